@@ -28,6 +28,14 @@ __all__ = [
 ]
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_IN_PLACE_OF_MASTERS = {  # what may be stored alongside a weight instead of a copy
+    weight: [
+        kind
+        for kind in (torch.int16, torch.int8, weight)
+        if storage.kind_of(weight, kind) not in (None, storage.MasterKind.FULL)
+    ]
+    for weight in DTYPES
+}
 
 
 def tensor_kind(*tensors: Any) -> tuple[Any, ...] | None:
@@ -93,7 +101,7 @@ def check_tensors(rule: Rule | TensorRule, name: str, weight: Any, states: Seque
                 f"{slot} of {name} is packed and begins {tensor.data_ptr() % 4} bytes after a multiple of 4: "
                 "must begin at one, as float32 scales are in it; use .clone()"
             )
-        if shape == weight.shape and not same_order(shape, tensor.stride(), strides):
+        if shape == weight.shape and tensor.stride() != strides and not same_order(shape, tensor.stride(), strides):
             raise ValueError(f"{slot} of {name} has strides {tensor.stride()}: must have {strides}, the weight's")
 
 
@@ -131,14 +139,13 @@ def allowed_types(rule: Rule | TensorRule, weight: torch.dtype, shape: torch.Siz
     usual = (compute_dtype(weight),)
     if usual[0] == torch.float64:
         return (usual,) * (len(rule.slots) + 1)
-    masters = [
-        kind
-        for kind in (torch.int16, torch.int8, weight)
-        if storage.kind_of(weight, kind) not in (None, storage.MasterKind.FULL)
-    ]
     low = (*usual, torch.bfloat16, *storage.PACKED)
     narrows = rule.narrows(shape) if isinstance(rule, TensorRule) else [True] * len(rule.state)
-    return (*(low if narrow else usual for narrow in narrows), *[usual] * len(rule.kept), (*usual, *masters))
+    return (
+        *(low if narrow else usual for narrow in narrows),
+        *[usual] * len(rule.kept),
+        (*usual, *_IN_PLACE_OF_MASTERS[weight]),
+    )
 
 
 def companions_of(

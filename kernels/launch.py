@@ -109,10 +109,23 @@ class Launch:
             self._columns = [0, *(1 + names.index(name) for name in rule.hyper)]
             self._columns += [] if seed is None else [1 + len(names)]
 
-        n = len(rule.state) if isinstance(rule, Rule) else 0  # whole tensors keep the order they have
-        every: Sequence[Any] = [None] * len(weights) if masters is None else masters
-        strides = [_strides(w, row[:n], m, stacked) for w, row, m in zip(weights, states, every, strict=True)]
-        self.copied = [k for k, weight in enumerate(weights) if _needs_copy(weight, strides[k], self._first)]
+        types, n_states = [tensor.dtype for tensor in states[0][: len(rule.state)]], len(rule.state)
+        # Elements are walked in the order of the states and masters, which packed states have not: these are in C's. Whole
+        # tensors keep the order they have, and so do stacks, which have no gaps in what is stacked.
+        like = [k for k, dtype in enumerate(types) if dtype not in storage.PACKED] if isinstance(rule, Rule) else []
+        if like or masters is not None:
+            strides = [row[like[0]].stride() for row in states] if like else [each.stride() for each in self.masters or ()]
+        elif stacked:
+            strides = [weight.stride() for weight in weights]
+        elif types and isinstance(rule, Rule):
+            strides = [torch.empty(weight.shape, device="meta").stride() for weight in weights]
+        else:
+            strides = list(map(dense_strides, weights))
+        self.copied = [
+            k
+            for k, (weight, order) in enumerate(zip(weights, strides, strict=True))
+            if weight.is_neg() or (weight.stride() != order and _differs(weight, order, self._first))
+        ]
         self.weights = list(weights)
         for k in self.copied:
             empty = partial(torch.empty_strided, dtype=self.weight_dtype, device=self.device)
@@ -123,7 +136,6 @@ class Launch:
         stops = np.cumsum(counts).tolist()
         self._spans = [slice(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]  # of each weight
         self.gradients: list[Callable[[], torch.Tensor | None] | None] = [None] * stops[-1]
-        n_states = len(rule.state)
         self.addresses = np.zeros((FIRST_STATE + n_states + (masters is not None), stops[-1]), dtype=np.int64)
         self.addresses[WEIGHT] = _addresses_of(self.weights, stacked)
         for k in range(n_states):
@@ -134,7 +146,6 @@ class Launch:
         self.n_elements = int(self.sizes.sum())
         self.tile = self.tile_for(self.n_elements)
         self.tiles = tiles_of(self.sizes, self.tile)
-        types = [tensor.dtype for tensor in states[0][:n_states]]
         self.storage = storage.of_tensors(self.weight_dtype, types, None if masters is None else masters[0].dtype, seed)
         self.width = 1 + len(rule.hyper)  # of hyper-parameters; there may be keys after them
         width = self.width + 2 * self.storage.stochastic
@@ -195,14 +206,18 @@ class Launch:
         stacked = bool(self._first)
         self.sources, self.gradients = [], []
         for i, weight, span in zip(self.indices, self.weights, self._spans, strict=True):
-            gradient, bound = gradients[i], references[i]
-            if gradient is not None and _needs_copy(gradient, weight.stride(), self._first):
-                with torch.inference_mode(False):
-                    dense = torch.empty_strided(weight.shape, weight.stride(), dtype=gradient.dtype, device=gradient.device)
-                self.sources.append((dense, bound))
-                gradient, bound = dense, partial(itself, dense)
-            self.gradients += [None if gradient is None else bound] * (span.stop - span.start)
-            self.addresses[GRADIENT, span] = 0 if gradient is None else _addresses_of([gradient], stacked)
+            gradient, bound, order = gradients[i], references[i], weight.stride()
+            if gradient is None:
+                bound = None
+                self.addresses[GRADIENT, span] = 0
+            else:
+                if gradient.is_neg() or (gradient.stride() != order and _differs(gradient, order, self._first)):
+                    with torch.inference_mode(False):
+                        dense = torch.empty_strided(weight.shape, order, dtype=gradient.dtype, device=gradient.device)
+                    self.sources.append((dense, bound))
+                    gradient, bound = dense, partial(itself, dense)
+                self.addresses[GRADIENT, span] = _addresses_of([gradient], True) if stacked else gradient.data_ptr()
+            self.gradients += [bound] * (span.stop - span.start)
 
     def rebind(self, pointers: np.ndarray, references: Sequence[Reference | None]) -> None:
         """As `bind`, for gradients that differ from the bound ones in their pointers only, or are missing."""
@@ -336,21 +351,6 @@ def _addresses_of(tensors: Sequence[torch.Tensor], stacked: bool) -> list[int] |
     return np.concatenate([each.data_ptr() + step for each, step in zip(tensors, steps, strict=True)])
 
 
-def _strides(
-    weight: torch.Tensor, states: Sequence[torch.Tensor], master: torch.Tensor | None, stacked: bool = False
-) -> tuple[int, ...]:
-    """Those in which the weight's elements are walked: its states' and master's, its own if it has neither and no gaps.
-
-    Packed states are in C's order. In a stack there are no gaps in what is stacked, which `check_stack` has seen to.
-    """
-    for companion in (*(state for state in states if not storage.is_packed(state)), master):
-        if companion is not None:
-            return companion.stride()
-    if stacked:
-        return weight.stride()
-    return torch.empty(weight.shape, device="meta").stride() if states else dense_strides(weight)
-
-
-def _needs_copy(tensor: torch.Tensor, strides: tuple[int, ...], first: int) -> bool:
+def _differs(tensor: torch.Tensor, strides: tuple[int, ...], first: int) -> bool:
     """Whether the tensor is stored in another order than that of these strides, those of the axes from `first` on."""
-    return tensor.is_neg() or not same_order(tensor.shape[first:], tensor.stride()[first:], strides[first:])
+    return not same_order(tensor.shape[first:], tensor.stride()[first:], strides[first:])

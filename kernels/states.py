@@ -65,7 +65,7 @@ def slot_shapes(
     """The shapes of all that a rule keeps of a weight of this shape, in tensors like these or of these types."""
     dtypes: list[Any] = [getattr(each, "dtype", each) for each in tensors]  # what is no tensor, `check_tensors` refuses
     return [
-        torch.Size([storage.packed_size(shape.numel(), dtype)]) if storage.is_packed(dtype) else own
+        torch.Size([storage.packed_size(shape.numel(), dtype)]) if dtype in storage.PACKED else own
         for dtype, own in zip(dtypes, rule.shapes(shape), strict=True)
     ]
 
@@ -165,7 +165,9 @@ def goes_with(tensor: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) ->
     """Whether a state or master has the weight's device and this type, and, if of its shape, its order of elements."""
     if tensor.device != weight.device or tensor.dtype != dtype:
         return False
-    return tensor.shape != weight.shape or same_order(weight.shape, tensor.stride(), dense_strides(weight))
+    if tensor.shape != weight.shape or (weight.is_contiguous() and tensor.stride() == weight.stride()):
+        return True
+    return same_order(weight.shape, tensor.stride(), dense_strides(weight))
 
 
 class PerTensorStates:

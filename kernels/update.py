@@ -139,8 +139,9 @@ class Update:
                     check_stack(rule, name, weight, row, master, engine)
                 else:
                     check_tensors(rule, name, weight, row, master)
-                choose_engine(weight.device, engine)
-                known.add(kind)
+                if weight.device not in known:
+                    choose_engine(weight.device, engine)
+                known.update((kind, weight.device))
         # Aliases, which stay as they are where somebody gives the tensors other memory. Only all that share a storage can
         # move then, as by share_memory_(), so that one of each tells.
         self._states = [tuple(state.detach() for state in row) for row in self.states]

@@ -55,6 +55,7 @@ class ElementwiseFunction(Function):
         own_hyper: names of the hyper-parameters that it unpacks, in order.
         extras: which of "sums" (or, a reduction, "kept") and "index" it takes in addition.
         reduction: the reduction that runs before it, or None.
+        reductions: those that run before it, the first one first.
     """
 
     kind = "rule"
@@ -78,6 +79,7 @@ class ElementwiseFunction(Function):
             )
         if reduction is not None and not isinstance(reduction, Reduction):
             raise TypeError(f"reduction of {self.name!r} must be made with @reduction, got {type(reduction).__name__}")
+        self.reductions: tuple[Reduction, ...] = () if reduction is None else (*reduction.reductions, reduction)
         self.extras = tuple(arguments[4:])
         if ("sums" in self.extras) != (reduction is not None) and not (self._kept_and_sums and "kept" in self.extras):
             raise TypeError(
@@ -97,11 +99,6 @@ class ElementwiseFunction(Function):
                     f"{self.kind} {self.name!r} unpacks {len(names)} sums ({', '.join(names)}): "
                     f"reduction {reduction.name!r} gives {reduction.n_results}"
                 )
-
-    @property
-    def reductions(self) -> tuple[Reduction, ...]:
-        """Those that run before it, the first one first."""
-        return () if self.reduction is None else (*self.reduction.reductions, self.reduction)
 
     @property
     def numbers_from(self) -> int | None:

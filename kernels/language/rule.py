@@ -60,6 +60,7 @@ class Rule(ElementwiseFunction):
     Attributes:
         state: names of the state tensors, in order.
         kept: names of the per-tensor states, one number for each tensor, in order.
+        slots: names of all that is kept from step to step, states and per-tensor states.
         hyper: names of the hyper-parameters: those that it unpacks, then those that only its reductions need.
         reduction: the reduction that runs before it, or None.
         changed: names of the states that it changes; backends do not write the others.
@@ -100,6 +101,7 @@ class Rule(ElementwiseFunction):
         self.changed = tuple(name for name in self.state if name not in as_they_came)
         self.used = tuple(name for name in self.state if name in self.changed or name in read)
         self.kept = tuple(name for stage in self.reductions for name in stage.kept)
+        self.slots = self.state + self.kept
         needed = (name for stage in self.reductions for name in (*stage.own_hyper, *stage.finish_hyper))
         self.hyper = tuple(dict.fromkeys((*self.own_hyper, *needed)))
         for stage in self.reductions:
@@ -110,11 +112,6 @@ class Rule(ElementwiseFunction):
                 )
         if len(set(self.kept)) < len(self.kept) or set(self.kept) & set(self.state):
             raise TypeError(f"rule {self.name!r}: the names of its states and per-tensor states must all differ")
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """The names of all that is kept from step to step: the state tensors, then one number each."""
-        return self.state + self.kept
 
     def shapes(self, shape: torch.Size) -> list[torch.Size]:
         """The shapes of all that is kept of a weight of this shape."""
