@@ -98,8 +98,13 @@ def test_an_attribute_takes_what_the_constructor_takes_of_a_number(name):
         ("decay_schedule", "linear", "decay_schedule='linear': must be one of 'relative', 'squared'"),
         ("peak_lr", 1.0, "peak_lr=1.0 without decay_schedule"),
         ("decoupled_wd", True, "decoupled_wd=True: AdamW decays the weights apart"),
-        ("stochastic_rounding", True, "stochastic_rounding=True after the first step: it must stay False"),
-        ("rounding_seed", 3, "rounding_seed=3 after the first step: it must stay 0"),
+        (
+            "stochastic_rounding",
+            True,
+            "stochastic_rounding=True after the first step: random numbers would begin anew, so it must stay",
+        ),
+        ("ema_decay", 0.9, "ema_decay=0.9 after the first step: mean, var would begin anew"),
+        ("lookahead", 2, "lookahead=2 after the first step: mean, var would begin anew"),
     ],
 )
 def test_what_is_refused_of_an_attribute(setting, value, message):
@@ -147,10 +152,15 @@ def test_numbers_that_would_not_come_to_an_end_are_refused():
 
 
 @pytest.mark.parametrize("bad", BAD[:6], ids=repr)
-@pytest.mark.parametrize("option", ["beta1", "epsilon", "clip_norm", "lookahead", "cautious"])
-def test_groups_are_checked_when_they_change(option, bad):
+@pytest.mark.parametrize(
+    ("klass", "option"),
+    [("Lion", each) for each in ("lr", "weight_decay", "beta1", "clip_norm", "lookahead", "cautious")]
+    + [("AdamW", each) for each in ("lr", "weight_decay", "betas", "eps")]
+    + [("SGD", each) for each in ("lr", "momentum", "weight_decay")],
+)
+def test_groups_are_checked_when_they_change(klass, option, bad):
     params = net_of()
-    made = tristep.optim.as_torch(optimizer.AdamW)(params, lr=0.1)
+    made = getattr(tristep.optim, klass)(params, lr=0.1)
     for step in range(2):
         for param in params:
             param.grad = torch.ones_like(param)

@@ -182,7 +182,7 @@ def _check_rule_state(optimizer: RuleOptimizer, params: Mapping[str, torch.Tenso
 def saved_rule(optimizer: RuleOptimizer, settings: Mapping[str, Any]) -> Rule:
     """The rule that the optimizer has with these settings."""
     probe = copy.copy(optimizer)
-    probe.set_together({"lr_scheduler": None, **settings})
+    probe.set_together({"lr_scheduler": None, **settings}, with_states=True)
     return probe.composed_rule
 
 

@@ -91,7 +91,7 @@ def restore(
     for part, settings, scheduler in found:
         converted = settings.get("multi_precision") and part.multi_precision
         stored = ("state_dtype", "multi_precision") if converted else ("state_dtype",)  # which is the trainer's own choice
-        part.set_together({k: v for k, v in settings.items() if k not in stored} | {"lr_scheduler": scheduler})
+        part.set_together({k: v for k, v in settings.items() if k not in stored} | {"lr_scheduler": scheduler}, True)
     if isinstance(optimizer, MultiOptimizer):
         optimizer.clip_norm, optimizer.skip_nonfinite = saved["settings"]["clip_norm"], saved["settings"]["skip_nonfinite"]
     indices = range(len(names)) if indices is None else indices

@@ -15,7 +15,7 @@ from ...kernels.language import derivation
 from ...kernels.layouts import is_wrapper
 from ..optimizer.hyper_rows import Rows, equal_places
 from ..optimizer.options import STATE_DTYPES
-from ..validation import choice
+from ..validation import choice, number
 from . import shards
 
 __all__ = [
@@ -180,20 +180,27 @@ class GroupRows(Rows):
             self._share()
         scale = getattr(optimizer, "grad_scale", None) if optimizer._control is None else None
         unscale = 1.0 if scale is None else 1.0 / float(scale)
-        for group in self._stepping:
-            optimizer._begin(group)
         self._changes = []
-        for rows, first, group in self._shared:
-            numbers = {name: array[first] for name, array in self._numbers.items()}
-            numbers["step"] += 1
-            row = optimizer._row(group, numbers, self._rule, self._rounds)
-            row[0] *= -unscale if group.get("maximize") else unscale
-            if rows is None:
-                update.broadcast_hyper(row)
-            else:
-                update.hyper[rows] = row
-            if optimizer._counted(group):
-                self._changes.append((slice(None) if rows is None else rows, numbers))
+        try:
+            for group in self._stepping:
+                optimizer._begin(group)
+            for rows, first, group in self._shared:
+                numbers = {name: array[first] for name, array in self._numbers.items()}
+                numbers["step"] += 1
+                row = optimizer._row(group, numbers, self._rule, self._rounds)
+                if math.isnan(sum(row)) or row.count(math.inf) > 1:  # of clip
+                    _check_numbers(optimizer, group)
+                row[0] *= -unscale if group.get("maximize") else unscale
+                if rows is None:
+                    update.broadcast_hyper(row)
+                else:
+                    update.hyper[rows] = row
+                if optimizer._counted(group):
+                    self._changes.append((slice(None) if rows is None else rows, numbers))
+        except (TypeError, ValueError):
+            for group in self._stepping:
+                _check_numbers(optimizer, group)
+            raise
         return True  # without gradients, too: other ranks may wait for this one's share of a sum
 
     def count(self) -> None:
@@ -216,6 +223,25 @@ class GroupRows(Rows):
         whole = len(members) == 1 and len(places) == len(self.active)
         self._shared = [(None if whole else rows, int(rows[0]), self._groups[rows[0]]) for rows in members]
         self._stepping = list({id(group): group for _, _, group in self._shared}.values())
+
+
+def _check_numbers(optimizer: GroupOptimizer, group: Group) -> None:
+    """Refuse numbers of a group that are none, as they may have been set between steps.
+
+    Raises:
+        TypeError, ValueError: there are such.
+    """
+    for name, default in optimizer.defaults.items():
+        value = group.get(name)
+        if isinstance(default, (tuple, list)):
+            if not isinstance(value, (tuple, list)) or len(value) != len(default):
+                raise TypeError(f"{name}={value!r} of a group: must be {len(default)} numbers, as in {default!r}")
+            pairs = [(f"{name}[{k}]", each, was) for k, (each, was) in enumerate(zip(value, default, strict=True))]
+        else:
+            pairs = [(name, value, default)]
+        for called, each, was in pairs:
+            if isinstance(was, (int, float, torch.Tensor)) and not isinstance(was, bool):
+                number(f"{called} of a group", each)
 
 
 class NumberTensors:

@@ -141,11 +141,16 @@ class Optimizer:
         self._check_known("lr_mult", self.lr_mult)
         self._check_known("wd_mult", self.wd_mult)
 
-    def set_together(self, settings: Mapping[str, Any]) -> None:
+    def set_together(self, settings: Mapping[str, Any], with_states: bool = False) -> None:
         """Set settings, by the names of attributes, all of them or none.
 
+        Args:
+            settings: the new values.
+            with_states: whether states are replaced, too, by those that go with them.
+
         Raises:
-            TypeError, ValueError: one is not allowed, or they do not go together; nothing has been changed.
+            TypeError, ValueError: one is not allowed, or they do not go together, or, after the first step, not with the
+                states that there are; nothing has been changed.
         """
         own = vars(self)
         checked = {name: self._checked_setting(name, value) for name, value in settings.items()}

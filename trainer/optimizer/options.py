@@ -60,7 +60,6 @@ class Option(Setting[Any]):
         all_gradients: whether it needs the gradients of all parameters.
         whole_tensors: whether rules of whole tensors take it.
         by_row: why a sparse gradient's rows cannot be updated apart with it; "" if they can.
-        fixed: whether it stays as it is after the first step.
         **limits: as for `Setting`; `optional` follows from the default.
     """
 
@@ -79,23 +78,12 @@ class Option(Setting[Any]):
         all_gradients: bool = False,
         whole_tensors: bool = False,
         by_row: str = "",
-        fixed: bool = False,
         **limits: Any,
     ) -> None:
         super().__init__(check, optional=default is None, **limits)
         self.name, self.default, self.of = name, default, of
         self.transform, self.pauses, self.values, self.first_state = transform, pauses, values, first_state
         self.refuse, self.all_gradients, self.whole_tensors, self.by_row = refuse, all_gradients, whole_tensors, by_row
-        self.fixed = fixed
-
-    def __set__(self, optimizer: Any, value: Any) -> None:
-        if self.fixed and optimizer._is_complete and optimizer.counts:
-            before = vars(optimizer)[self.name]
-            if self.checked(value) != before:
-                raise ValueError(
-                    f"{self.name}={value!r} after the first step: it must stay {before!r}; make a new optimizer"
-                )
-        super().__set__(optimizer, value)
 
     def is_on(self, optimizer: Any) -> bool:
         """Whether the optimizer has this option in use."""
@@ -369,8 +357,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("peak_lr", None, number, above=0, refuse=_refuse_peak, whole_tensors=True),
     Option("state_dtype", None, _state_dtype, refuse=_refuse_state_dtype, whole_tensors=True),
-    Option("stochastic_rounding", False, boolean, fixed=True, whole_tensors=True),
-    Option("rounding_seed", 0, integer, low=0, fixed=True, of="stochastic_rounding"),
+    Option("stochastic_rounding", False, boolean, whole_tensors=True),
+    Option("rounding_seed", 0, integer, low=0, of="stochastic_rounding"),
     Option("kahan", False, boolean, refuse=_refuse_kahan, whole_tensors=True),
 )
 

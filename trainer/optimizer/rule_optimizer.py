@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -170,6 +170,21 @@ class RuleOptimizer(Optimizer):
         for option in self._rows():
             if option.refuse is not None:
                 option.refuse(self)
+
+    def set_together(self, settings: Mapping[str, Any], with_states: bool = False) -> None:
+        if with_states or not self._is_complete or not self.counts:
+            super().set_together(settings)
+            return
+        before, slots, rounding = dict(vars(self)), self.composed_rule.slots, self.rounding
+        super().set_together(settings)
+        lost = set(slots).intersection(self.composed_rule.slots) if slots != self.composed_rule.slots else set()
+        if lost or rounding != self.rounding:
+            vars(self).update(before)
+            given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+            anew = ", ".join(sorted(lost)) if lost else "random numbers"
+            raise ValueError(
+                f"{given} after the first step: {anew} would begin anew, so it must stay as it is; make a new optimizer"
+            )
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """Hyper-parameters at a parameter's update number `t` (the first is 1), where they are not plain attributes.

@@ -136,7 +136,7 @@ def _carried(name: str, value: Any) -> Any:
 
 def check_settings(optimizer: Any, settings: Mapping[str, Any]) -> None:
     """Refuse settings, by the names of attributes, that the optimizer would refuse together; nothing is changed."""
-    copy.copy(optimizer).set_together({"lr_scheduler": None, **settings})
+    copy.copy(optimizer).set_together({"lr_scheduler": None, **settings}, with_states=True)
 
 
 def arguments_of(klass: type) -> list[str]:

@@ -292,7 +292,7 @@ class ServerStore(KVStore):
         self._client.finish()
         optimizer = self._optimizer
         loaded = [name for name in saved["settings"] if name not in ("state_dtype", "rescale_grad")]
-        optimizer.set_together({name: getattr(twin.optimizer, name) for name in (*loaded, "lr_scheduler")})
+        optimizer.set_together({name: getattr(twin.optimizer, name) for name in (*loaded, "lr_scheduler")}, True)
         optimizer.num_update = saved["num_update"]
         for synced in self._synced:
             synced.record_loaded(optimizer, loaded)
