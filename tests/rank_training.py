@@ -37,7 +37,7 @@ def train(optimizer, arguments, steps=5, dtype=torch.float64, spoil=True, first=
                 param.add_(1.0)
     trainer = trainer or tristep.Trainer(net, optimizer, dict(arguments), **settings)
     if several:  # a store gives the first weights at the first step, so the first gradients are of these, too
-        trainer._stepper.start()
+        trainer._init_kvstore()
     after = []
     for step in range(first, first + steps):
         x, y = make_batch(step, dtype, rank, ranks)

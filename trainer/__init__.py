@@ -16,13 +16,13 @@ from .trainer import StaleGradientError, Trainer, UpdateOnKVStoreError
 if TYPE_CHECKING:
     from . import amp, cost_model, initializer, kvstore, lr_scheduler, optim, optimizer
     from .clipping import clip_global_norm
-    from .collect import collect_params
     from .cost_model import estimate_cost
     from .data_parallel import replicate, split_and_load, split_data
     from .ensemble import Ensemble
     from .fitting import Fit, fit
     from .lr_finder import LRFinder, lr_find
     from .mxnet import load_mxnet_params, load_mxnet_states
+    from .params import collect_params
     from .racing.battery import BatteryResult, battery
     from .racing.result import RaceResult
     from .racing.run import race
@@ -74,7 +74,7 @@ ON_FIRST_USE = {
     "Sweep": "sweeping",
     "battery": "racing",
     "clip_global_norm": "clipping",
-    "collect_params": "collect",
+    "collect_params": "params",
     "estimate_cost": "cost_model",
     "fit": "fitting",
     "load_mxnet_params": "mxnet",

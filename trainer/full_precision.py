@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,21 +10,22 @@ import torch
 from ..kernels import storage
 from ..kernels.layouts import compute_dtype
 from .checkpoint.check import few
+from .kvstore.sync import GradientSync
 from .optimizer import Optimizer, RuleOptimizer
 from .optimizer.multi import part_of
 from .optimizer.states import put_masters
-from .step import Stepper
+from .replica import Replica
 
 __all__ = ["check_weights", "float32_of", "float32_weights", "load_float32_weights", "parts_of"]
 
 
-def float32_weights(stepper: Stepper, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+def float32_weights(replicas: Sequence[Replica], sync: GradientSync, optimizer: Optimizer) -> dict[str, torch.Tensor]:
     """See `Trainer.float32_weights`."""
-    first = stepper.replicas[0]
-    with_master = _master_dtypes(stepper, optimizer)
+    first = replicas[0]
+    with_master = _master_dtypes(first.params, optimizer)
     masters: Mapping[Any, torch.Tensor] = {}
     if any(with_master):
-        masters = stepper.sync.masters() if stepper.sync.updates else first.updater.masters
+        masters = sync.masters() if sync.updates else first.updater.masters
     found = {}
     for i, (name, param, dtype) in enumerate(zip(first.names, first.params, with_master, strict=True)):
         found[name] = float32_of(param.detach(), None if dtype is None else masters.get(i))
@@ -32,20 +33,20 @@ def float32_weights(stepper: Stepper, optimizer: Optimizer) -> dict[str, torch.T
 
 
 @torch.no_grad()
-def load_float32_weights(stepper: Stepper, optimizer: Optimizer, weights: Any) -> None:
+def load_float32_weights(replicas: Sequence[Replica], sync: GradientSync, optimizer: Optimizer, weights: Any) -> None:
     """See `Trainer.load_float32_weights`."""
-    replicas, with_master = stepper.replicas, _master_dtypes(stepper, optimizer)
     first = replicas[0]
+    with_master = _master_dtypes(first.params, optimizer)
     check_weights(dict(zip(first.names, first.params, strict=True)), weights)
     for replica in replicas:
         rows = zip(replica.names, replica.params, with_master, strict=True)
         parts = [parts_of(param.detach(), weights[name], dtype) for name, param, dtype in rows]
         masters = {i: master for i, (_, master) in enumerate(parts) if master is not None}
-        if not stepper.sync.updates:
+        if not sync.updates:
             put_masters(replica.updater, masters, replica.params)
             replica.forget_plan()
         elif replica is first:
-            stepper.sync.masters(masters)  # or refuses, before anything has changed
+            sync.masters(masters)  # or refuses, before anything has changed
         for param, (weight, _) in zip(replica.params, parts, strict=True):
             param.copy_(weight)
 
@@ -91,12 +92,8 @@ def check_weights(params: Mapping[str, torch.Tensor], weights: Any) -> None:
             raise ValueError(f"weights: {name!r} has shape {tuple(value.shape)}, the parameter has {tuple(param.shape)}")
 
 
-def _master_dtypes(stepper: Stepper, optimizer: Optimizer) -> list[torch.dtype | None]:
-    """For each parameter the type of its master, or None; replicas and a store are ready then."""
-    stepper.check_initialized()
-    if not stepper.is_alone:
-        stepper.start()
-    params = stepper.replicas[0].params
+def _master_dtypes(params: Sequence[torch.Tensor], optimizer: Optimizer) -> list[torch.dtype | None]:
+    """For each parameter the type of its master, or None."""
     found: list[torch.dtype | None] = []
     for i, param in enumerate(params):
         part = part_of(optimizer, i)

@@ -1,34 +1,21 @@
-"""Replica: one copy of a model's parameters, with its gradients' freshness and what updates it in this process."""
+"""Replica: one copy of a model's parameters, which of its gradients have been used, and what updates it in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ..kernels.guards import GradGuard
 from ..kernels.metrics import MetricsBuffer
+from .interrupts import uninterrupted
 from .optimizer import Optimizer, RuleOptimizer, Updater
 from .optimizer.counts import StepCounts
 from .optimizer.multi import parts_of
 from .optimizer.updater import Plan
 
-__all__ = ["Collected", "Replica", "host_state_of", "load_host_state", "update_together"]
-
-
-class Collected(NamedTuple):
-    """The gradients of a replica before a step.
-
-    Attributes:
-        gradients: of each parameter, or None.
-        fresh: for each parameter whether its gradient has been written since the last step.
-        versions: of all gradients if all are fresh, else None.
-    """
-
-    gradients: list[Any]
-    fresh: list[bool]
-    versions: list[int] | None
+__all__ = ["DisplacedWeights", "Replica", "host_state_of", "load_host_state", "update_together", "zero"]
 
 
 class Replica:
@@ -54,24 +41,13 @@ class Replica:
         self.host_state: tuple[Any, ...] | None = None
         self._zero_grads = zero_grads
 
-    def collect(self) -> Collected:
-        """The gradients, and which of them are fresh."""
-        found = self.guard.collect_written()
-        if found is not None:
-            return Collected(found[0], [True] * len(self.params), found[1])
-        gradients = self.guard.collect()
-        return Collected(gradients, self.guard.written(gradients), None)
+    def fresh(self, written: tuple[list[Any], list[int]] | None = None) -> list[bool]:
+        """For each gradient whether it has been written since the last step; `written` if the guard knows that of all."""
+        return self.guard.written(self.guard.collect()) if written is None else [True] * len(self.params)
 
     def gradients(self, chosen: Sequence[bool]) -> list[torch.Tensor | None]:
         """Those of the chosen parameters, None for the others."""
         return [param.grad if wanted else None for param, wanted in zip(self.params, chosen, strict=True)]
-
-    def use(self, collected: Collected | None, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Take note that a step has used these gradients: all that were collected, or, if that is None, others."""
-        if collected is None or self.plan is None:
-            self.guard.use(gradients)
-        else:
-            self.guard.use(gradients, collected.versions, self.plan.references)
 
     def zero_grad(self, set_to_none: bool) -> None:
         """Forget gradients, or fill them with zeros, which makes none fresh."""
@@ -81,14 +57,8 @@ class Replica:
             return
         gradients = self.guard.collect()
         fresh = self.guard.written(gradients)
-        self.zero(gradients)
+        zero(gradients)
         self.guard.use([None if new else gradient for gradient, new in zip(gradients, fresh, strict=True)])
-
-    @torch.no_grad()
-    def zero(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Fill gradients with zeros."""
-        if present := [gradient for gradient in gradients if gradient is not None]:
-            torch._foreach_zero_(present)
 
     def marks(self) -> list[tuple[int, int]]:
         """Of each gradient which tensor it is, and how often it has been written to."""
@@ -98,22 +68,13 @@ class Replica:
         """The parameters as plain tensors, that can be written to."""
         return [param.detach() for param in self.params]
 
-    def prepare(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Find out whether `run` would fail for the sake of these gradients. No weight changes.
+    def make_plan(self) -> Plan:
+        """Make the plan, and states where there are none; `undo` gives what takes them away again."""
+        self.plan = self.updater.make_plan(range(len(self.params)), self.params, self.names, True, self._zero_grads)
+        return self.plan
 
-        Makes states where there are none; `undo` gives what takes them away again.
-        """
-        if self.plan is None:
-            plan = self.updater.make_plan(range(len(self.params)), self.params, self.names, True, self._zero_grads)
-            plan.prepare(gradients)
-            self.plan = plan
-        else:
-            self.plan.prepare(gradients)
-
-    def undo(self) -> Callable[[], None] | None:
-        """A function that restores the states that there are now, where the next step will make new ones."""
-        if self.plan is not None:
-            return None
+    def undo(self) -> Callable[[], None]:
+        """A function that restores the states that there are now, before a plan is made."""
         updater = self.updater
         states, masters = dict(updater.states), dict(updater.masters)
 
@@ -122,14 +83,6 @@ class Replica:
             self.plan = None
 
         return restore
-
-    def run(self, into: MetricsBuffer | None = None) -> None:
-        """Update all weights that have a gradient, after `prepare`."""
-        self.plan.run(into)  # type: ignore[union-attr]  # there is one then
-
-    def total(self) -> torch.Tensor | None:
-        """The sum of squares of all gradients of the last update, if its rule skips steps with non-finite ones."""
-        return None if self.plan is None else self.plan.total()
 
     def forget_plan(self) -> None:
         """Make the plan again, after states or rules have been replaced."""
@@ -141,30 +94,35 @@ class Replica:
         self.counts = self.host_state = None
 
 
+@torch.no_grad()
+def zero(gradients: Sequence[torch.Tensor | None]) -> None:
+    """Fill gradients with zeros."""
+    if present := [gradient for gradient in gradients if gradient is not None]:
+        torch._foreach_zero_(present)
+
+
 def update_together(
     optimizer: Optimizer,
     replicas: Sequence[Replica],
     gradients: Sequence[Sequence[torch.Tensor | None]],
-    into: MetricsBuffer | None = None,
+    into: MetricsBuffer | None,
 ) -> None:
     """Update all replicas, each as if it were the only one, with counts and host state of its own; after `prepare`.
 
     The optimizer is left as the first replica's update leaves it. `into` is where that puts what it measures.
     """
-    if len(replicas) == 1:
-        replicas[0].run(into)
-        return
     counts, host_state = optimizer.step_counts.copy(), host_state_of(optimizer)
-    replicas[0].run(into)
+    plans: list[Any] = [replica.plan for replica in replicas]
+    plans[0].run(into)
     first_counts, first_state = optimizer.step_counts, host_state_of(optimizer)
     after = first_counts.largest
     try:
-        for replica, own in zip(replicas[1:], gradients[1:], strict=True):
+        for replica, plan, own in zip(replicas[1:], plans[1:], gradients[1:], strict=True):
             optimizer.step_counts = counts.copy() if replica.counts is None else replica.counts
             optimizer.step_counts.largest = counts.largest
             load_host_state(optimizer, host_state if replica.host_state is None else replica.host_state)
-            replica.prepare(own)  # once more, as the rule may depend on its counts
-            replica.run()
+            plan.prepare(own)  # once more, as the rule may depend on its counts
+            plan.run()
             replica.counts, replica.host_state = optimizer.step_counts, host_state_of(optimizer)
             after = max(after, optimizer.num_update)
     finally:
@@ -181,3 +139,43 @@ def load_host_state(optimizer: Optimizer, state: tuple[Any, ...]) -> None:
     for part, own in zip(parts_of(optimizer), state, strict=True):
         if isinstance(part, RuleOptimizer):
             part.load_host_state(own)
+
+
+class DisplacedWeights:
+    """What the weights of replicas were before they were moved, and whether they have been written to since.
+
+    Args:
+        replicas: whose weights are about to be moved; they are copied.
+        before: the weights to restore, of each replica, where they have been moved already.
+
+    Attributes:
+        before: the weights to restore.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], before: list[list[torch.Tensor]] | None = None) -> None:
+        self._replicas = replicas
+        if before is None:
+            before = [[weight.clone() for weight in replica.weights()] for replica in replicas]
+        self.before = before
+        self._marks = self._present_marks()
+
+    def mark(self) -> None:
+        """The weights are now where they are to stay until `restore`."""
+        self._marks = self._present_marks()
+
+    def written(self) -> list[str]:
+        """Names, in quotes, of the parameters that have been written to, or given other memory, since `mark`."""
+        changed = [now != then for now, then in zip(self._present_marks(), self._marks, strict=True)]
+        names = self._replicas[0].names
+        return [repr(name) for i, name in enumerate(names) if any(changed[i :: len(names)])]
+
+    @uninterrupted
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give the weights their values from before."""
+        for replica, weights in zip(self._replicas, self.before, strict=True):
+            for parameter, weight in zip(replica.params, weights, strict=True):
+                parameter.copy_(weight)
+
+    def _present_marks(self) -> list[tuple[int, int]]:
+        return [(parameter._version, parameter.data_ptr()) for replica in self._replicas for parameter in replica.params]

@@ -1,33 +1,66 @@
-"""Trainer: Gluon's `Trainer`, which applies an optimizer to a model's parameters, on PyTorch."""
+"""Trainer: Gluon's `Trainer`, which applies an optimizer to a model's parameters, on PyTorch.
+
+The path of a step is `step`, `_step`, `_choose` and `_apply`, for any number of replicas and any synchronization of
+gradients. With small models Python is what costs, so the usual case, one replica whose gradients are all fresh, asks nothing
+that it need not ask.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
+from ..kernels import Rule, rules
+from ..kernels.backends import choose_engine
+from ..kernels.graphs import Recording
+from ..kernels.metrics import MetricsBuffer
 from . import checkpoint
-from .ascent import ascend, averaged_weights, averages_of
-from .capture import CapturedStep, check_capture
-from .core import TrainerCore
+from .accumulation import AccumulationWatch
+from .capture import CapturedStep, check_capture, record_step
 from .dynamo import outside_dynamo
 from .errors import StaleGradientError, UpdateOnKVStoreError
 from .full_precision import float32_weights, load_float32_weights
-from .interrupts import uninterrupted
-from .optimizer import Optimizer
-from .params import is_lazy
-from .replica import Replica
+from .in_backward import BackwardStep, check_optimizer
+from .interrupts import interrupts_wait, uninterrupted
+from .kvstore import KVStore
+from .kvstore.create import check_one_reduces, check_store, sync_for
+from .kvstore.sync import GradientSync, KVStoreSync, NoSync
+from .optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater, create
+from .optimizer.multi import part_of, parts_of
+from .optimizer.patterns import layers_of
+from .params import (
+    check_alike,
+    check_distinct,
+    check_parameters,
+    gluons_order,
+    is_lazy,
+    listed,
+    modules_of,
+    named_parameters,
+    replica_of,
+)
+from .replica import DisplacedWeights, Replica, update_together, zero
 from .saving import Checkpoint, resume
-from .state import collect_state, load_file, load_state
+from .telemetry import Telemetry, attached
 from .validation import boolean, number
 
 __all__ = ["StaleGradientError", "Trainer", "UpdateOnKVStoreError"]
 
+# The gradients of a replica, with their versions, if all are fresh; else None.
+_Written = tuple[list[Any], list[int]] | None
+# For each replica and parameter whether its gradient is fresh; for each parameter whether it is updated, None where all are,
+# by the only replica; and for each replica the gradients, if all are fresh.
+_Choice = tuple[list[list[bool]], list[bool] | None, list[_Written]]
 
-class Trainer(TrainerCore):
+
+class Trainer:
     """Applies an optimizer to parameters, from the gradients that `backward` left in them.
 
     Args:
@@ -83,6 +116,72 @@ class Trainer(TrainerCore):
     Source: MXNet 1.9.1, `gluon.Trainer`.
     """
 
+    def __init__(
+        self,
+        params: torch.nn.Module | Iterable[Any] | Mapping[str, torch.nn.Parameter] | Sequence[torch.nn.Module],
+        optimizer: str | Optimizer | Sequence[Sequence[Any]],
+        optimizer_params: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
+        kvstore: str | KVStore | None = "device",
+        compression_params: Mapping[str, Any] | None = None,
+        update_on_kvstore: bool | None = None,
+        *,
+        engine: str | None = None,
+        telemetry: Telemetry | bool | None = None,
+        zero_grads: bool = False,
+    ) -> None:
+        zero_grads = boolean("zero_grads", zero_grads)
+        self._reduced_by_torch = isinstance(params, DistributedDataParallel)
+        if self._reduced_by_torch:
+            check_one_reduces(kvstore)
+        modules = modules_of(params)
+        named = named_parameters(modules[0] if modules else params)
+        check_parameters(named)
+        replicas = [[parameter for _, parameter, _ in named]]
+        replicas += [replica_of(r, modules[r], named) for r in range(1, len(modules))]
+        check_distinct(replicas)
+        kvstore = check_store(kvstore, compression_params, update_on_kvstore, len(replicas))
+        for parameters in replicas:
+            choose_engine(parameters[0].device, engine)
+        self._optimizer = _make_optimizer(optimizer, optimizer_params)
+        if isinstance(params, torch.nn.Module) or modules:
+            order = gluons_order(named, self._optimizer)
+            named, replicas = [named[i] for i in order], [[parameters[i] for i in order] for parameters in replicas]
+        if isinstance(self._optimizer, MultiOptimizer):
+            model = modules[0] if modules else params
+            self._optimizer.layers = layers_of(model) if isinstance(model, torch.nn.Module) else None
+        self._optimizer.use_parameters(replicas[0], [name for name, _, _ in named])
+        for _, parameter, own in named:
+            for multiplier, value in own.items():
+                setattr(parameter, multiplier, value)
+        self._names = [name for name, _, _ in named]
+        self._params = replicas[0]
+        self._scale = self._optimizer.rescale_grad
+        self._updater = Updater(self._optimizer, engine)
+        self._zero_grads = zero_grads
+        self._loss_scaler: Any = None  # amp.py puts one here
+        self._backward: BackwardStep | None = None
+        self._watch = AccumulationWatch(self._params)
+        self._ascended: DisplacedWeights | None = None  # between `ascend` and the next step
+        self._averaging = False  # whether the weights are those of `averaged_weights` now
+        self._replaced = False  # whether another trainer has taken the optimizer over
+        models = [Replica(self._params, self._names, self._updater, zero_grads)]
+        models += [Replica(each, self._names, Updater(self._optimizer, engine), zero_grads) for each in replicas[1:]]
+        self._updater.be_that_of(self._optimizer)  # and not the last replica's
+        stores = kvstore, models, self._names, self._optimizer, compression_params, update_on_kvstore, engine
+        self._use_replicas(models, sync_for(*stores))
+        self.telemetry = telemetry
+        _adopt(self._optimizer, self)
+
+    def _use_replicas(self, replicas: list[Replica], sync: GradientSync) -> None:
+        """Begin with these replicas, whose gradients, and those of other processes, this makes one."""
+        self._replicas, self._sync = replicas, sync
+        self._is_alone = len(replicas) == 1 and isinstance(sync, NoSync)  # one replica, and no store
+        self._started = False  # whether `sync` is
+        # In how many replicas each gradient was fresh when `allreduce_grads` was called; and which gradients are sums
+        # already, after a step that failed later.
+        self._reduced: list[int] | None = None
+        self._summed: list[list[tuple[int, int]]] | None = None
+
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer in use."""
@@ -96,7 +195,16 @@ class Trainer(TrainerCore):
     @property
     def replicas(self) -> list[Replica]:
         """The replicas of the model in this process."""
-        return self._stepper.replicas
+        return self._replicas
+
+    @property
+    def telemetry(self) -> Telemetry | None:
+        """What records the steps, or None."""
+        return self._telemetry
+
+    @telemetry.setter
+    def telemetry(self, telemetry: Telemetry | bool | None) -> None:
+        self._telemetry = attached(telemetry, self._optimizer, self._sync.reports_metrics, self._names, self._params)
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate. Raises UserWarning if a scheduler determines it, ValueError if it is negative."""
@@ -188,9 +296,14 @@ class Trainer(TrainerCore):
         Raises:
             UpdateOnKVStoreError: the store updates the weights, so that there are no two halves of a step.
         """
-        if not self._stepper.is_alone:
-            self._stepper.start("allreduce_grads()")
-            self._stepper.allreduce()
+        if self._is_alone:
+            return
+        self._start("allreduce_grads()")
+        fresh = [replica.fresh() for replica in self._replicas]
+        counts = self._sync.count_fresh(fresh, True)
+        chosen = [param.requires_grad and count > 0 for param, count in zip(self._params, counts, strict=True)]
+        self._sync.reduce(self._not_summed(chosen), fresh)
+        self._reduced, self._summed = counts, None
 
     @outside_dynamo
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
@@ -200,13 +313,15 @@ class Trainer(TrainerCore):
             UpdateOnKVStoreError: the store updates the weights.
         """
         self._refuse_step("update()")
-        self._stepper.start("update()")
+        self._start("update()")
         self._step(batch_size, ignore_stale_grad, reduce=False)
 
     @outside_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients, or fill them with zeros. A gradient that a step has used does not count as new after that."""
-        self._stepper.zero_grad(set_to_none)
+        self._reduced = self._summed = None
+        for replica in self._replicas:
+            replica.zero_grad(set_to_none)
 
     @outside_dynamo
     @uninterrupted
@@ -233,11 +348,20 @@ class Trainer(TrainerCore):
         Source: Foret et al. (2021), "Sharpness-Aware Minimization"; Kwon et al. (2021), "ASAM".
         """
         rho, adaptive = number("rho", rho, above=0), boolean("adaptive", adaptive)
-        self._stepper.refuse_together("ascend()")
+        self._refuse_together("ascend()")
         if self._ascended is not None:
             raise RuntimeError("ascend() has moved the weights up already: take a step() first")
         self._refuse_averaged("ascend()")
-        self._ascended = ascend(self._stepper, self._updater, rho, adaptive)
+        self._check_initialized()
+        (replica,) = self._replicas
+        _, chosen, written = self._choose(ignore_stale_grad=False)
+        gradients = replica.gradients(chosen) if chosen is not None else written[0][0]  # type: ignore[index]  # not None then
+        ascended = DisplacedWeights(self._replicas)
+        hyper = {"rho": rho, "adaptive": float(adaptive)}
+        self._updater.apply(rules.ascent, hyper, range(len(self._params)), self._params, gradients)
+        ascended.mark()
+        replica.guard.use(gradients)
+        self._ascended = ascended
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
@@ -258,18 +382,40 @@ class Trainer(TrainerCore):
             >>> with trainer.averaged_weights():
             ...     prediction = net(torch.ones(1, 2))
         """
-        found = averages_of(self._optimizer)
+        averages = _averages_of(self._optimizer)
         self._refuse_averaged("averaged_weights()", or_ascended=True)
+        displaced = None
         try:
             try:
                 self._averaging = True
-                with averaged_weights(self._stepper, found):
-                    yield
+                self._start()
+                self._sync.follow_weights()
+                displaced = DisplacedWeights(self._replicas)
+                with interrupts_wait():
+                    if self._sync.updates:
+                        for rule, hyper, indices in averages:
+                            self._sync.apply(rule, hyper, indices)
+                    else:
+                        for replica in self._replicas:
+                            for rule, hyper, indices in averages:
+                                replica.updater.apply(rule, hyper, indices, [replica.params[i] for i in indices])
+                    displaced.mark()
+                yield
+                written = displaced.written()
             finally:
                 self._averaging = False
-        except KeyboardInterrupt:  # which may have come just before the last line
+                if displaced is not None:
+                    displaced.restore()
+        except KeyboardInterrupt:  # which may have come before `restore` let interrupts wait
             self._averaging = False
+            if displaced is not None:
+                displaced.restore()
             raise
+        if written:
+            raise RuntimeError(
+                f"{listed(written)} written to inside averaged_weights(), which shows an average and then restores the "
+                "weights from before: these are there again, what was written is gone; write to weights outside"
+            )
 
     def float32_weights(self) -> dict[str, torch.Tensor]:
         """The weights by name in float32, in new tensors: those of 16 bits with what their masters add, of float64 rounded.
@@ -281,7 +427,10 @@ class Trainer(TrainerCore):
             TypeError: a user-defined optimizer with `multi_precision`.
         """
         self._refuse_averaged("float32_weights()", or_ascended=True)
-        return float32_weights(self._stepper, self._optimizer)
+        self._check_initialized()
+        if not self._is_alone:
+            self._start()
+        return float32_weights(self._replicas, self._sync, self._optimizer)
 
     @uninterrupted
     def load_float32_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -297,7 +446,10 @@ class Trainer(TrainerCore):
             RuntimeError: as `float32_weights`; nothing has been changed.
         """
         self._refuse_averaged("load_float32_weights()", or_ascended=True)
-        load_float32_weights(self._stepper, self._optimizer, weights)
+        self._check_initialized()
+        if not self._is_alone:
+            self._start()
+        load_float32_weights(self._replicas, self._sync, self._optimizer, weights)
 
     def capture(self, fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
         """Capture a training function as a CUDA graph: the result is called like the function, without its work on the host.
@@ -332,7 +484,7 @@ class Trainer(TrainerCore):
 
         Source: `torch.cuda.graph`.
         """
-        self._stepper.refuse_together("capture()")
+        self._refuse_together("capture()")
         device = self._params[0].device
         check_capture(self._updater, device, self._telemetry)
         return CapturedStep(fn, device, warmup)
@@ -343,7 +495,19 @@ class Trainer(TrainerCore):
         With a loss scaler it includes its state, and with compression the residuals. Of several replicas of the model it is
         the first one's, and may be loaded with more or fewer. Between `ascend` and `step` it raises RuntimeError.
         """
-        return collect_state(self._stepper, self._loss_scaler, self._ascended is not None)
+        if self._ascended is not None:
+            raise RuntimeError(
+                "between ascend() and step() the weights are not those that training goes on with, and nothing is to be "
+                "saved: save after step()"
+            )
+        if not self._is_alone:
+            self._start()
+        state, residuals = self._sync.state_dict(), self._sync.residuals()
+        if state is None:
+            state = checkpoint.collect(self._updater, self._names, self._params)
+        if residuals:
+            state["residuals"] = residuals
+        return state if self._loss_scaler is None else state | {"loss_scaler": self._loss_scaler.state_dict()}
 
     @uninterrupted
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -356,12 +520,34 @@ class Trainer(TrainerCore):
         Raises:
             ValueError, TypeError: it does not fit this trainer; nothing has been changed.
         """
-        load_state(self._stepper, self._loss_scaler, state_dict)
+        saved = checkpoint.with_plain_names(state_dict)
+        scaling = saved.get("loss_scaler") if isinstance(saved, Mapping) else None
+        if scaling is not None:
+            if self._loss_scaler is None:
+                raise ValueError(
+                    "saved state has a loss scaler, this trainer has none: call tristep.amp.init_trainer(trainer) before"
+                )
+            self._loss_scaler.check(scaling)
+        residuals = saved.get("residuals", {}) if isinstance(saved, Mapping) else {}
+        checkpoint.check_residuals(self._names, self._params, residuals)
+        if not self._is_alone:
+            self._start()
+        if self._sync.updates:
+            self._sync.load_state_dict(saved)
+        else:
+            for replica in self._replicas:
+                checkpoint.restore(replica.updater, replica.names, replica.params, saved)
+        self._sync.load_residuals(residuals)
+        for replica in self._replicas:
+            replica.forget_counts()
+        if scaling is not None:
+            self._loss_scaler.load_state_dict(scaling)
         if self._ascended is not None:  # weights that have been written since `ascend` are those that were loaded
             if not self._ascended.written():
                 self._ascended.restore()
             self._ascended = None
-        self._stepper.forget_plans()
+        for replica in self._replicas:
+            replica.forget_plan()
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Write `state_dict` to a file (safetensors with JSON in its metadata), atomically."""
@@ -377,7 +563,7 @@ class Trainer(TrainerCore):
             FileNotFoundError: there is no such file.
             ValueError: it is not a state file, is damaged, or does not fit this trainer; nothing has been changed.
         """
-        load_file(self.load_state_dict, fname)
+        checkpoint.load_read(self.load_state_dict, checkpoint.read(fname), f"fname={str(fname)!r}")
 
     @uninterrupted
     def resume(self, folder: str | os.PathLike[str], net: Any = None) -> Checkpoint:
@@ -400,3 +586,338 @@ class Trainer(TrainerCore):
         count = sum(parameter.numel() for parameter in self._params if not is_lazy(parameter))
         copies = f"{len(self.replicas)} copies of " if len(self.replicas) > 1 else ""
         return f"Trainer({copies}{len(self._params)} parameters, {count:,} elements, {self._optimizer!r})"
+
+    # The path of a step.
+
+    @uninterrupted
+    def _step(self, batch_size: float, ignore_stale_grad: bool, reduce: bool = True) -> None:
+        """See `step` and, for `reduce=False`, `update`."""
+        if type(batch_size) is not int or batch_size <= 0:
+            batch_size = number("batch_size", batch_size, above=0)
+        if ignore_stale_grad is not False:
+            ignore_stale_grad = boolean("ignore_stale_grad", ignore_stale_grad)
+        if self._averaging or self._replaced:
+            self._refuse_step("step()")
+        if not self._started:
+            self._start()
+        if self._ascended is not None and (written := self._ascended.written()):
+            self._ascended = None
+            raise RuntimeError(
+                f"{listed(written)} written to between ascend() and step(), which would restore the weights from before: "
+                "they stay as they have been written, and the ascent is forgotten; take gradients there, and step again"
+            )
+        choice = self._choose(ignore_stale_grad, reduce)
+        if self._ascended is not None:
+            self._ascended.restore()
+            self._ascended = None
+        optimizer, telemetry = self._optimizer, self._telemetry
+        before, rescale_grad = optimizer.rescale_grad, self._scale / batch_size
+        if before != rescale_grad or isinstance(optimizer, MultiOptimizer):  # whose optimizers have their own, too
+            optimizer.rescale_grad = rescale_grad
+        into = None if telemetry is None else telemetry._begin()
+        try:
+            self._apply(*choice, reduce, into)
+        except BaseException:
+            optimizer.rescale_grad = before
+            raise
+        if telemetry is not None:
+            telemetry._end(into, optimizer.num_update)
+        if not self._watch.is_over:
+            # Where gradients are reduced while backward runs, they are written to the tensors of the last step anyway.
+            reduced = self._reduced_by_torch or not isinstance(self._sync, NoSync | KVStoreSync)
+            self._watch.after_step(not (self._zero_grads or reduced or Recording.current is not None))
+        if Recording.current is not None:
+            record_step(Recording.current, self._replicas[0], rescale_grad)
+
+    def _choose(self, ignore_stale_grad: bool, reduce: bool = True) -> _Choice:
+        """Which gradients a step uses. An error for stale ones; nothing has been changed then.
+
+        Args:
+            ignore_stale_grad: leave parameters without a fresh gradient alone.
+            reduce: False where `allreduce_grads` has been called.
+        """
+        written = [replica.guard.collect_written() for replica in self._replicas]
+        if self._is_alone and written[0] is not None:
+            return [], None, written
+        fresh = [replica.fresh(all_of) for replica, all_of in zip(self._replicas, written, strict=True)]
+        counts = self._sync.count_fresh(fresh, ignore_stale_grad) if reduce else self._counts_after_reduce(fresh)
+        if not ignore_stale_grad:
+            self._refuse_stale(counts)
+        chosen = [param.requires_grad and count > 0 for param, count in zip(self._params, counts, strict=True)]
+        if not self._is_alone:
+            self._check_rate(chosen)
+            self._sync.follow_weights()
+        return fresh, chosen, written
+
+    def _apply(
+        self,
+        fresh: list[list[bool]],
+        chosen: list[bool] | None,
+        written: list[_Written],
+        reduce: bool,
+        into: MetricsBuffer | None,
+    ) -> None:
+        """Reduce the gradients and update the weights. Where it fails before any weight has changed, so have no states.
+
+        Args:
+            fresh, chosen, written: what `_choose` gave just now.
+            reduce: as for that.
+            into: where the updates put what they measure.
+        """
+        replicas, sync, scaler = self._replicas, self._sync, self._loss_scaler
+        separate = len(replicas) > 1 and not sync.reduces
+        # Of each replica which gradients are used; None where all are that `_choose` has found.
+        used = None if chosen is None else fresh if separate else [chosen] * len(replicas)
+        gradients = [written[0][0]] if used is None else self._gradients(used)  # type: ignore[index]  # not None then
+        undo = [replica.undo() for replica in replicas if replica.plan is None]
+        reducing, total = False, None
+        try:
+            if sync.updates:
+                if scaler is not None:
+                    scaler.look(*self._gradients(fresh))
+                sync.update(chosen, fresh, into)  # type: ignore[arg-type]  # only a replica alone has no choice
+                total = sync.total()
+            else:
+                for replica, own in zip(replicas, gradients, strict=True):
+                    (replica.plan or replica.make_plan()).prepare(own)
+                if reduce and sync.reduces:
+                    again = self._not_summed(chosen)  # type: ignore[arg-type]  # as above
+                    reducing = True
+                    sync.reduce(again, fresh)
+                    gradients = self._gradients(used)  # type: ignore[arg-type]  # as above
+                    for replica, own in zip(replicas, gradients, strict=True):
+                        replica.plan.prepare(own)  # type: ignore[union-attr]  # there is one by now
+                if scaler is not None:
+                    scaler.look(*gradients, always=separate)
+                if len(replicas) == 1:
+                    replicas[0].plan.run(into)  # type: ignore[union-attr]  # as above
+                else:
+                    update_together(self._optimizer, replicas, gradients, into)
+                if sync.reduces:
+                    sync.end_step()
+                if scaler is not None and not separate:
+                    total = replicas[0].plan.total()  # type: ignore[union-attr]  # as above
+        except BaseException:
+            for restore in undo:
+                restore()
+            if reducing:
+                self._summed = [replica.marks() for replica in replicas]
+            raise
+        if sync.updates:
+            gradients = self._gradients(used)  # type: ignore[arg-type]  # as above
+            if self._zero_grads:
+                for own in gradients:
+                    zero(own)
+        if used is None and not self._zero_grads:
+            versions, references = written[0][1], replicas[0].plan.references  # type: ignore[index, union-attr]  # as above
+            replicas[0].guard.use(gradients[0], versions, references)
+        else:
+            for replica, own in zip(replicas, gradients, strict=True):
+                replica.guard.use(own)
+        if scaler is not None:
+            scaler.end(total)
+        self._reduced = self._summed = None
+
+    def _gradients(self, used: Sequence[Sequence[bool]]) -> list[list[Any]]:
+        """Those to use of each replica, as they are now; None for others."""
+        return [replica.gradients(own) for replica, own in zip(self._replicas, used, strict=True)]
+
+    def _refuse_stale(self, counts: Sequence[int]) -> None:
+        """An error for parameters that are not fresh in all replicas, by in how many each is."""
+        n, stale = self._sync.num_replicas, []
+        for name, param, count in zip(self._names, self._params, counts, strict=True):
+            if param.requires_grad and count < n:
+                missing = " (no gradient)" if param.grad is None and n == 1 else ""
+                stale.append(f"{name!r}" + (f" (fresh in {count} of {n} copies)" if count else missing))
+        if stale:
+            raise StaleGradientError(
+                f"no fresh gradient since the last step for {listed(stale)}: call backward() on a loss that depends on "
+                "them before step(), or use step(batch_size, ignore_stale_grad=True) to leave such parameters as they "
+                "are"
+            )
+
+    def _counts_after_reduce(self, fresh: Sequence[Sequence[bool]]) -> list[int]:
+        """In how many replicas each gradient is fresh, where a sum has made it so in all."""
+        here = list(map(sum, zip(*fresh, strict=True)))
+        if self._is_alone:
+            return here
+        if self._reduced is None:
+            return [count + self._sync.num_replicas - len(fresh) if count else 0 for count in here]
+        return [count if now else 0 for count, now in zip(self._reduced, here, strict=True)]
+
+    def _not_summed(self, chosen: Sequence[bool]) -> list[bool]:
+        """Of the chosen parameters those whose gradients are not sums already, from a step that failed after that."""
+        if self._summed is None:
+            return list(chosen)
+        now = [replica.marks() for replica in self._replicas]
+        same = [all(own[i] == then[i] for own, then in zip(now, self._summed, strict=True)) for i in range(len(chosen))]
+        return [wanted and not done for wanted, done in zip(chosen, same, strict=True)]
+
+    def _check_rate(self, chosen: Sequence[bool]) -> None:
+        """A learning rate that is not valid must be detected before gradients are summed up."""
+        optimizer = self._optimizer
+        if any(chosen) and any(part.lr_scheduler is not None for part in parts_of(optimizer)):
+            counts = optimizer.counts
+            reached = [counts.get(i, optimizer.begin_num_update) + 1 for i, wanted in enumerate(chosen) if wanted]
+            optimizer.rate_at(max(optimizer.num_update, *reached))
+
+    # What it is made of, and what must not be.
+
+    def _start(self, what: str | None = None) -> None:
+        """Start the synchronization, once. `what` is what cannot be called where a store updates the weights."""
+        if not self._started:
+            self._check_initialized()
+            self._sync.start()
+            self._started = True
+        if what is not None and self._sync.updates:
+            raise UpdateOnKVStoreError(
+                f"{what} where the store updates the weights, which it does with gradients and all in one: call step(), or "
+                "make the trainer with update_on_kvstore=False"
+            )
+
+    def _check_initialized(self) -> None:
+        """Refuse lazy parameters that have not been initialized."""
+        for r, replica in enumerate(self._replicas):
+            where = "params" if len(self._replicas) == 1 else f"params[{r}]"
+            lazy = [repr(name) for name, parameter in zip(self._names, replica.params, strict=True) if is_lazy(parameter)]
+            if lazy:
+                raise ValueError(f"{listed(lazy)} of {where} not initialized yet: run the model once before the first step")
+            if r > 0:
+                check_alike(r, self._names, replica.params, self._params)
+
+    def _use_control(self, control: torch.Tensor) -> None:
+        """Take a loss scaler's control for updates from now on. Raises RuntimeError where that cannot be."""
+        self._sync.use_control(control)
+        for replica in self._replicas:
+            replica.updater.control = control
+            replica.forget_plan()  # it works with other kernels from now on
+
+    def _backward_step(self) -> BackwardStep:
+        """What takes steps inside backward, where that can be.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: see `Trainer.step_in_backward`; nothing has been changed.
+        """
+        self._refuse_together("step_in_backward()")
+        if self._ascended is not None:
+            raise RuntimeError("ascend() has moved the weights up, and needs all gradients to move them back: use step()")
+        self._refuse_step("step_in_backward()")
+        if self._loss_scaler is not None:
+            raise RuntimeError("a loss scaler must see all gradients before any weight is updated: use step()")
+        if self._backward is not None and self._backward.is_open:
+            raise RuntimeError("step_in_backward() inside step_in_backward(): one backward pass can only be one step")
+        if self._reduced_by_torch:
+            raise RuntimeError(
+                "step_in_backward() with DistributedDataParallel, which reduces gradients only after they are complete on "
+                "each rank: use step()"
+            )
+        self._check_initialized()
+        check_optimizer(self._optimizer)
+        self._backward = self._backward or BackwardStep(self._replicas[0])
+        return self._backward
+
+    def _refuse_averaged(self, what: str, or_ascended: bool = False) -> None:
+        if or_ascended and self._ascended is not None:
+            raise RuntimeError(f"ascend() has moved the weights up: take a step() before {what}")
+        if self._averaging:
+            raise RuntimeError(f"{what} inside averaged_weights(), whose weights are restored at its end: leave it first")
+
+    def _refuse_step(self, what: str) -> None:
+        self._refuse_averaged(what)
+        if self._replaced:
+            raise RuntimeError(
+                f"the {type(self._optimizer).__name__} of this Trainer has been given to another Trainer since, and an "
+                "optimizer counts the updates of one: give each Trainer an optimizer of its own"
+            )
+
+    def _refuse_together(self, what: str) -> None:
+        """An error for what is for one replica without a store, where there are several, or a store."""
+        if not self._is_alone:
+            raise RuntimeError(
+                f"{what} of a trainer with several copies of the model, or a store: it is for one copy without a store; use "
+                "step()"
+            )
+
+    @property
+    def _kv_initialized(self) -> bool:
+        """Whether the store is there, if one is needed, under the name that tools for MXNet's Trainer read it by."""
+        return self._started
+
+    def _init_kvstore(self) -> None:
+        """Make the store, which the first step does otherwise, as tools for MXNet ask for."""
+        self._start()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: all but what the next step creates again. A copy's parameters have no gradients yet."""
+        if not self._is_alone:
+            raise TypeError(
+                "a Trainer of several copies of a model, or with a store, cannot be copied or pickled: use state_dict()"
+            )
+        if self._averaging or (self._backward is not None and self._backward.is_open):
+            raise RuntimeError("a Trainer cannot be copied inside averaged_weights() or step_in_backward(): leave it first")
+        again = ("_replicas", "_sync", "_is_alone", "_started", "_reduced", "_summed")
+        without = {k: v for k, v in vars(self).items() if k not in again}
+        before = None if self._ascended is None else self._ascended.before
+        recorded = self._telemetry is not None and self._telemetry.is_recorders
+        telemetry = None if recorded else self._telemetry
+        return without | {"_backward": None, "_watch": None, "_ascended": before, "_telemetry": telemetry}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        replica = Replica(self._params, self._names, self._updater, self._zero_grads)
+        self._use_replicas([replica], NoSync(1))
+        if self._ascended is not None:
+            self._ascended = DisplacedWeights([replica], state["_ascended"])
+        self._watch = AccumulationWatch(self._params, is_over=True)
+        self._optimizer.trainer = weakref.ref(self)
+        self._updater.be_that_of(self._optimizer)
+        self.telemetry = self._telemetry
+
+
+def _make_optimizer(optimizer: Any, optimizer_params: Any) -> Optimizer:
+    if optimizer_params is None:
+        optimizer_params = {}
+    try:
+        arguments = dict(optimizer_params)
+    except (TypeError, ValueError):
+        raise TypeError(f"optimizer_params={optimizer_params!r}: must be a dict or pairs of name and value") from None
+    if isinstance(optimizer, Optimizer) and arguments:
+        raise ValueError(
+            f"optimizer_params={arguments!r} together with an optimizer instance: give them to "
+            f"{type(optimizer).__name__}(...), or give optimizer={type(optimizer).__name__.lower()!r} by name"
+        )
+    if isinstance(optimizer, (list, tuple)):
+        return MultiOptimizer(optimizer, **arguments)
+    return create(optimizer, **arguments)
+
+
+def _adopt(optimizer: Optimizer, trainer: Trainer) -> None:
+    """Make this the trainer of the optimizer, which counts the updates of one."""
+    before = None if optimizer.trainer is None else optimizer.trainer()
+    if before is not None:
+        before._replaced = True
+    if optimizer.trainer is not None and optimizer.counts:
+        warnings.warn(
+            f"{type(optimizer).__name__} has counted {optimizer.num_update} updates for another Trainer, and counts on: "
+            "bias corrections and schedules go on from there, with states that start again; give each Trainer an "
+            "optimizer of its own",
+            stacklevel=3,
+        )
+    optimizer.trainer = weakref.ref(trainer)
+
+
+def _averages_of(optimizer: Optimizer) -> list[tuple[Rule, dict[str, float], list[int]]]:
+    """The rules that compute averaged weights, with their hyper-parameters and the indices of the parameters.
+
+    Raises:
+        ValueError: the optimizer, or each of several, keeps no average.
+    """
+    found = []
+    for part in parts_of(optimizer):
+        average = part.average_in_use() if isinstance(part, RuleOptimizer) else None
+        if average is not None:
+            found.append((*average, [i for i in optimizer.param_names if part_of(optimizer, i) is part]))
+    if not found:
+        names = " and ".join(type(part).__name__ for part in parts_of(optimizer))
+        raise ValueError(f"{names} keeps no averaged weights: give it ema_decay=0.999, say")
+    return found  # type: ignore[return-value]  # a Trainer's indices are integers

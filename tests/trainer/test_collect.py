@@ -8,7 +8,7 @@ import torch
 
 import tristep
 from tristep import Trainer, collect_params
-from tristep.trainer import collect
+from tristep.trainer import params
 
 
 def _net():
@@ -76,6 +76,6 @@ def test_torchs_names_of_arguments_lead_to_mxnets(name, meant):
 
 
 def test_docstring_examples():
-    failed, attempted = doctest.testmod(collect)
+    failed, attempted = doctest.testmod(params)
     assert attempted == 4
     assert failed == 0

@@ -16,8 +16,8 @@ import torch
 
 import tristep
 from tristep import Trainer
-from tristep.kernels import groups
-from tristep.trainer import Ensemble, ascent, displaced, interrupts, snapshot
+from tristep.kernels import launch
+from tristep.trainer import Ensemble, interrupts, replica, snapshot
 from tristep.trainer.ensemble.group import EnsembleGroup
 from tristep.trainer.interrupts import interrupts_wait, uninterrupted
 from tristep.trainer.optim import adapters, base, joined, multi
@@ -37,7 +37,7 @@ def default_handler():
 @pytest.fixture
 def interrupted(monkeypatch):
     """Lets an interrupt come between the launches of a step."""
-    run, calls = groups.Group.run, []
+    run, calls = launch.Launch.run, []
 
     def then_interrupt(*args, **kwargs):
         run(*args, **kwargs)
@@ -47,7 +47,7 @@ def interrupted(monkeypatch):
 
     def begin():
         calls.clear()
-        monkeypatch.setattr(groups.Group, "run", then_interrupt)
+        monkeypatch.setattr(launch.Launch, "run", then_interrupt)
 
     return begin
 
@@ -236,7 +236,7 @@ def test_handlers_that_raise_wait_for_the_end_of_a_step(raising, monkeypatch):
     step, count = _trainer(params)
     for param in params:
         param.grad = torch.ones_like(param)
-    run = groups.Group.run
+    run = launch.Launch.run
 
     def then_signal(*args, **kwargs):
         run(*args, **kwargs)
@@ -244,7 +244,7 @@ def test_handlers_that_raise_wait_for_the_end_of_a_step(raising, monkeypatch):
         if number != signal.SIGINT:
             signal.raise_signal(number)  # only of SIGINT does a second one act at once
 
-    monkeypatch.setattr(groups.Group, "run", then_signal if number != signal.SIGINT else _once(then_signal, run))
+    monkeypatch.setattr(launch.Launch, "run", then_signal if number != signal.SIGINT else _once(then_signal, run))
     with pytest.raises(error):
         step()
     assert count() == 1
@@ -456,7 +456,7 @@ def test_averaged_weights_are_gone_wherever_they_are_interrupted(make):
             assert str(net.state_dict()) != before
 
     before, lines = str(net.state_dict()), []
-    files = [module.__file__ for module in (ascent, displaced, interrupts, adapters, multi)]
+    files = [module.__file__ for module in (replica, interrupts, adapters, multi)]
     for line in _at_each_line(show, type(source).averaged_weights.__wrapped__.__code__, *files):
         lines.append(line)
         assert str(net.state_dict()) == before, f"averages in the model after an interrupt at {line}"

@@ -239,7 +239,7 @@ class _OtherProcess(GradientSync):
 def test_what_is_stale_in_another_process_is_stale_here():
     model = torch.nn.Linear(2, 1).double()
     trainer = Trainer(model, "sgd", {"learning_rate": 1.0}, kvstore=LocalStore())
-    other = trainer._stepper.sync = _OtherProcess(model, 3.0)
+    other = trainer._sync = _OtherProcess(model, 3.0)
     before = model.bias.item()
     model.bias.grad = torch.ones(1, dtype=torch.float64)
     with pytest.raises(StaleGradientError, match=r"'weight' \(fresh in 1 of 2 copies\)"):
@@ -259,7 +259,7 @@ def test_what_is_stale_in_another_process_is_stale_here():
 def test_one_process_writes_and_the_others_wait(tmp_path):
     model = small_net()
     trainer = Trainer(model, "sgd", kvstore=LocalStore())
-    other = trainer._stepper.sync = _OtherProcess(model, 0.0)
+    other = trainer._sync = _OtherProcess(model, 0.0)
     other.writes = False
     trainer.save_states(tmp_path / "states")
     assert not list(tmp_path.iterdir())
@@ -272,7 +272,7 @@ def test_one_process_writes_and_the_others_wait(tmp_path):
 def test_backward_passes_that_only_add_up_are_announced():
     model = small_net()
     trainer = Trainer(model, "sgd", kvstore=LocalStore())
-    other = trainer._stepper.sync = _OtherProcess(model, 0.0)
+    other = trainer._sync = _OtherProcess(model, 0.0)
     with trainer.accumulate():
         assert other.log == [True]
     assert other.log == [True, False]

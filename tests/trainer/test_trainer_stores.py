@@ -279,6 +279,6 @@ def test_the_trainer_says_how_many_copies_it_has():
 def test_one_module_in_a_list_is_one_model():
     model = small_net()
     trainer = Trainer([model], "sgd", {"learning_rate": 0.1})
-    assert trainer._stepper.is_alone
+    assert trainer._is_alone
     train_copies(trainer, [model], make_batches(1))
     assert list(trainer.state_dict()["parameters"]) == [name for name, _ in model.named_parameters()]

@@ -19,7 +19,7 @@ from .names import shape_of
 from .nesting import check_layout
 from .parts import check_parts, shares
 
-__all__ = ["FORMAT", "MASTER", "MOST_UPDATES", "check", "check_form", "check_format", "few", "saved_rule"]
+__all__ = ["FORMAT", "MASTER", "MOST_UPDATES", "check", "check_form", "check_format", "check_residuals", "few", "saved_rule"]
 
 FORMAT = 1
 MOST_UPDATES = 2**53  # that a float64 counts exactly, as bias corrections do
@@ -190,3 +190,26 @@ def few(names: Any, most: int = 5) -> str:
     """The first names, for a message."""
     names = list(map(repr, names))
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def check_residuals(names: Sequence[str], params: Sequence[torch.Tensor], saved: Any) -> None:
+    """Refuse what no exchange of a trainer with these parameters gave as its residuals.
+
+    Raises:
+        TypeError, ValueError: it does not fit.
+    """
+    if not isinstance(saved, Mapping):
+        raise TypeError(f"saved state: residuals must be a dict, got {type(saved).__name__}")
+    by_name = dict(zip(names, params, strict=True))
+    for name, sources in saved.items():
+        if name not in by_name:
+            raise ValueError(f"saved state: {name!r} has residuals, but is not among this trainer's parameters")
+        for source, tensor in sources.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"saved state: residual {source} of {name!r} must be a tensor, got {type(tensor).__name__}")
+            shape = shape_of(by_name[name])
+            if shape not in (None, list(tensor.shape)) or tensor.dtype != torch.float32:
+                raise ValueError(
+                    f"saved state: residual {source} of {name!r} is {tensor.dtype} {tuple(tensor.shape)}: it must be "
+                    f"torch.float32 {() if shape is None else tuple(shape)}"
+                )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from .names import shape_of
 from .nesting import flatten, tensor_names, unflatten
 from .parts import collect_parts, saved_schedule, schedule_of, shared_settings, shares
 
-__all__ = ["collect", "restore"]
+__all__ = ["collect", "load_read", "restore"]
 
 
 def collect(
@@ -127,3 +127,11 @@ def _saved_states(
         if MASTER in slots:
             masters[index[name]] = master_like(params[index[name]].detach(), slots[MASTER].dtype).copy_(slots[MASTER])
     return states, masters
+
+
+def load_read(load: Callable[[dict[str, Any]], None], state: dict[str, Any], name: str) -> None:
+    """Call `load` with what was read; errors of contents of another kind become ValueError with this name."""
+    try:
+        load(state)
+    except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"{name}: not a state of such a trainer ({error})") from error

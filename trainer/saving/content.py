@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from .. import dist_utils
-from ..checkpoint import plain_name
-from ..kvstore.sync import KVStoreSync
+from ..checkpoint import load_read, plain_name
+from ..kvstore.sync import GradientSync, KVStoreSync
 from ..params import modules_of
 from ..random_state import check_random_state, random_state, set_random_state
-from ..state import load_read
+from ..replica import Replica
 
 if TYPE_CHECKING:
-    from ..trainer import Trainer
     from .folder import Content
 
 __all__ = [
     "ALONE",
+    "Trainer",
     "agreed",
     "check_weights",
     "collect_rank",
@@ -31,6 +31,19 @@ __all__ = [
     "rank_of",
     "tensors_of",
 ]
+
+
+class Trainer(Protocol):
+    """What is needed here of a `Trainer`, whose module imports this one."""
+
+    _sync: GradientSync
+    _reduced_by_torch: bool
+
+    @property
+    def replicas(self) -> list[Replica]: ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None: ...
+
 
 ALONE = "alone"  # what `group_of` gives for a process that trains by itself
 

@@ -6,13 +6,10 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .content import agreed, check_weights, extra_states_of, group_of, load_content, tensors_of
+from .content import Trainer, agreed, check_weights, extra_states_of, group_of, load_content, tensors_of
 from .folder import Checkpoint, Content, is_checkpoint, list_checkpoints, read_checkpoint
-
-if TYPE_CHECKING:
-    from ..trainer import Trainer
 
 __all__ = ["resume"]
 
