@@ -1,4 +1,4 @@
-"""How the tensors of a table are stored, as their types say."""
+"""How the tensors of a launch are stored, as their types say."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Storage", "of_tensors"]
 
 
 class Storage:
-    """What a table's tensors are stored as.
+    """What the tensors of a launch are stored as.
 
     Attributes:
         states: the type of each of the rule's states.

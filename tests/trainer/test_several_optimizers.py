@@ -9,6 +9,7 @@ from rank_training import train, weights_after_steps
 from torch import nn
 
 import tristep
+from tristep.trainer.snapshot import Snapshot
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 ADAM, SGD = {"learning_rate": 0.02, "wd": 0.1, "epsilon": 1e-15}, {"learning_rate": 0.01, "momentum": 0.9}
@@ -267,7 +268,7 @@ def test_snapshots_and_copies():
     schedule = tristep.lr_scheduler.PolyScheduler(max_update=10, base_lr=1.0)
     trainer = tristep.Trainer(net, TWO, {"lr_scheduler": schedule})
     trained(trainer, net, 2)
-    snapshot = tristep.trainer.snapshot.Snapshot(trainer)
+    snapshot = Snapshot(trainer)
     expected = trained(trainer, net, 2, first=2)
     snapshot.restore()
     close(trained(trainer, net, 2, first=2), expected, rtol=0, atol=0)
