@@ -300,138 +300,6 @@ class _Pending:
 COPIED_AT_ONCE = 2**16  # bytes; the next gradient takes the memory of one that has been copied. Others are copied together
 
 
-class BucketQueue:
-    """One round of sums after the other: from the first gradient that comes until all ranks have all sums.
-
-    It is part of `GradientBuckets`, whose arguments are the same.
-
-    Attributes:
-        buckets: in the order in which they are started; empty before `use`.
-        arrived: for each parameter whether its gradient has come in this round.
-        is_open: whether some bucket may be on its way.
-    """
-
-    def __init__(self, params: Sequence[torch.nn.Parameter], names: Sequence[str], collectives: BucketCollectives) -> None:
-        self._params, self._names, self._collectives = params, names, collectives
-        self.buckets: list[Bucket] = []
-        self.arrived = [False] * len(params)
-        self.is_open = False
-        self._members: list[tuple[Bucket, Member]] = []  # by parameter
-        self._flags: Sequence[int] = ()
-        self._next = 0  # the bucket to be started next
-
-    def use(self, buckets: Sequence[Bucket]) -> None:
-        """Use these buckets from now on, of which the last one has room for a count for each parameter, and for flags."""
-        self.buckets = list(buckets)
-        found = {member.param: (bucket, member) for bucket in buckets for member in bucket.members}
-        self._members = [found[i] for i in range(len(self._params))]
-
-    def begin(self, flags: Sequence[int]) -> None:
-        """Begin a round. What has come before there were buckets is known."""
-        self.is_open, self._next, self._flags = True, 0, flags
-        for bucket in self.buckets:
-            wanted = [member.param for member in bucket.members if self._params[member.param].requires_grad]
-            bucket.waiting = sum(not self.arrived[i] for i in wanted)
-            bucket.started = False
-            bucket.idle = not wanted and bucket.extra is None
-
-    def add(self, i: int) -> None:
-        """The gradient of parameter `i` has come: start what is complete with it."""
-        self.arrived[i] = True
-        bucket, member = self._members[i]
-        if member.room.nbytes >= COPIED_AT_ONCE:
-            with torch.no_grad():
-                self._copy_in([member])
-        bucket.waiting -= 1
-        if bucket.waiting == 0:
-            ready = self._next
-            while ready < len(self.buckets) and self.buckets[ready].waiting == 0:
-                ready += 1
-            if ready > self._next:
-                with torch.no_grad():
-                    self._start(ready, self.arrived)
-
-    @torch.no_grad()
-    def finish(self, counted: Sequence[bool], flags: Sequence[int]) -> torch.Tensor:
-        """End the round: start what has not been started, and wait for all of it.
-
-        Args:
-            counted: for each parameter whether its gradient counts; else there are zeros.
-            flags: as for `begin`, if there is no round yet.
-
-        Returns:
-            The sums over all ranks of `counted` and of the flags.
-        """
-        if not self.is_open:
-            self.begin(flags)
-        self._start(len(self.buckets), counted)
-        started = [bucket for bucket in self.buckets if bucket.started]
-        wait_all([bucket.handle for bucket in started if bucket.reducer is not None])
-        for bucket in started:
-            if bucket.reducer is None:
-                bucket.handle.wait()
-            bucket.handle = None
-        extra: Any = self.buckets[-1].extra
-        return extra.clone()
-
-    def reset(self) -> None:
-        """Wait for the gradients of a new round."""
-        self.is_open, self.arrived = False, [False] * len(self._params)
-
-    def check_unchanged(self) -> None:
-        """An error for gradients that have been changed while they may have been on their way already."""
-        for bucket in self.buckets if self.is_open else ():
-            if not bucket.started:
-                continue
-            for member, version in zip(bucket.members, bucket.versions, strict=True):
-                gradient = self._params[member.param].grad
-                if self.arrived[member.param] and (gradient is not member.view or gradient._version != version):
-                    what = "was replaced" if gradient is not member.view else "was written to"
-                    raise RuntimeError(
-                        f"the gradient of {self._names[member.param]!r} {what} after backward, when its sum over all ranks "
-                        "had been started: change gradients between allreduce_grads() and update(batch_size), or call "
-                        "discard() on all ranks to go on without a step"
-                    )
-
-    def _start(self, end: int, counted: Sequence[bool]) -> None:
-        """Start the buckets up to this one, not including it, with zeros where there is no gradient."""
-        while self._next < end:
-            bucket = self.buckets[self._next]
-            self._next += 1
-            if bucket.idle:
-                continue
-            if bucket.gaps:
-                torch._foreach_zero_(bucket.gaps)
-            self._copy_in([member for member in bucket.members if counted[member.param]])
-            for member in bucket.members:
-                if not counted[member.param]:
-                    member.room.zero_()
-            bucket.versions = [member.view._version for member in bucket.members]
-            if bucket.extra is not None:
-                bucket.extra.fill_(1.0)
-                given = self._flags if all(counted) else [*counted, *self._flags]
-                flags = streams.staged(torch.tensor(given, dtype=torch.float32), bucket.extra.device)
-                bucket.extra[-len(given) :].copy_(flags, non_blocking=True)
-            bucket.handle = self._collectives.sum(bucket)
-            bucket.started = True
-
-    def _copy_in(self, members: Sequence[Member]) -> None:
-        """Copy gradients to their places, and make them views of these."""
-        views: list[torch.Tensor] = []
-        gradients: list[torch.Tensor] = []
-        for index, _, _, view, _ in members:
-            gradient: Any = self._params[index].grad
-            if gradient is not view:
-                check_gradient(self._names[index], view, gradient)
-                views.append(view)
-                gradients.append(gradient)
-        if views:
-            torch._foreach_copy_(views, gradients)
-            increment_version(views)  # on GPUs torch does not count what lists of tensors are given
-        for index, _, _, view, _ in members:
-            self._params[index].grad = view
-
-
 class GradientBuckets:
     """The gradients of a model in buckets, summed over all ranks.
 
@@ -460,6 +328,7 @@ class GradientBuckets:
 
     Attributes:
         collectives: of the process group.
+        buckets: in the order in which they are started; empty before the first `finish`.
         used: for each parameter whether some rank had a gradient for it in the last `finish`.
         flag_slots: four user-defined integers below 2^12 that are summed along with the gradients; 0 unless set.
         flag_sums: their sums over all ranks in the last `finish`, float32 or float64 [4].
@@ -495,7 +364,12 @@ class GradientBuckets:
         self.used = [False] * len(self.params)
         self.flag_slots = [0, 0, 0, 0]
         self.flag_sums = torch.zeros(4, device=self.params[0].device)
-        self._queue = BucketQueue(self.params, self.names, self.collectives)
+        self.buckets: list[Bucket] = []
+        self._members: list[tuple[Bucket, Member]] = []  # by parameter
+        self._arrived = [False] * len(self.params)  # for each whether its gradient has come in this round
+        self._is_open = False  # whether some bucket may be on its way
+        self._flags: Sequence[int] = ()  # of this round
+        self._next = 0  # the bucket to be started next
         self._scatter, self._owners = scatter, owners
         self._limits = integer("bucket_bytes", bucket_bytes, low=1), integer("first_bucket_bytes", first_bucket_bytes, low=1)
         self._reducer = reducer
@@ -505,11 +379,6 @@ class GradientBuckets:
         self._hooks: dict[int, Any] = {}
         self._add_hooks()
         weakref.finalize(self, _remove, self._hooks)
-
-    @property
-    def buckets(self) -> list[Bucket]:
-        """In the order in which they are started; empty before the first `finish`."""
-        return self._queue.buckets
 
     def broadcast_weights(self) -> None:
         """Give all ranks rank 0's parameters. To be called on all ranks.
@@ -548,22 +417,21 @@ class GradientBuckets:
             TypeError, ValueError: a gradient that does not fit, or no gradient where `fresh` says so.
         """
         dist_utils.refuse_lost(self.collectives.group)
-        queue, n = self._queue, len(self.params)
-        given = zip(queue.arrived, fresh, self.params, strict=True)
+        given = zip(self._arrived, fresh, self.params, strict=True)
         counted = [arrived or (bool(new) and param.requires_grad) for arrived, new, param in given]
         if self.collectives.ranks == 1 and not self._scatter:
             self.used = counted
             self._end_round()
             device = self.params[0].device
             return streams.staged(torch.tensor(counted, dtype=torch.float32), device).to(device, non_blocking=True)
-        queue.check_unchanged()
+        self._check_unchanged()
         self.make()
-        counts, self.flag_sums = queue.finish(counted, self.flag_slots).split([n, len(self.flag_slots)])
+        counts, self.flag_sums = self._sums(counted).split([len(self.params), len(self.flag_slots)])
         self.used = counted
         if not all(new or not param.requires_grad for new, param in zip(counted, self.params, strict=True)):
             self.used = (counts > 0).tolist()
         if not self._scatter:
-            for bucket in queue.buckets:
+            for bucket in self.buckets:
                 for member in bucket.members if bucket.started else ():
                     if self.used[member.param]:
                         self.params[member.param].grad = member.view
@@ -576,7 +444,8 @@ class GradientBuckets:
         What has been started cannot be called back, so this takes as long as `finish`; gradients have no meaning afterwards.
         """
         if self.buckets and self.collectives.ranks > 1:
-            self._queue.finish([False] * len(self.params), self.flag_slots)
+            with torch.no_grad():
+                self._sums([False] * len(self.params))
         self._order = []
         self._end_round()
 
@@ -601,15 +470,16 @@ class GradientBuckets:
             if self._scatter and bucket.extra is None:
                 part = bucket.flat[bucket.bounds[rank] : bucket.bounds[rank + 1]]
                 bucket.own = torch.zeros_like(part) if bucket.reducer is None else part
-        self._queue.use(made)
-        self._order = []
+        self.buckets, self._order = made, []
+        found = {member.param: (bucket, member) for bucket in made for member in bucket.members}
+        self._members = [found[i] for i in range(n)]
 
     def on_gradient(self, i: int) -> None:
         """The hooks call it when the gradient of parameter `i` has been accumulated."""
         with self._lock:  # backward has a thread for each device
             dist_utils.refuse_lost(self.collectives.group)
-            queue, alone = self._queue, self.collectives.ranks == 1  # then nothing is ever on its way
-            if queue.arrived[i] and not alone:
+            alone = self.collectives.ranks == 1  # then nothing is ever on its way
+            if self._arrived[i] and not alone:
                 raise RuntimeError(
                     f"a second gradient for {self.names[i]!r} before a step: its sum over all ranks may have been started "
                     "after the first backward. To add up gradients of several backward passes, let all but the last run "
@@ -618,13 +488,108 @@ class GradientBuckets:
             if self._accumulating and not alone:
                 return
             if self.buckets and not alone:
-                if not queue.is_open:
-                    queue.begin(self.flag_slots)
-                queue.add(i)
+                if not self._is_open:
+                    self._begin()
+                self._add(i)
                 return
-            if not (self.buckets or self._accumulating or queue.arrived[i]):
+            if not (self.buckets or self._accumulating or self._arrived[i]):
                 self._order.append(i)
-            queue.arrived[i] = True
+            self._arrived[i] = True
+
+    def _begin(self) -> None:
+        """Begin a round: from the first gradient that comes until all ranks have all sums."""
+        self._is_open, self._next, self._flags = True, 0, self.flag_slots
+        for bucket in self.buckets:
+            wanted = [member.param for member in bucket.members if self.params[member.param].requires_grad]
+            bucket.waiting = sum(not self._arrived[i] for i in wanted)
+            bucket.started = False
+            bucket.idle = not wanted and bucket.extra is None
+
+    def _add(self, i: int) -> None:
+        """The gradient of parameter `i` has come: start what is complete with it."""
+        self._arrived[i] = True
+        bucket, member = self._members[i]
+        if member.room.nbytes >= COPIED_AT_ONCE:
+            with torch.no_grad():
+                self._copy_in([member])
+        bucket.waiting -= 1
+        if bucket.waiting == 0:
+            ready = self._next
+            while ready < len(self.buckets) and self.buckets[ready].waiting == 0:
+                ready += 1
+            if ready > self._next:
+                with torch.no_grad():
+                    self._start(ready, self._arrived)
+
+    def _sums(self, counted: Sequence[bool]) -> torch.Tensor:
+        """Start what has not been started, with zeros for what does not count, and wait for all of it.
+
+        Returns the sums over all ranks of `counted` and of the flags.
+        """
+        if not self._is_open:
+            self._begin()
+        self._start(len(self.buckets), counted)
+        started = [bucket for bucket in self.buckets if bucket.started]
+        wait_all([bucket.handle for bucket in started if bucket.reducer is not None])
+        for bucket in started:
+            if bucket.reducer is None:
+                bucket.handle.wait()
+            bucket.handle = None
+        extra: Any = self.buckets[-1].extra
+        return extra.clone()
+
+    def _check_unchanged(self) -> None:
+        """An error for gradients that have been changed while they may have been on their way already."""
+        for bucket in self.buckets if self._is_open else ():
+            if not bucket.started:
+                continue
+            for member, version in zip(bucket.members, bucket.versions, strict=True):
+                gradient = self.params[member.param].grad
+                if self._arrived[member.param] and (gradient is not member.view or gradient._version != version):
+                    what = "was replaced" if gradient is not member.view else "was written to"
+                    raise RuntimeError(
+                        f"the gradient of {self.names[member.param]!r} {what} after backward, when its sum over all ranks "
+                        "had been started: change gradients between allreduce_grads() and update(batch_size), or call "
+                        "discard() on all ranks to go on without a step"
+                    )
+
+    def _start(self, end: int, counted: Sequence[bool]) -> None:
+        """Start the buckets up to this one, not including it, with zeros where there is no gradient."""
+        while self._next < end:
+            bucket = self.buckets[self._next]
+            self._next += 1
+            if bucket.idle:
+                continue
+            if bucket.gaps:
+                torch._foreach_zero_(bucket.gaps)
+            self._copy_in([member for member in bucket.members if counted[member.param]])
+            for member in bucket.members:
+                if not counted[member.param]:
+                    member.room.zero_()
+            bucket.versions = [member.view._version for member in bucket.members]
+            if bucket.extra is not None:
+                bucket.extra.fill_(1.0)
+                given = self._flags if all(counted) else [*counted, *self._flags]
+                flags = streams.staged(torch.tensor(given, dtype=torch.float32), bucket.extra.device)
+                bucket.extra[-len(given) :].copy_(flags, non_blocking=True)
+            bucket.handle = self.collectives.sum(bucket)
+            bucket.started = True
+
+    def _copy_in(self, members: Sequence[Member]) -> None:
+        """Copy gradients to their places, and make them views of these."""
+        views: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
+        for index, _, _, view, _ in members:
+            gradient: Any = self.params[index].grad
+            if gradient is not view:
+                check_gradient(self.names[index], view, gradient)
+                views.append(view)
+                gradients.append(gradient)
+        if views:
+            torch._foreach_copy_(views, gradients)
+            increment_version(views)  # on GPUs torch does not count what lists of tensors are given
+        for index, _, _, view, _ in members:
+            self.params[index].grad = view
 
     def _add_hooks(self) -> None:
         own = weakref.ref(self)
@@ -633,7 +598,7 @@ class GradientBuckets:
                 self._hooks[i] = param.register_post_accumulate_grad_hook(partial(_on_gradient, own, i))
 
     def _end_round(self) -> None:
-        self._queue.reset()
+        self._is_open, self._arrived = False, [False] * len(self.params)
         self._add_hooks()
 
 
