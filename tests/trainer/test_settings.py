@@ -11,7 +11,16 @@ import tristep
 from tristep import Trainer, optimizer
 from tristep.trainer.optimizer import registered
 
-BAD = [math.nan, math.inf, -math.inf, "x", 1j, [], object(), torch.ones(2)]
+BAD = {
+    "nan": math.nan,
+    "inf": math.inf,
+    "-inf": -math.inf,
+    "text": "x",
+    "complex": 1j,
+    "list": [],
+    "object": object(),
+    "tensor": torch.ones(2),
+}
 NUMBERS = (
     "lr",
     "wd",
@@ -60,7 +69,7 @@ def refusal(use):
 
 
 @pytest.mark.sample(30)
-@pytest.mark.parametrize("bad", BAD, ids=repr)
+@pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("name", sorted(registered()))
 def test_no_number_of_an_optimizer_takes_what_is_none(name, bad):
     trainer, params = trained(name, 2)
@@ -68,7 +77,7 @@ def test_no_number_of_an_optimizer_takes_what_is_none(name, bad):
     before = repr(trainer.optimizer.settings())
     for attribute in (*numbers_of(trainer.optimizer), *NUMBERS):
         with pytest.raises((TypeError, ValueError), match=attribute):
-            setattr(trainer.optimizer, attribute, bad)
+            setattr(trainer.optimizer, attribute, BAD[bad])
     assert repr(trainer.optimizer.settings()) == before
     take(trainer, params, 2)
     assert all(map(torch.equal, params, expected))
@@ -151,7 +160,7 @@ def test_numbers_that_would_not_come_to_an_end_are_refused():
         optimizer.Muon(learning_rate=0, adam_learning_rate=0.1)
 
 
-@pytest.mark.parametrize("bad", BAD[:6], ids=repr)
+@pytest.mark.parametrize("bad", list(BAD)[:6])
 @pytest.mark.parametrize(
     ("klass", "option"),
     [("Lion", each) for each in ("lr", "weight_decay", "beta1", "clip_norm", "lookahead", "cautious")]
@@ -166,7 +175,7 @@ def test_groups_are_checked_when_they_change(klass, option, bad):
             param.grad = torch.ones_like(param)
         if step == 1:
             before = [param.clone() for param in params]
-            made.param_groups[0][option] = bad
+            made.param_groups[0][option] = BAD[bad]
             with pytest.raises((TypeError, ValueError), match=option):
                 made.step()
             assert all(map(torch.equal, params, before))
