@@ -31,7 +31,7 @@ from .in_backward import BackwardStep, check_optimizer
 from .interrupts import interrupts_wait, uninterrupted
 from .kvstore import KVStore
 from .kvstore.create import check_one_reduces, check_store, sync_for
-from .kvstore.sync import GradientSync, KVStoreSync, NoSync
+from .kvstore.sync import GradientSync
 from .optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater, create
 from .optimizer.multi import part_of, parts_of
 from .optimizer.patterns import layers_of
@@ -175,7 +175,7 @@ class Trainer:
     def _use_replicas(self, replicas: list[Replica], sync: GradientSync) -> None:
         """Begin with these replicas, whose gradients, and those of other processes, this makes one."""
         self._replicas, self._sync = replicas, sync
-        self._is_alone = len(replicas) == 1 and isinstance(sync, NoSync)  # one replica, and no store
+        self._is_alone = len(replicas) == 1 and not sync.reduces  # one replica, and no store
         self._started = False  # whether `sync` is
         # In how many replicas each gradient was fresh when `allreduce_grads` was called; and which gradients are sums
         # already, after a step that failed later.
@@ -624,7 +624,7 @@ class Trainer:
             telemetry._end(into, optimizer.num_update)
         if not self._watch.is_over:
             # Where gradients are reduced while backward runs, they are written to the tensors of the last step anyway.
-            reduced = self._reduced_by_torch or not isinstance(self._sync, NoSync | KVStoreSync)
+            reduced = self._reduced_by_torch or self._sync.in_step
             self._watch.after_step(not (self._zero_grads or reduced or Recording.current is not None))
         if Recording.current is not None:
             record_step(Recording.current, self._replicas[0], rescale_grad)
@@ -865,7 +865,7 @@ class Trainer:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         replica = Replica(self._params, self._names, self._updater, self._zero_grads)
-        self._use_replicas([replica], NoSync(1))
+        self._use_replicas([replica], GradientSync())
         if self._ascended is not None:
             self._ascended = DisplacedWeights([replica], state["_ascended"])
         self._watch = AccumulationWatch(self._params, is_over=True)

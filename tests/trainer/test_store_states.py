@@ -199,7 +199,7 @@ def test_compression_takes_float32_only(update_on_kvstore, everything):
 class _OtherProcess(GradientSync):
     """Another process with one copy, whose gradients are all `value`, and fresh where `there` says so."""
 
-    num_replicas = 2
+    num_replicas, reduces, in_step = 2, True, True
 
     def __init__(self, model, value):
         self._params, self.value, self.there, self.log = list(model.parameters()), value, True, []

@@ -179,6 +179,7 @@ class AllReduceSync(GradientSync):
         engine: as for `tristep.kernels.choose_engine`.
     """
 
+    reduces = True
     in_step = True
 
     def __init__(

@@ -10,7 +10,7 @@ from ..replica import Replica
 from ..validation import boolean, choice, did_you_mean
 from .base import ASYNCHRONOUS, LOCAL, SYNCHRONOUS, KVStore, registered
 from .local import LocalStore
-from .sync import GradientSync, KVStoreSync, NoSync, updates_on_store
+from .sync import GradientSync, KVStoreSync, updates_on_store
 
 __all__ = ["check_one_reduces", "check_store", "create", "sync_for"]
 
@@ -163,7 +163,7 @@ def sync_for(
             from .allreduce import AllReduceSync as Kind  # type: ignore[assignment]  # the other's base
         return Kind(store.group, replicas[0], names, optimizer, compression_params, engine)
     if kvstore is None:
-        return NoSync(len(replicas))
+        return GradientSync(len(replicas))
     if _is_dist(kvstore):  # in a server's process this does not come back
         kvstore = create(kvstore)  # type: ignore[arg-type]
 

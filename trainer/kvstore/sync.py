@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,15 +17,15 @@ from ..params import is_lazy
 from ..replica import Replica
 from .base import KVStore
 
-__all__ = ["GradientSync", "KVStoreSync", "NoSync", "Residuals", "updates_on_store"]
+__all__ = ["GradientSync", "KVStoreSync", "Residuals", "updates_on_store"]
 
 Residuals = dict[str, dict[str, torch.Tensor]]  # by parameter and by source
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers by size in bytes
 LARGE = 16 * 2**20  # elements; a parameter of more is not updated by a local store
 
 
-class GradientSync(abc.ABC):
-    """How replicas of a model, in this process and in others, train as one.
+class GradientSync:
+    """How replicas of a model, in this process and in others, train as one; this one leaves each to its own gradients.
 
     A step of the trainer is the following, in this order and in one thread. All processes come to the same calls, since what
     decides about them is the same in all; but one in which a gradient does not fit its weight raises an error before 4.,
@@ -61,14 +60,16 @@ class GradientSync(abc.ABC):
     """
 
     updates: bool = False
-    reduces: bool = True
+    reduces: bool = False
     num_replicas: int = 1
     writes: bool = True
     reports_metrics: bool = True
     in_step: bool = False
     group: Any = None
 
-    @abc.abstractmethod
+    def __init__(self, num_replicas: int = 1) -> None:
+        self.num_replicas = num_replicas
+
     def start(self) -> None:
         """Give every replica the first one's weights, in place. Raises where the store cannot do what is asked of it."""
 
@@ -81,14 +82,14 @@ class GradientSync(abc.ABC):
         """
         return list(map(sum, zip(*fresh, strict=True)))
 
-    def follow_weights(self) -> None:  # noqa: B027  # there may be nothing to do
+    def follow_weights(self) -> None:
         """Let the weights of the first replica here be those of all: anybody may have written to them since the last step.
 
         Raises:
             RuntimeError: they have been changed where a store cannot take others; nothing has been changed.
         """
 
-    def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:  # noqa: B027  # as above
+    def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
         """Make the gradients of the chosen parameters the sums of all fresh ones, in every replica."""
 
     def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
@@ -99,7 +100,7 @@ class GradientSync(abc.ABC):
         """
         raise NotImplementedError
 
-    def end_step(self) -> None:  # noqa: B027  # as above
+    def end_step(self) -> None:
         """The trainer has updated the replicas here."""
 
     def accumulate(self) -> AbstractContextManager[None]:
@@ -123,7 +124,7 @@ class GradientSync(abc.ABC):
         """Where it updates, what `checkpoint.collect` gives, of whole parameters by their names; otherwise None."""
         return None
 
-    def end_save(self) -> None:  # noqa: B027  # as above
+    def end_save(self) -> None:
         """The process that writes has written a file of states: let the others wait for that."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -147,7 +148,7 @@ class GradientSync(abc.ABC):
         """What compression has kept back, of whole parameters, by name and source."""
         return {}
 
-    def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:  # noqa: B027  # as above
+    def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Take that over; if there are other sources than here, their sum. Those that are not saved become 0."""
 
     def apply(self, rule: Any, hyper: Mapping[str, float], indices: Collection[int]) -> None:
@@ -157,18 +158,6 @@ class GradientSync(abc.ABC):
             RuntimeError: the states are elsewhere; nothing has been changed.
         """
         raise RuntimeError("the store keeps the states elsewhere: averaged weights need update_on_kvstore=False")
-
-
-class NoSync(GradientSync):
-    """Each replica is updated with its own gradients."""
-
-    reduces = False
-
-    def __init__(self, replicas: int) -> None:
-        self.num_replicas = replicas
-
-    def start(self) -> None:
-        pass
 
 
 class KVStoreSync(GradientSync):
@@ -188,6 +177,8 @@ class KVStoreSync(GradientSync):
     Attributes:
         store: what the replicas meet in, once it is needed.
     """
+
+    reduces = True
 
     def __init__(
         self,
