@@ -138,6 +138,7 @@ class RuleOptimizer(Optimizer):
     _in_use: tuple[int, ...] = ()  # places in `OPTIONS`
 
     # The attributes of the rows of `OPTIONS` that are used by name.
+    decay_schedule: str | None
     decoupled_wd: bool
     lookahead: int | None
     ema_decay: float | None
@@ -238,7 +239,8 @@ class RuleOptimizer(Optimizer):
             ValueError: `decay_schedule` does not know the peak of the rate, or the rate is above it.
         """
         rule = self.composed_rule if rule is None else rule
-        lr, wd = lr * lr_mult, wd_at(self, lr, wd) * wd_mult
+        wd = wd if self.decay_schedule is None else wd_at(self, lr, wd)
+        lr, wd = lr * lr_mult, wd * wd_mult
         values = {"lr": lr, "wd": wd, "decay": lr * wd}
         if self._in_use:
             step = StepNumbers(t, lr, wd, values["decay"], self.counts_as_step)
@@ -262,7 +264,7 @@ class RuleOptimizer(Optimizer):
                 if source is not None:
                     value = derived.compute(source, t)
             row.append(self._class_attribute(name, derived, t, rule) if value is None else value)
-        if self.rounding is not None:
+        if (self.stochastic_rounding or self.state_dtype is not None) and self.rounding is not None:
             row.append(t)
         return row
 
