@@ -13,6 +13,7 @@ from ...kernels.checks import DTYPES
 from ...kernels.graphs import Recording
 from ...kernels.layouts import is_wrapper
 from ..capture import CapturedStep
+from ..dynamo import outside_dynamo
 from ..interrupts import uninterrupted
 from ..optimizer.options import check_state_dtype
 from . import shards
@@ -88,7 +89,7 @@ class FusedOptimizer(GroupOptimizer):
                 )
         return CapturedStep(fn, self.param_groups[0]["params"][0].device, warmup)
 
-    @torch._disable_dynamo  # it is compiled already
+    @outside_dynamo
     @uninterrupted
     def _step(self) -> None:
         if self._plan is not None and self._plan.holds():

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..dynamo import outside_dynamo
 from ..interrupts import uninterrupted
 from .groups import Group, refuse_evaluated, same_objects
 
@@ -72,7 +73,7 @@ class JoinedOptimizers(torch.optim.Optimizer):
     def state(self, state: defaultdict[Any, Any]) -> None:
         vars(self)["state"] = state
 
-    @torch._disable_dynamo
+    @outside_dynamo
     def share(self) -> None:
         """Let the optimizers have the groups and states that are here.
 
