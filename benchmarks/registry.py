@@ -157,7 +157,8 @@ def as_new(params: Sequence[torch.nn.Parameter]) -> Callable[[], None]:
 
 
 def adamw_steps(params: list[torch.nn.Parameter], names: Sequence[str], new: bool = False) -> Steps:
-    """Steps of AdamW by name: "tristep", and "torch fused", "torch foreach", "torch loop" and "torch compiled".
+    """Steps of AdamW by name: "tristep" (a Trainer), "tristep.optim", "torch fused", "torch foreach", "torch loop" and
+    "torch compiled".
 
     All of them work on the same parameters and gradients, so that large ones fit into memory together; states are their own.
     """
@@ -169,6 +170,8 @@ def adamw_steps(params: list[torch.nn.Parameter], names: Sequence[str], new: boo
         if name == "tristep":
             trainer = tristep.Trainer(params, "adamw", {"learning_rate": 1e-3, "wd": 0.01})
             run: Callable[[], object] = partial(trainer.step, 1)
+        elif name == "tristep.optim":
+            run = tristep.optim.AdamW(params, lr=1e-3, weight_decay=0.01).step
         elif name == "torch compiled":
             # On a GPU the rate may be a tensor, so that another one is not compiled again.
             on_gpu = params[0].is_cuda

@@ -97,14 +97,14 @@ def main() -> None:
 
 
 def time_steps(device: str) -> Table:
-    """A whole step of AdamW: `Trainer.step` against `torch.optim.AdamW.step`."""
+    """A whole step of AdamW: of `Trainer` and `tristep.optim`, against `torch.optim.AdamW.step`."""
     print("AdamW, gradients kept in place")
-    names = ["tristep", "torch fused", "torch foreach", "torch loop"]
+    names = ["tristep", "tristep.optim", "torch fused", "torch foreach", "torch loop"]
     found = {}
     for workload in workloads.STEPS[device]:
         params = workloads.parameters(workload, device)
         large = workload.elements > 2**29  # where a loop, which is like foreach then, would only take memory
-        steps = registry.adamw_steps(params, names[:3] if large else names)
+        steps = registry.adamw_steps(params, names[:4] if large else names)
         found[workload.name] = race(workload.name, steps, device, copy=steps["tristep"].moved)
         release(params, steps)
     return found
@@ -118,7 +118,9 @@ def time_new(device: str) -> Table:
         if workload.elements <= 10_000_000:
             params = workloads.parameters(workload, device)
             found[workload.name] = race(
-                workload.name, registry.adamw_steps(params, ["tristep", "torch fused", "torch foreach"], new=True), device
+                workload.name,
+                registry.adamw_steps(params, ["tristep", "tristep.optim", "torch fused", "torch foreach"], new=True),
+                device,
             )
     return found
 
