@@ -13,7 +13,6 @@ from ...kernels.checks import DTYPES
 from ...kernels.graphs import Recording
 from ...kernels.layouts import is_wrapper
 from ..capture import CapturedStep
-from ..dynamo import outside_dynamo
 from ..interrupts import uninterrupted
 from ..optimizer.options import check_state_dtype
 from . import shards
@@ -56,7 +55,7 @@ class FusedOptimizer(GroupOptimizer):
         Raises:
             RuntimeError: a gradient is sparse and this optimizer takes none; nothing has been changed.
         """
-        loss = None
+        loss, step = None, self._step
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -65,13 +64,14 @@ class FusedOptimizer(GroupOptimizer):
                 msg="a step of tristep.optim is compiled already, and is no part of a graph: use torch.compile without "
                 "fullgraph=True for a function that steps, or compile only the model and the loss"
             )
+            step = torch.compiler.disable(step)
         found_inf = getattr(self, "found_inf", None)  # torch.amp.GradScaler leaves it here, and `grad_scale`
         on_host = found_inf is None or _is_on_host(found_inf)
         if found_inf is not None and on_host and found_inf.item():
             return loss
         if not on_host or self._control is not None:
             _take_scale(self, found_inf, getattr(self, "grad_scale", None))
-        self._step()
+        step()
         return loss
 
     def capture(self, fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
@@ -89,7 +89,6 @@ class FusedOptimizer(GroupOptimizer):
                 )
         return CapturedStep(fn, self.param_groups[0]["params"][0].device, warmup)
 
-    @outside_dynamo
     @uninterrupted
     def _step(self) -> None:
         if self._plan is not None and self._plan.holds():
