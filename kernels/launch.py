@@ -1,4 +1,4 @@
-"""`Launch`: tensors that one native call or GPU launch updates, those of one device, of the same types and of one rule.
+"""`Launch`: the tensors that one native call or GPU launch updates. They share device, types and rule.
 
 Every backend works from the same addresses, sizes, hyper-parameters and tiles, so that one call serves any number of
 tensors. The arrays here are on the host; what a GPU needs of them is copied by `backends/triton/upload.py`.

@@ -51,7 +51,7 @@ def run_reductions(
 
 
 def join_totals(totals: Sequence[torch.Tensor], by: str, all_reduce_global: Join | None = None) -> None:
-    """Put the sum, or maximum, over all launches into each row of each launch's totals, whose rows are that of the launch.
+    """Reduce the totals of all launches to one sum, or maximum, and write it into every row of each launch's totals.
 
     `all_reduce_global` then adds up in place what several processes have found.
     """

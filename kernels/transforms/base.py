@@ -20,6 +20,7 @@ __all__ = [
     "Made",
     "after_first",
     "changed_gradient",
+    "changed_step",
     "check_rule",
     "interpolated",
     "skipping",
@@ -172,6 +173,47 @@ def changed_gradient(rule: Rule, what: str, first: Reduction, change: Change, **
     lines, g = change.lines(text, numbers)
     lines += text.step(stepped, text.call(g=g))
     return Made(text.define(what, unpacked, lines, f"{stepped}, {text.returned()}"), sums, **made)
+
+
+def changed_step(
+    rule: Rule, sums: tuple[str, str, Function], what: tuple[str, Function], decay: tuple[str, ...], *hyper: str
+) -> Made:
+    """The rule with its step changed by a sum over the tensor; decoupled weight decay has no part in that.
+
+    With such decay the rule is computed with and without it: what the two differ by is the decay.
+
+    Args:
+        sums: how the reduction and its sum are called, and what is summed up, of w, the new weight and g.
+        what: how the rule is called then, and the changed weight, of these three, the sum, the number of elements and
+            `hyper`.
+        decay: the rule's hyper-parameters of decoupled weight decay.
+        *hyper: hyper-parameters that are added.
+    """
+    measure, change = sums[2], what[1]
+    text = RuleSource(rule, *hyper, **{each.name: each for each in (measure, change)})
+    total, count, stepped, ignored, nothing = text.new(sums[1], "count", "stepped", "ignored", "nothing")
+    full, lines, undecayed = stepped, [], None
+    if decay:
+        full = text.new("full")[0]
+        lines = [f"{nothing} = 0.0 * {decay[0]}"]
+        undecayed = dict.fromkeys(decay, nothing)
+    before = f"{text.w}, {stepped}, {text.g}"
+    found = text.define(
+        sums[0],
+        text.arguments(),
+        [*lines, f"{stepped}, {ignored} = {text.call(undecayed)}"],
+        f"{text[measure.name]}({before}), 1.0",
+    )
+    if decay:
+        lines += [f"{stepped}, {ignored} = {text.call(undecayed)}"]
+    lines += text.step(full, text.call())
+    result = f"{text[change.name]}({', '.join((before, total, count, *hyper))})"
+    if decay:
+        result += f" + ({full} - {stepped})"
+    extras = ("sums", *(("index",) if "index" in rule.extras else ()))
+    first = text.unpacked(extras, rule.state, (*rule.own_hyper, *hyper), (total, count, *text.sums))
+    reduction = ComposedReduction(found, rule.reduction, feeds_next=True)
+    return Made(text.define(what[0], first, lines, f"{result}, {text.returned()}"), reduction)
 
 
 def skipping(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterable
 
-from ..language import Reduction, Rule, jit, tl
-from ..language.codegen import RuleSource
-from .base import ComposedReduction, Made, check_rule, transformed
+from ..language import Rule, jit, tl
+from .base import Made, changed_step, check_rule, transformed
 
 __all__ = ["cautious"]
 
@@ -29,13 +27,6 @@ def cautious(rule: Rule, decay: Iterable[str] = ("decay",)) -> Rule:
     return transformed(cautious, _make, rule, tuple(name for name in rule.hyper if name in decay))
 
 
-class _Agreement(ComposedReduction):
-    """The reduction of a cautious rule."""
-
-    def __init__(self, fn: types.FunctionType, sums: Reduction | None) -> None:
-        super().__init__(fn, sums, feeds_next=True)
-
-
 @jit
 def agrees(w, stepped, g):
     """1 where the step goes down the gradient, else 0. Their product could be too small to tell."""
@@ -51,26 +42,4 @@ def masked(w, stepped, g, agreeing, count):
 
 
 def _make(rule: Rule, decay: tuple[str, ...]) -> Made:
-    """With decoupled weight decay the rule is computed with and without it: what the two differ by is the decay."""
-    text = RuleSource(rule, agrees=agrees, masked=masked)
-    agreeing, count, stepped, ignored, nothing = text.new("agreeing", "count", "stepped", "ignored", "nothing")
-    full, lines, undecayed = stepped, [], None
-    if decay:
-        full = text.new("full")[0]
-        lines = [f"{nothing} = 0.0 * {decay[0]}"]
-        undecayed = dict.fromkeys(decay, nothing)
-    found = text.define(
-        "agreement",
-        text.arguments(),
-        [*lines, f"{stepped}, {ignored} = {text.call(undecayed)}"],
-        f"{text['agrees']}({text.w}, {stepped}, {text.g}), 1.0",
-    )
-    if decay:
-        lines += [f"{stepped}, {ignored} = {text.call(undecayed)}"]
-    lines += text.step(full, text.call())
-    result = f"{text['masked']}({text.w}, {stepped}, {text.g}, {agreeing}, {count})"
-    if decay:
-        result += f" + ({full} - {stepped})"
-    extras = ("sums", *(("index",) if "index" in rule.extras else ()))
-    first = text.unpacked(extras, rule.state, rule.own_hyper, (agreeing, count, *text.sums))
-    return Made(text.define("cautious", first, lines, f"{result}, {text.returned()}"), _Agreement(found, rule.reduction))
+    return changed_step(rule, ("agreement", "agreeing", agrees), ("cautious", masked), decay)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterable
 
-from ..language import Reduction, Rule, jit, tl
-from ..language.codegen import RuleSource
-from .base import ComposedReduction, Made, check_rule, transformed
+from ..language import Rule, jit, tl
+from .base import Made, changed_step, check_rule, transformed
 
 __all__ = ["clip_by_block_rms"]
 
@@ -30,47 +28,18 @@ def clip_by_block_rms(rule: Rule, decay: Iterable[str] = ("decay",)) -> Rule:
     return transformed(clip_by_block_rms, _make, rule, tuple(name for name in rule.hyper if name in decay))
 
 
-class _Squares(ComposedReduction):
-    """The reduction of such a rule."""
-
-    def __init__(self, fn: types.FunctionType, sums: Reduction | None) -> None:
-        super().__init__(fn, sums, feeds_next=True)
-
-
 @jit
-def step_square(w, stepped):
+def step_square(w, stepped, g):
     step = w - stepped
     return step * step
 
 
 @jit
-def limited(w, stepped, square, count, limit):
+def limited(w, stepped, g, square, count, limit):
     """The weight after the limited step; comparisons are such that what is NaN stays that."""
     rms = tl.sqrt(square / count)
     return tl.where(rms > limit, w - (w - stepped) * (limit / rms), stepped)
 
 
 def _make(rule: Rule, decay: tuple[str, ...]) -> Made:
-    """With decoupled weight decay the rule is computed with and without it: what the two differ by is the decay."""
-    text = RuleSource(rule, "step_limit", step_square=step_square, limited=limited)
-    square, count, stepped, ignored, nothing = text.new("square", "count", "stepped", "ignored", "nothing")
-    full, lines, undecayed = stepped, [], None
-    if decay:
-        full = text.new("full")[0]
-        lines = [f"{nothing} = 0.0 * {decay[0]}"]
-        undecayed = dict.fromkeys(decay, nothing)
-    found = text.define(
-        "squares",
-        text.arguments(),
-        [*lines, f"{stepped}, {ignored} = {text.call(undecayed)}"],
-        f"{text['step_square']}({text.w}, {stepped}), 1.0",
-    )
-    if decay:
-        lines += [f"{stepped}, {ignored} = {text.call(undecayed)}"]
-    lines += text.step(full, text.call())
-    result = f"{text['limited']}({text.w}, {stepped}, {square}, {count}, step_limit)"
-    if decay:
-        result += f" + ({full} - {stepped})"
-    extras = ("sums", *(("index",) if "index" in rule.extras else ()))
-    first = text.unpacked(extras, rule.state, (*rule.own_hyper, "step_limit"), (square, count, *text.sums))
-    return Made(text.define("clipped_step", first, lines, f"{result}, {text.returned()}"), _Squares(found, rule.reduction))
+    return changed_step(rule, ("squares", "square", step_square), ("clipped_step", limited), decay, "step_limit")

@@ -272,7 +272,7 @@ _MOST_EXACT = 2**12  # ranks, whose flags have exact sums in float32
 
 
 class RankAgreement:
-    """Compares what ranks do. Arguments are as those of `AllReduceSync`; `ranks` is how many there are."""
+    """Compares what the ranks do. Takes the arguments of `AllReduceSync`; `ranks` is their number."""
 
     def __init__(
         self, group: Any, ranks: int, names: Sequence[str], params: Sequence[torch.Tensor], optimizer: Optimizer

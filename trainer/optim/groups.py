@@ -333,7 +333,7 @@ def refuse_evaluated(what: str, groups: Iterable[Group]) -> None:
 
 
 def master_key(weight: torch.Tensor, dtype: torch.dtype) -> tuple[str, str]:
-    """The key of a master of this type in a parameter's state, and that of one of the other kinds."""
+    """The key in a parameter's state of a master of this type, and the key of the other kind of master."""
     master, compensation = MASTER_KEYS
     return (compensation, master) if dtype == weight.dtype else (master, compensation)
 
