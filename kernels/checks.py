@@ -13,20 +13,6 @@ from .language import Rule, TensorRule
 from .layouts import compute_dtype, dense_strides, is_dense, is_wrapper, same_order
 from .states import slot_shapes
 
-__all__ = [
-    "DTYPES",
-    "allowed_types",
-    "check_gradient",
-    "check_list",
-    "check_memory",
-    "check_own_memory",
-    "check_stack",
-    "check_tensors",
-    "companions_of",
-    "stack_length",
-    "tensor_kind",
-]
-
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _IN_PLACE_OF_MASTERS = {  # what may be stored alongside a weight instead of a copy
     weight: [

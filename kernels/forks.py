@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["is_forked"]
-
 _forked: list[bool] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _forked.append(True))

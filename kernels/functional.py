@@ -10,8 +10,6 @@ import torch
 from .language import Rule, TensorRule, derivation
 from .update import Update
 
-__all__ = ["hyper_values", "update"]
-
 
 def update(
     rule: Rule | TensorRule,

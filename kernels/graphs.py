@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 
 from .launch import GRADIENT
 
-__all__ = ["RecordedUpdate", "Recording"]
-
 
 class Recording:
     """What is launched while a CUDA graph is recorded. What changes from step to step is not copied into the graph then.

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["compute_dtype", "dense_strides", "is_dense", "is_wrapper", "same_order", "widest"]
-
 
 def compute_dtype(weight_dtype: torch.dtype) -> torch.dtype:
     """The type in which a rule computes and keeps its state: float64 for float64 weights, else float32."""

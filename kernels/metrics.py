@@ -21,26 +21,6 @@ from .language.reduction import ElementwiseFunction
 from .language.text import function_of_text
 from .layouts import widest
 
-__all__ = [
-    "BINS",
-    "EDGES",
-    "MetricsBuffer",
-    "RuleWithMetric",
-    "gradient_absmax",
-    "gradient_nonfinite",
-    "gradient_square",
-    "gradient_times_update",
-    "gradient_zeros",
-    "histogram",
-    "joined",
-    "update_absmax",
-    "update_square",
-    "weight_absmax",
-    "weight_square",
-    "weight_unchanged",
-    "with_metric",
-]
-
 EDGES = tuple(2.0**k for k in range(-28, 3))  # between the bins of a histogram
 BINS = len(EDGES) + 1
 SLOTS = 64  # of a ring on a GPU: steps recorded there; half of them are copied to the host at a time

@@ -29,8 +29,6 @@ from .reductions import join_totals
 from .rules.common import clip_coefficient, clipped, total_square
 from .rules.layerwise import gradient_square
 
-__all__ = ["clip_adaptively_", "clip_by_global_norm_", "clip_by_norm_", "clip_by_value_", "global_norm"]
-
 EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["KEYS", "LOGARITHM", "MULTIPLIERS", "ROOT_HALF", "ROUNDS", "SINE", "normal"]
-
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEYS = (0x9E3779B9, 0xBB67AE85)  # what the two keys grow by in each round
 ROUNDS = 10

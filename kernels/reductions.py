@@ -10,8 +10,6 @@ from .language import Reduction
 from .launch import Launch
 from .layouts import widest
 
-__all__ = ["join_totals", "run_reductions"]
-
 Join = Callable[[torch.Tensor, str], None]
 
 

@@ -15,21 +15,6 @@ from . import storage, streams
 from .language import Rule, TensorRule
 from .layouts import compute_dtype, dense_strides, is_dense, same_order
 
-__all__ = [
-    "ALIGNMENT",
-    "PACK_FROM",
-    "PerTensorStates",
-    "allocate_states",
-    "goes_with",
-    "master_like",
-    "per_tensor_states",
-    "slot_dtypes",
-    "slot_shapes",
-    "stacked_zeros",
-    "state_type",
-    "states_for",
-]
-
 PACK_FROM = 4096  # elements; in smaller tensors there is little to be saved, and as a rule much to be lost: biases, norms
 ALIGNMENT = 64  # bytes between the starts of two tensors of an arena: one vector register of any CPU, four of a GPU
 

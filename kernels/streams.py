@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["is_asynchronous", "is_capturing", "on_device", "pinned", "record_event", "staged"]
-
 
 def is_asynchronous(device: torch.device) -> bool:
     """Whether work on this device is queued on a stream, so that the host need not wait for it."""

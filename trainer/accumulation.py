@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["AccumulationWatch"]
-
 
 class AccumulationWatch:
     """Watches from the first step to the second; MXNet replaces gradients there, torch adds to them.

@@ -24,8 +24,6 @@ from .optimizer.plan import StepPlan
 from .replica import Replica
 from .validation import integer
 
-__all__ = ["CapturedStep", "check_capture", "record_step"]
-
 
 class CapturedStep:
     """A function that trains, which becomes a graph after some calls. Made by `Trainer.capture`.

@@ -12,8 +12,6 @@ from ..kernels.norms import scale_to_norm_
 from .optimizer.sparse import is_sparse
 from .validation import boolean, number
 
-__all__ = ["clip_global_norm"]
-
 
 @torch.no_grad()
 def clip_global_norm(arrays: Iterable[torch.Tensor], max_norm: float, check_isfinite: bool = True) -> float | torch.Tensor:

@@ -8,8 +8,6 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["outside_dynamo"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from .random_state import random_state, set_random_state
 
-__all__ = ["EpochBatches"]
-
 
 class EpochBatches:
     """The batches of data, epoch by epoch.

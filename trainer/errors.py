@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["StaleGradientError", "UpdateOnKVStoreError"]
-
 
 class StaleGradientError(UserWarning, RuntimeError):
     """A parameter has had no backward pass since the last step. (Gluon raises UserWarning, which this is, too.)"""

@@ -23,18 +23,6 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-__all__ = [
-    "check_writable",
-    "contents",
-    "read_header",
-    "read_npz",
-    "read_tensors",
-    "replace",
-    "sync_folder",
-    "write_npz",
-    "write_tensors",
-]
-
 fcntl: Any = import_module("fcntl") if os.name == "posix" else None  # on Windows nobody can remove a file that is open
 _TEXT, _CHECKSUM = "tristep", "tristep checksum"  # in a safetensors file's metadata; the first also names an array of an npz
 _MOST_HEADER = 100_000_000  # bytes of JSON in a safetensors file, as its form allows

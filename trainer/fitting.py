@@ -20,8 +20,6 @@ from .saving import CheckpointManager
 from .trainer import Trainer
 from .validation import boolean, integer
 
-__all__ = ["Batch", "Fit", "fit"]
-
 
 @dataclass(frozen=True)
 class Batch:

@@ -16,8 +16,6 @@ from .snapshot import Snapshot
 from .trainer import Trainer
 from .validation import choice, integer, number
 
-__all__ = ["SUGGESTERS", "LRFinder", "lr_find"]
-
 SUGGESTERS = ("valley", "slide", "minimum", "steep")
 
 

@@ -9,8 +9,6 @@ import torch
 
 from .validation import choice
 
-__all__ = ["Metric", "checked_metrics"]
-
 Metric = Callable[[torch.Tensor, torch.Tensor], "float | torch.Tensor"]
 
 

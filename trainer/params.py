@@ -16,20 +16,6 @@ from . import checkpoint
 from .optimizer import Optimizer
 from .validation import choice, did_you_mean, number
 
-__all__ = [
-    "Parameters",
-    "check_alike",
-    "check_distinct",
-    "check_parameters",
-    "collect_params",
-    "gluons_order",
-    "is_lazy",
-    "listed",
-    "modules_of",
-    "named_parameters",
-    "replica_of",
-]
-
 _SETTABLE = ("lr_mult", "wd_mult", "grad_req", "init")
 
 

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["check_random_state", "random_state", "set_random_state"]
-
 _WORDS = 624  # of a Mersenne twister, which all three are on the CPU
 
 

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 from .validation import did_you_mean
 
-__all__ = ["Registry"]
-
 T = TypeVar("T")
 Entry = TypeVar("Entry")
 

@@ -15,8 +15,6 @@ from .optimizer import Optimizer, RuleOptimizer
 from .optimizer.multi import parts_of
 from .validation import choice, did_you_mean, integer
 
-__all__ = ["Telemetry", "attached"]
-
 _Values = dict[str, np.ndarray]  # by the names of measured values, each [n_steps, n_tensors]
 
 

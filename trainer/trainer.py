@@ -51,8 +51,6 @@ from .saving import Checkpoint, resume
 from .telemetry import Telemetry, attached
 from .validation import boolean, number
 
-__all__ = ["StaleGradientError", "Trainer", "UpdateOnKVStoreError"]
-
 # The gradients of a replica, with their versions, if all are fresh; else None.
 _Written = tuple[list[Any], list[int]] | None
 # For each replica and parameter whether its gradient is fresh; for each parameter whether it is updated, None where all are,

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["boolean", "choice", "did_you_mean", "int_or_float", "integer", "number"]
-
 
 def number(
     name: str,

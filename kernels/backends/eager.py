@@ -15,8 +15,6 @@ from ..layouts import widest
 from ..metrics import MetricsBuffer
 from .eager_metrics import Found, sum_of
 
-__all__ = ["EagerLaunch", "WholeLaunch"]
-
 TILE = 65536  # elements; on a CPU, a rule's temporaries of this size stay in its caches
 JOIN_UP_TO = 4096  # elements; smaller tensors with equal hyper-parameters are computed as one
 

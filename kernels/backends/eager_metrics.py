@@ -11,8 +11,6 @@ from .. import storage
 from ..launch import Launch
 from ..metrics import MetricsBuffer
 
-__all__ = ["Found", "sum_of"]
-
 ALONE = 16384  # elements; torch shares longer sums out among threads, and their number would show in the result
 
 

@@ -39,8 +39,6 @@ import torch
 
 from ..language import Function, jit, tl
 
-__all__ = ["BLOCK", "CODES", "TILE", "Code", "Job", "mean_of_shares", "share_of_largest"]
-
 TILE = 1024  # values; chunks are multiples of it
 BLOCK = 128  # values that share a scale: those that one warp of a GPU holds, 4 to a thread, so that it finds it alone
 

@@ -29,8 +29,6 @@ from ..backends.cpu.ops import bind
 from ..backends.cpu.threads import PARALLEL_FROM, run_threads
 from .codecs import BLOCK, TILE, Job, mean_of_shares, share_of_largest
 
-__all__ = ["run"]
-
 PIECE = 2 * TILE  # values that go through all stages together, or a tile, where chunks end so
 SHARE = 32  # pieces that a thread takes at a time
 _loops: dict[tuple[Any, ...], Any] = {}

@@ -6,8 +6,6 @@ import torch
 
 from .codecs import BLOCK, Code, Job, mean_of_shares, share_of_largest
 
-__all__ = ["run"]
-
 
 @torch.no_grad()
 def run(job: Job) -> None:

@@ -7,8 +7,6 @@ import torch
 from ..backends import choose_engine
 from .codecs import TILE, Code, Job
 
-__all__ = ["VALUES", "decode", "decode_votes", "encode", "reduce", "reduce_votes"]
-
 
 def encode(
     code: Code,

@@ -18,8 +18,6 @@ from ..backends.triton.memory import round_to
 from ..backends.triton.ops import TYPES, bind
 from .codecs import BLOCK, TILE, Job, mean_of_shares, share_of_largest
 
-__all__ = ["compile_for", "run"]
-
 _BLOCK = tl.constexpr(BLOCK)
 
 

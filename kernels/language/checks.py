@@ -7,8 +7,6 @@ import inspect
 import textwrap
 import types
 
-__all__ = ["check_form", "check_return", "names_read", "parse_function", "unchanged_states", "unpacked_names"]
-
 
 def parse_function(fn: types.FunctionType) -> ast.FunctionDef:
     try:

@@ -17,8 +17,6 @@ from .reduction import Reduction
 from .rule import Rule
 from .text import function_of_text
 
-__all__ = ["RuleSource", "tuple_text"]
-
 
 class RuleSource:
     """What the texts made of one rule have in common. All names differ from those that the rule unpacks.

@@ -20,8 +20,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-__all__ = ["Derivation", "derivation"]
-
 
 class Derivation(NamedTuple):
     """How a hyper-parameter is derived.

@@ -22,8 +22,6 @@ from .literals import is_number, name_literals
 from .ops import OPS, TORCH_OPS, is_tl
 from .text import OfText, function_of_text
 
-__all__ = ["Function", "jit"]
-
 
 def jit(fn: Callable[..., Any]) -> Function:
     """Mark a function that rules may call. It is compiled into each rule that uses it, on every backend."""

@@ -7,8 +7,6 @@ import copy
 import types
 from typing import Any
 
-__all__ = ["is_number", "name_literals"]
-
 
 def is_number(value: Any) -> bool:
     """Whether the value is an integer or a float, and no boolean."""

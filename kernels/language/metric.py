@@ -8,8 +8,6 @@ from typing import Any
 
 from .function import Function
 
-__all__ = ["Metric", "metric"]
-
 
 def metric(**by: str) -> Callable[[Callable[..., Any]], Metric]:
     """Make a metric of a function `(w, g, new_w) -> (a, b, ...)`, whose values are reduced over each tensor.

@@ -10,8 +10,6 @@ import torch
 
 from .. import random
 
-__all__ = ["OPS", "TORCH_OPS", "TorchOps", "is_tl", "tl"]
-
 
 def _of_one(fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """An op of one value, which may be a hyper-parameter: on torch tensors these are plain numbers."""

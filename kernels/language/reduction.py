@@ -9,8 +9,6 @@ from typing import Any
 from .checks import unpacked_names
 from .function import Function
 
-__all__ = ["ElementwiseFunction", "Reduction", "reduction"]
-
 
 def reduction(
     fn: Callable[..., Any] | None = None,

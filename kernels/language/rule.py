@@ -10,8 +10,6 @@ import torch
 from .checks import check_return, names_read, unchanged_states
 from .reduction import ElementwiseFunction, Reduction
 
-__all__ = ["Rule", "rule"]
-
 
 def rule(
     fn: Callable[..., Any] | None = None,

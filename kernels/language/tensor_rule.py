@@ -14,8 +14,6 @@ from .reduction import Reduction
 from .rule import Rule
 from .text import OfText
 
-__all__ = ["TensorRule", "tensor_rule"]
-
 
 def tensor_rule(
     fn: Callable[..., Any] | None = None,

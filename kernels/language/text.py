@@ -10,8 +10,6 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["OfText", "function_of_text"]
-
 _numbers = itertools.count()
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _written: dict[str, float | None] = {}  # when, of the files of this package that define functions

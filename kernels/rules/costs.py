@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["bases_cost", "newton_schulz_cost"]
-
 TURNED_EVERY = 10  # steps: SOAP's default
 
 

@@ -10,8 +10,6 @@ from .low_precision import CodesOnly
 from .master import MasterKind, kind_of
 from .packed import is_packed
 
-__all__ = ["Storage", "of_tensors"]
-
 
 class Storage:
     """What the tensors of a launch are stored as.

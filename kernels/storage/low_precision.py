@@ -10,8 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-__all__ = ["HASH", "NEXT", "CodesOnly", "keys", "multiplier", "random_bits", "rounded_at_random"]
-
 _WORD = 0xFFFFFFFF
 # A multiplication spreads groups of 4 elements, which a thread of a GPU holds, two more and two shifts mix them with the key
 # (the constants are those of Ettinger's "lowbias32"). What it gives is the seed of a congruential generator, whose next

@@ -21,8 +21,6 @@ from enum import IntEnum
 
 import torch
 
-__all__ = ["MasterKind", "combined", "kind_of", "master_for", "split", "unchanged"]
-
 _SPLIT = {torch.int16: 16, torch.int8: 8}  # by the type of the lower part its bits
 
 

@@ -25,27 +25,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = [
-    "BLOCK",
-    "CODES",
-    "HALF",
-    "INFINITE",
-    "LEAST",
-    "ONE",
-    "PACKED",
-    "Code",
-    "as_bfloat16",
-    "check_scales",
-    "copy",
-    "decode",
-    "encode",
-    "is_packed",
-    "packed_size",
-    "pieces",
-    "scales_at",
-    "unpacked",
-]
-
 BLOCK = 128  # elements that share a scale: those that one warp of a GPU holds, 4 to a thread, so that it finds it alone
 LEAST, INFINITE = 27 << 23, 255 << 23  # bits of the exponent of 2^-100, to which scales are limited, and of infinity
 AT_A_TIME = 1 << 22  # elements that are packed or unpacked at a time, since temporary tensors take several times their room

@@ -7,8 +7,6 @@ from ..language.codegen import RuleSource
 from ..rules.common import norm_of
 from .base import Change, Made, changed_gradient, transformed
 
-__all__ = ["agc"]
-
 
 def agc(rule: Rule) -> Rule:
     """The rule with adaptive gradient clipping by tensors: a gradient's norm is at most `agc` times its weight's.

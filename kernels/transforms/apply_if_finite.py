@@ -10,8 +10,6 @@ from ..language import Rule, TensorRule, jit
 from ..rules.common import total_square
 from .base import Made, skipping, transformed
 
-__all__ = ["apply_if_finite"]
-
 
 def apply_if_finite(rule: Rule | TensorRule) -> Any:
     """The rule, but nothing changes where the sum of squares of the gradients over all tensors is not finite.

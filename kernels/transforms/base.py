@@ -14,19 +14,6 @@ from ..language.codegen import RuleSource, tuple_text
 from ..rules.common import total_square
 from .whole import Around, ComposedTensorRule
 
-__all__ = [
-    "Change",
-    "ComposedReduction",
-    "Made",
-    "after_first",
-    "changed_gradient",
-    "changed_step",
-    "check_rule",
-    "interpolated",
-    "skipping",
-    "transformed",
-]
-
 
 class Made(NamedTuple):
     """What a transform makes of a rule.

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from ..language import Rule, jit, tl
 from .base import Made, changed_step, check_rule, transformed
 
-__all__ = ["cautious"]
-
 
 def cautious(rule: Rule, decay: Iterable[str] = ("decay",)) -> Rule:
     """The rule with its step masked where it does not descend the gradient, and scaled up in compensation.

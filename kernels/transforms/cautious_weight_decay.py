@@ -12,8 +12,6 @@ from ..language import Rule, TensorRule, jit
 from ..language.codegen import RuleSource, tuple_text
 from .base import Made, check_rule, transformed
 
-__all__ = ["cautious_weight_decay"]
-
 
 def cautious_weight_decay(rule: Rule | TensorRule, decay: Iterable[str] = ("decay", "decoupled_decay")) -> Any:
     """The rule, with its decoupled weight decay only in elements where u w >= 0, of the step -u and the weight w.

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from ..language import Rule, jit, tl
 from .base import Made, changed_step, check_rule, transformed
 
-__all__ = ["clip_by_block_rms"]
-
 
 def clip_by_block_rms(rule: Rule, decay: Iterable[str] = ("decay",)) -> Rule:
     """The rule with its step -u divided by max(1, RMS(u) / step_limit), with the root mean square over each tensor.

@@ -9,8 +9,6 @@ from ..language.codegen import RuleSource
 from ..rules.common import clip_coefficient, total_square
 from .base import Change, Made, changed_gradient, transformed
 
-__all__ = ["clip_by_global_norm"]
-
 
 def clip_by_global_norm(rule: Rule | TensorRule) -> Any:
     """The rule with gradients multiplied by min(1, clip_norm / (norm + 1e-6)), of the norm over all tensors of an update.

@@ -7,8 +7,6 @@ from ..language.codegen import RuleSource
 from ..rules.common import weighted
 from .base import Made, check_rule, transformed
 
-__all__ = ["decoupled_weight_decay"]
-
 
 def decoupled_weight_decay(rule: Rule) -> Rule:
     """The rule with one more hyper-parameter, `decoupled_decay`: by how much the weight shrinks in addition to its step.

@@ -8,8 +8,6 @@ from ..language import Rule, TensorRule, rule
 from ..language.codegen import RuleSource
 from .base import Made, interpolated, transformed
 
-__all__ = ["ema", "moving_average"]
-
 
 def ema(rule: Rule | TensorRule, moves: bool = True) -> Any:
     """The rule with a last state `ema`, the moving average of the weight: ema <- ema + (1 - ema_decay) (w - ema).

@@ -9,8 +9,6 @@ from ..language.codegen import RuleSource
 from ..rules.common import norm_of
 from .base import ComposedReduction, Made, transformed
 
-__all__ = ["hyperball"]
-
 _KEPT = ("radius", "weight_scale", "step_scale")
 
 

@@ -6,8 +6,6 @@ from ..language import Rule
 from ..language.codegen import RuleSource
 from .base import Made, interpolated, transformed
 
-__all__ = ["lookahead"]
-
 
 def lookahead(rule: Rule, sync: bool = True) -> Rule:
     """The rule with a last state `slow_weight`, which must start as the weight; the weight is periodically reset to it.

@@ -10,8 +10,6 @@ from ..language.text import function_of_text
 from ..rules.common import norm_of, total_square
 from .base import ComposedReduction, Made, skipping, transformed
 
-__all__ = ["skip_above_percentile"]
-
 _KEPT = ("norm_percentile", "percentile_count", "step_taken")
 _HYPER = ("skip_share", "skip_rate", "skip_factor", "skip_warmup", "skip_square")
 

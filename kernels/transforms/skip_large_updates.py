@@ -5,8 +5,6 @@ from __future__ import annotations
 from ..language import Rule, jit
 from .base import Made, skipping, transformed
 
-__all__ = ["skip_large_updates"]
-
 
 def skip_large_updates(rule: Rule) -> Rule:
     """The rule, but nothing changes where the sum of squares of the gradients over all tensors exceeds `skip_square`.

@@ -9,8 +9,6 @@ import torch
 
 from ..language import Reduction, Rule, TensorRule
 
-__all__ = ["Around", "ComposedTensorRule"]
-
 # A function of `step`, w, g, states and hyper-parameters by name, and the numbers that the reduction has found, which gives
 # the new w and states. `step(g, **hyper)` is the step of the rule with this gradient, and these hyper-parameters instead of
 # its own.

@@ -7,8 +7,6 @@ from ..language.codegen import RuleSource
 from ..rules.common import clip_coefficient, norm_of
 from .base import Change, Made, changed_gradient, transformed
 
-__all__ = ["zclip"]
-
 
 def zclip(rule: Rule) -> Rule:
     """The rule with gradients clipped where their norm over all tensors is a spike, by running mean and variance of it.

@@ -13,8 +13,6 @@ import torch.distributed as dist
 
 from ..validation import did_you_mean, integer, number
 
-__all__ = ["LINKS", "Link", "measure_link", "parse_link"]
-
 
 class Link(NamedTuple):
     """What a rank sends through, to one other rank at a time, while it receives as much.

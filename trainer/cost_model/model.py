@@ -17,8 +17,6 @@ from .network import Network, Transfer
 from .strategy import Strategy, format_seconds
 from .update import UpdateCost
 
-__all__ = ["estimate_cost"]
-
 BACKWARD = 2 / 3  # its share of forward and backward: two products of matrices for each one
 TOPK, RANK = 0.01, 4  # the share that "topk" sends; the rank of "powersgd"
 

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from .links import Link
 
-__all__ = ["Network", "Transfer"]
-
 
 class Transfer(NamedTuple):
     """What a collective costs a rank.

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Strategy", "format_seconds", "table"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:

@@ -12,8 +12,6 @@ from ...kernels import Rule, storage
 from ..optimizer import Optimizer, RuleOptimizer, create
 from ..validation import choice, integer, number
 
-__all__ = ["MEMORIES", "OTHER_NAMES", "UpdateCost"]
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 OTHER_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp64": "float64"}
 SIDE = 4096  # of the square matrices that a bare number of parameters is taken to be

@@ -13,8 +13,6 @@ import torch
 from ..registry import Registry
 from ..validation import boolean
 
-__all__ = ["InitDesc", "Initializer", "alias", "as_initializer", "draw", "from_name", "register", "registered", "rms"]
-
 _Class = TypeVar("_Class", bound="type[Initializer]")
 _RULES = {  # the first ending that matches decides
     "weight": "_init_weight",

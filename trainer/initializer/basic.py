@@ -11,8 +11,6 @@ import torch
 from ..validation import choice, int_or_float, number
 from .base import InitDesc, Initializer, alias, draw, register
 
-__all__ = ["Bilinear", "Constant", "MSRAPrelu", "Normal", "One", "Orthogonal", "Uniform", "Xavier", "Zero"]
-
 
 @alias("zeros")
 @register

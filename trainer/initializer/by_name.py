@@ -15,8 +15,6 @@ import torch
 from ..validation import boolean, did_you_mean
 from .base import Initializer, as_initializer, from_name
 
-__all__ = ["Load", "Mixed", "create"]
-
 
 def create(initializer: Any, **kwargs: Any) -> Any:
     """Make an initializer by name.

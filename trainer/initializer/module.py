@@ -12,8 +12,6 @@ from .base import InitDesc, Initializer
 from .basic import Constant
 from .by_name import Load, Mixed, create
 
-__all__ = ["initialize"]
-
 _NORMS = (
     torch.nn.modules.batchnorm._NormBase,  # batch and instance norms
     torch.nn.LayerNorm,

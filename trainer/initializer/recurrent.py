@@ -13,8 +13,6 @@ from ..validation import boolean, choice, int_or_float, integer
 from .base import InitDesc, Initializer, as_initializer, register
 from .basic import Uniform, Zero
 
-__all__ = ["FusedRNN", "LSTMBias", "RNNFused"]
-
 _GATES = {  # as MXNet names them, in the order of MXNet, cuDNN and torch
     "rnn_relu": ("",),
     "rnn_tanh": ("",),

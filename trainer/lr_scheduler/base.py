@@ -17,17 +17,6 @@ from .config import constructor_arguments, functions, hashable, is_plain, shown,
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "LRScheduler",
-    "create",
-    "evaluate",
-    "final_update",
-    "from_config",
-    "half_cosine",
-    "increasing",
-    "register",
-]
-
 # Caches, the update that was asked for last, and how it was made.
 _NOT_COMPARED = ("_kept", "_position", "_base_lr_given")
 _NOT_HASHED = ("_base_lr", "_warmup_final_lr", "_since")  # what may change after a schedule has been made

@@ -12,8 +12,6 @@ from ..validation import integer
 from .base import LRScheduler, evaluate, increasing, register
 from .config import as_function
 
-__all__ = ["FunctionScheduler", "SequenceScheduler", "sequence"]
-
 
 @register
 class FunctionScheduler(LRScheduler):

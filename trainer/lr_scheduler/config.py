@@ -9,8 +9,6 @@ from typing import Any
 
 from ..registry import Registry
 
-__all__ = ["as_function", "constructor_arguments", "functions", "hashable", "is_plain", "shown", "to_plain"]
-
 functions: Registry[Callable[..., Any]] = Registry("function", ignore_case=False, hint="It needs @register above its def")
 
 

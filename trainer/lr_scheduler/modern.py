@@ -10,14 +10,6 @@ import numpy as np
 from ..validation import choice, int_or_float, number
 from .base import LRScheduler, half_cosine, increasing, register
 
-__all__ = [
-    "CosineRestartsScheduler",
-    "CyclicScheduler",
-    "ExponentialScheduler",
-    "InterpolatedScheduler",
-    "PiecewiseScheduler",
-]
-
 
 @register
 class CosineRestartsScheduler(LRScheduler):

@@ -10,8 +10,6 @@ import numpy as np
 from ..validation import int_or_float, integer, number
 from .base import LRScheduler, final_update, half_cosine, increasing, register
 
-__all__ = ["CosineScheduler", "FactorScheduler", "MultiFactorScheduler", "PolyScheduler"]
-
 
 class _DropScheduler(LRScheduler):
     """Schedules that multiply the learning rate by a factor at drops, and whose ``base_lr`` is the present learning rate.

@@ -13,8 +13,6 @@ from ..validation import did_you_mean, integer
 from .base import LRScheduler, evaluate, register
 from .config import functions
 
-__all__ = ["TorchScheduler", "TristepLR", "from_torch", "to_torch"]
-
 
 @register
 class TorchScheduler(LRScheduler):

@@ -7,8 +7,6 @@ import numpy as np
 from ..validation import boolean, choice, integer, number
 from .base import LRScheduler, final_update, half_cosine, register
 
-__all__ = ["InverseSquareRootScheduler", "OneCycleScheduler", "WarmupStableDecayScheduler"]
-
 
 @register
 class OneCycleScheduler(LRScheduler):

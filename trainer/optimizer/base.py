@@ -15,8 +15,6 @@ from ..validation import boolean, did_you_mean, integer, number
 from .counts import Index, StepCounts
 from .settings import Setting, check_grad_req, refuse_unknown, set_base_lr, warn_once
 
-__all__ = ["LOW_PRECISION", "Index", "Optimizer", "WithMaster", "create", "listed_arguments", "register", "registered"]
-
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 _MXNETS_SCHEDULES = ("FactorScheduler", "MultiFactorScheduler", "PolyScheduler", "CosineScheduler")
 _Class = TypeVar("_Class", bound="type[Optimizer]")

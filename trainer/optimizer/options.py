@@ -14,17 +14,6 @@ from ...kernels import TensorRule, storage, transforms
 from ..validation import boolean, choice, integer, number
 from .settings import Setting
 
-__all__ = [
-    "OPTIONS",
-    "STATE_DTYPES",
-    "Option",
-    "StepNumbers",
-    "check_state_dtype",
-    "options_in_use",
-    "square_limit",
-    "wd_at",
-]
-
 STATE_DTYPES: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16}
 STATE_DTYPES |= dict(zip(("8bit", "4bit"), storage.PACKED, strict=True))
 _OTHER_STATE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"} | dict.fromkeys(("uint8", "int8", "8-bit", "8bits"), "8bit")

@@ -13,8 +13,6 @@ import torch
 
 from ..validation import did_you_mean
 
-__all__ = ["Parameter", "Pattern", "assign", "layers_of", "matcher"]
-
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,

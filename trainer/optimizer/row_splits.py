@@ -10,8 +10,6 @@ import torch
 
 from ..validation import did_you_mean, integer
 
-__all__ = ["Blocks", "blocks_by_parameter", "check_rows", "checked_blocks", "checked_split", "needs_names"]
-
 Blocks = int | tuple[int, ...]  # a number of equal blocks, or the rows of each
 
 

@@ -22,8 +22,6 @@ from .options import OPTIONS, STATE_DTYPES, Option, StepNumbers, options_in_use,
 from .settings import SPLIT_MASTERS, Setting, split_master, switch
 from .sparse import SparseRows, split
 
-__all__ = ["RuleOptimizer"]
-
 
 class RuleOptimizer(Optimizer):
     """An optimizer that is an update rule and its hyper-parameters. Runs fused, on every engine.

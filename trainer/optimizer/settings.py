@@ -15,24 +15,6 @@ import torch
 from ..validation import boolean, did_you_mean, int_or_float, number
 from .counts import Index
 
-__all__ = [
-    "SPLIT_MASTERS",
-    "Setting",
-    "also_called",
-    "carried",
-    "check_grad_req",
-    "check_settings",
-    "first_argument_in_mxnet",
-    "fraction",
-    "not_negative",
-    "positive",
-    "refuse_unknown",
-    "set_base_lr",
-    "split_master",
-    "switch",
-    "warn_once",
-]
-
 # Values of `multi_precision` that are no bool, with the type of what is stored next to a bfloat16 weight.
 SPLIT_MASTERS: dict[Any, torch.dtype] = {"remainder": torch.int16, "split8": torch.int8}
 _TORCHS_NAMES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon", "betas": "beta1", "alpha": "gamma1"}

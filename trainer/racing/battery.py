@@ -15,8 +15,6 @@ from ..validation import choice, integer, number
 from .candidates import Candidate, candidates_of
 from .tasks import SIZE, TASKS, Task
 
-__all__ = ["BatteryResult", "battery"]
-
 RATES = tuple(np.logspace(-4, 1, 21).tolist())  # four in a decade
 WINDOW = 20  # steps over which losses are averaged
 

@@ -14,8 +14,6 @@ from ..ensemble import make_optimizer
 from ..optimizer import MultiOptimizer, Optimizer, create
 from ..validation import number
 
-__all__ = ["Candidate", "candidates_of"]
-
 RATES = 30.0  # from which fraction of the usual learning rate to which multiple of it
 ONE_MINUS, DECAYS = (0.02, 0.5), (1e-5, 1e-2)
 PREFIX = "one_minus_"

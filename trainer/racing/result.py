@@ -13,8 +13,6 @@ from .. import files
 from ..validation import choice, number
 from .statistics import ratio_interval
 
-__all__ = ["Comparison", "RaceResult", "steps_to"]
-
 FORMAT = 1
 MEASURES = ("steps", "samples", "seconds")
 

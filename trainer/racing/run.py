@@ -16,8 +16,6 @@ from .result import RaceResult, steps_to
 from .store import Store
 from .training import Plan, time_steps, train
 
-__all__ = ["race"]
-
 TUNING = 1_000_000  # the first seed of the tuning
 Job = tuple[int, int]  # an optimizer and one of its trials
 

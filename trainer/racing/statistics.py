@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["mean_interval", "ratio_interval", "t_quantile"]
-
 
 def ratio_interval(
     ours: Any, theirs: Any, level: float = 0.95, resamples: int = 9999, seed: int = 0

@@ -11,8 +11,6 @@ import numpy as np
 
 from .. import files
 
-__all__ = ["Store"]
-
 KIND = "race training"
 TOLERANCE = 1e-3  # relative, of losses, which another machine computes a little differently
 ABSENT = "(not given)"

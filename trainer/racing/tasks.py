@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["SIZE", "TASKS", "Given", "Task"]
-
 SIZE = 20  # weights
 
 

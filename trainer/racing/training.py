@@ -17,8 +17,6 @@ from ..optimizer import Optimizer
 from ..sweeping.train import Batches, Look, start, train_separately, train_together
 from ..trainer import Trainer
 
-__all__ = ["Plan", "SeededBatches", "time_steps", "train"]
-
 ROUNDS, STEPS = 11, 3  # of timing, and in each of them
 
 

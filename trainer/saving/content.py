@@ -19,19 +19,6 @@ from ..replica import Replica
 if TYPE_CHECKING:
     from .folder import Content
 
-__all__ = [
-    "ALONE",
-    "Trainer",
-    "agreed",
-    "check_weights",
-    "collect_rank",
-    "extra_states_of",
-    "group_of",
-    "load_content",
-    "rank_of",
-    "tensors_of",
-]
-
 
 class Trainer(Protocol):
     """What is needed here of a `Trainer`, whose module imports this one."""

@@ -22,21 +22,6 @@ from .. import checkpoint, files
 from ..random_state import check_random_state
 from .packing import pack, unpack
 
-__all__ = [
-    "Checkpoint",
-    "Claim",
-    "Content",
-    "best_of",
-    "claim",
-    "disclaim",
-    "is_checkpoint",
-    "list_checkpoints",
-    "prune",
-    "read_checkpoint",
-    "step_of",
-    "write_checkpoint",
-]
-
 fcntl: Any = import_module("fcntl") if os.name == "posix" else None
 _NAME = re.compile(r"step-(\d{10,})(?:-(\d+))?")  # the step, and how often that step has been saved before
 _HIDDEN = re.compile(r"\.(step-.*)\.[0-9a-f]{32}\.tmp")  # being written, or removed

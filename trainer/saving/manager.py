@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from ..trainer import Trainer
 
-__all__ = ["CheckpointManager"]
-
 
 class CheckpointManager:
     """Saves checkpoints of a training into a folder, from which `Trainer.resume` continues it bit for bit.

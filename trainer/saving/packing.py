@@ -10,8 +10,6 @@ import torch
 
 from ..files import check_writable
 
-__all__ = ["host_copies", "pack", "unpack"]
-
 _PLAIN = (bool, int, float, str, type(None))
 _MOST_DEPTH = 50
 

@@ -11,8 +11,6 @@ from typing import Any
 from .content import Trainer, agreed, check_weights, extra_states_of, group_of, load_content, tensors_of
 from .folder import Checkpoint, Content, is_checkpoint, list_checkpoints, read_checkpoint
 
-__all__ = ["resume"]
-
 
 def resume(trainer: Trainer, folder: str | os.PathLike[str], net: Any = None, stateful: Sequence[Any] = ()) -> Checkpoint:
     """See `Trainer.resume`; `stateful` as for `CheckpointManager`."""

@@ -8,8 +8,6 @@ import traceback
 import weakref
 from collections.abc import Callable
 
-__all__ = ["BackgroundWriter"]
-
 
 class BackgroundWriter:
     """Calls a function in another thread. The interpreter waits for it before it ends.

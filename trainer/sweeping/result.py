@@ -14,8 +14,6 @@ import torch
 from .. import files
 from ..validation import choice, integer
 
-__all__ = ["Sweep"]
-
 FORMAT = 1
 
 

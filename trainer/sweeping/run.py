@@ -18,8 +18,6 @@ from ..validation import boolean, integer
 from .result import Sweep
 from .train import Batches, start, train_separately, train_together
 
-__all__ = ["sweep"]
-
 
 def sweep(
     make_model: Callable[[], torch.nn.Module],

@@ -18,8 +18,6 @@ from ..optimizer import MultiOptimizer, Optimizer
 from ..optimizer.patterns import layers_of
 from ..trainer import Trainer
 
-__all__ = ["Batches", "Look", "NotStackableError", "Watch", "start", "train_separately", "train_together"]
-
 Look = Callable[[Iterable[Any]], torch.Tensor]  # from batches to the mean loss of each copy on them, [n]
 Watch = Callable[[int, Look], None]  # told of the start, as step 0, and of each step
 

@@ -23,8 +23,6 @@ import numba
 from ... import random, storage
 from ...language import literals
 
-__all__ = ["cache_folder", "cached", "compiling", "engine_text", "entry", "import_generated", "wanted_folder"]
-
 _SLOW = 2.0  # seconds of compilation in a process after which it is told
 _compilation = {"seconds": 0.0}
 

@@ -17,27 +17,6 @@ from numba.extending import intrinsic
 
 from .disk_cache import cached, compiling
 
-__all__ = [
-    "ADDRESSES",
-    "FLOAT64",
-    "HYPER",
-    "INT64",
-    "N_HYPER",
-    "N_SUMS",
-    "N_TENSORS",
-    "N_VALUES",
-    "PARTIALS",
-    "SIZES",
-    "SUMS",
-    "TICKET",
-    "TILE",
-    "add_up",
-    "call_address",
-    "driver",
-    "pointer",
-    "take_ticket",
-]
-
 TILE = 65536  # elements of one call of the inner loop, and the unit of work of a thread
 # What a loop is called with: int64 numbers, addresses among them, at these places. The threads share them. First the next
 # tile to take, then the addresses and widths of the table's arrays, the size of a piece, and the function that computes one.

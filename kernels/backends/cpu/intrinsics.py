@@ -10,24 +10,6 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 
-__all__ = [
-    "REORDERED",
-    "TO",
-    "bits_of_float",
-    "double_of_bits",
-    "float_of_bits",
-    "float_of_half",
-    "half_of_float",
-    "jit",
-    "jit_exact",
-    "jit_separate",
-    "jit_sums",
-    "jit_variant",
-    "larger_of_double",
-    "larger_of_float",
-    "same",
-]
-
 # A loop over six arrays needs more run-time checks against overlap than LLVM's default of 8 before it is vectorised.
 llvmlite.binding.set_option("tristep", "-runtime-memory-check-threshold=64")
 # Rules are computed as they are written, without fused multiply-add: of two products in a sum LLVM would fuse this or that

@@ -15,8 +15,6 @@ from .driver import TICKET, TILE, add_up, driver
 from .loops import block_size, compiled_loop
 from .threads import PARALLEL_FROM, run_threads
 
-__all__ = ["CpuLaunch"]
-
 
 class CpuLaunch(Launch):
     """Runs in one native call, on several threads if there is enough work."""

@@ -57,8 +57,6 @@ from .low_precision import (
 )
 from .ops import bind
 
-__all__ = ["block_size", "compile_lock", "compiled_loop", "loops"]
-
 BLOCK = (
     4096  # elements that are summed in the arithmetic's type; longer sums of low-precision numbers drift by parts in 10^5
 )

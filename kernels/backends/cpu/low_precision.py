@@ -10,27 +10,6 @@ import torch
 from ... import storage
 from .intrinsics import bits_of_float, float_of_bits, float_of_half, half_of_float, jit, jit_exact, jit_variant
 
-__all__ = [
-    "LOAD",
-    "MEMORY",
-    "PACKING",
-    "STORE",
-    "at_random24",
-    "high_bits",
-    "high_of24",
-    "joined",
-    "joined24",
-    "key_of",
-    "load_bfloat16",
-    "lost_bfloat16",
-    "lost_float16",
-    "low_bits",
-    "low_of24",
-    "nearest24",
-    "store_at_random",
-    "store_bfloat16",
-]
-
 
 @jit
 def load_bfloat16(bits):

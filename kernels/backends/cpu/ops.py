@@ -11,8 +11,6 @@ from ... import random
 from ...language import Function
 from .intrinsics import bits_of_float, float_of_bits, jit
 
-__all__ = ["bind"]
-
 # Philox-4x32-10 in words of 32 bits; see random.py.
 _M0, _M1 = map(np.uint64, random.MULTIPLIERS)
 _K0, _K1 = map(np.uint64, random.KEYS)

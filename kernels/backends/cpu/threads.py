@@ -14,8 +14,6 @@ import torch
 
 from ...forks import is_forked
 
-__all__ = ["PARALLEL_FROM", "openmp", "run_threads"]
-
 PARALLEL_FROM = 100_000  # elements; below, handing work to a thread costs more than it saves
 
 

@@ -17,8 +17,6 @@ from .memory import PACKED_TYPES
 from .ops import TYPES, bind
 from .tile import Arguments, Layout
 
-__all__ = ["BLOCK", "BLOCKS_OF_SUMS", "compile_for", "kernel_constants", "launch_options", "options_for", "tile_for"]
-
 BLOCK = 1024  # elements that a program computes at a time
 BLOCKS_OF_SUMS = 4  # of a program of a reduction, at least
 MANY_SUMS = 16, 64  # of which compilers keep all values of all elements, in twice the registers, unless they are told not to

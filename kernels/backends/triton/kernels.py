@@ -16,8 +16,6 @@ from .tile import (
     store_block,
 )
 
-__all__ = ["sums_kernel", "update_kernel"]
-
 
 @triton.jit
 def _tile_of(tiles, gradients, sizes, control, blocks, LAYOUT: tl.constexpr):

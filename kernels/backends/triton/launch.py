@@ -20,8 +20,6 @@ from .kernels import sums_kernel, update_kernel
 from .reduce import totals_kernel
 from .upload import Uploader
 
-__all__ = ["KernelCall", "TritonLaunch"]
-
 TOTALS = 4096  # results of tiles that one program adds up
 
 

@@ -12,22 +12,6 @@ import triton.language as tl
 
 from ... import storage
 
-__all__ = [
-    "PACKED_TYPES",
-    "has_packed",
-    "indices",
-    "is_packed",
-    "load",
-    "load_key",
-    "pack",
-    "put",
-    "random_words",
-    "round_to",
-    "rounded_to_24_bits",
-    "store",
-    "unpack",
-]
-
 _H0, _H1, _H2 = map(tl.constexpr, storage.HASH)
 _NEXT, _NEXT2 = (tl.constexpr(storage.multiplier(0, element)) for element in (1, 2))
 # Packed states go by types of as many bits as two codes or one have, by unsigned ones where they are never negative; see

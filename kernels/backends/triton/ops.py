@@ -13,8 +13,6 @@ import triton.language as tl
 from ... import random
 from ...language import Function
 
-__all__ = ["TYPES", "bind", "maximum"]
-
 TYPES = {
     torch.float64: tl.float64,
     torch.float32: tl.float32,

@@ -7,8 +7,6 @@ import triton.language as tl
 
 from .ops import maximum
 
-__all__ = ["accumulate", "new_accumulators", "store_partials", "totals_kernel"]
-
 _TOGETHER = tl.constexpr(4)  # elements of 32 bits that a thread loads at once
 
 

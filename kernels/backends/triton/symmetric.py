@@ -15,8 +15,6 @@ import triton.language as tl
 from ... import streams
 from .memory import round_to
 
-__all__ = ["symmetric_product"]
-
 ROWS, DEPTH = 128, 64  # of a block: so many rows of each factor, so many columns of both at a time
 BAND = 8  # rows of blocks that are computed close in time, because they share factors in the GPU's second cache
 

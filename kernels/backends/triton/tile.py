@@ -23,18 +23,6 @@ from .memory import (
     unpack,
 )
 
-__all__ = [
-    "Arguments",
-    "Layout",
-    "compute_block",
-    "count_unchanged",
-    "fill_with_zeros",
-    "load_addresses",
-    "load_numbers",
-    "load_weight",
-    "store_block",
-]
-
 _FULL, _SPLIT, _KAHAN, _SPLIT8 = (
     tl.constexpr(int(storage.MasterKind[name])) for name in ("FULL", "SPLIT", "KAHAN", "SPLIT8")
 )

@@ -11,8 +11,6 @@ from ... import streams
 from ...graphs import Recording
 from ...launch import GRADIENT, Launch
 
-__all__ = ["Uploader"]
-
 
 class Uploader:
     """Keeps what may change from step to step, gradients' addresses and hyper-parameters, as they are in a launch's arrays.
