@@ -19,8 +19,8 @@ from ..kernels.graphs import Recording
 from .interrupts import interrupts_wait
 from .optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater
 from .optimizer.multi import parts_of
-from .optimizer.multi_plan import MultiPlan, reads_rate_first
-from .optimizer.plan import StepPlan
+from .optimizer.plan import MultiPlan
+from .optimizer.updater import UpdaterPlan
 from .replica import Replica
 from .validation import integer
 
@@ -147,22 +147,19 @@ def check_capture(updater: Updater, device: torch.device, telemetry: Any) -> Non
 
 def record_step(recording: Recording, replica: Replica, rescale_grad: float) -> None:
     """Let a replay do on the host what the step just taken did, with gradients multiplied by `rescale_grad`."""
-    whole, optimizer = replica.plan, replica.updater.optimizer
-    plans = [(part, plan) for part, plan, _ in whole.parts] if isinstance(whole, MultiPlan) else [(optimizer, whole)]
-    plans.sort(key=lambda pair: not reads_rate_first(pair[0]))  # before others move the count
-    for part, plan in plans:
-        assert isinstance(plan, StepPlan)
-        recording.owners.append(_owner(replica, part, plan, rescale_grad))
+    whole = replica.plan
+    plans: list[Any] = [plan for plan, _ in whole.parts] if isinstance(whole, MultiPlan) else [whole]
+    plans.sort(key=lambda plan: not plan.optimizer.reads_rate_first)  # before others move the count
+    for plan in plans:
+        recording.owners.append(_owner(replica, plan, rescale_grad))
 
 
-def _owner(
-    replica: Replica, part: Any, plan: StepPlan, rescale_grad: float
-) -> tuple[Callable[[], bool], Callable[[], None]]:
+def _owner(replica: Replica, plan: UpdaterPlan, rescale_grad: float) -> tuple[Callable[[], bool], Callable[[], None]]:
     """Whether a recorded step of one optimizer can still be replayed, and what a replay does on the host for it."""
     optimizer, whole, update, active = replica.updater.optimizer, replica.plan, plan.update, list(plan.rows.active)
 
     def holds() -> bool:
-        same = replica.plan is whole and plan.is_current(update) and update.rule is part.composed_rule
+        same = replica.plan is whole and plan.is_current(update) and update.rule is plan.optimizer.composed_rule
         return same and not _limits(optimizer)
 
     def advance() -> None:

@@ -13,7 +13,6 @@ from .checkpoint.check import few
 from .kvstore.sync import GradientSync
 from .optimizer import Optimizer, RuleOptimizer
 from .optimizer.multi import part_of
-from .optimizer.states import put_masters
 from .replica import Replica
 
 __all__ = ["check_weights", "float32_of", "float32_weights", "load_float32_weights", "parts_of"]
@@ -43,7 +42,7 @@ def load_float32_weights(replicas: Sequence[Replica], sync: GradientSync, optimi
         parts = [parts_of(param.detach(), weights[name], dtype) for name, param, dtype in rows]
         masters = {i: master for i, (_, master) in enumerate(parts) if master is not None}
         if not sync.updates:
-            put_masters(replica.updater, masters, replica.params)
+            replica.updater.put_masters(masters, dict(enumerate(replica.params)) if masters else {})
             replica.forget_plan()
         elif replica is first:
             sync.masters(masters)  # or refuses, before anything has changed

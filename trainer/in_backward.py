@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..kernels import Rule
 from ..kernels.metrics import MetricsBuffer
 from .errors import StaleGradientError
 from .interrupts import interrupts_wait
 from .optimizer import MultiOptimizer, Optimizer, RuleOptimizer
-from .optimizer.hyper_rows import FormedRows, HyperRows
+from .optimizer.hyper_rows import HyperRows
 from .optimizer.multi import part_of, parts_of
-from .optimizer.multi_plan import MultiPlan
-from .optimizer.plan import StepPlan
+from .optimizer.plan import MultiPlan, StepPlan
 from .params import listed
 from .replica import Replica, host_state_of, load_host_state
 from .telemetry import Telemetry
@@ -69,8 +69,8 @@ class BackwardStep:
         self._plans: dict[tuple[int, ...], StepPlan] = {}  # by which parameters are updated together
         self._hooks: list[Any] = []
         self._slots = np.zeros(0, dtype=np.int64)
-        # Of each parameter the number of its optimizer, the rows of that one's step, and its place in these.
-        self._formed: dict[int, tuple[int, FormedRows, int]] = {}
+        # For each parameter the number of its optimizer, and the rule and the row of the step.
+        self._formed: dict[int, tuple[int, Rule, list[float] | None]] = {}
         self._number = 0
         self._carried: tuple[Any, ...] = ()
         self._into: MetricsBuffer | None = None
@@ -96,14 +96,14 @@ class BackwardStep:
             StaleGradientError: on leaving, some parameters got no gradient; the others have been updated.
         """
         updater, optimizer = self._updater, self._updater.optimizer
-        before = dict(updater.states), dict(updater.masters), optimizer.rescale_grad
+        before = dict(updater.state), optimizer.rescale_grad
         optimizer.rescale_grad = rescale_grad
         into = None if telemetry is None else telemetry._begin()
         with interrupts_wait():
             try:
                 self._begin(ignore_stale_grad, into)
             except BaseException:
-                updater.states, updater.masters, optimizer.rescale_grad = before
+                updater.state, optimizer.rescale_grad = before
                 raise
             try:
                 yield
@@ -114,7 +114,7 @@ class BackwardStep:
                     if telemetry is not None:
                         telemetry._end(into, optimizer.num_update)
                 else:
-                    updater.states, updater.masters, optimizer.rescale_grad = before
+                    updater.state, optimizer.rescale_grad = before
         pairs = zip(self._params, self._names, self.updated, strict=True)
         missing = [repr(name) for param, name, updated in pairs if param.requires_grad and not updated]
         if missing and not ignore_stale_grad:
@@ -130,7 +130,7 @@ class BackwardStep:
         optimizer: Any = self._updater.optimizer
         self._into = into
         params = self._params
-        if any(i not in self._updater.states for i in range(len(params))):
+        if any(i not in self._updater.state for i in range(len(params))):
             self._updater.make_plan(range(len(params)), params, self._names)  # makes states, in few pieces of memory
         wanted = [param.requires_grad for param in params]
         self.updated = [False] * len(params)
@@ -153,8 +153,8 @@ class BackwardStep:
         """Ask the optimizer of number `k` for the rule of the step and the rows of its parameters."""
         rows = HyperRows(optimizer, members)
         rows.use(active)
-        formed = rows.form_all(self._number)
-        self._formed |= {i: (k, formed, place) for place, i in enumerate(members)}
+        rule, formed = rows.form_all(self._number)
+        self._formed |= {i: (k, rule, row) for i, row in zip(members, formed, strict=True)}
         if ignore_stale_grad and optimizer.host_state_names:
             carried = optimizer.host_state()
             optimizer.hyper_of(members[0], 1, optimizer.lr, optimizer.wd)
@@ -214,11 +214,11 @@ class BackwardStep:
             names = [self._names[i] for i in members]
             made = self._updater.make_plan(members, params, names, own=True)
             if isinstance(made, MultiPlan):  # members have one optimizer
-                made = made.parts[0].plan
+                made = made.parts[0][0]
             assert isinstance(made, StepPlan)
             plan = self._plans[tuple(members)] = made
-        formed, places = self._formed[members[0]][1], [self._formed[i][2] for i in members]
-        plan.step_with([param.grad for param in params], formed, places, self._into)
+        rule, rows = self._formed[members[0]][1], [self._formed[i][2] for i in members]
+        plan.step_with([param.grad for param in params], rule, rows, self._into)
         for i, param in zip(members, params, strict=True):
             param.grad = None
             self.updated[i] = True

@@ -13,7 +13,7 @@ from .interrupts import uninterrupted
 from .optimizer import Optimizer, RuleOptimizer, Updater
 from .optimizer.counts import StepCounts
 from .optimizer.multi import parts_of
-from .optimizer.updater import Plan
+from .optimizer.plan import Plan
 
 __all__ = ["DisplacedWeights", "Replica", "host_state_of", "load_host_state", "update_together", "zero"]
 
@@ -76,11 +76,10 @@ class Replica:
     def undo(self) -> Callable[[], None]:
         """A function that restores the states that there are now, before a plan is made."""
         updater = self.updater
-        states, masters = dict(updater.states), dict(updater.masters)
+        state = dict(updater.state)
 
         def restore() -> None:
-            updater.states, updater.masters = states, masters
-            self.plan = None
+            updater.state, self.plan = state, None
 
         return restore
 

@@ -3,13 +3,12 @@
 A loaded state is checked completely before anything is changed; `tristep.trainer.files` writes and reads.
 """
 
-from .check import MASTER, MOST_UPDATES, check_residuals, saved_rule
+from .check import MOST_UPDATES, check_residuals, saved_rule
 from .file import read, write
 from .names import plain_name, shape_of, with_plain_names
 from .state import collect, load_read, restore
 
 __all__ = [
-    "MASTER",
     "MOST_UPDATES",
     "check_residuals",
     "collect",

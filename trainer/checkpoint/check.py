@@ -14,16 +14,16 @@ from ...kernels.states import slot_shapes
 from ...kernels.storage import PACKED, check_scales, is_packed, kind_of
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer
 from ..optimizer.settings import SPLIT_MASTERS, check_settings
+from ..optimizer.states import MASTER
 from ..validation import boolean, integer, number
 from .names import shape_of
 from .nesting import check_layout
 from .parts import check_parts, shares
 
-__all__ = ["FORMAT", "MASTER", "MOST_UPDATES", "check", "check_form", "check_format", "check_residuals", "few", "saved_rule"]
+__all__ = ["FORMAT", "MOST_UPDATES", "check", "check_form", "check_format", "check_residuals", "few", "saved_rule"]
 
 FORMAT = 1
 MOST_UPDATES = 2**53  # that a float64 counts exactly, as bias corrections do
-MASTER = "master copy"  # with a space, so that no rule's state has the same name
 
 
 def check_format(saved: Mapping[str, Any]) -> None:

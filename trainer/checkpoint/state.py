@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from ...kernels.states import master_like, states_for
+from ...kernels.states import states_for
 from ...kernels.storage import copy
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater
 from ..optimizer.counts import Index
 from ..optimizer.multi import part_of
-from .check import FORMAT, MASTER, check, few, saved_rule
+from ..optimizer.states import MASTER, State, current_state, put_master
+from .check import FORMAT, check, few, saved_rule
 from .names import shape_of
 from .nesting import flatten, tensor_names, unflatten
 from .parts import collect_parts, saved_schedule, schedule_of, shared_settings, shares
@@ -38,20 +39,14 @@ def collect(
     layout: dict[str, Any] = {}
     indices = range(len(names)) if indices is None else indices
     for i, name, param in zip(indices, names, params, strict=True):
-        if i not in updater.states:
+        if i not in updater.state:
             continue
         part = part_of(optimizer, i)
         if isinstance(part, RuleOptimizer):
-            tensors = updater.states[i]
-            slots = part.composed_rule.slots
-            if len(tensors) != len(slots):  # another rule since the last step; the next one does the same
-                tensors = part.create_state(i, param)
-            state[name] = dict(zip(slots, tensors, strict=True))
-            if i in updater.masters:
-                state[name][MASTER] = updater.masters[i]
+            state[name] = dict(current_state(part, i, param, updater.state[i]))
         else:
             state[name] = {}
-            layout[name] = flatten(updater.states[i], "", state[name])
+            layout[name] = flatten(updater.state[i], "", state[name])
     counts = optimizer.counts
     own = {} if not isinstance(optimizer, MultiOptimizer) else {"optimizers": collect_parts(optimizer, names, indices)}
     return own | {
@@ -82,12 +77,10 @@ def restore(
     optimizer = updater.optimizer
     check(optimizer, names, params, saved)
     states: dict[Any, Any] = {}
-    masters: dict[Any, torch.Tensor] = {}
     found = []
     for part, own in shares(optimizer, names, saved):
         found.append((part, own["settings"], saved_schedule(part, own["lr_scheduler"])))
-        for whole, some in zip((states, masters), _saved_states(part, names, params, own), strict=True):
-            whole.update(some)
+        states |= _saved_states(part, names, params, own)
     for part, settings, scheduler in found:
         converted = settings.get("multi_precision") and part.multi_precision
         stored = ("state_dtype", "multi_precision") if converted else ("state_dtype",)  # which is the trainer's own choice
@@ -98,35 +91,35 @@ def restore(
     slots = optimizer.slots(indices)
     optimizer.step_counts.values[slots] = [saved["counts"].get(name, optimizer.begin_num_update) for name in names]
     optimizer.num_update = saved["num_update"]
-    updater.states = {indices[i]: state for i, state in states.items()}
-    updater.masters = {indices[i]: master for i, master in masters.items()}
+    updater.state = {indices[i]: state for i, state in states.items()}
     updater.forget_plan()
 
 
 def _saved_states(
     optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Tensor], saved: Mapping[str, Any]
-) -> tuple[dict[Any, Any], dict[Any, torch.Tensor]]:
+) -> dict[Any, Any]:
     """Copies of the saved states and masters by parameter index, on the parameters' devices, in their order of elements."""
     index = {name: i for i, name in enumerate(names)}
     states: dict[Any, Any] = {}
-    masters: dict[Any, torch.Tensor] = {}
     if not isinstance(optimizer, RuleOptimizer):
         for name, slots in saved["state"].items():
             layout = saved["layout"].get(name)
             if sorted(tensor_names(layout)) != sorted(slots):
                 raise ValueError(f"saved state: {name!r} has {few(slots) or 'no tensors'}, its layout is {layout!r}")
             states[index[name]] = unflatten(layout, slots, params[index[name]].device)
-        return states, masters
+        return states
     slots_of = saved["state"]
     rule = saved_rule(optimizer, saved["settings"])
     copies = states_for(rule, [params[index[name]].detach() for name in slots_of], optimizer.narrow)
-    for (name, slots), state in zip(slots_of.items(), copies, strict=True):
-        for slot, new in zip(rule.slots, state, strict=True):
-            copy(new, slots[slot].to(new.device), params[index[name]].shape, slot in rule.nonnegative)
-        states[index[name]] = state
+    for (name, slots), made in zip(slots_of.items(), copies, strict=True):
+        weight = params[index[name]].detach()
+        state: State = dict(zip(rule.slots, made, strict=True))
+        for slot, new in state.items():
+            copy(new, slots[slot].to(new.device), weight.shape, slot in rule.nonnegative)
         if MASTER in slots:
-            masters[index[name]] = master_like(params[index[name]].detach(), slots[MASTER].dtype).copy_(slots[MASTER])
-    return states, masters
+            state[MASTER] = put_master(weight, None, slots[MASTER])
+        states[index[name]] = state
+    return states
 
 
 def load_read(load: Callable[[dict[str, Any]], None], state: dict[str, Any], name: str) -> None:

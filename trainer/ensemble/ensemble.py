@@ -18,7 +18,8 @@ import torch
 from ...kernels import Rule
 from ..interrupts import interrupts_wait, uninterrupted
 from ..optimizer import Optimizer, RuleOptimizer, create
-from ..optimizer.updater import Plan, Updater
+from ..optimizer.plan import Plan
+from ..optimizer.updater import Updater
 from ..validation import number
 from .group import EnsembleGroup, TensorLists, weight_names
 from .rows import NUMBERS

@@ -13,7 +13,7 @@ from ...kernels import Rule, Update, choose_engine
 from ...kernels.layouts import is_dense
 from ...kernels.states import stacked_zeros
 from ..optimizer import RuleOptimizer
-from ..optimizer.states import new_master
+from ..optimizer.states import MASTER, new_master
 from ..optimizer.updater import Updater
 from .rows import EnsembleRows
 
@@ -165,10 +165,8 @@ class EnsembleStates:
     def hand_over(self, updaters: Sequence[Updater]) -> None:
         """Let the updaters of all trainings have the states."""
         for (j, k), _, _, state, master in self._single():
-            updater = updaters[self._members[j]]
-            updater.states[k] = state
-            if master is not None:
-                updater.masters[k] = master
+            kept = dict(zip(self._optimizers[0].composed_rule.slots, state, strict=True))
+            updaters[self._members[j]].state[k] = kept if master is None else kept | {MASTER: master}
 
     @property
     def can_restart(self) -> bool:

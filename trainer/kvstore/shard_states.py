@@ -15,6 +15,7 @@ from ...kernels.states import master_like
 from .. import checkpoint, dist_utils
 from ..dist_utils import global_rank
 from ..optimizer import RuleOptimizer, Updater
+from ..optimizer.states import MASTER, State, current_state
 from .buckets import GradientBuckets
 from .partition import Piece, in_memory_order, shaped_like, weight_of
 
@@ -69,16 +70,13 @@ class ShardStates:
                 for i, param in enumerate(self.params)
             ]
             checkpoint.restore(whole, self.names, stand_ins, state_dict)
-            self.updater.states, self.updater.masters = {}, {}
-            for i, piece in mine.items():
-                if i not in whole.states:
-                    continue
-                if self.cuts:
-                    self._load_piece(whole, piece)
-                else:
-                    self.updater.states[i] = whole.states[i]
-                    if i in whole.masters:
-                        self.updater.masters[i] = whole.masters[i]
+            if not self.cuts:
+                self.updater.state = {i: whole.state[i] for i in mine if i in whole.state}
+            else:
+                self.updater.state = {
+                    i: self._piece_of(whole.state[i], piece) for i, piece in mine.items() if i in whole.state
+                }
+                self.load_masters(whole.masters)
 
     @torch.no_grad()
     def masters(self) -> dict[Any, torch.Tensor]:
@@ -97,10 +95,15 @@ class ShardStates:
                 whole[i] = master_like(values, dtype).copy_(values)
         return whole
 
-    def load_masters(self, masters: Mapping[int, torch.Tensor]) -> None:
+    def load_masters(self, masters: Mapping[Any, torch.Tensor]) -> None:
         """Take this rank's pieces of these masters, by index."""
-        for piece in self.pieces:
-            self._load_master(masters, piece)
+        weights, own = {}, {}
+        for piece in self.pieces if masters else ():
+            i, param = piece.param, self.params[piece.param]
+            weights[i] = weight_of(piece, param, self.cuts)
+            if i in masters:
+                own[i] = in_memory_order(masters[i], param)[piece.start : piece.stop] if self.cuts else masters[i]
+        self.updater.put_masters(own, weights)
 
     @contextmanager
     def _scratch(self) -> Iterator[Updater]:
@@ -112,35 +115,33 @@ class ShardStates:
             self.updater.be_that_of(optimizer)
 
     def _has_states(self) -> bool:
-        found = torch.tensor([float(bool(self.updater.states))], device=self.device)
+        found = torch.tensor([float(bool(self.updater.state))], device=self.device)
         dist_utils.all_reduce(found, dist.ReduceOp.MAX, self.collectives.group)
         return bool(found.item())
-
-    def _state(self, optimizer: RuleOptimizer, piece: Piece) -> tuple[torch.Tensor, ...]:
-        state = self.updater.states[piece.param]
-        if len(state) != len(optimizer.composed_rule.slots):  # another rule since the last step; the next one does the same
-            return optimizer.create_state(piece.param, weight_of(piece, self.params[piece.param], self.cuts).detach())
-        return state
 
     @torch.no_grad()
     def _collect_cut(self, whole: Updater, keep: bool) -> None:
         """Put whole states and masters into `whole`, bucket by bucket and slot by slot."""
         optimizer: Any = self.updater.optimizer
         rule = optimizer.composed_rule
-        states = {piece.param: self._state(optimizer, piece) for piece in self.pieces}
+        states = {}
+        for piece in self.pieces:
+            weight = weight_of(piece, self.params[piece.param], self.cuts).detach()
+            states[piece.param] = current_state(optimizer, piece.param, weight, self.updater.state_of(piece.param))
         room: list[Any] = [None] * len(self.params)
         if keep:
             room = [torch.empty_like(param, device="cpu") for param in self.params]
-            whole.states = dict(enumerate(optimizer.states_for(room)))
-        for k, slot in enumerate(rule.state):
-            found = {i: state[k] for i, state in states.items()}
+            made = optimizer.states_for(room)
+            whole.state = {i: dict(zip(rule.slots, state, strict=True)) for i, state in enumerate(made)}
+        for slot in rule.state:
+            found = {i: state[slot] for i, state in states.items()}
             for i, values in self._whole_tensors(found, slot in rule.nonnegative):
                 if keep:
-                    storage.copy(whole.states[i][k], values, values.shape, slot in rule.nonnegative)
+                    storage.copy(whole.state[i][slot], values, values.shape, slot in rule.nonnegative)
         self._collect_numbers(optimizer, states, whole)
         masters = self.masters()
-        if keep:
-            whole.masters.update(masters)
+        for i, master in masters.items() if keep else ():
+            whole.state[i][MASTER] = master
 
     def _whole_tensors(self, found: Mapping[Any, torch.Tensor], unsigned: bool | None) -> Iterator[tuple[int, torch.Tensor]]:
         """Each parameter's whole tensor, on the CPU in its arithmetic's type, of all ranks' pieces of it.
@@ -168,29 +169,26 @@ class ShardStates:
                 like = torch.empty_like(self.params[member.param], device="cpu", dtype=dtype)
                 yield member.param, like.copy_(shaped_like(flat[member.start : member.start + member.size], like))
 
-    def _collect_numbers(
-        self, optimizer: RuleOptimizer, states: Mapping[int, tuple[torch.Tensor, ...]], whole: Updater
-    ) -> None:
+    def _collect_numbers(self, optimizer: RuleOptimizer, states: Mapping[int, State], whole: Updater) -> None:
         """The numbers that a rule keeps of each parameter, which all its pieces have; the first one's are taken."""
         rule = optimizer.composed_rule
         if not rule.kept:
             return
-        first, device = len(rule.state), self.device
+        device = self.device
         numbers = torch.zeros(len(self.params), len(rule.kept), dtype=widest(device.type), device=device)
         for piece in self.pieces:
             if piece.start == 0:
-                numbers[piece.param] = torch.stack(states[piece.param][first:]).to(numbers)
+                numbers[piece.param] = torch.stack([states[piece.param][slot] for slot in rule.kept]).to(numbers)
         dist_utils.all_reduce(numbers, group=self.collectives.group)
-        for i, state in whole.states.items():
-            for tensor, value in zip(state[first:], numbers[int(i)].cpu(), strict=True):
-                tensor.copy_(value)
+        for i, state in whole.state.items():
+            for slot, value in zip(rule.kept, numbers[int(i)].cpu(), strict=True):
+                state[slot].copy_(value)
 
     def _collect_owned(self, whole: Updater, keep: bool) -> dict[str, Any]:
         """The state of parameters that belong to ranks as a whole, tensor by tensor."""
         mine = [piece.param for piece in self.pieces]
         group, device = self.collectives.group, self.device
-        whole.states = {i: self.updater.states[i] for i in mine if i in self.updater.states}
-        whole.masters = {i: master for i, master in self.updater.masters.items() if i in mine}
+        whole.state = {i: self.updater.state[i] for i in mine if i in self.updater.state}
         self.updater.optimizer.slots(range(len(self.params)))
         collected = checkpoint.collect(whole, self.names, self.params)
         own = collected["state"]
@@ -221,31 +219,19 @@ class ShardStates:
         collected["layout"] = {name: layout[name] for name in self.names if name in layout} if keep else {}
         return collected
 
-    def _load_piece(self, whole: Updater, piece: Piece) -> None:
-        """Take this rank's piece of a whole state and master."""
+    def _piece_of(self, whole: State, piece: Piece) -> State:
+        """This rank's piece of the whole states of a parameter, without its master."""
         optimizer: Any = self.updater.optimizer
-        rule, weight, param = (
-            optimizer.composed_rule,
-            weight_of(piece, self.params[piece.param], self.cuts).detach(),
-            self.params[piece.param],
-        )
-        size = torch.Size([piece.stop - piece.start])
-        (state,) = optimizer.states_for([weight])
-        for k, (slot, tensor) in enumerate(zip(rule.slots, whole.states[piece.param], strict=True)):
-            unsigned = slot in rule.nonnegative
-            if k >= len(rule.state):
-                state[k].copy_(tensor)
+        rule, param = optimizer.composed_rule, self.params[piece.param]
+        weight, size = weight_of(piece, param, self.cuts).detach(), torch.Size([piece.stop - piece.start])
+        state: State = dict(zip(rule.slots, *optimizer.states_for([weight]), strict=True))
+        for slot, new in state.items():
+            if slot in rule.kept:
+                new.copy_(whole[slot])
                 continue
+            tensor, unsigned = whole[slot], slot in rule.nonnegative
             if storage.is_packed(tensor):
                 tensor = storage.unpacked(tensor, param.shape, unsigned)
             part = in_memory_order(tensor, param)[piece.start : piece.stop]
-            storage.copy(state[k], part.to(weight.device), size, unsigned)
-        self.updater.states[piece.param] = state
-        self._load_master(whole.masters, piece)
-
-    def _load_master(self, masters: Mapping[Any, torch.Tensor], piece: Piece) -> None:
-        if piece.param in masters:
-            param, master = self.params[piece.param], masters[piece.param]
-            own = master_like(weight_of(piece, param, self.cuts).detach(), master.dtype)
-            part = in_memory_order(master, param)[piece.start : piece.stop] if self.cuts else master
-            self.updater.masters[piece.param] = own.copy_(part)
+            storage.copy(new, part.to(weight.device), size, unsigned)
+        return state

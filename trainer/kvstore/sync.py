@@ -12,7 +12,6 @@ import torch
 from ...kernels.metrics import MetricsBuffer
 from ..optimizer import Optimizer
 from ..optimizer.sparse import is_sparse
-from ..optimizer.states import put_masters
 from ..params import is_lazy
 from ..replica import Replica
 from .base import KVStore
@@ -298,8 +297,7 @@ class KVStoreSync(GradientSync):
         if inside is None:
             return super().masters(new)
         if new is not None:  # the weights are replaced at the next step
-            put_masters(inside[0], new, inside[1])
-            inside[0].forget_plan()
+            inside[0].put_masters(new, inside[1] if new else {})
         return inside[0].masters
 
     def residuals(self) -> Residuals:

@@ -28,8 +28,7 @@ from .. import dist_utils
 from ..dist_utils import process_group
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater
 from ..optimizer.hyper_rows import HyperRows
-from ..optimizer.multi_plan import GlobalLimit
-from ..optimizer.updater import Plan
+from ..optimizer.plan import MultiPlan, Plan
 from .allreduce import AllReduceSync
 from .buckets import Bucket, BucketCollectives, GradientBuckets
 from .partition import Piece, can_cut, check_parts, costs_of, memory_of, owners_of, pieces_of, shaped_like, weight_of
@@ -284,7 +283,7 @@ class ShardedUpdate:
             plan.run(number=number)
         else:  # the other ranks wait for this one's share
             device = self.buckets.params[0].device
-            GlobalLimit(optimizer, self.updater.control, device, self._all_reduce_global).compute([])
+            MultiPlan(optimizer, [], self.updater.control, device, self._all_reduce_global).run(number=number)
         mine = np.isin(np.arange(len(used)), [piece.param for piece in self.pieces])
         counts.advance(slots[chosen & ~mine], number)
 
@@ -297,12 +296,12 @@ class ShardedUpdate:
         rows = self._rows = self._rows or HyperRows(optimizer, range(len(used)))
         rows.use(list(used))
         try:
-            formed = rows.form_all()
+            rule, formed = rows.form_all()
             if any(gradient is not None for gradient in gradients):
                 plan: Any = self._planned()  # a StepPlan
-                plan.step_with(gradients, formed, [piece.param for piece in self.pieces])
+                plan.step_with(gradients, rule, [formed[piece.param] for piece in self.pieces])
             else:
-                self._reduce_nothing(formed.rule)
+                self._reduce_nothing(rule)
         except BaseException:
             rows.undo()
             raise

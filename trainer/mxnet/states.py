@@ -11,8 +11,8 @@ import torch
 
 from ...kernels.layouts import compute_dtype
 from .. import checkpoint, files
-from ..checkpoint import MASTER
 from ..optimizer import RuleOptimizer
+from ..optimizer.states import MASTER
 from ..trainer import Trainer
 from .arrays import Cursor, read_array
 from .pickles import ARRAYS, Record, read_pickle

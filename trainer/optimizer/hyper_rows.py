@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -11,32 +11,9 @@ from ...kernels import Rule, TensorRule, Update
 from .counts import Index
 from .rule_optimizer import RuleOptimizer
 
-__all__ = ["FormedRows", "HyperRows", "Rows", "equal_places"]
+__all__ = ["HyperRows", "Rows", "equal_places", "write_rows"]
 
 _UNKNOWN = object()
-
-
-class FormedRows(NamedTuple):
-    """The rows of a step that several updates take together.
-
-    Attributes:
-        rule: the rule of all of them.
-        rows: the row of each parameter; None of those that the step leaves alone.
-    """
-
-    rule: Rule | TensorRule
-    rows: list[list[float] | None]
-
-    def write(self, update: Update, places: Sequence[int]) -> None:
-        """Give an update of the parameters at these places their rows."""
-        rows = [self.rows[place] for place in places]
-        first = rows[0]
-        if first is not None and all(row is first for row in rows):
-            update.broadcast_hyper(first)
-        else:
-            for i, row in enumerate(rows):
-                if row is not None:
-                    update.hyper[i] = row
 
 
 class Rows:
@@ -129,14 +106,17 @@ class HyperRows(Rows):
         rows = optimizer.rows_of_step(times, self._shared, rule, number, alone=self._alone) if times else []
         return [(where, row) for (where, *_), row in zip(self._shared, rows, strict=True)]
 
-    def form_all(self, number: int | None = None) -> FormedRows:
-        """The rule and rows of the next step, for updates that have some of these parameters each."""
+    def form_all(self, number: int | None = None) -> tuple[Rule, list[list[float] | None]]:
+        """The rule of the next step and the row of each parameter, None of those that the step leaves alone.
+
+        For updates that have some of these parameters each.
+        """
         rule = self.rule()
         rows: list[list[float] | None] = [None] * len(self._indices)
         for where, row in self.form(rule, number):
             for place in range(len(rows)) if where is None else where:
                 rows[place] = row
-        return FormedRows(rule, rows)
+        return rule, rows
 
     def undo(self) -> None:
         if self._before:
@@ -177,6 +157,17 @@ class HyperRows(Rows):
         in_a_row = counted.size > 0 and bool((np.diff(counted) == 1).all())
         self._counted = slice(int(counted[0]), int(counted[-1]) + 1) if in_a_row else counted
         self._multipliers = multipliers
+
+
+def write_rows(update: Update, rows: Sequence[list[float] | None]) -> None:
+    """Give an update the row of each of its weights."""
+    first = rows[0]
+    if first is not None and all(row is first for row in rows):
+        update.broadcast_hyper(first)
+    else:
+        for i, row in enumerate(rows):
+            if row is not None:
+                update.hyper[i] = row
 
 
 def equal_places(kinds: Sequence[Any]) -> list[list[int]]:

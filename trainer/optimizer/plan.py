@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update
 from ...kernels.guards import Reference
+from ...kernels.layouts import widest
 from ...kernels.metrics import MetricsBuffer
-from .hyper_rows import FormedRows, Rows
-from .sparse import SparseRows
+from ...kernels.norms import global_norm
+from .base import Optimizer
+from .counts import Index
+from .hyper_rows import Rows, write_rows
+from .multi import MultiOptimizer
+from .sparse import SparseRows, is_sparse
 
-__all__ = ["Plan", "StepPlan"]
+__all__ = ["CustomPlan", "MultiPlan", "Plan", "StepPlan"]
 
 
 class Plan:
@@ -135,20 +141,16 @@ class StepPlan(Plan):
     def step_with(
         self,
         grads: Sequence[torch.Tensor | None],
-        formed: FormedRows,
-        places: Sequence[int],
+        rule: Rule | TensorRule,
+        rows: Sequence[list[float] | None],
         into: MetricsBuffer | None = None,
     ) -> None:
-        """Update the weights that have a gradient, in a step whose rows are formed for more weights than these.
+        """Update the weights that have a gradient, with this rule and these rows, which `HyperRows.form_all` gave.
 
         No count moves.
-
-        Args:
-            formed: the rule and the rows of the step.
-            places: for each weight the place of its row in these.
         """
-        self.prepare(grads, formed.rule)
-        formed.write(self.update, places)
+        self.prepare(grads, rule)
+        write_rows(self.update, rows)
         self._sparse.run(self.update, into)
 
     def host_step(self, update: Update, active: list[bool]) -> None:
@@ -175,3 +177,186 @@ class StepPlan(Plan):
         self.update = self._updates[rule] = self.new_update(rule)
         self.rows.forget()
         return self.update
+
+
+class CustomPlan(Plan):
+    """The plan of an optimizer with an `update` of its own, in plain torch: it is called for one parameter after the other.
+
+    Args:
+        state: the states by index; missing ones are created here.
+        optimizer: that of these parameters.
+        indices: of the parameters.
+        weights: the parameters, in the same order.
+        control: as `grad_scale_and_skip` of `Update`.
+        zero_grads: fill the gradients with zeros after the step.
+    """
+
+    def __init__(
+        self,
+        state: dict[Index, Any],
+        optimizer: Optimizer,
+        indices: Sequence[Index],
+        weights: Sequence[torch.Tensor],
+        control: torch.Tensor | None = None,
+        zero_grads: bool = False,
+    ) -> None:
+        self._state, self.optimizer, self._control, self._zero_grads = state, optimizer, control, zero_grads
+        self._indices, self._weights = list(indices), list(weights)
+        self._grads: Sequence[torch.Tensor | None] = ()  # from `prepare` to `run`
+        self.optimizer.slots(self._indices)  # counts begin, also of those that have no gradient yet
+        with torch.no_grad():  # a state may be a copy of the weight, but has no history
+            for index, weight in zip(self._indices, self._weights, strict=True):
+                if index not in state:
+                    state[index] = self.optimizer.create_state_multi_precision(index, weight)
+
+    def prepare(self, grads: Sequence[torch.Tensor | None]) -> None:
+        self._grads = grads
+
+    @torch.no_grad()
+    def run(self, into: MetricsBuffer | None = None) -> None:
+        grads, self._grads = self._grads, ()
+        optimizer, control = self.optimizer, self._control
+        rescale_grad, (factor, skip) = optimizer.rescale_grad, (1.0, 0.0) if control is None else control.tolist()
+        if not skip:
+            try:
+                optimizer.rescale_grad *= factor
+                self._update(grads)
+            finally:
+                optimizer.rescale_grad = rescale_grad
+        if self._zero_grads:
+            for grad in grads:
+                if grad is not None:
+                    grad.zero_()
+
+    def _update(self, grads: Sequence[torch.Tensor | None]) -> None:
+        optimizer, states = self.optimizer, self._state
+        self._check_numbers([index for index, grad in zip(self._indices, grads, strict=True) if grad is not None])
+        together: dict[torch.dtype, list[Any]] = {}
+        for index, weight, grad in zip(self._indices, self._weights, grads, strict=True):
+            if grad is not None:
+                states[index] = optimizer.follow(weight, states[index])
+                if optimizer.aggregate_num > 0 and not optimizer.keeps_master(weight):
+                    together.setdefault(weight.dtype, []).append((index, weight, grad, states[index]))
+                else:
+                    optimizer.update_multi_precision(index, weight, grad, states[index])
+        for rows in together.values():
+            for first in range(0, len(rows), optimizer.aggregate_num):
+                optimizer.update(*map(list, zip(*rows[first : first + optimizer.aggregate_num], strict=True)))  # type: ignore[arg-type]
+
+    def _check_numbers(self, active: list[Index]) -> None:
+        """Detect a rate or a multiplier that is not valid before the first update."""
+        optimizer = self.optimizer
+        if optimizer.lr_scheduler is not None and active:
+            counts = optimizer.step_counts.values[optimizer.slots(active)]
+            optimizer.rate_at(max(optimizer.num_update, int(counts.max()) + 1))
+        if any(getattr(optimizer.param_dict.get(index), "__dict__", {}) for index in active):  # others have been checked
+            for index in active:
+                optimizer.multipliers(index)
+
+
+class MultiPlan(Plan):
+    """The plan of parameters of several optimizers: one plan for each, whose steps count together.
+
+    `clip_norm` and `skip_nonfinite` of the optimizers together may change from step to step.
+
+    Args:
+        optimizer: the optimizers together.
+        indices: of the parameters.
+        given: a loss scaler's control, or None; see `LossScaler`.
+        device: the device of the parameters.
+        all_reduce_global: as the attribute of `Update`.
+
+    Attributes:
+        parts: the plan of each optimizer that has some of the parameters, and their places in the list of all; to be filled.
+        control: float32 [2], what gradients are multiplied by, and whether the step is skipped; updates read it.
+    """
+
+    def __init__(
+        self,
+        optimizer: MultiOptimizer,
+        indices: Sequence[Index],
+        given: torch.Tensor | None,
+        device: torch.device,
+        all_reduce_global: Callable[[torch.Tensor, str], None] | None = None,
+    ) -> None:
+        self.parts: list[tuple[StepPlan | CustomPlan, list[int]]] = []
+        self._optimizer, self._slots = optimizer, optimizer.slots(indices)
+        self._grads: Sequence[torch.Tensor | None] = ()  # from `prepare` to `run`
+        self._given, self._all_reduce_global = given, all_reduce_global
+        self.control = torch.tensor([1.0, 0.0], dtype=torch.float32, device=device)
+        self._is_neutral = True
+
+    @property
+    def references(self) -> list[Reference] | None:  # type: ignore[override]
+        found: list[Any] = [None] * len(self._slots)
+        for plan, at in self.parts:
+            if plan.references is None:
+                return None
+            for i, reference in zip(at, plan.references, strict=True):
+                found[i] = reference
+        return found
+
+    def prepare(self, grads: Sequence[torch.Tensor | None]) -> None:
+        for plan, at in self.parts:
+            plan.prepare([grads[i] for i in at])
+        self._grads = grads
+
+    def run(self, into: MetricsBuffer | None = None, number: int | None = None) -> None:
+        """As that of `Plan`. Optimizers that update by hand come first, since their steps may fail.
+
+        Args:
+            into: as for `Plan.run`.
+            number: the largest update count after the step, where other ranks have other parameters.
+        """
+        grads, self._grads = self._grads, ()
+        counts, active = self._optimizer.step_counts, np.array([grad is not None for grad in grads], dtype=bool)
+        if number is None:
+            number = max(counts.largest, int(counts.values[self._slots[active]].max(initial=-1)) + 1)
+        begun: list[StepPlan] = []
+        launched: list[StepPlan] = []
+        try:
+            for plan, _ in self.parts:
+                if isinstance(plan, StepPlan):
+                    begun.append(plan)
+                    if plan.rows.write(plan.update, number):
+                        launched.append(plan)
+            self._limit(grads)
+            for plan, _ in self.parts:
+                if isinstance(plan, CustomPlan):
+                    plan.run(into)
+        except BaseException:
+            for plan in begun:
+                plan.rows.undo()
+            raise
+        for plan in launched:
+            plan.launch(into)
+
+    @torch.no_grad()
+    def _limit(self, grads: Sequence[torch.Tensor | None]) -> None:
+        """Find `control` for a step with these gradients, without waiting for the device."""
+        optimizer, control = self._optimizer, self.control
+        plain = optimizer.clip_norm is None and not optimizer.skip_nonfinite
+        if plain and self._given is None and self._is_neutral:
+            return
+        self._is_neutral = plain and self._given is None
+        if self._given is None:
+            control.zero_()
+            control[:1].fill_(1.0)
+        else:
+            control.copy_(self._given, non_blocking=True)
+        if plain:
+            return
+        norm = self._norm(grads) * (control[0] * abs(optimizer.rescale_grad))
+        if optimizer.clip_norm is not None:
+            control[0] *= (optimizer.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        if optimizer.skip_nonfinite:
+            control[1] = torch.where(norm.isfinite(), control[1], 1.0)
+
+    def _norm(self, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        dense = [grad.coalesce().values() if is_sparse(grad) else grad for grad in grads if grad is not None]
+        norm = global_norm(dense).to(self.control.device)
+        if self._all_reduce_global is None:
+            return norm
+        square = norm.to(widest(norm.device.type)).square().view(1)
+        self._all_reduce_global(square, "sum")
+        return square[0].sqrt()

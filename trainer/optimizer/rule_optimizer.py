@@ -453,9 +453,8 @@ class RuleOptimizer(Optimizer):
         updater = None if self._updater is None else self._updater()
         if updater is None:
             return {}
-        place = self.composed_rule.slots.index(name)
-        states = updater.states.items()
-        return {index: float(state[place]) for index, state in states if part_of(updater.optimizer, index) is self}
+        own = [index for index in updater.state if part_of(updater.optimizer, index) is self]
+        return {index: float(updater.state[index][name]) for index in own if name in updater.state[index]}
 
     def host_state(self) -> tuple[Any, ...]:
         """The host's values that a step passes to the next, in addition to counts and states."""

@@ -1,26 +1,30 @@
-"""Updater: an optimizer with the states of its parameters, and the callable of MXNet's stores."""
+"""Updater: an optimizer with the states of its parameters, and the callable of MXNet's stores; and how it steps them."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from operator import is_
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...kernels import Rule, Update
+from ...kernels import Rule, TensorRule, Update
 from ...kernels.metrics import MetricsBuffer
+from ...kernels.states import slot_shapes
 from ..interrupts import uninterrupted
 from .base import Optimizer
 from .counts import Index
+from .hyper_rows import HyperRows
 from .multi import MultiOptimizer, part_of, parts_of
-from .multi_plan import GlobalLimit, MultiPlan, Part
-from .plan import Plan
+from .plan import CustomPlan, MultiPlan, Plan, StepPlan
 from .rule_optimizer import RuleOptimizer
-from .states import CustomPlan, States, UpdaterPlan
+from .sparse import split
+from .states import MASTER, State, has_slots, match_states, put_master
 
-__all__ = ["Plan", "Updater", "get_updater"]
+__all__ = ["Updater", "UpdaterPlan", "get_updater"]
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
@@ -28,7 +32,7 @@ def get_updater(optimizer: Optimizer) -> Updater:
     return Updater(optimizer)
 
 
-class Updater(States):
+class Updater:
     """An optimizer together with the states of the parameters that it updates.
 
     Args:
@@ -36,7 +40,8 @@ class Updater(States):
         engine: as for `tristep.kernels.choose_engine`.
 
     Attributes:
-        states, masters: as those of `States`.
+        state: by parameter index; of a `RuleOptimizer` a dictionary of the states of its rule by slot, and of the master, of
+            another optimizer what `create_state_multi_precision` returned. Who replaces a tensor replaces the dictionary.
         control: as that of `tristep.kernels.Update`; plans that are made from then on follow it.
         into: where the next calls are to put what updates measure; None: nowhere.
     """
@@ -49,12 +54,26 @@ class Updater(States):
                 f"{type(optimizer).__name__} cannot train: it must define update(index, weight, grad, state), as "
                 "subclasses of Optimizer do"
             )
-        super().__init__(engine)
-        self.optimizer = optimizer
+        self.optimizer, self.engine = optimizer, engine
+        self.state: dict[Index, Any] = {}
         self.control: torch.Tensor | None = None
         self.into: MetricsBuffer | None = None
         self._plan: tuple[Plan, list[Index], list[torch.Tensor]] | None = None  # of which indices and weights
         self.be_that_of(optimizer)
+
+    @property
+    def states(self) -> Mapping[Index, Any]:
+        """By parameter index, to read: of a `RuleOptimizer` a tuple with one tensor for each state of its rule."""
+        shown = dict(self.state)
+        for index in self.state:
+            if isinstance(part_of(self.optimizer, index), RuleOptimizer):
+                shown[index] = tuple(tensor for name, tensor in shown[index].items() if name != MASTER)
+        return MappingProxyType(shown)
+
+    @property
+    def masters(self) -> Mapping[Index, torch.Tensor]:
+        """By parameter index, to read: the float32 copies of 16-bit weights, or what stands for them."""
+        return MappingProxyType({i: state[MASTER] for i in self.state if MASTER in (state := self.state_of(i))})
 
     def be_that_of(self, optimizer: Optimizer) -> None:
         """Let the optimizer know that its parameters' states are here."""
@@ -112,22 +131,24 @@ class Updater(States):
         if names is None:
             names = [str(optimizer.idx2name.get(index, index)) for index in indices]
         multi = optimizer if isinstance(optimizer, MultiOptimizer) else None
-        limit = None if multi is None else GlobalLimit(multi, self.control, weights[0].device, all_reduce_global)
-        control = self.control if limit is None else limit.control
-        parts = []
+        whole = None if multi is None else MultiPlan(multi, indices, self.control, weights[0].device, all_reduce_global)
+        control = self.control if whole is None else whole.control
         for part in parts_of(optimizer):
             at = [i for i, index in enumerate(indices) if part_of(optimizer, index) is part]
-            if not at and multi is not None:
+            if not at and whole is not None:
                 continue
             theirs = [indices[i] for i in at], [weights[i] for i in at]
-            made: UpdaterPlan | CustomPlan
+            plan: UpdaterPlan | CustomPlan
             if isinstance(part, RuleOptimizer):
                 called, offsets = [names[i] for i in at], None if rng_offsets is None else rng_offsets[at]
-                made = UpdaterPlan(self, part, *theirs, called, control, zero_grads, offsets, all_reduce_global, alone, own)
+                plan = UpdaterPlan(self, part, *theirs, called, control, zero_grads, offsets, all_reduce_global, alone, own)
             else:
-                made = CustomPlan(self, part, *theirs, control, zero_grads)
-            parts.append(Part(part, made, at))
-        return parts[0].plan if multi is None or limit is None else MultiPlan(multi, indices, parts, limit)
+                plan = CustomPlan(self.state, part, *theirs, control, zero_grads)
+            if whole is None:
+                return plan
+            whole.parts.append((plan, at))
+        assert whole is not None
+        return whole
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_plan": None}
@@ -146,26 +167,37 @@ class Updater(States):
         """
         if grads is None:
             grads = [
-                torch.zeros_like(weight) if i in self.states else None for i, weight in zip(indices, weights, strict=True)
+                torch.zeros_like(weight) if set(rule.slots) <= set(self.state_of(i)) else None
+                for i, weight in zip(indices, weights, strict=True)
             ]
         chosen = [i for i, grad in enumerate(grads) if grad is not None]
-        states = [dict(zip(self._slots(i), self.states.get(i, ()), strict=False)) for i in map(indices.__getitem__, chosen)]
-        masters = [self.masters[index].clone() if (index := indices[i]) in self.masters else None for i in chosen]
+        states = [self.state_of(indices[i]) for i in chosen]
         run = Update(
             rule,
             [weights[i] for i in chosen],
-            [tuple(row[name] for name in rule.slots) for row in states],
-            masters,
+            [tuple(state[name] for name in rule.slots) for state in states],
+            [state[MASTER].clone() if MASTER in state else None for state in states],
             self.engine,
         )
         run.hyper[:] = [1.0, *(hyper[name] for name in rule.hyper)]
         run.bind([grads[i] for i in chosen])
         run()
 
-    def _slots(self, index: Index) -> tuple[str, ...]:
-        """The names of a parameter's states."""
-        part = part_of(self.optimizer, index)
-        return part.composed_rule.slots if isinstance(part, RuleOptimizer) else ()
+    def state_of(self, index: Index) -> State:
+        """The states and the master of a parameter; empty before they are made, and with an optimizer that is no rule."""
+        has_rule = isinstance(part_of(self.optimizer, index), RuleOptimizer)
+        state: State = self.state.get(index, {}) if has_rule else {}
+        return state
+
+    def put_masters(self, masters: Mapping[Any, torch.Tensor], weights: Mapping[Any, torch.Tensor]) -> None:
+        """Take copies of the masters of some of these weights, by index. The next step makes states that are missing."""
+        for i, weight in weights.items():
+            state, master = self.state_of(i), masters.get(i)
+            if master is not None:
+                state = state | {MASTER: put_master(weight.detach(), state.get(MASTER), master)}
+            if isinstance(part_of(self.optimizer, i), RuleOptimizer):
+                self.state[i] = state  # also without a master: a file has the states of all weights or of none
+        self.forget_plan()
 
     def forget_plan(self) -> None:
         """Make the next call check everything again, after states have been replaced."""
@@ -174,3 +206,102 @@ class Updater(States):
     def total(self) -> torch.Tensor | None:
         """The sum of squares of all gradients of the last call, if its rule skips steps with non-finite ones."""
         return None if self._plan is None else self._plan[0].total()
+
+
+class UpdaterPlan(StepPlan):
+    """That of parameters of a `RuleOptimizer`.
+
+    Args:
+        updater: has the states; missing ones are created here.
+        optimizer: that of these parameters.
+        indices: of the parameters.
+        weights: the parameters, in the same order.
+        names: what messages call them.
+        control: as `grad_scale_and_skip` of `Update`.
+        zero_grads, rng_offsets, all_reduce_global: as those of `Update`. The offsets' default is the indices, so that random
+            numbers do not depend on what is updated together.
+        alone: as for `RuleOptimizer.rows_of_step`.
+        own: as for `StepPlan`.
+    """
+
+    def __init__(
+        self,
+        updater: Updater,
+        optimizer: RuleOptimizer,
+        indices: Sequence[Index],
+        weights: Sequence[torch.Tensor],
+        names: Sequence[str],
+        control: torch.Tensor | None = None,
+        zero_grads: bool = False,
+        rng_offsets: np.ndarray | None = None,
+        all_reduce_global: Callable[[torch.Tensor, str], None] | None = None,
+        alone: bool = False,
+        own: bool = False,
+    ) -> None:
+        self._updater, self._indices, self._weights = updater, list(indices), list(weights)
+        self.optimizer, self._control = optimizer, control
+        self._states: dict[Rule | TensorRule, list[State]] = {}  # those of the updates
+        if rng_offsets is None:
+            pairs = zip(indices, self.optimizer.slots(indices), strict=True)
+            rng_offsets = np.array([index if isinstance(index, int) else slot for index, slot in pairs])
+        self._zero_grads, self._rng_offsets, self._all_reduce_global = zero_grads, rng_offsets, all_reduce_global
+        super().__init__(list(map(repr, names)), HyperRows(optimizer, indices, alone), own)
+
+    def new_update(self, rule: Rule | TensorRule) -> Update:
+        updater, optimizer = self._updater, self.optimizer
+        self._check(rule)
+        kept = [updater.state.get(index, {}) for index in self._indices]
+        # States of another rule are made anew.
+        kept = [state if has_slots(rule, state) else {k: v for k, v in state.items() if k == MASTER} for state in kept]
+        dtypes, make = optimizer.state_dtypes, optimizer.states_for
+        masters = list(map(optimizer.master_dtype, self._weights))
+        matched = self._states[rule] = match_states(rule, self._weights, kept, dtypes, make, self._start, masters)
+        updater.state.update(zip(self._indices, matched, strict=True))
+        update = Update(
+            rule,
+            self._weights,
+            [tuple(map(state.__getitem__, rule.slots)) for state in matched],
+            [state.get(MASTER) for state in matched],
+            updater.engine,
+            self.names,
+            optimizer.rounding,
+            self._control,
+            self._zero_grads,
+        )
+        update.rng_offsets, update.all_reduce_global = self._rng_offsets, self._all_reduce_global
+        return update
+
+    def is_current(self, update: Update) -> bool:
+        states = map(self._updater.state.get, self._indices)
+        return self._updates.get(update.rule) is update and all(map(is_, states, self._states[update.rule]))
+
+    def fits(self, update: Update) -> bool:
+        return update.fits(self.optimizer.master_dtype)
+
+    def split(self, grads: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], list[int]]:
+        return split(self.optimizer, self._indices, self.names, self._weights, grads)
+
+    def _check(self, rule: Rule | TensorRule) -> None:
+        """Refuse weights that cannot be stored as asked for, or whose shape has changed."""
+        known: dict[Any, list[torch.Size]] = {}  # many weights are alike
+        for name, index, weight in zip(self.names, self._indices, self._weights, strict=True):
+            self.optimizer.check_storage(name, weight)
+            kept = self._updater.state.get(index, {})
+            if not has_slots(rule, kept):
+                continue
+            state = [kept[slot] for slot in rule.slots]
+            kind = weight.shape, *(tensor.dtype for tensor in state)
+            if kind not in known:
+                known[kind] = slot_shapes(rule, weight.shape, state)
+            for tensor, shape in zip(state, known[kind], strict=False):
+                if tensor.shape != shape:
+                    raise ValueError(
+                        f"{name} has shape {tuple(weight.shape)}, its state {tuple(tensor.shape)}: a weight may be moved "
+                        "or converted between steps, but not change its shape"
+                    )
+
+    def _start(self, i: int, new: State, missing: list[str]) -> None:
+        try:
+            self.optimizer.start_state(self._weights[i].detach(), tuple(new.values()))
+        except ValueError as error:
+            raise ValueError(f"{self.names[i]}: {error}") from error

@@ -60,7 +60,7 @@ def mimebundle(thing: Any, include: Any = None, exclude: Any = None) -> dict[str
 def _trainer(trainer: Trainer) -> str:
     optimizer = trainer.optimizer
     params = list(optimizer.param_dict.values())
-    states = [(replica.updater.states, replica.updater.masters) for replica in trainer.replicas]
+    states = [replica.updater.state for replica in trainer.replicas]
     facts = _facts(optimizer) | {
         "engine": trainer._updater.engine or "the best there is",
         "optimizer's state": _bytes(states),

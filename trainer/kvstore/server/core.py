@@ -12,8 +12,8 @@ import torch
 from ....kernels import Rule
 from ... import checkpoint
 from ...optimizer import Optimizer, RuleOptimizer, Updater
+from ...optimizer.plan import Plan
 from ...optimizer.settings import check_settings
-from ...optimizer.updater import Plan
 from ...validation import number
 from ..base import Key, known_value, optimizer_updater, same_shapes
 
@@ -205,7 +205,7 @@ class ServerCore:
             RuntimeError: there is no optimizer.
         """
         updater, keys = optimizer_updater(self._updater), list(self.values)
-        if new := [key for key in keys if key not in updater.states]:
+        if new := [key for key in keys if key not in updater.state]:
             updater.make_plan(new, [self.values[key] for key in new])
         return checkpoint.collect(updater, [str(key) for key in keys], list(self.values.values()), keys)
 
@@ -247,9 +247,9 @@ class ServerCore:
                 self._plans = {}
             plan = self._plans[keys] = updater.make_plan(keys, weights)
         if self.keeps_pulled:
-            place = optimizer.composed_rule.slots.index(optimizer.weight_of_gradient)  # type: ignore[attr-defined]
+            slot = optimizer.weight_of_gradient  # type: ignore[attr-defined]
             pulled = [known.weights[key] for key in keys]
-            torch._foreach_copy_([updater.states[key][place] for key in keys], pulled)
+            torch._foreach_copy_([updater.state[key][slot] for key in keys], pulled)
         default = optimizer.rescale_grad
         optimizer.rescale_grad = default if known.rescale_grad is None else known.rescale_grad
         try:
