@@ -8,7 +8,8 @@ from typing import Any
 from .. import lr_scheduler
 from ..optimizer import MultiOptimizer, Optimizer
 from ..optimizer.counts import Index
-from ..optimizer.multi import part_of, pattern_text
+from ..optimizer.multi import part_of
+from ..optimizer.patterns import pattern_text
 
 __all__ = ["check_parts", "collect_parts", "saved_schedule", "schedule_of", "shared_settings", "shares"]
 

@@ -118,7 +118,7 @@ class Ensemble:
         for kind, members in kinds.items():
             if kind[0] is None:
                 self._separate(members)
-        if not all(group.states.stacked for group in self._groups):
+        if not all(group.stacked for group in self._groups):
             _ = self.updaters  # where optimizers find the numbers that rules keep
         self._gradients: TensorLists | None = None
 
@@ -132,7 +132,7 @@ class Ensemble:
         if not self._updaters:
             self._updaters = [Updater(optimizer, self._engine) for optimizer in self.optimizers]
             for group in self._groups:
-                group.states.hand_over(self._updaters)
+                group.hand_over(self._updaters)
         return self._updaters
 
     @property

@@ -13,7 +13,7 @@ from ...kernels import Rule, Update, choose_engine
 from ...kernels.layouts import is_dense
 from ...kernels.states import stacked_zeros
 from ..optimizer import RuleOptimizer
-from ..optimizer.states import MASTER, new_master
+from ..optimizer.states import MASTER, State, new_master, states_and_masters
 from ..optimizer.updater import Updater
 from .rows import EnsembleRows
 
@@ -45,39 +45,52 @@ class EnsembleGroup:
     """Trainings that are updated in one launch: optimizers of one class, which differ in numbers and schedules only.
 
     Args:
-        optimizers, members, weights, engine: as for `EnsembleStates`.
+        optimizers: of these trainings.
+        members: which of all trainings they are.
+        weights: of all trainings.
+        engine: as for `Update`.
 
     Attributes:
-        members: those.
-        states, rows: their states, and hyper-parameters.
+        members: as given.
+        stacked: whether weights are updated as stacks.
+        rows: the hyper-parameters.
         update: the `Update` of the last step.
     """
 
     def __init__(self, optimizers: Sequence[Any], members: list[int], weights: TensorLists, engine: str | None) -> None:
-        self.members = members
-        self.states = EnsembleStates(optimizers, members, weights, engine)
-        self.rows = EnsembleRows(optimizers, weights.counts[members[0]], self.states.stacked)
+        self._optimizers, self.members, self._engine = optimizers, members, engine
+        self._n = weights.counts[members[0]]
+        self._where = self._slice(weights.stacks)  # of stacks; None where tensors are taken one by one
+        self.stacked = self._where is not None
+        self._weights = self._of_members(weights)
+        if self.stacked:
+            self._names = [f"weights[{k}]" for k in range(self._n)]
+        else:
+            self._names = [name for i in members for name in weight_names(i, weights.lists[i])]
+        self._states: list[State] = []  # of each weight, or stack of weights
+        self._make_states()
+        self.rows = EnsembleRows(optimizers, self._n, self.stacked)
         self._gradients: list[torch.Tensor | None] = []
         self._used = False  # whether weights may have changed since states were made for them
         self._bound: set[Rule] = set()  # whose updates have these gradients
         rule = self.rows.rule()
-        self.update = self.states.make_update(rule)
+        self.update = self._make_update(rule)
         self._updates = {rule: self.update}
 
     def prepare(self, gradients: TensorLists | None) -> bool:
         """Take these gradients for the step, None for the last ones; whether that can be done for all together."""
         rule = self.rows.rule()
         if rule not in self._updates:
-            self._updates[rule] = self.states.make_update(rule)
+            self._updates[rule] = self._make_update(rule)
         update = self.update = self._updates[rule]
         if gradients is not None:
-            self._gradients, self._bound = self.states.of_members(gradients), set()
+            self._gradients, self._bound = self._of_members(gradients), set()
         if rule in self._bound:
             return True
         if not update.rebind(self._gradients):
             if any(gradient is None or gradient.layout != torch.strided for gradient in self._gradients):
                 return False
-            if self._used and not self.states.fits(update):
+            if self._used and not update.fits(self._optimizers[0].master_dtype):
                 return False
             update.bind(self._gradients)
             self._used = True
@@ -106,82 +119,40 @@ class EnsembleGroup:
         """Whether all steps differ in numbers only."""
         return self.rows.only is not None and not self.rows.only.reductions
 
+    def hand_over(self, updaters: Sequence[Updater]) -> None:
+        """Let the updaters of all trainings have the states."""
+        for (j, k), _, _, state in self._single():
+            updaters[self.members[j]].state[k] = state
+
     @property
     def can_restart(self) -> bool:
-        """Whether nothing but states and counts is changed by steps."""
-        return self.states.can_restart and self.rows.can_restart
+        """Whether steps change nothing but states and counts, and no masters, which weights are the rounded values of."""
+        return self.rows.can_restart and not any(MASTER in state for state in self._states)
 
     def restart(self) -> None:
         """Reset states and counts, for the weights as they are now."""
         self.rows.restart()
-        self.states.restart()
-
-
-class EnsembleStates:
-    """The weights of trainings that are updated in one launch, with their states and masters.
-
-    Args:
-        optimizers: of these trainings.
-        members: which of all trainings they are.
-        weights: of all trainings.
-        engine: as for `Update`.
-
-    Attributes:
-        stacked: whether weights are updated as stacks.
-    """
-
-    def __init__(self, optimizers: Sequence[Any], members: list[int], weights: TensorLists, engine: str | None) -> None:
-        self._optimizers, self._members, self._engine = optimizers, members, engine
-        self._n = weights.counts[members[0]]
-        self._where = self._slice(weights.stacks)  # of stacks; None where tensors are taken one by one
-        self.stacked = self._where is not None
-        self._weights = self.of_members(weights)
-        if self.stacked:
-            self._names = [f"weights[{k}]" for k in range(self._n)]
-        else:
-            self._names = [name for i in members for name in weight_names(i, weights.lists[i])]
-        self._states: list[tuple[torch.Tensor, ...]] = []  # of each weight, or stack of weights
-        self._masters: list[torch.Tensor | None] = [None] * len(self._weights)
-        self._make_states()
-
-    def of_members(self, tensors: TensorLists) -> list[Any]:
-        """Those of these trainings, stacked or one by one."""
-        if self._where is None:
-            return [each for i in self._members for each in tensors.lists[i]]
-        return [None if stack is None else stack.detach()[self._where] for stack in tensors.stacks or ()]
-
-    def make_update(self, rule: Rule) -> Update:
-        engine, seed, stacked = self._engine, self._optimizers[0].rounding, self.stacked
-        update = Update(rule, self._weights, self._states, self._masters, engine, self._names, seed, stacked=stacked)
-        # So that each has the random numbers of a training alone.
-        slots, n = np.arange(self._n), len(self._members)
-        update.rng_offsets = np.repeat(slots, n) if stacked else np.tile(slots, n)
-        return update
-
-    def fits(self, update: Update) -> bool:
-        """Whether the states and masters of this update still match the weights."""
-        return update.fits(self._optimizers[0].master_dtype)
-
-    def hand_over(self, updaters: Sequence[Updater]) -> None:
-        """Let the updaters of all trainings have the states."""
-        for (j, k), _, _, state, master in self._single():
-            kept = dict(zip(self._optimizers[0].composed_rule.slots, state, strict=True))
-            updaters[self._members[j]].state[k] = kept if master is None else kept | {MASTER: master}
-
-    @property
-    def can_restart(self) -> bool:
-        """Whether there are no masters, which weights are to be the rounded values of."""
-        return all(master is None for master in self._masters)
-
-    def restart(self) -> None:
-        """Reset states, for the weights as they are now."""
-        if states := [state for row in self._states for state in row]:
+        if states := [tensor for state in self._states for tensor in state.values()]:
             torch._foreach_zero_(states)
         self._start_states()
 
+    def _of_members(self, tensors: TensorLists) -> list[Any]:
+        """Those of these trainings, stacked or one by one."""
+        if self._where is None:
+            return [each for i in self.members for each in tensors.lists[i]]
+        return [None if stack is None else stack.detach()[self._where] for stack in tensors.stacks or ()]
+
+    def _make_update(self, rule: Rule) -> Update:
+        seed, stacked, kept = self._optimizers[0].rounding, self.stacked, states_and_masters(rule, self._states)
+        update = Update(rule, self._weights, *kept, self._engine, self._names, seed, stacked=stacked)
+        # So that each has the random numbers of a training alone.
+        slots, n = np.arange(self._n), len(self.members)
+        update.rng_offsets = np.repeat(slots, n) if stacked else np.tile(slots, n)
+        return update
+
     def _slice(self, stacks: Sequence[torch.Tensor] | None) -> slice | None:
         """Which rows of stacks these trainings have, if they can be updated as stacks."""
-        first, members = self._optimizers[0], self._members
+        first, members = self._optimizers[0], self.members
         step = members[1] - members[0] if len(members) > 1 else 1
         where = slice(members[0], members[-1] + 1, step)
         if stacks is None or members != list(range(where.start, where.stop, step)) or not _has_plain_states(first):
@@ -194,13 +165,13 @@ class EnsembleStates:
         for name, weight in zip(self._names, self._weights, strict=True):
             first.check_storage(name, weight)
         weights = [weight.detach() for weight in self._weights]
+        slots, made = first.composed_rule.slots, [] if self.stacked else first.states_for(weights)
         if self.stacked:
-            names = first.composed_rule.state
-            self._states = [tuple(stacked_zeros(len(stack), stack[0]) for _ in names) for stack in weights]
-        else:
-            self._states = first.states_for(weights)
-            dtypes = map(first.master_dtype, weights)
-            self._masters = [None if d is None else new_master(w, None, d) for w, d in zip(weights, dtypes, strict=True)]
+            made = [tuple(stacked_zeros(len(stack), stack[0]) for _ in slots) for stack in weights]
+        self._states = [dict(zip(slots, state, strict=True)) for state in made]
+        for weight, state in zip(weights, self._states, strict=True):
+            if (dtype := first.master_dtype(weight)) is not None:
+                state[MASTER] = new_master(weight, None, dtype)
         self._start_states()
 
     def _start_states(self) -> None:
@@ -210,20 +181,20 @@ class EnsembleStates:
             return
         name = ""
         try:
-            for (j, _), name, weight, state, _ in self._single():  # noqa: B007
+            for (j, _), name, weight, state in self._single():  # noqa: B007
                 self._optimizers[j].start_state(weight.detach(), state)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
 
-    def _single(self) -> Iterator[tuple[tuple[int, int], str, torch.Tensor, tuple[torch.Tensor, ...], Any]]:
+    def _single(self) -> Iterator[tuple[tuple[int, int], str, torch.Tensor, State]]:
         """Each weight, one by one: of which of these trainings, and where in it; its name, itself, states and master."""
         if self._where is None:
-            places = itertools.product(range(len(self._members)), range(self._n))
-            yield from zip(places, self._names, self._weights, self._states, self._masters, strict=True)
+            places = itertools.product(range(len(self.members)), range(self._n))
+            yield from zip(places, self._names, self._weights, self._states, strict=True)
         else:
             for k, (name, weights, states) in enumerate(zip(self._names, self._weights, self._states, strict=True)):
-                for j, (weight, *state) in enumerate(zip(weights, *states, strict=True)):
-                    yield (j, k), name, weight, tuple(state), None
+                for j, (weight, *state) in enumerate(zip(weights, *states.values(), strict=True)):
+                    yield (j, k), name, weight, dict(zip(states, state, strict=True))
 
 
 def _has_plain_states(optimizer: RuleOptimizer) -> bool:

@@ -70,13 +70,12 @@ class ShardStates:
                 for i, param in enumerate(self.params)
             ]
             checkpoint.restore(whole, self.names, stand_ins, state_dict)
-            if not self.cuts:
-                self.updater.state = {i: whole.state[i] for i in mine if i in whole.state}
-            else:
-                self.updater.state = {
-                    i: self._piece_of(whole.state[i], piece) for i, piece in mine.items() if i in whole.state
-                }
+            present = {i: piece for i, piece in mine.items() if i in whole.state}
+            if self.cuts:
+                self.updater.state = {i: self._piece_of(whole.state[i], piece) for i, piece in present.items()}
                 self.load_masters(whole.masters)
+            else:
+                self.updater.state = {i: whole.state[i] for i in present}
 
     @torch.no_grad()
     def masters(self) -> dict[Any, torch.Tensor]:

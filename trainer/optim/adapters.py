@@ -262,7 +262,7 @@ class _OfRule(FusedOptimizer):
         return {**options, "epsilon": group["eps"]}, {key: slot for slot, key in _TORCHS[rule]._keys.items()}
 
     def _first_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
-        self._of(group).start_state(weight, tuple(states.values()))
+        self._of(group).start_state(weight, dict(states))
 
     def _row(self, group: Group, numbers: Numbers, rule: Rule | TensorRule, rounds: bool) -> list[float]:
         index = int(numbers["index"]) if "index" in numbers else None

@@ -11,11 +11,9 @@ import torch
 from .. import optimizer as gluon
 from ..capture import CapturedStep
 from ..interrupts import uninterrupted
-from ..optimizer.multi import pattern_text, table_text
-from ..optimizer.patterns import Pattern, assign, layers_of, matcher
+from ..optimizer.patterns import Pattern, assign, layers_of, pattern_text, read_entry, table_text
 from ..params import named_parameters
 from ..registry import Registry
-from ..validation import boolean
 from . import adapters, ports
 from .base import FusedOptimizer
 from .groups import name_of
@@ -244,13 +242,8 @@ def checked_entry(k: int, entry: Any) -> tuple[Pattern, type[torch.optim.Optimiz
     Raises:
         TypeError, ValueError: it is none.
     """
-    if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
-        raise TypeError(f"entries[{k}]={entry!r}: must be (pattern, optimizer) or (pattern, optimizer, arguments)")
-    pattern, chosen, *rest = entry
+    pattern, chosen, arguments = read_entry(f"entries[{k}]", entry)
     try:
-        matcher(pattern)
-        arguments = dict(rest[0] if rest and rest[0] is not None else {})
-        boolean("optional", arguments.get("optional", False))
         return pattern, optimizer_class(chosen), arguments
     except (TypeError, ValueError) as error:
         raise type(error)(f"entries[{k}]: {error}") from None

@@ -29,7 +29,7 @@ from ...kernels.guards import PointerGuard
 from ...kernels.layouts import is_wrapper
 from ...kernels.states import PACK_FROM, goes_with, master_like, slot_shapes, states_for
 from ..optimizer.plan import StepPlan
-from ..optimizer.states import new_master
+from ..optimizer.states import MASTER, State, match_states, new_master, states_and_masters
 from . import shards
 from .exchange import CutTensor, Exchange, shard_bounds
 from .groups import MASTER_KEYS, Group, GroupOptimizer, GroupRows, master_key, same_objects
@@ -98,7 +98,7 @@ class OwnedPlan(StepPlan):
             for parameter, group, name in zip(parameters, groups, names, strict=True)
         ]
         self._narrow = optimizer._narrow(groups[0])
-        self._new: list[tuple[int, tuple[torch.Tensor, ...], list[int]]] = []  # parameters, and the states to be filled
+        self._new: list[tuple[int, State, list[str]]] = []  # parameters, their states, and which of these are to be filled
         self._new_masters: list[tuple[int, torch.Tensor, torch.Tensor | None]] = []  # and what was the master so far
         self._tensors: list[torch.Tensor] = []  # the states
         self._values: list[Any] = []  # of the rows in which these are
@@ -116,14 +116,13 @@ class OwnedPlan(StepPlan):
         with torch.inference_mode(False):
             self._bring(rule)
             self._new, self._new_masters = [], []
-            states = [self._states_of(rule, i, member) for i, member in enumerate(self._members)]
-            masters = [self._master_of(i, member) for i, member in enumerate(self._members)]
+            states = self._match_states(rule)
         self._values = self._values_now()
-        self._tensors = [*chain.from_iterable(states), *(master for master in masters if master is not None)]
+        self._tensors = list(chain.from_iterable(map(dict.values, states)))
         self._guard = PointerGuard(self._tensors)
-        wholes = [member.whole for member in self._members]
+        wholes, kept = [member.whole for member in self._members], states_and_masters(rule, states)
         seed, control = optimizer._rounding(self._members[0].group), optimizer._control
-        update = Update(rule, wholes, states, masters, names=self.names, seed=seed, grad_scale_and_skip=control)
+        update = Update(rule, wholes, *kept, names=self.names, seed=seed, grad_scale_and_skip=control)
         places = {parameter: i for i, parameter in enumerate(assign_owners(optimizer))}
         update.rng_offsets[:] = [places[parameter] for parameter in self.sharded]  # not those of another exchange
         return update
@@ -198,14 +197,14 @@ class OwnedPlan(StepPlan):
             if active[i]:
                 master.copy_(new_master(self._members[i].whole, old, master.dtype))
         self._new = [each for each in waiting if not active[each[0]]]
-        for i, states, missing in waiting:
+        for i, new, missing in waiting:
             if active[i]:
                 member = self._members[i]
                 rule = self._optimizer._rule(member.group)
-                (room,) = states_for(rule, [member.whole], self._narrow)
-                self._optimizer._first_states(member.group, member.whole, dict(zip(rule.slots, room, strict=True)))
-                for k in missing:
-                    states[k].copy_(room[k])
+                room = dict(zip(rule.slots, *states_for(rule, [member.whole], self._narrow), strict=True))
+                self._optimizer._first_states(member.group, member.whole, room)
+                for slot in missing:
+                    new[slot].copy_(room[slot])
 
     def _bring(self, rule: TensorRule) -> None:
         """Bring states that are DTensors, as `load_state_dict` leaves them, to owners, which have whole ones already."""
@@ -229,31 +228,34 @@ class OwnedPlan(StepPlan):
         if tensors:
             _exchange(OwnerGroup.of(self._members[0].parameter), tensors, to_owners=True)
 
-    def _states_of(self, rule: TensorRule, i: int, member: Owned) -> tuple[torch.Tensor, ...]:
-        """The states of a parameter: those found, converted where they do not go with it, and new ones."""
-        keys = [self._optimizer._keys.get(slot, slot) for slot in rule.slots]
-        (made,) = states_for(rule, [member.whole], self._narrow)
-        if not member.mine:
-            shape, dtype = member.parameter.shape, member.parameter.dtype
-            (there,) = states_for(rule, [torch.empty(shape, dtype=dtype, device="meta")], self._narrow)
-            for key, state in zip(keys, there, strict=True):
-                if state.numel():
-                    member.row[key] = member._room(state.shape, state.dtype)
-            return made
-        states, missing = list(made), []
-        for k, (key, slot, new) in enumerate(zip(keys, rule.slots, made, strict=True)):
-            found = member.row.get(key)
-            if found is None:
-                missing.append(k)
-            elif goes_with(found, member.whole, new.dtype):
-                states[k] = found
-            else:
-                storage.copy(new, found, member.whole.shape, slot in rule.nonnegative)
-            if new.numel():  # a factored state has no elements where it is not used
-                member.row[key] = states[k]
-        if missing:
-            self._new.append((i, tuple(states), missing))
-        return tuple(states)
+    def _match_states(self, rule: TensorRule) -> list[State]:
+        """States and masters: those found, converted where they do not go with the parameter, and new ones."""
+        members, keys = self._members, {slot: self._optimizer._keys.get(slot, slot) for slot in rule.slots}
+
+        def make(wholes: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+            return [states_for(rule, [whole], self._narrow)[0] for whole in wholes]
+
+        def start(i: int, new: State, missing: list[str]) -> None:
+            if members[i].mine:
+                self._new.append((i, new, missing))
+
+        present = [{slot: member.row.get(key) for slot, key in keys.items() if member.mine} for member in members]
+        found = [{slot: state for slot, state in each.items() if state is not None} for each in present]
+        wholes = [member.whole for member in members]
+        states = match_states(rule, wholes, found, self._narrow, make, start, [None] * len(members))
+        for i, (member, state) in enumerate(zip(members, states, strict=True)):
+            shown = state
+            if not member.mine:
+                shape, dtype = member.parameter.shape, member.parameter.dtype
+                (there,) = make([torch.empty(shape, dtype=dtype, device="meta")])
+                shown = dict(zip(rule.slots, there, strict=True))
+            for slot, tensor in shown.items():
+                if tensor.numel():  # a factored state has no elements where it is not used
+                    member.row[keys[slot]] = tensor if member.mine else member._room(tensor.shape, tensor.dtype)
+            master = self._master_of(i, member)
+            if master is not None:
+                state[MASTER] = master
+        return states
 
     def _master_of(self, i: int, member: Owned) -> torch.Tensor | None:
         """The master of a parameter, found or new."""

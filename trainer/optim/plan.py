@@ -16,10 +16,10 @@ from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.graphs import Recording
 from ...kernels.guards import PointerGuard
 from ...kernels.layouts import is_wrapper
-from ...kernels.states import PerTensorStates, goes_with, per_tensor_states, slot_dtypes, state_type, states_for
+from ...kernels.states import PerTensorStates, per_tensor_states, states_for
 from ..optimizer.plan import StepPlan
 from ..optimizer.sparse import is_sparse
-from ..optimizer.states import new_master
+from ..optimizer.states import MASTER, State, match_states, states_and_masters
 from . import shards
 from .groups import Group, GroupOptimizer, GroupRows, as_real, master_key, name_of, same_objects
 from .owned import OwnedPlan
@@ -171,15 +171,18 @@ class GroupPlan(StepPlan):
         if self.sharded:
             check_shards(optimizer, rule, self._parameters)
         found = [self._found(rule, i) for i in range(n)]
-        states = self._with_joined_numbers(rule, [self._states_of(rule, i, each) for i, each in enumerate(found)])
-        masters = [self._master_of(i) for i in range(n)]
-        self._tensors = [*self._weights, *chain.from_iterable(states), *(each for each in masters if each is not None)]
+        masters = list(map(optimizer._master_dtype, self._groups, self._weights))
+        make = partial(self._make_states, rule)
+        states = match_states(rule, self._weights, found, self._narrow, make, self._start, masters)
+        for i, (old, new) in enumerate(zip(found, states, strict=True)):
+            self._show(i, {slot: tensor for slot, tensor in new.items() if tensor is not old.get(slot)})
+        self._join_numbers(rule, states)
+        self._tensors = [*self._weights, *chain.from_iterable(map(dict.values, states))]
         self._guard = PointerGuard(self._tensors)  # users offload states, say, by giving them other memory
         update = Update(
             rule,
             self._weights,
-            states,
-            masters,
+            *states_and_masters(rule, states),
             names=self.names,
             seed=optimizer._rounding(self._groups[0]),
             grad_scale_and_skip=optimizer._control,
@@ -229,12 +232,12 @@ class GroupPlan(StepPlan):
             whole[i] = None if i in by_row or listed else gradient.to_dense()
         return whole, by_row
 
-    def _found(self, rule: Rule | TensorRule, i: int) -> dict[str, torch.Tensor]:
-        """The states that a parameter has already."""
-        optimizer = self._optimizer
-        row = optimizer.state.get(self._parameters[i], {})
+    def _found(self, rule: Rule | TensorRule, i: int) -> State:
+        """The states and the master that a parameter has already."""
+        optimizer, name, parameter, weight = self._optimizer, self.names[i], self._parameters[i], self._weights[i]
+        row = optimizer.state.get(parameter, {})
         found = {}
-        for slot, shape in zip(rule.slots, rule.shapes(self._weights[i].shape), strict=True):
+        for slot, shape in zip(rule.slots, rule.shapes(weight.shape), strict=True):
             key = optimizer._keys.get(slot, slot)
             if row.get(key) is None:
                 continue
@@ -242,68 +245,54 @@ class GroupPlan(StepPlan):
                 row[key] = row[key].to_dense()
             packed = storage.is_packed(row[key])
             if not packed:
-                shards.check_placement(self.names[i], key, row[key], self._parameters[i])
+                shards.check_placement(name, key, row[key], parameter)
             found[slot] = as_real(row[key])
             if packed:
-                shape = torch.Size([storage.packed_size(self._weights[i].numel(), found[slot].dtype)])
+                shape = torch.Size([storage.packed_size(weight.numel(), found[slot].dtype)])
             if found[slot].shape != shape:
                 raise ValueError(
-                    f"{key!r} of {self.names[i]} has shape {tuple(row[key].shape)}, the parameter "
-                    f"{tuple(self._parameters[i].shape)}: the state of another model?"
+                    f"{key!r} of {name} has shape {tuple(row[key].shape)}, the parameter {tuple(parameter.shape)}: the "
+                    "state of another model?"
                 )
+        dtype = optimizer._master_dtype(self._groups[i], weight)
+        if dtype is not None:
+            key, other = master_key(weight, dtype)
+            master = row.pop(other, None) if row.get(key) is None else row[key]
+            if master is not None:
+                shards.check_placement(name, key, master, parameter)
+                found[MASTER] = shards.local(master)
         return found
 
-    def _states_of(self, rule: Rule | TensorRule, i: int, usable: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The states of a parameter: those found, converted where they do not go with it, and new ones."""
-        optimizer, parameter, weight = self._optimizer, self._parameters[i], self._weights[i]
-        dtypes = slot_dtypes(rule, weight.dtype, state_type(weight, self._narrow), weight.shape)
-        types = dict(zip(rule.slots, dtypes, strict=True))
-        fitting = {slot for slot, state in usable.items() if goes_with(state, weight, types[slot])}
-        if len(fitting) < len(rule.slots):
-            (made,) = states_for(rule, [weight.detach()], self._narrow)
-            new = dict(zip(rule.slots, made, strict=True))
-            optimizer._first_states(self._groups[i], weight.detach(), new)
-            for slot, state in new.items():
-                if slot in fitting:
-                    new[slot] = usable[slot]
-                    continue
-                if slot in usable:
-                    storage.copy(state, usable[slot], weight.shape, slot in rule.nonnegative)
-                if state.numel() or not weight.numel():  # a factored state has no elements where it is not used
-                    shown = torch.view_as_complex(state) if parameter.is_complex() and state.dim() else state
-                    optimizer.state[parameter][optimizer._keys.get(slot, slot)] = shards.placed_as(parameter, shown)
-            usable = new
-        return tuple(usable[slot] for slot in rule.slots)
+    def _make_states(self, rule: Rule | TensorRule, weights: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+        """Zeros, for each weight in memory of its own, as torch's states are."""
+        return [states_for(rule, [weight], self._narrow)[0] for weight in weights]
 
-    def _with_joined_numbers(
-        self, rule: Rule | TensorRule, states: list[tuple[torch.Tensor, ...]]
-    ) -> list[tuple[torch.Tensor, ...]]:
-        """The states, with the numbers that the rule keeps of each tensor in one array: one call computes all of them."""
+    def _start(self, i: int, new: State, missing: list[str]) -> None:
+        self._optimizer._first_states(self._groups[i], self._weights[i].detach(), new)
+
+    def _show(self, i: int, new: State) -> None:
+        """Put new states or a new master into the optimizer's `state`."""
+        optimizer, parameter, weight = self._optimizer, self._parameters[i], self._weights[i]
+        for slot, tensor in new.items():
+            if slot == MASTER:
+                key, shown = master_key(weight, tensor.dtype)[0], tensor
+            else:
+                key, is_complex = optimizer._keys.get(slot, slot), parameter.is_complex() and tensor.dim()
+                shown = torch.view_as_complex(tensor) if is_complex else tensor
+            if tensor.numel() or not weight.numel():  # a factored state has no elements where it is not used
+                optimizer.state[parameter][key] = shards.placed_as(parameter, shown)
+
+    def _join_numbers(self, rule: Rule | TensorRule, states: list[State]) -> None:
+        """Keep the numbers that the rule keeps of each tensor in one array: one call computes all of them."""
         names = rule.kept if isinstance(rule, Rule) else ()
-        if not names or self.sharded or PerTensorStates(numbers := [state[-len(names) :] for state in states]).is_joined:
-            return states
+        if not names or self.sharded:
+            return
+        numbers = [[state[name] for name in names] for state in states]
+        if PerTensorStates(numbers).is_joined:
+            return
         joined = per_tensor_states(self._weights, len(names))
         torch._foreach_copy_(list(chain.from_iterable(joined)), list(chain.from_iterable(numbers)))
-        for parameter, row in zip(self._parameters, joined, strict=True):
-            for name, number in zip(names, row, strict=True):
-                self._optimizer.state[parameter][self._optimizer._keys.get(name, name)] = number
-        return [state[: -len(names)] + row for state, row in zip(states, joined, strict=True)]
-
-    def _master_of(self, i: int) -> torch.Tensor | None:
-        """The master of a parameter, made or converted if need be."""
-        optimizer, parameter, weight = self._optimizer, self._parameters[i], self._weights[i]
-        dtype = optimizer._master_dtype(self._groups[i], weight)
-        if dtype is None:
-            return None
-        row = optimizer.state[parameter]
-        key, other = master_key(weight, dtype)
-        found = row.get(key)
-        if found is None:
-            found = row.pop(other, None)
-        if found is not None:
-            shards.check_placement(self.names[i], key, found, parameter)
-            found = shards.local(found)
-        if found is None or not goes_with(found, weight, dtype):
-            found = new_master(weight.detach(), found, dtype)
-            row[key] = shards.placed_as(parameter, found)
-        return found
+        for i, row in enumerate(joined):
+            new = dict(zip(names, row, strict=True))
+            states[i] = states[i] | new
+            self._show(i, new)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ..validation import boolean, number
+from ..validation import number
 from .base import Optimizer, create
 from .counts import Index, StepCounts
-from .patterns import Pattern, assign, matcher
+from .patterns import Pattern, assign, pattern_text, read_entry, table_text
 from .settings import Setting, switch
 
-__all__ = ["MultiOptimizer", "part_of", "parts_of", "pattern_text", "table_text"]
+__all__ = ["MultiOptimizer", "part_of", "parts_of"]
 
 _OWN = ("rescale_grad", "begin_num_update", "param_idx2name", "param_dict")  # these are the same for all
 _OF_ONE = ("zclip", "skip_norm", "skip_percentile")  # they look at the norm of all gradients of one optimizer
@@ -287,34 +286,10 @@ def part_of(optimizer: Optimizer, index: Index) -> Optimizer:
     return optimizer.optimizers[optimizer._of[index]] if isinstance(optimizer, MultiOptimizer) else optimizer
 
 
-def pattern_text(pattern: Pattern) -> str:
-    """What messages and tables call a pattern."""
-    if isinstance(pattern, str):
-        return pattern
-    return pattern.pattern if isinstance(pattern, re.Pattern) else getattr(pattern, "__name__", repr(pattern))
-
-
-def table_text(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of texts as lines, with columns aligned: the first and the last to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for name, *others, pattern in rows:
-        right = [cell.rjust(width) for cell, width in zip(others, widths[1:-1], strict=True)]
-        lines.append("  ".join([name.ljust(widths[0]), *right, pattern]))
-    return "\n".join(lines)
-
-
 def _made(k: int, entry: Any, defaults: Mapping[str, Any], begin_num_update: int) -> tuple[Pattern, Optimizer, bool]:
     """The pattern and the optimizer of an entry, and whether it is optional."""
-    if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
-        raise TypeError(f"optimizer[{k}]={entry!r}: must be (pattern, optimizer) or (pattern, optimizer, arguments)")
-    pattern, chosen, *rest = entry
-    try:
-        matcher(pattern)
-        own = dict(rest[0] if rest and rest[0] is not None else {})
-        optional = boolean("optional", own.pop("optional", False))
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"optimizer[{k}]: {error}") from None
+    pattern, chosen, own = read_entry(f"optimizer[{k}]", entry)
+    optional = own.pop("optional", False)
     if isinstance(chosen, (MultiOptimizer, list, tuple)):
         raise TypeError(f"optimizer[{k}]={entry!r}: several optimizers inside one of several; put all into one list")
     if isinstance(chosen, Optimizer):

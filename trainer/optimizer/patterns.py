@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..validation import did_you_mean
+from ..validation import boolean, did_you_mean
 
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
@@ -67,6 +67,41 @@ def matcher(pattern: Pattern) -> Callable[[Parameter], bool]:
         )
     alternatives = [[_term(pattern, term.strip()) for term in each.split("&")] for each in pattern.split("|")]
     return lambda parameter: any(all(term(parameter) for term in terms) for terms in alternatives)
+
+
+def read_entry(called: str, entry: Any) -> tuple[Pattern, Any, dict[str, Any]]:
+    """The pattern, the optimizer and the arguments of an entry, where "optional" may be one of these.
+
+    Raises:
+        TypeError, ValueError: it is no entry; `called` says what messages call it.
+    """
+    if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
+        raise TypeError(f"{called}={entry!r}: must be (pattern, optimizer) or (pattern, optimizer, arguments)")
+    pattern, chosen, *rest = entry
+    try:
+        matcher(pattern)
+        arguments = dict(rest[0] if rest and rest[0] is not None else {})
+        boolean("optional", arguments.get("optional", False))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{called}: {error}") from None
+    return pattern, chosen, arguments
+
+
+def pattern_text(pattern: Pattern) -> str:
+    """What messages and tables call a pattern."""
+    if isinstance(pattern, str):
+        return pattern
+    return pattern.pattern if isinstance(pattern, re.Pattern) else getattr(pattern, "__name__", repr(pattern))
+
+
+def table_text(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of texts as lines, with columns aligned: the first and the last to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for name, *others, pattern in rows:
+        right = [cell.rjust(width) for cell, width in zip(others, widths[1:-1], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *right, pattern]))
+    return "\n".join(lines)
 
 
 def layers_of(module: torch.nn.Module) -> dict[int, torch.nn.Module]:

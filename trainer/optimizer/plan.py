@@ -65,7 +65,7 @@ class StepPlan(Plan):
         names: what messages call the parameters.
         rows: their hyper-parameters.
         own: gradients will be the weights' own, `weight.grad`.
-        elements: as for `RowUpdate`.
+        elements: as for `SparseRows`.
     """
 
     update: Update

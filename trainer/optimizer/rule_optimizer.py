@@ -375,14 +375,13 @@ class RuleOptimizer(Optimizer):
     def create_state(self, index: Index, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """One tensor for each state of the rule, in the arithmetic's type."""
         (state,) = self.states_for([weight])
-        self.start_state(weight.detach(), state)
+        self.start_state(weight.detach(), dict(zip(self.composed_rule.slots, state, strict=True)))
         return state
 
-    def start_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
-        """Fill all that `composed_rule` keeps, zeros so far, as it is before the first update."""
+    def start_state(self, weight: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
+        """Fill all that `composed_rule` keeps, zeros so far, by slot, as it is before the first update."""
         rule = self.composed_rule
-        slots = dict(zip(rule.slots, state, strict=True))
-        packed = {name for name, tensor in slots.items() if storage.is_packed(tensor)}
+        packed = {name for name in rule.slots if storage.is_packed(slots[name])}
         if packed and type(self).init_state is not RuleOptimizer.init_state:
             plain = {name: torch.zeros_like(weight, dtype=torch.float32) for name in packed}
             self.init_state(weight, tuple((slots | plain)[name] for name in self.rule.slots))

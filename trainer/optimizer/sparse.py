@@ -9,85 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from ...kernels import Rule, TensorRule, Update, storage
+from ...kernels import Update, storage
 from ...kernels.metrics import MetricsBuffer
 from .counts import Index
 from .options import OPTIONS
 
-__all__ = ["RowUpdate", "SparseRows", "is_sparse", "split"]
+__all__ = ["SparseRows", "is_sparse", "split"]
 
 
-class RowUpdate:
-    """One rule on the rows that gradients have, once. Everything that may fail happens when it is made.
-
-    Args:
-        rule: the update rule.
-        weights: the whole weights.
-        gradients: sparse, of the shapes of the weights.
-        states: for each weight its whole states, one tensor for each slot of the rule.
-        masters: for each weight its whole copy in the arithmetic's type, or None.
-        engine, names, seed, control: as for `tristep.kernels.Update`.
-        elements: whether a gradient that lists single elements updates only these, not the rows that they are in.
-
-    Attributes:
-        hyper: as that of `tristep.kernels.Update`.
-    """
-
-    @torch.no_grad()
-    def __init__(
-        self,
-        rule: Rule | TensorRule,
-        weights: Sequence[torch.Tensor],
-        gradients: Sequence[torch.Tensor],
-        states: Sequence[tuple[torch.Tensor, ...]],
-        masters: Sequence[torch.Tensor | None],
-        engine: str | None = None,
-        names: Sequence[str] | None = None,
-        seed: int | storage.CodesOnly | None = None,
-        control: torch.Tensor | None = None,
-        elements: bool = False,
-    ) -> None:
-        found = [_listed(gradient, elements) for gradient in gradients]
-        self._values = [values for _, values in found]  # bound, so they must stay alive
-        # Whole tensor, indices along its first dimensions, and a copy of what is there.
-        self._pieces: list[tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]] = []
-
-        def cut(tensor: torch.Tensor, weight: torch.Tensor, places: tuple[torch.Tensor, ...]) -> torch.Tensor:
-            if tensor.shape[:1] != weight.shape[:1]:  # one for all rows, such as a number that the rule keeps
-                return tensor
-            piece = tensor.detach()[places].contiguous()
-            self._pieces.append((tensor.detach(), places, piece))
-            return piece
-
-        cut_weights, cut_states, cut_masters = [], [], []
-        for weight, (rows, _), state, master in zip(weights, found, states, masters, strict=True):
-            cut_weights.append(cut(weight, weight, rows))
-            cut_states.append(tuple(cut(tensor, weight, rows) for tensor in state))
-            cut_masters.append(None if master is None else cut(master, weight, rows))
-        self._update = Update(rule, cut_weights, cut_states, cut_masters, engine, names, seed, control)
-        self._update.bind(self._values)
-
-    @property
-    def hyper(self) -> np.ndarray:
-        return self._update.hyper
-
-    def __call__(self) -> None:
-        """Run the step with the values in `hyper`."""
-        self.compute()
-        self.write_back()
-
-    def compute(self) -> None:
-        """Update the copies."""
-        self._update()
-
-    @torch.no_grad()
-    def write_back(self) -> None:
-        """Put the copies where they come from."""
-        for whole, places, piece in self._pieces:
-            whole.index_put_(places, piece)
+Places = tuple[torch.Tensor, ...]  # indices along a tensor's first dimensions
 
 
 class SparseRows:
@@ -97,7 +29,7 @@ class SparseRows:
         names: what messages call the weights.
         split: a function of all gradients, called where some are sparse: those to be taken as a whole, None for the others,
             and the places of those to be taken by row. It raises an error for those that cannot be taken.
-        elements: as for `RowUpdate`.
+        elements: whether a gradient that lists single elements updates only these, not the rows that they are in.
 
     Attributes:
         met: whether there has been a sparse gradient, for which to look from then on.
@@ -110,8 +42,9 @@ class SparseRows:
         elements: bool = False,
     ) -> None:
         self._names, self._split, self._elements, self.met = list(names), split, elements, False
-        self._by_row: tuple[RowUpdate, list[int]] | None = None
-        self._sparse: list[torch.Tensor] = []
+        self._by_row: tuple[Update, list[int]] | None = None  # an update of copies, and the places of their weights
+        self._copies: list[tuple[torch.Tensor, Places, torch.Tensor]] = []  # with the whole tensors that they are from
+        self._alive: list[torch.Tensor] = []  # sparse gradients and what they list, which is bound
 
     def bind(self, update: Update, gradients: Sequence[torch.Tensor | None], own: bool) -> None:
         """As `Update.bind`. Checks everything and changes no weight."""
@@ -126,21 +59,35 @@ class SparseRows:
         whole, places = self._split(gradients)
         update.bind(whole)
         self.met = True
-        self._sparse = [gradient for gradient in gradients if gradient is not None and is_sparse(gradient)]
-        by_row = RowUpdate(
-            update.rule,
-            [update.weights[i] for i in places],
-            [gradients[i] for i in places],  # type: ignore[misc]  # these are there
-            [update.states[i] for i in places],
-            [update.masters[i] for i in places],
-            update.engine,
-            [self._names[i] for i in places],
-            update.seed,
-            update.grad_scale_and_skip,
-            self._elements,
-        )
-        self._by_row = by_row, places
+        self._alive = [gradient for gradient in gradients if gradient is not None and is_sparse(gradient)]
+        self._by_row = self._cut(update, gradients, places), places
 
+    @torch.no_grad()
+    def _cut(self, update: Update, gradients: Sequence[torch.Tensor | None], places: list[int]) -> Update:
+        """The rule on copies of the rows that the gradients at these places list. All that may fail happens here."""
+        found = [_listed(gradients[i], self._elements) for i in places]  # type: ignore[arg-type]  # these are there
+        self._alive += [values for _, values in found]
+        self._copies = []
+
+        def cut(tensor: torch.Tensor, weight: torch.Tensor, rows: Places) -> torch.Tensor:
+            if tensor.shape[:1] != weight.shape[:1]:  # one for all rows, such as a number that the rule keeps
+                return tensor
+            copy = tensor.detach()[rows].contiguous()
+            self._copies.append((tensor.detach(), rows, copy))
+            return copy
+
+        weights, states, masters = [], [], []
+        for i, (rows, _) in zip(places, found, strict=True):
+            weight, master = update.weights[i], update.masters[i]
+            weights.append(cut(weight, weight, rows))
+            states.append(tuple(cut(tensor, weight, rows) for tensor in update.states[i]))
+            masters.append(None if master is None else cut(master, weight, rows))
+        names = [self._names[i] for i in places]
+        by_row = Update(update.rule, weights, states, masters, update.engine, names, update.seed, update.grad_scale_and_skip)
+        by_row.bind([values for _, values in found])
+        return by_row
+
+    @torch.no_grad()
     def run(self, update: Update, into: MetricsBuffer | None = None) -> None:
         """Call the update, after `bind`."""
         if self._by_row is None:
@@ -148,13 +95,14 @@ class SparseRows:
             return
         by_row, places = self._by_row
         by_row.hyper[:] = update.hyper[places]
-        by_row.compute()
+        by_row()
         update(into)
-        by_row.write_back()
-        if update.zero_grads:
-            for gradient in self._sparse:
+        for whole, rows, copy in self._copies:
+            whole.index_put_(rows, copy)
+        for gradient in self._alive if update.zero_grads else ():
+            if is_sparse(gradient):
                 gradient.zero_()
-        self._by_row, self._sparse = None, []
+        self._by_row, self._copies, self._alive = None, [], []
 
 
 def is_sparse(gradient: Any) -> bool:

@@ -12,11 +12,20 @@ from typing import Any
 import torch
 
 from ...kernels import Rule, TensorRule, storage
-from ...kernels.states import goes_with, master_like
+from ...kernels.states import goes_with, master_like, slot_dtypes, state_type
 from .counts import Index
 from .rule_optimizer import RuleOptimizer
 
-__all__ = ["MASTER", "State", "current_state", "has_slots", "match_states", "new_master", "put_master"]
+__all__ = [
+    "MASTER",
+    "State",
+    "current_state",
+    "has_slots",
+    "match_states",
+    "new_master",
+    "put_master",
+    "states_and_masters",
+]
 
 MASTER = "master copy"  # the key of a master; with a space, so that no rule's state has the same name
 State = dict[str, torch.Tensor]
@@ -43,7 +52,7 @@ def match_states(
     rule: Rule | TensorRule,
     weights: Sequence[torch.Tensor],
     found: Sequence[State],
-    dtypes: Callable[[torch.Tensor], Sequence[torch.dtype]],
+    narrow: torch.dtype | None,
     make: Callable[[list[torch.Tensor]], Sequence[Sequence[torch.Tensor]]],
     start: Callable[[int, State, list[str]], None],
     masters: Sequence[torch.dtype | None],
@@ -56,7 +65,7 @@ def match_states(
         rule: the rule that is to run with them.
         weights: the weights.
         found: for each weight the states that it has already, by slot, and its master.
-        dtypes: the types that a weight's states are to have, by slot.
+        narrow: the type in which states are to be stored where they may be, None for the type of the arithmetic.
         make: gives zeros for all slots of each of some weights, in few pieces of memory.
         start: fills the new states of weight `i`, in which the slots of a list are not to be converted from others.
         masters: for each weight the type of its master, None if it is to have none.
@@ -66,7 +75,7 @@ def match_states(
     for i, (weight, state) in enumerate(zip(weights, found, strict=True)):
         kind = weight.dtype, weight.shape, weight.is_contiguous()
         if kind not in known:
-            known[kind] = dtypes(weight)
+            known[kind] = slot_dtypes(rule, weight.dtype, state_type(weight, narrow), weight.shape)
         pairs = zip(rule.slots, known[kind], strict=True)
         fitting = [slot for slot, dtype in pairs if slot in state and goes_with(state[slot], weight, dtype)]
         if len(fitting) < len(rule.slots):
@@ -94,6 +103,13 @@ def match_states(
             if master is not None:
                 matched[i][MASTER] = master
     return matched
+
+
+def states_and_masters(
+    rule: Rule | TensorRule, states: Sequence[State]
+) -> tuple[list[tuple[torch.Tensor, ...]], list[torch.Tensor | None]]:
+    """The states in the order of the rule's slots and the masters, as an `Update` takes them."""
+    return [tuple(map(state.__getitem__, rule.slots)) for state in states], [state.get(MASTER) for state in states]
 
 
 def new_master(weight: torch.Tensor, old: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:

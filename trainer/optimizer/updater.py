@@ -22,7 +22,7 @@ from .multi import MultiOptimizer, part_of, parts_of
 from .plan import CustomPlan, MultiPlan, Plan, StepPlan
 from .rule_optimizer import RuleOptimizer
 from .sparse import split
-from .states import MASTER, State, has_slots, match_states, put_master
+from .states import MASTER, State, has_slots, match_states, put_master, states_and_masters
 
 __all__ = ["Updater", "UpdaterPlan", "get_updater"]
 
@@ -253,15 +253,14 @@ class UpdaterPlan(StepPlan):
         kept = [updater.state.get(index, {}) for index in self._indices]
         # States of another rule are made anew.
         kept = [state if has_slots(rule, state) else {k: v for k, v in state.items() if k == MASTER} for state in kept]
-        dtypes, make = optimizer.state_dtypes, optimizer.states_for
+        make, narrow = optimizer.states_for, optimizer.narrow
         masters = list(map(optimizer.master_dtype, self._weights))
-        matched = self._states[rule] = match_states(rule, self._weights, kept, dtypes, make, self._start, masters)
+        matched = self._states[rule] = match_states(rule, self._weights, kept, narrow, make, self._start, masters)
         updater.state.update(zip(self._indices, matched, strict=True))
         update = Update(
             rule,
             self._weights,
-            [tuple(map(state.__getitem__, rule.slots)) for state in matched],
-            [state.get(MASTER) for state in matched],
+            *states_and_masters(rule, matched),
             updater.engine,
             self.names,
             optimizer.rounding,
@@ -302,6 +301,6 @@ class UpdaterPlan(StepPlan):
 
     def _start(self, i: int, new: State, missing: list[str]) -> None:
         try:
-            self.optimizer.start_state(self._weights[i].detach(), tuple(new.values()))
+            self.optimizer.start_state(self._weights[i].detach(), new)
         except ValueError as error:
             raise ValueError(f"{self.names[i]}: {error}") from error
