@@ -15,8 +15,6 @@ from .optimizer import Optimizer, RuleOptimizer
 from .optimizer.multi import part_of
 from .replica import Replica
 
-__all__ = ["check_weights", "float32_of", "float32_weights", "load_float32_weights", "parts_of"]
-
 
 def float32_weights(replicas: Sequence[Replica], sync: GradientSync, optimizer: Optimizer) -> dict[str, torch.Tensor]:
     """See `Trainer.float32_weights`."""

@@ -26,8 +26,6 @@ from .params import listed
 from .replica import Replica, host_state_of, load_host_state
 from .telemetry import Telemetry
 
-__all__ = ["BackwardStep", "check_optimizer"]
-
 GROUP_BYTES = 2**20  # gradients are collected up to so many bytes, for few launches
 
 

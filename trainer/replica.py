@@ -15,8 +15,6 @@ from .optimizer.counts import StepCounts
 from .optimizer.multi import parts_of
 from .optimizer.plan import Plan
 
-__all__ = ["DisplacedWeights", "Replica", "host_state_of", "load_host_state", "update_together", "zero"]
-
 
 class Replica:
     """One copy of a model.

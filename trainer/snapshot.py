@@ -16,8 +16,6 @@ from .random_state import random_state, set_random_state
 from .replica import host_state_of, load_host_state
 from .trainer import Trainer
 
-__all__ = ["Snapshot"]
-
 
 class Snapshot:
     """Weights, states, counts, settings, schedule, buffers of modules and random numbers, as they are now.

@@ -20,8 +20,6 @@ from .names import shape_of
 from .nesting import check_layout
 from .parts import check_parts, shares
 
-__all__ = ["FORMAT", "MOST_UPDATES", "check", "check_form", "check_format", "check_residuals", "few", "saved_rule"]
-
 FORMAT = 1
 MOST_UPDATES = 2**53  # that a float64 counts exactly, as bias corrections do
 

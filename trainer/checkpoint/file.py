@@ -12,8 +12,6 @@ import torch
 from .. import files
 from .check import check_form, check_format
 
-__all__ = ["read", "write"]
-
 _SECTIONS: dict[str, tuple[str, ...]] = {"state": (), "residuals": ("residual",)}  # of tensors, and what marks their keys
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["plain_name", "shape_of", "with_plain_names"]
-
 
 def plain_name(name: str) -> str:
     """A parameter's name without what torch.compile puts into those of a compiled module."""

@@ -9,8 +9,6 @@ import torch
 
 from ..optimizer.base import WithMaster
 
-__all__ = ["check_layout", "flatten", "tensor_names", "unflatten"]
-
 
 def flatten(state: Any, path: str, into: dict[str, torch.Tensor]) -> Any:
     """The nesting of a state that a user's optimizer made; its tensors go `into` a flat dict."""

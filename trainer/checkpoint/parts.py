@@ -11,8 +11,6 @@ from ..optimizer.counts import Index
 from ..optimizer.multi import part_of
 from ..optimizer.patterns import pattern_text
 
-__all__ = ["check_parts", "collect_parts", "saved_schedule", "schedule_of", "shared_settings", "shares"]
-
 CALLABLE = "callable"  # stands for a schedule that is a function, or has one in it, that only the program has
 _KEYS = {"pattern", "optimizer", "settings", "lr_scheduler", "names"}
 

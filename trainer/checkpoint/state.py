@@ -18,8 +18,6 @@ from .names import shape_of
 from .nesting import flatten, tensor_names, unflatten
 from .parts import collect_parts, saved_schedule, schedule_of, shared_settings, shares
 
-__all__ = ["collect", "load_read", "restore"]
-
 
 def collect(
     updater: Updater, names: Sequence[str], params: Sequence[torch.Tensor], indices: Sequence[Index] | None = None

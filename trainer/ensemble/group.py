@@ -17,8 +17,6 @@ from ..optimizer.states import MASTER, State, new_master, states_and_masters
 from ..optimizer.updater import Updater
 from .rows import EnsembleRows
 
-__all__ = ["EnsembleGroup", "TensorLists", "weight_names"]
-
 
 class TensorLists:
     """Weights, or gradients, of all trainings: a list for each of them, or stacks, taken apart only where that is needed."""

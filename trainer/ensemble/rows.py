@@ -11,8 +11,6 @@ import numpy as np
 from ...kernels import Rule, Update
 from ..optimizer import RuleOptimizer
 
-__all__ = ["NUMBERS", "EnsembleRows"]
-
 AHEAD, ROWS_AHEAD = 128, 16384  # steps, and rows of a table, that are formed at once where that can be done
 NUMBERS = (float, int)
 SAME = ("begin_num_update", "lookahead", "num_update")

@@ -11,8 +11,6 @@ from ...kernels import Rule, TensorRule, Update
 from .counts import Index
 from .rule_optimizer import RuleOptimizer
 
-__all__ = ["HyperRows", "Rows", "equal_places", "write_rows"]
-
 _UNKNOWN = object()
 
 

@@ -14,8 +14,6 @@ from .counts import Index, StepCounts
 from .patterns import Pattern, assign, pattern_text, read_entry, table_text
 from .settings import Setting, switch
 
-__all__ = ["MultiOptimizer", "part_of", "parts_of"]
-
 _OWN = ("rescale_grad", "begin_num_update", "param_idx2name", "param_dict")  # these are the same for all
 _OF_ONE = ("zclip", "skip_norm", "skip_percentile")  # they look at the norm of all gradients of one optimizer
 

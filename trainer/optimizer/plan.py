@@ -19,8 +19,6 @@ from .hyper_rows import Rows, write_rows
 from .multi import MultiOptimizer
 from .sparse import SparseRows, is_sparse
 
-__all__ = ["CustomPlan", "MultiPlan", "Plan", "StepPlan"]
-
 
 class Plan:
     """How one list of parameters is updated at every step.

@@ -16,9 +16,6 @@ from ...kernels.metrics import MetricsBuffer
 from .counts import Index
 from .options import OPTIONS
 
-__all__ = ["SparseRows", "is_sparse", "split"]
-
-
 Places = tuple[torch.Tensor, ...]  # indices along a tensor's first dimensions
 
 

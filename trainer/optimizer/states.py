@@ -16,17 +16,6 @@ from ...kernels.states import goes_with, master_like, slot_dtypes, state_type
 from .counts import Index
 from .rule_optimizer import RuleOptimizer
 
-__all__ = [
-    "MASTER",
-    "State",
-    "current_state",
-    "has_slots",
-    "match_states",
-    "new_master",
-    "put_master",
-    "states_and_masters",
-]
-
 MASTER = "master copy"  # the key of a master; with a space, so that no rule's state has the same name
 State = dict[str, torch.Tensor]
 

@@ -24,8 +24,6 @@ from .rule_optimizer import RuleOptimizer
 from .sparse import split
 from .states import MASTER, State, has_slots, match_states, put_master, states_and_masters
 
-__all__ = ["Updater", "UpdaterPlan", "get_updater"]
-
 
 def get_updater(optimizer: Optimizer) -> Updater:
     """A callable `(index, grad, weight)` that updates weights in place and keeps their states; also for lists of each."""
