@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 from .launch import GRADIENT
+
+# What another thread does meanwhile is not recorded.
+_recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
+# Whether rules must be those that are right at every step, as in a graph and before it is recorded.
+for_all_steps: ContextVar[bool] = ContextVar("for_all_steps", default=False)
 
 
 class Recording:
     """What is launched while a CUDA graph is recorded. What changes from step to step is not copied into the graph then.
 
     Attributes:
-        current: the recording that is going on.
-        general: whether rules must be those that are right at every step, as in a graph and before it is recorded.
         updates: each `Update` that has been run, with what it is to work on again.
         owners: for each step that was taken a function that tells whether it can be taken in the same way again, and one
             that does all of it that the host does.
     """
 
-    current: ClassVar[Recording | None] = None
-    general: ClassVar[bool] = False
-
     def __init__(self) -> None:
         self.updates: list[Any] = []
         self.owners: list[tuple[Callable[[], bool], Callable[[], None]]] = []
+
+    @staticmethod
+    def current() -> Recording | None:
+        """The recording that is going on in this context."""
+        return _recording.get()
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """A context that is recorded here."""
+        before = _recording.set(self)
+        try:
+            yield
+        finally:
+            _recording.reset(before)
 
 
 class RecordedUpdate:

@@ -16,10 +16,10 @@ def compute_dtype(weight_dtype: torch.dtype) -> torch.dtype:
 
 
 @cache
-def widest(device_type: str) -> torch.dtype:
+def widest(device: torch.device) -> torch.dtype:
     """float64, or float32 on devices that have no float64, as Apple's."""
     try:
-        torch.zeros((), dtype=torch.float64, device=device_type)
+        torch.zeros((), dtype=torch.float64, device=device)
     except (TypeError, RuntimeError):
         return torch.float32
     return torch.float64

@@ -7,6 +7,7 @@ as they run the rule, and reduce the values over each tensor. `MetricsBuffer` is
 
 from __future__ import annotations
 
+import threading
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
@@ -184,6 +185,8 @@ class MetricsBuffer:
         self._written = np.zeros((self._places, n_rows), dtype=bool)
         self._ring: torch.Tensor | None = None
         self._host: torch.Tensor | None = None  # [places, n_rows, n_values]; on a CPU it is the ring
+        self._stream: Any = None  # on which the last step was, as who reads may be on another
+        self._lock = threading.RLock()  # another thread may read while steps are taken
 
     @property
     def slot(self) -> int:
@@ -214,20 +217,24 @@ class MetricsBuffer:
         """Go on to the next slot; false if nothing has been put into this one, which is then used again."""
         if not self._written[self.count % self._places].any():
             return False
-        self.count += 1
-        if self._ring is not self._host and self.count - self._sent >= max(len(self._ring) // 2, 1):  # type: ignore[arg-type]
-            self._send()
+        with self._lock:
+            self.count += 1
+            if self._pinned:
+                self._stream = streams.current(self._ring.device)  # type: ignore[union-attr]
+            if self._ring is not self._host and self.count - self._sent >= max(len(self._ring) // 2, 1):  # type: ignore[arg-type]
+                self._send()
         return True
 
     def arrived(self, wait: bool = False) -> range:
         """The numbers, from 0, of the steps that can be read now. `wait` for the last one."""
         if self._ring is self._host:
             return range(max(self.count - self.size, 0), self.count)
-        self._send()
-        if wait and self._events:
-            self._events[-1][1].synchronize()
-        self._look()
-        return range(min(max(self._sent - self.size, 0), self._arrived), self._arrived)
+        with self._lock:
+            self._send()
+            if wait and self._events:
+                self._events[-1][1].synchronize()
+            self._look()
+            return range(min(max(self._sent - self.size, 0), self._arrived), self._arrived)
 
     def values(self, steps: range) -> np.ndarray:
         """What was found in these steps, of those that have arrived: float64 [n_steps, n_rows, n_values].
@@ -252,30 +259,31 @@ class MetricsBuffer:
         shape, before = (self.n_rows, len(self.metric.names)), self._host
         self._pinned = streams.is_asynchronous(device)
         make = streams.pinned if self._pinned else partial(torch.empty, device="cpu")
-        self._host = make(self._places, *shape, dtype=widest(device.type))
+        self._host = make(self._places, *shape, dtype=widest(device))
         if before is not None:
             self._host.copy_(before)
         self._ring = self._host
         if self._pinned or device.type != "cpu":  # the host cannot read the device's memory
             self._ring = torch.empty(min(self._places, SLOTS), *shape, dtype=self._host.dtype, device=device)
-        self._sent = self._arrived = self.count
+        self._sent, self._arrived, self._stream = self.count, self.count, None
 
     @torch.no_grad()
     def _send(self) -> None:
-        """Start to copy to the host what has not been sent yet, on the current stream, behind the launches that find it."""
+        """Start to copy to the host what has not been sent yet, on the steps' stream, behind the launches that find it."""
         assert self._ring is not None
         assert self._host is not None
         self._look()
         start = self._sent
-        while start < self.count:
-            slot, place = start % len(self._ring), start % self._places
-            n = min(self.count - start, len(self._ring) - slot, self._places - place)
-            self._host[place : place + n].copy_(self._ring[slot : slot + n], non_blocking=self._pinned)
-            start += n
-        if not self._pinned:  # these copies are over
-            self._arrived = self.count
-        elif self._sent < self.count:
-            self._events.append((self.count, streams.record_event(self._ring.device)))
+        with streams.on_stream(self._stream):
+            while start < self.count:
+                slot, place = start % len(self._ring), start % self._places
+                n = min(self.count - start, len(self._ring) - slot, self._places - place)
+                self._host[place : place + n].copy_(self._ring[slot : slot + n], non_blocking=self._pinned)
+                start += n
+            if not self._pinned:  # these copies are over
+                self._arrived = self.count
+            elif self._sent < self.count:
+                self._events.append((self.count, streams.record_event(self._ring.device)))
         self._sent = self.count
 
     def _look(self) -> None:

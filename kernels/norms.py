@@ -321,8 +321,8 @@ def _plan(rule: Rule, tensors: Sequence[torch.Tensor], argument: str = "tensors"
     key: Any = (rule, len(tensors))
     if tensors:
         device = tensors[0].device
-        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None  # two would share its totals
-        if Recording.current is not None or streams.is_capturing(device):
+        stream = streams.current(device)  # two would share its totals
+        if Recording.current() is not None or streams.is_capturing(device):
             raise RuntimeError(
                 "norms and clipping of lists cannot be captured in a CUDA graph, as their lists may change: use the "
                 "optimizer's clip_norm, or torch.nn.utils.clip_grad_norm_"

@@ -54,7 +54,7 @@ def join_totals(totals: Sequence[torch.Tensor], by: str, all_reduce_global: Join
     `all_reduce_global` then adds up in place what several processes have found.
     """
     first = totals[0].device
-    rows = torch.stack([total[0].to(widest(total.device.type)).to(first) for total in totals])
+    rows = torch.stack([total[0].to(widest(total.device)).to(first) for total in totals])
     together = rows.sum(dim=0) if by == "sum" else rows.amax(dim=0)
     if all_reduce_global is not None:
         all_reduce_global(together, by)
@@ -70,7 +70,7 @@ def _all_reduce_each(
 ) -> None:
     """Add up what processes have found of their parts of each tensor, with one tensor for all launches."""
     device = launches[0].device
-    found = torch.zeros(n_weights, reduction.n_values, dtype=widest(device.type), device=device)
+    found = torch.zeros(n_weights, reduction.n_values, dtype=widest(device), device=device)
     for launch in launches:
         found[launch.rows_on_device] = launch.totals[stage].to(found)
     all_reduce_per_tensor(found, reduction.op)

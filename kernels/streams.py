@@ -18,6 +18,16 @@ def on_device(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+def current(device: torch.device) -> Any:
+    """The stream on which work on this device is queued; None where there are none."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
+def on_stream(stream: Any) -> AbstractContextManager[Any]:
+    """A context in which this is the current stream of its device; it does nothing for None."""
+    return nullcontext() if stream is None else torch.cuda.stream(stream)
+
+
 def is_capturing(device: torch.device) -> bool:
     """Whether what is queued on the device's current stream becomes part of a CUDA graph."""
     if not is_asynchronous(device):

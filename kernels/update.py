@@ -367,10 +367,10 @@ class Update:
                 group.write_hyper(hyper)
             self.count_change()
             return
-        if Recording.current is not None:
+        if (recording := Recording.current()) is not None:
             if into is not None:
                 raise RuntimeError("telemetry is written to another place at every step, which a CUDA graph cannot do")
-            Recording.current.updates.append(RecordedUpdate(self))
+            recording.updates.append(RecordedUpdate(self))
         if into is not None and into is not self._into:
             self._check_rows(into)
         if self._alive is None and not self._revive():

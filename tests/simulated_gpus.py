@@ -130,6 +130,8 @@ class SimulatedGpus:
                     gpus._streams[index] = before
 
         class Stream:
+            cuda_stream = 0
+
             def __init__(self, device: Any = None, **others: Any) -> None:
                 self.device = gpus.check_device(torch.device("cuda", gpus.index_of(device)), "a stream")
 

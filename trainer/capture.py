@@ -15,7 +15,7 @@ from torch.utils import _pytree
 
 from ..kernels import Rule
 from ..kernels.backends import choose_engine
-from ..kernels.graphs import Recording
+from ..kernels.graphs import Recording, for_all_steps
 from .interrupts import interrupts_wait
 from .optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater
 from .optimizer.multi import parts_of
@@ -94,14 +94,12 @@ class CapturedStep:
     def _record(self, leaves: list[Any], form: Any) -> Any:
         inputs = [leaf.detach().clone() if _is_tensor(leaf) else leaf for leaf in leaves]
         recording = Recording()
-        Recording.current = recording
         try:
-            self._outputs = self._graph.record(lambda: self._run(inputs, form))
+            with recording.going_on():
+                self._outputs = self._graph.record(lambda: self._run(inputs, form))
         except BaseException:
             self._graph = None
             raise
-        finally:
-            Recording.current = None
         if not recording.owners:
             raise RuntimeError("the captured function has taken no step: it must call backward() and step(), too")
         updates = [id(recorded.update) for recorded in recording.updates]
@@ -181,11 +179,11 @@ def _limits(optimizer: Optimizer) -> bool:
 @contextmanager
 def _rules_for_all_steps() -> Iterator[None]:
     """Before the graph is recorded, too, so that its kernels have been compiled then."""
-    Recording.general = True
+    before = for_all_steps.set(True)
     try:
         yield
     finally:
-        Recording.general = False
+        for_all_steps.reset(before)
 
 
 def _is_tensor(leaf: Any) -> bool:

@@ -143,7 +143,10 @@ def write_tensors(
     text = json.dumps({**header, **more, "checksums": checksums})
     metadata = {_TEXT: text, _CHECKSUM: str(zlib.crc32(text.encode()))}
 
-    from safetensors.torch import save  # here, because a training without files does not need it
+    try:
+        from safetensors.torch import save  # here, because a training without files does not need it
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{argument}: files need the package safetensors: pip install safetensors") from error
 
     replace(argument, path, lambda file: file.write(save(stored, metadata)))
 

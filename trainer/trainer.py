@@ -620,12 +620,13 @@ class Trainer:
             raise
         if telemetry is not None:
             telemetry._end(into, optimizer.num_update)
+        recording = Recording.current()
         if not self._watch.is_over:
             # Where gradients are reduced while backward runs, they are written to the tensors of the last step anyway.
             reduced = self._reduced_by_torch or self._sync.in_step
-            self._watch.after_step(not (self._zero_grads or reduced or Recording.current is not None))
-        if Recording.current is not None:
-            record_step(Recording.current, self._replicas[0], rescale_grad)
+            self._watch.after_step(not (self._zero_grads or reduced or recording is not None))
+        if recording is not None:
+            record_step(recording, self._replicas[0], rescale_grad)
 
     def _choose(self, ignore_stale_grad: bool, reduce: bool = True) -> _Choice:
         """Which gradients a step uses. An error for stale ones; nothing has been changed then.
@@ -731,7 +732,8 @@ class Trainer:
             raise StaleGradientError(
                 f"no fresh gradient since the last step for {listed(stale)}: call backward() on a loss that depends on "
                 "them before step(), or use step(batch_size, ignore_stale_grad=True) to leave such parameters as they "
-                "are"
+                "are; of what a CUDA graph or a kernel of your own writes torch knows once you have called "
+                "torch.autograd.graph.increment_version(gradients)"
             )
 
     def _counts_after_reduce(self, fresh: Sequence[Sequence[bool]]) -> list[int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import os
+import warnings
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,11 +25,13 @@ def choose_engine(device: torch.device, engine: str | None = None) -> str:
     Args:
         device: where the tensors are.
         engine: "triton", "cpu", "eager", or None for the environment variable TRISTEP_ENGINE and, without that, the best
-            there is: triton on a GPU, cpu (numba) on the CPU, eager elsewhere or where the library is missing.
+            there is: triton on a GPU, cpu (numba) on the CPU, eager elsewhere or where the library is missing. Where
+            Triton is installed and can run no kernel on the GPU, that is eager, with a warning that tells why.
 
     Raises:
         ValueError: no such engine, or it cannot work on this device.
         ModuleNotFoundError: the engine asked for needs a library that is not installed.
+        RuntimeError: engine "triton" was asked for, and Triton can run no kernel on this GPU.
     """
     if engine is not None and not isinstance(engine, str):
         raise TypeError(
@@ -37,7 +41,9 @@ def choose_engine(device: torch.device, engine: str | None = None) -> str:
     gpu = device.type in ("cuda", "xpu")
     if asked is None:
         if gpu and has_triton():
-            return "triton"
+            if problem := _problem_of_triton(device):
+                _warn(device, problem)
+            return "eager" if problem else "triton"
         return "cpu" if device.type == "cpu" and has_numba() else "eager"
     if asked not in ENGINES:
         close = [_OTHER_NAMES[asked]] if asked in _OTHER_NAMES else difflib.get_close_matches(asked, ENGINES, n=1)
@@ -55,12 +61,34 @@ def choose_engine(device: torch.device, engine: str | None = None) -> str:
                 f"engine='triton' needs tensors on a GPU, these are on {device}: move the model to a GPU, leave engine out, "
                 "or set TRITON_INTERPRET=1 before Python starts to run the kernels slowly on the CPU"
             )
+        if gpu and (problem := _problem_of_triton(device)):
+            raise RuntimeError(f"engine='triton' cannot run on {device}: {problem}; or leave engine out")
     if asked == "cpu":
         if device.type != "cpu":
             raise ValueError(f"engine='cpu' needs tensors on the CPU, these are on {device}: leave engine out")
         if not has_numba():
             raise ModuleNotFoundError("engine='cpu' needs the package numba: pip install numba, or engine='eager'")
     return asked
+
+
+def _problem_of_triton(device: torch.device) -> str:
+    """Why Triton can run no kernel on this GPU, and what to do; nothing if it can."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return ""
+    try:
+        from .triton.start import problem_of
+    except Exception as error:  # of an older Triton, or one that is there in part
+        return f"{type(error).__name__}: {error}; install torch's build for this GPU anew, which brings the Triton for it"
+    return problem_of(device)
+
+
+@cache
+def _warn(device: torch.device, problem: str) -> None:
+    """Say once why steps are slow."""
+    warnings.warn(
+        f"Triton cannot run on {device}, where torch computes steps instead, more slowly (engine='eager'): {problem}",
+        stacklevel=3,
+    )
 
 
 def engine_for(rule: Rule | TensorRule, device: torch.device, asked: str | None) -> str:

@@ -91,7 +91,7 @@ class EagerLaunch(_TorchLaunch):
             else:
                 totals[i] += torch.stack([sum_of(value) for value in spread])
         if reduction.scope == "global":
-            totals[:] = totals.amax(dim=0) if largest else totals.sum(dim=0, dtype=widest(totals.device.type))
+            totals[:] = totals.amax(dim=0) if largest else totals.sum(dim=0, dtype=widest(totals.device))
 
     @torch.no_grad()
     def compute(self) -> None:
@@ -245,7 +245,7 @@ class WholeLaunch(_TorchLaunch):
                 g = gradient.to(self.dtype) * self._factor(i)
                 values = reduction(g, g, (), ())  # it has no use for the weight
                 totals[i] = torch.stack([sum_of(value) for value in values])
-        totals[:] = totals.sum(dim=0, dtype=widest(totals.device.type))
+        totals[:] = totals.sum(dim=0, dtype=widest(totals.device))
 
     @torch.no_grad()
     def compute(self) -> None:

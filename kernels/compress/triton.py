@@ -16,6 +16,7 @@ import triton.language as tl
 from .. import streams
 from ..backends.triton.memory import round_to
 from ..backends.triton.ops import TYPES, bind
+from ..backends.triton.start import unhooked
 from .codecs import BLOCK, TILE, Job, mean_of_shares, share_of_largest
 
 _BLOCK = tl.constexpr(BLOCK)
@@ -24,7 +25,7 @@ _BLOCK = tl.constexpr(BLOCK)
 def run(job: Job) -> None:
     """Do the job, on the current stream of its tensors' device."""
     sizes = job.source.stride(0), job.target.stride(0)  # 1 where they are values, which are not read then
-    with streams.on_device(job.source.device):
+    with streams.on_device(job.source.device), unhooked():
         _kernel[(job.chunks * (job.chunk // TILE),)](
             job.source, job.residual, job.target, job.n, job.chunk, *sizes, float(job.parameter), job.ranks,
             **_constants(job), **OPTIONS,

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,11 +86,14 @@ def _devices(wrong: list[str]) -> Iterator[str]:
     """A line for each device, with its engine and whether a step with that is right."""
     for device, name in _available():
         try:
-            engine = choose_engine(device)
-        except (ValueError, ModuleNotFoundError) as error:  # from TRISTEP_ENGINE
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                engine = choose_engine(device)
+        except (ValueError, ModuleNotFoundError, RuntimeError) as error:  # from TRISTEP_ENGINE
             wrong.append(f"Error: {error}")
             yield f"  {device!s:14} {name}: no engine"
             continue
+        wrong += [str(each.message) for each in told]
         problem = _problem_of_a_step(device, engine)
         if problem:
             others = [each for each in ENGINES[ENGINES.index(engine) + 1 :] if each != "cpu" or device.type == "cpu"]

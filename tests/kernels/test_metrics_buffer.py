@@ -1,8 +1,12 @@
 """The ring of measured steps: what it keeps, and that reading from a GPU never waits."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
+from simulated_gpus import SimulatedGpus
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tristep.kernels import MetricsBuffer, metrics, streams
 
@@ -121,3 +125,36 @@ def test_weights_may_move_between_steps(gpu_like):
     into.mark(np.array([0]))
     with pytest.raises(ValueError, match=r"share a metrics buffer with others on another device"):
         into.ring(torch.device("meta"))
+
+
+class Copies(TorchDispatchMode):
+    """Notes the current stream of each copy out of a ring."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.device, self.streams = device, []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if operation.overloadpacket is torch.ops.aten.copy_:
+            self.streams.append(torch.cuda.current_stream(self.device))
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a real GPU none is simulated")
+def test_who_reads_on_another_stream_reads_behind_the_steps():
+    """As another thread does, whose current stream is not that of the steps."""
+    device = torch.device("cuda:1")
+    with SimulatedGpus(), Copies(device) as copies:
+        into, side = MetricsBuffer(metrics.weight_square, 1, size=8), torch.cuda.Stream(device)
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                into.begin_step()
+                into.ring(device)
+                into.mark(np.array([0]))
+                assert into.end_step()
+        read = threading.Thread(target=lambda: into.arrived(wait=True))
+        assert into.arrived(wait=True) == range(2)
+        assert copies.streams
+        assert all(stream is side for stream in copies.streams)
+        read.start()
+        read.join()

@@ -278,16 +278,17 @@ def test_sums_over_tensors_on_devices_without_float64(monkeypatch, place):
     def zeros(*shape, **options):
         raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
 
+    device = torch.empty(0, device=place.device).device
     widest.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(torch, "zeros", zeros)
-        assert widest(torch.device(place.device).type) == torch.float32
+        assert widest(device) == torch.float32
     weights = [torch.ones(size, device=place.device) for size in (3, 100)]
     states = states_for(globally, weights)
     place.run(globally, weights, [torch.full_like(w, 2.0) for w in weights], states, [[1.0]] * 2)
     assert [[float(tensor[0]) for tensor in row] for row in states] == [[4.0 * 103, 103.0]] * 2
     widest.cache_clear()
-    assert widest("cpu") == torch.float64
+    assert widest(torch.device("cpu")) == torch.float64
 
 
 def test_sums_over_no_tensors(place):

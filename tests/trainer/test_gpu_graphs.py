@@ -4,6 +4,7 @@ Without a GPU the graph is played: it notes torch's operations and the kernels' 
 changes memory, and replays these and nothing else, with the kernels in Triton's interpreter.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tristep
-from tristep import Trainer, amp
+from tristep import StaleGradientError, Trainer, amp
 from tristep.trainer import capture as capture_module
 
 launch = pytest.importorskip("tristep.kernels.backends.triton.launch", reason="Triton has builds for Linux only")
@@ -370,3 +371,51 @@ def test_no_step_waits_for_the_device(name):
                 each(x)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_step_in_another_thread_is_not_recorded():
+    """It copies its own numbers to the device, and the graph replays only the step that was captured."""
+    found = []
+    for captured in (True, False):
+        (trainer, net, train), (other, other_net, train_other) = pair("adam", {"learning_rate": 0.1})
+
+        def both(x, train=train, train_other=train_other, other=other, captured=captured):
+            if captured and PlayedGraph.recording is None and not HAS_GPU:
+                return train(x)
+            other.set_learning_rate(0.5)
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(_outside, train_other, x).result()
+            return train(x)
+
+        step = trainer.capture(both, warmup=2) if captured else train
+        for x in batches(5):
+            step(x)
+        if not captured:
+            other.set_learning_rate(0.5)
+            train_other(batches(5)[2])
+        found.append([*tensors_of(trainer, net), *tensors_of(other, other_net)])
+    assert equal(*found)
+
+
+def _outside(train, x):
+    """Run in another thread, where no graph is recorded."""
+    recording, PlayedGraph.recording = PlayedGraph.recording, None
+    try:
+        return train(x)
+    finally:
+        PlayedGraph.recording = recording
+
+
+@pytest.mark.skipif(HAS_GPU, reason="writes behind torch's back through NumPy")
+def test_gradients_that_torch_has_not_seen_written_are_fresh_once_it_is_told():
+    """As of a backward pass in a CUDA graph of the user's."""
+    weight = torch.nn.Parameter(torch.zeros(3))
+    trainer = Trainer([weight], "sgd", {"learning_rate": 1.0})
+    weight.grad = torch.ones(3)
+    trainer.step(1)
+    weight.grad.numpy()[:] = 2.0
+    with pytest.raises(StaleGradientError, match=r"torch\.autograd\.graph\.increment_version\(gradients\)"):
+        trainer.step(1)
+    torch.autograd.graph.increment_version([weight.grad])
+    trainer.step(1)
+    assert weight.tolist() == [-3.0] * 3

@@ -174,7 +174,7 @@ class ShardStates:
         if not rule.kept:
             return
         device = self.device
-        numbers = torch.zeros(len(self.params), len(rule.kept), dtype=widest(device.type), device=device)
+        numbers = torch.zeros(len(self.params), len(rule.kept), dtype=widest(device), device=device)
         for piece in self.pieces:
             if piece.start == 0:
                 numbers[piece.param] = torch.stack([states[piece.param][slot] for slot in rule.kept]).to(numbers)

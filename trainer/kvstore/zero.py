@@ -312,7 +312,7 @@ class ShardedUpdate:
         for reduction in rule.reductions:
             if reduction.scope == "global":
                 device = self.buckets.params[0].device
-                zeros = torch.zeros(reduction.n_values, dtype=widest(device.type), device=device)
+                zeros = torch.zeros(reduction.n_values, dtype=widest(device), device=device)
                 self._all_reduce_global(zeros, reduction.op)
 
     def _all_reduce_global(self, totals: torch.Tensor, by: str) -> None:

@@ -95,7 +95,7 @@ class FusedOptimizer(GroupOptimizer):
             self._plan.prepare(in_place=True)
             self._plan.run()
             return
-        if Recording.current is not None:
+        if Recording.current() is not None:
             raise RuntimeError("the captured function must do at every call what it does at the first ones")
         rows = {parameter: copy.copy(row) for parameter, row in self.state.items()}
         try:

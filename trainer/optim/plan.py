@@ -112,9 +112,9 @@ class OptimizerPlan:
             owned.finish()
         if self._sharded:
             self._count_change()
-        if Recording.current is not None:
+        if (recording := Recording.current()) is not None:
             active = [list(plan.rows.active) for plan in self._plans]
-            Recording.current.owners.append((self._is_in_use, partial(self.host_step, active)))
+            recording.owners.append((self._is_in_use, partial(self.host_step, active)))
 
     def host_step(self, active: list[list[bool]]) -> None:
         """The host half of a step of these parameters, whose kernels are replayed by a CUDA graph."""

@@ -355,6 +355,6 @@ class MultiPlan(Plan):
         norm = global_norm(dense).to(self.control.device)
         if self._all_reduce_global is None:
             return norm
-        square = norm.to(widest(norm.device.type)).square().view(1)
+        square = norm.to(widest(norm.device)).square().view(1)
         self._all_reduce_global(square, "sum")
         return square[0].sqrt()

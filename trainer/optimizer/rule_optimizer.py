@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update, storage, transforms
-from ...kernels.graphs import Recording
+from ...kernels.graphs import for_all_steps
 from ...kernels.language import Derivation, derivation
 from ...kernels.states import slot_dtypes, state_type, states_for
 from .base import LOW_PRECISION, Optimizer, listed_arguments
@@ -513,7 +513,7 @@ class RuleOptimizer(Optimizer):
         """
         if not self._in_use:  # asked at every step
             return self.rule
-        if self.lookahead is None or Recording.general:
+        if self.lookahead is None or for_all_steps.get():
             return self._composed(sync=self.lookahead is not None)
         n = self.step_counts.values[slots] - self.begin_num_update + 1
         return self._composed(sync=not (n % self.lookahead).all())

@@ -6,13 +6,11 @@ import builtins
 import contextlib
 import importlib.util
 import os
-import stat
 import sys
 import tempfile
 import threading
 import time
 import types
-import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -22,6 +20,7 @@ import numba
 
 from ... import random, storage
 from ...language import literals
+from ..folders import usable_folder
 
 _SLOW = 2.0  # seconds of compilation in a process after which it is told
 _compilation = {"seconds": 0.0}
@@ -43,42 +42,7 @@ def wanted_folder() -> Path:
 
 def cache_folder() -> Path | None:
     """Where compiled code is kept: `wanted_folder`, or a temporary one if that cannot be written, or None if nothing can."""
-    return _usable(wanted_folder())
-
-
-@cache
-def _usable(wanted: Path) -> Path | None:
-    try:
-        wanted.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=wanted).close()
-        return wanted
-    except OSError as error:
-        problem = error
-    try:
-        folder, where = _temporary_folder(), "in {} until that is deleted"
-    except OSError:  # there is no temporary folder, either
-        folder, where = None, "nowhere, and every process compiles anew"
-    warnings.warn(
-        f"compiled code cannot be kept in {wanted} ({problem}); it is kept {where.format(folder)}: "
-        "set NUMBA_CACHE_DIR to a folder that can be written",
-        stacklevel=2,
-    )
-    return folder
-
-
-def _temporary_folder() -> Path:
-    """A folder for all processes of this user; one for this process alone, should somebody else own that or write to it."""
-    if not hasattr(os, "getuid"):  # on Windows each user has a temporary folder
-        folder = Path(tempfile.gettempdir(), "tristep")
-        folder.mkdir(exist_ok=True)
-        return folder
-    folder = Path(tempfile.gettempdir(), f"tristep-{os.getuid()}")
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    about = folder.lstat()
-    if stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022:
-        return folder
-    return Path(tempfile.mkdtemp(prefix="tristep-"))
+    return usable_folder(wanted_folder(), "NUMBA_CACHE_DIR")
 
 
 def cached(decorator: Any, *arguments: Any, **options: Any) -> Any:

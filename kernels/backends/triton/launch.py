@@ -18,6 +18,7 @@ from ...metrics import MetricsBuffer, RuleWithMetric, with_metric
 from .compile import BLOCK, BLOCKS_OF_SUMS, kernel_constants, options_for, tile_for
 from .kernels import sums_kernel, update_kernel
 from .reduce import totals_kernel
+from .start import unhooked
 from .upload import Uploader
 
 TOTALS = 4096  # results of tiles that one program adds up
@@ -159,7 +160,8 @@ class KernelCall:
         if self._again is not None:
             self._again(*last, *self._rest)
         else:
-            kernel = self._first(*last)
+            with unhooked():
+                kernel = self._first(*last)
             # The arguments stay, so nothing is left for the JIT's launcher to find out every time, which takes it 20 µs.
             if isinstance(kernel, CompiledKernel):
                 if not last:

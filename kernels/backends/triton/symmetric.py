@@ -6,6 +6,7 @@ Imported only where it is used, since it imports triton. With TRITON_INTERPRET=1
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ def symmetric_product(
     out = torch.empty(n, rows, rows, dtype=x.dtype, device=x.device)
     third = out if added is None else added.view(out.shape)
     if out.numel():
-        pairs = block_pairs(-(-rows // ROWS), x.device)
+        pairs = block_pairs(-(-rows // ROWS), x.device, streams.current(x.device))
         with streams.on_device(x.device):
             symmetric_kernel[(len(pairs), n)](
                 stack, third, out, pairs, rows, columns, *stack.stride(), *third.stride(), float(alpha), float(beta),
@@ -51,8 +52,11 @@ def symmetric_product(
 
 
 @cache
-def block_pairs(n: int, device: torch.device) -> torch.Tensor:
-    """Numbers of rows and columns of the blocks on and below the diagonal, int32 [n (n + 1) / 2, 2], band by band."""
+def block_pairs(n: int, device: torch.device, stream: Any = None) -> torch.Tensor:
+    """Numbers of rows and columns of the blocks on and below the diagonal, int32 [n (n + 1) / 2, 2], band by band.
+
+    Those of another stream might not have been copied yet.
+    """
     i, j = np.tril_indices(n)
     order = np.lexsort((i, j, i // BAND))
     pairs = torch.from_numpy(np.stack([i, j], axis=1)[order].astype(np.int32))

@@ -44,7 +44,7 @@ class Uploader:
 
     def __call__(self) -> None:
         """Copy over what changed since the last call, if anything did, on the current stream."""
-        if Recording.current is not None:
+        if Recording.current() is not None:
             return
         if self._is_asynchronous and streams.is_capturing(self._on):
             raise RuntimeError(

@@ -1,0 +1,54 @@
+"""Folders for compiled code, where the wanted one cannot be written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def usable_folder(wanted: Path, variable: str) -> Path | None:
+    """The folder where compiled code is kept: a temporary one if `wanted` cannot be written, None if nothing can.
+
+    It warns where that is another one.
+
+    Args:
+        wanted: where it should be kept.
+        variable: of the environment, which names that folder.
+    """
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=wanted).close()
+        return wanted
+    except OSError as error:
+        problem = error
+    try:
+        folder, where = _temporary_folder(), "in {} until that is deleted"
+    except OSError:  # there is no temporary folder, either
+        folder, where = None, "nowhere, and every process compiles anew"
+    warnings.warn(
+        f"compiled code cannot be kept in {wanted} ({problem}); it is kept {where.format(folder)}: "
+        f"set {variable} to a folder that can be written",
+        stacklevel=2,
+    )
+    return folder
+
+
+def _temporary_folder() -> Path:
+    """A folder for all processes of this user; one for this process alone, should somebody else own that or write to it."""
+    if not hasattr(os, "getuid"):  # on Windows each user has a temporary folder
+        folder = Path(tempfile.gettempdir(), "tristep")
+        folder.mkdir(exist_ok=True)
+        return folder
+    folder = Path(tempfile.gettempdir(), f"tristep-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    about = folder.lstat()
+    if stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022:
+        return folder
+    return Path(tempfile.mkdtemp(prefix="tristep-"))

@@ -1,0 +1,79 @@
+"""Whether Triton can run kernels on a GPU, found by running one; and a context in which kernels are compiled."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends import backends
+
+from ... import streams
+from ..folders import usable_folder
+
+
+@cache
+def problem_of(device: torch.device) -> str:
+    """Why Triton can run no kernel on this GPU, and what to do; nothing if it can.
+
+    It is tried once. Where Triton's folder for compiled code cannot be written, it gets a temporary one, with a warning.
+    """
+    needed = {"cuda": "amd" if torch.version.hip else "nvidia", "xpu": "intel"}[device.type]
+    if needed not in backends:
+        known = ", ".join(backends) or "none"
+        return (
+            f"Triton {triton.__version__} has no backend named {needed!r} (it has {known}): install torch's build for "
+            "this GPU anew, which brings the Triton that belongs to it"
+        )
+    folder = usable_folder(Path(triton.knobs.cache.dir), "TRITON_CACHE_DIR")
+    if folder is not None:
+        triton.knobs.cache.dir = str(folder)
+    try:
+        with streams.on_device(device), unhooked():
+            _nothing[(1,)](torch.empty(1, device=device), enable_fp_fusion=False)
+    except Exception as error:  # of whatever kind: it is what the user is told
+        return _explained(error)
+    return ""
+
+
+@contextmanager
+def unhooked() -> Iterator[None]:
+    """A context in which Triton calls no hook that the process has set for compiled kernels.
+
+    For those it writes the constants as JSON, which it cannot do with types in a tuple nor, up to Triton 3.6, with functions.
+    """
+    knobs = triton.knobs.runtime
+    hooks = knobs.jit_cache_hook, knobs.jit_post_compile_hook
+    if hooks == (None, None):
+        yield
+        return
+    knobs.jit_cache_hook = knobs.jit_post_compile_hook = None
+    try:
+        yield
+    finally:
+        knobs.jit_cache_hook, knobs.jit_post_compile_hook = hooks
+
+
+def _explained(error: Exception) -> str:
+    said = " ".join(f"{type(error).__name__}: {error}".rstrip(".").split())
+    if "C compiler" in said:
+        remedy = "install a C compiler, such as gcc, with which Triton builds its launcher, or name one in CC"
+    elif isinstance(error, subprocess.CalledProcessError):
+        said = f"the C compiler that Triton called has failed with status {error.returncode}"
+        remedy = "what it printed names what is missing, often the headers of Python (python3-dev), or libcuda.so"
+    elif "libcuda" in said:
+        remedy = "name the folder of the driver's libcuda.so in TRITON_LIBCUDA_PATH"
+    elif "active drivers" in said:
+        remedy = "it needs a driver for this GPU, and GPUs of one vendor, or the one to take in TRITON_DEFAULT_BACKEND"
+    else:
+        remedy = "see whether a kernel of Triton's tutorials runs there"
+    return f"{said}; {remedy}"
+
+
+@triton.jit
+def _nothing(pointer):
+    pass
