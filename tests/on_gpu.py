@@ -12,6 +12,7 @@ missing there: warnings are no errors, and parallel work is done by processes.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -25,7 +26,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "gpu_tests.json"
 # The engines that a GPU's tensors get to, and what is marked as needing one.
-SELECTION = ["-k", "triton or eager or gpu", "-m", "not packaging"]
+SELECTION = ["-k", "triton or eager or gpu"]
+# What the tests of a folder need; without it they are left out. A GPU changes nothing for those of the first.
+FOLDERS = {"packaging": None, "browser": None, "viz": "matplotlib", "integrations": "IPython"}
 OPTIONS = ["-q", "--cases=full", "-o", "addopts=--import-mode=importlib", "-W", "default"]
 NOTHING_SELECTED = 5  # pytest's exit status
 
@@ -39,13 +42,27 @@ def main() -> int:
     results = Results(arguments.out)
     files = arguments.files
     if not files:
-        chosen = shard(sorted((ROOT / "tests").glob("**/test_*.py")), arguments.shard)
+        chosen = shard(sorted(filter(is_wanted, (ROOT / "tests").glob("**/test_*.py"))), arguments.shard)
         files = [file for file in chosen if not results.has_passed(file)]
     begin = time.perf_counter()
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         failed = sum(pool.map(lambda file: run(file, results), files))
     print(f"{len(files)} files, {failed} failed, {time.perf_counter() - begin:.0f} s")
     return 1 if failed else 0
+
+
+def is_wanted(file: Path) -> bool:
+    """Whether a GPU changes anything for the tests of this file's folder, and what they need is there."""
+    folder = file.parent.name
+    if folder not in FOLDERS:
+        return True
+    needed = FOLDERS[folder]
+    if needed is None:
+        return False
+    found = importlib.util.find_spec(needed) is not None
+    if not found:
+        print(f"{file.name}: left out, as it needs {needed}", flush=True)
+    return found
 
 
 def shard(files: list[Path], which: str) -> list[Path]:

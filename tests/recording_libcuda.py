@@ -1,4 +1,4 @@
-"""NVIDIA's driver library without a GPU: Triton's own launchers find it, load kernels into it and launch them; it takes notes.
+"""NVIDIA's driver library without a GPU: Triton's own launchers load kernels into it and launch them, and it takes notes.
 
 With it and simulated_gpus.py the triton engine runs in Triton's real driver, as on a machine with one kind of GPU, up to the
 call that would start a kernel. Nothing is computed. For a process of its own: it stays loaded.

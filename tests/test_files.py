@@ -12,12 +12,14 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 
 from tristep import Trainer
 from tristep.trainer import Sweep, checkpoint, files
-from tristep.viz import Run, RunSet
+
+viz = pytest.importorskip("tristep.viz", reason="runs are pictures, too, which need matplotlib")
+safetensors = pytest.importorskip("safetensors", reason="files need it")
+pytest.importorskip("safetensors.torch", reason="files need it")
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX files")
 
@@ -30,11 +32,11 @@ def _sweep(value=1.0):
 
 
 def _runs(value=1.0):
-    run = Run("adam", ["w"], [0.0, 1.0], {"optimizer": "Adam"})
+    run = viz.Run("adam", ["w"], [0.0, 1.0], {"optimizer": "Adam"})
     for step in range(1, 9):
         run.add_scalars(step, {"loss": value / step})
     run.add_tensors([8], {"gradient": np.ones((1, 1, 3))})
-    return RunSet([run])
+    return viz.RunSet([run])
 
 
 def _trainer(value=1.0):
@@ -47,7 +49,7 @@ def _trainer(value=1.0):
 
 def _plain(loaded):
     """What was loaded, to be compared."""
-    if isinstance(loaded, RunSet):
+    if isinstance(loaded, viz.RunSet):
         runs = [(run.name, run.parameters, run.notes, run.edges, run._kinds()) for run in loaded]
         return repr([(*own, [(k, n, s.to_arrays()) for k in kinds for n, s in kinds[k].items()]) for *own, kinds in runs])
     return repr(vars(loaded) if isinstance(loaded, Sweep) else loaded)
@@ -55,7 +57,7 @@ def _plain(loaded):
 
 SAVED = {
     "sweep": (_sweep, Sweep.save, Sweep.load),
-    "runs": (_runs, RunSet.save, RunSet.load),
+    "runs": (_runs, viz.RunSet.save, viz.RunSet.load),
     "states": (_trainer, Trainer.save_states, checkpoint.read),
 }
 EACH = pytest.mark.parametrize(("make", "save", "load"), SAVED.values(), ids=SAVED)
@@ -191,7 +193,7 @@ def _text(text):
     return _npy(np.frombuffer(text.encode(), np.uint8))
 
 
-@pytest.mark.parametrize("load", [Sweep.load, RunSet.load, Run.load])
+@pytest.mark.parametrize("load", [Sweep.load, viz.RunSet.load, viz.Run.load])
 def test_files_that_would_fill_memory_are_refused_before_they_do(load, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "SMALL", 1 << 22)
     path = tmp_path / "a.npz"
@@ -216,7 +218,7 @@ def test_files_that_would_fill_memory_are_refused_before_they_do(load, tmp_path,
             tracemalloc.stop()
 
 
-@pytest.mark.parametrize("load", [Sweep.load, RunSet.load])
+@pytest.mark.parametrize("load", [Sweep.load, viz.RunSet.load])
 def test_nothing_is_unpickled(load, tmp_path):
     class Harm:
         def __reduce__(self):
@@ -320,15 +322,15 @@ def test_runs_that_contradict_themselves_are_refused(change, tmp_path):
     _runs().save(tmp_path / "a")
     _changed(tmp_path / "a", change)
     with pytest.raises(ValueError, match="not a file of runs, or a damaged one"):
-        RunSet.load(tmp_path / "a")
+        viz.RunSet.load(tmp_path / "a")
 
 
 def test_what_compresses_very_well_is_saved_so_that_it_can_be_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "SMALL", 1 << 16)
-    run = Run("zeros", ["w"])
+    run = viz.Run("zeros", ["w"])
     run.add_tensors(np.arange(1, 101), {"gradient": np.zeros((100, 40, 64))})
     run.save(tmp_path / "a")
-    assert len(Run.load(tmp_path / "a").histograms["gradient"]) == 100
+    assert len(viz.Run.load(tmp_path / "a").histograms["gradient"]) == 100
 
 
 def test_files_of_earlier_versions_are_loaded(tmp_path):
@@ -347,4 +349,4 @@ def test_files_of_earlier_versions_are_loaded(tmp_path):
     own = {"name": "adam", "parameters": ["w"], "edges": [0.0, 1.0], "notes": {"optimizer": "Adam"}, "series": names}
     header = json.dumps({"tristep runs": 1, "runs": [own]}).encode()
     np.savez_compressed(tmp_path / "b", header=np.frombuffer(header, dtype=np.uint8), **arrays)
-    assert _plain(RunSet.load(tmp_path / "b.npz")) == _plain(runs)
+    assert _plain(viz.RunSet.load(tmp_path / "b.npz")) == _plain(runs)

@@ -25,7 +25,7 @@ needs_triton = pytest.mark.skipif(not has_triton(), reason="Triton has builds fo
 
 @pytest.fixture
 def bare(monkeypatch):
-    """No wishes in the environment, a Triton that runs; a function that makes libraries look as if they were not installed."""
+    """No wishes in the environment, a Triton that runs; a function that makes libraries look as if not installed."""
     monkeypatch.setattr(backends, "_problem_of_triton", lambda device: "")
     monkeypatch.delenv("TRISTEP_ENGINE", raising=False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton", reason="Triton has builds for Linux only")
+triton = pytest.importorskip("triton", reason="Triton has builds for Linux only")
 
 pytestmark = pytest.mark.slow
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PAGE = BENCHMARKS.parent / "docs" / "gpu.md"
-KNOWN = json.loads((BENCHMARKS / "results" / "static_gpu.json").read_text(encoding="utf-8"))["kernels"]
-MORE = 1.1  # for other versions of Triton
+TABLE = json.loads((BENCHMARKS / "results" / "static_gpu.json").read_text(encoding="utf-8"))
+KNOWN = TABLE["kernels"]
+MORE = 1.1  # as ptxas may choose otherwise
 
 MEASURE = """
 import sys
@@ -37,6 +38,7 @@ def test_the_page_has_the_table():
 
 
 @pytest.mark.sample(4)
+@pytest.mark.skipif(triton.__version__ != TABLE["triton"], reason="the table is of another Triton")
 @pytest.mark.parametrize("name", KNOWN)
 def test_instructions_stay_within_the_table(name, compiling):
     found, known = compiling.run(MEASURE, [str(BENCHMARKS), name]), KNOWN[name]

@@ -6,11 +6,13 @@ import zlib
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from torch import nn
 
 from tristep import CheckpointManager, Trainer
+
+safetensors = pytest.importorskip("safetensors", reason="files need it")
+pytest.importorskip("safetensors.torch", reason="files need it")
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 

@@ -7,13 +7,15 @@ import threading
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from torch import nn
 
 import tristep
 from tristep import CheckpointManager, Trainer, kvstore, lr_scheduler
 from tristep.trainer.saving import folder as folders
+
+safetensors = pytest.importorskip("safetensors", reason="files need it")
+pytest.importorskip("safetensors.torch", reason="files need it")
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 

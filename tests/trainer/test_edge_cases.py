@@ -11,7 +11,6 @@ import tristep
 from tristep import Trainer
 from tristep.kernels import choose_engine
 from tristep.trainer import checkpoint
-from tristep.viz import SensitivityView
 
 DATA = [(torch.ones(4, 2), torch.zeros(4, 1))]
 
@@ -138,7 +137,6 @@ def _wrong(value):
         (lambda: tristep.fit(_net(), torch.nn.MSELoss(), DATA, trainer=5), TypeError, "trainer must be a Trainer, got int"),
         (lambda: tristep.sweep(_net, torch.nn.MSELoss(), DATA, grid=5), TypeError, "grid=5: must be a dict of names"),
         (lambda: tristep.sweep(_net, torch.nn.MSELoss(), DATA, seeds=5), TypeError, "seeds=5: must be integers"),
-        (lambda: SensitivityView(starts=0), ValueError, "starts=0: must be 1 or more"),
     ],
 )
 def test_a_wrong_argument_is_named(call, error, message):

@@ -4,7 +4,6 @@ import logging
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 
 from tristep.trainer.initializer import (
@@ -25,6 +24,9 @@ from tristep.trainer.initializer import (
     create,
     initialize,
 )
+
+safetensors = pytest.importorskip("safetensors", reason="files need it")
+pytest.importorskip("safetensors.torch", reason="files need it")
 
 
 def _values(module):

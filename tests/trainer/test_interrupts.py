@@ -11,7 +11,6 @@ import threading
 from functools import cache
 
 import pytest
-import safetensors
 import torch
 
 import tristep
@@ -22,6 +21,8 @@ from tristep.trainer.ensemble.group import EnsembleGroup
 from tristep.trainer.interrupts import interrupts_wait, uninterrupted
 from tristep.trainer.optim import adapters, base, joined, multi
 from tristep.trainer.optimizer import SGD, get_updater
+
+safetensors = pytest.importorskip("safetensors", reason="files need it")
 
 DTYPES = (torch.float64, torch.float32)  # two groups, two launches
 

@@ -3,7 +3,6 @@
 import copy
 
 import pytest
-import pytorch_optimizer as reference
 import torch
 
 import tristep
@@ -43,6 +42,7 @@ THEIRS = {
 @pytest.mark.parametrize("name", THEIRS)
 def test_like_pytorch_optimizers(name):
     """Kernels of convolutions, too, which both flatten."""
+    reference = pytest.importorskip("pytorch_optimizer", reason="a peer")
     arguments, their_arguments = THEIRS[name]
     ours, theirs = (parameters((12, 20), (20, 12), (8, 3, 2, 2), (12, 20)) for _ in range(2))
     trainer = Trainer(ours, "muon", {"learning_rate": 0.01, "wd": 0.1, "flatten": True, **arguments})
@@ -64,6 +64,7 @@ NORMUON = {
 @pytest.mark.parametrize("name", NORMUON)
 def test_normuon_like_pytorch_optimizers(name):
     """Of the authors' code and of the paper; kernels are flattened."""
+    reference = pytest.importorskip("pytorch_optimizer", reason="a peer")
     arguments, their_arguments = NORMUON[name]
     ours, theirs = (parameters((12, 20), (16, 16), (8, 3, 2, 2), (12, 20)) for _ in range(2))
     trainer = Trainer(ours, "normuon", {"learning_rate": 0.01, "wd": 0.1, "flatten": True, **arguments})

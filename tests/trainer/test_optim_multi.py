@@ -10,7 +10,6 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 from tristep import optim
-from tristep.viz.views.reprs import to_html
 
 ENTRIES = [("ndim<2", "AdamW", {"lr": 0.02}), ("*", "SGD", {"lr": 0.01, "momentum": 0.9})]
 
@@ -128,6 +127,7 @@ def test_the_closure_is_called_once_and_grad_scaler_skips():
 
 
 def test_averages_and_the_table():
+    to_html = pytest.importorskip("tristep.viz.views.reprs", reason="pictures need matplotlib").to_html
     net = make_net()
     optimizer = optim.MultiOptimizer(net, [("ndim<2", "Lion", {"ema_decay": 0.5}), ("*", torch.optim.SGD)], lr=0.1)
     last = take(optimizer, net, 3)

@@ -6,7 +6,6 @@ import pytest
 from torch import nn
 
 import tristep
-from tristep.viz.views.reprs import to_html
 
 TWO = [("ndim<2", "adam"), ("*", "sgd", {"learning_rate": 0.01, "momentum": 0.9})]
 
@@ -73,6 +72,7 @@ def test_patterns_of_layers_need_a_module():
 
 
 def test_the_table_is_printed_and_shown():
+    to_html = pytest.importorskip("tristep.viz.views.reprs", reason="pictures need matplotlib").to_html
     trainer = tristep.Trainer(make_net(), TWO)
     lines = str(trainer.optimizer).splitlines()
     assert lines[0].split() == ["parameter", "shape", "optimizer", "learning", "rate", "wd", "pattern"]

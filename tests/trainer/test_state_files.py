@@ -8,14 +8,15 @@ import zlib
 
 import numpy as np
 import pytest
-import safetensors
-import safetensors.torch
 import torch
 from saved_states import Averaged, Cautious, check_refused, make_gradients, make_params, take_step, twins_of
 
 from tristep import Trainer, lr_scheduler
 from tristep.trainer import checkpoint, files
 from tristep.trainer.optimizer import register
+
+safetensors = pytest.importorskip("safetensors", reason="files need it")
+pytest.importorskip("safetensors.torch", reason="files need it")
 
 
 @pytest.fixture(autouse=True)

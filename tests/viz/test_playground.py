@@ -257,3 +257,8 @@ def test_where_no_minimum_is_known_losses_are_above_the_least_of_all():
     for name, expected in zip(RACERS, losses - losses.min(), strict=True):
         shown = scene.drawn(_lines(scene.panels[1])[name], scene.state())[1]
         np.testing.assert_allclose(shown, np.maximum(expected, 1e-12), rtol=1e-5)
+
+
+def test_a_number_of_starts_below_one_is_named():
+    with pytest.raises(ValueError, match="starts=0: must be 1 or more"):
+        SensitivityView(starts=0)

@@ -44,7 +44,7 @@ def problem_of(device: torch.device) -> str:
 def unhooked() -> Iterator[None]:
     """A context in which Triton calls no hook that the process has set for compiled kernels.
 
-    For those it writes the constants as JSON, which it cannot do with types in a tuple nor, up to Triton 3.6, with functions.
+    For those it writes the constants as JSON, and fails for types in a tuple and, up to Triton 3.6, for functions.
     """
     knobs = triton.knobs.runtime
     hooks = knobs.jit_cache_hook, knobs.jit_post_compile_hook
