@@ -274,6 +274,18 @@ OF_TRAINERS = [
     Bad("batch as tensor of two", step_with(torch.ones(2)), TypeError, ("batch_size=tensor", NUMBERS.format("Tensor"))),
     Bad("batch of update", lambda world: world.trainer.update(-1), ValueError, ("batch_size=-1", "greater than 0")),
     Bad(
+        "a tensor for set_to_none",
+        lambda world: world.trainer.zero_grad(torch.ones(2)),
+        TypeError,
+        ("set_to_none=tensor([1., 1.])", "must be True or False, not Tensor"),
+    ),
+    Bad(
+        "parameters for set_to_none",
+        lambda world: world.trainer.zero_grad(list(world.params.values())),
+        TypeError,
+        ("set_to_none=[Parameter", "must be True or False, not list"),
+    ),
+    Bad(
         "a stale gradient",
         step_with(2),
         StaleGradientError,

@@ -228,24 +228,12 @@ def _one_epoch(
     """Train for an epoch, or what is left of it; whether it came to its end."""
     from tqdm.auto import tqdm
 
-    trainer, place, epoch, start = done.trainer, device_of(net), data.epoch, time.perf_counter()
+    trainer, epoch, start = done.trainer, data.epoch, time.perf_counter()
     about = {"desc": f"epoch {epoch + 1}/{num_epoch}", "unit": " batches", "leave": False, "disable": not progress}
     with tqdm(data, total=data.length, initial=data.batch, **about) as batches:
         for batch in batches:
-            inputs, labels = unpack_batch("data", batch, place)
-            outputs = net(*inputs)
-            value = loss(outputs, labels)
-            size = len(inputs[0])
-            if value.shape not in (torch.Size(), torch.Size([size])):
-                raise ValueError(
-                    f"loss gave shape {tuple(value.shape)} for a batch of {size}: it must give one number for each sample, "
-                    f"shape ({size},), or their mean, shape ()"
-                )
-            trainer.zero_grad()
-            value.sum().backward()
-            trainer.step(size if value.dim() else 1)
-            mean = value.detach().mean()
-            sums.add(size, mean, labels, outputs.detach() if isinstance(outputs, torch.Tensor) else outputs)
+            size, mean, labels, outputs = train_on(trainer, net, loss, batch)
+            sums.add(size, mean, labels, outputs)
             done.losses.append(mean.item())
             batches.set_postfix(loss=f"{done.losses[-1]:.4g}", refresh=False)
             told = Batch(epoch, data.batch - 1, done.losses[-1], trainer)
@@ -327,6 +315,34 @@ def _of_epoch(epoch: Mapping[str, float], metrics: Iterable[str]) -> dict[str, f
     """What a recorder gets at the end of an epoch."""
     found = {name: epoch[name] for name in metrics}
     return found | {f"val_{name}": epoch[f"eval_{name}"] for name in ("loss", *metrics) if f"eval_{name}" in epoch}
+
+
+def train_on(
+    source: Trainer | torch.optim.Optimizer, net: torch.nn.Module, loss: Callable[[Any, Any], torch.Tensor], batch: Any
+) -> tuple[int, torch.Tensor, Any, Any]:
+    """Train for one step on a batch: its size, the mean loss, the labels and the outputs."""
+    inputs, labels = unpack_batch("data", batch, device_of(net))
+    outputs = net(*inputs)
+    value, size = loss(outputs, labels), len(inputs[0])
+    if value.shape not in (torch.Size(), torch.Size([size])):
+        raise ValueError(
+            f"loss gave shape {tuple(value.shape)} for a batch of {size}: it must give one number for each sample, "
+            f"shape ({size},), or their mean, shape ()"
+        )
+    mean = step_on(source, value, size)
+    return size, mean, labels, outputs.detach() if isinstance(outputs, torch.Tensor) else outputs
+
+
+def step_on(source: Trainer | torch.optim.Optimizer, value: torch.Tensor, size: int) -> torch.Tensor:
+    """Take a step by the losses of so many samples, or their mean, which this returns."""
+    source.zero_grad()
+    if isinstance(source, Trainer):
+        value.sum().backward()
+        source.step(size if value.dim() else 1)
+    else:
+        value.mean().backward()
+        source.step()
+    return value.detach().mean()
 
 
 def device_of(net: torch.nn.Module) -> torch.device:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .fitting import device_of, unpack_batch
+from .fitting import device_of, step_on, unpack_batch
 from .snapshot import Snapshot
 from .trainer import Trainer
 from .validation import choice, integer, number
@@ -197,14 +197,7 @@ def _train_on(source: Trainer | torch.optim.Optimizer, net: Any, loss: Any, data
     def take() -> torch.Tensor:
         inputs, labels = unpack_batch("data", next(batches), device_of(net))
         value = loss(net(*inputs), labels)
-        source.zero_grad()
-        if isinstance(source, Trainer):
-            value.sum().backward()
-            source.step(len(inputs[0]) if value.dim() else 1)
-        else:
-            value.mean().backward()
-            source.step()
-        return value.detach().mean()
+        return step_on(source, value, len(inputs[0]))
 
     return take
 

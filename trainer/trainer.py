@@ -317,6 +317,7 @@ class Trainer:
     @outside_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients, or fill them with zeros. A gradient that a step has used does not count as new after that."""
+        boolean("set_to_none", set_to_none)
         self._reduced = self._summed = None
         for replica in self._replicas:
             replica.zero_grad(set_to_none)

@@ -4,6 +4,8 @@ The tensors' types determine the format, so that nothing else has to be passed. 
 arithmetic is float32, or packed, in uint8 or int8 (packed.py). What is stored alongside a 16-bit weight: master.py.
 """
 
+# ruff: noqa: F401  # what the modules define is used from here
+
 from .kinds import Storage, of_tensors
 from .low_precision import HASH, NEXT, CodesOnly, keys, multiplier, random_bits, rounded_at_random
 from .master import MasterKind, combined, kind_of, master_for, split, unchanged
@@ -27,39 +29,3 @@ from .packed import (
     scales_at,
     unpacked,
 )
-
-__all__ = [
-    "BLOCK",
-    "CODES",
-    "HALF",
-    "HASH",
-    "INFINITE",
-    "LEAST",
-    "NEXT",
-    "ONE",
-    "PACKED",
-    "Code",
-    "CodesOnly",
-    "MasterKind",
-    "Storage",
-    "as_bfloat16",
-    "check_scales",
-    "combined",
-    "copy",
-    "decode",
-    "encode",
-    "is_packed",
-    "keys",
-    "kind_of",
-    "master_for",
-    "multiplier",
-    "of_tensors",
-    "packed_size",
-    "pieces",
-    "random_bits",
-    "rounded_at_random",
-    "scales_at",
-    "split",
-    "unchanged",
-    "unpacked",
-]

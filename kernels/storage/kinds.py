@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,7 +11,7 @@ from .master import MasterKind, kind_of
 from .packed import is_packed
 
 
-class Storage:
+class Storage(NamedTuple):
     """What the tensors of a launch are stored as.
 
     Attributes:
@@ -22,23 +22,10 @@ class Storage:
         codes_only: whether only packed states are.
     """
 
-    def __init__(
-        self,
-        states: tuple[torch.dtype, ...],
-        master: MasterKind = MasterKind.NONE,
-        stochastic: bool = False,
-        codes_only: bool = False,
-    ) -> None:
-        self.states, self.master, self.stochastic, self.codes_only = states, master, stochastic, codes_only
-
-    def __repr__(self) -> str:
-        return f"Storage({self.states!r}, {self.master!r}, {self.stochastic!r}, {self.codes_only!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Storage) and repr(self) == repr(other)
-
-    def __hash__(self) -> int:
-        return hash(repr(self))
+    states: tuple[torch.dtype, ...]
+    master: MasterKind = MasterKind.NONE
+    stochastic: bool = False
+    codes_only: bool = False
 
 
 def of_tensors(weight: torch.dtype, states: Any, master: torch.dtype | None, seed: int | CodesOnly | None) -> Storage:

@@ -12,7 +12,6 @@ from low_precision import as_bfloat16, bits, in_24_bits, numbers, same, slowly, 
 
 from tristep.kernels import Update, rule, rules
 from tristep.kernels.states import slot_dtypes, states_for
-from tristep.kernels.storage import Storage
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 I16, I8 = torch.int16, torch.int8
@@ -291,9 +290,3 @@ def test_groups_are_formed_by_how_tensors_are_stored(place):
     assert run.launches == 6
     for weight, master_dtype in zip(weights, master_dtypes, strict=True):
         same(weight, nearest_of_24_bits(values) if master_dtype == I8 else as_bfloat16(values))
-
-
-def test_storages_are_equal_that_store_alike():
-    assert Storage((F32,), 1) == Storage((F32,), 1)
-    assert Storage((F32,), 1) != Storage((BF16,), 1)
-    assert Storage((F32,)) != repr(Storage((F32,)))

@@ -187,6 +187,19 @@ def square_limit(norm: float) -> float:
     return float(np.nextafter(middle, 0.0))
 
 
+def _of_rule(transform: Callable[[Any], Any]) -> Callable[[Any, Any, bool], Any]:
+    return lambda optimizer, rule, sync: transform(rule)
+
+
+def _beside_decay(transform: Callable[[Any, tuple[str, ...]], Any], *decay: str) -> Callable[[Any, Any, bool], Any]:
+    """Of one that takes the hyper-parameters of decoupled weight decay, too: the optimizer's, and these."""
+    return lambda optimizer, rule, sync: transform(rule, (*optimizer.decoupled_weight_decay, *decay))
+
+
+def _clip_norm(optimizer: Any, rule: Any, sync: bool) -> Any:
+    return rule if optimizer.zclip is not None else transforms.clip_by_global_norm(rule)
+
+
 def _skip_norm(optimizer: Any, rule: Any, sync: bool) -> Any:
     if optimizer.skip_percentile is not None:  # which skips for this, too
         return rule
@@ -200,156 +213,47 @@ def _skip_nonfinite(optimizer: Any, rule: Any, sync: bool) -> Any:
 
 _SUMS = "rows are updated apart from the other weights"
 # In the order in which they are composed: what is first is innermost.
+# fmt: off
 OPTIONS: tuple[Option, ...] = (
-    Option(
-        "agc",
-        None,
-        number,
-        above=0,
-        transform=lambda optimizer, rule, sync: transforms.agc(rule),
-        by_row=_SUMS,
-    ),
-    Option(
-        "zclip",
-        None,
-        number,
-        above=0,
-        transform=lambda optimizer, rule, sync: transforms.zclip(rule),
-        pauses=False,
-        values=_zclip_values,
-        all_gradients=True,
-        by_row=_SUMS,
-    ),
+    Option("agc", None, number, above=0, transform=_of_rule(transforms.agc), by_row=_SUMS),
+    Option("zclip", None, number, above=0, transform=_of_rule(transforms.zclip), pauses=False, values=_zclip_values,
+           all_gradients=True, by_row=_SUMS),
     Option("zclip_decay", 0.97, number, low=0, below=1, of="zclip"),
     Option("zclip_warmup", 25, integer, low=1, of="zclip"),
-    Option(
-        "clip_norm",
-        None,
-        number,
-        above=0,
-        transform=lambda optimizer, rule, sync: (
-            rule if optimizer.zclip is not None else transforms.clip_by_global_norm(rule)
-        ),
-        all_gradients=True,
-        whole_tensors=True,
-        by_row=_SUMS,
-    ),
-    Option(
-        "clip_step",
-        None,
-        number,
-        above=0,
-        transform=lambda optimizer, rule, sync: transforms.clip_by_block_rms(rule, optimizer.decoupled_weight_decay),
-        values=lambda optimizer, step: {"step_limit": step.lr * optimizer.clip_step},
-        by_row=_SUMS,
-    ),
-    Option(
-        "cautious",
-        False,
-        boolean,
-        transform=lambda optimizer, rule, sync: transforms.cautious(rule, optimizer.decoupled_weight_decay),
-    ),
-    Option(
-        "decoupled_wd",
-        False,
-        boolean,
-        transform=lambda optimizer, rule, sync: transforms.decoupled_weight_decay(rule),
-        values=lambda optimizer, step: {"wd": 0.0, "decay": 0.0, "decoupled_decay": step.decay},
-        refuse=_refuse_decoupled,
-    ),
-    Option(
-        "cautious_wd",
-        False,
-        boolean,
-        transform=lambda optimizer, rule, sync: transforms.cautious_weight_decay(
-            rule, (*optimizer.decoupled_weight_decay, "decoupled_decay")
-        ),
-        refuse=functools.partial(_needs_decoupled, "cautious_wd", "False"),
-        whole_tensors=True,
-    ),
-    Option(
-        "hyperball",
-        False,
-        boolean,
-        transform=lambda optimizer, rule, sync: transforms.hyperball(rule),
-        pauses=False,  # and keeps a weight in place that does not move
-        values=lambda optimizer, step: {"hyperball_lr": step.lr},
-        refuse=_refuse_hyperball,
-        by_row=_SUMS,
-    ),
-    Option(
-        "lookahead",
-        None,
-        integer,
-        low=1,
-        transform=lambda optimizer, rule, sync: transforms.lookahead(rule, sync and optimizer.counts_as_step),
-        pauses=False,
-        values=lambda optimizer, step: {"sync": float((step.t - optimizer.begin_num_update) % optimizer.lookahead == 0)},
-        first_state="slow_weight",
-        by_row="slow weights",
-    ),
+    Option("clip_norm", None, number, above=0, transform=_clip_norm, all_gradients=True, whole_tensors=True, by_row=_SUMS),
+    Option("clip_step", None, number, above=0, transform=_beside_decay(transforms.clip_by_block_rms), by_row=_SUMS,
+           values=lambda optimizer, step: {"step_limit": step.lr * optimizer.clip_step}),
+    Option("cautious", False, boolean, transform=_beside_decay(transforms.cautious)),
+    Option("decoupled_wd", False, boolean, transform=_of_rule(transforms.decoupled_weight_decay), refuse=_refuse_decoupled,
+           values=lambda optimizer, step: {"wd": 0.0, "decay": 0.0, "decoupled_decay": step.decay}),
+    Option("cautious_wd", False, boolean, transform=_beside_decay(transforms.cautious_weight_decay, "decoupled_decay"),
+           refuse=functools.partial(_needs_decoupled, "cautious_wd", "False"), whole_tensors=True),
+    Option("hyperball", False, boolean, transform=_of_rule(transforms.hyperball), refuse=_refuse_hyperball, by_row=_SUMS,
+           pauses=False,  # and keeps a weight in place that does not move
+           values=lambda optimizer, step: {"hyperball_lr": step.lr}),
+    Option("lookahead", None, integer, low=1, pauses=False, first_state="slow_weight", by_row="slow weights",
+           transform=lambda optimizer, rule, sync: transforms.lookahead(rule, sync and optimizer.counts_as_step),
+           values=lambda optimizer, step: {"sync": float((step.t - optimizer.begin_num_update) % optimizer.lookahead == 0)}),
     Option("lookahead_alpha", 0.5, number, above=0, high=1, of="lookahead"),
-    Option(
-        "ema_decay",
-        None,
-        number,
-        low=0,
-        below=1,
-        transform=lambda optimizer, rule, sync: transforms.ema(rule, optimizer.counts_as_step),
-        pauses=False,
-        first_state="ema",
-        whole_tensors=True,
-        by_row="averages",
-    ),
-    Option(
-        "skip_norm",
-        None,
-        number,
-        above=0,
-        transform=_skip_norm,
-        pauses=False,
-        values=lambda optimizer, step: {"skip_square": square_limit(optimizer.skip_norm)},
-        all_gradients=True,
-        by_row=_SUMS,
-    ),
-    Option(
-        "skip_percentile",
-        None,
-        number,
-        above=0,
-        below=100,
-        transform=lambda optimizer, rule, sync: transforms.skip_above_percentile(rule),
-        pauses=False,
-        values=_percentile_values,
-        all_gradients=True,
-        by_row=_SUMS,
-    ),
+    Option("ema_decay", None, number, low=0, below=1, pauses=False, first_state="ema", whole_tensors=True, by_row="averages",
+           transform=lambda optimizer, rule, sync: transforms.ema(rule, optimizer.counts_as_step)),
+    Option("skip_norm", None, number, above=0, transform=_skip_norm, pauses=False, all_gradients=True, by_row=_SUMS,
+           values=lambda optimizer, step: {"skip_square": square_limit(optimizer.skip_norm)}),
+    Option("skip_percentile", None, number, above=0, below=100, transform=_of_rule(transforms.skip_above_percentile),
+           pauses=False, values=_percentile_values, all_gradients=True, by_row=_SUMS),
     Option("skip_factor", 2.0, number, low=1, of="skip_percentile"),
     Option("skip_warmup", 50, integer, low=1, of="skip_percentile"),
-    Option(
-        "skip_nonfinite",
-        False,
-        boolean,
-        transform=_skip_nonfinite,
-        pauses=False,
-        all_gradients=True,
-        whole_tensors=True,
-        by_row=_SUMS,
-    ),
-    Option(
-        "decay_schedule",
-        None,
-        choice,
-        allowed=("relative", "squared"),
-        refuse=_refuse_decay_schedule,
-        whole_tensors=True,
-    ),
+    Option("skip_nonfinite", False, boolean, transform=_skip_nonfinite, pauses=False, all_gradients=True, whole_tensors=True,
+           by_row=_SUMS),
+    Option("decay_schedule", None, choice, allowed=("relative", "squared"), refuse=_refuse_decay_schedule,
+           whole_tensors=True),
     Option("peak_lr", None, number, above=0, refuse=_refuse_peak, whole_tensors=True),
     Option("state_dtype", None, _state_dtype, refuse=_refuse_state_dtype, whole_tensors=True),
     Option("stochastic_rounding", False, boolean, whole_tensors=True),
     Option("rounding_seed", 0, integer, low=0, of="stochastic_rounding"),
     Option("kahan", False, boolean, refuse=_refuse_kahan, whole_tensors=True),
 )
+# fmt: on
 
 
 def options_in_use(optimizer: Any) -> tuple[int, ...]:

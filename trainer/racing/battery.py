@@ -13,6 +13,7 @@ import torch
 from ..ensemble import Ensemble
 from ..validation import choice, integer, number
 from .candidates import Candidate, candidates_of
+from .result import text_table
 from .tasks import SIZE, TASKS, Task
 
 RATES = tuple(np.logspace(-4, 1, 21).tolist())  # four in a decade
@@ -61,12 +62,7 @@ class BatteryResult:
         for name, medians, scores in zip(self.names, self.medians, self.scores, strict=True):
             steps = [f"{value:.0f}" if math.isfinite(value) else "-" for value in medians]
             rows.append([name, *steps, f"{scores.mean():.2f}"])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = (
-            [cell.rjust(width) if k else cell.ljust(width) for k, (cell, width) in enumerate(zip(row, widths, strict=True))]
-            for row in rows
-        )
-        return "\n".join("  ".join(line).rstrip() for line in lines)
+        return text_table(rows)
 
     def __str__(self) -> str:
         return self.table()

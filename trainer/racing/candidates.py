@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,10 +52,6 @@ class Candidate:
             else:
                 own[name] = value
         return _made(self.kind, own)
-
-    def maker(self, point: Sequence[float] | np.ndarray) -> Callable[[], Optimizer]:
-        """A function that makes it."""
-        return functools.partial(self.make, point)
 
     def about(self) -> dict[str, Any]:
         """Its settings as JSON has them, to be compared with those of another call."""

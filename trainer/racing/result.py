@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -220,18 +221,8 @@ class RaceResult:
 
     def table(self) -> str:
         """A table of text: what each optimizer raced with, and what it needed, medians over seeds."""
-        titles = [
-            "",
-            "steps",
-            f"of {self.baseline}'s",
-            "samples",
-            "ms a step",
-            "seconds",
-            "reached",
-            "final loss",
-            "raced with",
-        ]
-        rows = [titles]
+        others = ("samples", "ms a step", "seconds", "reached", "final loss", "raced with")
+        rows = [["", "steps", f"of {self.baseline}'s", *others]]
         for i, name in enumerate(self.names):
             found = self.compare(name)
             settings = ", ".join(f"{_in_words(key)} {value:.3g}" for key, value in self.settings(name).items())
@@ -249,16 +240,7 @@ class RaceResult:
                     settings,
                 ]
             )
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        left = (0, len(titles) - 1)
-        cells = (
-            [
-                cell.ljust(width) if k in left else cell.rjust(width)
-                for k, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            for row in rows
-        )
-        return "\n".join("  ".join(row).rstrip() for row in cells)
+        return text_table(rows, left=(0, len(rows[0]) - 1))
 
     def _in_words(self, found: Comparison, by: str, base: Comparison) -> str:
         if found.reached < found.of:
@@ -309,6 +291,13 @@ def steps_to(target: float, losses: np.ndarray, measured: np.ndarray) -> np.ndar
     share = np.divide(high - target, high - low, out=np.ones_like(high), where=falls)
     steps = measured[before] + share * (measured[place] - measured[before])
     return np.where(there.any(axis=-1), steps, np.inf)
+
+
+def text_table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
+    """The cells in columns, each as wide as its widest; columns are flush right, but for those of these numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ([cell.ljust(widths[k]) if k in left else cell.rjust(widths[k]) for k, cell in enumerate(row)] for row in rows)
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def _with_interval(found: Comparison) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -148,7 +149,7 @@ def race(
         bar.set_description("timing")
         timed = store.get("timing", *winners.tolist())
         if timed is None:
-            make = [candidate.maker(own[k]) for candidate, own, k in zip(candidates, points, winners, strict=True)]
+            make = [partial(candidate.make, own[k]) for candidate, own, k in zip(candidates, points, winners, strict=True)]
             timed = {"seconds": time_steps(plan, make, TUNING)}
             store.put(timed, "timing", *winners.tolist())
     return RaceResult(

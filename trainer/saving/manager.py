@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import threading
+import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +21,7 @@ from .. import dist_utils
 from ..files import check_writable
 from ..interrupts import StopSignals, checked_signals, uninterrupted
 from ..validation import boolean, choice, integer, number
-from .content import ALONE, collect_rank, extra_states_of, group_of, rank_of, tensors_of
+from .content import ALONE, collect_rank, extra_states_of, group_of, rank_of, resume, tensors_of
 from .folder import (
     Checkpoint,
     Claim,
@@ -31,8 +36,6 @@ from .folder import (
     write_checkpoint,
 )
 from .packing import host_copies, pack, unpack
-from .resume import resume
-from .writer import BackgroundWriter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -136,7 +139,8 @@ class CheckpointManager:
         self._claim: Claim | None = None
         self._seen = trainer.optimizer.num_update
         self.saved_step: int | None = None
-        self._writer = BackgroundWriter()
+        self._writing: list[futures.Future[None]] = []  # the last one, until somebody has asked for its outcome
+        weakref.finalize(self, _abandon, self._writing)  # also at the end of the interpreter, which waits for the thread
 
     def step(self, metrics: Mapping[str, Any] | None = None, metadata: Any = None) -> bool:
         """To be called after each training step: save if it is time, or if a signal has come.
@@ -211,7 +215,7 @@ class CheckpointManager:
                 prune(self.folder, self._keep, None if self.metric is None else (self.metric, self._mode), new.path)
 
         self.saved_step = step
-        self._writer.start(write)
+        self._writing.append(_in_thread(write))
         if not self._asynchronous:
             self.wait()
 
@@ -236,7 +240,9 @@ class CheckpointManager:
         Raises:
             OSError: writing has failed.
         """
-        self._writer.wait()
+        while self._writing:
+            futures.wait(self._writing)
+            self._writing.pop().result()
 
     @uninterrupted
     def resume(self) -> Checkpoint:
@@ -295,6 +301,32 @@ class CheckpointManager:
     def __repr__(self) -> str:
         interval = "" if self._interval is None else f", save_interval_steps={self._interval}"
         return f"CheckpointManager({str(self.folder)!r}, {type(self.trainer).__name__}{interval}, max_to_keep={self._keep})"
+
+
+def _in_thread(write: Callable[[], None]) -> futures.Future[None]:
+    """Call `write` in another thread, for which the interpreter waits before it ends."""
+    outcome: futures.Future[None] = futures.Future()
+
+    def call() -> None:
+        try:
+            outcome.set_result(write())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=call, name="tristep checkpoint").start()
+    return outcome
+
+
+def _abandon(writing: list[futures.Future[None]]) -> None:
+    """Nobody will ask any more: print what goes wrong."""
+    for outcome in writing:
+        outcome.add_done_callback(_print_error)
+
+
+def _print_error(outcome: futures.Future[None]) -> None:
+    if (error := outcome.exception()) is not None:
+        print("The last checkpoint of a CheckpointManager has not been written:", file=sys.stderr)
+        traceback.print_exception(error)
 
 
 def _checked(metrics: Mapping[str, Any] | None, needed: str | None) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from ...trainer import Trainer
 from ...trainer.epoch_batches import EpochBatches
-from ...trainer.fitting import device_of, evaluate, unpack_batch
+from ...trainer.fitting import evaluate, train_on
 from ...trainer.metrics import checked_metrics
 from .steps import weakly
 
@@ -48,22 +47,7 @@ class Epochs:
 
     def __next__(self) -> torch.Tensor | dict[str, Any]:
         net, trainer = self._net(), self._trainer()
-        inputs, labels = unpack_batch("data", self._next_batch(), device_of(net))
-        value = self._loss(net(*inputs), labels)
-        size = len(inputs[0])
-        if value.shape not in (torch.Size(), torch.Size([size])):
-            raise ValueError(
-                f"loss gave shape {tuple(value.shape)} for a batch of {size}: it must give one number for each sample, "
-                f"shape ({size},), or their mean, shape ()"
-            )
-        trainer.zero_grad()
-        if isinstance(trainer, Trainer):
-            value.sum().backward()
-            trainer.step(size if value.dim() else 1)
-        else:
-            value.mean().backward()
-            trainer.step()
-        mean = value.detach().mean()
+        _, mean, _, _ = train_on(trainer, net, self._loss, self._next_batch())
         if self._eval_data is None or self._batches.batch != self._batches.length:
             return mean
         found = evaluate(net, self._loss, self._eval_data, self._metrics)

@@ -1,4 +1,4 @@
-"""The compiled loop that hands out the tiles of a table to what computes one, and sums over tiles.
+"""The compiled loop that hands out the tiles of a launch to what computes one, and sums over tiles.
 
 It is compiled once and cached on disk. numba's cache does not notice changes in other files, so all that is compiled here
 is in this file, but for how it is compiled.
@@ -19,7 +19,7 @@ from .disk_cache import cached, compiling
 
 TILE = 65536  # elements of one call of the inner loop, and the unit of work of a thread
 # What a loop is called with: int64 numbers, addresses among them, at these places. The threads share them. First the next
-# tile to take, then the addresses and widths of the table's arrays, the size of a piece, and the function that computes one.
+# tile to take, then the addresses and widths of its arrays, the size of a piece, and the function that computes one.
 TICKET, ADDRESSES, GRADIENTS, SIZES, HYPER, TILES, SUMS, PARTIALS = range(8)
 N_TENSORS, N_HYPER, N_SUMS, N_VALUES, N_TILES, N_BLOCK, COMPUTE = range(8, 15)
 INT64, _INT32, FLOAT64 = (np.empty(0, dtype=kind) for kind in (np.int64, np.int32, np.float64))
@@ -59,9 +59,9 @@ def call_address(typingctx, address, shared, tensor, tile, start, n):
 
 @cache
 def driver() -> tuple[int, Callable[[int], None]]:
-    """The loop over the tiles of a table: its address, and it as what Python calls with the address of what it works on.
+    """The loop over the tiles of a launch: its address, and it as what Python calls with the address of what it works on.
 
-    numba's own calls take longer over their arguments than a small table takes to run.
+    numba's own calls take longer over their arguments than a small launch takes to run.
     """
     shared = numba.types.CPointer(numba.types.int64)
     with compiling():

@@ -46,7 +46,7 @@ def update_kernel(
     partials,  # compute type [n_values, n_programs]: the metric's values of each program
     n_tensors,
     blocks,  # of a tile
-    control,  # float32 [2], `grad_scale_and_skip` of TensorTable; or None
+    control,  # float32 [2], `grad_scale_and_skip` of `Launch`; or None
     FUNCTION: tl.constexpr,
     ARGUMENTS: tl.constexpr,  # Arguments
     LAYOUT: tl.constexpr,  # Layout
