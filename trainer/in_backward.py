@@ -21,7 +21,7 @@ from .interrupts import interrupts_wait
 from .optimizer import MultiOptimizer, Optimizer, RuleOptimizer
 from .optimizer.hyper_rows import HyperRows
 from .optimizer.multi import part_of, parts_of
-from .optimizer.plan import MultiPlan, StepPlan
+from .optimizer.updater import UpdaterPlan
 from .params import listed
 from .replica import Replica, host_state_of, load_host_state
 from .telemetry import Telemetry
@@ -64,7 +64,7 @@ class BackwardStep:
     def __init__(self, replica: Replica) -> None:
         self._replica, self._updater = replica, replica.updater
         self._params, self._names = list(replica.params), list(replica.names)
-        self._plans: dict[tuple[int, ...], StepPlan] = {}  # by which parameters are updated together
+        self._plans: dict[tuple[int, ...], UpdaterPlan] = {}  # by which parameters are updated together
         self._hooks: list[Any] = []
         self._slots = np.zeros(0, dtype=np.int64)
         # For each parameter the number of its optimizer, and the rule and the row of the step.
@@ -133,8 +133,7 @@ class BackwardStep:
         wanted = [param.requires_grad for param in params]
         self.updated = [False] * len(params)
         self._slots = optimizer.slots(range(len(params)))
-        counts = optimizer.step_counts
-        self._number = max(counts.largest, int(counts.values[self._slots[wanted]].max(initial=-1)) + 1)
+        self._number = optimizer.step_counts.largest_after(self._slots[wanted])
         self._carried = host_state_of(optimizer)
         try:
             for k, part in enumerate(parts_of(optimizer)):
@@ -210,11 +209,7 @@ class BackwardStep:
             if len(self._plans) > 2 * len(self._params):  # gradients come in another order again and again
                 self._plans.clear()
             names = [self._names[i] for i in members]
-            made = self._updater.make_plan(members, params, names, own=True)
-            if isinstance(made, MultiPlan):  # members have one optimizer
-                made = made.parts[0][0]
-            assert isinstance(made, StepPlan)
-            plan = self._plans[tuple(members)] = made
+            plan = self._plans[tuple(members)] = UpdaterPlan(self._updater, optimizer, members, params, names, own=True)
         rule, rows = self._formed[members[0]][1], [self._formed[i][2] for i in members]
         plan.step_with([param.grad for param in params], rule, rows, self._into)
         for i, param in zip(members, params, strict=True):

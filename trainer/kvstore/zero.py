@@ -275,7 +275,7 @@ class ShardedUpdate:
         if not any(used):
             return
         chosen, counts, slots = np.array(used, dtype=bool), optimizer.step_counts, optimizer.slots(range(len(used)))
-        number = max(counts.largest, int(counts.values[slots[chosen]].max()) + 1)
+        number = counts.largest_after(slots[chosen])
         optimizer.rate_at(number)  # where that fails, it does so on all ranks, before anything else
         if self.pieces:
             plan: Any = self._planned()  # a MultiPlan

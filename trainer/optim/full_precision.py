@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ...kernels.layouts import is_wrapper
-from ...kernels.states import goes_with, master_like
 from ..full_precision import check_weights, float32_of, parts_of
+from ..optimizer.states import put_master
 from . import shards
 from .groups import MASTER_KEYS, Group, GroupOptimizer, as_real, master_key, name_of
 from .owned import shown_states
@@ -55,10 +55,9 @@ def load_float32_weights(optimizer: GroupOptimizer, weights: Any) -> None:
             key, other = master_key(weight, master.dtype)
             row.pop(other, None)
             old = None if key not in row or parameter in (optimizer._owners or {}) else shards.local(row[key])
-            if old is None or not goes_with(old, weight, master.dtype):
-                old = master_like(weight, master.dtype)
-                row[key] = shards.placed_as(parameter, old)
-            old.copy_(master)
+            put = put_master(weight, old, master)
+            if put is not old:
+                row[key] = shards.placed_as(parameter, put)
     optimizer._plan = None
 
 

@@ -36,6 +36,10 @@ class StepCounts:
             self.values = np.concatenate([self.values, np.full(len(new), begin, dtype=np.int64)])
         return np.array([self._slots[index] for index in indices], dtype=np.int64)
 
+    def largest_after(self, slots: np.ndarray) -> int:
+        """`largest` after an update of the parameters in these slots."""
+        return max(self.largest, int(self.values[slots].max(initial=-1)) + 1)
+
     def advance(self, slots: np.ndarray | slice, largest: int) -> None:
         """Count one update in these slots, where each slot occurs once, after which `largest` is their largest count."""
         self.values[slots] += 1

@@ -245,8 +245,7 @@ class CustomPlan(Plan):
         """Detect a rate or a multiplier that is not valid before the first update."""
         optimizer = self.optimizer
         if optimizer.lr_scheduler is not None and active:
-            counts = optimizer.step_counts.values[optimizer.slots(active)]
-            optimizer.rate_at(max(optimizer.num_update, int(counts.max()) + 1))
+            optimizer.rate_at(optimizer.step_counts.largest_after(optimizer.slots(active)))
         if any(getattr(optimizer.param_dict.get(index), "__dict__", {}) for index in active):  # others have been checked
             for index in active:
                 optimizer.multipliers(index)
@@ -307,9 +306,9 @@ class MultiPlan(Plan):
             number: the largest update count after the step, where other ranks have other parameters.
         """
         grads, self._grads = self._grads, ()
-        counts, active = self._optimizer.step_counts, np.array([grad is not None for grad in grads], dtype=bool)
         if number is None:
-            number = max(counts.largest, int(counts.values[self._slots[active]].max(initial=-1)) + 1)
+            active = np.array([grad is not None for grad in grads], dtype=bool)
+            number = self._optimizer.step_counts.largest_after(self._slots[active])
         begun: list[StepPlan] = []
         launched: list[StepPlan] = []
         try:

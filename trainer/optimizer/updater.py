@@ -247,10 +247,10 @@ class UpdaterPlan(StepPlan):
 
     def new_update(self, rule: Rule | TensorRule) -> Update:
         updater, optimizer = self._updater, self.optimizer
-        self._check(rule)
         kept = [updater.state.get(index, {}) for index in self._indices]
         # States of another rule are made anew.
         kept = [state if has_slots(rule, state) else {k: v for k, v in state.items() if k == MASTER} for state in kept]
+        self._check(rule, kept)
         make, narrow = optimizer.states_for, optimizer.narrow
         masters = list(map(optimizer.master_dtype, self._weights))
         matched = self._states[rule] = match_states(rule, self._weights, kept, narrow, make, self._start, masters)
@@ -278,19 +278,16 @@ class UpdaterPlan(StepPlan):
     def split(self, grads: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], list[int]]:
         return split(self.optimizer, self._indices, self.names, self._weights, grads)
 
-    def _check(self, rule: Rule | TensorRule) -> None:
+    def _check(self, rule: Rule | TensorRule, states: Sequence[State]) -> None:
         """Refuse weights that cannot be stored as asked for, or whose shape has changed."""
         known: dict[Any, list[torch.Size]] = {}  # many weights are alike
-        for name, index, weight in zip(self.names, self._indices, self._weights, strict=True):
+        for name, weight, state in zip(self.names, self._weights, states, strict=True):
             self.optimizer.check_storage(name, weight)
-            kept = self._updater.state.get(index, {})
-            if not has_slots(rule, kept):
-                continue
-            state = [kept[slot] for slot in rule.slots]
-            kind = weight.shape, *(tensor.dtype for tensor in state)
-            if kind not in known:
-                known[kind] = slot_shapes(rule, weight.shape, state)
-            for tensor, shape in zip(state, known[kind], strict=False):
+            tensors = [state[slot] for slot in rule.slots if slot in state]  # all, or none
+            kind = weight.shape, *(tensor.dtype for tensor in tensors)
+            if tensors and kind not in known:
+                known[kind] = slot_shapes(rule, weight.shape, tensors)
+            for tensor, shape in zip(tensors, known.get(kind, ()), strict=True):
                 if tensor.shape != shape:
                     raise ValueError(
                         f"{name} has shape {tuple(weight.shape)}, its state {tuple(tensor.shape)}: a weight may be moved "
