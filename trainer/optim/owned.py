@@ -18,6 +18,7 @@ import copy
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -28,12 +29,12 @@ from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.guards import PointerGuard
 from ...kernels.layouts import is_wrapper
 from ...kernels.states import PACK_FROM, goes_with, master_like, slot_shapes, states_for
-from ..optimizer.plan import StepPlan
 from ..optimizer.states import MASTER, State, match_states, new_master, states_and_masters
 from . import shards
 from .exchange import CutTensor, Exchange, shard_bounds
-from .groups import MASTER_KEYS, Group, GroupOptimizer, GroupRows, master_key, same_objects
+from .groups import MASTER_KEYS, Group, GroupOptimizer, master_key, same_objects
 from .owners import OwnerGroup, assign_owners, check_shards
+from .plan import GroupPlan
 
 __all__ = ["OwnedPlan", "shown_states"]
 
@@ -63,51 +64,29 @@ class Owned:
         return torch.empty(tuple(shape) if self.mine else (0,), dtype=dtype, device=self.shard.device)
 
 
-class OwnedPlan(StepPlan):
-    """That of parameters that are cut among the ranks of one group, of which each is updated by its owner.
+class OwnedPlan(GroupPlan):
+    """The plan of parameters that are cut among the ranks of one group, of which each is updated by its owner.
 
     An update has whole tensors for this rank's own parameters, and tensors without elements for the others'.
-
-    Args:
-        optimizer: whose parameters they are.
-        rule: that of these parameters.
-        parameters: in order.
-        groups: for each parameter the one that it is in. These store states alike.
-        names: what messages call the parameters.
-
-    Attributes:
-        rows: the `GroupRows`.
-        sharded: the parameters.
     """
 
-    rows: GroupRows
+    _new: list[tuple[int, State, list[str]]]  # parameters, their states, and which of these are to be filled
+    _new_masters: list[tuple[int, torch.Tensor, torch.Tensor | None]]  # and what was the master so far
+    _values: list[Any]  # of the rows of `state`
+    _shards_of_gradients: list[torch.Tensor | None]
+    _back: Exchange | None = None
+    _there: Exchange | None = None
 
-    def __init__(
-        self,
-        optimizer: GroupOptimizer,
-        rule: Rule | TensorRule,
-        parameters: list[torch.Tensor],
-        groups: list[Group],
-        names: list[str],
-    ) -> None:
-        self._optimizer, self.sharded, self.names = optimizer, parameters, names
-        self._ranks = OwnerGroup.of(parameters[0])
-        owners = assign_owners(optimizer)
-        self._members = [
-            Owned(optimizer, parameter, group, name, owners[parameter])
-            for parameter, group, name in zip(parameters, groups, names, strict=True)
-        ]
-        self._narrow = optimizer._narrow(groups[0])
-        self._new: list[tuple[int, State, list[str]]] = []  # parameters, their states, and which of these are to be filled
-        self._new_masters: list[tuple[int, torch.Tensor, torch.Tensor | None]] = []  # and what was the master so far
-        self._tensors: list[torch.Tensor] = []  # the states
-        self._values: list[Any] = []  # of the rows in which these are
-        self._guard = PointerGuard([])
-        self._shards_of_gradients: list[torch.Tensor | None] = []
-        self._gradients: list[torch.Tensor | None] = [None] * len(parameters)
-        self._back: Exchange | None = None
-        self._there: Exchange | None = None
-        super().__init__(names, GroupRows(optimizer, rule, parameters, groups), elements=optimizer._takes_sparse)
+    @cached_property
+    def _members(self) -> list[Owned]:
+        owners = assign_owners(self._optimizer)
+        rows = zip(self.sharded, self._groups, self.names, strict=True)
+        return [Owned(self._optimizer, parameter, group, name, owners[parameter]) for parameter, group, name in rows]
+
+    @cached_property
+    def _gradients(self) -> list[torch.Tensor | None]:
+        """Room for whole gradients."""
+        return [None] * len(self._members)
 
     def new_update(self, rule: Rule | TensorRule) -> Update:
         optimizer = self._optimizer
@@ -129,9 +108,8 @@ class OwnedPlan(StepPlan):
 
     def is_current(self, update: Update) -> bool:
         """Whether states and shards are the tensors that they were."""
-        shards_now = [shards.local(parameter) for parameter in self.sharded]
         return (
-            same_objects(shards_now, [member.shard for member in self._members])
+            same_objects(list(map(shards.local, self.sharded)), self._shards)
             and same_objects(self._values_now(), self._values)
             and self._guard.passes(self._tensors)
             and update.is_in_place()
@@ -159,9 +137,9 @@ class OwnedPlan(StepPlan):
                 there += [back[-1], self._cut_tensor(member, shard, whole)]
         self._there = self._back = None
         if there:
+            ranks = OwnerGroup.of(self.sharded[0])
             self._there, self._back = (
-                Exchange(self._ranks.processes, self._ranks.rank, tensors, to_owners=tensors is there)
-                for tensors in (there, back)
+                Exchange(ranks.processes, ranks.rank, tensors, to_owners=tensors is there) for tensors in (there, back)
             )
             self._there.start()
 
