@@ -19,8 +19,8 @@ from ..kernels.metrics import MetricsBuffer
 from .errors import StaleGradientError
 from .interrupts import interrupts_wait
 from .optimizer import MultiOptimizer, Optimizer, RuleOptimizer
-from .optimizer.hyper_rows import HyperRows
 from .optimizer.multi import part_of, parts_of
+from .optimizer.plan import HyperRows
 from .optimizer.updater import UpdaterPlan
 from .params import listed
 from .replica import Replica, host_state_of, load_host_state
@@ -88,7 +88,7 @@ class BackwardStep:
         Args:
             rescale_grad: what gradients are multiplied by.
             ignore_stale_grad: leave parameters that get no gradient as they are.
-            telemetry: that of the trainer.
+            telemetry: the trainer's.
 
         Raises:
             StaleGradientError: on leaving, some parameters got no gradient; the others have been updated.

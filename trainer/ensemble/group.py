@@ -135,7 +135,7 @@ class EnsembleGroup:
         self._start_states()
 
     def _of_members(self, tensors: TensorLists) -> list[Any]:
-        """Those of these trainings, stacked or one by one."""
+        """The tensors of these trainings, stacked or one by one."""
         if self._where is None:
             return [each for i in self.members for each in tensors.lists[i]]
         return [None if stack is None else stack.detach()[self._where] for stack in tensors.stacks or ()]

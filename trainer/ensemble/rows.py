@@ -57,7 +57,7 @@ class EnsembleCounts:
 class EnsembleRows:
     """The rows of hyper-parameters that trainings have at each step, of which each updates all of their weights.
 
-    The methods are those of `Rows` of hyper_rows.py.
+    The methods are those of `Rows` of plan.py.
 
     Args:
         optimizers: of one class, which differ in numbers and schedules only.

@@ -27,8 +27,7 @@ from ...kernels.metrics import MetricsBuffer
 from .. import dist_utils
 from ..dist_utils import process_group
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater
-from ..optimizer.hyper_rows import HyperRows
-from ..optimizer.plan import MultiPlan, Plan
+from ..optimizer.plan import HyperRows, MultiPlan, Plan
 from .allreduce import AllReduceSync
 from .buckets import Bucket, BucketCollectives, GradientBuckets
 from .partition import Piece, can_cut, check_parts, costs_of, memory_of, owners_of, pieces_of, shaped_like, weight_of

@@ -13,8 +13,8 @@ import torch
 from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.language import derivation
 from ...kernels.layouts import is_wrapper
-from ..optimizer.hyper_rows import Rows, equal_places
 from ..optimizer.options import STATE_DTYPES
+from ..optimizer.plan import Rows, equal_places
 from ..validation import choice, number
 from . import shards
 
@@ -125,11 +125,11 @@ class GroupOptimizer(torch.optim.Optimizer):
 
 
 class GroupRows(Rows):
-    """Those of parameters of some groups.
+    """The rows of parameters of some groups.
 
     Args:
         optimizer: whose parameters they are. Those of its numbers that are shown stand in its `state`.
-        rule: that of all these groups.
+        rule: the rule of all these groups.
         parameters: in order.
         groups: for each parameter the one that it is in.
     """

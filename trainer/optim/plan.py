@@ -29,7 +29,7 @@ class GroupPlan(StepPlan):
 
     Args:
         optimizer: whose parameters they are.
-        rule: that of these groups.
+        rule: the rule of these groups.
         parameters: in order.
         groups: for each parameter the one that it is in.
         names: what messages call the parameters.
@@ -98,7 +98,7 @@ class GroupPlan(StepPlan):
         return update.fits(partial(self._optimizer._master_dtype, self._groups[0]))
 
     def gradients(self) -> list[torch.Tensor | None]:
-        """Those of the parameters, as an `Update` needs them."""
+        """The gradients of the parameters, as an `Update` needs them."""
         gradients: list[Any] = [parameter.grad for parameter in self._parameters]
         if self.sharded:
             gradients = list(map(shards.local_gradient, self.names, self._parameters, gradients))

@@ -17,9 +17,8 @@ from ...kernels.states import slot_shapes
 from ..interrupts import uninterrupted
 from .base import Optimizer
 from .counts import Index
-from .hyper_rows import HyperRows
 from .multi import MultiOptimizer, part_of, parts_of
-from .plan import CustomPlan, MultiPlan, Plan, StepPlan
+from .plan import CustomPlan, HyperRows, MultiPlan, Plan, StepPlan
 from .rule_optimizer import RuleOptimizer
 from .sparse import split
 from .states import MASTER, State, has_slots, match_states, put_master, states_and_masters
@@ -40,7 +39,7 @@ class Updater:
     Attributes:
         state: by parameter index; of a `RuleOptimizer` a dictionary of the states of its rule by slot, and of the master, of
             another optimizer what `create_state_multi_precision` returned. Who replaces a tensor replaces the dictionary.
-        control: as that of `tristep.kernels.Update`; plans that are made from then on follow it.
+        control: as the `grad_scale_and_skip` of `tristep.kernels.Update`; plans that are made from then on follow it.
         into: where the next calls are to put what updates measure; None: nowhere.
     """
 
@@ -207,17 +206,17 @@ class Updater:
 
 
 class UpdaterPlan(StepPlan):
-    """That of parameters of a `RuleOptimizer`.
+    """The plan of parameters of a `RuleOptimizer`.
 
     Args:
         updater: has the states; missing ones are created here.
-        optimizer: that of these parameters.
+        optimizer: the optimizer of these parameters.
         indices: of the parameters.
         weights: the parameters, in the same order.
         names: what messages call them.
         control: as `grad_scale_and_skip` of `Update`.
-        zero_grads, rng_offsets, all_reduce_global: as those of `Update`. The offsets' default is the indices, so that random
-            numbers do not depend on what is updated together.
+        zero_grads, rng_offsets, all_reduce_global: as for `Update`. The default of the offsets are the indices, so that
+            random numbers do not depend on what is updated together.
         alone: as for `RuleOptimizer.rows_of_step`.
         own: as for `StepPlan`.
     """
