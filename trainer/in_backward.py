@@ -23,7 +23,7 @@ from .optimizer.multi import part_of, parts_of
 from .optimizer.plan import HyperRows
 from .optimizer.updater import UpdaterPlan
 from .params import listed
-from .replica import Replica, host_state_of, load_host_state
+from .replica import Replica
 from .telemetry import Telemetry
 
 GROUP_BYTES = 2**20  # gradients are collected up to so many bytes, for few launches
@@ -134,14 +134,14 @@ class BackwardStep:
         self.updated = [False] * len(params)
         self._slots = optimizer.slots(range(len(params)))
         self._number = optimizer.step_counts.largest_after(self._slots[wanted])
-        self._carried = host_state_of(optimizer)
+        self._carried = optimizer.host_state()
         try:
             for k, part in enumerate(parts_of(optimizer)):
                 members = [i for i in range(len(params)) if part_of(optimizer, i) is part]
                 if any(wanted[i] for i in members):
                     self._form(k, part, members, [wanted[i] for i in members], ignore_stale_grad)
         except BaseException:
-            load_host_state(optimizer, self._carried)
+            optimizer.load_host_state(self._carried)
             raise
         hooks = [(i, param) for i, param in enumerate(params) if wanted[i]]
         self._hooks = [param.register_post_accumulate_grad_hook(partial(self._arrived, i)) for i, param in hooks]
@@ -167,7 +167,7 @@ class BackwardStep:
             hook.remove()
         self._hooks, self._waiting, self._waiting_bytes = [], [], 0
         if not any(self.updated):
-            load_host_state(self._updater.optimizer, self._carried)
+            self._updater.optimizer.load_host_state(self._carried)
 
     def _arrived(self, i: int, param: torch.Tensor) -> None:
         gradient: Any = param.grad

@@ -10,9 +10,8 @@ import torch
 from ..kernels.guards import GradGuard
 from ..kernels.metrics import MetricsBuffer
 from .interrupts import uninterrupted
-from .optimizer import Optimizer, RuleOptimizer, Updater
+from .optimizer import Optimizer, Updater
 from .optimizer.counts import StepCounts
-from .optimizer.multi import parts_of
 from .optimizer.plan import Plan
 
 
@@ -108,34 +107,24 @@ def update_together(
 
     The optimizer is left as the first replica's update leaves it. `into` is where that puts what it measures.
     """
-    counts, host_state = optimizer.step_counts.copy(), host_state_of(optimizer)
+    counts, host_state = optimizer.step_counts.copy(), optimizer.host_state()
     plans: list[Any] = [replica.plan for replica in replicas]
     plans[0].run(into)
-    first_counts, first_state = optimizer.step_counts, host_state_of(optimizer)
+    first_counts, first_state = optimizer.step_counts, optimizer.host_state()
     after = first_counts.largest
     try:
         for replica, plan, own in zip(replicas[1:], plans[1:], gradients[1:], strict=True):
             optimizer.step_counts = counts.copy() if replica.counts is None else replica.counts
             optimizer.step_counts.largest = counts.largest
-            load_host_state(optimizer, host_state if replica.host_state is None else replica.host_state)
+            optimizer.load_host_state(host_state if replica.host_state is None else replica.host_state)
             plan.prepare(own)  # once more, as the rule may depend on its counts
             plan.run()
-            replica.counts, replica.host_state = optimizer.step_counts, host_state_of(optimizer)
+            replica.counts, replica.host_state = optimizer.step_counts, optimizer.host_state()
             after = max(after, optimizer.num_update)
     finally:
         optimizer.step_counts = first_counts
         optimizer.num_update = after
-        load_host_state(optimizer, first_state)
-
-
-def host_state_of(optimizer: Optimizer) -> tuple[Any, ...]:
-    return tuple(part.host_state() if isinstance(part, RuleOptimizer) else () for part in parts_of(optimizer))
-
-
-def load_host_state(optimizer: Optimizer, state: tuple[Any, ...]) -> None:
-    for part, own in zip(parts_of(optimizer), state, strict=True):
-        if isinstance(part, RuleOptimizer):
-            part.load_host_state(own)
+        optimizer.load_host_state(first_state)
 
 
 class DisplacedWeights:

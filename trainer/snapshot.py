@@ -13,7 +13,6 @@ from .optim.base import FusedOptimizer
 from .optim.joined import JoinedOptimizers
 from .optimizer.multi import parts_of
 from .random_state import random_state, set_random_state
-from .replica import host_state_of, load_host_state
 from .trainer import Trainer
 
 
@@ -82,7 +81,7 @@ def _of_trainer(trainer: Trainer) -> Callable[[], None]:
     saved, telemetry = copy.deepcopy(trainer.state_dict()), trainer.telemetry
     schedules = [(part, part.lr_scheduler) for part in parts_of(optimizer)]
     attributes = [copy.copy(getattr(schedule, "__dict__", {})) for _, schedule in schedules]
-    counts, carried = optimizer.step_counts.copy(), host_state_of(optimizer)
+    counts, carried = optimizer.step_counts.copy(), optimizer.host_state()
     # Which gradients have been used up, of the trainer's one copy of the model, or of several.
     guards = [replica.guard for replica in trainer.replicas]
     used = [guard.snapshot() for guard in guards]
@@ -96,7 +95,7 @@ def _of_trainer(trainer: Trainer) -> Callable[[], None]:
             if own:
                 vars(schedule).update(own)
         optimizer.step_counts.restore(counts)
-        load_host_state(optimizer, carried)
+        optimizer.load_host_state(carried)
         for guard, found in zip(guards, used, strict=True):
             guard.restore(found)
         trainer.telemetry = telemetry

@@ -73,6 +73,7 @@ class Optimizer:
 
     default_learning_rate: ClassVar[float] = 0.01
     decayed_names: ClassVar[tuple[str, ...]] = ("_weight", "_gamma", ".weight", ".gamma")
+    host_state_names: ClassVar[tuple[str, ...]] = ()  # what a step of a rule changes on the host; restored where it fails
     aggregate_num: int = 0
     default_overrules_schedule: ClassVar[bool] = False  # in MXNet, of which there is a warning
     opt_registry: ClassVar[Registry[type[Optimizer]]]  # by name, in lower case
@@ -346,6 +347,15 @@ class Optimizer:
     def slots(self, indices: Sequence[Index]) -> np.ndarray:
         """Where `step_counts` has the counts of these parameters; new parameters start at `begin_num_update`."""
         return self.step_counts.slots(indices, self.begin_num_update)
+
+    def host_state(self) -> tuple[Any, ...]:
+        """The host's values that a step passes to the next, in addition to counts and states."""
+        return tuple(getattr(self, name) for name in self.host_state_names)
+
+    def load_host_state(self, carried: tuple[Any, ...]) -> None:
+        """Undo what a step that failed has changed of these."""
+        for name, value in zip(self.host_state_names, carried, strict=True):
+            setattr(self, name, value)
 
     @property
     def counts(self) -> dict[Index, int]:

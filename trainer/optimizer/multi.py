@@ -215,6 +215,13 @@ class MultiOptimizer(Optimizer):
         for optimizer in self.optimizers:
             optimizer.wd_mult = self.wd_mult
 
+    def host_state(self) -> tuple[Any, ...]:
+        return tuple(optimizer.host_state() for optimizer in self.optimizers)
+
+    def load_host_state(self, carried: tuple[Any, ...]) -> None:
+        for optimizer, own in zip(self.optimizers, carried, strict=True):
+            optimizer.load_host_state(own)
+
     def multipliers(self, index: Index) -> tuple[float, float]:
         return part_of(self, index).multipliers(index)
 

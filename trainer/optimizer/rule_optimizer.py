@@ -123,7 +123,6 @@ class RuleOptimizer(Optimizer):
     reads_rate_first: ClassVar[bool] = False  # whether a schedule is asked for the count before the update
     begins_with_each: ClassVar[bool] = False  # whether `begin_step` is called for each of parameters updated one by one
     uniform_hyper: bool = True  # whether parameters of equal count, rate and decay have equal hyper-parameters
-    host_state_names: ClassVar[tuple[str, ...]] = ()  # what `begin_step` and `hyper` change; restored where a step fails
     takes_sparse: ClassVar[bool] = False  # whether a sparse gradient updates its rows only, unless lazy_update is False
     decays_sparse: ClassVar[bool] = True  # whether these rows can be decayed
     weight_of_gradient: ClassVar[str | None] = None  # the state that is the weight at which the gradient was taken
@@ -454,15 +453,6 @@ class RuleOptimizer(Optimizer):
             return {}
         own = [index for index in updater.state if part_of(updater.optimizer, index) is self]
         return {index: float(updater.state[index][name]) for index in own if name in updater.state[index]}
-
-    def host_state(self) -> tuple[Any, ...]:
-        """The host's values that a step passes to the next, in addition to counts and states."""
-        return tuple(getattr(self, name) for name in self.host_state_names)
-
-    def load_host_state(self, carried: tuple[Any, ...]) -> None:
-        """Undo what a step that failed has changed of these."""
-        for name, value in zip(self.host_state_names, carried, strict=True):
-            setattr(self, name, value)
 
     def _hidden(self) -> tuple[str, ...]:
         used = {option.name for option in self._rows()} | ({"stochastic_rounding"} if self.rounding is not None else set())
