@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["GradGuard", "GradLayouts", "PointerGuard", "Reference", "gradient_references"]
-
 Reference = Callable[[], "torch.Tensor | None"]  # a weak reference, or `_missing`
 
 _data_ptr, _stride, _numel = torch.Tensor.data_ptr, torch.Tensor.stride, torch.Tensor.numel

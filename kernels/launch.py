@@ -22,8 +22,6 @@ from .layouts import compute_dtype, dense_strides, same_order
 from .metrics import MetricsBuffer
 from .states import PerTensorStates
 
-__all__ = ["FIRST_STATE", "GRADIENT", "WEIGHT", "Launch", "group_key", "itself", "tiles_of"]
-
 WEIGHT, GRADIENT, FIRST_STATE = 0, 1, 2  # rows of `addresses`; the states follow, and last the master weights if any
 _data_ptr = torch.Tensor.data_ptr
 

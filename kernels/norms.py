@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -52,13 +53,8 @@ def global_norm(tensors: Iterable[torch.Tensor], ord: float = 2) -> torch.Tensor
         >>> global_norm([torch.tensor([3.0]), torch.tensor([4.0])])
         tensor(5.)
     """
-    tensors, chosen = _list("tensors", tensors), _rule_of(ord)
-    with _lock:
-        plan = _plan(chosen, tensors)
-        try:
-            return plan.norm(ord)
-        finally:
-            plan.release()
+    with _taken("tensors", _rule_of(ord), tensors) as plan:
+        return plan.norm(ord)
 
 
 def clip_by_global_norm_(tensors: Iterable[torch.Tensor], max_norm: float, ord: float = 2) -> torch.Tensor:
@@ -78,7 +74,10 @@ def clip_by_global_norm_(tensors: Iterable[torch.Tensor], max_norm: float, ord: 
 @torch.no_grad()
 def clip_by_norm_(tensors: Iterable[torch.Tensor], max_norm: float) -> None:
     """Multiply each tensor by min(1, max_norm / (norm + 1e-6)) with its own norm, in place."""
-    _apply("tensors", _clipped_each, tensors, [_number("max_norm", max_norm), EPSILON])
+    max_norm = _number("max_norm", max_norm)
+    with _taken("tensors", _clipped_each, tensors) as plan:
+        plan.run_reduction()
+        plan.apply([max_norm, EPSILON])
 
 
 @torch.no_grad()
@@ -91,7 +90,8 @@ def clip_by_value_(tensors: Iterable[torch.Tensor], value: float) -> None:
     value = _number("value", value)
     if value < 0:
         raise ValueError(f"value={value!r}: must be 0 or more")
-    _apply("tensors", _limited, tensors, [value])
+    with _taken("tensors", _limited, tensors) as plan:
+        plan.apply([value])
 
 
 @torch.no_grad()
@@ -138,15 +138,11 @@ def scale_to_norm_(
     decide: Callable[[torch.Tensor], bool] | None = None,
 ) -> torch.Tensor:
     """As `clip_by_global_norm_`, for forms of it: with another `epsilon`, and only where `decide` says so of the norm."""
-    tensors, chosen, max_norm = _list(argument, tensors), _rule_of(ord), _number("max_norm", max_norm)
-    with _lock:
-        plan = _plan(chosen, tensors, argument)
-        try:
-            norm = plan.norm(ord)
-            if decide is None or decide(norm):
-                plan.apply([max_norm, epsilon])
-        finally:
-            plan.release()
+    chosen, max_norm = _rule_of(ord), _number("max_norm", max_norm)
+    with _taken(argument, chosen, tensors) as plan:
+        norm = plan.norm(ord)
+        if decide is None or decide(norm):
+            plan.apply([max_norm, epsilon])
     return norm
 
 
@@ -260,7 +256,7 @@ class _Plan:
 
     def norm(self, ord: float) -> torch.Tensor:
         """The norm of all."""
-        self._run_reduction()
+        self.run_reduction()
         if not self._launches:
             return torch.zeros((), dtype=torch.float32)
         totals = [launch.totals[0][0, 0] for launch in self._launches]
@@ -280,13 +276,8 @@ class _Plan:
         else:
             increment_version(self._tensors)
 
-    def reduce_and_apply(self, hyper: Sequence[float]) -> None:
-        """As `apply`, after the reduction that the rule needs."""
-        if self._rule.reductions:
-            self._run_reduction()
-        self.apply(hyper)
-
-    def _run_reduction(self) -> None:
+    def run_reduction(self) -> None:
+        """Run the reduction that the rule needs."""
         for launch in self._launches:
             launch.run_reduction(0)
         if len(self._launches) > 1 and self._rule.reductions[0].scope == "global":
@@ -314,7 +305,7 @@ _plans: dict[Any, list[_Plan]] = {}
 _MOST = 8  # plans of one key, and keys, that are kept
 
 
-def _plan(rule: Rule, tensors: Sequence[torch.Tensor], argument: str = "tensors") -> _Plan:
+def _plan(rule: Rule, tensors: Sequence[torch.Tensor], argument: str) -> _Plan:
     """A plan that has taken these tensors: one from before where there is one."""
     if not set(map(type, tensors)) <= _PLAIN:
         check_list(argument, tensors)
@@ -341,25 +332,22 @@ def _plan(rule: Rule, tensors: Sequence[torch.Tensor], argument: str = "tensors"
     return plan
 
 
-def _apply(argument: str, rule: Rule, tensors: Iterable[torch.Tensor], hyper: Sequence[float]) -> None:
-    tensors = _list(argument, tensors)
+@contextmanager
+def _taken(argument: str, rule: Rule, tensors: Iterable[torch.Tensor]) -> Iterator[_Plan]:
+    """A plan that works on these tensors inside of this context."""
+    if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Iterable):
+        hint = ": put it into a list" if isinstance(tensors, torch.Tensor) else ""
+        raise TypeError(f"{argument} must be a list of tensors, got {type(tensors).__name__}{hint}")
     with _lock:
-        plan = _plan(rule, tensors, argument)
+        plan = _plan(rule, list(tensors), argument)
         try:
-            plan.reduce_and_apply(hyper)
+            yield plan
         finally:
             plan.release()
 
 
 _is_contiguous = torch.Tensor.is_contiguous
 _device = torch.Tensor.get_device
-
-
-def _list(argument: str, tensors: Any) -> list[torch.Tensor]:
-    if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Iterable):
-        hint = ": put it into a list" if isinstance(tensors, torch.Tensor) else ""
-        raise TypeError(f"{argument} must be a list of tensors, got {type(tensors).__name__}{hint}")
-    return list(tensors)
 
 
 def _rule_of(ord: Any) -> Rule:

@@ -31,8 +31,6 @@ from .launch import Launch, group_key
 from .metrics import MetricsBuffer
 from .reductions import run_reductions
 
-__all__ = ["Update"]
-
 
 class Update:
     """One rule on a fixed list of weights: groups, tables and kernels are made once and used at every step.

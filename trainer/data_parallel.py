@@ -10,8 +10,6 @@ import torch
 
 from .validation import boolean, integer
 
-__all__ = ["replicate", "split_and_load", "split_data"]
-
 
 def replicate(module: torch.nn.Module, devices: Sequence[torch.device | str]) -> list[torch.nn.Module]:
     """Deep copies of a module, one for each device, for `Trainer([copy, copy, ...])`. The module stays as it is.

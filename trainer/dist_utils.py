@@ -19,25 +19,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = [
-    "Work",
-    "all_gather",
-    "all_gather_objects",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "broadcast_coalesced",
-    "broadcast_object",
-    "check_alike",
-    "check_same",
-    "global_rank",
-    "process_group",
-    "reduce_scatter",
-    "refuse_lost",
-]
-
 _GRACE = 5.0  # seconds in which ranks that have noticed that one is missing wait for each other's marks
 _MARK = "tristep/noticed/{}"
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -17,8 +17,6 @@ from functools import wraps
 from threading import get_ident, main_thread
 from typing import Any, TypeVar
 
-__all__ = ["StopSignals", "checked_signals", "gets_signals", "give_back", "handled", "interrupts_wait", "uninterrupted"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 _Handlers = dict[int, Callable[..., Any]]
 # Ctrl-C, and those for which programs have handlers that raise: time limits, and what asks a job to end.

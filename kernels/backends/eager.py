@@ -13,9 +13,9 @@ from .. import storage
 from ..launch import Launch
 from ..layouts import widest
 from ..metrics import MetricsBuffer
-from .eager_metrics import Found, sum_of
 
 TILE = 65536  # elements; on a CPU, a rule's temporaries of this size stay in its caches
+ALONE = 16384  # elements; torch shares longer sums out among threads, and their number would show in the result
 JOIN_UP_TO = 4096  # elements; smaller tensors with equal hyper-parameters are computed as one
 
 
@@ -30,6 +30,40 @@ class Limit(NamedTuple):
 # 32 x 64, twofold for 128 x 128, nothing from 256 x 256 on, where the pages of large new tensors cost more than they save. A
 # GPU, where it was not measured, should gain up to some 1,000 rows, which fill it.
 STACKS_ON_CPU, STACKS_ELSEWHERE = Limit(2**16, 2**18), Limit(2**21, 2**24)
+
+
+class Found:
+    """What one step finds of the tensors of a launch."""
+
+    def __init__(self, into: MetricsBuffer, launch: Launch) -> None:
+        ring, metric = into.ring(launch.device), into.metric
+        self._slot, self._metric, self._scale_and_skip = ring[into.slot], metric, launch.grad_scale_and_skip
+        self._totals = torch.zeros(len(launch.weights), len(metric.names), dtype=ring.dtype, device=ring.device)
+        self._largest = torch.tensor([by == "max" for by in metric.by], device=ring.device)
+
+    def take(self, i: int, seen: Sequence[Any], stored: Sequence[torch.Tensor], values: Sequence[Any]) -> None:
+        """Compute the metric on a stretch of a tensor.
+
+        Args:
+            i: the tensor's number.
+            seen: the weight, the gradient and the new weight as the rule has them.
+            stored, values: the weight, what is stored alongside if there is anything, and what is to be stored there.
+        """
+        w, computed = seen[0], list(self._metric(*seen))
+        if self._metric.counts_unchanged:
+            pairs = zip(stored, values, strict=True)
+            new = [value.to(old) if isinstance(value, torch.Tensor) else old.new_tensor(value) for old, value in pairs]
+            computed.append(storage.unchanged(stored, new))
+        each = [torch.as_tensor(value, dtype=w.dtype, device=w.device).expand(w.shape) for value in computed]
+        found = [value.amax() if by == "max" else sum_of(value) for value, by in zip(each, self._metric.by, strict=True)]
+        total, more = self._totals[i], torch.stack(found).to(self._totals.dtype)
+        total[:] = torch.where(self._largest, torch.maximum(total, more), total + more)
+
+    def put(self, rows: np.ndarray) -> None:
+        """Put all totals into these rows of the ring: 0 of a skipped step."""
+        if self._scale_and_skip is not None:
+            self._totals = torch.where(self._scale_and_skip[1] != 0, 0.0, self._totals)
+        self._slot[torch.from_numpy(rows).to(self._slot.device)] = self._totals
 
 
 class _TorchLaunch(Launch):
@@ -55,10 +89,51 @@ class _TorchLaunch(Launch):
         rescale = float(self.hyper[i, 0])
         return rescale if self.grad_scale_and_skip is None else self.grad_scale_and_skip[0].to(self.dtype) * rescale
 
-    def _random_bits(self, i: int, start: int, n: int, slot: int) -> torch.Tensor:
-        """Those of `n` elements of tensor `i` from `start` on, for stochastic rounding."""
+    def _random_bits(self, i: int, start: int, value: torch.Tensor, slot: int) -> torch.Tensor:
+        """Those of the elements of tensor `i` from `start` on, as many as there are values, for stochastic rounding."""
         low, high = self.hyper[i, -2:].tolist()
-        return storage.random_bits(low, high, torch.arange(start, start + n, device=self.device), slot)
+        index = torch.arange(start, start + value.numel(), device=self.device)
+        return storage.random_bits(low, high, index, slot).view(value.shape)
+
+    def _store(self, i: int, start: int, seen: tuple[Any, ...], stored: list[torch.Tensor], states: list[Any]) -> None:
+        """Store what the rule has computed of tensor `i` from element `start` on, split or rounded at random; measure it.
+
+        Args:
+            i, start: which elements.
+            seen: the weight and the gradient that the rule got, and the new weight.
+            stored: where the weight is, and what is alongside, if there is anything.
+            states: of each state that is new, and not packed, its number, where it is, and its new value.
+        """
+        kind, w, n_states = self.storage.master, seen[2], len(self.rule.state)
+        at_random = self.storage.stochastic and not self.storage.codes_only
+        values: list[Any] = [w] * len(stored)
+        if kind not in (storage.MasterKind.NONE, storage.MasterKind.FULL):
+            value = self._spread(w, stored[0])
+            to_24 = at_random and kind == storage.MasterKind.SPLIT8
+            random = self._random_bits(i, start, value, n_states) if to_24 else None
+            values = list(storage.split(value, self.weight_dtype, kind, random))
+        rows = [*zip([n_states if kind == storage.MasterKind.NONE else None, None], stored, values, strict=False), *states]
+        for k, (slot, place, value) in enumerate(rows):
+            if at_random and place.dtype == torch.bfloat16 and slot is not None:
+                value = self._spread(value, place)
+                rows[k] = slot, place, storage.rounded_at_random(value, self._random_bits(i, start, value, slot))
+        values = [value for *_, value in rows]
+        if self._found is not None:
+            kept = seen, stored, values[: len(stored)]
+            self._found.take(i, *([_vector(each) for each in several] for several in kept))
+        _write([place for _, place, _ in rows], values, self.grad_scale_and_skip)
+
+    def _pack(self, i: int, start: int, k: int, value: torch.Tensor, places: Sequence[torch.Tensor]) -> None:
+        """Store new values of state `k` of tensor `i` from element `start` on, where its codes and scales are."""
+        random = self._random_bits(i, start, value, k).view(-1) if self.storage.stochastic else None
+        unsigned = self.rule.state[k] in self.rule.nonnegative
+        packed = storage.encode(value.reshape(-1), unsigned, random, self.storage.states[k])
+        for place, each in zip(places, packed, strict=True):
+            place.copy_(each if self.grad_scale_and_skip is None else _chosen(self.grad_scale_and_skip, place, each))
+
+    def _spread(self, value: Any, like: torch.Tensor) -> torch.Tensor:
+        """A value for each element, of a plain number too."""
+        return torch.as_tensor(value, dtype=self.dtype, device=self.device).expand(like.shape)
 
     def _fill_with_zeros(self) -> None:
         if self.zero_grads:
@@ -103,7 +178,7 @@ class EagerLaunch(_TorchLaunch):
             else:
                 given = self._arguments(rule, i, gradient, part)
                 w, states = rule(*given)
-                self._store(i, part, given[:2], w, states)
+                self._keep(i, part, given[:2], w, states)
         joined: dict[tuple[float, ...], list[Any]] = {}
         for i, gradient in small:
             joined.setdefault(tuple(self.hyper[i, : self.width].tolist()), []).append((i, gradient))
@@ -153,7 +228,7 @@ class EagerLaunch(_TorchLaunch):
         start = 0
         for i, gradient in members:
             part = slice(start, start + gradient.numel())
-            self._store(i, slice(None), (before[part], g[part]), w[part], tuple(state[part] for state in states))
+            self._keep(i, slice(None), (before[part], g[part]), w[part], tuple(state[part] for state in states))
             start = part.stop
 
     def _weight(self, i: int, part: slice = slice(None)) -> torch.Tensor:
@@ -175,51 +250,16 @@ class EagerLaunch(_TorchLaunch):
         each = 8 // storage.CODES[state.dtype][0].bits  # elements of a byte
         return codes[start // each : -(-stop // each)], scales[start // storage.BLOCK : -(-stop // storage.BLOCK)]
 
-    def _store(self, i: int, part: slice, given: tuple[Any, ...], w: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
-        """Store what the rule computed, and measure it; `given` are the weight and the gradient that it got."""
-        kind, changed = self.storage.master, self.rule.changed
-        new = dict(zip(self.rule.state, states, strict=True))
-        places = [self._weights[i], *([] if self._masters is None else [self._masters[i]])]
-        values: list[Any] = [w] * len(places)
-        at_random = self.storage.stochastic and not self.storage.codes_only
-        if kind not in (storage.MasterKind.NONE, storage.MasterKind.FULL):
-            value, random = self._spread(w, i, part), None
-            if at_random and kind == storage.MasterKind.SPLIT8:
-                random = self._random_bits(i, part.start or 0, value.numel(), len(self.rule.state))
-            values = list(storage.split(value, self.weight_dtype, kind, random))
-        weight_slot = len(self.rule.state) if kind == storage.MasterKind.NONE else None
-        slots: list[int | None] = [weight_slot, None][: len(places)]
-        for name in changed:
-            own = self.rule.state.index(name)
-            if storage.is_packed(self._states[i][name]):
-                self._pack(i, name, part, self._spread(new[name], i, part), own)
-            else:
-                places.append(self._states[i][name])
-                values.append(new[name])
-                slots.append(own)
-        if at_random:
-            for k, (place, slot) in enumerate(zip(places, slots, strict=True)):
-                if place.dtype == torch.bfloat16 and slot is not None:
-                    value = self._spread(values[k], i, part)
-                    random = self._random_bits(i, part.start or 0, value.numel(), slot)
-                    values[k] = storage.rounded_at_random(value, random)
-        pieces = [place[part] for place in places]
-        if self._found is not None:
-            stored = 1 + (self._masters is not None)
-            self._found.take(i, (*given, w), pieces[:stored], values[:stored])
-        _write(pieces, values, self.grad_scale_and_skip)
-
-    def _pack(self, i: int, name: str, part: slice, value: torch.Tensor, slot: int) -> None:
-        random = self._random_bits(i, part.start or 0, value.numel(), slot) if self.storage.stochastic else None
-        state = self._states[i][name]
-        packed = storage.encode(value, name in self.rule.nonnegative, random, state.dtype)
-        for place, each in zip(self._packed(state, i, part), packed, strict=True):
-            scale_and_skip = self.grad_scale_and_skip
-            place.copy_(each if scale_and_skip is None else _chosen(scale_and_skip, place, each))
-
-    def _spread(self, value: Any, i: int, part: slice) -> torch.Tensor:
-        """A value for each element of the part, of a plain number too."""
-        return torch.as_tensor(value, dtype=self.dtype, device=self.device).expand(self._weights[i][part].shape)
+    def _keep(self, i: int, part: slice, given: tuple[Any, ...], w: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
+        """Store what the rule computed; `given` are the weight and the gradient that it got."""
+        start, states_of, rows = part.start or 0, self._states[i], []
+        weight = self._weights[i][part]
+        for k, (name, value) in enumerate(zip(self.rule.state, states, strict=True)):
+            if storage.is_packed(states_of[name]) and name in self.rule.changed:
+                self._pack(i, start, k, self._spread(value, weight), self._packed(states_of[name], i, part))
+            elif name in self.rule.changed:
+                rows.append((k, states_of[name][part], value))
+        self._store(i, start, (*given, w), [weight, *([] if self._masters is None else [self._masters[i][part]])], rows)
 
 
 class WholeLaunch(_TorchLaunch):
@@ -282,9 +322,14 @@ class WholeLaunch(_TorchLaunch):
             written = [weights] if masters is None else [weights, masters]
             new = list(new)
             if self._stores_each:
-                for k, i in enumerate(members):
-                    own = (before, g, w, *new) if one else tuple(each[k] for each in (before, g, w, *new))
-                    self._store(i, own[:3], own[3:], [n is o for n, o in zip(new, old, strict=True)])
+                changed = [k for k in range(len(new)) if new[k] is not old[k]]
+                for m, i in enumerate(members):
+                    own = (before, g, w, *new) if one else tuple(each[m] for each in (before, g, w, *new))
+                    for k in set(changed).intersection(self._packed):
+                        self._pack(i, 0, k, own[3 + k], storage.pieces(self.states[i][k], own[3 + k].numel()))
+                    stored = [weights[m], *([] if masters is None else [masters[m]])]
+                    rows = [(k, self.states[i][k], own[3 + k]) for k in changed if k not in self._packed]
+                    self._store(i, 0, own[:3], stored, rows)
                 continue
             if self._found is not None:
                 for k, i in enumerate(members):
@@ -293,7 +338,8 @@ class WholeLaunch(_TorchLaunch):
                     self._found.take(i, all_three, stored, [all_three[2]] * len(stored))
             for k in reversed(self._packed):
                 if new[k] is not old[k]:
-                    self._pack(members, k, [new[k]] if one else new[k].unbind())
+                    for i, value in zip(members, [new[k]] if one else new[k].unbind(), strict=True):
+                        self._pack(i, 0, k, value, storage.pieces(self.states[i][k], value.numel()))
                 del states[k], new[k]
             old = tuple(tensor for k, tensor in enumerate(old) if k not in self._packed)
             if one:
@@ -306,45 +352,6 @@ class WholeLaunch(_TorchLaunch):
                     ]
                 _write_stacks(places, values, [*[None] * len(written), *old])
         self._fill_with_zeros()
-
-    def _store(self, i: int, given: tuple[torch.Tensor, ...], states: Sequence[torch.Tensor], same: Sequence[bool]) -> None:
-        """Store what the rule computed of tensor `i`, split or rounded at random, and measure it.
-
-        Args:
-            i: the tensor.
-            given: the weight and the gradient that the rule got, and the new weight.
-            states: the new states.
-            same: whether they are the old ones.
-        """
-        kind, w = self.storage.master, given[2]
-        at_random = self.storage.stochastic and not self.storage.codes_only
-
-        def random(slot: int, like: torch.Tensor) -> torch.Tensor:
-            return self._random_bits(i, 0, like.numel(), slot).view(like.shape)
-
-        places = [self.weights[i].detach(), *([] if self.masters is None else [self.masters[i]])]
-        values: list[torch.Tensor] = [w] * len(places)
-        slots: list[int | None] = [len(states) if len(places) == 1 else None, None][: len(places)]
-        if self._splits:
-            bits = random(len(states), w) if at_random and kind == storage.MasterKind.SPLIT8 else None
-            values = list(storage.split(w, self.weight_dtype, kind, bits))
-        for k, state in enumerate(states):
-            if k in self._packed:
-                if not same[k]:
-                    self._pack([i], k, [state])
-            elif not same[k]:
-                places.append(self.states[i][k])
-                values.append(state)
-                slots.append(k)
-        for k, (place, slot) in enumerate(zip(places, slots, strict=True)):
-            if at_random and place.dtype == torch.bfloat16 and slot is not None:
-                values[k] = storage.rounded_at_random(values[k], random(slot, values[k]))
-        if self._found is not None:
-            stored = 1 + (self.masters is not None)
-            self._found.take(
-                i, tuple(each.flatten() for each in given), *([v.flatten() for v in vs[:stored]] for vs in (places, values))
-            )
-        _write(places, list(values), self.grad_scale_and_skip)
 
     def _computed_with(self, g: torch.Tensor, compute: Any, before: torch.Tensor, old: Any, hyper: tuple[float, ...]) -> Any:
         """What the rule gives of a gradient of the user's, which it may write to only if it is a copy."""
@@ -369,15 +376,6 @@ class WholeLaunch(_TorchLaunch):
             return state.to(self.dtype)
         return storage.unpacked(state, self.weights[i].shape, self.rule.state[k] in self.rule.nonnegative)
 
-    def _pack(self, members: Sequence[int], k: int, values: Sequence[torch.Tensor]) -> None:
-        """Store new values of state `k` of these tensors, which is packed."""
-        unsigned = self.rule.state[k] in self.rule.nonnegative
-        for i, value in zip(members, values, strict=True):
-            random = self._random_bits(i, 0, value.numel(), k) if self.storage.stochastic else None
-            packed = storage.encode(value.reshape(-1), unsigned, random, self.states[i][k].dtype)
-            for place, each in zip(storage.pieces(self.states[i][k], value.numel()), packed, strict=True):
-                place.copy_(each if self.grad_scale_and_skip is None else _chosen(self.grad_scale_and_skip, place, each))
-
     def _stacks(self, active: list[int]) -> list[list[int]]:
         """Which tensors are computed together."""
         limit = STACKS_ON_CPU if self.device.type == "cpu" else STACKS_ELSEWHERE
@@ -391,6 +389,13 @@ class WholeLaunch(_TorchLaunch):
             most = max(1, limit.stack // self._largest[each[0]])
             stacks += [each[start : start + most] for start in range(0, len(each), most)]
         return stacks
+
+
+def sum_of(value: torch.Tensor) -> torch.Tensor:
+    """The sum of a vector, which does not depend on the number of threads."""
+    if value.device.type != "cpu" or len(value) <= ALONE:
+        return torch.sum(value)
+    return torch.stack([torch.sum(piece) for piece in value.split(ALONE)]).sum()
 
 
 def _with_sums(compute: Any, sums: tuple[torch.Tensor, ...], w: Any, g: Any, states: Any, hyper: Any) -> Any:
@@ -425,6 +430,10 @@ def _write(old: list[torch.Tensor], new: list[Any], scale_and_skip: torch.Tensor
 def _chosen(scale_and_skip: torch.Tensor, old: torch.Tensor, new: Any) -> torch.Tensor:
     """The old value where a step is skipped. Only the device knows whether it is."""
     return torch.where(scale_and_skip[1] != 0, old, torch.as_tensor(new, device=old.device).to(old.dtype))
+
+
+def _vector(value: Any) -> Any:
+    return value.flatten() if isinstance(value, torch.Tensor) else value
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -183,11 +183,7 @@ def _compile(job: Job) -> Any:
     files = [Path(__file__).with_name("codecs.py").read_text(encoding="utf-8"), Path(__file__).read_text(encoding="utf-8")]
     text = repr((source, code.name, str(kinds), *files, engine_text()))
     name = f"compress_{code.name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    module = import_generated(name, source, names)
-    if module is None:  # no folder to write to: compile in memory, every time
-        exec(compile(source, f"<tristep {name}>", "exec"), names)
-        return names["compute"]
-    return module.compute
+    return import_generated(name, source, names)
 
 
 def _source(job: Job) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from .checks import unpacked_names
@@ -40,9 +41,8 @@ def reduction(
         raise ValueError(f"scope={scope!r}: must be 'tensor' or 'global'")
     if op not in ("sum", "max"):
         raise ValueError(f"op={op!r}: must be 'sum' or 'max'")
-    if fn is None:
-        return lambda fn: Reduction(fn, reduction, scope, feeds_next, op)
-    return Reduction(fn, reduction, scope, feeds_next, op)
+    make = partial(Reduction, reduction=reduction, scope=scope, feeds_next=feeds_next, op=op)
+    return make if fn is None else make(fn)
 
 
 class ElementwiseFunction(Function):

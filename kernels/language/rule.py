@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,9 +48,8 @@ def rule(
         >>> sign_descent.state, sign_descent.hyper
         ((), ('lr',))
     """
-    if fn is None:
-        return lambda fn: Rule(fn, reduction, full_precision, nonnegative)
-    return Rule(fn, reduction, full_precision, nonnegative)
+    make = partial(Rule, reduction=reduction, full_precision=full_precision, nonnegative=nonnegative)
+    return make if fn is None else make(fn)
 
 
 class Rule(ElementwiseFunction):

@@ -6,9 +6,8 @@ arithmetic is float32, or packed, in uint8 or int8 (packed.py). What is stored a
 
 # ruff: noqa: F401  # what the modules define is used from here
 
-from .kinds import Storage, of_tensors
 from .low_precision import HASH, NEXT, CodesOnly, keys, multiplier, random_bits, rounded_at_random
-from .master import MasterKind, combined, kind_of, master_for, split, unchanged
+from .master import MasterKind, Storage, combined, kind_of, master_for, of_tensors, split, unchanged
 from .packed import (
     BLOCK,
     CODES,

@@ -18,8 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any, NamedTuple
 
 import torch
+
+from .low_precision import CodesOnly
+from .packed import is_packed
 
 _SPLIT = {torch.int16: 16, torch.int8: 8}  # by the type of the lower part its bits
 
@@ -105,3 +109,30 @@ def unchanged(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> torch
     if len(old) > 1 and kind_of(old[0].dtype, old[1].dtype) == MasterKind.KAHAN:
         return (old[0] == new[0]) & (old[1] == new[1])
     return combined(*old) == combined(*new)
+
+
+class Storage(NamedTuple):
+    """What the tensors of a launch are stored as.
+
+    Attributes:
+        states: the type of each of the rule's states.
+        master: what is stored alongside the weights.
+        stochastic: whether packed states are rounded at random, and what is stored as bfloat16 or in 24 bits, but for a
+            weight with something else alongside.
+        codes_only: whether only packed states are.
+    """
+
+    states: tuple[torch.dtype, ...]
+    master: MasterKind = MasterKind.NONE
+    stochastic: bool = False
+    codes_only: bool = False
+
+
+def of_tensors(weight: torch.dtype, states: Any, master: torch.dtype | None, seed: int | CodesOnly | None) -> Storage:
+    """The storage of tensors of these types."""
+    kind = kind_of(weight, master)
+    assert kind is not None
+    states, codes_only = tuple(states), isinstance(seed, CodesOnly)
+    some = torch.bfloat16 in states or (weight == torch.bfloat16 and kind in (MasterKind.NONE, MasterKind.SPLIT8))
+    stochastic = seed is not None and (any(map(is_packed, states)) or (some and not codes_only))
+    return Storage(states, kind, stochastic, stochastic and codes_only)

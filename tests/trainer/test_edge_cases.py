@@ -105,7 +105,7 @@ def test_a_forked_process_gets_threads_of_its_own(monkeypatch):
     threads = pytest.importorskip("tristep.kernels.backends.cpu.threads")
     asked = []
     monkeypatch.setattr(threads, "openmp", lambda: asked.append(1))
-    monkeypatch.setattr(threads, "is_forked", lambda: True)
+    monkeypatch.setattr(threads, "forked", [True])
     weight = torch.nn.Parameter(torch.ones(1 << 20))
     trainer = Trainer([weight], "sgd", {"learning_rate": 1.0}, engine="cpu")
     weight.grad = torch.ones(1 << 20)

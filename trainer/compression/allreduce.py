@@ -31,8 +31,6 @@ from ..validation import integer
 from .base import Compressor, create_compressor
 from .reduce import MessageReduce, ReduceAlgorithm, ReduceContext
 
-__all__ = ["CompressedAllReduce", "Handle", "total_residual", "wait_all"]
-
 
 class Handle:
     """An asynchronous sum. Ranks must advance theirs in the same order."""

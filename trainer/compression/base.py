@@ -12,15 +12,6 @@ import torch
 from ..registry import Registry
 from ..validation import boolean, choice, did_you_mean
 
-__all__ = [
-    "Compressor",
-    "create_compressor",
-    "keep_residual",
-    "option_name",
-    "register_compressor",
-    "registered_compressors",
-]
-
 option_name = "compression_params[{!r}]".format
 _OTHER_NAMES = {
     "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "8bit": "int8", "4bit": "int4", "signsgd": "sign",

@@ -12,8 +12,6 @@ from ..validation import number
 from .base import Compressor, option_name, register_compressor
 from .reduce import ReduceAlgorithm, ReduceContext
 
-__all__ = ["CodecCompressor", "CodecReduce"]
-
 
 class CodecReduce(ReduceAlgorithm):
     """Sums by a codec of the kernels, each pass in one launch."""

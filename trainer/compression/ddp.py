@@ -12,8 +12,6 @@ import torch.distributed as dist
 from .allreduce import CompressedAllReduce, Handle
 from .base import create_compressor
 
-__all__ = ["ddp_hook"]
-
 
 def ddp_hook(
     compression_params: Mapping[str, Any], group: Any = None, engine: str | None = None

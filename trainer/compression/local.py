@@ -10,8 +10,6 @@ import torch
 from ...kernels import Rule, Update, rules
 from .base import create_compressor
 
-__all__ = ["GradientCompression", "local_compression"]
-
 _RULES: dict[str, Rule] = {"2bit": rules.two_bit, "1bit": rules.one_bit}
 
 

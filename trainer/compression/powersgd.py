@@ -11,8 +11,6 @@ from ..validation import integer
 from .base import Compressor, keep_residual, option_name, register_compressor
 from .reduce import ReduceAlgorithm, ReduceContext, all_reduce_bytes
 
-__all__ = ["PowerSGD", "PowerSGDReduce"]
-
 
 class PowerSGDReduce(ReduceAlgorithm):
     """PowerSGD: M is approximated by P Q^T, where P is an orthonormal basis of the columns of M Q, and Q = M^T P.

@@ -14,8 +14,6 @@ from .. import dist_utils
 from ..validation import choice
 from .base import Compressor, keep_residual
 
-__all__ = ["MessageReduce", "ReduceAlgorithm", "ReduceContext", "all_reduce_bytes"]
-
 
 class ReduceContext:
     """The size and device of a bucket, and the ranks over which it is summed."""

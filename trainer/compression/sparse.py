@@ -13,8 +13,6 @@ from ..validation import integer, number
 from .base import Compressor, option_name, register_compressor
 from .reduce import MessageReduce, ReduceAlgorithm, ReduceContext, all_reduce_bytes
 
-__all__ = ["RandomK", "RandomKReduce", "TopK", "TopKReduce"]
-
 
 class RandomKReduce(ReduceAlgorithm):
     """Values at indices that are the same on all ranks."""

@@ -12,8 +12,7 @@ import torch
 from ...kernels.compress import CODES, TILE
 from ..optimizer import Optimizer
 from ..validation import integer, number
-from .links import Link, parse_link
-from .network import Network, Transfer
+from .links import Link, Network, Transfer, parse_link
 from .strategy import Strategy, format_seconds
 from .update import UpdateCost
 

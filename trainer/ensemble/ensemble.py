@@ -24,8 +24,6 @@ from ..validation import number
 from .group import EnsembleGroup, TensorLists, weight_names
 from .rows import NUMBERS
 
-__all__ = ["Ensemble", "make_optimizer"]
-
 
 class Ensemble:
     """Optimizers, each with weights of its own, that are stepped together.

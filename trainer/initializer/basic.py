@@ -28,8 +28,7 @@ class Zero(Initializer):
     def __init__(self) -> None:
         super().__init__()
 
-    def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
-        arr.zero_()
+    _init_weight = Initializer._init_zero
 
 
 @alias("ones")
@@ -48,8 +47,7 @@ class One(Initializer):
     def __init__(self) -> None:
         super().__init__()
 
-    def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
-        arr.fill_(1)
+    _init_weight = Initializer._init_one
 
 
 @register

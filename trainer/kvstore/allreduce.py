@@ -24,8 +24,6 @@ from .compressed import AUTO, check_compression, choose_compression, compressed_
 from .local import LocalStore
 from .sync import GradientSync, Residuals
 
-__all__ = ["AllReduceSync", "CollectiveStore", "RankAgreement"]
-
 
 class CollectiveStore(LocalStore):
     """Values by key, the same on all ranks. Every call but `pull` is to be made on all ranks, with the same keys.

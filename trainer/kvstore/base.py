@@ -15,26 +15,6 @@ from .. import checkpoint
 from ..optimizer import Optimizer, Updater
 from ..registry import Registry
 
-__all__ = [
-    "ASYNCHRONOUS",
-    "LOCAL",
-    "SYNCHRONOUS",
-    "KVStore",
-    "KVStoreBase",
-    "Key",
-    "dense",
-    "known_value",
-    "known_values",
-    "new_values",
-    "optimizer_updater",
-    "register",
-    "register_updater",
-    "registered",
-    "renamed",
-    "same_shapes",
-    "updaters",
-]
-
 LOCAL = ("local", "device", "nccl", "local_update_cpu", "local_allreduce_cpu", "local_allreduce_device")
 SYNCHRONOUS = ("dist", "dist_sync", "dist_device_sync")
 ASYNCHRONOUS = ("dist_async", "dist_device_async")

@@ -28,8 +28,6 @@ from ..dist_utils import broadcast_coalesced, check_alike, global_rank
 from ..params import is_lazy
 from ..validation import integer
 
-__all__ = ["Bucket", "BucketCollectives", "GradientBuckets", "gaps_of"]
-
 ALIGNMENT = 8  # elements between the starts of two gradients: 16 bytes of the narrowest type
 BLOCK = 128  # elements of which a rank's part is a multiple, and at which large parameters start: packed states have blocks
 

@@ -17,8 +17,6 @@ from .buckets import Bucket, GradientBuckets, gaps_of
 from .partition import in_memory_order, shaped_like
 from .sync import Residuals
 
-__all__ = ["AUTO", "check_compression", "choose_compression", "compressed_sum", "load_residuals", "residuals_of"]
-
 AUTO = "auto"
 CANDIDATES = ("bf16", "int8", "int4")  # for it: whatever the gradients, these are close to them
 _SERVER = "server"  # the source of what is left of sums; those of ranks are their numbers

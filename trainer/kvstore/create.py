@@ -12,8 +12,6 @@ from .base import ASYNCHRONOUS, LOCAL, SYNCHRONOUS, KVStore, registered
 from .local import LocalStore
 from .sync import GradientSync, KVStoreSync, updates_on_store
 
-__all__ = ["check_one_reduces", "check_store", "create", "sync_for"]
-
 
 def create(name: str = "local", *, timeout: float | None = None) -> KVStore:
     """Make a store.

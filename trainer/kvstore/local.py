@@ -16,8 +16,6 @@ from .base import Key, KVStore, known_values, new_values, optimizer_updater, pai
 if TYPE_CHECKING:
     from ..compression import GradientCompression
 
-__all__ = ["LocalStore", "TestStore"]
-
 
 class LocalStore(KVStore):
     """Values by key in one process.

@@ -16,19 +16,6 @@ from ..optimizer.multi import part_of
 if TYPE_CHECKING:
     from .buckets import Bucket
 
-__all__ = [
-    "Piece",
-    "can_cut",
-    "check_parts",
-    "costs_of",
-    "in_memory_order",
-    "memory_of",
-    "owners_of",
-    "pieces_of",
-    "shaped_like",
-    "weight_of",
-]
-
 
 def can_cut(optimizer: Optimizer) -> bool:
     """Whether an optimizer's parameters can be cut anywhere: its rule looks at single elements, wherever they are."""

@@ -19,8 +19,6 @@ from ..optimizer.states import MASTER, State, current_state
 from .buckets import GradientBuckets
 from .partition import Piece, in_memory_order, shaped_like, weight_of
 
-__all__ = ["ShardStates"]
-
 _MASTERS = (None, torch.float32, torch.float16, torch.bfloat16, torch.int16, torch.int8)  # types that masters may have
 
 

@@ -16,8 +16,6 @@ from ..params import is_lazy
 from ..replica import Replica
 from .base import KVStore
 
-__all__ = ["GradientSync", "KVStoreSync", "Residuals", "updates_on_store"]
-
 Residuals = dict[str, dict[str, torch.Tensor]]  # by parameter and by source
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers by size in bytes
 LARGE = 16 * 2**20  # elements; a parameter of more is not updated by a local store

@@ -33,8 +33,6 @@ from .buckets import Bucket, BucketCollectives, GradientBuckets
 from .partition import Piece, can_cut, check_parts, costs_of, memory_of, owners_of, pieces_of, shaped_like, weight_of
 from .shard_states import ShardStates
 
-__all__ = ["ShardedUpdate", "ZeroSync"]
-
 
 class ZeroSync(AllReduceSync):
     """Every rank updates its share of the weights (dist_sync with update_on_kvstore=True): ZeRO, stage 1."""

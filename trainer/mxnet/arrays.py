@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Cursor", "read_array"]
-
 # Before version 1 an array began with its number of dimensions. Version 3 has arrays without dimensions, of one element.
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
 _DEFAULT, _ROW_SPARSE, _CSR = 0, 1, 2

@@ -11,8 +11,6 @@ import torch
 from .. import files
 from .arrays import Cursor, read_array
 
-__all__ = ["load_mxnet_params"]
-
 _MAGIC = 0x112
 _RENAMED = {"gamma": "weight", "beta": "bias"}  # of normalization layers: Gluon's name and torch's
 

@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-__all__ = ["ARRAYS", "Record", "read_pickle"]
-
 ARRAYS = {
     ("mxnet.ndarray.ndarray", "NDArray"),
     ("mxnet.ndarray.sparse", "RowSparseNDArray"),

@@ -17,8 +17,6 @@ from ..trainer import Trainer
 from .arrays import Cursor, read_array
 from .pickles import ARRAYS, Record, read_pickle
 
-__all__ = ["load_mxnet_states"]
-
 # The optimizers that are read. Their attributes have the names of ours, except for these.
 _OPTIMIZERS = {
     *("sgd", "nag", "signum", "dcasgd", "adam", "adamax", "nadam", "adagrad", "rmsprop", "adadelta"),

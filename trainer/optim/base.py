@@ -27,8 +27,6 @@ from .owners import OwnerGroup, check_shards, stages_of
 from .plan import GroupPlan
 from .saved import check_numbers, converted
 
-__all__ = ["FusedOptimizer"]
-
 
 class FusedOptimizer(GroupOptimizer):
     """A `torch.optim.Optimizer` whose step is an update rule, fused over all parameters.

@@ -13,8 +13,6 @@ import torch
 from ...kernels.norms import EPSILON, global_norm, scale_to_norm_
 from . import shards
 
-__all__ = ["clip_grad_norm_"]
-
 
 def clip_grad_norm_(
     parameters: torch.Tensor | Iterable[torch.Tensor],

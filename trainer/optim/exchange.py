@@ -10,8 +10,6 @@ import torch
 
 from .. import dist_utils
 
-__all__ = ["CutTensor", "Exchange", "shard_bounds"]
-
 _ALIGNMENT = 16  # bytes between the starts of two tensors in a message, so that each can be viewed in its type
 
 

@@ -14,8 +14,6 @@ from . import shards
 from .groups import MASTER_KEYS, Group, GroupOptimizer, as_real, master_key, name_of
 from .owned import shown_states
 
-__all__ = ["float32_weights", "load_float32_weights"]
-
 
 def float32_weights(optimizer: GroupOptimizer) -> dict[torch.Tensor, torch.Tensor]:
     """See `FusedOptimizer.float32_weights`."""

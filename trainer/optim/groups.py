@@ -18,20 +18,6 @@ from ..optimizer.plan import Rows, equal_places
 from ..validation import choice, number
 from . import shards
 
-__all__ = [
-    "MASTER_KEYS",
-    "Group",
-    "GroupOptimizer",
-    "GroupRows",
-    "Numbers",
-    "as_real",
-    "is_evaluated",
-    "master_key",
-    "name_of",
-    "refuse_evaluated",
-    "same_objects",
-]
-
 MASTER_KEYS = ("master", "compensation")  # in a parameter's state; the second is Kahan's
 _data_ptr = torch.Tensor.data_ptr
 Group = dict[str, Any]

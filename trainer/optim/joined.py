@@ -14,8 +14,6 @@ from ..dynamo import outside_dynamo
 from ..interrupts import uninterrupted
 from .groups import Group, refuse_evaluated, same_objects
 
-__all__ = ["JoinedOptimizers"]
-
 
 class JoinedOptimizers(torch.optim.Optimizer):
     """The base of optimizers that consist of others: one list of groups and one `state` for all.

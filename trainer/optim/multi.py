@@ -21,8 +21,6 @@ from .joined import JoinedOptimizers
 from .owned import shown_states
 from .saved import check_numbers
 
-__all__ = ["MultiOptimizer", "checked_entry", "optimizer_class"]
-
 _classes: Registry[type[torch.optim.Optimizer]] = Registry("optimizer of tristep.optim", torch.optim.Optimizer)
 for _name in (*ports.__all__, *adapters.__all__):
     _class = getattr(ports, _name, None) or getattr(adapters, _name)

@@ -36,8 +36,6 @@ from .groups import MASTER_KEYS, Group, GroupOptimizer, master_key, same_objects
 from .owners import OwnerGroup, assign_owners, check_shards
 from .plan import GroupPlan
 
-__all__ = ["OwnedPlan", "shown_states"]
-
 
 class Owned:
     """A parameter that belongs to a rank.

@@ -13,8 +13,6 @@ from ..kvstore.partition import owners_of
 from . import shards
 from .groups import GroupOptimizer
 
-__all__ = ["STAGE_BYTES", "OwnerGroup", "assign_owners", "check_shards", "needs_owner", "owner_refusal", "stages_of"]
-
 STAGE_BYTES = 2**27  # of the weights of an exchange, about; those of one are updated while those of the next are sent
 
 

@@ -21,8 +21,6 @@ from . import shards
 from .groups import Group, GroupOptimizer, GroupRows, as_real, master_key, same_objects
 from .owners import check_shards
 
-__all__ = ["GroupPlan"]
-
 
 class GroupPlan(StepPlan):
     """The plan of parameters with one rule, of groups that store states alike.

@@ -15,8 +15,6 @@ from ..optimizer import registered
 from ..validation import integer
 from .groups import MASTER_KEYS, GroupOptimizer, as_real, name_of
 
-__all__ = ["check_numbers", "converted"]
-
 
 def converted(optimizer: GroupOptimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
     """A saved state in which options and states have this optimizer's names, where torch has others for the same."""

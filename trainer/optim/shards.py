@@ -19,21 +19,6 @@ import torch.distributed as dist
 from ...kernels import Rule, TensorRule
 from ...kernels.layouts import is_wrapper
 
-__all__ = [
-    "add_up",
-    "check_placement",
-    "cut_among",
-    "fewest_elements",
-    "is_dtensor",
-    "join_shards",
-    "local",
-    "local_gradient",
-    "own_place",
-    "placed_as",
-    "refusal",
-    "rule_refusal",
-]
-
 # The groups of processes among which a tensor is cut, each a mesh and the number of its dimension; none of them where every
 # process has all of it.
 Cut = tuple[tuple[Any, int], ...]

@@ -43,7 +43,6 @@ class Adam(RuleOptimizer):
     """
 
     default_overrules_schedule = True
-
     default_learning_rate = 0.001
     rule = rules.adam
     takes_sparse = True
@@ -85,7 +84,6 @@ class AdamW(RuleOptimizer):
     """
 
     default_overrules_schedule = True
-
     default_learning_rate = 0.001
     rule = rules.adamw
 
@@ -194,7 +192,6 @@ class RMSProp(RuleOptimizer):
     """
 
     default_overrules_schedule = True
-
     default_learning_rate = 0.001
 
     gamma1 = fraction()
@@ -265,7 +262,6 @@ class Adamax(RuleOptimizer):
     """
 
     default_overrules_schedule = True
-
     default_learning_rate = 0.002
     rule = rules.adamax
 
@@ -299,7 +295,6 @@ class Nadam(RuleOptimizer):
     """
 
     default_overrules_schedule = True
-
     default_learning_rate = 0.001
     rule = rules.nadam
     couples_wd = True

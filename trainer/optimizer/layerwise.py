@@ -80,7 +80,6 @@ class _Lamb(RuleOptimizer):
     """What LAMB and LANS have in common."""
 
     default_overrules_schedule = True
-
     default_learning_rate = 0.001
     bias_correction = True
 

@@ -309,9 +309,11 @@ def _in_thread(write: Callable[[], None]) -> futures.Future[None]:
 
     def call() -> None:
         try:
-            outcome.set_result(write())
+            write()
         except BaseException as error:
             outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
 
     threading.Thread(target=call, name="tristep checkpoint").start()
     return outcome

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ...trainer.epoch_batches import EpochBatches
-from ...trainer.fitting import evaluate, train_on
+from ...trainer.fitting import EpochBatches, evaluate, train_on
 from ...trainer.metrics import checked_metrics
 from .steps import weakly
 

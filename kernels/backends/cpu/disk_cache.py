@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 import time
-import types
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -82,19 +81,21 @@ def entry(*numbers: Any, fastmath: Any = False) -> Any:
     return cached(numba.cfunc, signature, error_model="numpy", fastmath=fastmath)
 
 
-def import_generated(name: str, source: str, names: dict[str, Any]) -> types.ModuleType | None:
+def import_generated(name: str, source: str, names: dict[str, Any]) -> Any:
+    """The function `compute` of this text, which becomes a module in the cache folder, if it can be written there."""
     folder = cache_folder()
-    if folder is None:
-        return None
-    path = folder / f"{name}.py"
     try:
+        if folder is None:
+            raise OSError
+        path = folder / f"{name}.py"
         if not path.exists() or path.read_text(encoding="utf-8") != source:
             # Whole or not at all, since several processes may write the same file.
             with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False, encoding="utf-8") as file:
                 file.write(source)
             os.replace(file.name, path)
-    except OSError:
-        return None
+    except OSError:  # no folder to write to: compile in memory, every time
+        exec(compile(source, f"<tristep {name}>", "exec"), names)
+        return names["compute"]
     spec = importlib.util.spec_from_file_location(f"tristep_generated_{name}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -103,7 +104,7 @@ def import_generated(name: str, source: str, names: dict[str, Any]) -> types.Mod
     sys.modules[module.__name__] = module
     with _alone(path):
         spec.loader.exec_module(module)
-    return module
+    return module.compute
 
 
 @contextlib.contextmanager

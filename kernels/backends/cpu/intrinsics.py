@@ -40,36 +40,23 @@ jit_exact = numba.njit(error_model="numpy", nogil=True, forceinline=True)  # to 
 jit_sums = numba.njit(fastmath=REORDERED, error_model="numpy", nogil=True)
 
 
-@intrinsic
-def float_of_bits(typingctx, bits):
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(args[0], ir.FloatType())
+def _bits_as(to: Any, of: Any, kind: ir.Type) -> Any:
+    """What takes the bits of a number for those of one of another type, which LLVM calls `kind`."""
 
-    return numba.types.float32(numba.types.uint32), codegen
+    @intrinsic
+    def cast(typingctx, value):
+        def codegen(context, builder, signature, args):
+            return builder.bitcast(args[0], kind)
 
+        return to(of), codegen
 
-@intrinsic
-def bits_of_float(typingctx, value):
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return numba.types.uint32(numba.types.float32), codegen
+    return cast
 
 
-@intrinsic
-def double_of_bits(typingctx, bits):
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(args[0], ir.DoubleType())
-
-    return numba.types.float64(numba.types.uint64), codegen
-
-
-@intrinsic
-def _bits_of_double(typingctx, value):
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(args[0], ir.IntType(64))
-
-    return numba.types.uint64(numba.types.float64), codegen
+float_of_bits = _bits_as(numba.types.float32, numba.types.uint32, ir.FloatType())
+bits_of_float = _bits_as(numba.types.uint32, numba.types.float32, ir.IntType(32))
+double_of_bits = _bits_as(numba.types.float64, numba.types.uint64, ir.DoubleType())
+_bits_of_double = _bits_as(numba.types.uint64, numba.types.float64, ir.IntType(64))
 
 
 # The largest number of 0 or more is found among the bits, which are in the same order, with NaN above all. As numbers they

@@ -18,6 +18,7 @@ from ...language import Reduction, Rule
 from ...launch import FIRST_STATE, GRADIENT, WEIGHT, Launch
 from ...metrics import RuleWithMetric
 from ...storage import MasterKind, Storage
+from . import low_precision
 from .disk_cache import compiling, engine_text, entry, import_generated
 from .driver import (
     ADDRESSES,
@@ -35,26 +36,7 @@ from .driver import (
     pointer,
 )
 from .intrinsics import REORDERED, TO, double_of_bits, float_of_bits, larger_of_double, larger_of_float, same
-from .low_precision import (
-    LOAD,
-    MEMORY,
-    PACKING,
-    STORE,
-    at_random24,
-    high_bits,
-    high_of24,
-    joined,
-    joined24,
-    key_of,
-    load_bfloat16,
-    lost_bfloat16,
-    lost_float16,
-    low_bits,
-    low_of24,
-    nearest24,
-    store_at_random,
-    store_bfloat16,
-)
+from .low_precision import LOAD, MEMORY, PACKING, STORE, lost_bfloat16, lost_float16
 from .ops import bind
 
 BLOCK = (
@@ -88,13 +70,11 @@ def _compile(
     scalar = np.float64 if dtype == torch.float64 else np.float32
     source = _loop_source(function, rule, weight_dtype, stored, zero_grads)
     names = {
+        **{name: value for name, value in vars(low_precision).items() if name[0] != "_"},
         "function": bind(function, scalar),
         "load_weight": same if stored.master == MasterKind.FULL else LOAD.get(weight_dtype, same),
         "store_weight": STORE.get(weight_dtype, same),
         "load_gradient": LOAD.get(gradient_dtype, TO[scalar]),
-        "load_bfloat16": load_bfloat16,
-        "store_bfloat16": store_bfloat16,
-        "store_at_random": store_at_random,
         **{
             name + _kind_of_code(*kind): function
             for kind, functions in PACKING.items()
@@ -102,15 +82,6 @@ def _compile(
         },
         "empty": np.empty,
         "float32": np.float32,
-        "key_of": key_of,
-        "joined": joined,
-        "high_bits": high_bits,
-        "low_bits": low_bits,
-        "joined24": joined24,
-        "nearest24": nearest24,
-        "at_random24": at_random24,
-        "high_of24": high_of24,
-        "low_of24": low_of24,
         "lost": lost_bfloat16 if weight_dtype == torch.bfloat16 else lost_float16,
         "pointer": pointer,
         "carray": numba.carray,
@@ -132,11 +103,7 @@ def _compile(
     # numba's cache does not see the functions that a cached one calls: everything that decides goes into the file name.
     key = repr((source, function.source, str(weight_dtype), str(gradient_dtype), stored, engine_text()))
     name = f"{function.name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    module = import_generated(name, source, names)
-    if module is None:  # no folder to write to: compile in memory, every time
-        exec(compile(source, f"<tristep {name}>", "exec"), names)
-        return names["compute"]
-    return module.compute
+    return import_generated(name, source, names)
 
 
 def _stored_as(stored: Storage, rule: Rule, name: str) -> torch.dtype:

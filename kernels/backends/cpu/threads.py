@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 
-from ...forks import is_forked
-
+forked: list[bool] = []  # something in it where this process is a fork of one that had imported this
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: forked.append(True))
 PARALLEL_FROM = 100_000  # elements; below, handing work to a thread costs more than it saves
 
 
 def run_threads(function: int, shared: int, threads: int) -> None:
     """Call the C function at this address with `shared` on that many threads, and wait for all."""
     # A forked child has none of its parent's threads, for which OpenMP would wait forever.
-    parallel = None if is_forked() else openmp()
+    parallel = None if forked else openmp()
     if parallel is not None:
         parallel(function, shared, threads, 0)
         return

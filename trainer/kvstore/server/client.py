@@ -11,8 +11,6 @@ import torch
 from .job import Roles
 from .transport import Channel, Message, Opcode, Sent, Tag, copy_all
 
-__all__ = ["ServerClient"]
-
 _ERRORS = {klass.__name__: klass for klass in (ValueError, TypeError, RuntimeError, NotImplementedError, AttributeError)}
 
 

@@ -12,8 +12,6 @@ from ...compression import Compressor, create_compressor
 from ..base import Key
 from .sharding import Entry, Shard
 
-__all__ = ["PushCompression", "compressor_of"]
-
 
 class PushCompression:
     """Encodes what goes to one server in one push as one message.

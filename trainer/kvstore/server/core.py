@@ -17,8 +17,6 @@ from ...optimizer.settings import check_settings
 from ...validation import number
 from ..base import Key, known_value, optimizer_updater, same_shapes
 
-__all__ = ["ServerCore", "check_fits", "takes_parts"]
-
 _MOST_PLANS = 32
 
 

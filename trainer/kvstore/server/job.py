@@ -12,8 +12,6 @@ import torch.distributed as dist
 
 from ...validation import number
 
-__all__ = ["Roles", "integer_variable"]
-
 
 @dataclass
 class Roles:

@@ -21,8 +21,6 @@ from .job import Roles
 from .states import with_tensors, without_tensors
 from .transport import Channel, Lost, Message, Opcode, Sent, Tag, copy_all
 
-__all__ = ["ServerLoop"]
-
 
 class ServerLoop:
     """A server: a thread per worker receives its requests, and this one answers them in the order of their arrival."""

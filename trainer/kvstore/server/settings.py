@@ -11,8 +11,6 @@ from ...optimizer import Optimizer
 from ...optimizer.counts import StepCounts
 from ..base import Key
 
-__all__ = ["SyncedSettings", "bare_copy"]
-
 
 class SyncedSettings:
     """A server's knowledge of a worker's optimizer.

@@ -10,8 +10,6 @@ import torch
 from ..base import Key
 from .job import integer_variable
 
-__all__ = ["Entry", "Placement", "Shard", "shards_of"]
-
 _BIG = 1_000_000  # elements from which an array is cut
 
 

@@ -14,8 +14,6 @@ from .job import Roles
 from .loop import ServerLoop
 from .store import ServerStore, open_stores
 
-__all__ = ["connect", "serve"]
-
 _TIMEOUT = 1800.0  # seconds; torch's own default for gloo
 
 

@@ -10,8 +10,6 @@ import torch
 from ..base import Key
 from .sharding import Entry
 
-__all__ = ["join_states", "states_of_server", "with_tensors", "without_tensors"]
-
 
 def without_tensors(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
     """Collected states as plain data, with the names of the tensors, and the tensors."""

@@ -23,8 +23,6 @@ from .sharding import Entry, Placement, Shard, shards_of
 from .states import join_states, states_of_server, with_tensors, without_tensors
 from .transport import Opcode, copy_all
 
-__all__ = ["ServerStore", "Staleness", "open_stores"]
-
 _TAKE_DENSE = "servers take dense tensors; use to_dense()"
 _OUTSTANDING = 2  # pushes that a server need not have taken yet when `push` returns
 open_stores: list[ServerStore] = []  # in this process

@@ -17,8 +17,6 @@ import torch
 
 from . import wire
 
-__all__ = ["Body", "Channel", "Lost", "Message", "Opcode", "Pool", "Sent", "Tag", "copy_all"]
-
 _ALIGNMENT = 64
 _HEADER = 5  # opcode or status, number, bytes of the encoded value, of the encoded layout, and of the whole body
 

@@ -24,8 +24,6 @@ from ...optimizer import Optimizer
 from ...optimizer.counts import StepCounts
 from ..base import updaters
 
-__all__ = ["decode", "encode"]
-
 _OBJECTS = (Optimizer, StepCounts, LRScheduler)
 _CLASSES = (*_OBJECTS, torch.optim.lr_scheduler.LRScheduler)
 _PACKAGE = f"{__name__.partition('.')[0]}."
