@@ -55,12 +55,7 @@ def check_tensors(rule: Rule | TensorRule, name: str, weight: Any, states: Seque
             f"the state of {name} has {len(states)} tensors: rule {rule.name!r} has {len(rule.slots)} "
             f"({', '.join(rule.slots) or 'none'})"
         )
-    overlapping = any(stride == 0 and size > 1 for stride, size in zip(weight.stride(), weight.shape, strict=True))
-    if overlapping and weight.numel():
-        raise ValueError(
-            f"{name} has several elements in one place in memory (shape {tuple(weight.shape)}, strides {weight.stride()}), "
-            "as expand() makes them: use .contiguous()"
-        )
+    _check_overlap(name, weight)
     strides = dense_strides(weight)
     for slot, (tensor, shape), types in zip(
         (*rule.slots, "master"),
@@ -196,11 +191,16 @@ def check_list(argument: str, tensors: Sequence[Any]) -> None:
         if (refusal := _refusal(tensor)) is not None:
             raise TypeError(f"{argument}[{i}] {refusal}")
         check_memory(f"{argument}[{i}]", tensor)
-        if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-            raise ValueError(
-                f"{argument}[{i}] has several elements in one place in memory (shape {tuple(tensor.shape)}, strides "
-                f"{tensor.stride()}), as expand() makes them: use .contiguous()"
-            )
+        _check_overlap(f"{argument}[{i}]", tensor)
+
+
+def _check_overlap(name: str, tensor: torch.Tensor) -> None:
+    overlapping = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    if overlapping and tensor.numel():
+        raise ValueError(
+            f"{name} has several elements in one place in memory (shape {tuple(tensor.shape)}, strides {tensor.stride()}), "
+            "as expand() makes them: use .contiguous()"
+        )
 
 
 def _refusal(tensor: torch.Tensor) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -214,7 +215,7 @@ class Telemetry:
 
     def _attach(self, names: Sequence[str], params: Sequence[torch.Tensor]) -> None:
         known = [ref() for ref in self._params]
-        if known and not (len(params) == len(known) and all(map(_is, params, known))):
+        if known and not (len(params) == len(known) and all(map(operator.is_, params, known))):
             raise ValueError("telemetry: this Telemetry belongs to another trainer; make one for each")
         self.names, self._params = list(names), [weakref.ref(param) for param in params]
         self._sizes = np.full(len(params), np.nan)
@@ -303,10 +304,6 @@ def attached(
         )
     wanted._attach(names, params)
     return wanted
-
-
-def _is(a: Any, b: Any) -> bool:
-    return a is b
 
 
 def _wanted(metrics: Any) -> tuple[str | Metric, ...]:

@@ -57,11 +57,8 @@ class SOAP(WithBetas):
         correct_bias: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.shampoo_beta, self.precondition_frequency, self.max_precondition_dim = (
-            shampoo_beta,
-            precondition_frequency,
-            max_precondition_dim,
-        )
+        self.shampoo_beta, self.precondition_frequency = shampoo_beta, precondition_frequency
+        self.max_precondition_dim = max_precondition_dim
         self.precondition_1d, self.correct_bias = precondition_1d, correct_bias
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 

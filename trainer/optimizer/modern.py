@@ -185,12 +185,8 @@ class Prodigy(WithBetas):
         **kwargs: Any,
     ) -> None:
         self.beta3, self.d0, self.d_coef = beta3, d0, d_coef
-        self.growth_rate, self.safeguard_warmup, self.use_bias_correction = (
-            growth_rate,
-            safeguard_warmup,
-            use_bias_correction,
-        )
-        self.decoupled = decoupled
+        self.growth_rate, self.safeguard_warmup = growth_rate, safeguard_warmup
+        self.use_bias_correction, self.decoupled = use_bias_correction, decoupled
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     @property
