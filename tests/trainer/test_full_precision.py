@@ -70,6 +70,32 @@ def test_weights_are_stored_as_near_as_they_can_be(stored, device):
             assert torch.equal(param.detach(), nearest)
 
 
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_what_is_loaded_before_the_first_step_is_saved(name, device):
+    """Of weights with a master and of one without; the state of an update that has not been is there, too."""
+    kinds, values = [BF16, F32, BF16], [1 + 2.0**-12, 1 + 2.0**-20, -3 - 2.0**-14]
+
+    def new():
+        params = [torch.nn.Parameter(torch.ones(3, dtype=dtype, device=device)) for dtype in kinds]
+        return params, Trainer(params, name, {"learning_rate": 0.5, "multi_precision": True})
+
+    params, trainer = new()
+    trainer.load_float32_weights({str(i): torch.full((3,), value) for i, value in enumerate(values)})
+    others, other = new()
+    other.load_state_dict(trainer.state_dict())
+    for mine, theirs in zip(others, params, strict=True):
+        mine.data.copy_(theirs.data)
+    for each, members in ((trainer, params), (other, others)):
+        assert [weight.tolist() for weight in each.float32_weights().values()] == [[value] * 3 for value in values]
+        for param in members:
+            param.grad = torch.full_like(param, 0.5)
+        each.step(1)
+    for mine, theirs in zip(other.float32_weights().values(), trainer.float32_weights().values(), strict=True):
+        assert torch.equal(mine, theirs)
+    if name == "sgd":
+        assert [weight[0].item() for weight in other.float32_weights().values()] == [value - 0.25 for value in values]
+
+
 @pytest.mark.parametrize("before_first_step", [True, False])
 @pytest.mark.parametrize("stored", ["float32", "master", "remainder", "24 bits", "kahan"])
 def test_training_goes_on_from_them_to_the_bit(stored, before_first_step, engine, device):

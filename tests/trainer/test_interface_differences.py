@@ -224,6 +224,10 @@ def test_states_are_tuples_and_masters_are_kept_apart():
         [pytest.approx(0.1)] * 2,
         [pytest.approx(0.001)] * 2,
     ]
+    assert list(other.state[0]) == ["mean", "var", "master copy"]
+    assert other.state[0]["mean"] is other.states[0][0]
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        other.states[0] = ()
 
 
 def test_an_updater_has_no_pickles():
