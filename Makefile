@@ -81,8 +81,10 @@ gpu-test:
 	python3 tests/on_gpu.py $(if $(SHARD),--shard $(SHARD))
 
 gpu-sanitize:
-	compute-sanitizer --tool memcheck python3 tests/gpu_smoke.py --parts rules storage
-	compute-sanitizer --tool racecheck python3 tests/gpu_smoke.py --parts rules storage
+	for tool in memcheck initcheck racecheck synccheck; do \
+	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
+	    python3 tests/gpu_smoke.py --parts rules storage || exit 1; \
+	done
 
 gpu-bench:
 	python3 benchmarks/run.py --gpu --out $(GPU_RESULTS) $(if $(PARTS),--only $(PARTS))

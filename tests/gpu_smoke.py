@@ -68,16 +68,18 @@ def rules_alone(device: str) -> dict[str, Any]:
 
 def _steps_of_rule(rule: Rule, dtype: torch.dtype, device: str, engine: str) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    weights = [(torch.rand(n) + 0.5).to(device, dtype) for n in SIZES]
-    states = states_for(rule, weights)
+    guard = Guard()
+    weights = [guard.within((torch.rand(n) + 0.5).to(device, dtype)) for n in SIZES]
+    states = [tuple(map(guard.within, row)) for row in states_for(rule, weights)]
     for row in states:
         for name, state in zip(rule.slots, row, strict=True):  # averages of squares are above the squares of averages
             state.copy_(torch.rand(state.shape) / 2 + (1.5 if name in rule.nonnegative or name == "n" else 0.5))
     update = Update(rule, weights, states, engine=engine)
     update.hyper[:] = [1.0, *(HYPER.get(name, 0.5) for name in rule.hyper)]
     for _ in range(2 if dtype == torch.float32 else 1):  # weights that are rounded to other 16 bits lead states away
-        update.bind([(torch.rand(n) + 0.25).to(device, dtype) for n in SIZES])
+        update.bind([guard.within((torch.rand(n) + 0.25).to(device, dtype)) for n in SIZES])
         update()
+    guard.check()
     return [*weights, *(state for row in states for state in row)]
 
 
@@ -127,12 +129,14 @@ def storage(device: str) -> dict[str, Any]:
 
 def _train(dtype: torch.dtype, device: str, engine: str, options: dict[str, Any]) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    params = [torch.nn.Parameter(torch.randn(n).to(device, dtype)) for n in SIZES]
+    guard = Guard()
+    params = [torch.nn.Parameter(guard.within(torch.randn(n).to(device, dtype))) for n in SIZES]
     trainer = tristep.Trainer(params, "adamw", {"learning_rate": 0.01, **options}, engine=engine)
     for _ in range(5):
         for param in params:
-            param.grad = torch.randn(param.shape).to(device, dtype)
+            param.grad = guard.within(torch.randn(param.shape).to(device, dtype))
         trainer.step(1)
+    guard.check()
     return [param.detach() for param in params]
 
 
@@ -174,6 +178,28 @@ def waiting(device: str) -> dict[str, Any]:
         trainer.step(1)
     torch.cuda.set_sync_debug_mode("default")
     return {"steps": 27}
+
+
+class Guard:
+    """Memory on both sides of tensors, in which nothing may be written. Of a tensor's own allocation compute-sanitizer sees
+    only where it ends, which torch rounds up to 512 bytes."""
+
+    BYTES = 1024
+
+    def __init__(self) -> None:
+        self._zones: list[tuple[torch.Tensor, int]] = []
+
+    def within(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor's values, between two zones."""
+        n = tensor.numel() * tensor.element_size()
+        memory = torch.full((self.BYTES + n + self.BYTES,), 0xA5, dtype=torch.uint8, device=tensor.device)
+        self._zones.append((memory, n))
+        return memory[self.BYTES : self.BYTES + n].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+    def check(self) -> None:
+        for memory, n in self._zones:
+            if not (torch.all(memory[: self.BYTES] == 0xA5) and torch.all(memory[self.BYTES + n :] == 0xA5)):
+                raise AssertionError(f"memory beside a tensor of {n} bytes has been written to")
 
 
 def _largest(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:

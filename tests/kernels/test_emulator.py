@@ -10,7 +10,9 @@ import os
 import re
 from pathlib import Path
 
+import gpu_smoke
 import pytest
+import torch
 from optimizer_table import TABLE
 
 from tristep.kernels import Rule, rules
@@ -279,3 +281,13 @@ def test_tests_of_kernels_pass_on_the_emulator(name, error, fresh_python):
     said = fresh_python(*command, TESTS / "kernels" / f"test_{name}.py", PYTHONPATH=path, unset=XDIST, **errors)
     assert re.search(r"\d+ passed", said)
     assert int(re.search(r"on the emulator: (\d+) launches", said)[1]) > 0
+
+
+@pytest.mark.parametrize("place", [-1, 3])
+def test_the_smoke_test_notices_what_is_written_beside_a_tensor(place):
+    guard = gpu_smoke.Guard()
+    tensor = guard.within(torch.ones(3))
+    guard.check()
+    tensor.as_strided((1,), (1,), tensor.storage_offset() + place).fill_(0.0)
+    with pytest.raises(AssertionError, match="memory beside a tensor of 12 bytes has been written to"):
+        guard.check()
