@@ -9,8 +9,8 @@ from typing import Any
 
 from .launch import GRADIENT
 
-# What another thread does meanwhile is not recorded.
-_recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
+# The recording that is going on; what another thread does meanwhile is not recorded.
+current_recording: ContextVar[Recording | None] = ContextVar("current_recording", default=None)
 # Whether rules must be those that are right at every step, as in a graph and before it is recorded.
 for_all_steps: ContextVar[bool] = ContextVar("for_all_steps", default=False)
 
@@ -28,19 +28,14 @@ class Recording:
         self.updates: list[Any] = []
         self.owners: list[tuple[Callable[[], bool], Callable[[], None]]] = []
 
-    @staticmethod
-    def current() -> Recording | None:
-        """The recording that is going on in this context."""
-        return _recording.get()
-
     @contextmanager
     def going_on(self) -> Iterator[None]:
         """A context that is recorded here."""
-        before = _recording.set(self)
+        before = current_recording.set(self)
         try:
             yield
         finally:
-            _recording.reset(before)
+            current_recording.reset(before)
 
 
 class RecordedUpdate:

@@ -21,7 +21,7 @@ from torch.autograd.graph import increment_version
 from . import streams
 from .backends import choose_engine, launch_class
 from .checks import check_list
-from .graphs import Recording
+from .graphs import current_recording
 from .guards import GradLayouts
 from .language import Rule, reduction, rule, tl
 from .launch import GRADIENT, WEIGHT, Launch, itself
@@ -313,7 +313,7 @@ def _plan(rule: Rule, tensors: Sequence[torch.Tensor], argument: str) -> _Plan:
     if tensors:
         device = tensors[0].device
         stream = streams.current(device)  # two would share its totals
-        if Recording.current() is not None or streams.is_capturing(device):
+        if current_recording.get() is not None or streams.is_capturing(device):
             raise RuntimeError(
                 "norms and clipping of lists cannot be captured in a CUDA graph, as their lists may change: use the "
                 "optimizer's clip_norm, or torch.nn.utils.clip_grad_norm_"

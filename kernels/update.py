@@ -24,7 +24,7 @@ from .checks import (
     stack_length,
     tensor_kind,
 )
-from .graphs import RecordedUpdate, Recording
+from .graphs import RecordedUpdate, current_recording
 from .guards import GradLayouts, PointerGuard, Reference, gradient_references
 from .language import Rule, TensorRule
 from .launch import Launch, group_key
@@ -365,7 +365,7 @@ class Update:
                 group.write_hyper(hyper)
             self.count_change()
             return
-        if (recording := Recording.current()) is not None:
+        if (recording := current_recording.get()) is not None:
             if into is not None:
                 raise RuntimeError("telemetry is written to another place at every step, which a CUDA graph cannot do")
             recording.updates.append(RecordedUpdate(self))

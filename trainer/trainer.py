@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..kernels import Rule, rules
 from ..kernels.backends import choose_engine
-from ..kernels.graphs import Recording
+from ..kernels.graphs import current_recording
 from ..kernels.metrics import MetricsBuffer
 from . import checkpoint
 from .accumulation import AccumulationWatch
@@ -621,7 +621,7 @@ class Trainer:
             raise
         if telemetry is not None:
             telemetry._end(into, optimizer.num_update)
-        recording = Recording.current()
+        recording = current_recording.get()
         if not self._watch.is_over:
             # Where gradients are reduced while backward runs, they are written to the tensors of the last step anyway.
             reduced = self._reduced_by_torch or self._sync.in_step

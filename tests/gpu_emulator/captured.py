@@ -12,7 +12,7 @@ import torch
 
 from tristep import Trainer, lr_scheduler
 from tristep.kernels.backends.triton.launch import KernelCall
-from tristep.kernels.graphs import RecordedUpdate, Recording
+from tristep.kernels.graphs import RecordedUpdate, current_recording
 
 from .driver import install
 from .stream import late
@@ -73,7 +73,7 @@ def _train(case: str, captured: bool) -> list[torch.Tensor]:
 
 def _with_argument_of_capture(launch: Any) -> None:
     """A launch whose hyper-parameters are those that were on the device when it was captured."""
-    if Recording.current() is None:
+    if current_recording.get() is None:
         _call(launch)
         return
     again = launch._again
@@ -83,7 +83,7 @@ def _with_argument_of_capture(launch: Any) -> None:
 
 
 def _with_number_on_host(launch: Any) -> None:
-    if Recording.current() is not None:
+    if current_recording.get() is not None:
         float(launch._again.args[2][0])
     _call(launch)
 

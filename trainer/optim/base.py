@@ -14,7 +14,7 @@ from torch.autograd.graph import increment_version
 
 from ...kernels import Rule
 from ...kernels.checks import DTYPES
-from ...kernels.graphs import Recording
+from ...kernels.graphs import current_recording
 from ...kernels.layouts import is_wrapper
 from ..capture import CapturedStep
 from ..interrupts import uninterrupted
@@ -97,7 +97,7 @@ class FusedOptimizer(GroupOptimizer):
             self._plan.prepare(in_place=True)
             self._plan.run()
             return
-        if Recording.current() is not None:
+        if current_recording.get() is not None:
             raise RuntimeError("the captured function must do at every call what it does at the first ones")
         rows = {parameter: copy.copy(row) for parameter, row in self.state.items()}
         try:
@@ -326,7 +326,7 @@ class Plans:
             owned.finish()
         if self._sharded:
             self._count_change()
-        if (recording := Recording.current()) is not None:
+        if (recording := current_recording.get()) is not None:
             active = [list(plan.rows.active) for plan in self._plans]
             recording.owners.append((self._is_in_use, partial(self.host_step, active)))
 

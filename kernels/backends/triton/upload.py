@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ... import streams
-from ...graphs import Recording
+from ...graphs import current_recording
 from ...launch import GRADIENT, Launch
 
 
@@ -44,7 +44,7 @@ class Uploader:
 
     def __call__(self) -> None:
         """Copy over what changed since the last call, if anything did, on the current stream."""
-        if Recording.current() is not None:
+        if current_recording.get() is not None:
             return
         if self._is_asynchronous and streams.is_capturing(self._on):
             raise RuntimeError(
