@@ -64,7 +64,7 @@ def hyper_values(rule: Rule | TensorRule, values: Mapping[str, float]) -> list[f
         if name in values:
             row.append(_number(rule, name, values[name]))
         elif (how := derivation(name)) is not None and not how.counts and how.source in values:
-            row.append(how.compute(_number(rule, how.source, values[how.source]), None))
+            row.append(how.compute(_number(rule, how.source, values[how.source])))
         else:
             raise TypeError(
                 f"rule {rule.name!r} needs the hyper-parameter {name!r}; given were {', '.join(sorted(values)) or 'none'}"

@@ -5,7 +5,7 @@ hyper-parameters that are derived from others. The `tl` of this package is the t
 is imported, so that every rule runs without them.
 """
 
-from .derived import Derivation, derivation
+from .derived import Derivation, derivation, derivations
 from .function import Function, jit
 from .metric import Metric, metric
 from .ops import OPS, tl
@@ -22,6 +22,7 @@ __all__ = [
     "Rule",
     "TensorRule",
     "derivation",
+    "derivations",
     "jit",
     "metric",
     "reduction",

@@ -17,6 +17,7 @@ N is a number or nothing: `correction` is that of `beta`. Every other name is an
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,12 +27,12 @@ class Derivation(NamedTuple):
 
     Attributes:
         source: the name of what it is derived from.
-        compute: a function of the value of that, and of the parameter's update count t, the first of which is 1.
+        compute: a function of the value of that and, where it counts, of the parameter's update count t, from 1.
         counts: whether it depends on t.
     """
 
     source: str
-    compute: Callable[[Any, Any], Any]
+    compute: Callable[..., Any]
     counts: bool
 
 
@@ -45,7 +46,7 @@ def derivation(name: str) -> Derivation | None:
         'beta2'
     """
     if name.startswith("one_minus_"):
-        return Derivation(name.removeprefix("one_minus_"), _one_minus, counts=False)
+        return Derivation(name.removeprefix("one_minus_"), functools.partial(operator.sub, 1.0), counts=False)
     number = name.removeprefix("correction")
     if name.startswith("correction") and (not number or number.isdecimal()):
         return Derivation(f"beta{number}", _bias_correction, counts=True)
@@ -54,11 +55,13 @@ def derivation(name: str) -> Derivation | None:
     return None
 
 
+@functools.cache
+def derivations(names: tuple[str, ...]) -> tuple[tuple[str, Derivation | None], ...]:
+    """These hyper-parameters, such as those of a rule, and how each is derived."""
+    return tuple((name, derivation(name)) for name in names)
+
+
 # Each may get arrays, of the numbers of several optimizers or updates, where it can compute with them.
-
-
-def _one_minus(x: Any, t: Any) -> Any:
-    return 1.0 - x
 
 
 def _bias_correction(beta: Any, t: Any) -> Any:

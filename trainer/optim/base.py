@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from operator import is_
@@ -47,7 +48,6 @@ class FusedOptimizer(GroupOptimizer):
 
     _plan: Plans | None = None
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient.
 
@@ -93,10 +93,17 @@ class FusedOptimizer(GroupOptimizer):
 
     @uninterrupted
     def _step(self) -> None:
-        if self._plan is not None and self._plan.holds():
-            self._plan.prepare(in_place=True)
-            self._plan.run()
-            return
+        plan = self._plan
+        if plan is not None and plan.holds():
+            with _NO_CONTEXT if plan.records_nothing else torch.no_grad():  # which takes longer than some kernels
+                plan.prepare(in_place=True)
+                plan.run()
+        else:
+            self._step_anew()
+
+    @torch.no_grad()
+    def _step_anew(self) -> None:
+        """A step with a new plan, and states where there are none."""
         if current_recording.get() is not None:
             raise RuntimeError("the captured function must do at every call what it does at the first ones")
         rows = {parameter: copy.copy(row) for parameter, row in self.state.items()}
@@ -243,7 +250,11 @@ class FusedOptimizer(GroupOptimizer):
 
 
 class Plans:
-    """The plans of an optimizer: one for all parameters that share a rule and how states are stored, of whatever groups."""
+    """The plans of an optimizer: one for all parameters that share a rule and how states are stored, of whatever groups.
+
+    Attributes:
+        records_nothing: whether a step calls no operations that autograd would record.
+    """
 
     def __init__(self, optimizer: GroupOptimizer) -> None:
         self._optimizer = optimizer
@@ -252,7 +263,7 @@ class Plans:
         seen: set[int] = set()
         stages = stages_of(optimizer)
         for group in optimizer.param_groups:
-            rule = optimizer._rule(group)
+            kind = optimizer._rule(group), optimizer._narrow(group), optimizer._rounding(group)
             for k, parameter in enumerate(group["params"]):
                 if id(parameter) in seen:  # torch only warns of duplicates
                     continue
@@ -266,8 +277,7 @@ class Plans:
                     self._waiting.append(parameter)
                 else:
                     exchange = (OwnerGroup.of(parameter), stages[parameter]) if parameter in stages else None
-                    kind = rule, optimizer._narrow(group), optimizer._rounding(group), exchange
-                    members.setdefault(kind, []).append((group, k))
+                    members.setdefault((*kind, exchange), []).append((group, k))
         self._plans: list[GroupPlan] = []
         arrays = []
         for (rule, *_, exchange), those in sorted(members.items(), key=lambda each: each[0][-1] is not None):
@@ -280,6 +290,7 @@ class Plans:
         self._sharded = [parameter for plan in self._plans for parameter in plan.sharded]
         self._groups = [(group, group["params"], optimizer._rule(group)) for group in optimizer.param_groups]
         self._parameters = [parameter for _, params, _ in self._groups for parameter in params]
+        self.records_nothing = not (self._sharded or any(parameter.is_complex() for parameter in self._parameters))
         self._state = optimizer.state
         self._rows = [row for row in map(optimizer.state.get, self._parameters) if row is not None]
         self._objects = self._objects_now()
@@ -344,6 +355,10 @@ class Plans:
         increment_version([parameter for parameter in self._sharded if parameter.grad is not None])
 
 
+_NO_CONTEXT = nullcontext()
+
+
+@torch.no_grad()
 def _take_scale(optimizer: FusedOptimizer, found_inf: torch.Tensor | None, grad_scale: torch.Tensor | None) -> None:
     """Tell the kernels about it, where only the device knows."""
     if optimizer._control is None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update, storage
-from ...kernels.language import derivation
+from ...kernels.language import derivations
 from ...kernels.layouts import is_wrapper
 from ..optimizer.options import STATE_DTYPES
 from ..optimizer.plan import Rows, equal_places
@@ -55,13 +55,13 @@ class GroupOptimizer(torch.optim.Optimizer):
         """
         values = {"clip": math.inf, **self._hyper(group, numbers)}
         row = [1.0]
-        for name in rule.hyper:
-            derived = None if name in values else derivation(name)
-            if derived is None:
+        for name, derived in derivations(rule.hyper):
+            if derived is None or name in values:
                 row.append(values[name])
+            elif derived.counts:
+                row.append(derived.compute(values[derived.source], int(numbers["step"])))
             else:
-                t = int(numbers["step"]) if derived.counts else None
-                row.append(derived.compute(values[derived.source], t))
+                row.append(derived.compute(values[derived.source]))
         if rounds:
             row.append(numbers["step"])
         return row

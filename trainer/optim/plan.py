@@ -121,7 +121,7 @@ class GroupPlan(StepPlan):
         for i in sparse:
             gradient: Any = grads[i]
             listed = optimizer._by_row(self._groups[i]) and gradient._nnz() == 0  # of a scalar, which has no rows
-            whole[i] = None if i in by_row or listed else gradient.to_dense()
+            whole[i] = None if i in by_row or listed else gradient.detach().to_dense()
         return whole, by_row
 
     def _found(self, rule: Rule | TensorRule, i: int) -> State:

@@ -13,7 +13,7 @@ import torch
 
 from ...kernels import Rule, TensorRule, Update, storage, transforms
 from ...kernels.graphs import for_all_steps
-from ...kernels.language import Derivation, derivation
+from ...kernels.language import Derivation, derivations
 from ...kernels.states import slot_dtypes, state_type, states_for
 from .base import LOW_PRECISION, Optimizer, listed_arguments
 from .counts import Index
@@ -250,7 +250,7 @@ class RuleOptimizer(Optimizer):
             values["clip"] = math.inf
         row: list[float] = [self.rescale_grad]
         own = vars(self)
-        for name, derived in _derivations(rule):
+        for name, derived in derivations(rule.hyper):
             value = values.get(name)
             if value is None:
                 value = own.get(name)
@@ -259,7 +259,7 @@ class RuleOptimizer(Optimizer):
                 if source is None:
                     source = own.get(derived.source)
                 if source is not None:
-                    value = derived.compute(source, t)
+                    value = derived.compute(source, t) if derived.counts else derived.compute(source)
             row.append(self._class_attribute(name, derived, t, rule) if value is None else value)
         if (self.stochastic_rounding or self.state_dtype is not None) and self.rounding is not None:
             row.append(t)
@@ -307,7 +307,8 @@ class RuleOptimizer(Optimizer):
         if hasattr(self, name):
             return getattr(self, name)
         if derived is not None and hasattr(self, derived.source):
-            return derived.compute(getattr(self, derived.source), t)
+            source = getattr(self, derived.source)
+            return derived.compute(source, t) if derived.counts else derived.compute(source)
         lacking = name if derived is None else derived.source
         why = "" if derived is None else f", derived from {lacking!r}"
         raise TypeError(
@@ -521,9 +522,3 @@ for _option in OPTIONS:
 _parameters = [inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default) for each in OPTIONS]
 _self, _kwargs = inspect.signature(RuleOptimizer.__init__).parameters.values()
 RuleOptimizer.__init__.__signature__ = inspect.Signature([_self, *_parameters, _kwargs])  # type: ignore[attr-defined]
-
-
-@functools.cache
-def _derivations(rule: Rule | TensorRule) -> tuple[tuple[str, Derivation | None], ...]:
-    """The names of a rule's hyper-parameters, and how those that are derived are."""
-    return tuple((name, derivation(name)) for name in rule.hyper)
