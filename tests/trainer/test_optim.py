@@ -276,6 +276,28 @@ def test_negated_gradients(shape):
     torch.testing.assert_close(*runs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+def test_gradients_that_have_a_graph(name, dtype):
+    """A step records nothing: neither weights nor states depend on what the gradients were made of."""
+    torch.manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(shape, dtype=dtype)) for shape in ((4, 3), (3,))]
+    theirs = [torch.nn.Parameter(parameter.detach().clone()) for parameter in ours]
+    optimizers = getattr(tristep.optim, name)(ours, lr=0.1), getattr(torch.optim, name)(theirs, lr=0.1)
+    for _ in range(3):
+        for parameters, optimizer in zip((ours, theirs), optimizers, strict=True):
+            loss = (parameters[0] @ parameters[1]).abs().square().sum()
+            gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            assert all(gradient.requires_grad for gradient in gradients)
+            optimizer.step()
+    states = [tensor for row in optimizers[0].state.values() for tensor in row.values() if torch.is_tensor(tensor)]
+    assert not any(tensor.requires_grad for tensor in states)
+    assert all(parameter.is_leaf for parameter in ours)
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_gradients_that_are_one_number_expanded():
     weights = []
     for library in (tristep.optim, torch.optim):
