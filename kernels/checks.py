@@ -65,7 +65,7 @@ def check_tensors(rule: Rule | TensorRule, name: str, weight: Any, states: Seque
     ):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{slot} of {name} must be a tensor, got {type(tensor).__name__}")
-        is_packed = slot != "master" and storage.is_packed(tensor)  # which has a shape of its own
+        is_packed = slot != "master" and tensor.dtype in storage.PACKED  # which has a shape of its own
         if tensor.dtype not in types or tensor.device != weight.device or tensor.shape != shape:
             plain = [kind for kind in types if slot == "master" or not storage.is_packed(kind)]
             allowed = [tensor.dtype] if is_packed and tensor.dtype in types else plain

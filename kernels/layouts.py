@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
+@cache
 def compute_dtype(weight_dtype: torch.dtype) -> torch.dtype:
     """The type in which a rule computes and keeps its state: float64 for float64 weights, else float32."""
     return torch.float64 if weight_dtype == torch.float64 else torch.float32

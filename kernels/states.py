@@ -40,6 +40,8 @@ def slot_dtypes(
 
 def state_type(weight: torch.Tensor, state_dtype: torch.dtype | None) -> torch.dtype | None:
     """`state_dtype`, or None for a weight whose states are not packed: one of few elements or not in C's order."""
+    if state_dtype is None:
+        return None
     packs = weight.numel() >= PACK_FROM and weight.is_contiguous()
     return None if storage.is_packed(state_dtype) and not packs else state_dtype
 

@@ -203,7 +203,7 @@ class Update:
                 tensor.device == weight.device
                 and tensor.dtype in types
                 and tensor.shape == shape
-                and (tensor is master or not storage.is_packed(tensor) or weight.is_contiguous())
+                and (tensor is master or tensor.dtype not in storage.PACKED or weight.is_contiguous())
                 for (tensor, shape), types in pairs
             ):
                 return False

@@ -62,8 +62,8 @@ class GroupPlan(StepPlan):
         optimizer, n = self._optimizer, len(self._parameters)
         if self.sharded:
             check_shards(optimizer, rule, self._parameters)
-        found = [self._found(rule, i) for i in range(n)]
         masters = list(map(optimizer._master_dtype, self._groups, self._weights))
+        found = [self._found(rule, i, masters[i]) for i in range(n)]
         make = partial(self._make_states, rule)
         states = match_states(rule, self._weights, found, self._narrow, make, self._start, masters)
         for i, (old, new) in enumerate(zip(found, states, strict=True)):
@@ -124,8 +124,8 @@ class GroupPlan(StepPlan):
             whole[i] = None if i in by_row or listed else gradient.detach().to_dense()
         return whole, by_row
 
-    def _found(self, rule: Rule | TensorRule, i: int) -> State:
-        """The states and the master that a parameter has already."""
+    def _found(self, rule: Rule | TensorRule, i: int, master_dtype: torch.dtype | None) -> State:
+        """The states and the master that a parameter has already; it is to have one of this type."""
         optimizer, name, parameter, weight = self._optimizer, self.names[i], self._parameters[i], self._weights[i]
         row = optimizer.state.get(parameter, {})
         found = {}
@@ -146,9 +146,8 @@ class GroupPlan(StepPlan):
                     f"{key!r} of {name} has shape {tuple(row[key].shape)}, the parameter {tuple(parameter.shape)}: the "
                     "state of another model?"
                 )
-        dtype = optimizer._master_dtype(self._groups[i], weight)
-        if dtype is not None:
-            key, other = master_key(weight, dtype)
+        if master_dtype is not None:
+            key, other = master_key(weight, master_dtype)
             master = row.pop(other, None) if row.get(key) is None else row[key]
             if master is not None:
                 shards.check_placement(name, key, master, parameter)
@@ -172,7 +171,7 @@ class GroupPlan(StepPlan):
                 key, is_complex = optimizer._keys.get(slot, slot), parameter.is_complex() and tensor.dim()
                 shown = torch.view_as_complex(tensor) if is_complex else tensor
             if tensor.numel() or not weight.numel():  # a factored state has no elements where it is not used
-                optimizer.state[parameter][key] = shards.placed_as(parameter, shown)
+                optimizer.state[parameter][key] = shards.placed_as(parameter, shown) if self.sharded else shown
 
     def _join_numbers(self, rule: Rule | TensorRule, states: list[State]) -> None:
         """Keep the numbers that the rule keeps of each tensor in one array: one call computes all of them."""
