@@ -78,8 +78,8 @@ def all_to_all(
 
 
 def broadcast(values: torch.Tensor, source: int, group: Any = None) -> None:
-    """Give all ranks the values of the rank that is `source` among all."""
-    _run(group, False, dist.broadcast, values, source)
+    """Give all ranks the values of rank `source` of this group."""
+    _run(group, False, dist.broadcast, values, _global_rank(group, source))
 
 
 def all_gather_objects(own: Any, group: Any = None) -> list[Any]:
@@ -89,10 +89,10 @@ def all_gather_objects(own: Any, group: Any = None) -> list[Any]:
     return found
 
 
-def broadcast_object(own: Any, source: int, group: Any = None) -> Any:
-    """The object of the rank that is `source` among all. Slow."""
+def broadcast_object(own: Any, group: Any = None) -> Any:
+    """Rank 0's object. Slow."""
     found = [own]
-    _call(group, dist.broadcast_object_list, found, src=source, group=group)
+    _call(group, dist.broadcast_object_list, found, src=_global_rank(group, 0), group=group)
     return found[0]
 
 
@@ -128,7 +128,7 @@ def process_group(group: Any = None, name: str = "dist_sync") -> Any:
     return None if group is dist.group.WORLD else group
 
 
-def global_rank(group: Any, rank: int) -> int:
+def _global_rank(group: Any, rank: int) -> int:
     """The number among all ranks of a rank of this group."""
     return rank if group is None else dist.get_global_rank(group, rank)
 
@@ -136,13 +136,12 @@ def global_rank(group: Any, rank: int) -> int:
 @torch.no_grad()
 def broadcast_coalesced(tensors: Sequence[torch.Tensor], group: Any) -> None:
     """Give all ranks rank 0's values of these tensors, which are of the same shapes and types there. In few messages."""
-    source = global_rank(group, 0)
     for members in _messages(tensors):
         if len(members) == 1 and tensors[members[0]].is_contiguous():
-            broadcast(tensors[members[0]].detach(), source, group)
+            broadcast(tensors[members[0]].detach(), 0, group)
             continue
         flat = torch.cat([tensors[i].detach().reshape(-1) for i in members])
-        broadcast(flat, source, group)
+        broadcast(flat, 0, group)
         _copy_back(flat, [tensors[i] for i in members])
 
 

@@ -101,7 +101,7 @@ class CollectiveStore(LocalStore):
                 super().save_optimizer_states(fname, dump_optimizer)
             except Exception as error:
                 failure = f"{type(error).__name__}: {error}"
-        failure = dist_utils.broadcast_object(failure, dist_utils.global_rank(self.group, 0), self.group)
+        failure = dist_utils.broadcast_object(failure, self.group)
         if failure is not None:
             raise RuntimeError(f"rank 0 could not save the optimizer's states: {failure}")
 

@@ -24,7 +24,7 @@ from ...kernels.layouts import is_dense
 from ...kernels.states import PACK_FROM
 from .. import dist_utils
 from ..compression import wait_all
-from ..dist_utils import broadcast_coalesced, check_alike, global_rank
+from ..dist_utils import broadcast_coalesced, check_alike
 from ..params import is_lazy
 from ..validation import integer
 
@@ -457,7 +457,7 @@ class GradientBuckets:
         rest = [i for i in reversed(range(n)) if i not in known]
         trained = [int(param.requires_grad) for param in self.params]
         plan = torch.tensor([*self._order, *rest, *trained], dtype=torch.int64, device=self.params[0].device)
-        dist_utils.broadcast(plan, global_rank(group, 0), group)
+        dist_utils.broadcast(plan, 0, group)
         listed, ranks, extra = plan.tolist(), self.collectives.ranks, n + len(self.flag_slots)
         exact = not self._scatter and self._reducer is None
         params = self.params, listed[:n], listed[n:]

@@ -13,7 +13,6 @@ from ...kernels import storage
 from ...kernels.layouts import compute_dtype, widest
 from ...kernels.states import master_like
 from .. import checkpoint, dist_utils
-from ..dist_utils import global_rank
 from ..optimizer import RuleOptimizer, Updater
 from ..optimizer.states import MASTER, State, current_state
 from .buckets import GradientBuckets
@@ -209,7 +208,7 @@ class ShardStates:
                     there = rank == self.collectives.rank
                     tensor = own[name][slot].contiguous() if there else torch.empty(shape, dtype=dtype, device=device)
                     sent = tensor.to(device).view(torch.uint8) if dtype == torch.int16 else tensor.to(device)
-                    dist_utils.broadcast(sent, global_rank(group, rank), group)
+                    dist_utils.broadcast(sent, rank, group)
                     if keep:
                         state[name][slot] = (own[name][slot] if there else tensor).cpu()
         collected["state"] = {name: state[name] for name in self.names if name in state} if keep else {}

@@ -236,7 +236,7 @@ def load_content(
 
 def agreed(group: Any, own: Any) -> Any:
     """What rank 0 has, on all ranks."""
-    return own if group is ALONE else dist_utils.broadcast_object(own, dist_utils.global_rank(group, 0), group)
+    return own if group is ALONE else dist_utils.broadcast_object(own, group)
 
 
 def resume(trainer: Trainer, folder: str | os.PathLike[str], net: Any = None, stateful: Sequence[Any] = ()) -> Checkpoint:

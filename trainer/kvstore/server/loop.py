@@ -18,7 +18,7 @@ from ...compression import create_compressor
 from ..base import Key, updaters
 from .core import ServerCore
 from .job import Roles
-from .states import with_tensors, without_tensors
+from .sharding import with_tensors, without_tensors
 from .transport import Channel, Lost, Message, Opcode, Sent, Tag, copy_all
 
 

@@ -19,8 +19,7 @@ from .compression import PushCompression
 from .core import check_fits, takes_parts
 from .job import Roles
 from .settings import SyncedSettings, bare_copy
-from .sharding import Entry, Placement, Shard, shards_of
-from .states import join_states, states_of_server, with_tensors, without_tensors
+from .sharding import Entry, Placement, Shard, join_states, shards_of, states_of_server, with_tensors, without_tensors
 from .transport import Opcode, copy_all
 
 _TAKE_DENSE = "servers take dense tensors; use to_dense()"
