@@ -20,9 +20,11 @@ from typing import Any, TypeVar
 try:
     # Of each handler those of `signal` ask first, up to Python 3.12, whether it is a member of an enum. In a step of a small
     # network, which sets handlers twice, that took a quarter of the time.
-    from _signal import getsignal, signal as set_handler
+    from _signal import getsignal  # type: ignore[import-not-found]
+    from _signal import signal as set_handler
 except ImportError:  # of another Python than CPython and PyPy
-    from signal import getsignal, signal as set_handler
+    from signal import getsignal
+    from signal import signal as set_handler
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _Handlers = dict[int, Callable[..., Any]]
