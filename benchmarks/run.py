@@ -36,6 +36,7 @@ it may be more, because a copy's target is read, too, before it is written.
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import os
@@ -156,6 +157,7 @@ def time_changes(device: str) -> Table:
             made[:] = [made[0] if loads else make(params)]
             if loads:
                 made[0].load_state_dict(saved)
+            gc.collect()  # of earlier optimizers, which would be freed in this or that one's step
 
         return Step(lambda: step(made[0]), before)
 
