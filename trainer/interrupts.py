@@ -42,7 +42,7 @@ def gets_signals() -> bool:
 def give_back(before: Mapping[int, Any], handler: Any) -> None:
     """Set the handlers from before, unless somebody has set another one than `handler` meanwhile."""
     for number, earlier in before.items():
-        present = set_handler(number, signal.SIG_DFL if earlier is None else earlier)
+        present = set_handler(number, earlier if callable(earlier) else int(earlier or signal.SIG_DFL))
         if present != handler and present is not None:
             set_handler(number, present)
 
