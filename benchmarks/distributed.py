@@ -24,6 +24,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,7 @@ from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from tristep import optimizer
-from tristep.trainer.kvstore.buckets import GradientBuckets
-from tristep.trainer.kvstore.zero import ShardedUpdate
-from tristep.trainer.optimizer import Updater
+import tristep
 
 PEER = {"buckets": "torch DDP", "sharded": "torch ZeRO"}
 ADAMW = {"learning_rate": 1e-3, "wd": 0.01}
@@ -141,40 +139,14 @@ Make = Callable[[], nn.Module]
 Step = Callable[[Tensor, Tensor], None]
 
 
-def _buckets(make: Make) -> Step:
+def _trainer(make: Make, sharded: bool = False) -> Step:
     net = make()
-    params = list(net.parameters())
-    buckets = GradientBuckets(params)
-    buckets.broadcast_weights()
-    adamw = optimizer.create("adamw", **ADAMW)
-    adamw.rescale_grad = 1 / dist.get_world_size()
-    plan = Updater(adamw).make_plan(range(len(params)), params)
-    fresh = [True] * len(params)
+    trainer = tristep.Trainer(net, "adamw", dict(ADAMW), kvstore="dist_sync", update_on_kvstore=sharded)
 
     def step(x: Tensor, y: Tensor) -> None:
         net.zero_grad()
         nn.functional.cross_entropy(net(x), y).backward()
-        buckets.finish(fresh)
-        gradients = [param.grad for param in params]
-        plan.step(gradients)
-
-    return step
-
-
-def _sharded(make: Make) -> Step:
-    net = make()
-    params = list(net.parameters())
-    adamw = optimizer.create("adamw", **ADAMW)
-    adamw.rescale_grad = 1 / dist.get_world_size()
-    sharded = ShardedUpdate(adamw, params)
-    sharded.buckets.broadcast_weights()
-    fresh = [True] * len(params)
-
-    def step(x: Tensor, y: Tensor) -> None:
-        net.zero_grad()
-        nn.functional.cross_entropy(net(x), y).backward()
-        sharded.buckets.finish(fresh)
-        sharded.update(sharded.buckets.used)
+        trainer.step(dist.get_world_size())
 
     return step
 
@@ -237,9 +209,9 @@ NETWORKS: dict[str, tuple[Make, Callable[[int], tuple[Tensor, Tensor]]]] = {
     "layers": (_layers, _random((4, 16), 16)),  # where the host's work for each parameter is what costs
 }
 WAYS: dict[str, Callable[[Make], Step]] = {
-    "buckets": _buckets,
+    "buckets": _trainer,
     "torch DDP": _ddp,
-    "sharded": _sharded,
+    "sharded": partial(_trainer, sharded=True),
     "torch ZeRO": lambda make: _ddp(make, zero=True),
 }
 

@@ -1,6 +1,7 @@
 """Training with updates cut among ranks, and without, for tests."""
 
 import json
+from unittest import mock
 
 import numpy as np
 import torch
@@ -9,8 +10,7 @@ from torch import nn
 
 import tristep
 from tristep import optimizer as optimizers
-from tristep.trainer import checkpoint
-from tristep.trainer.kvstore.zero import ShardedUpdate
+from tristep.trainer.kvstore.buckets import BucketCollectives, GradientBuckets
 
 LIMITS = {"bucket_bytes": 30_000, "first_bucket_bytes": 5_000}
 
@@ -38,10 +38,6 @@ def weights_of(net):
     return [param.detach().double().numpy().copy() for param in net.parameters()]
 
 
-def named(net):
-    return [name for name, _ in net.named_parameters()], [param for _, param in net.named_parameters()]
-
-
 def make_optimizer(name, arguments):
     schedule = arguments.pop("schedule", False) if arguments else False
     if schedule:
@@ -65,46 +61,44 @@ class ByHand(optimizers.Optimizer):
         weight.sub_(self._get_lr(index) * state[0])
 
 
-def make_training(name, arguments, dtype, multipliers):
-    """A net, its parameters with their names, an optimizer for their summed gradients, and an engine."""
+def on_ranks(net, optimizer, update=True, limits=LIMITS, **settings):
+    """A trainer over all ranks that has started, with small buckets."""
+    trainer = tristep.Trainer(net, optimizer, kvstore="dist_sync", update_on_kvstore=update, **settings)
+    with mock.patch.dict(GradientBuckets.__init__.__kwdefaults__, limits):
+        trainer._init_kvstore()
+    return trainer
+
+
+def train_on_ranks(
+    name, arguments, steps, dtype=torch.float32, unused=None, multipliers=False, loaded=None, start=0, update=True
+):
+    """Weights after each step and the whole state at the end; `update` is whether updates are cut among the ranks."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     net = make_net(dtype)
-    names, params = named(net)
+    params = list(net.parameters())
     if multipliers:
         params[0].lr_mult, params[3].wd_mult, params[4].lr_mult = 0.5, 0.0, 2.0
-    optimizer = make_optimizer(name, dict(arguments))
-    optimizer.param_dict = dict(enumerate(params))
-    optimizer.rescale_grad = 1 / 12
-    engine = "eager" if dist.get_world_size() > 2 else None  # so that not every process has to compile
-    return net, names, params, optimizer, engine
-
-
-def train_sharded(
-    name, arguments, steps, dtype=torch.float32, unused=None, multipliers=False, loaded=None, start=0, native=False
-):
-    """Weights after each step, the whole state at the end, and what this rank has of it."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    net, names, params, optimizer, engine = make_training(name, arguments, dtype, multipliers)
-    sharded = ShardedUpdate(optimizer, params, names, engine=engine, **LIMITS)
-    sharded.buckets.broadcast_weights()
-    if native:
-        sharded.buckets.collectives.native = lambda bucket: len(set(bucket.parts)) == 1
+    engine = "eager" if ranks > 2 else None  # so that not every process has to compile
+    trainer = on_ranks(net, make_optimizer(name, dict(arguments)), update, engine=engine)
     if loaded is not None:
         weights, path = loaded
         with torch.no_grad():
             for param, weight in zip(params, weights, strict=True):
                 param.copy_(torch.from_numpy(weight))
-        sharded.load_state_dict(checkpoint.read(path))
+        trainer.load_states(path)
     each = []
     for step in range(start, start + steps):
         net.zero_grad()
         backward(net, step, rank, ranks, unused if step else None)
-        sharded.buckets.finish([param.grad is not None for param in params])
-        used = sharded.buckets.used
-        sharded.update(used)
+        trainer.step(12, ignore_stale_grad=True)
         each.append(weights_of(net))
-    state = sharded.state_dict()
-    held = [(piece.param, piece.start, piece.stop) for piece in sharded.pieces]
-    return each, as_arrays(state), held, sharded.cuts
+    return each, as_arrays(trainer.state_dict())
+
+
+def train_with_own_collectives(*args):
+    """The same with the reduce-scatter and all-gather of the backend."""
+    with mock.patch.object(BucketCollectives, "native", lambda self, bucket: len(set(bucket.parts)) == 1):
+        return train_on_ranks(*args)
 
 
 def as_arrays(state):

@@ -7,17 +7,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from sharded_training import (
-    LIMITS,
     ByHand,
     as_arrays,
     backward,
     equal,
     make_net,
     make_optimizer,
-    make_training,
-    named,
+    on_ranks,
     same_state,
-    train_sharded,
+    train_on_ranks,
+    train_with_own_collectives,
     weights_of,
 )
 from torch import nn
@@ -26,30 +25,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import tristep
 from tristep import optimizer as optimizers
 from tristep.kernels.rules.muon import COEFFICIENTS
-from tristep.trainer import checkpoint
-from tristep.trainer.kvstore.buckets import GradientBuckets
 from tristep.trainer.kvstore.partition import can_cut, costs_of, owners_of
-from tristep.trainer.kvstore.zero import ShardedUpdate
-from tristep.trainer.optimizer import Updater
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
-
-def train_summed(name, arguments, steps, dtype=torch.float32, unused=None, multipliers=False):
-    """The same with gradients that all ranks get, and an optimizer that each has as a whole."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    net, names, params, optimizer, engine = make_training(name, arguments, dtype, multipliers)
-    buckets = GradientBuckets(params, names, **LIMITS)
-    updater = Updater(optimizer, engine)
-    plan, each = None, []
-    for step in range(steps):
-        net.zero_grad()
-        backward(net, step, rank, ranks, unused if step else None)
-        buckets.finish([param.grad is not None for param in params])
-        plan = plan or updater.make_plan(range(len(params)), params, names)
-        plan.step([param.grad if used else None for param, used in zip(params, buckets.used, strict=True)])
-        each.append(weights_of(net))
-    return each, as_arrays(checkpoint.collect(updater, names, params)), None, None
 
 
 def train_alone(name, arguments, steps, dtype=torch.float32):
@@ -89,11 +67,9 @@ WHOLE = [
 @pytest.mark.parametrize(("name", "arguments", "dtype"), ELEMENTWISE + WHOLE)
 def test_weights_and_whole_state_are_to_the_bit_those_of_ranks_that_all_have_everything(processes, name, arguments, dtype):
     run = (name, arguments, 4, dtype, 1, name != "by hand")
-    cut = processes(2).run(train_sharded, *run)
-    summed = processes(2).run(train_summed, *run)
-    for (weights, state, held, cuts), (expected, expected_state, *_) in zip(cut, summed, strict=True):
-        assert cuts == ((name, arguments, dtype) in ELEMENTWISE)
-        assert held
+    cut = processes(2).run(train_on_ranks, *run)
+    summed = processes(2).run(train_on_ranks, *run, None, 0, False)
+    for (weights, state), (expected, expected_state) in zip(cut, summed, strict=True):
         for one, other in zip(weights, expected, strict=True):
             equal(one, other)
         same_state(state, expected_state)
@@ -112,10 +88,10 @@ def test_weights_and_whole_state_are_to_the_bit_those_of_ranks_that_all_have_eve
     ],
 )
 def test_training_equals_one_process_with_the_global_batch(processes, ranks, name, arguments, dtype):
-    found = processes(ranks).run(train_sharded, name, arguments, 4, dtype)
+    found = processes(ranks).run(train_on_ranks, name, arguments, 4, dtype)
     expected, state, _ = train_alone(name, arguments, 4, dtype)
     atol = 1e-12 if dtype == torch.float64 else 1e-6
-    for weights, own_state, *_ in found:
+    for weights, own_state in found:
         for step, (one, other) in enumerate(zip(weights, expected, strict=True)):
             equal(one, other, atol)
             equal(one, found[0][0][step])
@@ -125,8 +101,9 @@ def test_training_equals_one_process_with_the_global_batch(processes, ranks, nam
 def test_the_backends_own_collectives_give_the_same(processes):
     """On CUDA they are used; gloo has them, too, and there they add up as its all-reduce does, for any number of ranks."""
     run = ("adam", {"learning_rate": 0.01}, 3)
-    cut = processes(3).run(train_sharded, *run, torch.float32, None, False, None, 0, True)
-    for (weights, state, *_), (expected, expected_state, *_) in zip(cut, processes(3).run(train_summed, *run), strict=True):
+    cut = processes(3).run(train_with_own_collectives, *run)
+    summed = processes(3).run(train_on_ranks, *run, torch.float32, None, False, None, 0, False)
+    for (weights, state), (expected, expected_state) in zip(cut, summed, strict=True):
         for one, other in zip(weights, expected, strict=True):
             equal(one, other)
         same_state(state, expected_state)
@@ -146,9 +123,9 @@ def test_the_backends_own_collectives_give_the_same(processes):
     ],
 )
 def test_norms_over_all_tensors_are_those_of_all_ranks(processes, name, arguments):
-    found = processes(2).run(train_sharded, name, arguments, 4, torch.float64)
+    found = processes(2).run(train_on_ranks, name, arguments, 4, torch.float64)
     expected, state, _ = train_alone(name, arguments, 4, torch.float64)
-    for weights, own_state, *_ in found:
+    for weights, own_state in found:
         for step, (one, other) in enumerate(zip(weights, expected, strict=True)):
             equal(one, other, 1e-12)
             equal(one, found[0][0][step])
@@ -159,16 +136,13 @@ def _small(ranks_with_pieces):
     """A net of fewer blocks than ranks, so that some have nothing to update but a share of the norm to give."""
     torch.manual_seed(0)
     net = nn.Linear(4, 3)
-    names, params = named(net)
-    optimizer = optimizers.create("adam", learning_rate=0.1, clip_norm=0.5)
-    sharded = ShardedUpdate(optimizer, params, names, engine="eager")
+    trainer = on_ranks(net, optimizers.create("adam", learning_rate=0.1, clip_norm=0.5), engine="eager")
     for step in range(3):
         net.zero_grad()
         net(torch.ones(2, 4) * (step + 1 + dist.get_rank())).square().sum().backward()
-        sharded.buckets.finish([True, True])
-        sharded.update(sharded.buckets.used)
-    assert bool(sharded.pieces) == (dist.get_rank() < ranks_with_pieces)
-    return weights_of(net), as_arrays(sharded.state_dict())
+        trainer.step(1)
+    assert bool(trainer._sync.updater.states) == (dist.get_rank() < ranks_with_pieces)
+    return weights_of(net), as_arrays(trainer.state_dict())
 
 
 def test_a_rank_without_a_piece_takes_part(processes):
@@ -181,17 +155,16 @@ def test_a_rank_without_a_piece_takes_part(processes):
 
 def _average():
     net = make_net(torch.float64)
-    names, params = named(net)
-    optimizer = optimizers.create("adam", learning_rate=0.1, ema_decay=0.5)
-    optimizer.rescale_grad = 1 / 12
-    sharded = ShardedUpdate(optimizer, params, names, **LIMITS)
+    trainer = on_ranks(net, optimizers.create("adam", learning_rate=0.1, ema_decay=0.5))
+    before = weights_of(net)
+    with trainer.averaged_weights():  # there is no average yet
+        equal(weights_of(net), before)
     for step in range(3):
         net.zero_grad()
         backward(net, step, dist.get_rank(), 2, None)
-        sharded.buckets.finish([True] * len(params))
-        sharded.update(sharded.buckets.used)
-    sharded.apply(*optimizer.average_in_use(), range(len(sharded.buckets.params)))
-    return weights_of(net)
+        trainer.step(12)
+    with trainer.averaged_weights():
+        return weights_of(net)
 
 
 def test_averaged_weights_are_shown_to_all_ranks(processes):
@@ -210,24 +183,19 @@ def test_averaged_weights_are_shown_to_all_ranks(processes):
 
 def _nonfinite():
     net = make_net()
-    names, params = named(net)
-    optimizer = optimizers.create("adam", learning_rate=0.1, skip_nonfinite=True)
-    sharded = ShardedUpdate(optimizer, params, names, **LIMITS)
-    control = torch.tensor([0.5, 0.0])
-    sharded.use_control(control)
+    trainer = on_ranks(net, optimizers.create("adam", learning_rate=0.1, skip_nonfinite=True))
     seen, totals = [], []
     for step in range(3):
         net.zero_grad()
         if step == 1 and dist.get_rank() == 1:
-            with sharded.buckets.accumulate():  # nothing is sent yet, so gradients may be written to
+            with trainer.accumulate():  # nothing is sent yet, so gradients may be written to
                 backward(net, step, 1, 2, None)
-                params[-1].grad[0] = float("inf")
+                net[-1].bias.grad[0] = float("inf")
         else:
             backward(net, step, dist.get_rank(), 2, None)
-        sharded.buckets.finish([True] * len(params))
-        sharded.update(sharded.buckets.used)
+        trainer.step(12)
         seen.append(weights_of(net))
-        totals.append(sharded.total().item())
+        totals.append(trainer._sync.total().item())
     return seen, totals
 
 
@@ -243,11 +211,9 @@ def test_an_infinity_on_one_rank_leaves_all_weights_as_they_are(processes):
 
 def _at_random():
     weight = nn.Parameter(torch.ones(2048, dtype=torch.bfloat16))
-    optimizer = optimizers.create("sgd", learning_rate=2.0**-10, stochastic_rounding=True)
-    sharded = ShardedUpdate(optimizer, [weight], ["w"])
+    trainer = on_ranks([("w", weight)], optimizers.create("sgd", learning_rate=2.0**-10, stochastic_rounding=True))
     weight.sum().backward()
-    sharded.buckets.finish([True])
-    sharded.update(sharded.buckets.used)
+    trainer.step(1)
     return weight.detach().float().numpy().copy()
 
 
@@ -261,33 +227,18 @@ def test_every_rank_rounds_at_random_in_its_own_way(processes):
 
 
 def _mistakes(path):
-    messages = []
     gap = nn.Parameter(torch.ones(4, 6)[:, ::2])
-    net = make_net()
-    names, params = named(net)
-    sharded = ShardedUpdate(optimizers.create("adam"), params, names)
-
-    def fail(function):
-        try:
-            function()
-        except Exception as error:
-            messages.append(f"{type(error).__name__}: {error}")
-
-    fail(lambda: ShardedUpdate(optimizers.create("adam"), [gap], ["w"]))
-    fail(lambda: sharded.update([True] * len(params)))
-    fail(lambda: sharded.load_state_dict(checkpoint.read(path)))
-    return messages, len(sharded.updater.states)
+    with pytest.raises(ValueError, match=r"params: 'w' has gaps in memory"):
+        on_ranks([("w", gap)], optimizers.create("adam"))
+    trainer = on_ranks(make_net(), optimizers.create("adam"))
+    with pytest.raises(ValueError, match="saved state is of 2 parameters"):
+        trainer.load_states(path)
+    return trainer.state_dict()["state"]
 
 
 def test_mistakes_are_named(processes, tmp_path):
-    net = nn.Linear(2, 2)
-    trainer = tristep.Trainer(net, "adam")
-    trainer.save_states(tmp_path / "other")
-    for messages, states in processes(2).run(_mistakes, str(tmp_path / "other")):
-        assert messages[0].startswith("ValueError: params: 'w' has gaps in memory")
-        assert messages[1].startswith("RuntimeError: there are no summed up gradients")
-        assert messages[2].startswith("ValueError: saved state is of 2 parameters")
-        assert states == 0
+    tristep.Trainer(nn.Linear(2, 2), "adam").save_states(tmp_path / "other")
+    assert processes(2).run(_mistakes, str(tmp_path / "other")) == [{}, {}]
 
 
 def test_what_is_cut_and_who_owns_what():

@@ -5,15 +5,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from sharded_training import (
-    LIMITS,
     as_arrays,
     backward,
     equal,
     make_net,
     make_optimizer,
-    named,
+    on_ranks,
     same_state,
-    train_sharded,
+    train_on_ranks,
     weights_of,
 )
 from torch import nn
@@ -21,8 +20,6 @@ from torch import nn
 import tristep
 from tristep import optimizer as optimizers
 from tristep.kernels import storage
-from tristep.trainer import checkpoint
-from tristep.trainer.kvstore.zero import ShardedUpdate
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 
@@ -30,15 +27,13 @@ pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 def _count_bytes(name, arguments):
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Linear(300, 300) for _ in range(11)), nn.Linear(300, 10))
-    names, params = named(net)
     engine = "eager" if dist.get_world_size() > 2 else None
-    sharded = ShardedUpdate(optimizers.create(name, **arguments), params, names, engine=engine, bucket_bytes=2**20)
+    trainer = on_ranks(net, optimizers.create(name, **arguments), limits={"bucket_bytes": 2**20}, engine=engine)
     net(torch.ones(1, 300)).sum().backward()
-    sharded.buckets.finish([True] * len(params))
-    sharded.update(sharded.buckets.used)
-    states = [tensor for state in sharded.updater.states.values() for tensor in state]
+    trainer.step(1)
+    states = [tensor for state in trainer._sync.updater.states.values() for tensor in state]
     memory = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in states}
-    return sum(memory.values()), sum(param.numel() for param in params)
+    return sum(memory.values()), sum(param.numel() for param in net.parameters())
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -66,19 +61,12 @@ FILES = [
 
 def _save(name, arguments, dtype, path):
     net = make_net(dtype)
-    names, params = named(net)
-    optimizer = make_optimizer(name, dict(arguments))
-    optimizer.param_dict, optimizer.rescale_grad = dict(enumerate(params)), 1 / 12
-    sharded = ShardedUpdate(optimizer, params, names, **LIMITS)
+    trainer = on_ranks(net, make_optimizer(name, dict(arguments)))
     for step in range(3):
         net.zero_grad()
         backward(net, step, dist.get_rank(), dist.get_world_size(), None)
-        sharded.buckets.finish([True] * len(params))
-        sharded.update(sharded.buckets.used)
-    state = sharded.state_dict(everywhere=False)
-    if dist.get_rank() == 0:
-        checkpoint.write(path, state)
-    assert bool(state["state"]) == (dist.get_rank() == 0)
+        trainer.step(12)
+    trainer.save_states(path)
     return weights_of(net)
 
 
@@ -86,10 +74,10 @@ def _save(name, arguments, dtype, path):
 def test_saved_on_two_ranks_loaded_on_three_on_one_and_back(processes, tmp_path, name, arguments, dtype):
     path = str(tmp_path / "states")
     weights = processes(2).run(_save, name, arguments, dtype, path)[0]
-    on_two = processes(2).run(train_sharded, name, arguments, 2, dtype, None, False, (weights, path), 3)
-    on_three = processes(3).run(train_sharded, name, arguments, 2, dtype, None, False, (weights, path), 3)
+    on_two = processes(2).run(train_on_ranks, name, arguments, 2, dtype, None, False, (weights, path), 3)
+    on_three = processes(3).run(train_on_ranks, name, arguments, 2, dtype, None, False, (weights, path), 3)
     net = make_net(dtype)
-    trainer = tristep.Trainer(net.named_parameters(), make_optimizer(name, dict(arguments)))
+    trainer = tristep.Trainer(net, make_optimizer(name, dict(arguments)))
     with torch.no_grad():
         for param, weight in zip(net.parameters(), weights, strict=True):
             param.copy_(torch.from_numpy(weight))
@@ -99,7 +87,7 @@ def test_saved_on_two_ranks_loaded_on_three_on_one_and_back(processes, tmp_path,
         backward(net, step, 0, 1, None)
         trainer.step(12)
     atol = 2e-2 if name == "sgd" else 1e-6  # of bfloat16 weights
-    going_on = processes(2).run(train_sharded, name, arguments, 5, dtype)
+    going_on = processes(2).run(train_on_ranks, name, arguments, 5, dtype)
     equal(on_two[0][0][-1], going_on[0][0][-1])  # as if there had been no file
     same_state(on_two[0][1], going_on[0][1])
     equal(on_three[0][0][-1], on_two[0][0][-1], atol)
@@ -107,7 +95,7 @@ def test_saved_on_two_ranks_loaded_on_three_on_one_and_back(processes, tmp_path,
     # And what a trainer saved is loaded on three ranks.
     again = str(tmp_path / "of a trainer")
     trainer.save_states(again)
-    for _, state, *_ in processes(3).run(train_sharded, name, arguments, 0, dtype, None, False, (weights_of(net), again)):
+    for _, state in processes(3).run(train_on_ranks, name, arguments, 0, dtype, None, False, (weights_of(net), again)):
         same_state(state, as_arrays(trainer.state_dict()))
 
 
@@ -115,28 +103,23 @@ def _eight_bits(path):
     """Packed states of a net whose pieces are all large enough to be packed."""
     torch.manual_seed(0)
     net = nn.Linear(256, 128, bias=False)
-    names, params = named(net)
-    optimizer = optimizers.create("adam", learning_rate=0.01, state_dtype="8bit")
-    sharded = ShardedUpdate(optimizer, params, names)
+    trainer = on_ranks(net, optimizers.create("adam", learning_rate=0.01, state_dtype="8bit"))
+    updater = trainer._sync.updater
     for step in range(3):
         net.zero_grad()
         (net(torch.ones(2, 256) * (step + 1 + dist.get_rank())) ** 2).sum().backward()
-        sharded.buckets.finish([True])
-        sharded.update(sharded.buckets.used)
-    state = sharded.state_dict()
-    if dist.get_rank() == 0:
-        checkpoint.write(path, state)
-    before = sharded.updater.states[0]
+        trainer.step(1)
+    state, before = trainer.state_dict(), updater.states[0]
     assert {tensor.dtype for tensor in before} == {torch.uint8}
-    dist.barrier()
-    sharded.load_state_dict(checkpoint.read(path))
-    own, whole = torch.Size([sum(piece.stop - piece.start for piece in sharded.pieces)]), torch.Size([256 * 128])
+    trainer.save_states(path)
+    trainer.load_states(path)
+    own, whole = torch.Size([256 * 128 // 2]), torch.Size([256 * 128])
 
     def numbers(tensors, size):
         """Codes may be others where the largest number of a block has been rounded."""
         return [storage.unpacked(tensor, size, k == 1).numpy().copy() for k, tensor in enumerate(tensors)]
 
-    same = [(a == b).all() for a, b in zip(numbers(before, own), numbers(sharded.updater.states[0], own), strict=True)]
+    same = [(a == b).all() for a, b in zip(numbers(before, own), numbers(updater.states[0], own), strict=True)]
     return same, numbers(state["state"]["weight"].values(), whole), numbers(before, own), weights_of(net)
 
 

@@ -2,7 +2,7 @@
 
 Gradients are summed up so that each rank gets its own part of each bucket. It updates the pieces of parameters in that part,
 whose state only it has, by one launch of the same kernels as without sharding; then all ranks gather what the others
-updated.
+updated. States are saved and loaded in the form of those that are not divided.
 
 Where a rule looks at single elements, parameters are cut anywhere, and every rank has 1/N of the state. Where it needs whole
 tensors (norms of a tensor, products of matrices, noise by the number of an element) each parameter belongs to one rank, and
@@ -14,7 +14,7 @@ Source: Rajbhandari et al. (2020), "ZeRO: Memory Optimizations Toward Training T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,36 +24,89 @@ import torch.distributed as dist
 from ...kernels import Rule, storage
 from ...kernels.layouts import compute_dtype, is_dense, widest
 from ...kernels.metrics import MetricsBuffer
-from .. import dist_utils
-from ..dist_utils import process_group
-from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater
+from ...kernels.states import master_like
+from .. import checkpoint, dist_utils
+from ..optimizer import MultiOptimizer, RuleOptimizer, Updater
 from ..optimizer.plan import HyperRows, MultiPlan, Plan
+from ..optimizer.states import MASTER, State, current_state
 from .allreduce import AllReduceSync
-from .buckets import Bucket, BucketCollectives, GradientBuckets
-from .partition import Piece, can_cut, check_parts, costs_of, memory_of, owners_of, pieces_of, shaped_like, weight_of
-from .shard_states import ShardStates
+from .buckets import Bucket, GradientBuckets
+from .partition import (
+    Piece,
+    can_cut,
+    check_parts,
+    costs_of,
+    in_memory_order,
+    memory_of,
+    owners_of,
+    pieces_of,
+    shaped_like,
+    weight_of,
+)
+
+_MASTERS = (None, torch.float32, torch.float16, torch.bfloat16, torch.int16, torch.int8)  # types that masters may have
+_Placed = list[tuple[int, torch.Tensor]]  # weights with the numbers of their stretches of a bucket
 
 
 class ZeroSync(AllReduceSync):
-    """Every rank updates its share of the weights (dist_sync with update_on_kvstore=True): ZeRO, stage 1."""
+    """Every rank updates its share of the weights (dist_sync with update_on_kvstore=True): ZeRO, stage 1.
+
+    Attributes:
+        updater: has the states of this rank's pieces, by the parameter's index.
+    """
 
     updates = True
     reports_metrics = False  # pieces of parameters have no rows in what is measured
+    updater: Updater
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._control: torch.Tensor | None = None
-        self._shards: ShardedUpdate | None = None
+        self._cuts = False  # whether parameters are cut anywhere, or each belongs to one rank
+        self._pieces: list[Piece] = []  # what this rank has, once there are buckets
+        self._gradients: list[torch.Tensor] | None = None  # of the pieces, once there are buckets
+        self._plan: Plan | None = None
+        self._rows: HyperRows | None = None
+        self._strides: list[tuple[int, ...]] = []
+        self._addresses: list[int] = []
+        # Of each bucket the sizes of its stretches (pieces, and gaps between them), the weights of this rank's part, and
+        # those of other ranks'.
+        self._routes: list[tuple[Bucket, list[int], _Placed, _Placed]] = []
+        self._total: torch.Tensor | None = None  # what the first reduction over all tensors has found in the last update
 
     def _make(self, reducer: Callable[[Bucket], Any] | None) -> GradientBuckets:
-        params: Any = self._replica.params
-        self._shards = ShardedUpdate(self._optimizer, params, self._names, self.group, engine=self._engine, reducer=reducer)
-        if self._control is not None:
-            self._shards.use_control(self._control)
-        return self._shards.buckets
+        optimizer, params = self._optimizer, self._replica.params
+        check_parts(optimizer)
+        self._cuts = can_cut(optimizer)
+        for name, param in zip(self._names, params, strict=True):
+            if self._cuts and not is_dense(param):
+                raise ValueError(
+                    f"params: {name!r} has gaps in memory (shape {tuple(param.shape)}, strides {param.stride()}), so it "
+                    "cannot be cut among ranks: use .contiguous(), or update_on_kvstore=False"
+                )
+        self.updater = Updater(optimizer, self._engine)
+        self.updater.control = self._control
+        self._strides = [param.stride() for param in params]
+        owners = None if self._cuts else owners_of(costs_of(optimizer, params), self.num_replicas)
+        return GradientBuckets(params, self._names, self.group, scatter=True, owners=owners, reducer=reducer)  # type: ignore[arg-type]
 
+    @torch.no_grad()
     def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
-        self._whole.update(chosen)
+        own = self._follow()
+        self._total = None
+        optimizer: Any = self._optimizer
+        gradients = [gradient if chosen[piece.param] else None for gradient, piece in zip(own, self._pieces, strict=True)]
+        if isinstance(optimizer, RuleOptimizer):
+            self._step_by_rule(optimizer, chosen, gradients)
+        elif isinstance(optimizer, MultiOptimizer):
+            self._step_together(optimizer, chosen, gradients)
+        elif any(chosen):
+            mine = {piece.param for piece in self._pieces}
+            if others := [i for i, active in enumerate(chosen) if active and i not in mine]:
+                optimizer._update_count(others)
+            if self._pieces:
+                self._planned().step(gradients)
+        self._gather(chosen)
         self.end_step()
 
     def use_control(self, control: torch.Tensor) -> None:
@@ -69,197 +122,165 @@ class ZeroSync(AllReduceSync):
                 "of them out"
             )
         self._control = control
-        if self._shards is not None:
-            self._shards.use_control(control)
+        if self._buckets is not None:
+            self.updater.control, self._plan, self._rows = control, None, None
 
     def total(self) -> torch.Tensor | None:
-        return self._whole.total()
-
-    def state_dict(self) -> dict[str, Any] | None:
-        return self._whole.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._whole.load_state_dict(state)
-
-    def masters(self, new: Mapping[int, torch.Tensor] | None = None) -> Mapping[Any, torch.Tensor]:
-        return self._whole.masters(new)
-
-    def apply(self, rule: Any, hyper: Mapping[str, float], indices: Collection[int]) -> None:
-        self._whole.apply(rule, hyper, indices)
-
-    @property
-    def _whole(self) -> ShardedUpdate:
-        assert self._shards is not None
-        return self._shards
-
-
-class ShardedUpdate:
-    """An optimizer whose state is cut among the ranks. All methods are to be called on all ranks.
-
-        update = ShardedUpdate(optimizer, params, names)
-        update.buckets.broadcast_weights()
-        for x, y in batches:
-            loss(net(x), y).backward()
-            update.buckets.finish(fresh)
-            update.update(update.buckets.used)
-
-    Args:
-        optimizer: the optimizer, the same on all ranks.
-        params: the parameters, initialized; where they are cut, without gaps in memory.
-        names: what messages and saved states call them.
-        group: the process group; default that of all ranks.
-        engine: as for `tristep.kernels.choose_engine`.
-        **settings: `bucket_bytes`, `first_bucket_bytes` and `reducer` of `GradientBuckets`.
-
-    Attributes:
-        buckets: the gradients. After their `finish` those of the parameters are still this rank's own.
-        updater: has the states of this rank's pieces, by the parameter's index.
-        pieces: what this rank has; empty before the first `update`.
-
-    Raises:
-        TypeError, ValueError: an argument that does not fit.
-    """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        params: Sequence[torch.nn.Parameter],
-        names: Sequence[str] | None = None,
-        group: Any = None,
-        *,
-        engine: str | None = None,
-        **settings: Any,
-    ) -> None:
-        check_parts(optimizer)
-        self.updater = Updater(optimizer, engine)
-        self.cuts = can_cut(optimizer)
-        group = process_group(group)
-        owners = None if self.cuts else owners_of(costs_of(optimizer, params), dist.get_world_size(group))
-        self.buckets = GradientBuckets(params, names, group, scatter=True, owners=owners, **settings)
-        for name, param in zip(self.buckets.names, self.buckets.params, strict=True):
-            if self.cuts and not is_dense(param):
-                raise ValueError(
-                    f"params: {name!r} has gaps in memory (shape {tuple(param.shape)}, strides {param.stride()}), so it "
-                    "cannot be cut among ranks: use .contiguous(), or update_on_kvstore=False"
-                )
-        self.pieces: list[Piece] = []
-        self._plan: Plan | None = None
-        self._rows: HyperRows | None = None
-        self._gradients: list[torch.Tensor] | None = None  # of the pieces, once there are buckets
-        self._weights = WeightGathers(self.buckets, self.cuts)
-        self._total: torch.Tensor | None = None  # what the first reduction over all tensors has found in the last update
-
-    @torch.no_grad()
-    def update(self, used: Sequence[bool]) -> None:
-        """Update the parameters that are used, the same ones on all ranks, and give all ranks the new weights.
-
-        Raises:
-            RuntimeError: there are no buckets yet.
-            TypeError, ValueError: as of a step; nothing has been changed.
-        """
-        own = self._follow()
-        self._total = None
-        optimizer: Any = self.updater.optimizer
-        gradients = [gradient if used[piece.param] else None for gradient, piece in zip(own, self.pieces, strict=True)]
-        if isinstance(optimizer, RuleOptimizer):
-            self._step_by_rule(optimizer, used, gradients)
-        elif isinstance(optimizer, MultiOptimizer):
-            self._step_together(optimizer, used, gradients)
-        elif any(used):
-            mine = {piece.param for piece in self.pieces}
-            if others := [i for i, active in enumerate(used) if active and i not in mine]:
-                optimizer._update_count(others)
-            if self.pieces:
-                self._planned().step(gradients)
-        self._weights.gather(used)
-
-    def total(self) -> torch.Tensor | None:
-        """As `Updater.total`, of the last update; the same on all ranks."""
-        rule: Any = getattr(self.updater.optimizer, "composed_rule", None)
+        rule: Any = getattr(self._optimizer, "composed_rule", None)
         if self._total is None or not getattr(rule, "skips_nonfinite", False):
             return None
-        narrow = any(compute_dtype(param.dtype) == torch.float32 for param in self.buckets.params)
+        narrow = any(compute_dtype(param.dtype) == torch.float32 for param in self._live.params)
         return self._total.float() if narrow else self._total  # infinite where the update takes it to be so
-
-    def use_control(self, control: torch.Tensor) -> None:
-        """Let updates follow a loss scaler's control from now on, as `Updater.control`."""
-        self.updater.control, self._plan, self._rows = control, None, None
 
     @torch.no_grad()
     def apply(self, rule: Rule, hyper: Mapping[str, float], indices: Collection[int]) -> None:
-        """Apply another rule to the parameters `indices`, as `Updater.apply`, such as the one that shows averaged weights.
-
-        Raises:
-            RuntimeError: there are no buckets yet.
-        """
         self._follow()
-        pieces = [piece for piece in self.pieces if piece.param in indices]
-        weights = [weight_of(piece, self.buckets.params[piece.param], self.cuts) for piece in pieces]
+        pieces = [piece for piece in self._pieces if piece.param in indices]
+        weights = [self._weight(piece) for piece in pieces]
         self.updater.apply(rule, hyper, [piece.param for piece in pieces], weights)
-        self._weights.gather([True] * len(self.buckets.params))
+        self._gather([True] * len(self._names))
 
-    def state_dict(self, everywhere: bool = True) -> dict[str, Any]:
-        """The whole state, in the form of a trainer's whose state is not cut, with tensors on the CPU.
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, in the form of a trainer's whose state is not cut, with tensors on the CPU."""
+        whole = self._for_whole_states()
+        found = torch.tensor([float(bool(self.updater.state))], device=self._device)
+        dist_utils.all_reduce(found, dist.ReduceOp.MAX, self.group)
+        if found.item():
+            if not self._cuts:
+                return self._collect_owned(whole)
+            self._collect_cut(whole)
+        self._optimizer.slots(range(len(self._names)))
+        return checkpoint.collect(whole, self._names, self._live.params)
 
-        Args:
-            everywhere: let all ranks have the tensors, else rank 0 alone.
-        """
-        return self._states().state_dict(everywhere)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what a `state_dict` gave, that of a `Trainer` or of any number of ranks.
-
-        Raises:
-            ValueError, TypeError: it does not fit; nothing has been changed.
-        """
-        self.buckets.make()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what a `state_dict` returned, that of a `Trainer` or of any number of ranks."""
         self._find_pieces()
-        self._states().load_state_dict(state_dict)
+        mine, whole = {piece.param: piece for piece in self._pieces}, self._for_whole_states()
+        stand_ins = [
+            param if not self._cuts and i in mine else torch.empty_like(param, device="cpu")
+            for i, param in enumerate(self._live.params)
+        ]
+        checkpoint.restore(whole, self._names, stand_ins, state)
+        present = {i: piece for i, piece in mine.items() if i in whole.state}
+        if self._cuts:
+            self.updater.state = {i: self._piece_of(whole.state[i], piece) for i, piece in present.items()}
+            self._load_masters(whole.masters)
+        else:
+            self.updater.state = {i: whole.state[i] for i in present}
         self._plan = self._rows = None
 
-    def masters(self, new: Mapping[int, torch.Tensor] | None = None) -> Mapping[int, torch.Tensor]:
-        """The masters of whole parameters, by index, on the CPU; or `new` ones, of which this rank takes its pieces."""
-        if new is None:
-            return self._states().masters()
-        self.buckets.make()
-        self._find_pieces()
-        self._states().load_masters(new)
-        self._plan = self._rows = None
-        return new
+    @torch.no_grad()
+    def masters(self, new: Mapping[int, torch.Tensor] | None = None) -> Mapping[Any, torch.Tensor]:
+        """Whole masters, by index, on the CPU; or `new` ones, of which this rank takes its pieces."""
+        if new is not None:
+            self._find_pieces()
+            self._load_masters(new)
+            self._plan = self._rows = None
+            return new
+        params, own = self._live.params, dict(self.updater.masters)
+        kinds = [_MASTERS.index(own[i].dtype if i in own else None) for i in range(len(params))]
+        found = torch.tensor(kinds, device=self._device)
+        dist_utils.all_reduce(found, dist.ReduceOp.MAX, self.group)
+        if not found.any():
+            return {}
+        if not self._cuts:
+            own = {i: in_memory_order(master, torch.empty_like(params[i])) for i, master in own.items()}  # type: ignore[index]
+        whole: dict[Any, torch.Tensor] = {}
+        for i, values in self._whole_tensors(own, None):
+            if (dtype := _MASTERS[int(found[i])]) is not None:
+                whole[i] = master_like(values, dtype).copy_(values)
+        return whole
 
-    def _states(self) -> ShardStates:
-        return ShardStates(self.updater, self.buckets, self.pieces, self.cuts)
+    @property
+    def _device(self) -> torch.device:
+        return self._live.params[0].device
+
+    def _weight(self, piece: Piece) -> torch.Tensor:
+        return weight_of(piece, self._live.params[piece.param], self._cuts)
 
     def _follow(self) -> list[torch.Tensor]:
-        """See where the weights are now. Gives the gradients of this rank's pieces."""
-        if not self.buckets.buckets:
-            raise RuntimeError("there are no summed up gradients: call buckets.finish() first")
-        gradients = self._find_pieces()
-        if self._weights.follow():
-            self._plan = self._rows = None
+        """See where the weights are now. Gives the gradients of this rank's pieces.
+
+        Raises:
+            ValueError: elements of a parameter that is cut are in another order.
+        """
+        gradients, params, cuts, rank = self._find_pieces(), self._live.params, self._cuts, self._live.collectives.rank
+        if cuts and [param.stride() for param in params] != self._strides:
+            raise ValueError(
+                "a parameter has got other strides since the first step, as by .t() or another memory format: each process "
+                "has the states of pieces of its memory, which cannot follow; change layouts before the first step"
+            )
+        addresses = [param.data_ptr() for param in params]
+        if addresses == self._addresses:
+            return gradients
+        self._addresses, self._routes, self._plan, self._rows = addresses, [], None, None
+        for bucket in self._live.buckets:
+            low, high, last, end = *bucket.bounds[rank : rank + 2], bucket.bounds[-1], 0
+            sizes: list[int] = []
+            own: _Placed = []
+            others: _Placed = []
+            for member in bucket.members:
+                param = params[member.param].detach()
+                for first, past, into in ((0, low, others), (low, high, own), (high, last, others)):
+                    start, stop = max(first - member.start, 0), min(past - member.start, member.size)
+                    if start < stop:
+                        sizes += [member.start + start - end, stop - start]
+                        end = member.start + stop
+                        into.append((len(sizes) - 1, memory_of(param)[start:stop] if cuts else param))
+            if bucket.members:
+                self._routes.append((bucket, [*sizes, last - end], own, others))
         return gradients
 
     def _find_pieces(self) -> list[torch.Tensor]:
-        """Find this rank's pieces, once there are buckets. Gives their gradients."""
-        if self._gradients is not None:
-            return self._gradients
-        rank, self._gradients = self.buckets.collectives.rank, []
-        self.pieces = pieces_of(self.buckets.buckets, rank)
-        for piece in self.pieces:
-            bucket = self.buckets.buckets[piece.bucket]
-            own, low = bucket.own, bucket.bounds[rank]
-            assert own is not None
-            flat = own[piece.at - low : piece.at - low + piece.stop - piece.start]
-            self._gradients.append(flat if self.cuts else shaped_like(flat, self.buckets.params[piece.param]))
+        """Make the buckets, and find this rank's pieces in them. Gives their gradients."""
+        if self._gradients is None:
+            self._live.make()
+            rank, self._gradients = self._live.collectives.rank, []
+            self._pieces = pieces_of(self._live.buckets, rank)
+            for piece in self._pieces:
+                bucket = self._live.buckets[piece.bucket]
+                own, low = bucket.own, bucket.bounds[rank]
+                assert own is not None
+                flat = own[piece.at - low : piece.at - low + piece.stop - piece.start]
+                self._gradients.append(flat if self._cuts else shaped_like(flat, self._live.params[piece.param]))
         return self._gradients
+
+    def _gather(self, used: Sequence[bool]) -> None:
+        """Give all ranks all pieces of what was used. While a bucket is copied to the parameters, the next is on its way."""
+        collectives, landing = self._live.collectives, None
+        for bucket, sizes, own, others in self._routes:
+            if not any(used[member.param] for member in bucket.members):
+                continue
+            stage = collectives.pool.take(bucket.bounds[-1], self._live.params[bucket.members[0].param])
+            stretches = stage.split_with_sizes(sizes)
+            if own:
+                torch._foreach_copy_(self._places(stretches, own), [weight for _, weight in own])
+            work = collectives.gather(bucket, stage)
+            if landing is not None:
+                self._land(*landing)
+            landing = work, stage, stretches, others
+        if landing is not None:
+            self._land(*landing)
+
+    def _land(self, work: Any, stage: torch.Tensor, stretches: Sequence[torch.Tensor], others: _Placed) -> None:
+        work.wait()
+        if others:
+            torch._foreach_copy_([weight for _, weight in others], self._places(stretches, others))
+        self._live.collectives.pool.give(stage)
+
+    def _places(self, stretches: Sequence[torch.Tensor], placed: _Placed) -> list[torch.Tensor]:
+        """The stretches of a bucket's memory where these weights belong."""
+        return [stretches[k] if self._cuts else shaped_like(stretches[k], weight) for k, weight in placed]
 
     def _planned(self) -> Plan:
         if self._plan is None:
-            indices = [piece.param for piece in self.pieces]
-            weights = [weight_of(piece, self.buckets.params[piece.param], self.cuts) for piece in self.pieces]
-            names = [self.buckets.names[i] for i in indices]
+            indices = [piece.param for piece in self._pieces]
+            weights = [self._weight(piece) for piece in self._pieces]
+            names = [self._names[i] for i in indices]
             # Random numbers of pieces of a parameter must not be the same.
-            offsets = np.array([piece.param + (piece.start // storage.BLOCK << 32) for piece in self.pieces], dtype=np.int64)
+            offsets = np.array(
+                [piece.param + (piece.start // storage.BLOCK << 32) for piece in self._pieces], dtype=np.int64
+            )
             self._plan = self.updater.make_plan(
                 indices, weights, names, rng_offsets=offsets, all_reduce_global=self._all_reduce_global
             )
@@ -274,14 +295,13 @@ class ShardedUpdate:
         chosen, counts, slots = np.array(used, dtype=bool), optimizer.step_counts, optimizer.slots(range(len(used)))
         number = counts.largest_after(slots[chosen])
         optimizer.rate_at(number)  # where that fails, it does so on all ranks, before anything else
-        if self.pieces:
+        if self._pieces:
             plan: Any = self._planned()  # a MultiPlan
             plan.prepare(gradients)
             plan.run(number=number)
         else:  # the other ranks wait for this one's share
-            device = self.buckets.params[0].device
-            MultiPlan(optimizer, [], self.updater.control, device, self._all_reduce_global).run(number=number)
-        mine = np.isin(np.arange(len(used)), [piece.param for piece in self.pieces])
+            MultiPlan(optimizer, [], self.updater.control, self._device, self._all_reduce_global).run(number=number)
+        mine = np.isin(np.arange(len(used)), [piece.param for piece in self._pieces])
         counts.advance(slots[chosen & ~mine], number)
 
     def _step_by_rule(
@@ -296,7 +316,7 @@ class ShardedUpdate:
             rule, formed = rows.form_all()
             if any(gradient is not None for gradient in gradients):
                 plan: Any = self._planned()  # a StepPlan
-                plan.step_with(gradients, rule, [formed[piece.param] for piece in self.pieces])
+                plan.step_with(gradients, rule, [formed[piece.param] for piece in self._pieces])
             else:
                 self._reduce_nothing(rule)
         except BaseException:
@@ -308,114 +328,136 @@ class ShardedUpdate:
         """Take part in the sums over all tensors, for which the other ranks wait."""
         for reduction in rule.reductions:
             if reduction.scope == "global":
-                device = self.buckets.params[0].device
-                zeros = torch.zeros(reduction.n_values, dtype=widest(device), device=device)
+                zeros = torch.zeros(reduction.n_values, dtype=widest(self._device), device=self._device)
                 self._all_reduce_global(zeros, reduction.op)
 
     def _all_reduce_global(self, totals: torch.Tensor, by: str) -> None:
-        dist_utils.all_reduce(
-            totals, dist.ReduceOp.SUM if by == "sum" else dist.ReduceOp.MAX, self.buckets.collectives.group
-        )
+        dist_utils.all_reduce(totals, dist.ReduceOp.SUM if by == "sum" else dist.ReduceOp.MAX, self.group)
         if self._total is None:
             self._total = totals[0]
 
+    def _for_whole_states(self) -> Updater:
+        """An updater for whole states, which the optimizer does not keep."""
+        whole = Updater(self._optimizer, self.updater.engine)
+        self.updater.be_that_of(self._optimizer)
+        return whole
 
-class WeightGathers:
-    """The weights of all parameters, of which each rank has updated its pieces.
+    def _load_masters(self, masters: Mapping[Any, torch.Tensor]) -> None:
+        """Take this rank's pieces of these masters, by index."""
+        weights, own = {}, {}
+        for piece in self._pieces if masters else ():
+            i, param = piece.param, self._live.params[piece.param]
+            weights[i] = self._weight(piece)
+            if i in masters:
+                own[i] = in_memory_order(masters[i], param)[piece.start : piece.stop] if self._cuts else masters[i]
+        self.updater.put_masters(own, weights)
 
-    Args:
-        buckets: which pieces each rank has.
-        cuts: whether parameters are cut anywhere, or each belongs to one rank.
-    """
+    @torch.no_grad()
+    def _collect_cut(self, whole: Updater) -> None:
+        """Put whole states and masters into `whole`, bucket by bucket and slot by slot."""
+        optimizer: Any = self._optimizer
+        rule, states = optimizer.composed_rule, {}
+        for piece in self._pieces:
+            weight, i = self._weight(piece).detach(), piece.param
+            states[i] = current_state(optimizer, i, weight, self.updater.state_of(i))
+        made = optimizer.states_for([torch.empty_like(param, device="cpu") for param in self._live.params])
+        whole.state = {i: dict(zip(rule.slots, state, strict=True)) for i, state in enumerate(made)}
+        for slot in rule.state:
+            unsigned = slot in rule.nonnegative
+            for i, values in self._whole_tensors({i: state[slot] for i, state in states.items()}, unsigned):
+                storage.copy(whole.state[i][slot], values, values.shape, unsigned)
+        self._collect_numbers(optimizer, states, whole)
+        for i, master in self.masters().items():
+            whole.state[i][MASTER] = master
 
-    def __init__(self, buckets: GradientBuckets, cuts: bool) -> None:
-        self._buckets, self._cuts = buckets, cuts
-        self._strides = [param.stride() for param in buckets.params]
-        self._addresses: list[int] = []
-        self._gathers: list[_WeightGather] = []
+    def _whole_tensors(self, found: Mapping[Any, torch.Tensor], unsigned: bool | None) -> Iterator[tuple[int, torch.Tensor]]:
+        """Each parameter's whole tensor, on the CPU in its arithmetic's type, of all ranks' pieces of it.
 
-    def follow(self) -> bool:
-        """See where the weights are; whether some are elsewhere now. To be called when there are buckets.
-
-        Raises:
-            ValueError: elements of a parameter that is cut are in another order.
+        `unsigned` is whether states are never negative, or None of masters.
         """
-        params = self._buckets.params
-        if self._cuts and [param.stride() for param in params] != self._strides:
-            raise ValueError(
-                "a parameter has got other strides since the first step, as by .t() or another memory format: each process "
-                "has the states of pieces of its memory, which cannot follow; change layouts before the first step"
-            )
-        addresses = [param.data_ptr() for param in params]
-        if addresses == self._addresses:
-            return False
-        self._addresses, collectives = addresses, self._buckets.collectives
-        self._gathers = [
-            _WeightGather(bucket, params, collectives, self._cuts) for bucket in self._buckets.buckets if bucket.members
-        ]
-        return True
-
-    def gather(self, used: Sequence[bool]) -> None:
-        """Give all ranks all pieces of what was used. While a bucket is copied to the parameters, the next is on its way."""
-        running = None
-        for gather in self._gathers:
-            if not any(used[member.param] for member in gather.bucket.members):
+        pieces: dict[int, list[Piece]] = {}
+        for piece in self._pieces:
+            pieces.setdefault(piece.bucket, []).append(piece)
+        for k, bucket in enumerate(self._live.buckets):
+            if not bucket.members:
                 continue
-            gather.start()
-            if running is not None:
-                running.finish()
-            running = gather
-        if running is not None:
-            running.finish()
+            assert bucket.weight_dtype is not None
+            dtype = compute_dtype(bucket.weight_dtype)  # which has all values of narrower types
+            flat = torch.zeros(bucket.bounds[-1], dtype=dtype, device=bucket.flat.device)
+            for piece in pieces.get(k, ()):
+                if piece.param in found:
+                    tensor, size = found[piece.param], piece.stop - piece.start
+                    if unsigned is not None and storage.is_packed(tensor):
+                        tensor = storage.unpacked(tensor, torch.Size([size]), unsigned)
+                    flat[piece.at : piece.at + size] = tensor
+            self._live.collectives.gather(bucket, flat).wait()
+            flat = flat.cpu()
+            for member in bucket.members:
+                like = torch.empty_like(self._live.params[member.param], device="cpu", dtype=dtype)
+                yield member.param, like.copy_(shaped_like(flat[member.start : member.start + member.size], like))
 
+    def _collect_numbers(self, optimizer: RuleOptimizer, states: Mapping[int, State], whole: Updater) -> None:
+        """The numbers that a rule keeps of each parameter, which all its pieces have; the first one's are taken."""
+        rule = optimizer.composed_rule
+        if not rule.kept:
+            return
+        device = self._device
+        numbers = torch.zeros(len(self._live.params), len(rule.kept), dtype=widest(device), device=device)
+        for piece in self._pieces:
+            if piece.start == 0:
+                numbers[piece.param] = torch.stack([states[piece.param][slot] for slot in rule.kept]).to(numbers)
+        dist_utils.all_reduce(numbers, group=self.group)
+        for i, state in whole.state.items():
+            for slot, value in zip(rule.kept, numbers[int(i)].cpu(), strict=True):
+                state[slot].copy_(value)
 
-class _WeightGather:
-    """The updated pieces of a bucket on their way to all ranks."""
+    def _collect_owned(self, whole: Updater) -> dict[str, Any]:
+        """The state of parameters that belong to ranks as a whole, tensor by tensor."""
+        mine = [piece.param for piece in self._pieces]
+        group, device = self.group, self._device
+        whole.state = {i: self.updater.state[i] for i in mine if i in self.updater.state}
+        self._optimizer.slots(range(len(self._live.params)))
+        collected = checkpoint.collect(whole, self._names, self._live.params)
+        own = collected["state"]
+        listed = [
+            (
+                name,
+                [(slot, tuple(tensor.shape), tensor.dtype) for slot, tensor in slots.items()],
+                collected["layout"].get(name),
+            )
+            for name, slots in own.items()
+        ]
+        lists = dist_utils.all_gather_objects(listed, group)
+        state: dict[str, dict[str, torch.Tensor]] = {}
+        layout: dict[str, Any] = {}
+        for rank, entries in enumerate(lists):
+            for name, slots, nesting in entries:
+                state[name] = {}
+                if nesting is not None:
+                    layout[name] = nesting
+                for slot, shape, dtype in slots:
+                    there = rank == self._live.collectives.rank
+                    tensor = own[name][slot].contiguous() if there else torch.empty(shape, dtype=dtype, device=device)
+                    sent = tensor.to(device).view(torch.uint8) if dtype == torch.int16 else tensor.to(device)
+                    dist_utils.broadcast(sent, rank, group)
+                    state[name][slot] = (own[name][slot] if there else tensor).cpu()
+        collected["state"] = {name: state[name] for name in self._names if name in state}
+        collected["layout"] = {name: layout[name] for name in self._names if name in layout}
+        return collected
 
-    def __init__(
-        self, bucket: Bucket, params: Sequence[torch.nn.Parameter], collectives: BucketCollectives, cuts: bool
-    ) -> None:
-        self.bucket, self._collectives, self._cuts = bucket, collectives, cuts
-        self._like = params[bucket.members[0].param]
-        self._stage: Any = None
-        self._running: Any = None
-        self._sizes: list[int] = []  # of the stretches of the bucket: pieces, and gaps between them
-        # The weights of this rank's part, each with the number of its stretch, and those of other ranks'.
-        self._own: list[tuple[int, torch.Tensor]] = []
-        self._others: list[tuple[int, torch.Tensor]] = []
-        bounds, rank = bucket.bounds, collectives.rank
-        low, high, end = bounds[rank], bounds[rank + 1], 0
-        for member in bucket.members:
-            param = params[member.param].detach()
-            for first, last, into in ((0, low, self._others), (low, high, self._own), (high, bounds[-1], self._others)):
-                start, stop = max(first - member.start, 0), min(last - member.start, member.size)
-                if start >= stop:
-                    continue
-                self._sizes += [member.start + start - end, stop - start]
-                end = member.start + stop
-                weight = memory_of(param)[start:stop] if cuts else param
-                into.append((len(self._sizes) - 1, weight))
-        self._sizes.append(bounds[-1] - end)
-
-    def start(self) -> None:
-        bucket = self.bucket
-        stage = self._stage = self._collectives.pool.take(bucket.bounds[-1], self._like)
-        parts, weights = self._pairs(self._own)
-        if parts:
-            torch._foreach_copy_(parts, weights)
-        self._running = self._collectives.gather(bucket, stage)
-
-    def finish(self) -> None:
-        self._running.wait()
-        parts, weights = self._pairs(self._others)
-        if parts:
-            torch._foreach_copy_(weights, parts)
-        self._collectives.pool.give(self._stage)
-        self._stage = self._running = None
-
-    def _pairs(self, placed: Sequence[tuple[int, torch.Tensor]]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Stretches of the staging buffer, and the weights that belong there."""
-        stretches = self._stage.split_with_sizes(self._sizes)
-        if self._cuts:
-            return [stretches[k] for k, _ in placed], [weight for _, weight in placed]
-        return [shaped_like(stretches[k], weight) for k, weight in placed], [weight for _, weight in placed]
+    def _piece_of(self, whole: State, piece: Piece) -> State:
+        """This rank's piece of the whole states of a parameter, without its master."""
+        optimizer: Any = self._optimizer
+        rule, param = optimizer.composed_rule, self._live.params[piece.param]
+        weight, size = self._weight(piece).detach(), torch.Size([piece.stop - piece.start])
+        state: State = dict(zip(rule.slots, *optimizer.states_for([weight]), strict=True))
+        for slot, new in state.items():
+            if slot in rule.kept:
+                new.copy_(whole[slot])
+                continue
+            tensor, unsigned = whole[slot], slot in rule.nonnegative
+            if storage.is_packed(tensor):
+                tensor = storage.unpacked(tensor, param.shape, unsigned)
+            part = in_memory_order(tensor, param)[piece.start : piece.stop]
+            storage.copy(new, part.to(weight.device), size, unsigned)
+        return state
