@@ -92,6 +92,24 @@ def golden_runs(group: str, version: int = 1) -> tuple[Golden, ...]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", default="quick", help=matrix.HELP)
+    parser.addoption("--bare", action="store_true", help="skip tests that need a package which is missing, and say which")
+
+
+# What tristep or its tests use, and a machine with torch, Triton and pytest may lack.
+_PACKAGES = ("IPython", "matplotlib", "numba", "pytorch_optimizer", "safetensors", "tqdm")
+
+
+def _skipping_lacking(item: pytest.Item) -> Iterator[Any]:
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        if item.config.getoption("--bare") and error.name in _PACKAGES:
+            pytest.skip(f"needs {error.name}")
+        raise
+
+
+pytest_runtest_setup = pytest.hookimpl(wrapper=True)(_skipping_lacking)
+pytest_runtest_call = pytest.hookimpl(wrapper=True)(_skipping_lacking)
 
 
 @pytest.hookimpl(trylast=True)

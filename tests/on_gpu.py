@@ -29,7 +29,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "gpu_tests.json"
 SELECTION = ["-k", "triton or eager or gpu"]
 # What the tests of a folder need; without it they are left out. A GPU changes nothing for those of the first.
 FOLDERS = {"packaging": None, "browser": None, "viz": "matplotlib", "integrations": "IPython"}
-OPTIONS = ["-q", "--cases=full", "-o", "addopts=--import-mode=importlib", "-W", "default"]
+OPTIONS = ["-q", "-rs", "--bare", "--cases=full", "-o", "addopts=--import-mode=importlib", "-W", "default"]
 NOTHING_SELECTED = 5  # pytest's exit status
 
 

@@ -148,15 +148,18 @@ def module_at(path: str) -> Any:
 
 def _fork() -> None:
     """Fork, or end a fork, for each line of the input."""
-    import numba
     import pytest  # noqa: F401
     import torch._dynamo  # by torch.optim
     import torch.distributed.fsdp  # noqa: F401
 
     import tristep.trainer  # noqa: F401
-    from tristep.kernels.backends.cpu import launch  # noqa: F401
 
-    numba.njit(lambda: 0)()  # imports what compiling takes
+    if importlib.util.find_spec("numba") is not None:
+        import numba
+
+        from tristep.kernels.backends.cpu import launch  # noqa: F401
+
+        numba.njit(lambda: 0)()  # imports what compiling takes
     for line in sys.stdin:
         what, *numbers, last = line.split()
         if what == "kill":

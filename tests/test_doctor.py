@@ -46,7 +46,7 @@ def test_an_engine_that_cannot_work_is_an_error(engine, monkeypatch, capsys):
     assert main(["doctor"]) == 1
     printed = capsys.readouterr().out
     assert ": no engine" in printed
-    assert "Error: " in printed.splitlines()[-1]
+    assert "Error: " in printed
 
 
 def test_a_step_that_fails_is_an_error_with_what_to_do(monkeypatch):
@@ -77,6 +77,7 @@ def test_without_metadata_it_still_knows_the_packages(monkeypatch):
 
 
 def test_without_triton_nothing_is_missing_on_a_cpu(monkeypatch):
+    pytest.importorskip("numba")
     monkeypatch.setattr(doctor, "has_triton", lambda: False)
     lines, works = doctor.report()
     assert works

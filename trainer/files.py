@@ -146,7 +146,9 @@ def write_tensors(
     try:
         from safetensors.torch import save  # here, because a training without files does not need it
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{argument}: files need the package safetensors: pip install safetensors") from error
+        raise ModuleNotFoundError(
+            f"{argument}: files need the package safetensors: pip install safetensors", name=error.name
+        ) from error
 
     replace(argument, path, lambda file: file.write(save(stored, metadata)))
 

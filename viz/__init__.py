@@ -14,7 +14,7 @@ except ModuleNotFoundError as error:
         "tristep.viz draws with matplotlib, which is missing: pip install 'tristep[notebook]'", name=error.name
     ) from error
 
-from .live import LiveLoop, LiveView, Snapshot
+from .live import LiveLoop, LiveView, Snapshot, loops
 from .record import Curve, Recorder, Run, RunSet, Series, diagnose, read_run
 from .render.matplotlib import draw
 from .render.renderers import Capabilities, capabilities, set_renderer
@@ -143,6 +143,7 @@ __all__ = [
     "draw",
     "function",
     "ill_conditioned_bowl",
+    "loops",
     "loss_plane",
     "noisy_ravine",
     "plot_schedules",

@@ -9,7 +9,7 @@ import torch
 from option_training import SHAPES, STEPS, parameters, train, trained
 
 from tristep import Trainer, optimizer
-from tristep.trainer.optimizer import states as states_module
+from tristep.trainer.optimizer import updater as updater_module
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 
@@ -220,12 +220,12 @@ def test_each_rule_of_a_training_is_prepared_once(monkeypatch, engine, device):
     """Synchronising ten times does not mean to build everything ten times."""
     made = []
 
-    class Counted(states_module.Update):
+    class Counted(updater_module.Update):
         def __init__(self, rule, *others):
             made.append(rule)
             super().__init__(rule, *others)
 
-    monkeypatch.setattr(states_module, "Update", Counted)
+    monkeypatch.setattr(updater_module, "Update", Counted)
     params = parameters(device)
     trainer = Trainer(params, "adamw", {"lookahead": 2}, engine=engine)
     gradients = [torch.randn_like(param) for param in params]

@@ -387,3 +387,24 @@ def test_a_cell_that_makes_its_loop_again_stops_the_one_before(notebook):
     assert "instead of the loop that this cell has made before, stopped after step" in notebook.value("loop.view.status()")
     notebook.run("one = viz.LiveLoop(train, view=None); two = viz.LiveLoop(train, view=None); one.step(); two.step()", "c")
     notebook.until("one.status, two.status", "('paused', 'paused')")  # made by the same run of a cell
+
+
+@pytest.mark.slow
+def test_loops_that_are_there_are_listed_with_a_button_that_stops_each(notebook):
+    notebook.run("loop = viz.LiveLoop(lambda: None, view=None, name='endless').start()", "a")
+    assert notebook.value("repr(viz.loops())").startswith('"endless: running, step ')
+    notebook.run("viz.loops()", "b")
+    assert any(str(state.get("value", "")).startswith("endless: running, step ") for state in notebook.widgets.values())
+    notebook.press("Stop")
+    assert notebook.value("loop.status") == "'stopped'"
+    assert notebook.value("viz.loops()") == "no loop is running or paused"
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_a_cell_that_awaits_a_paused_loop(notebook):
+    notebook.run("loop = viz.LiveLoop(lambda: None, view=None).start(); loop.pause()", "a")
+    sent = notebook.send("print('waits', flush=True)\nawait loop", "b")
+    notebook.listen(lambda message: message["msg_type"] == "stream" and "waits" in message["content"]["text"])
+    notebook.manager.interrupt_kernel()
+    assert notebook.reply(sent)["content"]["status"] == "error"
+    assert notebook.value("loop.status") == "'paused'"

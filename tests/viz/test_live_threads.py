@@ -12,6 +12,7 @@ pytest.importorskip("matplotlib")
 
 from live_training import Training, ended, plain, same, sliced
 
+from tristep import viz
 from tristep.viz import LiveLoop
 from tristep.viz.live import stop_loops
 
@@ -149,15 +150,47 @@ def test_a_running_loop_that_nothing_refers_to_can_be_stopped():
     assert asyncio.run(main()) == len(done) > 0
 
 
-def test_two_loops_do_not_train_with_one_trainer():
-    training = Training()
+@pytest.mark.parametrize("mode", ["task", "thread", "block"])
+@pytest.mark.parametrize("shared", ["trainer", "view"])
+def test_a_loop_stops_a_running_one_that_shares_its_trainer_or_its_view(shared, mode):
+    """It may have been started in another cell, whose function reads names that are new by now."""
+    training, others = Training(), Training()
+    view = viz.LossView(viz.RunSet([viz.Run("both")])) if shared == "view" else "live"
 
-    def steps():
-        with pytest.raises(RuntimeError, match="trains with this trainer at this moment: pause or stop it first"):
-            training.loop().start()
-        yield
+    async def main():
+        started = []
 
-    assert training.loop(steps).start().status == "finished"
+        def first():
+            while True:
+                if mode == "block" and not started:
+                    started.append(second)
+                    second.start()
+                yield training.step()
+
+        def some():
+            for _ in range(30):
+                yield (training if shared == "trainer" else others).step()
+
+        loop = training.loop(first, mode=mode, view=view, name="one")
+        second = (training if shared == "trainer" else others).loop(some, mode=mode, view=view, name="two")
+        loop.start()
+        if mode != "block":
+            while loop.n_steps < 3:
+                await asyncio.sleep(0)
+            assert viz.loops() == [loop]
+            second.start()
+            await second
+        assert (loop.status, second.status) == ("stopped", "finished")
+        assert loop.control.remark == f"loop 'two' has begun with its {shared}"
+        assert second.control.remark.startswith(f"loop 'one' with the same {shared} was stopped after step ")
+        if shared == "trainer":
+            assert "has begun with its trainer" in loop.view.describe()
+            assert training.trainer.optimizer.num_update == loop.n_steps + second.n_steps
+            assert "loop 'one' with the same trainer was stopped" in second.view.describe()
+        assert repr(viz.loops()) == "no loop is running or paused"
+
+    stop_loops()
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(

@@ -181,12 +181,14 @@ def test_the_live_view_says_what_went_wrong():
         yield 1.0
         raise ValueError("out of <range>")
 
-    loop = LiveLoop(steps, mode="block")
+    loop = LiveLoop(steps(), mode="block")
     with pytest.raises(ValueError, match="out of"):
         loop.start()
-    assert _texts(loop.view.scene())[0] == "run: failed after step 1\nValueError: out of <range>"
-    names = {button.name for button in loop.view.scene().buttons}
-    assert names == {"pause", "resume", "step", "stop"}  # without a trainer there are no snapshots
+    line = steps.__code__.co_firstlineno + 2
+    where = f'test_live_view.py, line {line}, in steps: raise ValueError("out of <range>")'
+    assert _texts(loop.view.scene())[0] == f"run: failed after step 1\nValueError: out of <range>\n{where}"
+    buttons = {button.name: button.enabled for button in loop.view.scene().buttons}
+    assert buttons == dict.fromkeys(("pause", "resume", "step", "stop"), False)  # no snapshots without a trainer
 
 
 def test_a_button_resumes_in_the_background():

@@ -1,8 +1,9 @@
-"""LoopControl: how a `LiveLoop` starts, goes on and is waited for; and all loops that there are."""
+"""LoopControl: how a `LiveLoop` starts, goes on and is waited for; all loops that there are, and which of them may step."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +14,10 @@ from .runner import ENDED, StepRunner, say_paused
 from .screen import Screen
 from .steps import StepSource, weakly
 
-__all__ = ["LoopControl", "stop_loops"]
+__all__ = ["LoopControl", "Loops", "loops", "stop_loops"]
 
 _loops: weakref.WeakSet[Any] = weakref.WeakSet()
+_numbers = itertools.count()
 
 
 class LoopControl:
@@ -31,11 +33,13 @@ class LoopControl:
 
     Attributes:
         remark: which loop has taken the place of this one, or has given way to it; empty for none.
+        number: in which order loops have been made.
         cell_is_gone: whether marimo has run the cell again that made the loop, or deleted it: nobody has the loop then.
     """
 
     def __init__(self, loop: Any, source: StepSource, model: Sequence[Any]) -> None:
         self.remark = ""
+        self.number = next(_numbers)
         self._model, self._living = list(model), list(map(weakly, model))
         self._is_replaced = False
         self._run_of_cell = request().get("header", {}).get("msg_id")
@@ -101,7 +105,7 @@ class LoopControl:
         for loop in list(_loops):
             if loop.control.cell_is_gone():
                 loop.stop()
-        self._refuse_shared_trainer()
+        self._stop_others()
         runner.n_steps = self._loop.saving.begin() or runner.n_steps
         later = executor.mode == "block" and not has_front_end()  # a picture for the file: that of the end
         if not later:
@@ -126,7 +130,7 @@ class LoopControl:
         if not stopped_between or not self._source.renew():
             why = "its generator has been ended by the exception" if stopped_between else "it has ended"
             raise RuntimeError(f"there is nothing to go on with: {why}. branch() goes back to a snapshot where there is one")
-        self._refuse_shared_trainer()
+        self._stop_others()
         self._loop.saving.go_on()
         self._go(limit)
         self._raise_in_cell()
@@ -183,16 +187,70 @@ class LoopControl:
         if self._executor.mode == "block":
             self._raise()
 
-    def _refuse_shared_trainer(self) -> None:
-        trainer = self._loop.rate.trainer
-        for loop in list(_loops):
-            same = trainer is not None and loop.rate.trainer is trainer
-            if same and loop is not self._loop and loop.status == "running":
-                raise RuntimeError(f"{loop!r} trains with this trainer at this moment: pause or stop it first")
+    @property
+    def can_go_on(self) -> bool:
+        """Whether there may be steps to come."""
+        status = self._runner.status
+        return status in ("ready", "paused") or (status == "failed" and not self._is_replaced and self._source.can_renew)
+
+    def _stop_others(self) -> None:
+        """End running loops that train with this one's trainer, or draw in its view: there is one that steps, the last."""
+        trainer, view = self._loop.rate.trainer, self._screen.view
+        for other in loops():
+            shares = [
+                *(["trainer"] if trainer is not None and other.rate.trainer is trainer else []),
+                *(["view"] if view is not None and other.screen.view is view else []),
+            ]
+            if other is not self._loop and other.status == "running" and shares:
+                other.control.remark = f"loop {self._loop.run.name!r} has begun with its {shares[0]}"
+                other.stop()
+                self.remark = f"loop {other.run.name!r} with the same {shares[0]} was stopped after step {other.n_steps:,}"
+
+
+class Loops(list[Any]):
+    """Loops with what they do in words; in a notebook each has a button that stops it."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(_in_words, self)) or "no loop is running or paused"
+
+    def _ipython_display_(self) -> None:
+        if not self or not has_front_end():
+            raise NotImplementedError  # by which IPython is told to show the words of `repr`
+        import ipywidgets as widgets
+        from IPython.display import display
+
+        display(widgets.VBox([_row(widgets, loop) for loop in self]))
+
+
+def loops() -> Loops:
+    """The live loops that are running or paused, in the order in which they were made, whatever still refers to them.
+
+    Example:
+        >>> from tristep import viz
+        >>> for loop in viz.loops():
+        ...     loop.stop()
+    """
+    found = [loop for loop in _loops if loop.status in ("running", "paused")]
+    return Loops(sorted(found, key=lambda loop: loop.control.number))
+
+
+def _in_words(loop: Any) -> str:
+    return f"{loop.run.name}: {loop.status}, step {loop.n_steps:,}, mode {loop.mode!r}"
+
+
+def _row(widgets: Any, loop: Any) -> Any:
+    button, label = widgets.Button(description="Stop"), widgets.Label(_in_words(loop))
+
+    def stop(_: Any) -> None:
+        loop.stop()
+        button.disabled, label.value = True, _in_words(loop)
+
+    button.on_click(stop)
+    return widgets.HBox([button, label])
 
 
 def stop_loops(cell: str | None = None) -> None:
     """Stop the loops that this cell has made; None: all."""
-    for loop in list(_loops):
-        if cell in (None, loop.cell) and loop.status in ("running", "paused"):
+    for loop in loops():
+        if cell in (None, loop.cell):
             loop.stop()

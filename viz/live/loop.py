@@ -45,8 +45,9 @@ class LiveLoop:
     current step; a second one breaks it off. A cell that runs meanwhile is interrupted as ever.
 
     A cell that is run again, and makes a loop again, stops the one that it made before. Without cells, a loop gives way to a
-    loop of a new function of the same name. A loop that has ended does not keep what it has trained: keep net and trainer to
-    `branch` after that.
+    loop of a new function of the same name. A loop that starts or resumes stops a running one that trains with the same
+    trainer, or draws in the same view, and both views say so; `loops()` lists those there are. A loop that has ended does
+    not keep what it has trained: keep net and trainer to `branch` after that.
 
     Args:
         steps: a generator function or an iterator that takes one training step for each `next`, or a callable that takes
@@ -218,8 +219,7 @@ class LiveLoop:
             The loop itself.
 
         Raises:
-            RuntimeError: it has been started; or another loop trains with this trainer at this moment; or mode="task" where
-                no event loop runs.
+            RuntimeError: it has been started; or mode="task" where no event loop runs.
             Exception: with mode="block", what a step raised.
         """
         self.control.start()
@@ -395,6 +395,10 @@ class LiveLoop:
         """Show the view, unless this cell has shown it already in `start`."""
         if not self.screen.show(again=False):
             raise NotImplementedError  # by which IPython is told to show the words of `repr`
+
+    def _display_(self) -> Any:
+        """What marimo shows as the value of a cell."""
+        return repr(self) if self.view is None else self.view._display_()
 
     def __repr__(self) -> str:
         return f"LiveLoop({self.run.name!r}, {self.status}, {self.n_steps} steps, mode={self.mode!r})"

@@ -34,13 +34,20 @@ class StepSource:
             raise StopIteration
         return value
 
+    @property
+    def _is_closed(self) -> bool:
+        return isinstance(self._iterator, Generator) and inspect.getgeneratorstate(self._iterator) == inspect.GEN_CLOSED
+
+    @property
+    def can_renew(self) -> bool:
+        """Whether there are steps to come, once it is renewed."""
+        return not self._is_closed or inspect.isgeneratorfunction(self._steps)
+
     def renew(self) -> bool:
-        """Whether there are steps to come; a generator that an exception has ended is created again by its function."""
-        if isinstance(self._iterator, Generator) and inspect.getgeneratorstate(self._iterator) == inspect.GEN_CLOSED:
-            if not inspect.isgeneratorfunction(self._steps):
-                return False
+        """As `can_renew`; a generator that an exception has ended is created again by its function."""
+        if self._is_closed and self.can_renew:
             self._iterator = _iterator(self._steps)
-        return True
+        return self.can_renew
 
     def close(self) -> None:
         """Close a generator, which may have something to clean up."""

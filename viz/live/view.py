@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from .runner import ENDED
 
 __all__ = ["LiveView"]
 
+_PACKAGE = Path(__file__).parents[2]
 MULTIPLIERS = [2.0 ** (k / 2) for k in range(-12, 13)]  # that the view's slider has; 1 is among them
 
 
@@ -56,7 +59,7 @@ class LiveView(LossView):
             # With a schedule another rate at each step, which stands in the status; a slider's words stay.
             texts = [f"× {each:.3g}" if base is None else f"{base * each:.3g} (× {each:.3g})" for each in MULTIPLIERS]
             controls.append(Control("multiplier", "learning rate", MULTIPLIERS, nearest, remote=True, texts=texts))
-        height = 0.45
+        height = 0.45 if self.loop.exception is None else 0.7
         shares = scene.heights or [1.0] * scene.grid[0]
         return replace(
             scene,
@@ -70,8 +73,7 @@ class LiveView(LossView):
     def _buttons(self) -> list[Button]:
         loop, status = self.loop, self.loop.status
         running, ended = status == "running", status in ENDED
-        # A loop that has failed may go on where its steps are no generator; the button says if it cannot.
-        goes_on = not running and status not in ("stopped", "finished")
+        goes_on = not running and loop.control.can_go_on
         named = [("pause", "Pause", running), ("resume", "Resume", goes_on), ("step", "Step", goes_on)]
         named.append(("stop", "Stop", not ended))
         if loop.rate.known:
@@ -95,7 +97,7 @@ class LiveView(LossView):
         loop = self.loop
         words = [f"{loop.run.name}: {loop.status}", f"step {loop.n_steps:,}"]
         if loop.exception is not None:
-            return f"{loop.run.name}: failed after step {loop.n_steps:,}\n{type(loop.exception).__name__}: {loop.exception}"
+            return f"{loop.run.name}: failed after step {loop.n_steps:,}\n{_traceback(loop.exception)}"
         if loop.status == "running":
             speed = loop.steps_per_second
             words.append(f"{speed:,.0f} steps/s" if speed >= 100 else f"{speed:.3g} steps/s")
@@ -144,6 +146,19 @@ class LiveView(LossView):
         except RuntimeError as error:
             self.message = str(error)
         self.refresh()
+
+
+def _traceback(error: BaseException) -> str:
+    """An exception with the line that raised it, or the last one before it went into a package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame for frame in frames if "site-packages" not in frame.filename and _PACKAGE not in Path(frame.filename).parents
+    ]
+    words = f"{type(error).__name__}: {error}"
+    if not own:
+        return words
+    last = own[-1]
+    return f"{words}\n{Path(last.filename).name}, line {last.lineno}, in {last.name}: {last.line or ''}".rstrip(": ")
 
 
 def _fixed(scene: Scene) -> Scene:
