@@ -10,7 +10,7 @@ from torch import nn
 
 import tristep
 from tristep import optimizer as optimizers
-from tristep.trainer.kvstore.buckets import BucketCollectives, GradientBuckets
+from tristep.trainer.kvstore.buckets import GradientBuckets
 
 LIMITS = {"bucket_bytes": 30_000, "first_bucket_bytes": 5_000}
 
@@ -97,7 +97,7 @@ def train_on_ranks(
 
 def train_with_own_collectives(*args):
     """The same with the reduce-scatter and all-gather of the backend."""
-    with mock.patch.object(BucketCollectives, "native", lambda self, bucket: len(set(bucket.parts)) == 1):
+    with mock.patch.object(GradientBuckets, "native", lambda self, bucket: len(set(bucket.parts)) == 1):
         return train_on_ranks(*args)
 
 

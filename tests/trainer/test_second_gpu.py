@@ -11,11 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from optimizer_table import row_of
 from simulated_gpus import SimulatedGpus, WrongDevice
 
 import tristep
-from tristep.trainer.kvstore.allreduce import RankAgreement
+from tristep.trainer.kvstore.allreduce import AllReduceSync
 
 TESTS = Path(__file__).parents[1]
 SECOND = "cuda:1"
@@ -210,10 +211,12 @@ def test_a_symmetric_product_is_launched_on_its_device(monkeypatch):
 
 
 @pytest.mark.parametrize(("late", "missing"), [([2.0, 0.0, 2.0], None), ([2.0, 0.0, 1.0], "'c'")])
-def test_late_counts_tell_of_missing_gradients_of_what_is_trained(late, missing):
+def test_late_counts_tell_of_missing_gradients_of_what_is_trained(late, missing, monkeypatch):
     parameters = [torch.nn.Parameter(torch.ones(2), requires_grad=trained) for trained in (True, False, True)]
-    agreement = RankAgreement(None, 2, ["a", "b", "c"], parameters, None)
-    agreement._late = (
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda group: 0)
+    sync = AllReduceSync(None, SimpleNamespace(params=parameters), ["a", "b", "c"], None, None, None)
+    sync._late = (
         torch.tensor(late + [0.0] * 4),
         SimpleNamespace(synchronize=lambda: None),
         torch.tensor([True, False, True]),
@@ -221,7 +224,7 @@ def test_late_counts_tell_of_missing_gradients_of_what_is_trained(late, missing)
     counts, sums = torch.tensor([2.0, 2.0, 2.0]), torch.zeros(4)
 
     def step():
-        return agreement.counts([True, False, True], counts, sums, False)
+        return sync._counts([True, False, True], counts, sums, False)
 
     if missing is None:
         assert step() == [2, 2, 2]

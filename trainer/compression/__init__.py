@@ -2,7 +2,7 @@
 
 from . import codecs, powersgd, sparse  # noqa: F401  # they register their compressors
 from .allreduce import CompressedAllReduce, Handle, wait_all
-from .base import Compressor, create_compressor, register_compressor, registered_compressors
+from .base import Compressor, check_float32, create_compressor, register_compressor, registered_compressors
 from .ddp import ddp_hook
 from .local import GradientCompression, local_compression
 
@@ -11,6 +11,7 @@ __all__ = [
     "Compressor",
     "GradientCompression",
     "Handle",
+    "check_float32",
     "create_compressor",
     "ddp_hook",
     "local_compression",

@@ -29,7 +29,7 @@ import torch
 from ...kernels import choose_engine, compress
 from ..validation import integer
 from .base import Compressor, create_compressor
-from .reduce import MessageReduce, ReduceAlgorithm, ReduceContext
+from .reduce import MessageReduce, ReduceAlgorithm
 
 
 class Handle:
@@ -118,11 +118,12 @@ class CompressedAllReduce:
     ) -> None:
         made = isinstance(compression_params, Compressor)
         self.compressor: Compressor = compression_params if made else create_compressor(compression_params)  # type: ignore[assignment,arg-type]
-        context = ReduceContext(integer("numel", numel, 1), shapes, torch.device(device), group, engine, exchange)
-        choose_engine(context.device, engine)
-        self.rank, self.ranks, self.numel, self.device = context.rank, context.ranks, context.numel, context.device
-        self._algorithm: ReduceAlgorithm = (self.compressor.reduce_algorithm or MessageReduce)(self.compressor, context)
-        self.exchange, self.bytes_sent = self._algorithm.exchange, self._algorithm.bytes_sent
+        self.numel, self.device = integer("numel", numel, 1), torch.device(device)
+        choose_engine(self.device, engine)
+        klass: type[ReduceAlgorithm] = self.compressor.reduce_algorithm or MessageReduce
+        self._algorithm = algorithm = klass(self.compressor, self.numel, shapes, self.device, group, engine, exchange)
+        self.rank, self.ranks = algorithm.rank, algorithm.ranks
+        self.exchange, self.bytes_sent = algorithm.exchange, algorithm.bytes_sent
         self._handle: Handle | None = None
 
     def start(self, bucket: torch.Tensor) -> Handle:

@@ -144,6 +144,13 @@ def create_compressor(compression_params: Mapping[str, Any]) -> Compressor:
     return made
 
 
+def check_float32(key: Any, gradient: torch.Tensor) -> None:
+    """Refuse what is not dense float32: sums by key are compressed as MXNet does it."""
+    if gradient.layout != torch.strided or gradient.dtype != torch.float32:
+        kind = gradient.dtype if gradient.layout == torch.strided else gradient.layout
+        raise TypeError(f"the gradient of key {key!r} is {kind}: compression takes dense torch.float32")
+
+
 def keep_residual(x: torch.Tensor, sent: torch.Tensor, residual: torch.Tensor) -> None:
     """Store what a message leaves out in the residual; 0 where that is non-finite, so that an overflow does not persist."""
     torch.sub(x, sent, out=residual).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

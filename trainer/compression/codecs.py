@@ -10,53 +10,50 @@ import torch
 from ...kernels import compress
 from ..validation import number
 from .base import Compressor, option_name, register_compressor
-from .reduce import ReduceAlgorithm, ReduceContext
+from .reduce import ReduceAlgorithm
 
 
 class CodecReduce(ReduceAlgorithm):
     """Sums by a codec of the kernels, each pass in one launch."""
 
-    def __init__(self, compressor: CodecCompressor, context: ReduceContext) -> None:
-        super().__init__(compressor, context)
-        self.code, self.parameter = compressor.code, compressor.parameter
-        self.one_hop = context.gathers(compressor) or context.ranks == 1
-        self.exchange = "all_gather" if self.one_hop else "all_to_all"
-        code, ranks = self.code, context.ranks
-        self.chunk = code.chunk(context.numel, 1 if self.one_hop else ranks)
+    def __init__(self, compressor: CodecCompressor, *args: Any) -> None:
+        super().__init__(compressor, *args)
+        code, ranks, chunks = compressor.code, self.ranks, self.choose_exchange(compressor)
+        self.code, self.parameter, self.chunk = code, compressor.parameter, code.chunk(self.numel, chunks)
         size = code.size(self.chunk)
         self.votes = not self.one_hop and code.vote is not None
         second = code.votes_size(self.chunk, ranks) if self.votes else size
         if compressor.error_feedback and not self.one_hop and not self.votes:
             self.server = self.zeros(self.chunk)
         self.bytes_sent = (ranks - 1) * (size if self.one_hop else size + second)
-        self.own = self._room(1 if self.one_hop else ranks, size)
+        self.own = self._room(chunks, size)
         self.received = self.own if ranks == 1 else self._room(ranks, size)
         if not self.one_hop:
             self.part, self.parts = self._room(1, second), self._room(ranks, second)
 
     @torch.no_grad()
     def steps(self, bucket: torch.Tensor) -> Iterator[Any]:
-        code, context, last = self.code, self.context, (self.parameter, self.context.engine)
+        code, last = self.code, (self.parameter, self.engine)
         compress.encode(code, bucket, self.worker, self.own, *last)
         if self.one_hop:
-            if context.ranks > 1:
-                yield context.all_gather(self.received, self.own)
+            if self.ranks > 1:
+                yield self.all_gather(self.received, self.own)
             compress.reduce(code, self.received, None, bucket, None, *last)
             return
-        yield context.all_to_all(self.received, self.own)
+        yield self.all_to_all(self.received, self.own)
         if self.votes:
-            compress.reduce_votes(code, self.received, self.part, context.engine)
+            compress.reduce_votes(code, self.received, self.part, self.engine)
         else:
-            there = min(max(context.numel - context.rank * self.chunk, 0), self.chunk)
+            there = min(max(self.numel - self.rank * self.chunk, 0), self.chunk)
             compress.reduce(code, self.received, self.server, self.part, there, *last)
-        yield context.all_gather(self.parts, self.part)
+        yield self.all_gather(self.parts, self.part)
         if self.votes:
-            compress.decode_votes(code, context.ranks, self.parts, bucket, *last)
+            compress.decode_votes(code, self.ranks, self.parts, bucket, *last)
         else:
             compress.decode(code, self.parts, bucket, *last)
 
     def _room(self, n: int, size: int) -> torch.Tensor:
-        return torch.zeros(n, size, dtype=torch.uint8, device=self.context.device)
+        return torch.zeros(n, size, dtype=torch.uint8, device=self.device)
 
 
 class CodecCompressor(Compressor):

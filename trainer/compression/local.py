@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...kernels import Rule, Update, rules
-from .base import create_compressor
+from .base import check_float32, create_compressor
 
 _RULES: dict[str, Rule] = {"2bit": rules.two_bit, "1bit": rules.one_bit}
 
@@ -49,9 +49,7 @@ class GradientCompression:
             TypeError: a gradient that is not dense float32; nothing has been changed.
         """
         for key, gradient in zip(keys, gradients, strict=True):
-            if gradient.layout != torch.strided or gradient.dtype != torch.float32:
-                kind = gradient.dtype if gradient.layout == torch.strided else gradient.layout
-                raise TypeError(f"the gradient of key {key!r} is {kind}: compression takes dense torch.float32")
+            check_float32(key, gradient)
         what = source, tuple(keys)
         update = self._updates.get(what)
         if update is None or not self._fits(update, gradients):

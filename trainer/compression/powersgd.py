@@ -9,7 +9,7 @@ import torch
 
 from ..validation import integer
 from .base import Compressor, keep_residual, option_name, register_compressor
-from .reduce import ReduceAlgorithm, ReduceContext, all_reduce_bytes
+from .reduce import ReduceAlgorithm, all_reduce_bytes
 
 
 class PowerSGDReduce(ReduceAlgorithm):
@@ -20,13 +20,13 @@ class PowerSGDReduce(ReduceAlgorithm):
     all, are sent as they are with the first.
     """
 
-    def __init__(self, compressor: PowerSGD, context: ReduceContext) -> None:
-        super().__init__(compressor, context)
-        if context.shapes is None:
+    def __init__(self, compressor: PowerSGD, numel: int, shapes: Any, *args: Any) -> None:
+        super().__init__(compressor, numel, shapes, *args)
+        if shapes is None:
             raise ValueError("'powersgd' needs the shapes of the bucket's tensors: CompressedAllReduce(..., shapes=[...])")
-        shapes = [torch.Size(shape) for shape in context.shapes]
-        if sum(shape.numel() for shape in shapes) != context.numel:
-            raise ValueError(f"shapes {list(map(tuple, shapes))} have other than numel={context.numel} elements together")
+        shapes = [torch.Size(shape) for shape in shapes]
+        if sum(shape.numel() for shape in shapes) != numel:
+            raise ValueError(f"shapes {list(map(tuple, shapes))} have other than numel={numel} elements together")
         self.matrices: list[tuple[slice, int, int, int]] = []  # its range in the bucket, rows, columns, rank
         self.others: list[slice] = []
         start = 0
@@ -40,11 +40,11 @@ class PowerSGDReduce(ReduceAlgorithm):
                 self.others.append(stretch)
         generator = torch.Generator().manual_seed(compressor.seed % 2**63)
         draw = [torch.randn(columns, rank, generator=generator) for _, _, columns, rank in self.matrices]
-        self.first = [each.to(context.device) for each in draw]
+        self.first = [each.to(self.device) for each in draw]
         self.q = [each.clone() for each in self.first]
         sent = sum(rank * (rows + columns) for _, rows, columns, rank in self.matrices)
         sent += sum(stretch.stop - stretch.start for stretch in self.others)
-        self.bytes_sent = all_reduce_bytes(context.ranks, sent)
+        self.bytes_sent = all_reduce_bytes(self.ranks, sent)
 
     @torch.no_grad()
     def steps(self, bucket: torch.Tensor) -> Iterator[Any]:
@@ -52,7 +52,7 @@ class PowerSGDReduce(ReduceAlgorithm):
         matrices = [x[stretch].view(rows, columns) for stretch, rows, columns, _ in self.matrices]
         p = [matrix @ q for matrix, q in zip(matrices, self.q, strict=True)]
         first = torch.cat([each.reshape(-1) for each in (*p, *(x[stretch] for stretch in self.others))])
-        yield self.context.all_reduce(first)
+        yield self.all_reduce(first)
         parts = first.split([*(each.numel() for each in p), *(stretch.stop - stretch.start for stretch in self.others)])
         p = [torch.linalg.qr(part.view_as(each)).Q for part, each in zip(parts, p, strict=False)]
         own = [matrix.mT @ each for matrix, each in zip(matrices, p, strict=True)]
@@ -63,7 +63,7 @@ class PowerSGDReduce(ReduceAlgorithm):
             keep_residual(x, sent, self.worker)
         if own:
             second = torch.cat([each.reshape(-1) for each in own])
-            yield self.context.all_reduce(second)
+            yield self.all_reduce(second)
             found = second.split([each.numel() for each in own])
             own = [part.view_as(each) for part, each in zip(found, own, strict=True)]
         for (stretch, *_), left, right in zip(self.matrices, p, own, strict=True):

@@ -14,41 +14,14 @@ from .. import dist_utils
 from ..validation import choice
 from .base import Compressor, keep_residual
 
-
-class ReduceContext:
-    """The size and device of a bucket, and the ranks over which it is summed."""
-
-    def __init__(self, numel: int, shapes: Any, device: torch.device, group: Any, engine: str | None, exchange: Any) -> None:
-        self.numel, self.shapes, self.device, self.group, self.engine = numel, shapes, device, group, engine
-        together = group is not None or (dist.is_available() and dist.is_initialized())
-        self.rank = dist.get_rank(group) if together else 0
-        self.ranks = dist.get_world_size(group) if together else 1
-        self.exchange = None if exchange is None else choice("exchange", exchange, ("all_to_all", "all_gather"))
-
-    def gathers(self, compressor: Compressor) -> bool:
-        """Whether all ranks get all messages, of which there is then only one kind."""
-        if self.exchange is not None and compressor.exchange != "all_to_all" and self.exchange != compressor.exchange:
-            raise ValueError(f"exchange={self.exchange!r}: {compressor.type!r} goes by {compressor.exchange!r}")
-        if compressor.exchange not in ("all_to_all", "all_gather"):
-            raise ValueError(f"{compressor!r} has exchange={compressor.exchange!r}: must be 'all_to_all' or 'all_gather'")
-        if self.exchange is not None or compressor.exchange == "all_gather":
-            return (self.exchange or compressor.exchange) == "all_gather"
-        return self.ranks <= 2 or self.numel <= self.ranks * compress.TILE
-
-    def all_reduce(self, values: torch.Tensor) -> Any:
-        return None if self.ranks == 1 else dist_utils.all_reduce(values, group=self.group, async_op=True)
-
-    def all_gather(self, output: torch.Tensor, own: torch.Tensor) -> Any:
-        return dist_utils.all_gather(output.view(-1), own.view(-1), self.group, async_op=True)
-
-    def all_to_all(self, output: torch.Tensor, own: torch.Tensor) -> Any:
-        return dist_utils.all_to_all(output.view(-1), own.view(-1), self.group, async_op=True)
+_EXCHANGES = ("all_to_all", "all_gather")
 
 
 class ReduceAlgorithm(abc.ABC):
-    """How the sum of a bucket is computed, and the residuals.
+    """How the sum of a bucket over ranks is computed, and the residuals. Takes the arguments of `CompressedAllReduce`.
 
     Attributes:
+        rank, ranks: this process's number in the group, and how many there are.
         worker: float32 [numel], the residual of this rank's bucket; None without error feedback.
         server: float32 [chunk], the residual of the sums of this rank's chunk; None if these are sent exactly.
     """
@@ -57,9 +30,28 @@ class ReduceAlgorithm(abc.ABC):
     bytes_sent = 0.0
     server: torch.Tensor | None = None
 
-    def __init__(self, compressor: Compressor, context: ReduceContext) -> None:
-        self.context = context
-        self.worker = self.zeros(context.numel) if compressor.error_feedback else None
+    def __init__(
+        self, compressor: Compressor, numel: int, shapes: Any, device: torch.device, group: Any, engine: Any, exchange: Any
+    ) -> None:
+        self.numel, self.device, self.group, self.engine = numel, device, group, engine
+        together = group is not None or (dist.is_available() and dist.is_initialized())
+        self.rank = dist.get_rank(group) if together else 0
+        self.ranks = dist.get_world_size(group) if together else 1
+        self.worker = self.zeros(numel) if compressor.error_feedback else None
+        self._asked = None if exchange is None else choice("exchange", exchange, _EXCHANGES)
+
+    def choose_exchange(self, compressor: Compressor) -> int:
+        """Choose whether all ranks get all messages, of which there is then only one kind; into how many chunks to cut."""
+        own, exchange = compressor.exchange, self._asked
+        if exchange is not None and own != "all_to_all" and exchange != own:
+            raise ValueError(f"exchange={exchange!r}: {compressor.type!r} goes by {own!r}")
+        if own not in _EXCHANGES:
+            raise ValueError(f"{compressor!r} has exchange={own!r}: must be 'all_to_all' or 'all_gather'")
+        if exchange is None and own == "all_to_all" and (self.ranks <= 2 or self.numel <= self.ranks * compress.TILE):
+            exchange = "all_gather"
+        self.exchange = "all_gather" if self.ranks == 1 else exchange or own
+        self.one_hop = self.exchange == "all_gather"
+        return 1 if self.one_hop else self.ranks
 
     @abc.abstractmethod
     def steps(self, bucket: torch.Tensor) -> Iterator[Any]:
@@ -81,57 +73,64 @@ class ReduceAlgorithm(abc.ABC):
                 own.zero_() if new is None else own.copy_(new)
 
     def zeros(self, n: int) -> torch.Tensor:
-        return torch.zeros(n, device=self.context.device)
+        return torch.zeros(n, device=self.device)
 
     def with_residual(self, bucket: torch.Tensor) -> torch.Tensor:
         """The bucket plus the residual of the worker, a float32 copy."""
         x = bucket.to(torch.float32, copy=True)
         return x if self.worker is None else x.add_(self.worker)
 
+    def all_reduce(self, values: torch.Tensor) -> Any:
+        return None if self.ranks == 1 else dist_utils.all_reduce(values, group=self.group, async_op=True)
+
+    def all_gather(self, output: torch.Tensor, own: torch.Tensor) -> Any:
+        return dist_utils.all_gather(output.view(-1), own.view(-1), self.group, async_op=True)
+
+    def all_to_all(self, output: torch.Tensor, own: torch.Tensor) -> Any:
+        return dist_utils.all_to_all(output.view(-1), own.view(-1), self.group, async_op=True)
+
 
 class MessageReduce(ReduceAlgorithm):
     """Messages of any compressor, by its two functions."""
 
-    def __init__(self, compressor: Compressor, context: ReduceContext) -> None:
-        super().__init__(compressor, context)
+    def __init__(self, compressor: Compressor, *args: Any) -> None:
+        super().__init__(compressor, *args)
         self.compressor = compressor
-        self.one_hop = context.gathers(compressor) or context.ranks == 1
-        self.exchange = "all_gather" if self.one_hop else "all_to_all"
-        self.chunk = context.numel if self.one_hop else -(-context.numel // context.ranks)
+        self.chunk = -(-self.numel // self.choose_exchange(compressor))
         if compressor.error_feedback and not self.one_hop:
             self.server = self.zeros(self.chunk)
         # Encode once, to check the class and to learn the size of its messages.
         with torch.no_grad():
             message = compressor.encode(self.zeros(self.chunk))
-        if not isinstance(message, torch.Tensor) or message.device != context.device:
-            raise TypeError(f"{compressor!r}: encode gave {message!r}, must be a tensor on {context.device}")
+        if not isinstance(message, torch.Tensor) or message.device != self.device:
+            raise TypeError(f"{compressor!r}: encode gave {message!r}, must be a tensor on {self.device}")
         self.dtype, self.shape = message.dtype, message.shape
         self._decoded(message)
-        self.bytes_sent = (1 if self.one_hop else 2) * (context.ranks - 1) * message.numel() * message.element_size()
+        self.bytes_sent = (1 if self.one_hop else 2) * (self.ranks - 1) * message.numel() * message.element_size()
 
     @torch.no_grad()
     def steps(self, bucket: torch.Tensor) -> Iterator[Any]:
-        context, x = self.context, self.with_residual(bucket)
+        x = self.with_residual(bucket)
         if self.one_hop:
             own = self._encoded(x, self.worker)
             received = own[None]
-            if context.ranks > 1:
-                received = own.new_empty(context.ranks, *own.shape)
-                yield context.all_gather(received, own)
+            if self.ranks > 1:
+                received = own.new_empty(self.ranks, *own.shape)
+                yield self.all_gather(received, own)
             bucket.copy_(self._sum(received))
             return
-        x = torch.nn.functional.pad(x, (0, context.ranks * self.chunk - context.numel)).view(context.ranks, -1)
+        x = torch.nn.functional.pad(x, (0, self.ranks * self.chunk - self.numel)).view(self.ranks, -1)
         left = None if self.worker is None else torch.zeros_like(x)
         own = torch.stack([self._encoded(each, None if left is None else left[r]) for r, each in enumerate(x)])
         if self.worker is not None and left is not None:
-            self.worker.copy_(left.view(-1)[: context.numel])
+            self.worker.copy_(left.view(-1)[: self.numel])
         received = torch.empty_like(own)
-        yield context.all_to_all(received, own)
+        yield self.all_to_all(received, own)
         total = self._sum(received)
         part = self._encoded(total if self.server is None else total.add_(self.server), self.server)
-        yield context.all_gather(received, part)
+        yield self.all_gather(received, part)
         values = torch.cat([self._decoded(self._message(each)) for each in received])
-        bucket.copy_(values[: context.numel])
+        bucket.copy_(values[: self.numel])
 
     def _encoded(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """The message as bytes."""

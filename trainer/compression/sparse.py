@@ -11,20 +11,20 @@ import torch
 from ...kernels import streams
 from ..validation import integer, number
 from .base import Compressor, option_name, register_compressor
-from .reduce import MessageReduce, ReduceAlgorithm, ReduceContext, all_reduce_bytes
+from .reduce import MessageReduce, ReduceAlgorithm, all_reduce_bytes
 
 
 class RandomKReduce(ReduceAlgorithm):
     """Values at indices that are the same on all ranks."""
 
-    def __init__(self, compressor: RandomK, context: ReduceContext) -> None:
-        super().__init__(compressor, context)
+    def __init__(self, compressor: RandomK, *args: Any) -> None:
+        super().__init__(compressor, *args)
         self.compressor, self.step = compressor, 0
-        self.bytes_sent = all_reduce_bytes(context.ranks, share_of(context.numel, compressor.ratio))
+        self.bytes_sent = all_reduce_bytes(self.ranks, share_of(self.numel, compressor.ratio))
 
     @torch.no_grad()
     def steps(self, bucket: torch.Tensor) -> Iterator[Any]:
-        indices = self.compressor.indices(self.step, self.context.numel, bucket.device)
+        indices = self.compressor.indices(self.step, self.numel, bucket.device)
         self.step += 1
         if self.worker is None:
             sent = bucket[indices].to(torch.float32)
@@ -32,7 +32,7 @@ class RandomKReduce(ReduceAlgorithm):
             self.worker += bucket
             sent = self.worker[indices]
             self.worker[indices] = 0.0
-        yield self.context.all_reduce(sent)
+        yield self.all_reduce(sent)
         bucket.zero_()
         bucket[indices] = sent.to(bucket.dtype)
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ...kernels import streams
 from .. import checkpoint, dist_utils
-from ..compression import CompressedAllReduce, create_compressor, wait_all
+from ..compression import CompressedAllReduce, check_float32, create_compressor, wait_all
 from ..dist_utils import check_alike, check_same
 from ..optimizer import Optimizer
 from ..replica import Replica
@@ -150,8 +150,7 @@ class CollectiveStore(LocalStore):
         """Turn these tensors, contiguous ones, into their sums over all ranks."""
         params: Any = self._compression_params
         for key, tensor in zip(keys, tensors, strict=True):
-            if tensor.dtype != torch.float32:
-                raise TypeError(f"the gradient of key {key!r} is {tensor.dtype}: compression takes dense torch.float32")
+            check_float32(key, tensor)
             known = self._reducers.get(key)
             if known is None or known.numel != tensor.numel() or known.device != tensor.device:
                 shapes = [tensor.shape]
@@ -162,6 +161,9 @@ class CollectiveStore(LocalStore):
         for tensor, flat in zip(tensors, flats, strict=True):
             if tensor.data_ptr() != flat.data_ptr():
                 tensor.copy_(flat.view(tensor.shape))
+
+
+_MOST_EXACT = 2**12  # ranks, whose flags have exact sums in float32
 
 
 class AllReduceSync(GradientSync):
@@ -198,17 +200,24 @@ class AllReduceSync(GradientSync):
         self._sums: dict[int, tuple[torch.Tensor, int, int]] = {}
         self.num_replicas = dist.get_world_size(group)
         self.writes = dist.get_rank(group) == 0
-        self._agreement = RankAgreement(group, self.num_replicas, self._names, replica.params, optimizer)
+        self._last: dict[str, Any] = {}  # the optimizer's settings in the last step
+        # Counts and flags of the last step, their copy on the host, and what is trained.
+        self._late: tuple[torch.Tensor, Any, torch.Tensor] | None = None
 
     def start(self) -> None:
         # First: where ranks differ some would refuse what others go on with, or wait for them in vain.
+        optimizer, weights = self._optimizer, dict(zip(self._names, self._replica.params, strict=True))
+        check_alike("parameter", weights, self.group)
         settings = {"update_on_kvstore": self.updates, "compression_params": self._compression_params}
-        self._agreement.check_start(settings)
+        classes = {"optimizer": type(optimizer).__name__, "lr_scheduler": type(optimizer.lr_scheduler).__name__}
+        described = _described({**settings, **classes, **_settings(optimizer)})
+        described |= {f"requires_grad of {name}": str(param.requires_grad) for name, param in weights.items()}
+        check_same("setting", described, self.group, self._replica.params[0].device)
         if self._compression_params is not None and self._compression_params["type"] == AUTO:
             self._compression_params = choose_compression(self._replica.params, self.group)
         reducer, params = None, self._compression_params
         if params is not None:
-            for name, param in zip(self._names, self._replica.params, strict=True):
+            for name, param in weights.items():
                 if (getattr(param, "grad_dtype", None) or param.dtype) == torch.float64:
                     raise TypeError(
                         f"compression_params={params!r}: the gradient of {name!r} is torch.float64, which cannot be "
@@ -238,7 +247,7 @@ class AllReduceSync(GradientSync):
         own = [new and (i not in summed or self.writes) for i, new in enumerate(fresh[0])]
         found = self._live.finish(own)
         known = [new or i in summed for i, new in enumerate(own)]
-        counts = self._agreement.counts(known, found, self._live.flag_sums, ignore_stale_grad)
+        counts = self._counts(known, found, self._live.flag_sums, ignore_stale_grad)
         counts = [summed.get(i, count) for i, count in enumerate(counts)]
         if self._compression_params is not None or not self.updates:
             self._sums = {
@@ -250,7 +259,9 @@ class AllReduceSync(GradientSync):
 
     def end_step(self) -> None:
         self._sums = {}
-        self._live.flag_slots = self._agreement.flags()
+        self._last = _settings(self._optimizer)
+        digest = zlib.crc32(repr(self._last).encode())  # which ranks compare with the next gradients
+        self._live.flag_slots = [number for part in (digest & 63, digest >> 6 & 63) for number in (part, part * part)]
 
     def accumulate(self) -> AbstractContextManager[None]:
         return super().accumulate() if self._buckets is None else self._buckets.accumulate()
@@ -265,42 +276,7 @@ class AllReduceSync(GradientSync):
         if self._compression_params is not None:
             load_residuals(self._live, saved)
 
-
-_MOST_EXACT = 2**12  # ranks, whose flags have exact sums in float32
-
-
-class RankAgreement:
-    """Compares what the ranks do. Takes the arguments of `AllReduceSync`; `ranks` is their number."""
-
-    def __init__(
-        self, group: Any, ranks: int, names: Sequence[str], params: Sequence[torch.Tensor], optimizer: Optimizer
-    ) -> None:
-        self._group, self._ranks = group, ranks
-        self._names, self._params, self._optimizer = names, params, optimizer
-        self._last: dict[str, Any] = {}  # the optimizer's settings in the last step
-        # Counts and flags of the last step, their copy on the host, and what is trained.
-        self._late: tuple[torch.Tensor, Any, torch.Tensor] | None = None
-
-    def check_start(self, settings: Mapping[str, Any]) -> None:
-        """See that all ranks have the same model, optimizer and settings.
-
-        Raises:
-            ValueError: they have not; on all ranks.
-        """
-        optimizer = self._optimizer
-        check_alike("parameter", dict(zip(self._names, self._params, strict=True)), self._group)
-        classes = {"optimizer": type(optimizer).__name__, "lr_scheduler": type(optimizer.lr_scheduler).__name__}
-        described = _described({**settings, **classes, **_settings(optimizer)})
-        trained = {f"requires_grad of {n}": str(p.requires_grad) for n, p in zip(self._names, self._params, strict=True)}
-        check_same("setting", described | trained, self._group, self._params[0].device)
-
-    def flags(self) -> list[int]:
-        """Of the step just taken, for `GradientBuckets.flag_slots`: with the next gradients ranks compare them."""
-        self._last = _settings(self._optimizer)
-        digest = zlib.crc32(repr(self._last).encode())
-        return [number for part in (digest & 63, digest >> 6 & 63) for number in (part, part * part)]
-
-    def counts(
+    def _counts(
         self, fresh: Sequence[bool], counts: torch.Tensor, flag_sums: torch.Tensor, ignore_stale_grad: bool
     ) -> list[int]:
         """On how many ranks each gradient was fresh, without waiting for a GPU where this rank had all of them.
@@ -317,32 +293,32 @@ class RankAgreement:
             event.synchronize()
             late, sums = late[: len(self._names)], late[len(self._names) :]
             self._check_flags(sums, counts.is_cuda)
-            missing = [repr(self._names[i]) for i in torch.nonzero(trained & (late < self._ranks)).flatten().tolist()]
+            missing = [repr(self._names[i]) for i in torch.nonzero(trained & (late < self.num_replicas)).flatten().tolist()]
             if missing:
                 raise RuntimeError(
                     f"in the last step another rank had no fresh gradient for {', '.join(missing[:8])}: its weights are no "
                     "longer those of this one; load saved states and weights, or start again"
                 )
-        complete = all(new or not param.requires_grad for new, param in zip(fresh, self._params, strict=True))
+        complete = all(new or not param.requires_grad for new, param in zip(fresh, self._replica.params, strict=True))
         if not (counts.is_cuda and complete):
             self._check_flags(flag_sums, counts.is_cuda)
             return [int(count) for count in counts.tolist()]
         if not ignore_stale_grad:
-            trained = torch.tensor([param.requires_grad for param in self._params])
+            trained = torch.tensor([param.requires_grad for param in self._replica.params])
             found = torch.cat([counts, flag_sums])
             host = streams.pinned(*found.shape, dtype=found.dtype)
             host.copy_(found, non_blocking=True)
             self._late = host, streams.record_event(counts.device), trained
-        return [self._ranks] * len(fresh)
+        return [self.num_replicas] * len(fresh)
 
     def _check_flags(self, flag_sums: torch.Tensor, late: bool) -> None:
         """See that all ranks have taken the last step alike: sums of squares are least where all numbers are equal."""
         sums = flag_sums.tolist()
         pairs = zip(sums[::2], sums[1::2], strict=True)
-        if self._ranks > _MOST_EXACT or all(self._ranks * square == total * total for total, square in pairs):
+        if self.num_replicas > _MOST_EXACT or all(self.num_replicas * square == total * total for total, square in pairs):
             return
         if not late:  # all ranks are here
-            check_same("setting of the last step", _described(self._last), self._group, self._params[0].device)
+            check_same("setting of the last step", _described(self._last), self.group, self._replica.params[0].device)
         raise RuntimeError(
             "in the last step ranks had other batch sizes, learning rates or other settings of the optimizer: their weights "
             "are no longer what they should be; load saved states and weights, or start again"

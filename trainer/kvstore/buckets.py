@@ -205,65 +205,6 @@ def check_gradient(name: str, view: torch.Tensor, gradient: Any) -> None:
         )
 
 
-class BucketCollectives:
-    """The collectives of a process group on buckets.
-
-    Args:
-        group: the process group; None: that of all ranks.
-
-    Attributes:
-        group, rank, ranks: the group, this process's number in it, and how many there are.
-        pool: of buffers.
-    """
-
-    def __init__(self, group: Any) -> None:
-        self.group = dist_utils.process_group(group)
-        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self.pool = Pool()
-        self._is_gloo = dist.get_backend(self.group) == "gloo"
-
-    def sum(self, bucket: Bucket) -> Any:
-        """Start the sum over all ranks, of which each has its part or the whole; gives what can be waited for."""
-        if bucket.reducer is not None:
-            return bucket.reducer.start(bucket.flat)
-        if bucket.own is None:
-            return dist_utils.all_reduce(bucket.flat, group=self.group, async_op=True)
-        if self.native(bucket):
-            return dist_utils.reduce_scatter(bucket.own, bucket.flat, self.group, async_op=True)
-        # For parts of different sizes, and for gloo, whose own way sends as much as an all-reduce, every rank gets its part
-        # of all ranks' buckets and adds these up, in the ranks' order.
-        own, parts, pool = bucket.own, bucket.parts, self.pool
-        got = pool.take(own.numel() * len(parts), own)
-        sizes = [own.numel()] * len(parts), parts
-
-        def add_up() -> None:
-            first, *others = got.view(len(parts), own.numel())
-            if others:
-                torch.add(first, others[0], out=own)
-            else:
-                own.copy_(first)
-            for part in others[1:]:
-                own.add_(part)
-            pool.give(got)
-
-        return _Pending(dist_utils.all_to_all(got, bucket.flat, self.group, async_op=True, sizes=sizes), add_up)
-
-    def gather(self, bucket: Bucket, flat: torch.Tensor) -> Any:
-        """Start to give all ranks each other's parts of `flat`, cut as this bucket is; gives what can be waited for."""
-        own = flat[bucket.bounds[self.rank] : bucket.bounds[self.rank + 1]]
-        if self.native(bucket):
-            return dist_utils.all_gather(flat, own, self.group, async_op=True)
-        sent = self.pool.take(own.numel() * self.ranks, own)
-        sent.view(self.ranks, own.numel()).copy_(own.expand(self.ranks, own.numel()))
-        sizes = bucket.parts, [own.numel()] * self.ranks
-        work = dist_utils.all_to_all(flat, sent, self.group, async_op=True, sizes=sizes)
-        return _Pending(work, lambda: self.pool.give(sent))
-
-    def native(self, bucket: Bucket) -> bool:
-        """Whether the backend's own reduce-scatter and all-gather are to be used: parts are equal, and it is not gloo."""
-        return bucket.flat.is_cuda and not self._is_gloo and len(set(bucket.parts)) == 1
-
-
 class Pool:
     """Buffers that are used again and again, as messages in flight are never many."""
 
@@ -325,7 +266,8 @@ class GradientBuckets:
             until it says True; these replace the all-reduce. By default there is none.
 
     Attributes:
-        collectives: of the process group.
+        group, rank, ranks: the process group, this process's number in it, and how many there are.
+        pool: of buffers.
         buckets: in the order in which they are started; empty before the first `finish`.
         used: for each parameter whether some rank had a gradient for it in the last `finish`.
         flag_slots: four user-defined integers below 2^12 that are summed along with the gradients; 0 unless set.
@@ -358,7 +300,9 @@ class GradientBuckets:
                 raise ValueError(f"params: {name!r} is not initialized yet: run the model once before")
         if owners is not None and not scatter:
             raise ValueError("owners given without scatter=True: parameters are owned where sums are scattered")
-        self.collectives = BucketCollectives(group)
+        self.group, self.pool = dist_utils.process_group(group), Pool()
+        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self._is_gloo = dist.get_backend(self.group) == "gloo"
         self.used = [False] * len(self.params)
         self.flag_slots = [0, 0, 0, 0]
         self.flag_sums = torch.zeros(4, device=self.params[0].device)
@@ -384,8 +328,8 @@ class GradientBuckets:
         Raises:
             ValueError: ranks have other names, shapes or types; on all ranks, and nothing has been changed.
         """
-        check_alike("parameter", dict(zip(self.names, self.params, strict=True)), self.collectives.group)
-        broadcast_coalesced(self.params, self.collectives.group)
+        check_alike("parameter", dict(zip(self.names, self.params, strict=True)), self.group)
+        broadcast_coalesced(self.params, self.group)
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -414,10 +358,10 @@ class GradientBuckets:
             RuntimeError: a gradient has been changed or replaced after its bucket was started.
             TypeError, ValueError: a gradient that does not fit, or no gradient where `fresh` says so.
         """
-        dist_utils.refuse_lost(self.collectives.group)
+        dist_utils.refuse_lost(self.group)
         given = zip(self._arrived, fresh, self.params, strict=True)
         counted = [arrived or (bool(new) and param.requires_grad) for arrived, new, param in given]
-        if self.collectives.ranks == 1 and not self._scatter:
+        if self.ranks == 1 and not self._scatter:
             self.used = counted
             self._end_round()
             device = self.params[0].device
@@ -441,7 +385,7 @@ class GradientBuckets:
 
         What has been started cannot be called back, so this takes as long as `finish`; gradients have no meaning afterwards.
         """
-        if self.buckets and self.collectives.ranks > 1:
+        if self.buckets and self.ranks > 1:
             with torch.no_grad():
                 self._sums([False] * len(self.params))
         self._order = []
@@ -452,13 +396,13 @@ class GradientBuckets:
         """Make the buckets now, if there are none. To be called on all ranks; the first `finish` does."""
         if self.buckets:
             return
-        group, rank, n = self.collectives.group, self.collectives.rank, len(self.params)
+        group, rank, n = self.group, self.rank, len(self.params)
         known = set(self._order)
         rest = [i for i in reversed(range(n)) if i not in known]
         trained = [int(param.requires_grad) for param in self.params]
         plan = torch.tensor([*self._order, *rest, *trained], dtype=torch.int64, device=self.params[0].device)
         dist_utils.broadcast(plan, 0, group)
-        listed, ranks, extra = plan.tolist(), self.collectives.ranks, n + len(self.flag_slots)
+        listed, ranks, extra = plan.tolist(), self.ranks, n + len(self.flag_slots)
         exact = not self._scatter and self._reducer is None
         params = self.params, listed[:n], listed[n:]
         made = make_buckets(*params, self._limits, ranks, self._owners, extra=extra, exact=exact)
@@ -475,8 +419,8 @@ class GradientBuckets:
     def on_gradient(self, i: int) -> None:
         """The hooks call it when the gradient of parameter `i` has been accumulated."""
         with self._lock:  # backward has a thread for each device
-            dist_utils.refuse_lost(self.collectives.group)
-            alone = self.collectives.ranks == 1  # then nothing is ever on its way
+            dist_utils.refuse_lost(self.group)
+            alone = self.ranks == 1  # then nothing is ever on its way
             if self._arrived[i] and not alone:
                 raise RuntimeError(
                     f"a second gradient for {self.names[i]!r} before a step: its sum over all ranks may have been started "
@@ -570,7 +514,7 @@ class GradientBuckets:
                 given = self._flags if all(counted) else [*counted, *self._flags]
                 flags = streams.staged(torch.tensor(given, dtype=torch.float32), bucket.extra.device)
                 bucket.extra[-len(given) :].copy_(flags, non_blocking=True)
-            bucket.handle = self.collectives.sum(bucket)
+            bucket.handle = self.start_sum(bucket)
             bucket.started = True
 
     def _copy_in(self, members: Sequence[Member]) -> None:
@@ -588,6 +532,47 @@ class GradientBuckets:
             increment_version(views)  # on GPUs torch does not count what lists of tensors are given
         for index, _, _, view, _ in members:
             self.params[index].grad = view
+
+    def start_sum(self, bucket: Bucket) -> Any:
+        """Start the sum over all ranks, of which each has its part or the whole; gives what can be waited for."""
+        if bucket.reducer is not None:
+            return bucket.reducer.start(bucket.flat)
+        if bucket.own is None:
+            return dist_utils.all_reduce(bucket.flat, group=self.group, async_op=True)
+        if self.native(bucket):
+            return dist_utils.reduce_scatter(bucket.own, bucket.flat, self.group, async_op=True)
+        # For parts of different sizes, and for gloo, whose own way sends as much as an all-reduce, every rank gets its part
+        # of all ranks' buckets and adds these up, in the ranks' order.
+        own, parts, pool = bucket.own, bucket.parts, self.pool
+        got = pool.take(own.numel() * len(parts), own)
+        sizes = [own.numel()] * len(parts), parts
+
+        def add_up() -> None:
+            first, *others = got.view(len(parts), own.numel())
+            if others:
+                torch.add(first, others[0], out=own)
+            else:
+                own.copy_(first)
+            for part in others[1:]:
+                own.add_(part)
+            pool.give(got)
+
+        return _Pending(dist_utils.all_to_all(got, bucket.flat, self.group, async_op=True, sizes=sizes), add_up)
+
+    def gather(self, bucket: Bucket, flat: torch.Tensor) -> Any:
+        """Start to give all ranks each other's parts of `flat`, cut as this bucket is; gives what can be waited for."""
+        own = flat[bucket.bounds[self.rank] : bucket.bounds[self.rank + 1]]
+        if self.native(bucket):
+            return dist_utils.all_gather(flat, own, self.group, async_op=True)
+        sent = self.pool.take(own.numel() * self.ranks, own)
+        sent.view(self.ranks, own.numel()).copy_(own.expand(self.ranks, own.numel()))
+        sizes = bucket.parts, [own.numel()] * self.ranks
+        work = dist_utils.all_to_all(flat, sent, self.group, async_op=True, sizes=sizes)
+        return _Pending(work, lambda: self.pool.give(sent))
+
+    def native(self, bucket: Bucket) -> bool:
+        """Whether the backend's own reduce-scatter and all-gather are to be used: parts are equal, and it is not gloo."""
+        return bucket.flat.is_cuda and not self._is_gloo and len(set(bucket.parts)) == 1
 
     def _add_hooks(self) -> None:
         own = weakref.ref(self)

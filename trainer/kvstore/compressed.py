@@ -83,7 +83,7 @@ def residuals_of(buckets: GradientBuckets) -> Residuals:
                 continue
             own = kept[name]
             gathered = own.new_empty(bucket.reducer.ranks * own.numel())
-            dist_utils.all_gather(gathered, own, buckets.collectives.group)
+            dist_utils.all_gather(gathered, own, buckets.group)
             if name == "worker":
                 flats = {str(rank): flat for rank, flat in enumerate(gathered.view(bucket.reducer.ranks, -1))}
             else:

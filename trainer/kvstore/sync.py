@@ -63,6 +63,7 @@ class GradientSync:
     reports_metrics: bool = True
     in_step: bool = False
     group: Any = None
+    _compression_params: Mapping[str, Any] | None = None
 
     def __init__(self, num_replicas: int = 1) -> None:
         self.num_replicas = num_replicas
@@ -112,6 +113,13 @@ class GradientSync:
         """
         if self.updates:
             raise RuntimeError("a loss scaler with a store that updates elsewhere: use update_on_kvstore=False")
+
+    def _refuse_compressed(self) -> None:
+        if self._compression_params is not None:
+            raise RuntimeError(
+                "a loss scaler with compression_params: what an overflow leaves in the residuals never goes away; leave one "
+                "of them out"
+            )
 
     def total(self) -> torch.Tensor | None:
         """Where it updates, `Updater.total()` of the last update, the same in all processes."""
@@ -266,11 +274,7 @@ class KVStoreSync(GradientSync):
             torch._foreach_copy_([self._given[i] for i in keys], [self._replicas[0].params[i].detach() for i in keys])
 
     def use_control(self, control: torch.Tensor) -> None:
-        if self._compression_params is not None:
-            raise RuntimeError(
-                "a loss scaler with compression_params: what an overflow leaves in the residuals never goes away; leave one "
-                "of them out"
-            )
+        self._refuse_compressed()
         inside = None if self.store is None else self.store._inside()
         if self.updates and inside is None:
             super().use_control(control)

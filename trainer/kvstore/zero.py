@@ -116,11 +116,7 @@ class ZeroSync(AllReduceSync):
                 f"a loss scaler with {type(optimizer).__name__} and update_on_kvstore=True: that a gradient overflowed is "
                 "known to the rank that has it only; use update_on_kvstore=False"
             )
-        if self._compression_params is not None:
-            raise RuntimeError(
-                "a loss scaler with compression_params: what an overflow leaves in the residuals never goes away; leave one "
-                "of them out"
-            )
+        self._refuse_compressed()
         self._control = control
         if self._buckets is not None:
             self.updater.control, self._plan, self._rows = control, None, None
@@ -204,7 +200,7 @@ class ZeroSync(AllReduceSync):
         Raises:
             ValueError: elements of a parameter that is cut are in another order.
         """
-        gradients, params, cuts, rank = self._find_pieces(), self._live.params, self._cuts, self._live.collectives.rank
+        gradients, params, cuts, rank = self._find_pieces(), self._live.params, self._cuts, self._live.rank
         if cuts and [param.stride() for param in params] != self._strides:
             raise ValueError(
                 "a parameter has got other strides since the first step, as by .t() or another memory format: each process "
@@ -235,7 +231,7 @@ class ZeroSync(AllReduceSync):
         """Make the buckets, and find this rank's pieces in them. Gives their gradients."""
         if self._gradients is None:
             self._live.make()
-            rank, self._gradients = self._live.collectives.rank, []
+            rank, self._gradients = self._live.rank, []
             self._pieces = pieces_of(self._live.buckets, rank)
             for piece in self._pieces:
                 bucket = self._live.buckets[piece.bucket]
@@ -247,15 +243,15 @@ class ZeroSync(AllReduceSync):
 
     def _gather(self, used: Sequence[bool]) -> None:
         """Give all ranks all pieces of what was used. While a bucket is copied to the parameters, the next is on its way."""
-        collectives, landing = self._live.collectives, None
+        buckets, landing = self._live, None
         for bucket, sizes, own, others in self._routes:
             if not any(used[member.param] for member in bucket.members):
                 continue
-            stage = collectives.pool.take(bucket.bounds[-1], self._live.params[bucket.members[0].param])
+            stage = buckets.pool.take(bucket.bounds[-1], buckets.params[bucket.members[0].param])
             stretches = stage.split_with_sizes(sizes)
             if own:
                 torch._foreach_copy_(self._places(stretches, own), [weight for _, weight in own])
-            work = collectives.gather(bucket, stage)
+            work = buckets.gather(bucket, stage)
             if landing is not None:
                 self._land(*landing)
             landing = work, stage, stretches, others
@@ -266,7 +262,7 @@ class ZeroSync(AllReduceSync):
         work.wait()
         if others:
             torch._foreach_copy_([weight for _, weight in others], self._places(stretches, others))
-        self._live.collectives.pool.give(stage)
+        self._live.pool.give(stage)
 
     def _places(self, stretches: Sequence[torch.Tensor], placed: _Placed) -> list[torch.Tensor]:
         """The stretches of a bucket's memory where these weights belong."""
@@ -390,7 +386,7 @@ class ZeroSync(AllReduceSync):
                     if unsigned is not None and storage.is_packed(tensor):
                         tensor = storage.unpacked(tensor, torch.Size([size]), unsigned)
                     flat[piece.at : piece.at + size] = tensor
-            self._live.collectives.gather(bucket, flat).wait()
+            self._live.gather(bucket, flat).wait()
             flat = flat.cpu()
             for member in bucket.members:
                 like = torch.empty_like(self._live.params[member.param], device="cpu", dtype=dtype)
@@ -436,7 +432,7 @@ class ZeroSync(AllReduceSync):
                 if nesting is not None:
                     layout[name] = nesting
                 for slot, shape, dtype in slots:
-                    there = rank == self._live.collectives.rank
+                    there = rank == self._live.rank
                     tensor = own[name][slot].contiguous() if there else torch.empty(shape, dtype=dtype, device=device)
                     sent = tensor.to(device).view(torch.uint8) if dtype == torch.int16 else tensor.to(device)
                     dist_utils.broadcast(sent, rank, group)
