@@ -62,6 +62,15 @@ MEASURED = [
 MEASURED_ELSEWHERE = [Case(target, "adamw", measured=True) for target in ("sm_100", "gfx942")]
 
 
+BYTES = SIZES | {"int16": 2, "int8": 1, "uint8": 1}
+
+
+def elements_each(stored, rule):
+    """Of a thread: 8 of up to two states where all that is stored has one width, or none is wider than 16 bits; or 4."""
+    widths = {BYTES[kind] for kind in stored}
+    return 8 if (len(widths) == 1 or max(widths) <= 2) and RULES[rule] <= 2 else 4
+
+
 @pytest.fixture(scope="module")
 def code(compiling):
     return compiled_code(compiling)
@@ -79,52 +88,53 @@ def test_full_tiles_of_mixed_widths_take_one_access_a_tensor(case, code):
     kernel = code(case)
     stored = [case.weight] + ["float32"] * (RULES[case.rule] + case.masters)
     loaded = [case.gradient] + ["float32"] * (RULES[case.rule] + case.masters) + [case.weight] * (not case.masters)
-    names = [name for _, name in kernel.full_tile_path]
-    assert kernel.warps * 32 * 4 == BLOCK
+    names, each = [name for _, name in kernel.full_tile_path], elements_each({*stored, *loaded}, case.rule)
+    assert kernel.warps * 32 * each == BLOCK
     stores = sorted(name for name in names if name.startswith("STG"))
-    assert stores == sorted(f"STG.E.{4 * 8 * SIZES[kind]}" for kind in stored)
-    assert names.count("LDG.E.128") == loaded.count("float32")
+    assert stores == sorted(f"STG.E.{each * 8 * BYTES[kind]}" for kind in stored)
+    assert names.count("LDG.E.128") == sum(each * BYTES[kind] == 16 for kind in loaded)
     assert not [name for name in names if name.startswith("LDG") and "16" in name]
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", STORED, ids=lambda case: case.name)
 def test_full_low_precision_tiles_take_one_access_per_tensor(case, code):
-    """64 bits for 4 elements of 16, 128 for 4 of 32, 32 for 4 of 8; nothing else is written, nor read in more pieces."""
+    """128 bits for 8 elements of 16 or 4 of 32, 64 for 4 of 16, 32 for 4 of 8; nothing else is accessed, nor in more pieces."""
     kernel = code(case)
     masters = {False: [], True: ["float32"]}.get(case.masters, [case.masters])
     states = [case.state or "float32"] * RULES[case.rule]
-    bits = [4 * 8 * (SIZES | {"int16": 2, "int8": 1})[kind] for kind in (case.weight, *masters, *states)]
-    names = [name for _, name in kernel.full_tile_path]
-    assert kernel.warps * 32 * 4 == BLOCK
+    stored = [case.weight, *masters, *states]
+    names, each = [name for _, name in kernel.full_tile_path], elements_each([*stored, case.gradient], case.rule)
+    assert kernel.warps * 32 * each == BLOCK
     assert sorted(name for name in names if name.startswith("STG")) == sorted(
-        f"STG.E.{each}" if each > 32 else "STG.E" for each in bits
+        f"STG.E.{each * 8 * BYTES[kind]}" if each * BYTES[kind] > 4 else "STG.E" for kind in stored
     )
     weights = [] if case.masters is True else [case.weight]
     loaded = [*weights, case.gradient, *masters, *states]
-    assert names.count("LDG.E.128") == loaded.count("float32")
+    assert names.count("LDG.E.128") == sum(each * BYTES[kind] == 16 for kind in loaded)
     assert not [name for name in names if name.startswith("LDG") and "16" in name]
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", [*STORED_ELSEWHERE, *STORED_SUMS], ids=lambda case: case.name)
 def test_low_precision_compiles_everywhere_and_in_reductions(case, code):
-    assert code(case).warps == 8
+    assert code(case).warps == 4
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", PACKED, ids=lambda case: case.name)
-def test_packed_states_take_one_access_for_4_codes(case, code):
+def test_packed_states_take_one_access(case, code):
     """Single codes are loaded and stored on the path of other than full tiles alone, once for each element of a thread.
 
-    A block's largest number is found within a warp, one of whose threads stores the scale; threads wait once for the others,
-    until these have read the scales.
+    A block's largest number is found within a warp or half of one, and one of these threads stores the scale; threads wait
+    once for the others, until these have read the scales.
     """
     kernel, changed = code(case), RULES[case.rule]
-    assert kernel.warps * 32 * 4 == BLOCK
+    each = elements_each([case.weight, case.gradient, case.state], case.rule)
+    assert kernel.warps * 32 * each == BLOCK
     of_bytes = changed + (case.masters == "int8")
-    assert kernel.count(r"LDG\.E\.U8.*") == kernel.count(r"STG\.E\.U8") == 4 * of_bytes
-    assert kernel.count(r"REDUX\.MAX.*") == 2 * changed
+    assert kernel.count(r"LDG\.E\.U8.*") == kernel.count(r"STG\.E\.U8") == each * of_bytes
+    assert kernel.count(r"REDUX\.MAX.*") == 2 * changed * each // 4  # of each half of a warp its own
     assert kernel.count(r"SHFL.*") == 0
     assert [name for _, name in kernel.full_tile_path if re.match(SHARED, name)] == ["BAR.SYNC.DEFER_BLOCKING"]
     assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
@@ -134,17 +144,18 @@ def test_packed_states_take_one_access_for_4_codes(case, code):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", PAIRS, ids=lambda case: case.name)
-def test_states_of_4_bits_take_one_access_of_16_bits_for_4_codes(case, code):
+def test_states_of_4_bits_take_one_access(case, code):
     """Neighbouring threads access neighbouring bytes, and no codes are exchanged through shared memory."""
     kernel = code(case)
-    names = [name for _, name in kernel.full_tile_path]
-    assert kernel.warps * 32 * 4 == BLOCK
-    assert names.count("LDG.E.U16") == names.count("STG.E.U16") == 2
+    names, each = [name for _, name in kernel.full_tile_path], elements_each([case.weight, case.gradient, case.state], case.rule)
+    assert kernel.warps * 32 * each == BLOCK
+    accesses = ["LDG.E.U16", "STG.E.U16"] if each == 4 else ["LDG.E", "STG.E"]
+    assert [names.count(name) for name in accesses] == [2 + (each == 8) * 2, 2 + (each == 8) * 2]
     assert not [name for name in names if re.match(r"(LDG|STG)\.E\.[US]8", name)]
     assert [name for name in names if re.match(SHARED, name)] == ["BAR.SYNC.DEFER_BLOCKING"]
-    assert kernel.count(r"SHFL.*") == kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
+    assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
     assert kernel.count(FLOAT64) == 0
-    assert 16 <= kernel.used("REG") <= 64
+    assert 16 <= kernel.used("REG") <= (72 if case.masters else 64)  # with which 42 KiB of loads are in flight
 
 
 @pytest.mark.sample(1)

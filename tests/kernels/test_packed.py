@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from packed_numbers import nearest, numbers
+from packed_numbers import levels, nearest, numbers
 
 from tristep.kernels import Update, rule, rules, storage, tl
 from tristep.kernels.states import slot_dtypes, state_type, states_for
@@ -28,6 +28,13 @@ def take(w, g, state, hyper):
 def show(w, g, state, hyper):
     mean, square = state
     return mean + square, (mean, square)
+
+
+@rule(nonnegative=("square",))
+def either(w, g, state, hyper):
+    """One of the states, by the gradient."""
+    mean, square = state
+    return tl.where(g == 0.0, mean, square), (mean, square)
 
 
 @rule(nonnegative=("square",))
@@ -105,6 +112,29 @@ def test_every_engine_reads_the_same_numbers(place, dtype):
     weights = run(place, show, [np.zeros(n, dtype=np.float32) for n in SIZES], states)
     for weight, (mean, square) in zip(weights, expected, strict=True):
         assert torch.equal(weight, mean + square)
+
+
+@KINDS
+@pytest.mark.parametrize("unsigned", [False, True], ids=["signed", "unsigned"])
+def test_every_code_is_read_with_any_scale(place, dtype, unsigned):
+    """To the bit, with the least and the largest scale that numbers can have, and those of new and of ruined blocks."""
+    bits, powers = 8 if dtype == U8 else 4, storage.CODES[dtype][unsigned].powers
+    scales = [*(2.0 ** (k - powers) for k in (-100, -99, -15, 0, 15, 126, 127)), 0.0, math.nan]
+    n = 128 * 16 // bits * len(scales)  # all bytes, with each of the scales
+    state = torch.zeros(packed_size(n, dtype), dtype=dtype)
+    codes, of_blocks = pieces(state, n)
+    codes.copy_(torch.arange(256).repeat(len(scales)))
+    of_blocks.copy_(torch.tensor(scales).repeat_interleave(16 // bits))
+    table = torch.tensor(levels(unsigned, bits), dtype=F32)
+    table = table if unsigned else torch.cat([table, -table])
+    each = torch.arange(256).repeat(len(scales))
+    each = each if bits == 8 else torch.stack([each & 15, each >> 4], dim=-1).flatten()
+    expected = table[each] * torch.tensor(scales).repeat_interleave(n // len(scales))
+    states = [tuple(state.to(place.device) for _ in range(2))]
+    gradient = np.full(len(expected), float(unsigned), dtype=np.float32)
+    (weight,) = run(place, either, [gradient], states)
+    same = weight.cpu().view(torch.int32) == expected.view(torch.int32)
+    assert bool((same | (weight.cpu().isnan() & expected.isnan())).all())
 
 
 @KINDS

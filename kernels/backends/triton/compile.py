@@ -37,19 +37,23 @@ def launch_options(
     gradient_dtype: torch.dtype,
     dtype: torch.dtype,
     n_states: int,
-    n_sums: int = 0,
-    stored: Storage | None = None,
+    n_sums: int,
+    stored: Storage,
 ) -> dict[str, Any]:
     """Options of the compiler: 8 elements a thread, or 4.
 
-    Mixed widths get 4, or layouts would be exchanged through shared memory; and so do rules of more than two states, or
-    sums, those that they get or that are found of them, which with 8 need 72 registers a thread instead of 48.
+    What is stored in different widths gets 4, or layouts would be exchanged through shared memory, but where none is wider
+    than 16 bits, of which 8 are one access; and so do rules of more than two states, or sums, those that they get or that are
+    found of them, which with 8 need 72 registers a thread instead of 48.
 
     Nothing is fused, as on the CPU: of two products in a sum the compiler would fuse this or that one, and a step with
     a metric would differ in its last bits from one without. Memory, not arithmetic, is what a step waits for.
     """
-    kinds = weight_dtype, gradient_dtype, dtype, *(() if stored is None else stored.states)
-    mixed = len({kind.itemsize for kind in kinds}) > 1
+    kinds = [weight_dtype, gradient_dtype, *stored.states]
+    if stored.master == storage.MasterKind.FULL:  # others are no wider than the weight
+        kinds.append(dtype)
+    widths = {kind.itemsize for kind in kinds}
+    mixed = len(widths) > 1 and max(widths) > 2
     return {"num_warps": 8 if mixed or max(n_states, n_sums) > 2 else 4, "enable_fp_fusion": False}
 
 
@@ -84,6 +88,7 @@ def kernel_constants(
         n_hyper=len(rule.hyper) + 2 * stored.stochastic,
         aligned=aligned,
         block=BLOCK,
+        sharing=storage.BLOCK * 32 * options_for(function, types, stored)["num_warps"] // BLOCK,
     )
     arguments = Arguments(
         states=tuple(rule.state.index(name) for name in function.state),

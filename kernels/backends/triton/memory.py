@@ -17,8 +17,9 @@ _NEXT, _NEXT2 = (tl.constexpr(storage.multiplier(0, element)) for element in (1,
 # Packed states go by types of as many bits as two codes or one have, by unsigned ones where they are never negative; see
 # storage/packed.py.
 PACKED_TYPES = {torch.uint8: (tl.int8, tl.uint8), torch.int8: (tl.int16, tl.uint16)}
-_BLOCK, _WARP = map(tl.constexpr, (storage.BLOCK, 32))
+_BLOCK = tl.constexpr(storage.BLOCK)
 _LEAST, _INFINITE, _ONE, _HALF = map(tl.constexpr, (storage.LEAST, storage.INFINITE, storage.ONE, storage.HALF))
+_LARGEST_POWER = tl.constexpr(2.0**127)
 # Of each of these types, in order: bits of the mantissa that its codes lack, powers of two, and the largest code.
 _CUT, _POWERS, _MOST = (
     tl.constexpr(tuple(getattr(code, name) for kind in PACKED_TYPES for code in storage.CODES[kind]))
@@ -70,6 +71,11 @@ def _shifted(number, by):  # the interpreter shifts no integer by a constant
     return number << by if by >= 0 else number >> -by
 
 
+@triton.constexpr_function
+def _signed(most, cut):  # the bits of a code in a float32, and its sign, as an int32
+    return (most << cut) - (1 << 31)
+
+
 @triton.jit
 def _scales(address, at, tile, TYPE: tl.constexpr, ROWS: tl.constexpr):
     # Of pointers that the compiler knew to be contiguous it would put several into a thread: not where scales are found.
@@ -111,24 +117,25 @@ def unpack(address, at, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, A
     MOST: tl.constexpr = _of(_MOST, TYPE)
     SIGNED: tl.constexpr = tl.int8 == TYPE or tl.int16 == TYPE
     code = _load_codes(address, at, offsets, tile, TYPE, FULL, ALIGNED)
-    size = code & MOST if SIGNED else code
-    level = ((size << CUT) + (128 << 23)).to(tl.float32, bitcast=True)
-    level = tl.minimum(level, tl.fma(level, 2.0, -4.0))
+    # A code is a float32 whose exponent has few bits: put in its place, it is subnormal there where it is in the code, and one
+    # number times 2^128 another: that is none of float32, but half of it is.
+    if SIGNED:
+        BITS: tl.constexpr = 8 if tl.int8 == TYPE else 4
+        bits = ((code << (32 - BITS)) >> (32 - BITS - CUT)) & _signed(MOST, CUT)  # the sign has been copied
+    else:
+        bits = code << CUT
+    level = bits.to(tl.float32, bitcast=True) * _LARGEST_POWER
     if FULL:
         scale = tl.load(_scales(address, at, tile, TYPE, ROWS))
     else:
         scale = tl.load(_scales(address, at, tile, TYPE, ROWS), mask=at + tl.arange(0, ROWS) * _BLOCK < tile[1], other=0.0)
-    value = tl.reshape(tl.reshape(level, (ROWS, _BLOCK)) * scale[:, None], (offsets.shape[0],))
-    if SIGNED:
-        sign = (code & (MOST + 1)) << (24 if tl.int8 == TYPE else 28)
-        value = (value.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
-    return value
+    return tl.reshape(tl.reshape(level, (ROWS, _BLOCK)) * (2.0 * scale)[:, None], (offsets.shape[0],))
 
 
 @triton.jit
 def pack(
     address, value, at, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr,
-    AT_RANDOM: tl.constexpr, words, SLOT: tl.constexpr,
+    AT_RANDOM: tl.constexpr, words, SLOT: tl.constexpr, SHARING: tl.constexpr,
 ):  # fmt: skip
     ROWS: tl.constexpr = offsets.shape[0] // _BLOCK
     CUT: tl.constexpr = _of(_CUT, TYPE)
@@ -158,12 +165,12 @@ def pack(
         LEAST_CODE: tl.constexpr = _shifted(128 << 23, 0 - CUT) + 1
         code = tl.maximum(level >> CUT, tl.minimum(sizes.to(tl.uint32, bitcast=True), LEAST_CODE))
     _put_codes(address, code, at, offsets, tile, TYPE, FULL, ALIGNED)
-    # With a column for each thread of a warp, all of which know the scale, it need not go through shared memory.
-    first = tl.broadcast_to(tl.arange(0, _WARP)[None, :] == 0, (ROWS, _WARP))
+    # With a column for each thread that has found the scale, it need not go through shared memory.
+    first = tl.broadcast_to(tl.arange(0, SHARING)[None, :] == 0, (ROWS, SHARING))
     if not FULL:
         first &= (at + tl.arange(0, ROWS) * _BLOCK < tile[1])[:, None]
-    scales = tl.broadcast_to(_scales(address, at, tile, TYPE, ROWS)[:, None], (ROWS, _WARP))
-    tl.store(scales, tl.broadcast_to(scale[:, None], (ROWS, _WARP)), mask=first)
+    scales = tl.broadcast_to(_scales(address, at, tile, TYPE, ROWS)[:, None], (ROWS, SHARING))
+    tl.store(scales, tl.broadcast_to(scale[:, None], (ROWS, SHARING)), mask=first)
 
 
 @triton.jit

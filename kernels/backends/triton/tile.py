@@ -40,6 +40,7 @@ class Layout(NamedTuple):
         n_hyper: the hyper-parameters of a row, its first element aside.
         aligned: whether all addresses are multiples of 16 bytes.
         block: elements that a program computes at a time.
+        sharing: threads that hold the elements of a scale of packed states.
     """
 
     weight: Any
@@ -52,6 +53,7 @@ class Layout(NamedTuple):
     n_hyper: int
     aligned: bool
     block: int
+    sharing: int
 
 
 class Arguments(NamedTuple):
@@ -234,7 +236,7 @@ def store_block(addresses, key, at, tile, w, states, LAYOUT: tl.constexpr, FULL:
         if LAYOUT.changed[k] and is_packed(LAYOUT.states[k]):
             pack(
                 addresses[1 + k], states[k] + tl.full(offsets.shape, -0.0, LAYOUT.compute), at, offsets, tile,
-                LAYOUT.states[k], FULL, LAYOUT.aligned, LAYOUT.stochastic > 0, words, k,
+                LAYOUT.states[k], FULL, LAYOUT.aligned, LAYOUT.stochastic > 0, words, k, LAYOUT.sharing,
             )  # fmt: skip
         elif LAYOUT.changed[k]:
             store(
