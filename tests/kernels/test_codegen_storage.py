@@ -99,7 +99,7 @@ def test_full_tiles_of_mixed_widths_take_one_access_a_tensor(case, code):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", STORED, ids=lambda case: case.name)
 def test_full_low_precision_tiles_take_one_access_per_tensor(case, code):
-    """128 bits for 8 elements of 16 or 4 of 32, 64 for 4 of 16, 32 for 4 of 8; nothing else is accessed, nor in more pieces."""
+    """128 bits for 8 elements of 16 or 4 of 32, 64 for 4 of 16, 32 for 4 of 8; nothing else, nor in more pieces."""
     kernel = code(case)
     masters = {False: [], True: ["float32"]}.get(case.masters, [case.masters])
     states = [case.state or "float32"] * RULES[case.rule]
@@ -147,7 +147,8 @@ def test_packed_states_take_one_access(case, code):
 def test_states_of_4_bits_take_one_access(case, code):
     """Neighbouring threads access neighbouring bytes, and no codes are exchanged through shared memory."""
     kernel = code(case)
-    names, each = [name for _, name in kernel.full_tile_path], elements_each([case.weight, case.gradient, case.state], case.rule)
+    names = [name for _, name in kernel.full_tile_path]
+    each = elements_each([case.weight, case.gradient, case.state], case.rule)
     assert kernel.warps * 32 * each == BLOCK
     accesses = ["LDG.E.U16", "STG.E.U16"] if each == 4 else ["LDG.E", "STG.E"]
     assert [names.count(name) for name in accesses] == [2 + (each == 8) * 2, 2 + (each == 8) * 2]

@@ -117,8 +117,8 @@ def unpack(address, at, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, A
     MOST: tl.constexpr = _of(_MOST, TYPE)
     SIGNED: tl.constexpr = tl.int8 == TYPE or tl.int16 == TYPE
     code = _load_codes(address, at, offsets, tile, TYPE, FULL, ALIGNED)
-    # A code is a float32 whose exponent has few bits: put in its place, it is subnormal there where it is in the code, and one
-    # number times 2^128 another: that is none of float32, but half of it is.
+    # A code is a float32 whose exponent has few bits: put in its place, it is subnormal there where it is in the code, and
+    # 2^128 times too small. That is no float32, but half of it is.
     if SIGNED:
         BITS: tl.constexpr = 8 if tl.int8 == TYPE else 4
         bits = ((code << (32 - BITS)) >> (32 - BITS - CUT)) & _signed(MOST, CUT)  # the sign has been copied
