@@ -42,7 +42,7 @@ def launch_options(
 ) -> dict[str, Any]:
     """Options of the compiler: 8 elements a thread, or 4.
 
-    What is stored in different widths gets 4, or layouts would be exchanged through shared memory, unless none is wider than
+    What is stored in different widths gets 4, or layouts would be exchanged in shared memory, unless none is wider than
     16 bits, of which 8 are one access. So do rules of more than two states, or sums, those that they get or that are found of
     them, which with 8 need 72 registers a thread instead of 48.
 
