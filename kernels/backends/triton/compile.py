@@ -43,8 +43,8 @@ def launch_options(
     """Options of the compiler: 8 elements a thread, or 4.
 
     What is stored in different widths gets 4, or layouts would be exchanged in shared memory, unless none is wider than
-    16 bits, of which 8 are one access. So do rules of more than two states, or sums, those that they get or that are found of
-    them, which with 8 need 72 registers a thread instead of 48.
+    16 bits, of which 8 are one access. So do rules of more than two states, or sums, those that they get or that are found
+    of them, which with 8 need 72 registers a thread instead of 48.
 
     Nothing is fused, as on the CPU: of two products in a sum the compiler would fuse this or that one, and a step with
     a metric would differ in its last bits from one without. Memory, not arithmetic, is what a step waits for.
