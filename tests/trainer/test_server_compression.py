@@ -36,6 +36,10 @@ def _gradients(step, rank):
     return [torch.randn(shape, generator=generator) for shape in ((300, 7), (6,), (0, 2))]
 
 
+def _kept(store):
+    return store._compression.residuals(store.placement.entries)
+
+
 def _compressed(store, params, steps):
     """What all pushes have taken off the weights, and what this worker has kept back, after each step."""
     store.set_gradient_compression(params)
@@ -50,10 +54,8 @@ def _compressed(store, params, steps):
         store.barrier()
         store.pull(keys, outs)
         store.barrier()
-        kept = store._residuals()
-        found.append(
-            [torch.cat([out.flatten() for out in outs]), torch.cat([kept[key, store.rank].flatten() for key in keys])]
-        )
+        kept = _kept(store)
+        found.append([torch.cat([out.flatten() for out in outs]), torch.cat([kept[key].flatten() for key in keys])])
     return [[tensor.numpy() for tensor in pair] for pair in found]
 
 
@@ -100,7 +102,7 @@ def _types(store):
         store.push([0, 2], [torch.ones_like(half), torch.ones_like(double)])
     store.push([0, 1], [torch.full_like(half, 0.5), torch.full_like(single, 1 / 3)])
     store.pull([0, 1], [half, single])
-    return half.tolist(), single.tolist(), len(store._residuals())
+    return half.tolist(), single.tolist(), len(_kept(store))
 
 
 def test_types_that_can_be_compressed(run_job):
@@ -221,8 +223,9 @@ def _takes(store, saved):
     """What a worker loads of other workers' residuals."""
     store.set_gradient_compression({"type": "2bit"})
     store.init([0], [torch.zeros(4, 3)])
-    store._load_residuals({0: {source: torch.full((4, 3), value) for source, value in saved.items()}})
-    return store._residuals()[0, store.rank].tolist()
+    theirs = {0: {source: torch.full((4, 3), value) for source, value in saved.items()}}
+    store._compression.load_residuals(theirs, store.placement.entries, store.rank, store.num_workers)
+    return _kept(store)[0].tolist()
 
 
 def test_each_worker_has_its_own_of_what_was_kept_back_and_its_share_of_what_nobody_has(run_job):

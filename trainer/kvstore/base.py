@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
-import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from .. import checkpoint
 from ..optimizer import Optimizer, Updater
 from ..registry import Registry
 
@@ -131,34 +128,6 @@ class KVStore:
         if not isinstance(capability, str) or capability.lower() not in CAPABILITIES:
             raise ValueError(f"capability={capability!r}: must be one of {', '.join(map(repr, CAPABILITIES))}")
         return True
-
-    # What follows is for a trainer.
-
-    def _inside(self) -> tuple[Updater, dict[Key, torch.Tensor]] | None:
-        """The updater and the values by key, where an optimizer updates them in this process."""
-        return None
-
-    def _states(self, names: Mapping[Key, str]) -> dict[str, Any]:
-        """The optimizer's states as `checkpoint.collect` gives them, with these names of the keys."""
-        with tempfile.TemporaryDirectory() as folder:  # all that a user-defined store has for them
-            path = Path(folder) / "states"
-            self.save_optimizer_states(path, dump_optimizer=True)
-            return renamed(checkpoint.read(path), {str(key): name for key, name in names.items()})
-
-    def _load_states(self, saved: Mapping[str, Any], names: Mapping[Key, str]) -> None:
-        """Take over what `_states` gave, with all checks first."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "states"
-            checkpoint.write(path, renamed(saved, {name: str(key) for key, name in names.items()}))
-            self.load_optimizer_states(path)
-
-    def _residuals(self) -> dict[tuple[Any, Any], torch.Tensor]:
-        """What compression has kept back so far, by key and source; live."""
-        return {}
-
-    def _load_residuals(self, saved: Mapping[Key, Mapping[str, torch.Tensor]]) -> bool:
-        """Load residuals of compression, by key and source. Returns whether the store supports it."""
-        return False
 
 
 def _missing(store: KVStore, method: str) -> NotImplementedError:

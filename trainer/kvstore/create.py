@@ -9,7 +9,7 @@ from ..optimizer import Optimizer
 from ..replica import Replica
 from ..validation import boolean, choice, did_you_mean
 from .base import ASYNCHRONOUS, LOCAL, SYNCHRONOUS, KVStore, registered
-from .local import LocalStore
+from .local import LocalStore, LocalSync
 from .sync import GradientSync, KVStoreSync, updates_on_store
 
 
@@ -170,4 +170,10 @@ def sync_for(
         largest = max(param.numel() for param in replicas[0].params)
         return store, updates_on_store(kvstore, store.is_capable("optimizer"), update_on_kvstore, sparse, largest)
 
-    return KVStoreSync(make, replicas, optimizer, compression_params, engine)
+    klass = registered().get(kvstore, LocalStore) if isinstance(kvstore, str) else type(kvstore)
+    kind: type[KVStoreSync] = LocalSync
+    if not issubclass(klass, LocalStore):
+        from .server import ServerStore, ServerSync
+
+        kind = ServerSync if issubclass(klass, ServerStore) else KVStoreSync
+    return kind(make, replicas, optimizer, compression_params, engine)

@@ -1,17 +1,19 @@
-"""The stores of one process: they sum what the replicas of a model push, on the CPU or on their device."""
+"""Stores of one process, and trainers' use of them. They sum what replicas push, on the CPU or on their device."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...kernels.metrics import MetricsBuffer
 from .. import checkpoint
 from ..optimizer import Optimizer, Updater, get_updater
 from ..optimizer.sparse import is_sparse
 from .base import Key, KVStore, known_values, new_values, optimizer_updater, pairs
+from .sync import KVStoreSync, Residuals
 
 if TYPE_CHECKING:
     from ..compression import GradientCompression
@@ -184,7 +186,8 @@ class LocalStore(KVStore):
         Raises:
             RuntimeError: no optimizer updates what is stored.
         """
-        checkpoint.write(fname, self._states({key: str(key) for key in self._values}))
+        updater, keys = optimizer_updater(self._updater), list(self._values)
+        checkpoint.write(fname, checkpoint.collect(updater, list(map(str, keys)), list(self._values.values()), keys))
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Read what `save_optimizer_states` wrote.
@@ -193,25 +196,12 @@ class LocalStore(KVStore):
             RuntimeError: no optimizer updates what is stored.
             ValueError, FileNotFoundError: there is no such file, or it does not fit; nothing has been changed.
         """
-        optimizer_updater(self._updater)  # before anything is read
-        self._load_states(checkpoint.read(fname), {key: str(key) for key in self._values})
+        updater, keys = optimizer_updater(self._updater), list(self._values)
+        saved = checkpoint.read(fname)
+        checkpoint.restore(updater, list(map(str, keys)), list(self._values.values()), saved, keys)
 
     def __repr__(self) -> str:
         return f"LocalStore({self.type!r}, {len(self._values)} keys)"
-
-    def _inside(self) -> tuple[Updater, dict[Key, torch.Tensor]] | None:
-        return (self._updater, self._values) if isinstance(self._updater, Updater) else None
-
-    def _states(self, names: Mapping[Key, str]) -> dict[str, Any]:
-        params = [self._values[key] for key in names]
-        return checkpoint.collect(optimizer_updater(self._updater), list(names.values()), params, list(names))
-
-    def _load_states(self, saved: Mapping[str, Any], names: Mapping[Key, str]) -> None:
-        params = [self._values[key] for key in names]
-        checkpoint.restore(optimizer_updater(self._updater), list(names.values()), params, saved, list(names))
-
-    def _residuals(self) -> dict[tuple[Any, Any], torch.Tensor]:
-        return {} if self._compression is None else self._compression.residuals
 
     def _use(self, updater: Callable[..., None]) -> None:
         self._values = {key: _dense(value) for key, value in self._values.items()}  # to be changed in place
@@ -237,6 +227,103 @@ class LocalStore(KVStore):
                 total, more = totals[members[k]], moved[k]
                 totals[members[k]] = more + total if is_sparse(total) else total + more  # torch adds sparse to dense only
         return totals
+
+
+class LocalSync(KVStoreSync):
+    """Replicas that meet in a `LocalStore`: what updates them is in this process."""
+
+    inside = True
+    store: LocalStore
+
+    def start(self) -> None:
+        super().start()
+        if self.updates and self.store._values[0].device == self._replicas[0].params[0].device:
+            self._updater.engine = self._engine
+        if self._control is not None:
+            self.use_control(self._control)
+
+    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
+        updater, control = self.store._updater, self._control
+        if not isinstance(updater, Updater):  # the user has set another one since
+            super().update(chosen, fresh, into)
+            return
+        updater.into = into
+        if control is not None and updater.control is not None and updater.control is not control:
+            updater.control.copy_(control)  # to where the store is, which is another device
+        try:
+            super().update(chosen, fresh, into)
+        finally:
+            updater.into = None
+
+    def use_control(self, control: torch.Tensor) -> None:
+        super().use_control(control)
+        if self.updates:
+            self._updater.control = control.to(self.store._values[0].device)
+            self._updater.forget_plan()
+
+    def total(self) -> torch.Tensor | None:
+        updater = self.store._updater
+        return updater.total() if isinstance(updater, Updater) else None
+
+    def state_dict(self) -> dict[str, Any] | None:
+        return checkpoint.collect(self._updater, self._replicas[0].names, self._weights) if self.updates else None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        checkpoint.restore(self._updater, self._replicas[0].names, self._weights, state)
+
+    def masters(self, new: Mapping[int, torch.Tensor] | None = None) -> Mapping[Any, torch.Tensor]:
+        if new is not None:  # the weights are replaced at the next step
+            self._updater.put_masters(new, self.store._values if new else {})
+        return self._updater.masters
+
+    @torch.no_grad()
+    def apply(self, rule: Any, hyper: Mapping[str, float], indices: Collection[int]) -> None:
+        keys = list(indices)
+        averages = [self.store._values[key].clone() for key in keys]
+        self._updater.apply(rule, hyper, keys, averages)
+        for replica in self._replicas:
+            weights = replica.weights()
+            for key, average in zip(keys, averages, strict=True):
+                weights[key].copy_(average)
+
+    def residuals(self) -> Residuals:
+        found: Residuals = {}
+        for (key, source), residual in self._residuals.items():
+            found.setdefault(self._replicas[0].names[key], {})[str(source)] = residual
+        return found
+
+    @torch.no_grad()
+    def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        if self._compression_params is None:
+            return
+        live = self._residuals
+        sources = [str(d) for d in range(self.num_replicas)]
+        for i, name in enumerate(self._replicas[0].names):
+            theirs = saved.get(name, {})
+            if set(theirs) <= set(sources):
+                own: list[Any] = [theirs.get(source) for source in sources]
+            else:  # of more replicas: what is still to be sent is their sum
+                own = [sum(theirs.values()) / self.num_replicas] * self.num_replicas
+            for d, (replica, residual) in enumerate(zip(self._replicas, own, strict=True)):
+                device = replica.params[i].device
+                old = live.get((i, d))
+                if old is not None and old.device == device:
+                    old.zero_() if residual is None else old.copy_(residual)
+                elif residual is not None:
+                    live[i, d] = residual.to(device, copy=True)
+
+    @property
+    def _updater(self) -> Updater:
+        return optimizer_updater(self.store._updater)
+
+    @property
+    def _weights(self) -> list[torch.Tensor]:
+        return [self.store._values[key] for key in range(len(self._replicas[0].names))]
+
+    @property
+    def _residuals(self) -> dict[tuple[Any, Any], torch.Tensor]:
+        """What compression has kept back so far, by key and replica; live."""
+        return {} if self.store._compression is None else self.store._compression.residuals
 
 
 @KVStore.register

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...kernels.metrics import MetricsBuffer
+from .. import checkpoint
 from ..optimizer import Optimizer
 from ..optimizer.sparse import is_sparse
 from ..params import is_lazy
 from ..replica import Replica
-from .base import KVStore
+from .base import KVStore, renamed
 
 Residuals = dict[str, dict[str, torch.Tensor]]  # by parameter and by source
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers by size in bytes
@@ -54,6 +57,7 @@ class GradientSync:
         writes: whether this process is the one that writes files of states; all get what is in them.
         reports_metrics: whether updates can tell what they do to each parameter.
         in_step: whether it is of synchronous processes, whose group of torch.distributed is `group`.
+        store: what the replicas meet in, once it is needed; None: nothing.
     """
 
     updates: bool = False
@@ -63,6 +67,7 @@ class GradientSync:
     reports_metrics: bool = True
     in_step: bool = False
     group: Any = None
+    store: KVStore | None = None
     _compression_params: Mapping[str, Any] | None = None
 
     def __init__(self, num_replicas: int = 1) -> None:
@@ -166,7 +171,7 @@ class GradientSync:
 
 
 class KVStoreSync(GradientSync):
-    """Replicas in one process with a store, which sums their gradients and may update the weights.
+    """Replicas in one process with a store, which sums their gradients and may update the weights; any store, also a user's.
 
     Keys are the parameters' indices. Each comes with one tensor for each replica, of zeros where that has no fresh gradient.
     A store that updates is given the optimizer once; its attributes change from step to step.
@@ -181,9 +186,11 @@ class KVStoreSync(GradientSync):
 
     Attributes:
         store: what the replicas meet in, once it is needed.
+        inside: whether its optimizer and what it stores are in this process, for a subclass to use.
     """
 
     reduces = True
+    inside = False
 
     def __init__(
         self,
@@ -194,7 +201,6 @@ class KVStoreSync(GradientSync):
         engine: str | None = None,
     ) -> None:
         self.num_replicas = len(replicas)
-        self.store: KVStore | None = None
         self._make, self._engine = make, engine
         self._replicas, self._optimizer = list(replicas), optimizer
         self._compression_params = compression_params
@@ -207,7 +213,8 @@ class KVStoreSync(GradientSync):
         _refuse_unequal(self._replicas, self._replicas[0].names, self._lazy)
         sparse = any(is_sparse(param.grad) for replica in self._replicas for param in replica.params)
         store, updates = self._make(sparse)
-        if self._control is not None and updates and type(store)._inside is KVStore._inside:
+        if self._control is not None and updates and not self.inside:
+            self.updates = True
             super().use_control(self._control)  # which refuses
         if self._compression_params is not None:
             store.set_gradient_compression(self._compression_params)
@@ -221,12 +228,6 @@ class KVStoreSync(GradientSync):
             for key in keys:
                 store.broadcast(key, weights[key], everywhere[key])
         self.store, self.updates = store, updates
-        if (inside := store._inside()) is not None:
-            updater, values = inside
-            if values[0].device == self._replicas[0].params[0].device:
-                updater.engine = self._engine
-        if self._control is not None:
-            self.use_control(self._control)
         if updates and type(store).replace is KVStore.replace:
             self._given = [weight.clone() for weight in weights]
 
@@ -259,91 +260,34 @@ class KVStoreSync(GradientSync):
     def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
         keys = [i for i, wanted in enumerate(chosen) if wanted]
         pushed = [_values(self._replicas, i, fresh) for i in keys]
-        inside = self._live._inside()
-        if inside is not None:
-            updater, control = inside[0], self._control
-            updater.into = into
-            if control is not None and updater.control is not None and updater.control is not control:
-                updater.control.copy_(control)  # to where the store is, which is another device
-        try:
-            _pushpull(self._live, keys, pushed, _everywhere(self._replicas, keys))
-        finally:
-            if inside is not None:
-                inside[0].into = None
+        _pushpull(self._live, keys, pushed, _everywhere(self._replicas, keys))
         if self._given is not None:
             torch._foreach_copy_([self._given[i] for i in keys], [self._replicas[0].params[i].detach() for i in keys])
 
     def use_control(self, control: torch.Tensor) -> None:
         self._refuse_compressed()
-        inside = None if self.store is None else self.store._inside()
-        if self.updates and inside is None:
+        if self.updates and not self.inside:
             super().use_control(control)
         self._control = control
-        if inside is not None:
-            updater, values = inside
-            updater.control = control.to(values[0].device)
-            updater.forget_plan()
-
-    def total(self) -> torch.Tensor | None:
-        inside = self._live._inside()
-        return None if inside is None else inside[0].total()
 
     def state_dict(self) -> dict[str, Any] | None:
-        return self._live._states(dict(enumerate(self._replicas[0].names))) if self.updates else None
+        if not self.updates:
+            return None
+        with tempfile.TemporaryDirectory() as folder:  # all that a user-defined store has for its states
+            path = Path(folder) / "states"
+            self._live.save_optimizer_states(path, dump_optimizer=True)
+            return renamed(checkpoint.read(path), self._by_key)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._live._load_states(state, dict(enumerate(self._replicas[0].names)))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "states"
+            checkpoint.write(path, renamed(state, {name: key for key, name in self._by_key.items()}))
+            self._live.load_optimizer_states(path)
 
-    def masters(self, new: Mapping[int, torch.Tensor] | None = None) -> Mapping[Any, torch.Tensor]:
-        inside = self._live._inside()
-        if inside is None:
-            return super().masters(new)
-        if new is not None:  # the weights are replaced at the next step
-            inside[0].put_masters(new, inside[1] if new else {})
-        return inside[0].masters
-
-    def residuals(self) -> Residuals:
-        found: Residuals = {}
-        for (key, source), residual in self._live._residuals().items():
-            found.setdefault(self._replicas[0].names[key], {})[str(source)] = residual
-        return found
-
-    @torch.no_grad()
-    def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        if self._compression_params is None:
-            return
-        if self._live._load_residuals({i: saved.get(name, {}) for i, name in enumerate(self._replicas[0].names)}):
-            return
-        live = self._live._residuals()
-        sources = [str(d) for d in range(self.num_replicas)]
-        for i, name in enumerate(self._replicas[0].names):
-            theirs = saved.get(name, {})
-            if set(theirs) <= set(sources):
-                own: list[Any] = [theirs.get(source) for source in sources]
-            else:  # of more replicas: what is still to be sent is their sum
-                own = [sum(theirs.values()) / self.num_replicas] * self.num_replicas
-            for d, (replica, residual) in enumerate(zip(self._replicas, own, strict=True)):
-                device = replica.params[i].device
-                old = live.get((i, d))
-                if old is not None and old.device == device:
-                    old.zero_() if residual is None else old.copy_(residual)
-                elif residual is not None:
-                    live[i, d] = residual.to(device, copy=True)
-
-    @torch.no_grad()
-    def apply(self, rule: Any, hyper: Mapping[str, float], indices: Collection[int]) -> None:
-        inside = self._live._inside()
-        if inside is None:
-            super().apply(rule, hyper, indices)
-            return
-        updater, values = inside
-        keys = list(indices)
-        averages = [values[key].clone() for key in keys]
-        updater.apply(rule, hyper, keys, averages)
-        for replica in self._replicas:
-            weights = replica.weights()
-            for key, average in zip(keys, averages, strict=True):
-                weights[key].copy_(average)
+    @property
+    def _by_key(self) -> dict[str, str]:
+        """The parameters' names by what files of a store call them."""
+        return {str(key): name for key, name in enumerate(self._replicas[0].names)}
 
     @property
     def _live(self) -> KVStore:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from .. import dist_utils
 from ..checkpoint import load_read, plain_name
-from ..kvstore.sync import GradientSync, KVStoreSync
+from ..kvstore.sync import GradientSync
 from ..params import modules_of
 from ..random_state import check_random_state, random_state, set_random_state
 from ..replica import Replica
@@ -46,7 +46,7 @@ def group_of(trainer: Trainer) -> Any:
         return sync.group
     if trainer._reduced_by_torch:
         return None
-    if isinstance(sync, KVStoreSync) and sync.store is not None and sync.store.num_workers > 1:
+    if sync.store is not None and sync.store.num_workers > 1:
         raise ValueError(
             f"checkpoints with a store of type {sync.store.type!r} are not supported, as its processes are at different "
             "steps: use kvstore='dist_sync', or save weights and states by yourself"

@@ -13,9 +13,9 @@ from ..base import ASYNCHRONOUS
 from .compression import compressor_of
 from .job import Roles
 from .loop import ServerLoop
-from .store import ServerStore, Staleness, open_stores
+from .store import ServerStore, ServerSync, Staleness, open_stores
 
-__all__ = ["ServerStore", "Staleness", "compressor_of", "connect", "serve"]
+__all__ = ["ServerStore", "ServerSync", "Staleness", "compressor_of", "connect", "serve"]
 
 _TIMEOUT = 1800.0  # seconds; torch's own default for gloo
 

@@ -16,6 +16,7 @@ from ...lr_scheduler import LRScheduler
 from ...optimizer import MultiOptimizer, Optimizer, Updater
 from ...optimizer.counts import StepCounts
 from ..base import Key, KVStore, dense, known_values, new_values, renamed
+from ..sync import KVStoreSync, Residuals
 from .client import ServerClient
 from .compression import PushCompression
 from .core import check_fits, takes_parts
@@ -255,7 +256,7 @@ class ServerStore(KVStore):
         Raises:
             RuntimeError: no optimizer updates what is stored.
         """
-        checkpoint.write(fname, self._states({key: str(key) for key in self.placement.entries}))
+        checkpoint.write(fname, self._states())
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Read what `save_optimizer_states` wrote. Call it on one worker, or on all: the servers take the first.
@@ -268,7 +269,7 @@ class ServerStore(KVStore):
         """
         if self._optimizer is None:
             raise RuntimeError("no optimizer updates what is stored, so there are no states: call set_optimizer() first")
-        self._load_states(checkpoint.read(fname), {key: str(key) for key in self.placement.entries})
+        self._load_states(checkpoint.read(fname))
 
     def staleness(self) -> dict[int, Staleness]:
         """How old each worker's gradients were when they were applied; see `Staleness`.
@@ -308,19 +309,18 @@ class ServerStore(KVStore):
     def __repr__(self) -> str:
         return f"ServerStore({self.type!r}, worker {self.rank} of {self.num_workers}, {len(self.placement.entries)} keys)"
 
-    def _states(self, names: Mapping[Key, str]) -> dict[str, Any]:
+    def _states(self) -> dict[str, Any]:
         for server in range(self.num_servers):
             self._client.request(server, Opcode.SAVE)
         parts = []
         for message in self._client.finish():
             parts.append(with_tensors(message.value(), [tensor.clone() for tensor in message.tensors()]))
             self._client.release(message)
-        return renamed(join_states(parts, self.placement.entries), {str(key): name for key, name in names.items()})
+        return join_states(parts, self.placement.entries)
 
-    def _load_states(self, saved: Mapping[str, Any], names: Mapping[Key, str]) -> None:
+    def _load_states(self, saved: Mapping[str, Any]) -> None:
         assert self._optimizer is not None
         entries = self.placement.entries
-        saved = renamed(saved, {name: str(key) for key, name in names.items()})
         params = [torch.empty(entry.shape, dtype=entry.dtype) for entry in entries.values()]
         # One like the servers' takes them first, so that no server has to refuse them.
         twin = Updater(copy.deepcopy(_bare_copy(self._optimizer)))
@@ -336,18 +336,6 @@ class ServerStore(KVStore):
         optimizer.num_update = saved["num_update"]
         for synced in self._synced:
             synced.record_loaded(optimizer, loaded)
-
-    def _residuals(self) -> dict[tuple[Any, Any], torch.Tensor]:
-        """As `KVStore._residuals`, but copies."""
-        if self._compression is None:
-            return {}
-        return {(key, self.rank): residual for key, residual in self._compression.residuals(self.placement.entries).items()}
-
-    def _load_residuals(self, saved: Mapping[Key, Mapping[str, torch.Tensor]]) -> bool:
-        """This worker's own; of sources that are no workers here, its share."""
-        if self._compression is not None:
-            self._compression.load_residuals(saved, self.placement.entries, self.rank, self.num_workers)
-        return True
 
     def _send_values(self, entries: Mapping[Key, Entry], values: Sequence[torch.Tensor]) -> None:
         for shard in shards_of(list(entries), entries, self.num_servers):
@@ -421,6 +409,30 @@ class ServerStore(KVStore):
             self._optimizer.num_update = max(self._optimizer.num_update, num_update)
             if self._optimizer.lr_scheduler is not None:  # it may want to know where training is, as that on the server does
                 self._optimizer.lr_scheduler(self._optimizer.num_update)
+
+
+class ServerSync(KVStoreSync):
+    """Replicas in one process of several that meet in a `ServerStore`."""
+
+    store: ServerStore
+
+    def state_dict(self) -> dict[str, Any]:
+        return renamed(self.store._states(), self._by_key)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.store._load_states(renamed(state, {name: key for key, name in self._by_key.items()}))
+
+    def residuals(self) -> Residuals:
+        store = self.store
+        kept = {} if store._compression is None else store._compression.residuals(store.placement.entries)
+        return {self._by_key[str(key)]: {str(store.rank): residual} for key, residual in kept.items()}
+
+    def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """This worker's own; of sources that are no workers here, its share."""
+        store = self.store
+        if store._compression is not None:
+            by_key: dict[Key, Any] = {i: saved.get(name, {}) for i, name in enumerate(self._replicas[0].names)}
+            store._compression.load_residuals(by_key, store.placement.entries, store.rank, store.num_workers)
 
 
 def _staleness(delays: Counter[int]) -> Staleness:
