@@ -31,10 +31,11 @@ _lost: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # what
 
 
 class Work:
-    """A collective that is under way."""
+    """A collective that is under way; after it `wait` calls `then`."""
 
     def __init__(self, work: Any, group: Any) -> None:
         self._work, self._group = work, group
+        self.then: Callable[[], None] | None = None
 
     def wait(self) -> None:
         """Wait until it is over; on a GPU, let the stream do so.
@@ -43,6 +44,8 @@ class Work:
             RuntimeError: a rank is missing.
         """
         _call(self._group, self._work.wait)
+        if self.then is not None:
+            self.then()
 
 
 def all_reduce(values: torch.Tensor, op: Any = None, group: Any = None, async_op: bool = False) -> Any:

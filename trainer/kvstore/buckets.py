@@ -225,17 +225,6 @@ class Pool:
         self._free.setdefault((root.device, root.dtype), []).append(root)
 
 
-class _Pending:
-    """A collective that is under way, with something to do after it."""
-
-    def __init__(self, work: Any, then: Callable[[], None]) -> None:
-        self._work, self._then = work, then
-
-    def wait(self) -> None:
-        self._work.wait()
-        self._then()
-
-
 COPIED_AT_ONCE = 2**16  # bytes; the next gradient takes the memory of one that has been copied. Others are copied together
 
 
@@ -557,7 +546,9 @@ class GradientBuckets:
                 own.add_(part)
             pool.give(got)
 
-        return _Pending(dist_utils.all_to_all(got, bucket.flat, self.group, async_op=True, sizes=sizes), add_up)
+        work = dist_utils.all_to_all(got, bucket.flat, self.group, async_op=True, sizes=sizes)
+        work.then = add_up
+        return work
 
     def gather(self, bucket: Bucket, flat: torch.Tensor) -> Any:
         """Start to give all ranks each other's parts of `flat`, cut as this bucket is; gives what can be waited for."""
@@ -568,7 +559,8 @@ class GradientBuckets:
         sent.view(self.ranks, own.numel()).copy_(own.expand(self.ranks, own.numel()))
         sizes = bucket.parts, [own.numel()] * self.ranks
         work = dist_utils.all_to_all(flat, sent, self.group, async_op=True, sizes=sizes)
-        return _Pending(work, lambda: self.pool.give(sent))
+        work.then = lambda: self.pool.give(sent)
+        return work
 
     def native(self, bucket: Bucket) -> bool:
         """Whether the backend's own reduce-scatter and all-gather are to be used: parts are equal, and it is not gloo."""

@@ -409,34 +409,23 @@ class ZeroSync(AllReduceSync):
 
     def _collect_owned(self, whole: Updater) -> dict[str, Any]:
         """The state of parameters that belong to ranks as a whole, tensor by tensor."""
-        mine = [piece.param for piece in self._pieces]
-        group, device = self.group, self._device
-        whole.state = {i: self.updater.state[i] for i in mine if i in self.updater.state}
-        self._optimizer.slots(range(len(self._live.params)))
+        whole.state = {p.param: self.updater.state[p.param] for p in self._pieces if p.param in self.updater.state}
+        self._optimizer.slots(range(len(self._names)))
         collected = checkpoint.collect(whole, self._names, self._live.params)
         own = collected["state"]
-        listed = [
-            (
-                name,
-                [(slot, tuple(tensor.shape), tensor.dtype) for slot, tensor in slots.items()],
-                collected["layout"].get(name),
-            )
-            for name, slots in own.items()
-        ]
-        lists = dist_utils.all_gather_objects(listed, group)
         state: dict[str, dict[str, torch.Tensor]] = {}
         layout: dict[str, Any] = {}
-        for rank, entries in enumerate(lists):
-            for name, slots, nesting in entries:
+        listed = {name: {slot: (tuple(t.shape), t.dtype) for slot, t in slots.items()} for name, slots in own.items()}
+        for rank, (kinds, nesting) in enumerate(dist_utils.all_gather_objects((listed, collected["layout"]), self.group)):
+            layout |= nesting
+            for name, slots in kinds.items():
                 state[name] = {}
-                if nesting is not None:
-                    layout[name] = nesting
-                for slot, shape, dtype in slots:
+                for slot, (shape, dtype) in slots.items():
                     there = rank == self._live.rank
-                    tensor = own[name][slot].contiguous() if there else torch.empty(shape, dtype=dtype, device=device)
-                    sent = tensor.to(device).view(torch.uint8) if dtype == torch.int16 else tensor.to(device)
-                    dist_utils.broadcast(sent, rank, group)
-                    state[name][slot] = (own[name][slot] if there else tensor).cpu()
+                    tensor = own[name][slot] if there else torch.empty(shape, dtype=dtype, device=self._device)
+                    sent = tensor.contiguous().to(self._device)
+                    dist_utils.broadcast(sent.view(torch.uint8) if dtype == torch.int16 else sent, rank, self.group)
+                    state[name][slot] = tensor.cpu()
         collected["state"] = {name: state[name] for name in self._names if name in state}
         collected["layout"] = {name: layout[name] for name in self._names if name in layout}
         return collected

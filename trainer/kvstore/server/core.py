@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from ....kernels import Rule
 from ... import checkpoint
 from ...optimizer import Optimizer, RuleOptimizer, Updater
 from ...optimizer.plan import Plan
 from ...optimizer.settings import check_settings
 from ...validation import number
 from ..base import Key, known_value, optimizer_updater, same_shapes
+from ..partition import can_cut
 
 _MOST_PLANS = 32
 
@@ -258,12 +258,10 @@ class ServerCore:
 
 def takes_parts(optimizer: Any) -> bool:
     """Whether an optimizer updates a part of a weight as it would within the whole."""
-    if not isinstance(optimizer, RuleOptimizer):
-        return False  # nobody knows
-    rule: Any = optimizer.composed_rule
-    if not isinstance(rule, Rule) or optimizer.rounding is not None:  # random numbers go by the place in the tensor
+    if not can_cut(optimizer) or optimizer.rounding is not None:  # random numbers go by the place in the tensor
         return False
-    return not (rule.knows_total or rule.reductions or "index" in rule.extras or rule.kept)
+    rule = optimizer.composed_rule
+    return not (rule.knows_total or rule.reductions or rule.kept)
 
 
 def check_fits(updater: Any, cut: Collection[Key], servers: int) -> None:
