@@ -165,7 +165,7 @@ class Trainer:
         models = [Replica(self._params, self._names, self._updater, zero_grads)]
         models += [Replica(each, self._names, Updater(self._optimizer, engine), zero_grads) for each in replicas[1:]]
         self._updater.be_that_of(self._optimizer)  # and not the last replica's
-        stores = kvstore, models, self._names, self._optimizer, compression_params, update_on_kvstore, engine
+        stores = kvstore, models, self._optimizer, compression_params, update_on_kvstore, engine
         self._use_replicas(models, sync_for(*stores))
         self.telemetry = telemetry
         _adopt(self._optimizer, self)

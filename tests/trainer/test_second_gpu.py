@@ -215,7 +215,7 @@ def test_late_counts_tell_of_missing_gradients_of_what_is_trained(late, missing,
     parameters = [torch.nn.Parameter(torch.ones(2), requires_grad=trained) for trained in (True, False, True)]
     monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
     monkeypatch.setattr(dist, "get_rank", lambda group: 0)
-    sync = AllReduceSync(None, SimpleNamespace(params=parameters), ["a", "b", "c"], None, None, None)
+    sync = AllReduceSync(None, SimpleNamespace(params=parameters, names=["a", "b", "c"]), None, None, None)
     sync._late = (
         torch.tensor(late + [0.0] * 4),
         SimpleNamespace(synchronize=lambda: None),

@@ -117,6 +117,18 @@ def test_a_store_is_used_as_it_is_given():
         second.state_dict()
 
 
+def test_an_updater_that_is_set_between_steps_is_used():
+    store, model = LocalStore("device"), small_net()
+    trainer = Trainer(model, "sgd", kvstore=store)
+    train_copies(trainer, [model], make_batches(1))
+    expected = [weight - 1.0 for weight in weights_of(model)]
+    store.set_updater(lambda key, pushed, stored: stored.sub_(1.0))
+    train_copies(trainer, [model], make_batches(1))
+    assert all(map(torch.equal, weights_of(model), expected))
+    with pytest.raises(RuntimeError, match="no optimizer updates what is stored"):
+        trainer.state_dict()
+
+
 def test_without_a_store_each_copy_goes_its_own_way():
     """Counts, too, are of each copy: bias corrections differ where updates were left out."""
     nets, others = copies_of(small_net()), copies_of(small_net())

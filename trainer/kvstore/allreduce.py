@@ -173,7 +173,6 @@ class AllReduceSync(GradientSync):
     Args:
         group: the process group.
         replica: of the model, the only one in this process.
-        names: of the parameters.
         optimizer: the optimizer, the same on all ranks.
         compression_params: for the sums; None compresses nothing.
         engine: as for `tristep.kernels.choose_engine`.
@@ -186,12 +185,11 @@ class AllReduceSync(GradientSync):
         self,
         group: Any,
         replica: Replica,
-        names: Sequence[str],
         optimizer: Optimizer,
         compression_params: Mapping[str, Any] | None,
         engine: str | None,
     ) -> None:
-        self.group, self._replica, self._names, self._engine = group, replica, list(names), engine
+        self.group, self._replica, self._names, self._engine = group, replica, replica.names, engine
         self._optimizer = optimizer
         self._compression_params = compression_params
         check_compression(compression_params)

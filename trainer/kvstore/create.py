@@ -141,7 +141,6 @@ def _is_synchronous(kvstore: Any) -> bool:
 def sync_for(
     kvstore: str | KVStore | None,
     replicas: list[Replica],
-    names: list[str],
     optimizer: Optimizer,
     compression_params: Mapping[str, Any] | None,
     update_on_kvstore: bool | None,
@@ -159,7 +158,7 @@ def sync_for(
             from .zero import ZeroSync as Kind
         else:
             from .allreduce import AllReduceSync as Kind  # type: ignore[assignment]  # the other's base
-        return Kind(store.group, replicas[0], names, optimizer, compression_params, engine)
+        return Kind(store.group, replicas[0], optimizer, compression_params, engine)
     if kvstore is None:
         return GradientSync(len(replicas))
     if _is_dist(kvstore):  # in a server's process this does not come back
