@@ -17,6 +17,8 @@ from .trainer import Trainer
 from .validation import choice, integer, number
 
 SUGGESTERS = ("valley", "slide", "minimum", "steep")
+ENOUGH = 40  # losses to tell a fall from noise
+NOISE = 6.5  # standard deviations of the averages that these span by themselves, in 49 of 50 tests without any fall
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class LRFinder:
         smoothed: float64 [n], the losses averaged over their neighbours.
         diverged: whether the test ended early because the loss had become far too large, or not finite.
         suggestions: rates by the names of the rules that suggest them; a rule that finds nothing is missing.
+        flat: whether the loss falls by less than 0.5 %, or by no more than it differs from batch to batch, as that of a net
+            that is trained already. Then nothing is suggested, since each rule would pick a rate at random.
     """
 
     name: str
@@ -38,24 +42,37 @@ class LRFinder:
     smoothed: np.ndarray
     diverged: bool
     suggestions: dict[str, float]
+    flat: bool = False
 
     @property
     def value(self) -> float:
         """The rate to begin with: that of the first of "valley", "slide", "minimum" and "steep" that suggests one.
 
         Raises:
-            ValueError: none does, because the loss never fell.
+            ValueError: none does, because the loss never fell, or the curve is flat.
         """
         for rule in SUGGESTERS:
             if rule in self.suggestions:
                 return self.suggestions[rule]
-        low, high = float(self.rates[0]), float(self.rates[-1])
-        raise ValueError(
-            f"no rate to suggest: the loss never fell from {low:.2g} to {high:.2g}; try other rates, or more batches (n)"
+        raise ValueError(self.nothing)
+
+    @property
+    def nothing(self) -> str:
+        """Why no rate is suggested, in a sentence; empty where one is."""
+        if self.suggestions:
+            return ""
+        why = (
+            "the curve is flat: the loss fell by less than 0.5 %, or than batches differ,"
+            if self.flat
+            else "the loss never fell"
         )
+        tried = f"from {self.rates[0]:.2g} to {self.rates[-1]:.2g}"
+        unless = ", unless the net is trained already" * self.flat
+        return f"no rate to suggest: {why} {tried}; try other rates, larger batches or more of them (n){unless}"
 
     def __repr__(self) -> str:
         found = ", ".join(f"{rule} {rate:.2g}" for rule, rate in self.suggestions.items()) or "no suggestion"
+        found += ", the curve is flat" * self.flat
         return f"LRFinder({self.name!r}, {len(self.rates)} rates up to {self.rates[-1]:.2g}: {found})"
 
 
@@ -86,6 +103,8 @@ def lr_find(
       ends, up to 0.5 % of the whole fall for a point;
     - "minimum": a tenth of the rate with the smallest loss;
     - "steep": the rate at which the loss falls fastest.
+
+    None suggests anything where the curve is flat, see `LRFinder.flat`.
 
     Args:
         source: the `Trainer`, or an optimizer of torch's interface, whose rate is to be found.
@@ -139,7 +158,8 @@ def lr_find(
         reason = "the next one was not finite: try a lower rate" if diverged else "step gave no more: it must give n of them"
         raise ValueError(f"only {len(losses)} losses from low={low:g}; {reason}")
     rates = rates[: len(losses)]
-    return LRFinder(name, rates, np.array(losses), smoothed, diverged, _suggestions(rates, smoothed))
+    flat = _is_flat(np.array(losses), smoothed, width)
+    return LRFinder(name, rates, np.array(losses), smoothed, diverged, {} if flat else _suggestions(rates, smoothed), flat)
 
 
 def _search(
@@ -269,18 +289,36 @@ def _smoothed(values: np.ndarray, width: float) -> np.ndarray:
     return averages
 
 
-def _suggestions(rates: np.ndarray, losses: np.ndarray) -> dict[str, float]:
+def _fall(losses: np.ndarray) -> float:
+    """How far a curve falls, without its rise to the end, which may be of any height."""
     best = int(losses.argmin())
-    fall = losses[: best + 1].max() - losses[best]  # of the curve without its rise to the end, which may be of any height
+    return float(losses[: best + 1].max() - losses[best])
+
+
+def _is_flat(losses: np.ndarray, smoothed: np.ndarray, width: float) -> bool:
+    fall = _fall(smoothed)
+    if 0 < fall < 0.005 * abs(smoothed[0]):
+        return True
+    if fall == 0 or len(losses) < ENOUGH:
+        return False
+    # A median, which the rise to the end does not change, of second differences, which a steady fall does not change.
+    noise = np.median(np.abs(np.diff(losses, 2))) / (0.6745 * math.sqrt(6))
+    alone = np.eye(1, len(losses), len(losses) // 2)[0]
+    return bool(fall < NOISE * noise * np.linalg.norm(_smoothed(alone, width)))
+
+
+def _suggestions(rates: np.ndarray, losses: np.ndarray) -> dict[str, float]:
+    best, fall = int(losses.argmin()), _fall(losses)
+    if fall == 0:
+        return {}
     slopes = np.gradient(losses) / np.gradient(np.log(rates))
     found: dict[str, float] = {}
     members = _longest_fall(losses, 0.01 * fall)
     if len(members) > 1:
         found["valley"] = float(rates[members[len(members) // 2]])
-    if fall > 0 and (place := _slide(np.gradient(losses) / fall)) is not None:
+    if (place := _slide(np.gradient(losses) / fall)) is not None:
         found["slide"] = float(rates[place])
-    if best > 0:
-        found["minimum"] = float(rates[best]) / 10
+    found["minimum"] = float(rates[best]) / 10
     if slopes.min() < 0:
         found["steep"] = float(rates[slopes.argmin()])
     return found

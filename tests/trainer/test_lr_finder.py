@@ -255,6 +255,45 @@ def test_noise_is_averaged_out():
     assert np.abs(np.diff(found.smoothed)).mean() < 0.5 * np.abs(np.diff(found.losses)).mean()
 
 
+@pytest.mark.parametrize("draw", ["standard_normal", "standard_exponential"])
+def test_a_curve_without_a_fall_suggests_nothing(draw):
+    """Of 40 curves of noise alone, with and without a rise to the end, nearly all are known for what they are."""
+    flat = 0
+    for seed in range(20):
+        for rise in (0.0, 50.0):
+            generator = np.random.default_rng(seed)
+            found = _planted(lambda x: 3 + 0.3 * getattr(generator, draw)() + rise * max(x, 0) ** 2)  # noqa: B023
+            flat += not found.suggestions
+            if found.flat:
+                assert found.suggestions == {}
+                assert "the curve is flat" in repr(found)
+                with pytest.raises(ValueError, match="no rate to suggest: the curve is flat: .* from 1e-07 to"):
+                    _ = found.value
+    assert flat >= 36
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_fall_in_noise_is_not_flat(seed):
+    generator = np.random.default_rng(seed)
+    found = _planted(lambda x: (3 - np.clip(x + 4, 0, 2)) * (1 + 0.3 * generator.standard_normal()), high=1e-1, stop=None)
+    assert not found.flat
+    assert found.suggestions
+
+
+def test_a_net_that_is_trained_or_cannot_be_is_flat():
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(64, 32, 8, generator=generator)
+    noise = torch.randn(64, 32, 1, generator=generator)
+    weights = torch.linspace(-1, 1, 8)[None]
+    solved = torch.linalg.lstsq(inputs.flatten(0, 1), (inputs @ weights.T + 0.1 * noise).flatten(0, 1)).solution.T
+    data = list(zip(inputs, inputs @ weights.T + 0.1 * noise, strict=True))
+    for start, flat in ((solved, True), (torch.zeros(1, 8), False)):
+        net = torch.nn.Linear(8, 1, bias=False)
+        net.load_state_dict({"weight": start})
+        found = tristep.lr_find(tristep.Trainer(net, "adam"), (net, torch.nn.MSELoss(), data))
+        assert (found.flat, bool(found.suggestions)) == (flat, not flat)
+
+
 def test_it_ends_where_the_loss_is_not_finite_and_keeps_what_came_before():
     found = _planted(lambda x: np.nan if x > 0 else 1.0 - 0.1 * x, low=1e-5, high=1e5, n=21)
     assert found.diverged
