@@ -66,6 +66,18 @@ def test_it_can_be_drawn_whatever_was_found():
         assert b'"label":"learning rate"' in view.scene().to_bytes()
 
 
+def test_a_flat_curve_is_said_below_the_picture():
+    generator = np.random.default_rng(0)
+    losses = 3 + generator.standard_normal(60)
+    flat = LRFinder("trained", np.geomspace(1e-6, 1, 60), losses, losses, False, {}, True)
+    view = LRFinderView([_found("sgd"), flat])
+    (note,) = view.scene().notes
+    assert note.startswith("trained: no rate to suggest: the curve is flat: ")
+    assert note in view.describe()
+    assert note in " ".join(text.get_text() for text in view.figure().texts).replace("\n", " ")
+    assert not LRFinderView(_found()).scene().notes
+
+
 def test_what_is_no_result_is_refused():
     for given in (3, [3], {"a": 3}):
         with pytest.raises(TypeError, match=r"results must be what tristep.lr_find returned, or several, got int"):

@@ -62,7 +62,8 @@ class ControlRows:
                 self._fields[control.name].value = control.words(state[control.name])
         self._filling = False
         for shown in self._messages:
-            shown.value = f"<span role='status'>{html.escape(scene.message)}</span>" if scene.message else ""
+            said = "<br>".join(html.escape(each) for each in (*scene.notes, scene.message) if each)
+            shown.value = f"<span role='status'>{said}</span>" if said else ""
 
     def close(self) -> None:
         """Close all of them."""
@@ -162,7 +163,7 @@ def structure_of(scene: Scene) -> list[Any]:
 
 def _says(scene: Scene) -> bool:
     """Whether there is room for a message."""
-    return bool(scene.message) or any(control.typed or control.kind == "text" for control in scene.controls)
+    return bool(scene.notes or scene.message) or any(control.typed or control.kind == "text" for control in scene.controls)
 
 
 def close_all(widget: Any) -> None:

@@ -65,6 +65,7 @@ class Scene:
         widths, heights: the shares of the grid's columns and rows; empty for equal ones.
         description: the picture in words, for those who do not see it.
         listings: code and the like, below the controls; not in an image.
+        notes: what is to be known before one believes the picture, each in a sentence; below it, in an image, too.
         message: what there is to be said to a person who has just done something; not in an image.
 
     Raises:
@@ -92,6 +93,7 @@ class Scene:
     description: str = ""
     listings: Sequence[Listing] = ()
     message: str = ""
+    notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not self.panels:

@@ -85,7 +85,8 @@ class LRFinderView(View):
         every = np.concatenate([found.rates for _, found in results])
         across = Axis("learning rate", float(every.min()), float(every.max()), "log")
         vertical = Axis.over("loss", *heights, margin=0.06)
-        return Scene([Panel(across, vertical, layers)], controls=controls, height=4.0, description=self.describe())
+        panel, words = Panel(across, vertical, layers), self.describe()
+        return Scene([panel], controls=controls, height=4.0, description=words, notes=self._notes())
 
     def describe(self) -> str:
         """The suggested rates, in sentences."""
@@ -97,7 +98,10 @@ class LRFinderView(View):
                 f"{name}: {len(found.rates)} learning rates from {found.rates[0]:.2g} to {found.rates[-1]:.2g}, {end}; "
                 f"suggestions: {rules}"
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._notes()])
+
+    def _notes(self) -> list[str]:
+        return [f"{name}: {found.nothing}." for name, found in self.results.items() if found.nothing]
 
 
 def _interesting(found: LRFinder) -> np.ndarray:

@@ -50,9 +50,8 @@ class RaceView(View):
         measure = Control("measure", "ratios of", list(MEASURES), kind="choice")
         panels = [self._curves(), self._ratios(), self._tuning()]
         height = max(5.6, 3.8 + 0.3 * len(self.result.names))
-        return Scene(
-            panels, self._title(), [measure], width=11, height=height, widths=(1.25, 1), description=self.describe()
-        )
+        shape: dict[str, Any] = {"width": 11, "height": height, "widths": (1.25, 1)}
+        return Scene(panels, self._title(), [measure], description=self.describe(), notes=self.result.warnings(), **shape)
 
     def describe(self) -> str:
         result = self.result

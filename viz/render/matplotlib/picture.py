@@ -196,6 +196,11 @@ class Picture:
         top = self._add_legend(top)
         self._values.set(text=self._said(), position=(MARGIN, 0.06))
         bottom = 0.06 + text_height(self._values) + 0.06 if self._values.get_text() else MARGIN
+        for note in reversed(scene.notes):
+            words = wrapped(self.figure, note, scene.width - 2 * MARGIN, 9)
+            noted = self._text(MARGIN, bottom, words, size=9, va="bottom", color=theme.ink)
+            self._words.append(noted)
+            bottom += text_height(noted) + 0.06
 
         n_rows, n_columns = scene.grid
         widths = np.array(scene.widths or [1.0] * n_columns) / sum(scene.widths or [1.0] * n_columns)
@@ -310,7 +315,8 @@ def _structure(scene: Scene) -> Any:
         places = (panel.row, panel.column, panel.rows, panel.columns, panel.equal, panel.frame)
         panels.append((axes, layers, panel.title, places))
     controls = [(control.name, control.label, control.unit, control.remote) for control in scene.controls]
-    return panels, controls, scene.title, scene.width, scene.height, list(scene.widths), list(scene.heights)
+    words = [scene.title, *scene.notes]
+    return panels, controls, words, scene.width, scene.height, list(scene.widths), list(scene.heights)
 
 
 def _bounds(scene: Scene) -> Any:

@@ -1245,7 +1245,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
 
   function fillWords() {
     root.style.maxWidth = `${scene.width * PIXELS_PER_INCH + 20 + (isLong() ? 308 : 0)}px`;
-    message.textContent = scene.message;
+    message.textContent = [...scene.notes, scene.message].filter(Boolean).join("\n");
     title.textContent = scene.title;
     title.style.display = scene.title ? "" : "none";
     front.setAttribute("aria-label", [scene.title, scene.description].filter(Boolean).join(". "));
