@@ -100,6 +100,23 @@ def test_scores():
     assert nobody.scores.tolist() == [[0.0]]
 
 
+def test_presets_and_those_who_take_a_plainer_ones_steps_on_vectors(eager_in_quick_tier):
+    arguments = {"tasks": ["sparse"], "steps": 60, "seeds": 1, "tuning_seeds": 1, "learning_rates": [0.1]}
+    found = tristep.battery(["momentum", "nag", "muon", "adam", "sgd"], **arguments)
+    by_hand = {"a": {"optimizer": "sgd", "momentum": 0.9}, "b": {"optimizer": "nag", "momentum": 0.9}}
+    np.testing.assert_array_equal(found.needed[:2], tristep.battery(by_hand, **arguments).needed)
+    assert found.names == ("momentum", "nag", "muon", "adam", "sgd")
+    assert found.same_as == {"muon": "adam"}
+    assert [line.split("  ")[0] for line in str(found).splitlines()[1:]] == [
+        "momentum",
+        "nag",
+        "muon (= adam)",
+        "adam",
+        "sgd",
+    ]
+    np.testing.assert_array_equal(found.needed[2], found.needed[3])
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [

@@ -1,10 +1,13 @@
 """Optimizers to be played with: what the pictures show, against torch's optimizers and closed forms."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
 import tristep
+from tristep.trainer.optimizer import registered
 from tristep.viz import (
     BasinMap,
     Function,
@@ -13,6 +16,9 @@ from tristep.viz import (
     TrajectoryView,
     basin_map,
     function,
+    rule_source,
+    search_ranges,
+    simulate,
     tune_learning_rates,
 )
 from tristep.viz.scene import Arrows, Heatmap, Line, Points, Text
@@ -262,3 +268,167 @@ def test_where_no_minimum_is_known_losses_are_above_the_least_of_all():
 def test_a_number_of_starts_below_one_is_named():
     with pytest.raises(ValueError, match="starts=0: must be 1 or more"):
         SensitivityView(starts=0)
+
+
+def test_a_name_means_the_same_everywhere():
+    torchs = {"momentum": {"momentum": 0.9}, "nag": {"momentum": 0.9, "nesterov": True}}
+    names = list(torchs)
+    paths = simulate(BOWL, names, steps=40, learning_rates=[0.02]).paths[:, 0, 0]
+    for name, path in zip(names, paths, strict=True):
+        expected = _torch_path(lambda points, lr, own=torchs[name]: torch.optim.SGD(points, lr, **own), 0.02, BOWL.start, 40)
+        np.testing.assert_allclose(path, expected, rtol=1e-4, atol=1e-5)
+        settings = {"learning_rate": 0.02}
+        for view in (
+            TrajectoryView(BOWL, {name: settings}, steps=40, factors=(1.0,)),
+            TrajectoryView(BOWL, {"a": {"optimizer": name.upper(), **settings}}, steps=40, factors=(1.0,)),
+            Playground(BOWL, name, (), steps=40, settings=settings),
+        ):
+            np.testing.assert_array_equal(view.trajectories.paths[0, 0, 0], path)
+        assert {setting.name: setting.default for setting in search_ranges(name)}["momentum"] == 0.9
+        assert basin_map(BOWL, name, n=4, steps=3).reached.shape == (4, 4)
+        assert "def " in rule_source(name)
+    found = simulate(BOWL, {"nag": {"momentum": 0.5}, "sgd": {"momentum": 0.5}, "momentum": {"momentum": 0.5}}, steps=9)
+    np.testing.assert_array_equal(found.paths[1], found.paths[2])  # what is given counts
+    assert not np.array_equal(found.paths[0], found.paths[1])
+
+
+def test_names_of_the_default_legend_are_names_and_no_two_paths_are_equal():
+    view = TrajectoryView(BOWL, steps=30, factors=(1.0,))
+    names = list(view.best)
+    again = TrajectoryView(BOWL, names, steps=30, factors=(1.0,))
+    np.testing.assert_array_equal(again.trajectories.paths, view.trajectories.paths)
+    assert list(_lines(view.scene().panels[0])) == names
+    assert not view.scene().notes
+    at_one_rate = simulate(BOWL, names, steps=30, learning_rates=[0.01]).paths[:, 0, 0]
+    for i, path in enumerate(at_one_rate):
+        assert all(np.abs(path - other).max() > 1e-3 for other in at_one_rate[:i])
+
+
+def test_the_playground_has_the_presets_among_its_choices():
+    view = Playground(BOWL, "nag", steps=10)
+    assert view.settings == {"momentum": 0.9}
+    (choice,) = (control for control in view.scene().controls if control.name == "optimizer")
+    assert (choice.values[choice.index], "momentum" in choice.values) == ("nag", True)
+    view.on_control("optimizer", "momentum", choice.values.index("momentum"))
+    assert view.settings == {"momentum": 0.9}
+    settings = {"learning_rate": view.best["momentum"]}
+    np.testing.assert_array_equal(
+        view.trajectories.paths[0, 0], simulate(BOWL, {"momentum": settings}, steps=10).paths[0, 0]
+    )
+
+
+def test_who_takes_the_steps_of_a_plainer_one_is_called_so():
+    """Against paths on another function, from elsewhere, at another rate than where they are compared."""
+    names = sorted({name for name in registered() if registered()[name].__module__.startswith("tristep")} - {"groupadagrad"})
+    view = TrajectoryView("himmelblau", {name: {"learning_rate": 0.02} for name in names}, (1.0, 2.5), 60, factors=(1.0,))
+    labels = list(_lines(view.scene().panels[0]))
+    paths = dict(zip(names, view.trajectories.paths[:, 0, 0], strict=True))
+    same = {name: label[len(name) + 4 : -1] for name, label in zip(names, labels, strict=True) if label != name}
+    assert same.keys() >= {"muon", "normuon", "sophia", "ccsgd", "lbsgd"}
+    assert {same[name] for name in ("muon", "normuon")} == {"adam"}
+    for name, other in same.items():
+        np.testing.assert_allclose(paths[name], paths[other], rtol=1e-3, atol=1e-3)
+    for name in paths.keys() - same.keys():
+        for other in {"sgd", "nag", "adagrad", "rmsprop", "adam", "lion", "adabelief", "tiger"} - {name}:
+            assert not np.abs(paths[name] - paths[other]).max() <= 1e-4, (name, other)
+    (note,) = view.scene().notes
+    assert "On two variables " in note
+    assert "muon takes the steps of adam" in note
+    assert note in view.describe()
+    written = " ".join(text.get_text() for text in view.figure().texts).replace("\n", " ")
+    assert note in written
+    assert "muon (= adam)" in written
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"nag": {"momentum": 0.0}}, "nag (= sgd)"),
+        ({"momentum": {"momentum": 0.8}}, "momentum"),
+        ({"mine": {"optimizer": "muon"}}, "mine (= adam)"),
+        ({"mine": {"optimizer": "adam"}}, "mine"),
+        ({"adamw": {}}, "adamw (= adam)"),
+        ({"adamw": {"wd": 0.1}}, "adamw"),
+        ({"lion": {"beta1": 0.9, "beta2": 0.9}}, "lion (= signum)"),
+        ({"ours": lambda point, gradient, state, lr: point - lr * gradient}, "ours"),
+    ],
+)
+def test_settings_decide_who_is_a_plainer_one(given, expected):
+    before = torch.get_rng_state()
+    view = TrajectoryView(BOWL, given, steps=5, factors=(1.0,))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert list(_lines(view.scene().panels[0])) == [expected]
+    assert bool(view.scene().notes) == (expected != next(iter(given)))
+    assert list(view.best) == list(given)
+
+
+def test_other_pictures_of_them_say_so_too():
+    curves = SensitivityView(BOWL, ["sgd", "ccsgd"], 2, steps=5)
+    assert list(_lines(curves.scene().panels[0])) == ["sgd", "ccsgd (= sgd)"]
+    basins = BasinMap("himmelblau", ["sgd", "ccsgd"], n=4, steps=5, learning_rates=[0.01])
+    assert basins.scene().controls[0].values == ["sgd", "ccsgd (= sgd)"]
+    playground = Playground(BOWL, "ccsgd", ("adam",), steps=5)
+    assert "ccsgd (= sgd)" in _lines(playground.scene().panels[0])
+    for view in (curves, basins, playground):
+        assert view.scene().notes == [
+            "On two variables ccsgd takes the steps of sgd: what is different elsewhere is not in this picture."
+        ]
+        assert view.scene().notes[0] in view.describe()
+    playground.on_control("optimizer", "adam", 0)
+    assert not playground.scene().notes
+
+
+def test_a_function_of_x_and_y():
+    expected = TrajectoryView("x**2 + 3 * y**2", RACERS, steps=9)
+
+    def named(x, y, scale=3):
+        return x**2 + scale * y**2
+
+    for given, title in ((lambda x, y: x**2 + 3 * y**2, "f(x, y)"), (named, "named")):
+        view = TrajectoryView(given, RACERS, steps=9)
+        np.testing.assert_allclose(view.trajectories.paths, expected.trajectories.paths, rtol=1e-5, atol=1e-6)
+        assert view.scene().title == title
+        assert np.isfinite(Playground(given, "sgd", steps=3).trace.losses).all()
+    assert Function("flat in y", lambda x, y: x**2)(torch.tensor([[3.0, 1.0]])).item() == 9
+    of_points = simulate(lambda p: p[..., 0] ** 2 + 3 * p[..., 1] ** 2, RACERS, steps=9).paths
+    np.testing.assert_allclose(of_points, expected.trajectories.paths[:, 20:21], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            lambda x, y: np.sin(x) + y,
+            r"raised RuntimeError: (.|\n)*not math or numpy",
+        ),
+        (lambda x, y: max(x, y), r"ambiguous(.|\n)*many points at once"),
+        (lambda x, y, z: x, "raised TypeError: .*'y' and 'z'"),
+        (lambda x, y: 3.0, "the function gave float"),
+        (lambda x, y: x.detach() + y.detach(), "cannot go backwards"),
+    ],
+)
+def test_a_function_that_does_not_fit_is_refused_in_words(given, message):
+    with pytest.raises(ValueError, match=message):
+        TrajectoryView(given)
+
+
+@pytest.mark.parametrize("make", [TrajectoryView, Playground, lambda **own: simulate("beale", ["sgd"], **own)])
+@pytest.mark.parametrize(
+    ("start", "error", "message"),
+    [
+        (1, ValueError, r"start=1: must be \(x, y\), such as"),
+        ((1, 2, 3), ValueError, r"start has shape \(3,\): must be \(x, y\)"),
+        ((math.nan, 1), ValueError, "finite"),
+        ("here", TypeError, "start='here'"),
+        ({1: 2}, TypeError, "start={1: 2}"),
+    ],
+)
+def test_a_start_that_is_no_point_is_refused_in_words(make, start, error, message):
+    with pytest.raises(error, match=message):
+        make(start=start)
+
+
+def test_views_have_one_start():
+    with pytest.raises(ValueError, match=r"start has 2 points: must be one, \(x, y\)"):
+        TrajectoryView(start=[(1, 2), (2, 1)])
+    assert TrajectoryView(BOWL, RACERS, np.array([[1.0, 2.0]]), 3).trajectories.starts.tolist() == [[1.0, 2.0]]

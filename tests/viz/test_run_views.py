@@ -15,12 +15,14 @@ from tristep.viz import (
     Dashboard,
     Heatmap,
     Line,
+    LiveLoop,
     LossView,
     Points,
     Recorder,
     RefLine,
     Run,
     RunSet,
+    ScheduleView,
     Series,
     TensorHeatmap,
     Text,
@@ -249,13 +251,33 @@ def test_all_runs_can_be_drawn_with_few_points(name):
         figure.canvas.draw()
 
 
+def test_a_loop_is_shown_by_what_it_records():
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def train():
+        for loss in (3.0, 1.0):
+            weight.grad = torch.ones(1)
+            optimizer.step()
+            yield {"loss": loss}
+
+    for recorder in (None, Recorder(optimizer, name="ours")):
+        loop = LiveLoop(train, view=None, recorder=recorder, mode="thread").start()
+        assert loop.wait()
+        for view in (Dashboard(loop), LossView(loop), LossView([loop])):
+            assert view.run is loop.run
+            assert view.describe() == type(view)(loop.run).describe()
+            assert "loss from 3 to 1" in view.describe()
+        assert ScheduleView(lambda n: 0.1, 5, loss=loop).scene().panels
+
+
 def test_what_is_no_run_is_refused():
-    with pytest.raises(TypeError, match="runs must be a Recorder, a Run, a RunSet or several of these, got int"):
+    with pytest.raises(TypeError, match="runs must be a Recorder, a Run, a LiveLoop, a RunSet or several, got int"):
         LossView(3)
     with pytest.raises(TypeError, match="runs must be a Recorder, a Run"):
         TensorHeatmap(3)
     for kind in VIEWS[2:]:
-        with pytest.raises(TypeError, match="run must be a Recorder or a Run, got int"):
+        with pytest.raises(TypeError, match="run must be a Recorder, a Run or a LiveLoop, got int"):
             kind(3)
         with pytest.raises(TypeError, match=r"got RunSet: give one of its runs, such as runs\['a'\]"):
             kind(RunSet([make_run(3, name="a")]))

@@ -59,6 +59,21 @@ TORCH = {
 }
 
 
+def test_schedules_by_name_end_where_the_picture_does():
+    with pytest.raises(TypeError):  # which needs more than its name
+        ScheduleView("factor")
+    for given in ("cosine", {"cosine": "cosine", "a": "Poly"}):
+        for arguments, end in (((300,), 300), ((), 1000)):
+            scene = ScheduleView(given, *arguments).scene()
+            lines = {line.name: line for line in scene.panels[0].layers if isinstance(line, Line)}
+            for line, kind in zip(lines.values(), (lr_scheduler.CosineScheduler, lr_scheduler.PolyScheduler), strict=False):
+                schedule = kind(end)
+                np.testing.assert_allclose(line.y, [schedule(int(n)) for n in line.x], rtol=1e-6)
+                assert line.x[-1] == end
+    with pytest.raises(ValueError, match="no scheduler is registered by that name.*Did you mean 'cosine'"):
+        ScheduleView("cosinus")
+
+
 @pytest.mark.parametrize("kind", TORCH)
 @pytest.mark.parametrize("done", [0, 7])
 def test_what_a_schedule_of_torchs_will_do_is_found_without_touching_it(kind, done):
@@ -209,7 +224,7 @@ def test_a_schedule_by_hand_is_given_to_a_trainer_and_saved_with_it(tmp_path):
     ("make", "error", "message"),
     [
         (lambda: ScheduleView(), ValueError, "schedules is empty: .*give a schedule, or knots"),
-        (lambda: ScheduleView(0.1), TypeError, "schedules must be callables .*, got float for 'float'"),
+        (lambda: ScheduleView(0.1), TypeError, "schedules must be names, callables .*, got float for 'float'"),
         (lambda: ScheduleView(lambda n: 0.1), ValueError, "n_updates is missing: none of the schedules says how long"),
         (lambda: ScheduleView(lambda n: 0.1, 0), ValueError, "n_updates=0: must be 1 or more"),
         (lambda: ScheduleView(knots=[(0, 1)]), ValueError, "must be two or more"),
@@ -222,7 +237,7 @@ def test_a_schedule_by_hand_is_given_to_a_trainer_and_saved_with_it(tmp_path):
             ValueError,
             "rates must all be above 0 with scale='log'",
         ),
-        (lambda: ScheduleView(lambda n: 1, 5, loss=3), TypeError, "loss must be a Recorder or a Run, got int"),
+        (lambda: ScheduleView(lambda n: 1, 5, loss=3), TypeError, "loss must be a Recorder, a Run or a LiveLoop, got int"),
         (lambda: ScheduleView(lambda n: 1, 5).schedule, ValueError, "this view has no knots"),
         (lambda: ScheduleView(lambda n: 1, 5).code(), ValueError, "this view has no knots"),
         (

@@ -53,11 +53,9 @@ def assert_same_path(ours, theirs):
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "groupadagrad"])
 def test_every_optimizer_as_a_trainer_steps_it(name):
     on, starts = FUNCTIONS["himmelblau"], [(1.0, -2.0), (-3.0, 0.5), (0.25, 4.0)]
-    trajectories = simulate(
-        on, {name: {"wd": 0.01} if "wd" in {s.name for s in search_ranges(name)} else {}}, starts, steps=6
-    )
+    arguments = {"wd": 0.01} if "wd" in {s.name for s in search_ranges(name)} else {}
+    trajectories = simulate(on, {name: {"optimizer": optimizer.registered()[name], **arguments}}, starts, steps=6)
     for s, start in enumerate(starts):
-        arguments = {"wd": 0.01} if "wd" in {s.name for s in search_ranges(name)} else {}
         path, losses = by_trainer(on, name, arguments, start, 6)
         assert_same_path(trajectories.paths[0, 0, s], path)
         np.testing.assert_allclose(trajectories.losses[0, 0, s], losses, rtol=1e-6)

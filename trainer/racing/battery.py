@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from ..ensemble import Ensemble
 from ..validation import choice, integer, number
 from .candidates import Candidate, candidates_of
+from .presets import label, plainer
 from .result import text_table
 from .tasks import SIZE, TASKS, Task
 
@@ -32,6 +33,7 @@ class BatteryResult:
         chosen: float64 [n_optimizers, n_tasks], the best of them.
         needed: float64 [n_optimizers, n_tasks, n_seeds], the steps after which the loss, averaged over 20 steps, stays at or
             below the target; infinite if it is above it at the end.
+        same_as: of optimizers that take the steps of a plainer one on vectors, as Muon does, the name of that one.
     """
 
     names: tuple[str, ...]
@@ -40,6 +42,12 @@ class BatteryResult:
     learning_rates: np.ndarray
     chosen: np.ndarray
     needed: np.ndarray
+    same_as: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def labels(self) -> list[str]:
+        """The names, and of those in `same_as` whose steps they take."""
+        return [label(name, self.same_as.get(name)) for name in self.names]
 
     @property
     def medians(self) -> np.ndarray:
@@ -59,7 +67,7 @@ class BatteryResult:
     def table(self) -> str:
         """A table of text: steps needed, "-" where half of the seeds failed or more, and the mean score."""
         rows = [["", *(TASKS[task].name for task in self.tasks), "mean score"]]
-        for name, medians, scores in zip(self.names, self.medians, self.scores, strict=True):
+        for name, medians, scores in zip(self.labels, self.medians, self.scores, strict=True):
             steps = [f"{value:.0f}" if math.isfinite(value) else "-" for value in medians]
             rows.append([name, *steps, f"{scores.mean():.2f}"])
         return text_table(rows)
@@ -91,7 +99,8 @@ def battery(
     This shows what an optimizer copes with, not how good it is for a network; there is `race` for that.
 
     Args:
-        optimizers: names, or a dict from what each is called to its arguments, without a learning rate.
+        optimizers: names, or a dict from what each is called to its arguments, without a learning rate; as for `race`,
+            "momentum" is SGD and "nag" is NAG with a momentum of 0.9.
         tasks: which of them; None: all.
         steps: of each training.
         seeds: how many; starts, noise and what is seen are theirs, the same for all optimizers.
@@ -108,7 +117,8 @@ def battery(
         >>> found.scores.shape
         (2, 1)
 
-    Optimizers of matrices, such as Muon, are no use here: they treat vectors as AdamW does, and are updated one by one.
+    Optimizers of matrices, such as Muon, are no use here: they treat vectors as AdamW does, and are updated one by one. The
+    table names such a one with whose steps it takes, as "muon (= adam)".
 
     Source: a battery of tasks that an optimizer solves or not is LightBench's idea (of HeavyBall); the tasks are our own.
     """
@@ -128,6 +138,7 @@ def battery(
     rates = np.array([number("learning_rates", rate, above=0) for rate in learning_rates])
     if not len(rates):
         raise ValueError("learning_rates is empty: give at least one")
+    same = {each.name: plainer(each.name, {"optimizer": each.kind, **each.fixed}) for each in candidates}
     chosen, needed = [], []
     for name in names:
         settled, final = _trained(TASKS[name], candidates, rates, steps, tuning_seeds + seeds, engine)
@@ -142,6 +153,7 @@ def battery(
         rates,
         np.stack(chosen, axis=1),
         np.stack(needed, axis=1),
+        {name: other for name, other in same.items() if other},
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from ..ensemble import make_optimizer
 from ..optimizer import MultiOptimizer, Optimizer, create
 from ..validation import number
+from .presets import named
 
 RATES = 30.0  # from which fraction of the usual learning rate to which multiple of it
 ONE_MINUS, DECAYS = (0.02, 0.5), (1e-5, 1e-2)
@@ -91,6 +92,8 @@ def _candidate(name: Any, given: Any, one_more: bool) -> Candidate:
     own = dict(given)
     kind = own.pop("optimizer", name)
     kind = tuple(map(tuple, kind)) if isinstance(kind, list) else kind
+    if isinstance(kind, str):
+        kind, own = named(kind, own)
     ranges = {key: _range(f"{where}[{key!r}]", key, own.pop(key)) for key in list(own) if _is_pair(own[key])}
     middle = own.pop("learning_rate", None)
     try:
@@ -105,7 +108,7 @@ def _candidate(name: Any, given: Any, one_more: bool) -> Candidate:
         raise type(error)(f"{where}: {error}") from None
     ranges = {"learning_rate": ranges.pop("learning_rate"), **ranges}
     if len(ranges) == 1 and one_more:
-        averaged = [key for key in ("momentum", "beta1") if key not in own and 0 < _attribute(probe, key) < 1]
+        averaged = [key for key in ("momentum", "beta1") if key not in given and 0 < _attribute(probe, key) < 1]
         if averaged:
             ranges[PREFIX + averaged[0]] = ONE_MINUS
         elif "wd" not in own:

@@ -65,11 +65,12 @@ def race(
         data: batches (inputs, labels): a list, which is shuffled for each seed and epoch; a DataLoader or the like, whose
             random numbers are then those of the seed; or a function from the seed to one of these.
         optimizers: names, or a dict from what each is called to its arguments, with its name, class or list of (pattern,
-            optimizer, arguments) as "optimizer" if it is called otherwise. A pair (low, high) is a range to search. Without
-            one, the learning rate is searched from a 30th of the given or default one to 30 times that. If nothing else is
-            searched, `one_minus_momentum` or `one_minus_beta1` is, from 0.02 to 0.5, where the optimizer has such an average
-            by default, or else `wd`, from 0.00001 to 0.01. `one_minus_` is for arguments that are searched as 1 minus
-            their value. In a list, `learning_rate` is the last one's, and the others' are in proportion.
+            optimizer, arguments) as "optimizer" if it is called otherwise. The name "momentum" is SGD and "nag" is NAG with
+            a momentum of 0.9, unless another is given or searched. A pair (low, high) is a range to search. Without one,
+            the learning rate is searched from a 30th of the given or default one to 30 times that. If nothing else is
+            searched, `one_minus_momentum` or `one_minus_beta1` is, from 0.02 to 0.5, where the optimizer has such an
+            average by default, or else `wd`, from 0.00001 to 0.01. `one_minus_` is for arguments that are searched as 1
+            minus their value. In a list, `learning_rate` is the last one's, and the others' are in proportion.
         target: the loss to reach; choose it before the race, such as one that the baseline is known to reach.
         eval_data: held-out batches, the same every time they are iterated.
         seeds: how many, or which, from 0 to 999,999. Intervals from fewer than 5 are too short.

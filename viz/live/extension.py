@@ -14,12 +14,13 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 
-from ...trainer import LRFinder, Trainer, lr_find, lr_scheduler
+from ...trainer import LRFinder, Trainer, lr_find
 from ...trainer.optimizer import Optimizer
 from ..record import Recorder, Run
 from ..render.notebook import has_front_end
 from ..render.renderers import set_renderer
 from ..views import Dashboard, LRFinderView, ScheduleView, TrajectoryView, View, reprs
+from ..views.schedule import scheduler
 from . import LiveLoop, stop_loops
 from .cell_loops import FUNCTION, numbers_of, split_at_loop, turns
 from .doctor import doctor_report, show_ping
@@ -122,7 +123,7 @@ class TristepMagics(Magics):
         given |= {"warmup_steps": args.warmup} if args.warmup else {}
         given |= {} if args.lr is None else {"base_lr": args.lr}
         try:
-            schedule = _schedule(args.name, args.steps, given)
+            schedule = scheduler(args.name, args.steps, **given)
         except (TypeError, ValueError) as error:
             raise UsageError(str(error)) from error
         print(f"tristep.lr_scheduler.{schedule!r}")
@@ -149,6 +150,8 @@ class TristepMagics(Magics):
             step = self._value(args.net), self._value(args.loss), data
         found: LRFinder = lr_find(source, step, low=args.low, high=args.high, n=args.n)
         display(LRFinderView(found))
+        if found.nothing:
+            raise UsageError(found.nothing)
         return found.value
 
     @magic_arguments()
@@ -207,10 +210,7 @@ class TristepMagics(Magics):
     def viz_dashboard(self, line: str) -> Any:
         """Show all that was recorded of a run on one page."""
         args = parse_argstring(self.viz_dashboard, line)
-        source = self._value(args.source) if args.source else self._last(REPORTED, "Recorder, Run or LiveLoop")
-        if isinstance(source, LiveLoop):
-            source = source.recorder or source.run
-        return Dashboard(source)
+        return Dashboard(self._value(args.source) if args.source else self._last(REPORTED, "Recorder, Run or LiveLoop"))
 
     @magic_arguments()
     @argument("file", help="where to: .html is a page that works by itself, .png, .svg and .pdf are pictures")
@@ -285,16 +285,6 @@ def _setting(given: str) -> tuple[str, Any]:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return name, value
-
-
-def _schedule(name: str, steps: int, given: Mapping[str, Any]) -> lr_scheduler.LRScheduler:
-    """The schedule, which ends after so many steps if it is of a kind that ends."""
-    try:
-        return lr_scheduler.create(name, **{"max_update": steps} | dict(given))
-    except TypeError as error:
-        if "max_update" not in str(error):
-            raise
-        return lr_scheduler.create(name, **given)
 
 
 def _first(things: Sequence[Any], kinds: Any) -> Any:

@@ -15,6 +15,7 @@ from ...kernels import Rule
 from ...trainer.ensemble import make_optimizer
 from ...trainer.optimizer import Optimizer, RuleOptimizer
 from ...trainer.optimizer.counts import StepCounts
+from ...trainer.racing.presets import named
 from ...trainer.validation import number
 
 __all__ = ["Candidate", "PlainUpdate", "TorchFactory", "named_optimizers", "settings_to_try"]
@@ -105,6 +106,8 @@ class Candidate:
         self, arguments: dict[str, Any], others: dict[str, Any], rate: float | None, relative: bool
     ) -> tuple[Any, float]:
         kind = arguments.pop("optimizer", self.name)
+        if isinstance(kind, str):
+            kind, arguments = named(kind, arguments)
         if rate is not None and relative:
             plain = make_optimizer(kind, arguments | others)
             rate *= plain.lr if plain.lr_scheduler is None else plain.lr_scheduler.base_lr  # type: ignore[attr-defined]

@@ -20,8 +20,9 @@ def function(given: str | Function | Callable[[torch.Tensor], torch.Tensor]) -> 
     sqrt abs tanh` of one value, and `min max` of two. An exponent is a number from -20 to 20.
 
     Args:
-        given: a name of `FUNCTIONS`, such as "rosenbrock"; an expression, at most 1,000 characters; a callable from a tensor
-            [..., 2] to [...], through which torch can go backwards; or a `Function`, which is returned as it is.
+        given: a name of `FUNCTIONS`, such as "rosenbrock"; an expression, at most 1,000 characters; a callable of tensors,
+            from x and y, as `lambda x, y: x**2 + 3 * y**2`, or from points [..., 2], to [...], through which torch can go
+            backwards; or a `Function`, which is returned as it is.
 
     Raises:
         ValueError: something is not allowed in an expression; the message says what and where. Or a callable does not give
@@ -44,7 +45,8 @@ def function(given: str | Function | Callable[[torch.Tensor], torch.Tensor]) -> 
     if isinstance(given, Function):
         return given
     if callable(given):
-        return Function(getattr(given, "__name__", type(given).__name__), given)
+        name = getattr(given, "__name__", type(given).__name__)
+        return Function("f(x, y)" if name == "<lambda>" else name, given)
     if not isinstance(given, str):
         raise TypeError(f"a function is a name, an expression in x and y, or a callable, not {type(given).__name__}")
     key = given.strip().lower().replace(" ", "_").replace("-", "_").replace("–", "_")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,8 +30,8 @@ class Function:
 
     Args:
         name: in words.
-        expression: in `x` and `y`, see `function`; or a callable from a tensor [..., 2] to [...], through which torch can
-            go backwards.
+        expression: in `x` and `y`, see `function`; or a callable of tensors, from x and y [...], or from points [..., 2], to
+            [...], through which torch can go backwards.
         xlim, ylim: the part of the plane to draw, each (lowest, highest).
         start: a point from which it is worth starting, (x, y).
         minima: the known minima that have the smallest value, and others where optimizers end; () if none is known.
@@ -54,7 +55,7 @@ class Function:
     """
 
     name: str
-    expression: str | Callable[[torch.Tensor], torch.Tensor]
+    expression: str | Callable[..., torch.Tensor]
     xlim: tuple[float, float] = (-2.0, 2.0)
     ylim: tuple[float, float] = (-2.0, 2.0)
     start: tuple[float, float] = (1.0, 1.0)
@@ -83,6 +84,8 @@ class Function:
                 raise TypeError(
                     f"expression must be a string in x and y, or a callable on tensors, got {type(self.expression).__name__}"
                 )
+            if _takes_two(call := self.expression):
+                object.__setattr__(self, "expression", lambda points: call(points[..., 0], points[..., 1]))
             _try(self.expression, self.start)
         object.__setattr__(self, "_tape", tape)
 
@@ -124,10 +127,25 @@ class Function:
         return value.detach().numpy(), gradient[..., 0].numpy(), gradient[..., 1].numpy()
 
 
+def _takes_two(call: Callable[..., Any]) -> bool:
+    """Whether it is to be given x and y, rather than points."""
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except (TypeError, ValueError):  # of what is written in C there is none
+        return False
+    return sum(each.default is each.empty and each.kind <= each.POSITIONAL_OR_KEYWORD for each in parameters) == 2
+
+
 def _try(call: Callable[[torch.Tensor], torch.Tensor], start: tuple[float, float]) -> None:
     """Refuse a callable that does not work on batches of points, or not backwards."""
     points = torch.tensor([start, (start[0] + 0.5, start[1] + 0.25), (start[0] - 0.25, start[1])], requires_grad=True)
-    value = call(points)
+    try:
+        value = call(points)
+    except Exception as error:
+        raise ValueError(
+            f"the function raised {type(error).__name__}: {error}\nIt gets tensors of many points at once, so it must use "
+            "operators, torch.sin and so on, not math or numpy; or give it as text, such as 'x**2 + sin(3 * y)'"
+        ) from error
     what = f"the function gave {tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__}"
     if not isinstance(value, torch.Tensor) or value.shape != (3,):
         raise ValueError(f"{what} for points of shape (3, 2): it must give a tensor of one number for each, shape (3,)")

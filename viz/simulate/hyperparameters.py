@@ -7,7 +7,9 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ...trainer.optimizer import Optimizer, RuleOptimizer, create
+from ...trainer.ensemble import make_optimizer
+from ...trainer.optimizer import Optimizer, RuleOptimizer
+from ...trainer.racing.presets import named
 
 __all__ = ["SearchRange", "search_ranges"]
 
@@ -39,7 +41,7 @@ def search_ranges(optimizer: str | type[Optimizer]) -> list[SearchRange]:
     may be missing, are left out.
 
     Args:
-        optimizer: a registered name, or a class.
+        optimizer: a name, or a class.
 
     Raises:
         ValueError: no optimizer is registered by that name.
@@ -51,7 +53,8 @@ def search_ranges(optimizer: str | type[Optimizer]) -> list[SearchRange]:
         [('learning_rate', 0.001, 'log'), ('beta1', 0.9, 'below one'), ('beta2', 0.999, 'below one'),
          ('epsilon', 1e-08, 'log'), ('lazy_update', True, 'boolean'), ('wd', 0.0, 'zero and log')]
     """
-    plain = create(optimizer) if isinstance(optimizer, str) else optimizer()
+    kind, preset = named(optimizer, {}) if isinstance(optimizer, str) else (optimizer, {})
+    plain = make_optimizer(kind, preset)
     klass = type(plain)
     used = set(plain.rule.hyper) if isinstance(plain, RuleOptimizer) else {"lr", "wd"}
     own = klass.__init__ not in (RuleOptimizer.__init__, Optimizer.__init__)
@@ -59,6 +62,7 @@ def search_ranges(optimizer: str | type[Optimizer]) -> list[SearchRange]:
     defaults = {argument: parameter.default for argument, parameter in parameters}
     if "learning_rate" in defaults or (not own and "lr" in used):
         defaults["learning_rate"] = plain.lr
+    defaults |= preset
     if used & {"wd", "decay"}:
         defaults["wd"] = plain.wd
     found = [_setting(klass, argument, each) for argument, each in defaults.items() if isinstance(each, (bool, int, float))]

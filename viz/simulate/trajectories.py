@@ -20,7 +20,7 @@ from .catalog import function
 from .functions import Function
 from .runners import BatchedRunner, Runner, SequentialRunner
 
-__all__ = ["Simulation", "Trajectories", "checked_starts", "farthest", "gradient_noise", "simulate"]
+__all__ = ["Simulation", "Trajectories", "checked_starts", "farthest", "gradient_noise", "one_start", "simulate"]
 
 FAR = 100.0  # times half the drawn width from its middle: who gets there has diverged
 
@@ -75,10 +75,11 @@ def simulate(
 
     Args:
         on: as for `function`.
-        optimizers: names, such as ["sgd", "adam"]; or a mapping from labels to what is to run: a dict of arguments, with the
-            optimizer's name under "optimizer" unless that is the label; an `Optimizer` or its class; a class of torch's, or
-            a functools.partial of one; or a callable `(point, gradient, state, lr) -> new point` of tensors [2], with
-            a dict of its own as `state`. Instances, torch's and callables can be "optimizer" of a dict, too, with only a
+        optimizers: names, such as ["sgd", "adam"], of which "momentum" is SGD and "nag" is NAG with a momentum of 0.9,
+            unless another is given; or a mapping from labels to what is to run: a dict of arguments, with the optimizer's
+            name under "optimizer" unless that is the label; an `Optimizer` or its class; a class of torch's, or a
+            functools.partial of one; or a callable `(point, gradient, state, lr) -> new point` of tensors [2], with a dict
+            of its own as `state`. Instances, torch's and callables can be "optimizer" of a dict, too, with only a
             "learning_rate" in addition. The last two kinds are run one by one, which is slow.
         start: (x, y), or [n_starts, 2]; the function's own if left out.
         steps: >= 1.
@@ -206,8 +207,17 @@ def checked_starts(where: Function, start: Any) -> np.ndarray:
         raise TypeError(f"start={start!r}: must be (x, y) or an array [n_starts, 2]") from None
     starts = starts[None] if starts.ndim == 1 else starts
     if starts.ndim != 2 or starts.shape[1] != 2 or not len(starts) or not np.isfinite(starts).all():
-        raise ValueError(f"start has shape {np.shape(start)}: must be (x, y) or [n_starts, 2], finite")
+        what = f"={start!r}" if np.ndim(start) == 0 else f" has shape {np.shape(start)}"
+        raise ValueError(f"start{what}: must be (x, y), such as (-1.2, 1), or [n_starts, 2], finite")
     return starts
+
+
+def one_start(where: Function, start: Any) -> tuple[float, float]:
+    """A start of one's own, or the function's."""
+    if len(found := checked_starts(where, start)) != 1:
+        raise ValueError(f"start has {len(found)} points: must be one, (x, y)")
+    x, y = np.reshape(where.start if start is None else start, 2)
+    return float(x), float(y)
 
 
 def gradient_noise(where: Function, seed: int, steps: int, n_starts: int) -> np.ndarray | None:

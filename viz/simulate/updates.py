@@ -12,12 +12,13 @@ import torch
 
 from ...kernels import Rule
 from ...trainer.optimizer import Optimizer, RuleOptimizer, create
+from ...trainer.racing.presets import named
 from ...trainer.validation import integer
 from .candidates import Candidate
 from .catalog import function
 from .functions import Function
 from .runners import BatchedRunner
-from .trajectories import checked_starts, gradient_noise
+from .trajectories import checked_starts, gradient_noise, one_start
 
 __all__ = ["UpdateTrace", "rule_source", "trace_updates"]
 
@@ -72,9 +73,7 @@ def trace_updates(
         ([1.0, 100.0], ['mean', 'var'], [[0.0, 0.0], [0.10000000149011612, 10.0]])
     """
     where, steps = function(on), integer("steps", steps, low=1)
-    starts = checked_starts(where, start)
-    if len(starts) != 1:
-        raise ValueError(f"start has {len(starts)} points: must be one, (x, y)")
+    starts = checked_starts(where, one_start(where, start))
     label = optimizer if isinstance(optimizer, str) else "optimizer"
     candidate = Candidate(label, {} if isinstance(optimizer, str) else optimizer, [{}], False)
     own = candidate.trainings[0]
@@ -123,7 +122,8 @@ def rule_source(optimizer: Any) -> str:
         >>> print(rule_source("sgd").splitlines()[1])
         def sgd(w, g, state, hyper):
     """
-    own = create(optimizer) if isinstance(optimizer, str) else optimizer() if isinstance(optimizer, type) else optimizer
+    kind = named(optimizer, {})[0] if isinstance(optimizer, str) else optimizer
+    own = create(kind) if isinstance(kind, str) else kind() if isinstance(kind, type) else kind
     if not isinstance(own, Optimizer):
         raise TypeError(f"optimizer must be a name, an Optimizer or its class, got {type(optimizer).__name__}")
     if isinstance(own, RuleOptimizer):

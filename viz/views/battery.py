@@ -42,7 +42,7 @@ class BatteryView(View):
         layers: list[Layer] = [
             Heatmap(scores, [-0.5, columns - 0.5], [-0.5, rows - 0.5], limits=(0.0, 1.0), label="score", alpha=0.75)
         ]
-        names = [result.names[i] for i in order]
+        names = [result.labels[i] for i in order]
         for i in range(rows):
             for k in range(columns):
                 word = f"{medians[i, k]:.0f}" if math.isfinite(medians[i, k]) else "–"

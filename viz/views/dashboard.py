@@ -44,7 +44,7 @@ class Dashboard(OneRunView):
     of the heat map, or the choice "tensor", shows another tensor below. All of it works in the exported page, too.
 
     Args:
-        run: a `Recorder`, with which `refresh` shows what is new, or a `Run`.
+        run: a `Recorder` or a `LiveLoop`, with which `refresh` shows what is new, or a `Run`.
         quantity: of the heat map, as for `TensorHeatmap`.
         **settings: as for `View`.
 

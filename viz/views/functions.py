@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...trainer.racing.presets import label, plainer
 from ..scene import Axis, Layer, Panel, Points, surface_layers
 from ..simulate import Function, Trajectories
 
@@ -20,6 +21,7 @@ __all__ = [
     "loss_above",
     "loss_axis",
     "loss_label",
+    "plainer_ones",
     "rounded",
     "starts_around",
     "with_rate",
@@ -27,16 +29,6 @@ __all__ = [
 
 GRID = 161  # points of a surface along each side
 LEAST = 1e-12  # of losses on a log scale
-DEFAULT: Mapping[str, Mapping[str, Any]] = {
-    "sgd": {},
-    "momentum": {"optimizer": "sgd", "momentum": 0.9},
-    "nag": {"momentum": 0.9},
-    "adagrad": {},
-    "rmsprop": {},
-    "adam": {},
-    "lion": {},
-    "adabelief": {},
-}
 On = str | Function | Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -83,6 +75,14 @@ def loss_axis(trajectories: Trajectories, losses: np.ndarray) -> Axis:
 
 def loss_label(where: Function) -> str:
     return "f(x, y) above its minimum" if where.minima else "f(x, y) above the least seen"
+
+
+def plainer_ones(optimizers: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """What a legend calls optimizers, with the plainer one whose steps one takes here; and the same as a note."""
+    found = {name: plainer(name, given) for name, given in optimizers.items()}
+    labels = {name: label(name, other) for name, other in found.items()}
+    same = ", ".join(f"{name} takes the steps of {other}" for name, other in found.items() if other)
+    return labels, [f"On two variables {same}: what is different elsewhere is not in this picture."] if same else []
 
 
 def rounded(value: float) -> float:

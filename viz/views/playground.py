@@ -13,10 +13,11 @@ import torch
 
 from ...kernels import Rule
 from ...trainer.optimizer import Optimizer, RuleOptimizer, create, registered
+from ...trainer.racing.presets import PRESETS, named
 from ..scene import Arrows, Axis, Button, Click, Control, Layer, Line, Listing, Panel, RefLine, Scene, Text
 from ..simulate import FUNCTIONS, SearchRange, UpdateTrace, function, rule_source, search_ranges, trace_updates
 from ..simulate.candidates import named_optimizers
-from .functions import On, function_panel, loss_above, loss_axis
+from .functions import On, function_panel, loss_above, loss_axis, plainer_ones
 from .trajectories import TrajectoryView, moments_of
 
 __all__ = ["Playground"]
@@ -54,8 +55,7 @@ class Playground(TrajectoryView):
         settings: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
-        self._klass = _class_of(optimizer)
-        self.settings = dict(settings or {})
+        self._klass, self.settings = _resolved(optimizer, settings or {})
         self._against = named_optimizers(against) if against else {}
         self._chosen = _label_of(optimizer)
         self._refused: dict[str, str] = {}  # what has been typed and cannot be used, by the field
@@ -76,10 +76,11 @@ class Playground(TrajectoryView):
         number = np.arange(trajectories.steps + 1)
         for i, name in enumerate(trajectories.names):
             path = trajectories.paths[i, 0, 0]
-            surface.append(Line(path[:, 0], path[:, 1], name=name, style=i, upto="step", head=True))
+            label = self._labels[name]
+            surface.append(Line(path[:, 0], path[:, 1], name=label, style=i, upto="step", head=True))
             losses = loss_above(trajectories.losses[i, 0, 0], trajectories)
             curves.append(Line(number, losses, style=i, width=1, alpha=0.3))
-            curves.append(Line(number, losses, name=name, style=i, upto="step"))
+            curves.append(Line(number, losses, name=label, style=i, upto="step"))
         surface += self._arrows(trace, moments)
         surface.append(self._start_point())
         curves.append(RefLine(np.array(moments)[:, None], by=("step",), style="quiet"))
@@ -107,6 +108,7 @@ class Playground(TrajectoryView):
             description=self.describe(),
             listings=[Listing("its rule, as it is compiled", _source(self._klass))],
             message=self._why or self.found,
+            notes=self._notes,
         )
 
     def on_control(self, name: str, value: Any, index: int) -> None:
@@ -118,8 +120,10 @@ class Playground(TrajectoryView):
             self._start = self.function.start
             self._find_rates()
         elif name == "optimizer":
-            self._klass, self._chosen, self.settings = registered()[value], value, {}
+            self._klass, self.settings = _resolved(value, {})
+            self._chosen = value
             self._optimizers, self._rates = self._all(), {}
+            self._labels, self._notes = plainer_ones(self._optimizers)
             self._find_rates()
         elif name.startswith("setting "):
             setting = next((each for each in self.sliders if each.name == name[8:]), None)
@@ -204,7 +208,7 @@ class Playground(TrajectoryView):
 
     def _remote_controls(self) -> list[Control]:
         names, fields = list(FUNCTIONS), self._refused
-        known = [name for name, klass in registered().items() if _can_be_opened(klass)]
+        known = sorted({name for name, klass in registered().items() if _can_be_opened(klass)} | PRESETS.keys())
         controls = []
         if self.function not in FUNCTIONS.values():
             names.append(self.function.name)
@@ -273,11 +277,13 @@ def _label_of(optimizer: Any) -> str:
     return (optimizer if isinstance(optimizer, type) else type(optimizer)).__name__.lower()
 
 
-def _class_of(optimizer: Any) -> type[Optimizer]:
-    if isinstance(optimizer, str):
-        return type(create(optimizer))
-    if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
-        return optimizer
+def _resolved(optimizer: Any, settings: Mapping[str, Any]) -> tuple[type[Optimizer], dict[str, Any]]:
+    """The class and the hyper-parameters of an optimizer, with those that its name stands for."""
+    kind, found = named(optimizer, settings) if isinstance(optimizer, str) else (optimizer, dict(settings))
+    if isinstance(kind, str):
+        return type(create(kind)), found
+    if isinstance(kind, type) and issubclass(kind, Optimizer):
+        return kind, found
     raise TypeError(f"optimizer must be a name or a subclass of Optimizer, got {optimizer!r}")
 
 

@@ -21,7 +21,7 @@ class RunView(View):
     """A view of one or several runs, that takes what is new of those that are still being recorded.
 
     Args:
-        runs: a `Recorder`, a `Run`, a `RunSet`, or several recorders and runs.
+        runs: a `Recorder`, a `Run`, a `LiveLoop`, a `RunSet`, or several of the first three.
         **settings: as for `View`.
 
     Raises:
@@ -82,11 +82,11 @@ class OneRunView(RunView):
     """A view of one run.
 
     Args:
-        run: a `Recorder` or a `Run`.
+        run: a `Recorder`, a `Run` or a `LiveLoop`.
         **settings: as for `View`.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: it is none of these.
     """
 
     def __init__(self, run: Recorder | Run, **settings: Any) -> None:
@@ -103,19 +103,30 @@ def take_in(recorders: Iterable[Recorder], wait: bool) -> bool:
     return not any(recorder.pending for recorder in recorders)
 
 
-def checked_run(run: Any) -> Recorder | Run:
+def _recorded(given: Any) -> Any:
+    """What a `LiveLoop` records into, in its place."""
+    if isinstance(given, Recorder) or not isinstance(getattr(given, "run", None), Run):
+        return given
+    return given.run if given.recorder is None else given.recorder
+
+
+def checked_run(run: Any, name: str = "run") -> Recorder | Run:
+    run = _recorded(run)
     if isinstance(run, (Recorder, Run)):
         return run
     names = [each.name for each in run] if isinstance(run, RunSet) else []
     hint = f": give one of its runs, such as runs[{names[0]!r}]" if names else ""
-    raise TypeError(f"run must be a Recorder or a Run, got {type(run).__name__}{hint}")
+    raise TypeError(f"{name} must be a Recorder, a Run or a LiveLoop, got {type(run).__name__}{hint}")
 
 
 def checked_runs(runs: Any) -> tuple[list[Recorder], list[Run]]:
-    given = [runs] if isinstance(runs, (Recorder, Run)) else list(runs) if isinstance(runs, Iterable) else None
+    runs = _recorded(runs)
+    given = (
+        [runs] if isinstance(runs, (Recorder, Run)) else list(map(_recorded, runs)) if isinstance(runs, Iterable) else None
+    )
     if given is None or not all(isinstance(each, (Recorder, Run)) for each in given):
         wrong = runs if given is None else next(each for each in given if not isinstance(each, (Recorder, Run)))
-        raise TypeError(f"runs must be a Recorder, a Run, a RunSet or several of these, got {type(wrong).__name__}")
+        raise TypeError(f"runs must be a Recorder, a Run, a LiveLoop, a RunSet or several, got {type(wrong).__name__}")
     if not given:
         raise ValueError("runs is empty: there is nothing to draw")
     recorders = [each for each in given if isinstance(each, Recorder)]

@@ -11,20 +11,20 @@ import numpy as np
 import torch
 
 from ...trainer import Trainer, validation
-from ...trainer.lr_scheduler import InterpolatedScheduler, LRScheduler
+from ...trainer.lr_scheduler import InterpolatedScheduler, LRScheduler, create
 from ..record import Recorder, Run
 from ..record.blocks import POINTS
 from ..scene import Axis, Button, Click, Control, Layer, Line, Listing, Panel, Points, RefLine, Scene
 from ..simulate.schedules import simulate_scheduler
 from ..style import COLOURS, DASHES
-from .run_view import take_in
+from .run_view import checked_run, take_in
 from .series import SOLID_GREY, axis_from_zero, drawable, middle_steps, percentiles
 from .view import View
 
-__all__ = ["Schedule", "ScheduleView", "TorchSchedule"]
+__all__ = ["Schedule", "ScheduleView", "TorchSchedule", "scheduler"]
 
 TorchSchedule = torch.optim.lr_scheduler.LRScheduler
-Schedule = Callable[[int], float] | Trainer | TorchSchedule
+Schedule = str | Callable[[int], float] | Trainer | TorchSchedule
 
 
 class ScheduleView(View):
@@ -36,12 +36,13 @@ class ScheduleView(View):
     and a button removes the one that was moved or added last, or that a choice names. Below is the code that makes it.
 
     Args:
-        schedules: a callable from the number of updates to a rate, such as those of `tristep.lr_scheduler`; a `Trainer`; a
-            schedule of `torch.optim.lr_scheduler`; or a dict of these by name. None: only `knots`.
+        schedules: a callable from the number of updates to a rate, such as those of `tristep.lr_scheduler`, or the name of
+            one of these, "cosine" say, which ends at `n_updates`, or at 1,000; a `Trainer`; a schedule of
+            `torch.optim.lr_scheduler`; or a dict of these by name. None: only `knots`.
         n_updates: how far to draw, >= 1; None is as far as the schedules and knots say something, where they do.
         knots: pairs (update count, learning rate), at least two, with increasing update counts, to be dragged.
         scale: "linear" or "log": of the rates, and of the lines between knots.
-        loss: a `Recorder` or a `Run` whose losses, and rates up to now, to show as well.
+        loss: a `Recorder`, a `Run` or a `LiveLoop` whose losses, and rates up to now, to show as well.
         **settings: as for `View`.
 
     Attributes:
@@ -72,12 +73,11 @@ class ScheduleView(View):
         **settings: Any,
     ) -> None:
         self.scale = validation.choice("scale", scale, ("linear", "log"))
-        self.schedules = _named(schedules)
+        self.schedules = _named(schedules, 1000 if n_updates is None else n_updates)
         self.knots = None if knots is None else _checked_knots(knots, self.scale)
         if not self.schedules and self.knots is None:
             raise ValueError("schedules is empty: there is nothing to draw; give a schedule, or knots")
-        if loss is not None and not isinstance(loss, (Recorder, Run)):
-            raise TypeError(f"loss must be a Recorder or a Run, got {type(loss).__name__}")
+        loss = None if loss is None else checked_run(loss, "loss")
         self._recorders = [loss] if isinstance(loss, Recorder) else []
         self._run = loss.run if isinstance(loss, Recorder) else loss
         self._wanted = None if n_updates is None else validation.integer("n_updates", n_updates, low=1)
@@ -319,23 +319,36 @@ def _loss_panel(run: Run | None, across: Axis) -> Panel | None:
     return Panel(across, Axis.over("loss", percentiles(curve.mean), scale=scale), [line], row=1)
 
 
-def _named(schedules: Any) -> dict[str, Any]:
+def scheduler(name: str, n_updates: int, **arguments: Any) -> LRScheduler:
+    """The schedule of a name, which ends after so many updates if it is of a kind that ends."""
+    try:
+        return create(name, **{"max_update": n_updates} | arguments)
+    except TypeError as error:
+        if "max_update" not in str(error):
+            raise
+        return create(name, **arguments)
+
+
+def _named(schedules: Any, n_updates: int) -> dict[str, Any]:
     if schedules is None:
         return {}
     if not isinstance(schedules, Mapping):
         schedules = {_name(schedules): schedules}
+    schedules = {name: scheduler(given, n_updates) if isinstance(given, str) else given for name, given in schedules.items()}
     for name, schedule in schedules.items():
         if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise TypeError(f"{name}: ReduceLROnPlateau needs losses, so nobody knows what it will do")
         if not (callable(schedule) or isinstance(schedule, (Trainer, TorchSchedule))):
             raise TypeError(
-                f"schedules must be callables from the number of updates to a rate, Trainers, or schedules of torch, got "
-                f"{type(schedule).__name__} for {name!r}"
+                f"schedules must be names, callables from the number of updates to a rate, Trainers, or schedules of torch, "
+                f"got {type(schedule).__name__} for {name!r}"
             )
     return dict(schedules)
 
 
 def _name(schedule: Any) -> str:
+    if isinstance(schedule, str):
+        return schedule
     if isinstance(schedule, Trainer):
         return type(schedule.optimizer).__name__
     own = getattr(schedule, "__name__", type(schedule).__name__)

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from ...trainer.racing.presets import COMPARED
 from ...trainer.validation import integer
 from ..scene import Axis, Band, Layer, Line, Panel, Points, Scene
 from ..simulate import Sensitivity, function, tune_learning_rates
-from .functions import DEFAULT, LEAST, On, least_loss, loss_label, starts_around
+from ..simulate.candidates import named_optimizers
+from .functions import LEAST, On, least_loss, loss_label, plainer_ones, starts_around
 from .view import View
 
 __all__ = ["SensitivityView"]
@@ -31,7 +33,7 @@ class SensitivityView(View):
     """
 
     def __init__(
-        self, on: On | Sensitivity = "rosenbrock", optimizers: Any = DEFAULT, starts: int = 16, **arguments: Any
+        self, on: On | Sensitivity = "rosenbrock", optimizers: Any = COMPARED, starts: int = 16, **arguments: Any
     ) -> None:
         ours = {
             name: value for name, value in arguments.items() if name in inspect.signature(tune_learning_rates).parameters
@@ -40,11 +42,13 @@ class SensitivityView(View):
             if ours:
                 raise ValueError(f"{', '.join(ours)}: `on` has been found already; leave them out")
             self.found = on
+            self._labels, self._notes = {name: name for name in on.names}, list[str]()
         else:
-            where = function(on)
+            where, given = function(on), named_optimizers(optimizers)
+            self._labels, self._notes = plainer_ones(given)
             if "start" not in ours:
                 ours["start"] = starts_around(where, integer("starts", starts, low=1), int(ours.get("seed", 0)))
-            self.found = tune_learning_rates(where, optimizers, **ours)
+            self.found = tune_learning_rates(where, given, **ours)
         super().__init__(**{name: value for name, value in arguments.items() if name not in ours})
 
     def scene(self) -> Scene:
@@ -62,7 +66,7 @@ class SensitivityView(View):
         for i, name in enumerate(found.names):
             low, middle, high = shown[i].T
             layers.append(Band(found.learning_rates, low, high, style=i))
-            layers.append(Line(found.learning_rates, middle, name=name, style=i))
+            layers.append(Line(found.learning_rates, middle, name=self._labels[name], style=i))
             if np.isfinite(found.best[i]):
                 k = int(np.argmin(np.abs(found.learning_rates - found.best[i])))
                 best_x.append(found.best[i])
@@ -75,7 +79,8 @@ class SensitivityView(View):
             Axis.over(loss_label(where) + f", after {found.trajectories.steps} steps", shown, scale="log"),
             layers,
         )
-        return Scene([panel], f"Which rates work on {where.name}", width=8.5, height=4.8, description=self.describe())
+        title = f"Which rates work on {where.name}"
+        return Scene([panel], title, width=8.5, height=4.8, description=self.describe(), notes=self._notes)
 
     def describe(self) -> str:
         found = self.found
@@ -93,4 +98,4 @@ class SensitivityView(View):
                 f"{name}: best {median[k]:.4g} at {found.best[i]:.3g}; within ten times of it from {good.min():.3g} to "
                 f"{good.max():.3g}."
             )
-        return " ".join(parts)
+        return " ".join([*parts, *self._notes])

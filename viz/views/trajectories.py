@@ -7,17 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from ...trainer.racing.presets import COMPARED
 from ..scene import Axis, Button, Click, Control, Layer, Line, Panel, Points, Scene, Text
 from ..simulate import RATES, Function, Sensitivity, Simulation, Trajectories, function, tune_learning_rates
 from ..simulate.candidates import named_optimizers
+from ..simulate.trajectories import one_start
 from .functions import (
-    DEFAULT,
     On,
     function_layers,
     function_panel,
     has_rate,
     loss_above,
     loss_axis,
+    plainer_ones,
     rounded,
     starts_around,
     with_rate,
@@ -53,7 +55,7 @@ class TrajectoryView(View):
     def __init__(
         self,
         on: On = "rosenbrock",
-        optimizers: Any = DEFAULT,
+        optimizers: Any = COMPARED,
         start: Sequence[float] | None = None,
         steps: int = 200,
         *,
@@ -66,7 +68,8 @@ class TrajectoryView(View):
         if 1.0 not in [round(factor, 9) for factor in self._factors] or (np.diff(self._factors) <= 0).any():
             raise ValueError(f"factors={self._factors!r}: must be increasing, with 1 among them")
         self._optimizers = named_optimizers(optimizers)
-        self._start = tuple(map(float, self.function.start if start is None else start))
+        self._labels, self._notes = plainer_ones(self._optimizers)
+        self._start = one_start(self.function, start)
         self._rates: dict[str, float] = {}
         self._made: tuple[Any, Simulation] | None = None  # of what, and the simulation
         self.found = ""
@@ -90,10 +93,11 @@ class TrajectoryView(View):
         curves: list[Layer] = []
         for i, name in enumerate(trajectories.names):
             paths = trajectories.paths[i, :, 0]
-            surface.append(Line(paths[..., 0], paths[..., 1], name=name, style=i, by=("rate",), upto="step", head=True))
+            label = self._labels[name]
+            surface.append(Line(paths[..., 0], paths[..., 1], name=label, style=i, by=("rate",), upto="step", head=True))
             losses = loss_above(trajectories.losses[i, :, 0], trajectories)
             number = np.arange(trajectories.steps + 1)
-            curves.append(Line(number, losses, name=name, style=i, by=("rate",), upto="step"))
+            curves.append(Line(number, losses, name=label, style=i, by=("rate",), upto="step"))
         surface.append(self._start_point())
         finite = trajectories.losses[:, one, 0]
         axis = loss_axis(trajectories, finite)
@@ -122,6 +126,7 @@ class TrajectoryView(View):
             heights=heights,
             description=self.describe(),
             message=self.found,
+            notes=self._notes,
         )
 
     def describe(self) -> str:
@@ -139,7 +144,7 @@ class TrajectoryView(View):
                 else f"loss {trajectories.losses[i, one, 0, -1]:.4g} at ({end[0]:.3g}, {end[1]:.3g})"
             )
             parts.append(f"{trajectories.names[i]} at rate {self._rates[trajectories.names[i]]:.3g}: {what}.")
-        return " ".join([*parts, *([self.found] if self.found else [])])
+        return " ".join([*parts, *([self.found] if self.found else []), *self._notes])
 
     def on_click(self, event: str, x: float, y: float) -> None:
         if event == "start":
