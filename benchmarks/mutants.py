@@ -42,7 +42,7 @@ TUNING = {
         "MANY_SUMS": "registers",
         "MOST_BLOCKS": "elements of a program",
         "ENOUGH": "programs of a launch",
-        "launch_options": "warps of a program",
+        "threads_for": "threads of a program",
     },
     "kernels/backends/triton/launch.py": {"TOTALS": "tiles at a time"},
     "kernels/backends/triton/upload.py": {"Uploader.RING": "how far the host may be ahead"},

@@ -1,13 +1,17 @@
-"""What the kernels cost by their instructions: read off the machine code for sm_90, so that no GPU is needed.
+"""What the kernels cost by their instructions: read off the machine code for four kinds of GPU, so that none is needed.
 
     python benchmarks/static_gpu.py                prints a table, and writes benchmarks/results/static_gpu.json
 
 For each kernel it follows the path of a full tile through the SASS and counts instructions by the pipe that executes them.
-In a cycle an SM of compute capability 9.0 issues 4 instructions, each for 32 threads, and executes 128 float32 operations,
-64 of integers, comparisons and selections, 64 multiplications of integers, 32 accesses to memory and shuffles, or 16 special
-functions and conversions (NVIDIA, "CUDA C++ Programming Guide", throughput of native arithmetic instructions). The slowest
-of these takes the least time that a kernel can take by its instructions; `margin` is how many times as long its bytes take
-at the bandwidth of a copy. Below 1, instructions are what such a kernel waits for. These are bounds, not measured times.
+In a cycle an SM issues 4 instructions, each for 32 threads, and executes as many of each kind as `TARGETS` has (NVIDIA,
+"CUDA C++ Programming Guide", throughput of native arithmetic instructions). The slowest of these takes the least time that a
+kernel can take by its instructions; `margin` is how many times as long its bytes take at the bandwidth of a copy. Below 1,
+instructions are what such a kernel waits for.
+
+In flight is what the threads of an SM have asked memory for at a time. The compiler moves loads behind arithmetic and waits
+between them, so it is counted in the order of the code: a load is in flight until an instruction waits for its barrier.
+
+These are bounds, not measured times.
 """
 
 from __future__ import annotations
@@ -67,82 +71,156 @@ KERNELS: dict[str, tuple[Rule, dict[str, Any]]] = {
 }
 
 
+class Target(NamedTuple):
+    """What an SM of a compute capability does in a cycle, for so many threads, and how many warps it holds at most."""
+
+    float32: int  # additions, multiplications
+    memory: int = 32  # accesses and shuffles
+    warps: int = 64
+    issue: int = 128
+    integer: int = 64  # and comparisons and selections
+    multiply: int = 64  # of integers
+    special: int = 16  # functions and conversions
+
+
 class Gpu(NamedTuple):
-    """A GPU: its clock in Hz, bytes a second that a copy reads and writes, and SMs."""
+    """A GPU by its data sheet.
 
+    Attributes:
+        target: what is compiled for it.
+        clock: in Hz.
+        sms: how many it has.
+        bandwidth: bytes a second that a copy reads and writes: nine tenths of the memory's.
+        in_flight_KiB: what an SM must have in flight for that bandwidth, by what CCCL has found for its transform (its file
+            cub/device/dispatch/tuning/tuning_transform.cuh, function arch_to_min_bytes_in_flight).
+    """
+
+    target: str
     clock: float
+    sms: int
     bandwidth: float
-    sms: int = 132
+    in_flight_KiB: int
 
 
-GPUS = {"H100": Gpu(1.755e9, 3.0e12), "H200": Gpu(1.98e9, 4.3e12)}
-PER_CYCLE = {"issue": 128, "float": 128, "integer": 64, "multiply": 64, "memory": 32, "special": 16}  # threads of an SM
+TARGETS = {"sm_75": Target(64, memory=16, warps=32), "sm_80": Target(64), "sm_90": Target(128), "sm_100": Target(128)}
+GPUS = {
+    "T4": Gpu("sm_75", 1.59e9, 40, 0.288e12, 12),
+    "A100": Gpu("sm_80", 1.41e9, 108, 1.84e12, 16),
+    "H100": Gpu("sm_90", 1.755e9, 132, 3.0e12, 32),
+    "H200": Gpu("sm_90", 1.98e9, 132, 4.3e12, 48),
+    "B200": Gpu("sm_100", 1.965e9, 148, 6.9e12, 64),
+}
+LOAD = re.compile(r"(?:@!?\w+ )?LDG\.E(?:\.(?:[US](8|16)|(64|128)))?\b")
 FLOAT = ("FADD", "FMUL", "FFMA")
+FLOATS = ("FADD2", "FMUL2", "FFMA2")  # two of them
 MULTIPLY = ("IMAD", "IMUL")
 MEMORY = ("LDG", "STG", "LDS", "STS", "LDSM", "STSM", "SHFL", "REDUX")
 SPECIAL = ("MUFU", "F2I", "I2F", "F2F")
-BRANCH, EXIT = re.compile(r"(@!?\w+ )?BRA (LBB\d+)"), re.compile(r"(@!?\w+ )?EXIT\b")
+# Some places are given by the number of bytes ahead of them, 16 an instruction; calls that keep no address are branches.
+BRANCH = re.compile(r"(@!?\w+ )?(?:BRA|CALL\.REL\.NOINC)(\.\w+ !?\w+,)? (LBB\d+|0x[0-9a-f]+)")
+EXIT, LEAVES = re.compile(r"(@!?\w+ )?EXIT\b"), re.compile(r"(EXIT|RET)\b")
 UNIFORM = "U"  # the uniform pipe, once for a warp
-REGISTERS, MOST_WARPS = 65536, 64  # of an SM
+REGISTERS = 65536  # of an SM
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=RESULTS)
     out = parser.parse_args().out
-    found = {name: measure(name) for name in KERNELS}
-    print(f"{'':56} instructions  registers  bytes  in flight  " + "  ".join(f"margin {gpu}" for gpu in GPUS))
-    for name, row in found.items():
-        margins = "  ".join(f"{margin:11.2f}" for margin in row["margin"].values())
-        cost = f"{row['instructions']:12.1f}  {row['registers']:9}  {row['bytes']:5.1f}  {row['in_flight_KiB']:5.0f} KiB"
-        print(f"{name:56} {cost}  {margins}  {row['bound']}")
-    out.write_text(json.dumps({"triton": triton.__version__, "target": "sm_90", "kernels": found}, indent=1) + "\n")
+    found = {}
+    print(f"{'':56} instructions  registers  bytes  KiB in flight: {', '.join(TARGETS)}  margins: {', '.join(GPUS)}")
+    for name in KERNELS:
+        row = found[name] = {target: measure(name, target) for target in TARGETS}
+        cost = f"{row['sm_90']['instructions']:12.1f}  {row['sm_90']['registers']:9}  {row['sm_90']['bytes']:5.1f}  "
+        cost += "  ".join(f"{each['in_flight_KiB']:4.0f}" for each in row.values())
+        margins = "  ".join(f"{row[gpu.target]['margin'][each]:5.2f}" for each, gpu in GPUS.items())
+        print(f"{name:56} {cost}  {margins}  {row['sm_90']['bound']}", flush=True)
+    table = {"triton": triton.__version__, "gpus": {name: gpu._asdict() for name, gpu in GPUS.items()}, "kernels": found}
+    out.write_text(json.dumps(table, indent=1) + "\n")
     print(f"written to {out}", file=sys.stderr)
 
 
-def measure(name: str) -> dict[str, Any]:
+def measure(name: str, target: str = "sm_90") -> dict[str, Any]:
     """Of one kernel, for each element: instructions and bytes; and what follows from these."""
     rule, options = KERNELS[name]
-    compiled = compile_for(GPUTarget("cuda", 90, 32), rule, **options)
-    warps, path = compiled.metadata.num_warps, full_tile(compiled.asm["sass"])
+    compiled = compile_for(GPUTarget("cuda", int(target[3:]), 32), rule, **options)
+    warps, sass, able = compiled.metadata.num_warps, compiled.asm["sass"], TARGETS[target]
+    path = [of(line) for line in full_tile(sass)]
     elements = MOST_BLOCKS * BLOCK // (32 * warps)  # of a thread
-    counts = Counter(pipe_of(instruction) for instruction in path)
-    issued = sum(counts.values())
+    counts = Counter(pipe for instruction in path for pipe in pipes_of(instruction))
     read, written = bytes_of(rule, **options)
     registers, bytes_ = registers_of(compiled), read + written
-    threads = {"issue": issued, **{pipe: counts[pipe] for pipe in PER_CYCLE if pipe != "issue"}}
-    cycles = {pipe: number / elements / PER_CYCLE[pipe] for pipe, number in threads.items()}
+    threads = {pipe: counts[pipe] for pipe in ("issue", "float32", "integer", "multiply", "memory", "special")}
+    cycles = {pipe: number / elements / getattr(able, pipe) for pipe, number in threads.items()}
     bound = max(cycles, key=lambda pipe: cycles[pipe])
-    resident = min(MOST_WARPS, REGISTERS // (32 * -(-registers // 8) * 8)) // warps * warps
+    of_target = {name: gpu for name, gpu in GPUS.items() if gpu.target == target}
     return {
-        "instructions": issued / elements,
+        "instructions": counts["issue"] / elements,
         "by_pipe": {pipe: number / elements for pipe, number in threads.items() if pipe != "issue"},
         "registers": registers,
         "warps": warps,
         "shared": compiled.metadata.shared,
         "bytes": bytes_,
         "bound": bound,
-        "in_flight_KiB": resident // warps * BLOCK * read / 1024,  # a block is read before anything is computed
-        "margin": {gpu: bytes_ / each.bandwidth / (cycles[bound] / (each.clock * each.sms)) for gpu, each in GPUS.items()},
+        "in_flight_KiB": in_flight(sass, registers, warps, target) / 1024,
+        "margin": {
+            name: bytes_ / gpu.bandwidth / (cycles[bound] / (gpu.clock * gpu.sms)) for name, gpu in of_target.items()
+        },
     }
 
 
+def in_flight(sass: str, registers: int, warps: int, target: str = "sm_90", wide: str = "STG") -> int:
+    """Bytes that an SM has asked memory for at a time, at most, while its threads are in full tiles.
+
+    `wide` is an access of several elements that the path of such tiles has.
+    """
+    resident = min(TARGETS[target].warps, REGISTERS // (32 * -(-registers // 8) * 8)) // warps * warps
+    lines, labels, branches, head = parsed(sass)
+    backwards = {i for i, (_, to) in branches.items() if to == head}
+    waiting: dict[str, int] = {}  # bytes by the barrier that says that they are there
+    most = 0
+    for line in (lines[i] for i in shortest(lines, branches, head, backwards, wide) if lines[i][:-1] not in labels):
+        awaited, _, barrier, *_ = line.partition("\t")[0].split(":")
+        if awaited.strip("-"):
+            waiting = {each: size for each, size in waiting.items() if not int(awaited) >> int(each) & 1}
+        if loaded := LOAD.match(of(line)):
+            waiting[barrier] = waiting.get(barrier, 0) + int(loaded[1] or loaded[2] or 32) // 8
+            most = max(most, sum(waiting.values()))
+    return resident * 32 * most
+
+
 def full_tile(sass: str) -> list[str]:
-    """The instructions that a thread executes whose tile is full, block after block.
+    """The lines that a thread executes whose tile is full, block after block.
 
     Of the paths through the code of a block it is the shortest that stores several elements at once: others have masks, and
     slow cases such as subnormal quotients.
     """
-    lines = [line.rpartition("\t")[2] for line in sass.splitlines() if "\t" in line or re.fullmatch(r"LBB\d+:", line)]
-    labels = {line[:-1]: i for i, line in enumerate(lines) if re.fullmatch(r"LBB\d+:", line)}
-    branches = {i: (found[1], labels[found[2]]) for i, line in enumerate(lines) if (found := BRANCH.match(line))}
-    (head,) = {to for i, (_, to) in branches.items() if to < i - 1}  # the code ends with a branch to itself
+    lines, labels, branches, head = parsed(sass)
     backwards = {i for i, (_, to) in branches.items() if to == head}
-    ends = {i for i, line in enumerate(lines) if EXIT.match(line)}
+    ends = {i for i, line in enumerate(lines) if EXIT.match(of(line))}
     before = shortest(lines, branches, 0, {head})
     block, last = (shortest(lines, branches, head, to, "STG") for to in (backwards, ends))
     code = [*before[:-1], *block * (MOST_BLOCKS - 1), *last]
     return [lines[i] for i in code if lines[i][:-1] not in labels]
+
+
+def parsed(sass: str) -> tuple[list[str], dict[str, int], dict[int, tuple[str | None, int]], int]:
+    """Labels and instructions, which follow a tab; where labels are; branches; and where the code of a block begins."""
+    lines = [line for line in sass.splitlines() if "\t" in line or re.fullmatch(r"LBB\d+:", line)]
+    labels = {line[:-1]: i for i, line in enumerate(lines) if re.fullmatch(r"LBB\d+:", line)}
+    places = [i for i, line in enumerate(lines) if "\t" in line]
+    branches = {
+        i: (found[1] or found[2], labels[found[3]] if found[3] in labels else places[int(found[3], 16) // 16])
+        for i, line in enumerate(lines)
+        if (found := BRANCH.match(of(line)))
+    }
+    (head,) = {to for i, (_, to) in branches.items() if to < i - 1}  # the code ends with a branch to itself
+    return lines, labels, branches, head
+
+
+def of(line: str) -> str:
+    """The instruction of a line, without what the scheduler is told: barriers it waits for, and those it sets."""
+    return line.rpartition("\t")[2]
 
 
 def shortest(
@@ -153,7 +231,7 @@ def shortest(
     seen = set()
     while queue:
         length, i, found, path = heapq.heappop(queue)
-        found = found or re.match(rf"{wide}\.E\.(64|128)", lines[i]) is not None
+        found = found or re.match(rf"{wide}\.E\.(64|128)", of(lines[i])) is not None
         if i in ends and found:
             return [*path, i]
         if (i, found) in seen:
@@ -161,17 +239,22 @@ def shortest(
         seen.add((i, found))
         guard, to = branches.get(i, (None, i + 1))
         following = {to} if guard is None else {to, i + 1}
-        if re.match(r"EXIT\b", lines[i]):
+        if LEAVES.match(of(lines[i])):
             following = set()
         for each in following:
             heapq.heappush(queue, (length + 1, each, found, (*path, i)))
     raise ValueError("there is no path with wide stores")
 
 
-def pipe_of(instruction: str) -> str:
+def pipes_of(instruction: str) -> tuple[str, ...]:
+    """What an instruction takes a part of, as often as it does."""
     name = re.sub(r"^@!?\w+ ", "", instruction).split(" ")[0].split(".")[0].rstrip(";")
+    return ("issue", "float32", "float32") if name in FLOATS else ("issue", pipe_of(name))
+
+
+def pipe_of(name: str) -> str:
     if name in FLOAT:
-        return "float"
+        return "float32"
     if name in MULTIPLY:
         return "multiply"
     if name in MEMORY:

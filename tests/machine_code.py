@@ -5,13 +5,18 @@ some threads execute.
 """
 
 import re
+import sys
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from optimizer_table import TABLE
 
 from tristep.kernels import Rule, rules
 from tristep.kernels.language import OPS
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import static_gpu
 
 TARGETS = {
     "sm_80": ("cuda", 80, 32),
@@ -78,13 +83,14 @@ rule = globals().get(rule) or getattr(rules, rule)
 masters = getattr(torch, masters) if isinstance(masters, str) else masters
 state = None if state is None else getattr(torch, state)
 measure = Telemetry()._measure if measured else None
-usual = gpu.launch_options
-gpu.launch_options = lambda *kinds: usual(*kinds) | dict(options)
+usual = gpu.options_for
+gpu.options_for = lambda *of: usual(*of) | dict(options)
 try:
     compiled = gpu.compile_for(GPUTarget(*target), rule, *types, masters, aligned, stage, state, stochastic, measure)
 finally:
-    gpu.launch_options = usual
-result = {"kind": target[0], "warps": compiled.metadata.num_warps, "shared": compiled.metadata.shared}
+    gpu.options_for = usual
+warps = compiled.metadata.num_warps
+result = {"warps": warps, "threads": warps * target[2], "shared": compiled.metadata.shared}
 if target[0] == "hip":
     result["text"] = compiled.asm["amdgcn"]
 elif target[1] == 90:
@@ -97,7 +103,7 @@ class Code:
     """The machine code of one kernel."""
 
     def __init__(self, code):
-        self.warps, self.shared = code["warps"], code["shared"]
+        self.warps, self.threads, self.shared = code["warps"], code["threads"], code["shared"]
         self.text, self.usage, self.ptx = code.get("text", ""), code.get("usage", ""), code.get("ptx", "")
 
     @property
@@ -118,6 +124,10 @@ class Code:
         found = [part for part in re.split(r"(?m)^\S*LBB\d+:$", self.text) if re.search(pattern, part)]
         assert len(found) == 1, f"{len(found)} stretches of code with {pattern}, of:\n{self.text}"
         return instructions(found[0])
+
+    def in_flight(self, wide="STG"):
+        """Bytes that an SM of sm_90 has asked memory for at a time, on the path with such accesses of several elements."""
+        return static_gpu.in_flight(self.text, self.used("REG"), self.warps, wide=wide)
 
     def used(self, what):
         """An amount from the resource usage: REG, STACK, SHARED or LOCAL."""
@@ -160,7 +170,7 @@ def spills_nothing(case, code):
     assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
     assert not [name for _, name in kernel.full_tile_path if re.match(SHARED, name)]  # others put threads' elements in order
     assert kernel.count(FLOAT64) == 0
-    assert 16 <= kernel.used("REG") <= TABLE[case.rule].registers
+    assert 16 <= kernel.used("REG") <= (TABLE[case.rule].registers if kernel.threads == 256 else 96)  # of 4 elements, of 8
 
 
 def fuses_nothing(case, code):

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from .. import streams
+from ..backends.triton.compile import options_of, target_of
 from ..backends.triton.memory import round_to
 from ..backends.triton.ops import TYPES, bind
 from ..backends.triton.start import unhooked
@@ -28,11 +29,11 @@ def run(job: Job) -> None:
     with streams.on_device(job.source.device), unhooked():
         _kernel[(job.chunks * (job.chunk // TILE),)](
             job.source, job.residual, job.target, job.n, job.chunk, *sizes, float(job.parameter), job.ranks,
-            **_constants(job), **OPTIONS,
+            **_constants(job), **options_of(THREADS, target_of(job.source.device)),
         )  # fmt: skip
 
 
-OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}  # 4 values a thread; nothing is fused, as on the CPU
+THREADS = 256  # of a program: 4 values each
 
 
 def _constants(job: Job) -> dict[str, Any]:
@@ -69,7 +70,8 @@ def compile_for(target: Any, job: Job) -> Any:
     multiples = ("source", "residual", "target", "chunk", "source_size", "target_size")
     places = {name: (place,) for place, name in enumerate(_kernel.arg_names)}
     attrs = {places[name]: [["tt.divisibility", 16]] for name in multiples if signature[name] != "constexpr"}
-    return triton.compile(ASTSource(_kernel, signature, constants, attrs), target=target, options=OPTIONS)
+    source = ASTSource(_kernel, signature, constants, attrs)
+    return triton.compile(source, target=target, options=options_of(THREADS, target))
 
 
 @triton.jit

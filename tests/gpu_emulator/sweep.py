@@ -2,8 +2,8 @@
 
     python -m gpu_emulator.sweep --targets sm_75 sm_90 --all
 
-prints a line of JSON. Without --all, some kernels of each kind. It is run with each version of Triton that tristep supports;
-see tests/kernels/test_triton_versions.py.
+prints a line of JSON. Without --all, some kernels of each kind. What has more threads or shared memory than the target
+allows has failed. It is run with each version of Triton that tristep supports; see tests/kernels/test_triton_versions.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 
 from tristep.kernels import compress
 from tristep.kernels.backends.triton import reduce, symmetric
-from tristep.kernels.backends.triton.compile import compile_for
+from tristep.kernels.backends.triton.compile import compile_for, options_of
 from tristep.kernels.compress.triton import compile_for as compile_code
 from tristep.trainer import Telemetry
 
@@ -34,6 +34,10 @@ __all__ = ["TARGETS", "main"]
 
 TARGETS = {f"sm_{n}": GPUTarget("cuda", n, 32) for n in (75, 80, 86, 90, 100, 120)}
 TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
+# Bytes of shared memory that a block may have there, and threads.
+SHARED = dict.fromkeys(("sm_75", "gfx942"), 65_536) | {"sm_80": 166_912} | dict.fromkeys(("sm_86", "sm_120"), 101_376)
+SHARED |= dict.fromkeys(("sm_90", "sm_100"), 232_448)
+THREADS = 1024
 SAMPLE = (
     RuleCase("adamw", "bfloat16", "bfloat16", "int16", "uint8", seed=3),
     RuleCase("adamw", "bfloat16", "bfloat16", "int8", "int8", seed=3),
@@ -58,10 +62,14 @@ def main() -> None:
     for target in arguments.targets:
         for name, make in chosen:
             try:
-                make(TARGETS[target])
+                found = make(TARGETS[target]).metadata
                 compiled += 1
-            except Exception as error:  # noqa: PERF203  # whatever a compiler raises; all of it is reported
+            except Exception as error:  # whatever a compiler raises; all of it is reported
                 failed.append(f"{target} {name}: {type(error).__name__}: {_cause(error)}")
+                continue
+            threads = found.num_warps * TARGETS[target].warp_size
+            if threads > THREADS or found.shared > SHARED[target]:
+                failed.append(f"{target} {name}: {threads} threads, {found.shared} bytes of shared memory")
     emulator, emulated = install(), 0
     for case in SAMPLE:
         emulator.defects.clear()
@@ -107,7 +115,9 @@ def _kernels(chosen: Iterable[RuleCase | CodeCase | ProductCase]) -> Iterator[tu
     types = {"partials": "*fp32", "firsts": "*i64", "rows": "*i64", "largest": "*i32"}
     for totals in ("*fp32", "*fp64"):
         given = types | {"totals": totals}, {"BLOCK": 4096}
-        yield f"totals of {totals}", lambda target, given=given: _compile(reduce.totals_kernel, *given, target)
+        yield f"totals of {totals}", lambda target, given=given: _compile(
+            reduce.totals_kernel, *given, target, **options_of(256, target)
+        )  # fmt: skip
 
 
 def _options(case: RuleCase) -> dict[str, Any]:
@@ -145,7 +155,8 @@ def _compile_product(case: ProductCase, target: GPUTarget) -> Any:
     constants = {"ROWS": symmetric.ROWS, "DEPTH": symmetric.DEPTH, "ADDED": case.added, "WIDE": False}
     constants |= {"x_row" if case.turned else "x_column": 1, "added_column": 1}
     by = 16 if all(size % 16 == 0 for size in case.shape[-2:]) else 1
-    return _compile(symmetric.symmetric_kernel, types, constants, target, by, num_warps=8, num_stages=4)
+    (name,) = (name for name, each in TARGETS.items() if each == target)
+    return _compile(symmetric.symmetric_kernel, types, constants, target, by, **symmetric.options_for(target, SHARED[name]))
 
 
 def _compile(
@@ -159,7 +170,7 @@ def _compile(
         if by > 1 and kind not in ("constexpr", "fp32")
     }
     source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=hints)
-    return triton.compile(source, target=target, options={"enable_fp_fusion": False, **options})
+    return triton.compile(source, target=target, options=options)
 
 
 def _cause(error: BaseException) -> str:

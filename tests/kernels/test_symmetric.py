@@ -102,8 +102,9 @@ signature |= {name: "i32" for name in kernel.arg_names if name not in signature}
 signature = {name: signature[name] for name in kernel.arg_names}
 multiples = [name for name, kind in signature.items() if kind not in ("constexpr", "fp32")]
 hints = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in multiples}
+options = symmetric.options_for(GPUTarget("cuda", 90, 32), 227 * 1024)
 source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=hints)
-compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8, "num_stages": 4})
+compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 result = {"text": compiled.asm["sass"], "usage": usage(compiled), "shared": compiled.metadata.shared}
 """
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 import triton
+from triton.backends.compiler import GPUTarget
 
-from ... import storage
+from ... import storage, streams
 from ...language import Metric, Reduction, Rule
 from ...metrics import RuleWithMetric, with_metric
 from ...states import slot_dtypes
@@ -22,6 +23,7 @@ BLOCKS_OF_SUMS = 4  # of a program of a reduction, at least
 MANY_SUMS = 16, 64  # of which compilers keep all values of all elements, in twice the registers, unless they are told not to
 MOST_BLOCKS = 16  # of a program
 ENOUGH = 2048  # programs, twice those that the largest GPUs run at a time
+INTERPRETED = GPUTarget("cuda", 90, 32)  # what Triton's interpreter is told, which takes it for nothing
 
 
 def tile_for(elements: int) -> int:
@@ -32,29 +34,47 @@ def tile_for(elements: int) -> int:
     return blocks * BLOCK
 
 
-def launch_options(
-    weight_dtype: torch.dtype,
-    gradient_dtype: torch.dtype,
-    dtype: torch.dtype,
-    n_states: int,
-    n_sums: int,
-    stored: Storage,
-) -> dict[str, Any]:
-    """Options of the compiler: 8 elements a thread, or 4.
+def target_of(device: torch.device) -> GPUTarget:
+    """What Triton compiles for on this device."""
+    if triton.knobs.runtime.interpret:
+        return INTERPRETED
+    with streams.on_device(device):
+        return triton.runtime.driver.active.get_current_target()
 
-    What is stored in different widths gets 4, or layouts would be exchanged in shared memory, unless none is wider than
-    16 bits, of which 8 are one access. So do rules of more than two states, or sums, those that they get or that are found
-    of them, which with 8 need 72 registers a thread instead of 48.
+
+def options_of(threads: int, target: GPUTarget) -> dict[str, Any]:
+    """The options of a kernel whose programs have so many threads.
 
     Nothing is fused, as on the CPU: of two products in a sum the compiler would fuse this or that one, and a step with
     a metric would differ in its last bits from one without. Memory, not arithmetic, is what a step waits for.
     """
+    return {"num_warps": threads // target.warp_size, "enable_fp_fusion": False}
+
+
+def threads_for(
+    function: Rule | Reduction | RuleWithMetric, types: tuple[torch.dtype, torch.dtype, torch.dtype], stored: Storage
+) -> int:
+    """Threads of a program: 256, with 4 elements of a block each, or 128 with 8.
+
+    An access has 128 bits at most. Where something has 32 bits a thread gets 4, one access of that: of 8 the compiler would
+    load the second half after it has computed with the first, so that less of memory is in flight, and exchange the layouts
+    of different widths through shared memory. It gets 8 where nothing stored is wider than 16 bits, so that one access is as
+    wide as can be and less is computed for each element; and of weight and gradient alone, if they are equally wide: with 4
+    of each a thread has too little in flight. Of more than two sums, those that it gets or that are found of it, it keeps
+    too many values for 8. The numbers are in docs/gpu.md.
+    """
+    weight_dtype, gradient_dtype, dtype = types
     kinds = [weight_dtype, gradient_dtype, *stored.states]
     if stored.master == storage.MasterKind.FULL:  # others are no wider than the weight
         kinds.append(dtype)
     widths = {kind.itemsize for kind in kinds}
-    mixed = len(widths) > 1 and max(widths) > 2
-    return {"num_warps": 8 if mixed or max(n_states, n_sums) > 2 else 4, "enable_fp_fusion": False}
+    has_states = len(function.used if isinstance(function, Rule) else function.state) > 0
+    wide = max(widths) > 2 and (len(widths) > 1 or has_states)
+    return 256 if wide or _sums_of(function) > 2 else 128
+
+
+def _sums_of(function: Rule | Reduction | RuleWithMetric) -> int:
+    return max(function.n_numbers, len(function.metric.names) if isinstance(function, RuleWithMetric) else 0)
 
 
 def _gathered_by(function: Rule | Reduction | RuleWithMetric, how: str) -> tuple[int, ...]:
@@ -88,7 +108,7 @@ def kernel_constants(
         n_hyper=len(rule.hyper) + 2 * stored.stochastic,
         aligned=aligned,
         block=BLOCK,
-        sharing=storage.BLOCK * 32 * options_for(function, types, stored)["num_warps"] // BLOCK,
+        sharing=storage.BLOCK * threads_for(function, types, stored) // BLOCK,
     )
     arguments = Arguments(
         states=tuple(rule.state.index(name) for name in function.state),
@@ -103,19 +123,20 @@ def kernel_constants(
 
 
 def options_for(
-    function: Rule | Reduction | RuleWithMetric, types: tuple[torch.dtype, torch.dtype, torch.dtype], stored: Storage
+    function: Rule | Reduction | RuleWithMetric,
+    types: tuple[torch.dtype, torch.dtype, torch.dtype],
+    stored: Storage,
+    target: GPUTarget,
 ) -> dict[str, Any]:
     """The options to compile a kernel of this function with."""
-    n_states = len(function.used if isinstance(function, Rule) else function.state)
-    n_sums = max(function.n_numbers, len(function.metric.names) if isinstance(function, RuleWithMetric) else 0)
-    options = launch_options(*types, n_states, n_sums, stored)
-    if MANY_SUMS[0] < n_sums <= MANY_SUMS[1] and torch.version.hip is None:  # Triton has no such option there
+    options = options_of(threads_for(function, types, stored), target)
+    if MANY_SUMS[0] < _sums_of(function) <= MANY_SUMS[1] and target.backend == "cuda":  # others have no such option
         options["maxnreg"] = 128
     return options
 
 
 def compile_for(
-    target: Any,
+    target: GPUTarget,
     rule: Rule,
     weight_dtype: torch.dtype = torch.float32,
     gradient_dtype: torch.dtype = torch.float32,
@@ -128,7 +149,7 @@ def compile_for(
     grad_scale_and_skip: bool = False,
     zero_grads: bool = False,
 ) -> Any:
-    """The compiled kernel of a rule for a `triton.backends.compiler.GPUTarget`; needs no GPU. For inspection.
+    """The compiled kernel of a rule for a target; needs no GPU. For inspection.
 
     With `stage` it is that of the rule's reduction of this number, with `metric` one that also computes that. `masters` may
     be the type of what is stored alongside weights.
@@ -151,4 +172,4 @@ def compile_for(
     signature |= dict.fromkeys(constants, "constexpr")
     kernel = update_kernel if stage is None else sums_kernel
     source = ASTSource(kernel, signature=signature, constexprs=constants)
-    return triton.compile(source, target=target, options=options_for(function, types, stored))
+    return triton.compile(source, target=target, options=options_for(function, types, stored, target))

@@ -15,7 +15,7 @@ from ... import streams
 from ...language import Metric, Reduction, Rule
 from ...launch import Launch, tiles_of
 from ...metrics import MetricsBuffer, RuleWithMetric, with_metric
-from .compile import BLOCK, BLOCKS_OF_SUMS, kernel_constants, options_for, tile_for
+from .compile import BLOCK, BLOCKS_OF_SUMS, kernel_constants, options_for, options_of, target_of, tile_for
 from .kernels import sums_kernel, update_kernel
 from .reduce import totals_kernel
 from .start import unhooked
@@ -108,7 +108,7 @@ class TritonLaunch(Launch):
         arguments = (self._addresses, self._upload.gradients, self._upload.hyper, self._sizes, tiles, sums, partials)
         types = self.weight_dtype, self.gradient_dtype, self.dtype
         constants = kernel_constants(function, self.rule, types, self.storage, self.aligned, self.zero_grads)
-        options = options_for(function, types, self.storage)
+        options = options_for(function, types, self.storage, target_of(self.device))
         numbers = len(self.sizes), blocks, self.grad_scale_and_skip
         return KernelCall(kernel, len(tiles), (*arguments, *numbers), constants, options)
 
@@ -191,7 +191,7 @@ def _calls_of_totals(
     """
     device, n_values, launches = partials.device, len(by), []
     largest = _copied(np.array([how == "max" for how in by], dtype=np.int32), device)
-    options = {"num_warps": 8, "enable_fp_fusion": False}
+    options = options_of(256, target_of(device))
 
     def add(firsts: np.ndarray, rows: np.ndarray, totals: torch.Tensor, *sizes: int) -> None:
         arrays = [_copied(array.astype(np.int64), device) for array in (firsts, rows)]

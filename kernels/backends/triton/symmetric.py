@@ -12,8 +12,10 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from triton.backends.compiler import GPUTarget
 
 from ... import streams
+from .compile import options_of, target_of
 from .memory import round_to
 
 ROWS, DEPTH = 128, 64  # of a block: so many rows of each factor, so many columns of both at a time
@@ -45,10 +47,28 @@ def symmetric_product(
         with streams.on_device(x.device):
             symmetric_kernel[(len(pairs), n)](
                 stack, third, out, pairs, rows, columns, *stack.stride(), *third.stride(), float(alpha), float(beta),
-                ROWS=ROWS, DEPTH=DEPTH, ADDED=added is not None, WIDE=triton.knobs.runtime.interpret, num_warps=8,
-                num_stages=4, enable_fp_fusion=False,
+                ROWS=ROWS, DEPTH=DEPTH, ADDED=added is not None, WIDE=triton.knobs.runtime.interpret,
+                **options_for(target_of(x.device), _shared_memory(x.device)),
             )  # fmt: skip
     return out if x.dim() == 3 else out[0]
+
+
+def options_for(target: GPUTarget, shared: int) -> dict[str, Any]:
+    """The options to compile with, for a GPU that gives a block so many bytes of shared memory at most.
+
+    Each stage of the pipeline but one has a block of both factors there.
+    """
+    stages = 1 + shared // (2 * ROWS * DEPTH * 2)
+    return options_of(256, target) | {"num_stages": max(1, min(stages, 4))}
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    if triton.knobs.runtime.interpret:
+        return 0
+    with streams.on_device(device):
+        driver = triton.runtime.driver.active
+        return driver.utils.get_device_properties(driver.get_current_device())["max_shared_mem"]
 
 
 @cache
