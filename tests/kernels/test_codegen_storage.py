@@ -66,9 +66,12 @@ BYTES = SIZES | {"int16": 2, "int8": 1, "uint8": 1}
 
 
 def elements_each(stored, rule):
-    """Of a thread: 8 where nothing stored is wider than 16 bits, or of rules without states all has one width; or 4."""
+    """Of a thread: 8 where nothing stored is wider than 16 bits, or of rules without states all has one width; or 4.
+
+    Rules of more than three states always get 4.
+    """
     widths = {BYTES[kind] for kind in stored}
-    return 8 if max(widths) <= 2 or (len(widths) == 1 and not RULES[rule]) else 4
+    return 8 if RULES[rule] <= 3 and (max(widths) <= 2 or (len(widths) == 1 and not RULES[rule])) else 4
 
 
 @pytest.fixture(scope="module")

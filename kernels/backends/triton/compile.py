@@ -60,17 +60,17 @@ def threads_for(
     load the second half after it has computed with the first, so that less of memory is in flight, and exchange the layouts
     of different widths through shared memory. It gets 8 where nothing stored is wider than 16 bits, so that one access is as
     wide as can be and less is computed for each element; and of weight and gradient alone, if they are equally wide: with 4
-    of each a thread has too little in flight. Of more than two sums, those that it gets or that are found of it, it keeps
-    too many values for 8. The numbers are in docs/gpu.md.
+    of each a thread has too little in flight. Of more than three states, or of more than two sums, those that it gets or
+    that are found of it, it keeps too many values for 8. The numbers are in docs/gpu.md.
     """
     weight_dtype, gradient_dtype, dtype = types
     kinds = [weight_dtype, gradient_dtype, *stored.states]
     if stored.master == storage.MasterKind.FULL:  # others are no wider than the weight
         kinds.append(dtype)
     widths = {kind.itemsize for kind in kinds}
-    has_states = len(function.used if isinstance(function, Rule) else function.state) > 0
-    wide = max(widths) > 2 and (len(widths) > 1 or has_states)
-    return 256 if wide or _sums_of(function) > 2 else 128
+    n_states = len(function.used if isinstance(function, Rule) else function.state)
+    wide = max(widths) > 2 and (len(widths) > 1 or n_states > 0)
+    return 256 if wide or n_states > 3 or _sums_of(function) > 2 else 128
 
 
 def _sums_of(function: Rule | Reduction | RuleWithMetric) -> int:
