@@ -39,12 +39,12 @@ class ReduceAlgorithm(abc.ABC):
         self.ranks = dist.get_world_size(group) if together else 1
         self.worker = self.zeros(numel) if compressor.error_feedback else None
         self._asked = None if exchange is None else choice("exchange", exchange, _EXCHANGES)
+        if exchange not in (None, compressor.exchange) and compressor.exchange != "all_to_all":
+            raise ValueError(f"exchange={exchange!r}: {compressor.type!r} goes by {compressor.exchange!r}")
 
     def choose_exchange(self, compressor: Compressor) -> int:
         """Choose whether all ranks get all messages, of which there is then only one kind; into how many chunks to cut."""
         own, exchange = compressor.exchange, self._asked
-        if exchange is not None and own != "all_to_all" and exchange != own:
-            raise ValueError(f"exchange={exchange!r}: {compressor.type!r} goes by {own!r}")
         if own not in _EXCHANGES:
             raise ValueError(f"{compressor!r} has exchange={own!r}: must be 'all_to_all' or 'all_gather'")
         if exchange is None and own == "all_to_all" and (self.ranks <= 2 or self.numel <= self.ranks * compress.TILE):
