@@ -414,7 +414,7 @@ class GradientBuckets:
                 raise RuntimeError(
                     f"a second gradient for {self.names[i]!r} before a step: its sum over all ranks may have been started "
                     "after the first backward. To add up gradients of several backward passes, let all but the last run "
-                    "inside accumulate(); to go on without a step, call discard() on all ranks"
+                    "inside accumulate()"
                 )
             if self._accumulating and not alone:
                 return
@@ -480,8 +480,7 @@ class GradientBuckets:
                     what = "was replaced" if gradient is not member.view else "was written to"
                     raise RuntimeError(
                         f"the gradient of {self.names[member.param]!r} {what} after backward, when its sum over all ranks "
-                        "had been started: change gradients between allreduce_grads() and update(batch_size), or call "
-                        "discard() on all ranks to go on without a step"
+                        "had been started: change gradients between allreduce_grads() and update(batch_size)"
                     )
 
     def _start(self, end: int, counted: Sequence[bool]) -> None:
