@@ -127,10 +127,12 @@ REFUSED = {
         lambda: CompressedAllReduce({"type": "topk"}, 5, exchange="all_to_all"), ValueError, "'topk' goes by 'all_gather'",
     ),
     "another way of randomk": (
-        lambda: CompressedAllReduce({"type": "randomk"}, 5, exchange="all_to_all"), ValueError, "'randomk' goes by 'all_reduce'",
+        lambda: CompressedAllReduce({"type": "randomk"}, 5, exchange="all_to_all"),
+        ValueError, "'randomk' goes by 'all_reduce'",
     ),
     "another way of powersgd": (
-        lambda: CompressedAllReduce({"type": "powersgd"}, 6, [(2, 3)], exchange="all_to_all"), ValueError, "'powersgd' goes by 'all_reduce'",
+        lambda: CompressedAllReduce({"type": "powersgd"}, 6, [(2, 3)], exchange="all_to_all"),
+        ValueError, "'powersgd' goes by 'all_reduce'",
     ),
     "no shapes": (lambda: CompressedAllReduce({"type": "powersgd"}, 5), ValueError, "'powersgd' needs the shapes"),
     "other shapes": (
