@@ -57,5 +57,5 @@ def staged(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def record_event(device: torch.device) -> Any:
     """An event that is over when all that has been queued on the device's current stream is: `query()`, `synchronize()`."""
     event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
+    event.record(current(device))
     return event

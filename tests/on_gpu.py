@@ -27,7 +27,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "gpu_tests.json"
 # The engines that a GPU's tensors get to, and what is marked as needing one.
 SELECTION = ["-k", "triton or eager or gpu"]
-# What the tests of a folder need; without it they are left out. A GPU changes nothing for those of the first.
+# By folder of tests, the package that they need: without it they are left out. With None they always are, as a GPU changes
+# nothing for them.
 FOLDERS = {"packaging": None, "browser": None, "viz": "matplotlib", "integrations": "IPython"}
 OPTIONS = ["-q", "-rs", "--bare", "--cases=full", "-o", "addopts=--import-mode=importlib", "-W", "default"]
 NOTHING_SELECTED = 5  # pytest's exit status

@@ -18,8 +18,8 @@ from threading import get_ident, main_thread
 from typing import Any, TypeVar
 
 try:
-    # Of each handler those of `signal` ask first, up to Python 3.12, whether it is a member of an enum. In a step of a small
-    # network, which sets handlers twice, that took a quarter of the time.
+    # Up to Python 3.12 the functions of `signal` try to convert each handler to an enum. In a step of a small network, which
+    # sets handlers twice, that took a quarter of the time.
     from _signal import getsignal  # type: ignore[import-not-found]
     from _signal import signal as set_handler
 except ImportError:  # of another Python than CPython and PyPy

@@ -57,7 +57,7 @@ def derivation(name: str) -> Derivation | None:
 
 @functools.cache
 def derivations(names: tuple[str, ...]) -> tuple[tuple[str, Derivation | None], ...]:
-    """These hyper-parameters, such as those of a rule, and how each is derived."""
+    """Each of these names with its derivation; None is the derivation of an independent hyper-parameter."""
     return tuple((name, derivation(name)) for name in names)
 
 

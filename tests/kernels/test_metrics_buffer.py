@@ -142,7 +142,7 @@ class Copies(TorchDispatchMode):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a real GPU none is simulated")
 def test_who_reads_on_another_stream_reads_behind_the_steps():
-    """As another thread does, whose current stream is not that of the steps."""
+    """The reader may be another thread, with another current stream."""
     device = torch.device("cuda:1")
     with SimulatedGpus(), Copies(device) as copies:
         into, side = MetricsBuffer(metrics.weight_square, 1, size=8), torch.cuda.Stream(device)

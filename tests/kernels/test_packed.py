@@ -117,7 +117,7 @@ def test_every_engine_reads_the_same_numbers(place, dtype):
 @KINDS
 @pytest.mark.parametrize("unsigned", [False, True], ids=["signed", "unsigned"])
 def test_every_code_is_read_with_any_scale(place, dtype, unsigned):
-    """To the bit, with the least and the largest scale that numbers can have, and those of new and of ruined blocks."""
+    """To the bit. The scales are the least and the largest of numbers, 0 as of a new block, and NaN as of a ruined one."""
     bits, powers = 8 if dtype == U8 else 4, storage.CODES[dtype][unsigned].powers
     scales = [*(2.0 ** (k - powers) for k in (-100, -99, -15, 0, 15, 126, 127)), 0.0, math.nan]
     n = 128 * 16 // bits * len(scales)  # all bytes, with each of the scales

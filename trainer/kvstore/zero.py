@@ -69,8 +69,8 @@ class ZeroSync(AllReduceSync):
         self._rows: HyperRows | None = None
         self._strides: list[tuple[int, ...]] = []
         self._addresses: list[int] = []
-        # Of each bucket the sizes of its stretches (pieces, and gaps between them), the weights of this rank's part, and
-        # those of other ranks'.
+        # Of each bucket the sizes of its stretches (pieces, and gaps between them), the weights of this rank's part, and the
+        # weights of the other ranks' parts.
         self._routes: list[tuple[Bucket, list[int], _Placed, _Placed]] = []
         self._total: torch.Tensor | None = None  # what the first reduction over all tensors has found in the last update
 

@@ -84,16 +84,8 @@ def entry(*numbers: Any, fastmath: Any = False) -> Any:
 def import_generated(name: str, source: str, names: dict[str, Any]) -> Any:
     """The function `compute` of this text, which becomes a module in the cache folder, if it can be written there."""
     folder = cache_folder()
-    try:
-        if folder is None:
-            raise OSError
-        path = folder / f"{name}.py"
-        if not path.exists() or path.read_text(encoding="utf-8") != source:
-            # Whole or not at all, since several processes may write the same file.
-            with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False, encoding="utf-8") as file:
-                file.write(source)
-            os.replace(file.name, path)
-    except OSError:  # no folder to write to: compile in memory, every time
+    path = None if folder is None else folder / f"{name}.py"
+    if path is None or not _has_text(path, source):  # no folder to write to: compile in memory, every time
         exec(compile(source, f"<tristep {name}>", "exec"), names)
         return names["compute"]
     spec = importlib.util.spec_from_file_location(f"tristep_generated_{name}", path)
@@ -105,6 +97,19 @@ def import_generated(name: str, source: str, names: dict[str, Any]) -> Any:
     with _alone(path):
         spec.loader.exec_module(module)
     return module.compute
+
+
+def _has_text(path: Path, text: str) -> bool:
+    """Whether a file has this text, which is written if need be."""
+    try:
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            # Whole or not at all, since several processes may write the same file.
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
+                file.write(text)
+            os.replace(file.name, path)
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

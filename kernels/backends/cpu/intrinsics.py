@@ -41,7 +41,7 @@ jit_sums = numba.njit(fastmath=REORDERED, error_model="numpy", nogil=True)
 
 
 def _bits_as(to: Any, of: Any, kind: ir.Type) -> Any:
-    """What takes the bits of a number for those of one of another type, which LLVM calls `kind`."""
+    """An intrinsic that reinterprets the bits of a number of type `of` as type `to`, which is `kind` in LLVM."""
 
     @intrinsic
     def cast(typingctx, value):

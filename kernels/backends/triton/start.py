@@ -29,8 +29,9 @@ def problem_of(device: torch.device) -> str:
             f"Triton {triton.__version__} has no backend named {needed!r} (it has {known}): install torch's build for "
             "this GPU anew, which brings the Triton that belongs to it"
         )
-    folder = usable_folder(Path(triton.knobs.cache.dir), "TRITON_CACHE_DIR")
-    if folder is not None:
+    wanted = Path(triton.knobs.cache.dir)
+    folder = usable_folder(wanted, "TRITON_CACHE_DIR")
+    if folder not in (None, wanted):  # to set it changes the environment, too
         triton.knobs.cache.dir = str(folder)
     try:
         with streams.on_device(device), unhooked():

@@ -103,7 +103,7 @@ def with_tensors(saved: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> d
 
 
 def join_states(parts: Sequence[Mapping[str, Any]], entries: Mapping[Key, Entry]) -> dict[str, Any]:
-    """The states of all keys, of those of all servers; arrays that are cut are whole in them."""
+    """The states of all keys, from those that each server has; an array that was cut among servers is joined."""
     state: dict[str, dict[str, torch.Tensor]] = {}
     for key, entry in entries.items():
         found = [parts[server]["state"][str(key)] for server, _, _ in entry.parts]
