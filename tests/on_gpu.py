@@ -1,6 +1,7 @@
 """Runs the tests that a GPU changes anything for, several files at once, with whatever pytest is there.
 
     python tests/on_gpu.py                    all of them
+    python tests/on_gpu.py --cases quick      fewer cases of each test, as `make test` runs
     python tests/on_gpu.py --shard 1/4        a quarter of the files, those of equal total size
     python tests/on_gpu.py FILE ...           those of these files
 
@@ -30,24 +31,30 @@ SELECTION = ["-k", "triton or eager or gpu"]
 # By folder of tests, the package that they need: without it they are left out. With None they always are, as a GPU changes
 # nothing for them.
 FOLDERS = {"packaging": None, "browser": None, "viz": "matplotlib", "integrations": "IPython"}
-OPTIONS = ["-q", "-rs", "--bare", "--cases=full", "-o", "addopts=--import-mode=importlib", "-W", "default"]
+# Those of these files only compile, for all GPUs, or use a pretended one.
+NOT_FOR_GPUS = {"test_emulator.py", "test_static_gpu.py", "test_triton_versions.py"}
+# The files with most cases begin first, each in several processes where pytest-xdist is there.
+LONGEST = ["test_parity.py", "test_differences.py"]
+OPTIONS = ["-q", "-rs", "--bare", "-o", "addopts=--import-mode=importlib", "-W", "default"]
 NOTHING_SELECTED = 5  # pytest's exit status
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--cases", help="full or quick", default="full")
     parser.add_argument("--shard", help="such as 1/4", default="1/1")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    results = Results(arguments.out)
+    results = Results(arguments.out, arguments.cases)
     files = arguments.files
     if not files:
         chosen = shard(sorted(filter(is_wanted, (ROOT / "tests").glob("**/test_*.py"))), arguments.shard)
         files = [file for file in chosen if not results.has_passed(file)]
+    files = sorted(files, key=lambda file: (file.name not in LONGEST, -file.stat().st_size))
     begin = time.perf_counter()
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        failed = sum(pool.map(lambda file: run(file, results), files))
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        failed = sum(pool.map(lambda file: run(file, results, arguments.cases), files))
     print(f"{len(files)} files, {failed} failed, {time.perf_counter() - begin:.0f} s")
     return 1 if failed else 0
 
@@ -55,6 +62,8 @@ def main() -> int:
 def is_wanted(file: Path) -> bool:
     """Whether a GPU changes anything for the tests of this file's folder, and what they need is there."""
     folder = file.parent.name
+    if file.name in NOT_FOR_GPUS:
+        return False
     if folder not in FOLDERS:
         return True
     needed = FOLDERS[folder]
@@ -84,12 +93,13 @@ def shard(files: list[Path], which: str) -> list[Path]:
 class Results:
     """What each file's tests have given for this commit, in a file that is always complete."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, cases: str) -> None:
         command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        of = {"commit": commit, "cases": cases}
         self._path, self._lock = path, threading.Lock()
-        self._found: dict[str, Any] = known if known.get("commit") == commit else {"commit": commit, "files": {}}
+        self._found: dict[str, Any] = known if of.items() <= known.items() else of | {"files": {}}
 
     def has_passed(self, file: Path) -> bool:
         return self._found["files"].get(_name(file), {}).get("passed", False)
@@ -102,12 +112,14 @@ class Results:
             written.replace(self._path)
 
 
-def run(file: Path, results: Results) -> bool:
+def run(file: Path, results: Results, cases: str) -> bool:
     """Whether a test of this file failed."""
     begin = time.perf_counter()
-    found = subprocess.run(
-        [sys.executable, "-m", "pytest", *OPTIONS, *SELECTION, str(file)], cwd=ROOT, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "pytest", *OPTIONS, *SELECTION, f"--cases={cases}", str(file)]
+    if file.name in LONGEST and importlib.util.find_spec("xdist"):
+        command += ["-n", "8"]
+    threads = {"OMP_NUM_THREADS": "2", "NUMBA_NUM_THREADS": "2"}  # as many of these run at once
+    found = subprocess.run(command, cwd=ROOT, env=os.environ | threads, capture_output=True, text=True)
     lines = (found.stdout + found.stderr).strip().splitlines()
     summary, seconds = lines[-1] if lines else "no output", time.perf_counter() - begin
     failed = found.returncode not in (0, NOTHING_SELECTED)
