@@ -167,3 +167,23 @@ def test_the_slider_stays_under_the_hand_while_the_picture_changes(stage):
     stage.browser.keys(slider, RIGHT)
     stage.update(swept())
     assert stage.browser.run("return document.activeElement === arguments[0]", slider)
+
+
+def test_the_legend_names_the_value_of_a_control(stage):
+    width = Control("width", "smoothing", [0, 50], 1, texts=["as recorded", "average over 50 steps"])
+    line = Line([0, 10], [[2, 2], [8, 8]], by=("width",), name="loss", legend_by="width")
+    stage.show(one(line, controls=[width]))
+    assert stage.browser.find(".tristep-legend button").text == "loss (average over 50 steps)"
+    stage.browser.keys(stage.browser.find("input[type=range]"), LEFT)
+    assert stage.browser.find(".tristep-legend button").text == "loss (as recorded)"
+
+
+def test_a_slider_stays_under_the_hand_while_its_values_become_others(stage):
+    line = Line([0, 10], [[2, 2], [8, 8]], by=("width",))
+    early, late = (Control("width", "smoothing", [0, n], 1, texts=["none", f"{n} steps"]) for n in (50, 100))
+    stage.show(one(line, controls=[early]))
+    slider = stage.browser.find("input[type=range]")
+    stage.update(one(line, controls=[late]))
+    stage.browser.until(lambda: stage.browser.find("output").text == "100 steps", "the new value")
+    stage.browser.keys(slider, LEFT)
+    assert stage.browser.find("output").text == "none"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..render.notebook import running_event_loop
-from ..scene import Axis, Button, Control, Layer, Panel, Scene, Text
+from ..scene import Axis, Button, Control, Panel, Scene, Text
 from ..views import LossView
 from .runner import ENDED
 
@@ -50,8 +50,6 @@ class LiveView(LossView):
             self.runs = list(self.loop.runs)
             scene = super().scene()
         status = Panel(Axis("", 0, 1), Axis("", 0, 1), [Text(self.status(), 0.0, 0.5)], frame=False, columns=scene.grid[1])
-        # Averages are as wide as fits, without a slider: as the run gets longer its values would change under one's hand.
-        scene = _fixed(scene)
         controls = [*scene.controls]
         if self.loop.rate.known:
             nearest = int(np.argmin([abs(value - self.loop.multiplier) for value in MULTIPLIERS]))
@@ -159,15 +157,3 @@ def _traceback(error: BaseException) -> str:
         return words
     last = own[-1]
     return f"{words}\n{Path(last.filename).name}, line {last.lineno}, in {last.name}: {last.line or ''}".rstrip(": ")
-
-
-def _fixed(scene: Scene) -> Scene:
-    """The scene with those controls only of which Python is told, the others as they are at first."""
-    state = scene.state()
-
-    def fixed(layer: Layer) -> Layer:
-        arrays: dict[str, Any] = {name: layer.chosen(name, state) for name in layer.arrays}
-        return replace(layer, by=(), **arrays) if layer.by else layer
-
-    panels = [replace(panel, layers=[fixed(layer) for layer in panel.layers]) for panel in scene.panels]
-    return replace(scene, panels=panels, controls=[control for control in scene.controls if control.remote])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from .blocks import Curve
 from .runs import Run
-from .statistics import LARGEST, quantiles
+from .statistics import LARGEST, quantiles, smoothed
 
 __all__ = ["diagnose", "nonfinite_gradients"]
 
@@ -261,7 +260,7 @@ def _losses(run: Run) -> Iterator[str]:
     steps, losses = curve.last[there], curve.mean[there]
     if len(losses) < 2 * FEWEST:
         return
-    means = _averages_around(losses, len(losses) / 50)
+    (means,) = smoothed(np.arange(len(losses)), losses, [len(losses) / 10])
     first, last, k = float(means[0]), float(means[-1]), int(means.argmin())
     best = float(means[k])
     noise = float(np.std(losses - means))
@@ -273,15 +272,6 @@ def _losses(run: Run) -> Iterator[str]:
         since = int(np.flatnonzero(means <= best + min(0.01 * (first - best), 0.05 * abs(best)))[0])
         if since < len(losses) // 2 and len(losses) >= 5 * FEWEST:
             yield f"loss: {means[since]:.3g} at step {steps[since]:,} and {last:.3g} at the end: it stands still"
-
-
-def _averages_around(values: np.ndarray, width: float) -> np.ndarray:
-    """Averages of each value and its neighbours, weighted by a bell of this standard deviation."""
-    reach = min(math.ceil(4 * width), len(values))
-    bell = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
-    total, weight = (np.convolve(each, bell)[reach : reach + len(values)] for each in (values, np.ones(len(values))))
-    averages: np.ndarray = total / weight
-    return averages
 
 
 # What is looked at in which order, if it is known at enough points.

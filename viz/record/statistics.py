@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,38 +9,51 @@ import numpy as np
 __all__ = ["quantiles", "smoothed"]
 
 LARGEST = 1e38  # what is beyond counts as not finite
-REACH = 7  # widths; what is older weighs less than a thousandth
 
 
-def smoothed(values: np.ndarray, widths: Sequence[float], scale: str = "linear") -> np.ndarray:
-    """Exponentially weighted averages of each value and those before it; nothing that comes later changes them.
+def smoothed(x: np.ndarray, values: np.ndarray, widths: Sequence[float], scale: str = "linear") -> np.ndarray:
+    """Local averages: at each point a straight line is fitted to the values around it, and read there.
 
-    Non-finite values become NaN, and are ignored.
+    With as much on one side as on the other that is their weighted mean. At the ends, where a mean would lag behind, the
+    line follows the trend: values on a straight line stay where they are, everywhere. Weights fall as 1 - u**2 from the
+    point to the edge of the window, half a width away. Non-finite values become NaN, and are ignored.
 
     Args:
+        x: [n], where the values are, increasing.
         values: [n].
-        widths: how many values back the weight is 1 / e, each >= 0; 0 leaves the values as they are.
-        scale: of the axis that they are drawn on: "linear", or "log" for geometric means, which a spike of one step does not
-            turn into a hill; what is not above 0 then counts as not finite.
+        widths: of the windows, in units of `x`, each >= 0; what reaches no other value leaves the values as they are.
+        scale: of the axis that they are drawn on: "linear", or "log" for lines through the logarithms, which a spike of one
+            step does not turn into a hill; what is not above 0 then counts as not finite.
 
     Returns:
         float64 [n_widths, n].
+
+    Source: local linear regression, Fan and Gijbels (1996), "Local Polynomial Modelling and Its Applications".
     """
-    values = np.asarray(values, dtype=np.float64)
+    x, values = np.asarray(x, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    n = len(x)
     there = np.abs(values) < LARGEST
     if scale == "log":
         there &= values > 0
     result = np.where(there, values, np.nan)[None].repeat(len(widths), axis=0)
-    filled = np.zeros(len(values))
+    filled = np.zeros(n)
     filled[there] = np.log(values[there]) if scale == "log" else values[there]
     for i, width in enumerate(widths):
-        # Not by way of frequencies: a loss of 1e30 would reach all others by its rounding.
-        reach = min(math.ceil(REACH * width), len(values))
-        if reach > 0:
-            weights = np.exp(-np.arange(reach) / width)
-            total, weight = (np.convolve(each, weights)[: len(values)] for each in (filled, there.astype(float)))
-            averages = np.divide(total, weight, out=np.full(len(values), np.nan), where=there)
-            result[i] = np.exp(averages) if scale == "log" else averages
+        half = width / 2
+        s0, s1, s2, t0, t1 = there.astype(np.float64), *np.zeros((4, n))
+        for d in range(1, n):
+            u = (x[d:] - x[:-d]) / half if half else np.ones(0)
+            if not (u < 1).any():
+                break
+            weight = np.maximum(1 - u * u, 0.0) * (there[d:] & there[:-d])
+            rise = weight * (filled[d:] - filled[:-d])
+            first, second, slope = weight * u, weight * u * u, rise * u
+            for total, one, sign in ((s0, weight, 1), (s1, first, -1), (s2, second, 1), (t0, rise, -1), (t1, slope, 1)):
+                total[:-d] += one
+                total[d:] += sign * one
+        det = s0 * s2 - s1 * s1
+        moved = np.divide(s2 * t0 - s1 * t1, det, out=np.zeros(n), where=det > 1e-9 * s0 * s0)
+        result[i] = result[i] * np.exp(moved) if scale == "log" else result[i] + moved
     return result
 
 

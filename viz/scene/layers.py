@@ -27,9 +27,11 @@ class Layer:
         name: what the legend and readouts call it; empty: it is not mentioned.
         style: a line's number, which gives colour and dashes, or "ink", "quiet" or "grid".
         by: names of the controls whose indices choose what is drawn.
+        legend_by: the name of a control whose value the legend puts behind the name; None for none.
     """
 
     name: str = field(default="", kw_only=True)
+    legend_by: str | None = field(default=None, kw_only=True)
     style: int | str = field(default=0, kw_only=True)
     by: tuple[str, ...] = field(default=(), kw_only=True)
 

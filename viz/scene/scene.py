@@ -107,7 +107,8 @@ class Scene:
                 if name is not None and name not in sizes:
                     raise ValueError(f"a click is to set {name!r}: there is no such control")
             for layer in panel.layers:
-                asked = [*layer.by] + ([layer.upto] if isinstance(layer, Line) and layer.upto is not None else [])
+                upto = layer.upto if isinstance(layer, Line) else None
+                asked = [*layer.by, *(name for name in (upto, layer.legend_by) if name is not None)]
                 if missing := [name for name in asked if name not in sizes]:
                     raise ValueError(f"{type(layer).__name__} {layer.name!r} depends on {missing[0]!r}: no such control")
                 expected = tuple(sizes[name] for name in layer.by)
@@ -151,6 +152,13 @@ class Scene:
             n = int(float(control.values[state[line.upto]])) + 1
             x, y = x[:n], y[:n]
         return x, y
+
+    def named(self, layer: Layer, state: State) -> str:
+        """What the legend calls a layer while the controls are set like this."""
+        if layer.legend_by is None:
+            return layer.name
+        control = next(control for control in self.controls if control.name == layer.legend_by)
+        return f"{layer.name} ({control.words(state[control.name])})"
 
     def legend(self) -> Iterator[tuple[str, int | str, Layer]]:
         """Names that the legend has, each with its style and the first layer that has it."""

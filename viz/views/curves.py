@@ -31,8 +31,9 @@ def plot_training(
 ) -> Figure:
     """Loss curves of several runs on a log scale, next to each run's learning rate.
 
-    A curve is drawn twice: faint as it is, and as the average of each loss and those before it, which is exponentially
-    weighted, and geometric on the log scale. Labels stand at the right in the order of the curves' ends.
+    A curve is drawn twice: faint as it is, and as the average over a window of updates around each, geometric on the log
+    scale, which follows the trend at the ends; the axis says how wide it is. Labels stand at the right in the order of the
+    curves' ends.
 
     Args:
         losses: by the run's name, its loss at every update, [n_updates]. Values that are not finite leave gaps, and so do
@@ -41,8 +42,8 @@ def plot_training(
         notes: by name, words to be put below it.
         title: what stands above; empty for nothing.
         xlabel, ylabel: what the axes say.
-        smoothing: how many updates back the weight in the average is 1 / e, >= 1; 1 draws the losses as they are. None takes
-            a fiftieth of the longest run.
+        smoothing: the width of the window in updates, >= 1; 1 draws the losses as they are. None takes a twentieth of the
+            longest run.
 
     Raises:
         ValueError: there is no run, a run has no loss, or names or lengths do not go together.
@@ -64,7 +65,7 @@ def plot_training(
             )
     longest = max(map(len, curves.values()))
     if smoothing is None:
-        smoothing = min(max(longest // 50, 1), MOST_SMOOTHING)
+        smoothing = min(max(longest // 20, 1), MOST_SMOOTHING)
     if not 1 <= smoothing <= MOST_SMOOTHING:
         raise ValueError(f"smoothing={smoothing!r}: must be from 1 to {MOST_SMOOTHING} updates")
 
@@ -77,7 +78,9 @@ def plot_training(
     axes = _add_axes(figure, left, bottom, right, top)
     logarithmic = any(((curve > 0) & (curve < LARGEST)).any() for curve in curves.values())
     width, scale = smoothing if smoothing > 1 else 0, "log" if logarithmic else "linear"
-    averages = {name: smoothed(curve, [width], scale)[0] for name, curve in curves.items()}
+    averages = {name: smoothed(np.arange(len(curve)), curve, [width], scale)[0] for name, curve in curves.items()}
+    if width:
+        ylabel = f"{ylabel}, strong: average over {width} updates"
     if logarithmic:
         _set_log_scale(axes, np.concatenate(list(averages.values())))
     ends = {}
@@ -175,7 +178,7 @@ def plot_schedules(
     return figure
 
 
-MOST_SMOOTHING = 500  # updates; the average's cost grows with its width
+MOST_SMOOTHING = 1000  # updates; the average's cost grows with its width
 NAME = FontProperties(size=10.5, weight="bold")
 NOTE = FontProperties(size=8.5)
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..record import Recorder, Run, Series
-from ..record.statistics import smoothed
-from ..scene import Axis, Band, Click, Control, Layer, Line, Panel, RefLine, Scene, Text
+from ..scene import Axis, Click, Control, Line, Panel, RefLine, Scene, Text
 from .heatmap import QUANTITIES, heat_panels, histogram_panel
 from .rows import Rows
 from .run_view import OneRunView
@@ -21,10 +20,10 @@ from .series import (
     fits_log,
     grouped,
     held,
-    is_sparse,
     middle_steps,
-    percentiles,
     scalar_names,
+    scalar_panel,
+    smoothing_control,
 )
 from .weights import norm_panel, ratio_panel
 
@@ -66,6 +65,7 @@ class Dashboard(OneRunView):
         rows = Rows(run)
         groups = grouped(scalar_names([run]))[:MOST_GROUPS]
         rate = run.scalars.get("learning_rate", Series())
+        smoothing = smoothing_control([run], [name for group in groups for name in group])
         scalars = [*(name for group in groups for name in group), *(["learning_rate"] if len(rate) else [])]
         steps = _stops(run)
         across = Axis.over("step", steps[[0, -1]], margin=0.01)
@@ -73,7 +73,8 @@ class Dashboard(OneRunView):
         if histograms is not None:  # come seldom; the same step is as far right as in the other panels
             histograms = replace(histograms, x=across)
         panels: list[list[Panel]] = [
-            [_scalar_panel(run, group, across) for group in groups] + ([_rate_panel(rate, across)] if len(rate) else []),
+            [_scalar_panel(run, group, across, smoothing) for group in groups]
+            + ([_rate_panel(rate, across)] if len(rate) else []),
             heat_panels([run], rows, [self.quantity])[0] if len(run.tensors.get(self.quantity, ())) else [],
             [panel for panel in (histograms, norm_panel(run, rows)) if panel is not None],
         ]
@@ -93,6 +94,8 @@ class Dashboard(OneRunView):
                 layers = [*panel.layers, mark]
                 placed.append(replace(panel, layers=layers, click=click, row=i + 1, column=k * wide, columns=wide))
         controls = [Control("step", "step", steps.tolist(), len(steps) - 1)]
+        if groups:
+            controls.append(smoothing)
         if chosen:
             controls.append(Control("layer", "tensor", rows.names, 0, "choice"))
         return Scene(
@@ -114,22 +117,12 @@ class Dashboard(OneRunView):
         return texts
 
 
-def _scalar_panel(run: Run, names: Sequence[str], across: Axis) -> Panel:
+def _scalar_panel(run: Run, names: Sequence[str], across: Axis, smoothing: Control) -> Panel:
     """A scalar, and the same of other data, over the steps."""
     curves = [run.scalars[name].curve() for name in names]
     scale = "log" if fits_log(names[0], *(curve.mean for curve in curves)) else "linear"
-    layers: list[Layer] = []
-    limits: list[np.ndarray] = []
-    for style, (name, curve) in enumerate(zip(names, curves, strict=True)):
-        x = middle_steps(curve)
-        (mean,) = smoothed(curve.mean, [max(len(x) / 50, 1.0) if len(x) > 20 else 0.0], scale)
-        layers += [
-            Band(x, drawable(curve.low), drawable(curve.high), style=style, alpha=0.12),
-            Line(x, drawable(curve.mean), style=style, width=0.6, alpha=0.35),
-            Line(x, drawable(mean), style=style, marker=is_sparse(curve), name=name if len(names) > 1 else ""),
-        ]
-        limits += [mean, percentiles(curve.mean)]
-    return Panel(across, Axis.over(names[0].replace("_", " "), *limits, scale=scale), layers)
+    drawn = [(name, curve, middle_steps(curve), i) for i, (name, curve) in enumerate(zip(names, curves, strict=True))]
+    return scalar_panel(names[0].replace("_", " "), drawn, across, smoothing, scale)
 
 
 def _rate_panel(series: Series, across: Axis) -> Panel:

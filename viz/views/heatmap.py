@@ -14,13 +14,12 @@ from ..record.diagnosis import nonfinite_gradients
 from ..scene import Axis, Click, Control, Heatmap, Layer, Panel, Points, Scene, Text
 from .rows import Rows
 from .run_view import Runs, RunView
-from .series import drawable, empty_scene
+from .series import MARKS, apart, drawable, empty_scene
 from .weights import norm_panel
 
 __all__ = ["TensorHeatmap", "heat_panels", "histogram_panel"]
 
 COLUMNS = 256  # of an image at most
-MARKS = 32  # of a row at most, as many as have room side by side
 HISTORY = 128  # columns of the histograms', of which there is one image for each tensor
 # Quantities by their names in a run; whether their colours have a log scale, and what they are called.
 QUANTITIES = {
@@ -269,17 +268,9 @@ def _bad_cells(run: Run, rows: Rows, edges: np.ndarray) -> tuple[np.ndarray, np.
         return np.zeros(0), np.zeros(0)
     curve, bad = found
     cells = rows.of("gradient_nonfinite", _columns(curve, bad.astype(np.float64), edges, largest=True)).T > 0
-    reach, middles = -(-cells.shape[1] // MARKS), (edges[:-1] + edges[1:]) / 2
-    x, y = [], []
-    for row in np.flatnonzero(cells.any(axis=1)):
-        columns = np.flatnonzero(cells[row])
-        start = 0
-        while start < len(columns):
-            stop = int(np.searchsorted(columns, columns[start] + reach))
-            x.append(middles[columns[(start + stop - 1) // 2]])
-            y.append(float(row))
-            start = stop
-    return np.array(x), np.array(y)
+    middles = (edges[:-1] + edges[1:]) / 2
+    marks = [apart(middles[row], (edges[-1] - edges[0]) / MARKS) for row in cells]
+    return np.concatenate(marks), np.repeat(np.arange(len(marks), dtype=np.float64), list(map(len, marks)))
 
 
 def _shortened(name: str, longest: int = 28) -> str:

@@ -10,26 +10,23 @@ import numpy as np
 
 from ...trainer.validation import choice
 from ..record import Curve, Run, Series
-from ..record.statistics import smoothed
-from ..scene import Axis, Band, Control, Layer, Line, Panel, Points, RefLine, Scene
+from ..scene import Axis, Control, Line, Panel, RefLine, Scene
 from .run_view import Runs, RunView
 from .series import (
     axis_from_zero,
-    axis_value,
     drawable,
     empty_scene,
     fits_log,
     grouped,
     held,
     is_loss,
-    is_sparse,
-    percentiles,
+    middle_steps,
     scalar_names,
+    scalar_panel,
+    smoothing_control,
 )
 
 __all__ = ["LossView"]
-
-WIDTHS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)  # of averages, in steps
 
 
 class LossView(RunView):
@@ -38,16 +35,17 @@ class LossView(RunView):
     A scalar and the same of the validation data, such as "loss" and "val_loss", share a panel; others have their own.
 
     Each is drawn twice: faint as it was, with the smallest and largest values of steps that share a point, and strong, as
-    the exponentially weighted average of each step and those before it, on a log scale the geometric one. Crosses at the
-    bottom stand for steps whose loss is not finite, thin lines for new epochs where a scalar "epoch" was recorded. A
+    the average over a window of steps around each, on a log scale the geometric one; the legend names the width. Towards
+    the ends, where one side of the window is empty, the average follows the trend of the other: a straight line, or on a
+    log scale an exponential, stays what it is, and a run that branches off another one begins where that is. Crosses at
+    the bottom stand for steps whose loss is not finite, thin lines for new epochs where a scalar "epoch" was recorded. A
     learning rate holds until the next one takes its place.
 
     Args:
         runs: a `Recorder`, a `Run`, a `RunSet`, or several recorders and runs.
         scalars: names of the scalars to draw; a run may lack some. None: all that have been recorded, as they come.
-        smoothing: how many steps back the weight in the average is 1 / e, at first, >= 0. None follows from the number of
-            values of the longest curve: half its square root, but at least a fiftieth and at most a twentieth of it. A
-            slider sets it.
+        smoothing: the width of the window at first, in steps, >= 0; 0 draws no average. None follows from the number of
+            values of the longest curve: about a twentieth of it, more of a short one. A slider sets it.
         scale: "log" or "linear", of the losses; with "log" it is linear while no loss is above 0.
         axis: "step", "epoch" or "seconds": the last two where scalars of these names were recorded.
         **settings: as for `View`.
@@ -99,9 +97,8 @@ class LossView(RunView):
 
     def scene(self) -> Scene:
         """The picture as data."""
-        widths, index = self._widths()
-        control = Control("smoothing", "smoothing", widths, index, unit="steps")
         names = self.scalars
+        smoothing = smoothing_control(self.runs, names, self._smoothing)
         known = [(run, scalar, run.scalars.get(scalar, Series())) for run in self.runs for scalar in names]
         curves = {i: series.curve() for i, (_, _, series) in enumerate(known) if len(series)}
         if not curves:
@@ -116,30 +113,16 @@ class LossView(RunView):
             if not there:
                 continue
             scale = self.scale if fits_log(group[0], *(curves[i].mean for i in there)) else "linear"
-            layers: list[Layer] = []
-            limits: list[np.ndarray] = []
-            crosses: list[tuple[np.ndarray, int]] = []
+            drawn = []
             for i in there:
-                curve, x, (run, scalar, _) = curves[i], along[i], known[i]
-                means = smoothed(curve.mean, [width / _steps_per_point(curve) for width in widths], scale)
+                run, scalar, _ = known[i]
                 name = scalar if len(self.runs) == 1 else f"{run.name}, {scalar}" if len(names) > 1 else run.name
-                if (curve.low < curve.high).any():
-                    layers.append(Band(x, drawable(curve.low), drawable(curve.high), style=i, alpha=0.12))
-                layers.append(Line(x, drawable(curve.mean), style=i, width=0.6, alpha=0.35))
-                layers.append(Line(x, drawable(means), name=name, style=i, by=("smoothing",), marker=is_sparse(curve)))
-                limits += [means[index], percentiles(curve.mean)]
-                if (bad := curve.nonfinite > 0).any():
-                    crosses.append((x[bad], i))
-            vertical = Axis.over(", ".join(group), *limits, scale=scale, margin=0.06)
-            bottom = axis_value(vertical, 0.02)
-            for k, (x, i) in enumerate(crosses):
-                name = "" if k else "not finite"
-                layers.append(Points(x, np.full(len(x), bottom), marker="cross", size=5, style=i, name=name))
-            if epochs is not None:
-                layers.append(RefLine(epochs, style="grid", name="epochs"))
-            panels.append(Panel(reach, vertical, layers))
+                drawn.append((name, curves[i], along[i], i))
+            panel = scalar_panel(", ".join(group), drawn, reach, smoothing, scale)
+            marks = [] if epochs is None else [RefLine(epochs, style="grid", name="epochs")]
+            panels.append(replace(panel, layers=[*panel.layers, *marks]))
         panels, heights = _stacked(panels, reach, rates)
-        controls = [control]
+        controls = [smoothing]
         if len(axes := self._axes()) > 1:
             controls.append(Control("axis", "over", axes, axes.index(self.axis), "choice", remote=True))
         return Scene(
@@ -151,28 +134,15 @@ class LossView(RunView):
             description=self.description(),
         )
 
-    def _widths(self) -> tuple[list[float], int]:
-        """Widths of averages to choose from, in steps, and which is chosen."""
-        longest = max((run.last_step or 0 for run in self.runs), default=0)
-        known = {float(width) for width in WIDTHS if width <= max(longest / 10, 1)}
-        if self._smoothing is None:
-            curves = [run.scalars[name] for run in self.runs for name in self.scalars if len(run.scalars.get(name, ()))]
-            points = max(map(len, curves), default=1)
-            # Enough for a trend to stand out of the noise, and in a long run for the line to be smooth.
-            wanted = min(max(points**0.5 / 2, points / 50), points / 20) * max(longest / points, 1)
-            return sorted(known), sorted(known).index(min(known, key=lambda width: abs(np.log(max(width, 0.5) / wanted))))
-        widths = sorted(known | {float(self._smoothing)})
-        return widths, widths.index(float(self._smoothing))
-
     def _axes(self) -> list[str]:
         return ["step", *(name for name in ("epoch", "seconds") if all(name in run.scalars for run in self.runs))]
 
     def _along(self, run: Run, curve: Curve) -> np.ndarray:
-        steps = (curve.first + curve.last) / 2
+        steps = middle_steps(curve)
         if self.axis == "step":
             return steps
         known = run.scalars[self.axis].curve()
-        at, values = (known.first + known.last) / 2, known.mean
+        at, values = middle_steps(known), known.mean
         begins = np.flatnonzero(np.diff(values, prepend=values[0] - 1) > 0)
         if self.axis == "epoch" and begins.size > 1 and (values == np.floor(values)).all():
             # Numbers of epochs: within one, time goes on.
@@ -216,7 +186,3 @@ def _stacked(panels: list[Panel], reach: Axis, rates: list[Line]) -> tuple[list[
         placed.append(Panel(reach, vertical, rates, row=len(heights), columns=columns))
         heights.append(1.25)
     return placed, tuple(heights)
-
-
-def _steps_per_point(curve: Curve) -> float:
-    return max(float(curve.last[-1] - curve.first[0]) / max(len(curve.first) - 1, 1), 1.0)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ..record import Curve, Run
 from ..record.blocks import POINTS
-from ..scene import Axis, Panel, Scene, Text
+from ..record.statistics import smoothed
+from ..scene import Axis, Band, Control, Layer, Line, Panel, Points, Scene, Text
 
 __all__ = [
+    "apart",
     "axis_from_zero",
     "axis_value",
     "drawable",
@@ -21,12 +24,17 @@ __all__ = [
     "is_loss",
     "is_sparse",
     "middle_steps",
+    "not_finite",
     "percentiles",
     "scalar_names",
+    "scalar_panel",
+    "smoothing_control",
 ]
 
+WIDTHS = tuple(float(digit * 10**power) for power in range(9) for digit in (1, 2, 5))  # of averages, in steps
 LARGEST = 3e38  # what a scene's numbers can hold
 SOLID_GREY = 15  # the number of a line
+MARKS = 32  # crosses side by side at most
 
 
 def held(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -55,6 +63,84 @@ def grouped(names: Iterable[str]) -> list[tuple[str, ...]]:
     for name in names:
         found.setdefault(_bare(name), []).append(name)
     return [tuple(sorted(group, key=lambda name: _bare(name) != name)) for group in found.values()]
+
+
+def smoothing_control(runs: Sequence[Run], names: Iterable[str], wanted: float | None = None) -> Control:
+    """The control "smoothing" of `scalar_panel`: none, the width that is wanted, and two to either side of it.
+
+    Args:
+        runs, names: whose scalars are drawn.
+        wanted: the width at first, in steps; None: enough for a trend to stand out of the noise, and in a long run for the
+            line to be smooth; of less than 20 values, none.
+    """
+    index = None
+    if wanted is None:
+        points = max((len(run.scalars[name]) for name in names for run in runs if name in run.scalars), default=0)
+        longest = max((run.last_step or 0 for run in runs), default=0)
+        most = min(max(1.2 * points**0.5, points / 20), points / 6) * max(longest / max(points, 1), 1)
+        wanted = min(WIDTHS[2:-2], key=lambda width: abs(np.log(width / max(most, 1))))
+        index = 0 if points < 20 else None  # there are as many values at any time, so that a choice can stay as it is
+    widths = [0.0, *[width for width in WIDTHS if width < wanted][-2:], *([wanted] if wanted else [])]
+    widths += [width for width in WIDTHS if width > wanted][:2]
+    texts = ["as recorded", *(f"average over {width:.10g} step{'s' * (width != 1)}" for width in widths[1:])]
+    return Control("smoothing", "smoothing", widths, widths.index(wanted) if index is None else index, texts=texts)
+
+
+def scalar_panel(
+    label: str, drawn: Sequence[tuple[str, Curve, np.ndarray, int]], across: Axis, smoothing: Control, scale: str
+) -> Panel:
+    """Scalars over the steps: faint as they were, with the range of steps that share a point, and strong as their average.
+
+    Args:
+        label: of the vertical axis.
+        drawn: of each its name in the legend, its curve, where its points are along `across`, and its style.
+        across: the horizontal axis.
+        smoothing: of `smoothing_control`.
+        scale: "log" or "linear".
+    """
+    layers: list[Layer] = []
+    limits: list[np.ndarray] = []
+    for name, curve, x, style in drawn:
+        means = smoothed(middle_steps(curve), curve.mean, [float(width) for width in smoothing.values], scale)
+        if (curve.low < curve.high).any():
+            layers.append(Band(x, drawable(curve.low), drawable(curve.high), style=style, alpha=0.12))
+        layers.append(Line(x, drawable(curve.mean), style=style, width=0.6, alpha=0.35))
+        strong = Line(x, drawable(means), name=name, style=style, by=("smoothing",), marker=is_sparse(curve))
+        layers.append(replace(strong, legend_by="smoothing"))
+        limits += [means[smoothing.index], percentiles(curve.mean)]
+    vertical = Axis.over(label, *limits, scale=scale, margin=0.06)
+    marks = not_finite(across, vertical, [(x, curve.mean, curve.nonfinite, style) for _, curve, x, style in drawn])
+    return Panel(across, vertical, [*layers, *marks])
+
+
+def not_finite(
+    across: Axis, vertical: Axis, curves: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray, int]]
+) -> list[Layer]:
+    """Crosses at the bottom of a panel where values are infinite or NaN; and where there are no others, words that say so.
+
+    Args:
+        across, vertical: the panel's axes.
+        curves: of each where its points are, its means, how many values of each point are not finite, [n], and its style.
+    """
+    bottom, layers, is_empty = axis_value(vertical, 0.03), list[Layer](), True
+    for x, means, nonfinite, style in curves:
+        is_empty &= not np.isfinite(means).any()
+        at = apart(x[nonfinite > 0], (across.high - across.low) / MARKS)
+        if at.size:
+            name = "not finite" if not layers else ""
+            layers.append(Points(at, np.full(at.size, bottom), marker="cross", size=5, style=style, name=name))
+    if is_empty and layers:
+        layers.append(Text("no value is finite", 0.5, 0.5, align="center", size=11, style="quiet"))
+    return layers
+
+
+def apart(x: np.ndarray, gap: float) -> np.ndarray:
+    """Of rising places the first, and from there on each that is at least this far behind the last one taken."""
+    found, k = list[float](), 0
+    while k < len(x):
+        found.append(float(x[k]))
+        k = max(int(np.searchsorted(x, x[k] + gap)), k + 1)
+    return np.array(found)
 
 
 def is_loss(name: str) -> bool:

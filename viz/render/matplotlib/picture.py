@@ -121,6 +121,7 @@ class Picture:
         for drawn in self._panels:
             drawn.add_bars()
         self._words: list[Artist] = []  # title and legend
+        self._named: list[tuple[MatplotlibText, Layer]] = []  # names in the legend that change with a control
         self._values = self._text(0, 0, "", size=8.5, va="bottom", color=THEMES[self._theme].quiet)
         # What has ever changed is expected to change again, and so is what depends on a control.
         self._moving = {
@@ -144,6 +145,8 @@ class Picture:
                         self._background = None
             if labels or marks_moved:
                 drawn.place_labels()
+        for words, layer in self._named:
+            words.set_text(self.scene.named(layer, self.state))
         self._values.set_text(self._said())
 
     def _pixels(self) -> np.ndarray:
@@ -174,9 +177,7 @@ class Picture:
             if moving:
                 order = drawn.in_order()
                 found += order[min(order.index(artist) for artist in moving) :]
-        if self._values.get_text():
-            found.append(self._values)
-        return found
+        return [*found, *(words for words, _ in self._named), *([self._values] if self._values.get_text() else [])]
 
     def _arrange(self) -> None:
         """Put words and axes where all of them have room. Lengths are in inches."""
@@ -184,9 +185,9 @@ class Picture:
         scene, theme = self.scene, THEMES[self._theme]
         for panel, drawn in zip(scene.panels, self._panels, strict=True):
             drawn.set_limits(panel)
-        for artist in self._words:
+        for artist in (*self._words, *(words for words, _ in self._named)):
             artist.remove()
-        self._words = []
+        self._words, self._named = [], []
         top = scene.height - MARGIN
         if scene.title:
             words = wrapped(self.figure, scene.title, scene.width - 2 * MARGIN, 13, "bold")
@@ -244,6 +245,10 @@ class Picture:
                             met.add((word, i))
                             entries.append((word, i, layer))
         for name, style, layer in entries:
+            control = next((each for each in self.scene.controls if each.name == layer.legend_by), None)
+            if control is not None:
+                states = [{control.name: index} for index in range(len(control.values))]
+                name = max((self.scene.named(layer, state) for state in states), key=len)
             shown = shortened(self.figure, name, self.scene.width - 2 * MARGIN - SAMPLE - 0.08, size)
             width = SAMPLE + 0.08 + text_width(self.figure, shown, size)
             if x > MARGIN and x + width > self.scene.width - MARGIN:
@@ -252,7 +257,10 @@ class Picture:
                 artist.set_transform(self.figure.dpi_scale_trans)
                 self._words.append(self.figure.add_artist(artist))
             text = self._text(x + SAMPLE + 0.08, y, shown, size=size, color=theme.ink, va="center_baseline")
-            self._words.append(text)
+            if control is None:
+                self._words.append(text)
+            else:
+                self._named.append((text, layer))
             x += width + 0.22
         return y - 0.18 if entries else top
 

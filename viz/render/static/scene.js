@@ -83,6 +83,12 @@ function text(layer, state) {
   return layer.by.reduce((texts, control) => (Array.isArray(texts) ? texts[state[control]] : texts), layer.texts);
 }
 
+/** What the legend calls a layer: its name, and behind that the value of a control. */
+export function named(scene, layer, state) {
+  const control = scene.controls.find(({ name }) => name === layer.legend_by);
+  return control ? `${layer.name} (${words(control, state[control.name])})` : layer.name;
+}
+
 function product(numbers) {
   return numbers.reduce((all, n) => all * n, 1);
 }
@@ -1208,6 +1214,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   // -- Title, legend, controls, table
 
   let legendFor = "";
+  let legendBy = new Set(); // controls whose values are in the legend
 
   function fillLegend() {
     const entries = new Map();
@@ -1219,6 +1226,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
       }
     }
     const shown = [...entries.values()];
+    legendBy = new Set(shown.map((layer) => layer.legend_by));
     const wanted = JSON.stringify([colouring, scene.style, shown.map(({ kind, name, style: look, alpha, marker, head }) => [kind, name, look, alpha, marker, head])]);
     if (wanted !== legendFor) { // else it is left alone, for somebody may be about to release a button
       const focused = [...legend.children].indexOf(legend.getRootNode().activeElement);
@@ -1228,7 +1236,10 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
       if (focused >= 0) legend.children[focused]?.focus();
       legendFor = wanted;
     }
-    shown.forEach(({ name }, k) => legend.children[k].setAttribute("aria-pressed", String(!hidden.has(name))));
+    shown.forEach((layer, k) => {
+      legend.children[k].setAttribute("aria-pressed", String(!hidden.has(layer.name)));
+      legend.children[k].lastChild.textContent = named(scene, layer, state);
+    });
   }
 
   function entry(layer) {
@@ -1293,7 +1304,10 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   function fillControls() {
     const shown = scene.controls.filter(({ remote }) => !remote || send);
     // Not what may change under somebody's hand: what is in a field, or how a button looks.
-    const plain = (control) => ({ ...control, index: 0, ...(control.kind === "text" ? { values: [] } : {}) });
+    const plain = (control) => {
+      const { kind, values } = control;
+      return { ...control, index: 0, ...(kind === "choice" ? {} : { values: kind === "text" ? 0 : values.length, texts: [] }) };
+    };
     const wanted = JSON.stringify([shown.map(plain), scene.buttons.map(({ name, label }) => [name, label])]);
     if (wanted === filledFor) return inputs.forEach((show) => show());
     filledFor = wanted;
@@ -1336,7 +1350,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
         line.append(label, row, control.typed ? fieldOf(control) : value);
         const field = inputs.get(control.name); // shows what is in it
         inputs.set(control.name, () => {
-          const said = words(control, state[control.name]);
+          const said = words(scene.controls.find(({ name }) => name === control.name), state[control.name]);
           if (Number(input.value) !== state[control.name]) input.value = state[control.name];
           input.setAttribute("aria-valuetext", said);
           value.textContent = said;
@@ -1387,6 +1401,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     if (state[name] === index) return;
     state = { ...state, [name]: index };
     inputs.get(name)?.();
+    if (legendBy.has(name)) fillLegend();
     tell({ kind: "control", name, index }, `control ${name}`);
     changed();
   }
