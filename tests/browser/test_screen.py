@@ -67,6 +67,15 @@ def _views():
         "OrthogonalizationView": viz.OrthogonalizationView(),
         "LRFinderView": viz.LRFinderView({"sgd": tristep.lr_find(trainer, step)}),
         "SweepView": viz.SweepView(sweep),
+        "SweepView of trajectories": viz.SweepView(
+            viz.simulate(
+                viz.ill_conditioned_bowl(25),
+                ["momentum", "nag"],
+                steps=20,
+                learning_rates=[0.02, 0.1, 0.2],
+                sweep={"momentum": [0.0, 0.4, 0.8]},
+            )
+        ),
     }
 
 

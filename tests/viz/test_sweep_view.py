@@ -1,11 +1,13 @@
 """The picture of a sweep: its map has the losses that were found, and its curves are those of the training chosen."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from tristep.trainer import Sweep
-from tristep.viz import SweepView
-from tristep.viz.scene import Heatmap, Line, Points
+from tristep.viz import SweepView, ill_conditioned_bowl, simulate
+from tristep.viz.scene import Heatmap, Line, Points, Text
 
 
 def _sweep(steps=6, seeds=(0, 1, 2), **axes):
@@ -126,3 +128,143 @@ def test_bad_input_is_named():
         SweepView(sweep, by="accuracy")
     with pytest.raises(TypeError, match="Sweep"):
         SweepView([1, 2])
+
+
+CONDITION = 25.0
+KNOWN = ((1 - CONDITION**0.5) / (1 + CONDITION**0.5)) ** 2  # Polyak (1964): the momentum and the rate of the fastest descent
+FASTEST = (2 / (1 + CONDITION**0.5)) ** 2
+RATES = [round(k * FASTEST / 9, 6) for k in range(1, 14)]
+MOMENTA = [round(k * KNOWN / 5, 6) for k in range(11)]
+
+
+def _iteration(name, rate, momentum, curvature):
+    """What a step makes of (w_t, w_t-1), where the gradient is `curvature` times w."""
+    shrink = 1 - rate * curvature
+    top = (
+        [1 + momentum - rate * curvature, -momentum] if name == "momentum" else [(1 + momentum) * shrink, -momentum * shrink]
+    )
+    return np.array([top, [1.0, 0.0]])
+
+
+@functools.cache
+def _bowl(name):
+    """Trajectories on a bowl, and of its iterations in float64 spectral radius, angle, first and last step to be there."""
+    found = simulate(
+        ill_conditioned_bowl(CONDITION),
+        name,
+        (-1.8, 0.3),
+        120,
+        learning_rates=RATES,
+        sweep={"momentum": MOMENTA},
+    )
+    radius, swings, sooner, later = np.zeros((4, len(MOMENTA), len(RATES)))
+    for at in np.ndindex(radius.shape):
+        eigenvalues, heights = [], np.zeros(121)
+        for curvature, start in ((1.0, -1.8), (CONDITION, 0.3)):
+            matrix = _iteration(name, RATES[at[1]], MOMENTA[at[0]], curvature)
+            eigenvalues += np.linalg.eigvals(matrix).tolist()
+            ways, power = [], np.array([start, start])
+            for _ in range(121):
+                ahead = MOMENTA[at[0]] * (power[0] - power[1]) if name == "nag" else 0.0  # where it takes the gradient
+                ways.append(power[0] + ahead)
+                power = matrix @ power
+            heights += curvature / 2 * np.square(ways)
+        radius[at] = np.abs(eigenvalues).max()
+        swings[at] = max(np.abs(np.angle(each)) for each in eigenvalues if abs(each) > 1e-9)
+        for steps, share in ((sooner, 1.01e-6), (later, 0.99e-6)):  # rounding decides between them
+            high = np.flatnonzero(heights > share * heights[0])[-1]
+            steps[at] = high + 1 if high < 120 else np.nan
+    return found, radius, swings, sooner, later
+
+
+@pytest.mark.parametrize("name", ["momentum", "nag"])
+def test_paths_on_a_bowl_converge_swing_and_diverge_as_the_eigenvalues_say(name):
+    found, radius, swings, sooner, later = _bowl(name)
+    shape = radius.shape
+    settled = np.nan_to_num(found.settled.reshape(shape), nan=121)
+    assert (np.nan_to_num(sooner, nan=121) <= settled).all()
+    assert (settled <= np.nan_to_num(later, nan=121)).all()
+    sure = np.abs(np.log(radius)) * 120 > 3  # so much more than the first steps can hide
+    assert sure.mean() > 0.8
+    np.testing.assert_array_equal((found.growth.reshape(shape) > 1)[sure], (radius > 1)[sure])
+    assert (found.turns.reshape(shape)[swings == 0] == 0).all()
+    assert (found.turns.reshape(shape)[swings > 0.1] > 0).all()
+    assert min((swings == 0).sum(), (swings > 0.1).sum(), (radius > 1).sum()) >= 5
+
+
+def test_the_map_of_a_bowl_has_its_best_where_theory_has_it_and_its_borders():
+    found, radius, _, _, steps = _bowl("momentum")
+    view = SweepView(found)
+    scene = view.scene()
+    (image,) = _layers(scene.panels[0], Heatmap)
+    np.testing.assert_allclose(image.values[np.isfinite(steps)], steps[np.isfinite(steps)], atol=1)
+    assert (image.values[np.isnan(steps) & (radius < 0.99)] == 120).all()  # which has only been slow
+    assert np.isnan(image.values[radius > 1.05]).all()
+    star = next(points for points in _layers(scene.panels[0], Points) if points.marker == "star")
+    across, up = int(star.x[0]), int(star.y[0])
+    assert image.values[up, across] == np.nanmin(image.values)
+    assert max(abs(across - 8), abs(up - 5)) <= 2
+    assert np.unravel_index(found.growth.argmin(), steps.shape) == (5, 8)  # in the long run it is where theory has it
+    assert np.nanmin(image.values[0]) > 3.5 * np.nanmin(image.values)  # of those without momentum
+    # Steps diverge above 2 (1 + momentum) / curvature, and turn back above (1 - sqrt(momentum))^2 / curvature.
+    turning, growing = _layers(scene.panels[0], Line)
+    rate, momentum = _places(growing)
+    np.testing.assert_allclose(rate[momentum < 0.8], 2 * (1 + momentum[momentum < 0.8]) / CONDITION, atol=FASTEST / 9)
+    rate, momentum = _places(turning)
+    np.testing.assert_allclose(rate, (1 - np.sqrt(momentum)) ** 2 / CONDITION, atol=FASTEST / 9)
+    assert f"learning rate {RATES[across]:.3g}" in view.describe()
+
+
+def _places(line):
+    """The rates and momenta at the points of a line of the map."""
+    known = np.isfinite(line.x)
+    rate, momentum = (
+        np.interp(way[known], range(len(values)), values) for way, values in ((line.x, RATES), (line.y, MOMENTA))
+    )
+    return rate, momentum
+
+
+def test_the_path_is_the_one_that_is_pointed_at():
+    trajectories = simulate(
+        "himmelblau", ["momentum", "nag"], steps=12, learning_rates=[1e-3, 1e-2, 1.0], sweep={"momentum": [0.0, 0.9]}
+    )
+    view = SweepView(trajectories)
+    scene = view.scene()
+    state = scene.state(optimizer=1, momentum=0, learning_rate=1, step=3)
+    (path,) = (line for line in _layers(scene.panels[1], Line) if line.name == "path")
+    x, y = scene.drawn(path, state)
+    np.testing.assert_array_equal(np.stack([x, y], axis=-1), trajectories.paths[1, 1, 0, :4])
+    (losses,) = _layers(scene.panels[2], Line)
+    np.testing.assert_allclose(losses.chosen("y", state), trajectories.losses[1, 1, 0], rtol=1e-6)
+    click = scene.panels[0].click
+    assert (click.control, click.other) == ("learning_rate", "momentum")
+    (words,) = _layers(scene.panels[3], Text)
+    assert words.chosen("texts", scene.state(learning_rate=2, momentum=1)) == "the loss grows"
+    assert view.figure(optimizer=1).axes
+
+
+def test_two_optimizers_and_rates_alone_are_a_map_too():
+    trajectories = simulate("himmelblau", ["sgd", "adam"], steps=20, learning_rates=[1e-3, 1e-2, 0.1])
+    scene = SweepView(trajectories, by="final").scene()
+    (image,) = _layers(scene.panels[0], Heatmap)
+    np.testing.assert_array_equal(image.values, trajectories.losses[:, :, 0, -1])
+    assert [words for _, words in scene.panels[0].y.ticks] == ["sgd", "adam"]
+    assert len(SweepView(simulate("beale", "sgd", steps=5)).scene().panels) == 3
+
+
+def test_what_makes_no_map_is_refused():
+    with pytest.raises(ValueError, match="2 starts: simulate from one"):
+        SweepView(simulate("beale", "sgd", [(1, 1), (2, 1)], 3, learning_rates=[0.1, 0.2]))
+    with pytest.raises(ValueError, match="a value of learning_rate twice"):
+        SweepView(simulate("beale", "sgd", steps=3, learning_rates=[0.1, 0.2, 0.1]))
+
+
+def test_the_best_is_marked_for_each_choice():
+    sweep = _sweep(wd=(0.0, 0.01), learning_rate=(0.001, 0.01, 0.1), momentum=(0.0, 0.9))
+    scene = SweepView(sweep, up="wd").scene()
+    final = np.median(sweep.losses[..., -2:].mean(axis=-1), axis=-1)
+    star = next(points for points in _layers(scene.panels[0], Points) if points.marker == "star")
+    for k in range(2):
+        up, across = np.unravel_index(final[..., k].argmin(), (2, 3))
+        state = scene.state(momentum=k)
+        assert (star.chosen("x", state).tolist(), star.chosen("y", state).tolist()) == ([across], [up])

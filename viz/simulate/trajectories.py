@@ -22,6 +22,7 @@ from .runners import BatchedRunner, Runner, SequentialRunner
 
 __all__ = ["Simulation", "Trajectories", "checked_starts", "farthest", "gradient_noise", "one_start", "simulate"]
 
+SETTLED = 1e-6  # what share of the loss at the start is as good as none
 FAR = 100.0  # times half the drawn width from its middle: who gets there has diverged
 
 
@@ -53,6 +54,44 @@ class Trajectories:
     @property
     def steps(self) -> int:
         return self.losses.shape[-1] - 1
+
+    @property
+    def least(self) -> float:
+        """The least loss: of the known minima, or else of all paths that have not diverged."""
+        if self.function.minima:
+            return min(minimum.value for minimum in self.function.minima)
+        finite = self.losses[~self.diverged]
+        return float(finite.min()) if finite.size else 0.0
+
+    @property
+    def settled(self) -> np.ndarray:
+        """float64 [n_optimizers, n_values, n_starts]: the step from which on the loss above `least` is no more than a
+        millionth of the one at the start; NaN where it is not at the end."""
+        height = self.losses - np.float64(self.least)
+        above = ~(height <= SETTLED * height[..., :1])
+        return np.where(above[..., -1], np.nan, above.shape[-1] - above[..., ::-1].argmax(axis=-1)) * above.any(axis=-1)
+
+    @property
+    def growth(self) -> np.ndarray:
+        """float64 [n_optimizers, n_values, n_starts]: the largest loss above `least` of the last quarter of the steps over
+        that at the start. What is above 1 has not converged; infinite where the loss is no finite number."""
+        height = self.losses - np.float64(self.least)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            grown = height[..., -(-3 * self.steps // 4) :].max(axis=-1) / height[..., 0]
+        return np.where(np.isfinite(grown), grown, np.inf)
+
+    @property
+    def turns(self) -> np.ndarray:
+        """int [n_optimizers, n_values, n_starts]: how often x or y has turned back.
+
+        Steps that float32 rounds, those below a millionth of the coordinate, do not count.
+        """
+        with np.errstate(invalid="ignore", over="ignore"):
+            moved = np.diff(self.paths, axis=-2)
+            ahead = np.where(np.abs(moved) > 1e-6 * np.abs(self.paths[..., 1:, :]), np.sign(moved), 0)
+        for t in range(1, self.steps):  # a coordinate that rests goes on as before, or turns
+            ahead[..., t, :] = np.where(ahead[..., t, :] == 0, ahead[..., t - 1, :], ahead[..., t, :])
+        return np.asarray((ahead[..., 1:, :] * ahead[..., :-1, :] < 0).sum(axis=(-2, -1)))
 
     def __repr__(self) -> str:
         _, v, s, _ = self.losses.shape

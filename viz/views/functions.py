@@ -17,7 +17,6 @@ __all__ = [
     "function_layers",
     "function_panel",
     "has_rate",
-    "least_loss",
     "loss_above",
     "loss_axis",
     "loss_label",
@@ -52,17 +51,9 @@ def function_panel(where: Function, layers: Sequence[Layer], **others: Any) -> P
     return Panel(Axis("x", *where.xlim), Axis("y", *where.ylim), layers, **others)
 
 
-def least_loss(where: Function, losses: np.ndarray) -> float:
-    """What losses are measured from, so that they can be on a log scale."""
-    if where.minima:
-        return min(minimum.value for minimum in where.minima)
-    finite = losses[np.isfinite(losses)]
-    return float(finite.min()) if finite.size else 0.0
-
-
 def loss_above(losses: np.ndarray, trajectories: Trajectories) -> np.ndarray:
     """Some of the losses of trajectories, above the least there is."""
-    height = losses.astype(np.float64) - least_loss(trajectories.function, trajectories.losses)
+    height = losses.astype(np.float64) - trajectories.least
     return np.where(np.isfinite(height), np.maximum(height, LEAST), np.nan)
 
 

@@ -12,7 +12,7 @@ from ...trainer.validation import integer
 from ..scene import Axis, Band, Layer, Line, Panel, Points, Scene
 from ..simulate import Sensitivity, function, tune_learning_rates
 from ..simulate.candidates import named_optimizers
-from .functions import LEAST, On, least_loss, loss_label, plainer_ones, starts_around
+from .functions import LEAST, On, loss_label, plainer_ones, starts_around
 from .view import View
 
 __all__ = ["SensitivityView"]
@@ -53,7 +53,7 @@ class SensitivityView(View):
 
     def scene(self) -> Scene:
         found, where = self.found, self.found.trajectories.function
-        least = least_loss(where, found.losses)
+        least = found.trajectories.least
         quartiles = np.maximum(found.quartiles.astype(np.float64) - least, LEAST)
         top = (
             max(float(np.quantile(quartiles[np.isfinite(quartiles)], 0.98)), 10 * LEAST)
@@ -91,7 +91,7 @@ class SensitivityView(View):
                 parts.append(f"{name}: diverged at every rate.")
                 continue
             # Rates at which it is at most ten times as far from the least as at its best: how easy it is to choose one.
-            least = least_loss(found.trajectories.function, found.losses)
+            least = found.trajectories.least
             k = int(np.nanargmin(np.where(np.isfinite(median), median, np.nan)))
             good = found.learning_rates[(median - least) <= 10 * max(float(median[k] - least), LEAST)]
             parts.append(

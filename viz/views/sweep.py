@@ -8,42 +8,74 @@ from typing import Any
 import numpy as np
 
 from ...trainer import Sweep
-from ..scene import Axis, Band, Click, Control, Heatmap, Layer, Line, Panel, Points, RefLine, Scene
+from ..scene import Axis, Band, Click, Control, Heatmap, Layer, Line, Panel, Points, RefLine, Scene, Text, level_lines
+from ..simulate import Trajectories
+from .functions import function_layers, function_panel, loss_above, loss_axis
+from .trajectories import moments_of
 from .view import View
 
 __all__ = ["SweepView"]
 
 MOST = 512  # points of a curve; there are as many curves as trainings
+ENOUGH = 0.1  # what share of the paths must settle for their numbers of steps to make a map
+TICKS = 9  # words along a side of the map, at most
 
 
 class SweepView(View):
     """The final losses of a sweep as a map, its best point marked, and the loss of one training over its steps.
 
-    A click on the map, or its sliders, choose the training. With one setting varied, a curve takes the map's place; settings
-    beyond two have a choice each. Where there are several seeds, the map has their medians, and the curves are all shown.
-    Losses are shown up to a fifth above those that trainings began with, so that the ones that diverge leave room for the
-    others; the words say how many go beyond.
+    A click on the map, a drag across it, or its sliders, choose the training. With one setting varied, a curve takes the
+    map's place; settings beyond two have a choice each. Where there are several seeds, the map has their medians, and the
+    curves are all shown. Losses are shown up to a fifth above those that trainings began with, so that the ones that diverge
+    leave room for the others; the words say how many go beyond.
+
+    Of trajectories on a function of two variables the map has the number of steps until the loss above the least one is a
+    millionth of the first, or the loss at the end where few get there; lines from which on paths turn back, and losses grow;
+    and beside it the path.
 
     Args:
-        sweep: what `tristep.sweep` gave.
-        by: what the map shows: "final" or "lowest" loss, or the name of a score.
+        sweep: what `tristep.sweep` gave, or what `simulate` did, from one start, with several learning rates or a sweep.
+        by: what the map shows: "final", which is the default, or "lowest" loss, or the name of a score; of trajectories
+            also "steps", the default unless less than a tenth of them get there.
         across, up: which settings are varied along the map's sides; None takes the learning rate, and the first other one.
+
+    Example:
+        >>> from tristep import viz
+        >>> settings = {"learning_rates": [0.05, 0.1, 0.15], "sweep": {"momentum": [0.0, 0.4, 0.8]}}
+        >>> found = viz.simulate(viz.ill_conditioned_bowl(25), "momentum", **settings)
+        >>> viz.SweepView(found).sweep.best("steps")
+        {'optimizer': 'momentum', 'momentum': 0.4, 'learning_rate': 0.1}
     """
 
     def __init__(
-        self, sweep: Sweep, by: str = "final", *, across: str | None = None, up: str | None = None, **others: Any
+        self,
+        sweep: Sweep | Trajectories,
+        by: str | None = None,
+        *,
+        across: str | None = None,
+        up: str | None = None,
+        **others: Any,
     ) -> None:
-        if not isinstance(sweep, Sweep):
-            raise TypeError(f"sweep must be a Sweep, as tristep.sweep gives it, got {type(sweep).__name__}")
+        self.trajectories = sweep if isinstance(sweep, Trajectories) else None
+        if isinstance(sweep, Trajectories):
+            if len(sweep.starts) != 1:
+                raise ValueError(f"sweep has paths from {len(sweep.starts)} starts: simulate from one")
+            sweep = _as_sweep(sweep)
+            by = ("steps" if np.isfinite(sweep.scores["steps"]).mean() > ENOUGH else "final") if by is None else by
+        elif not isinstance(sweep, Sweep):
+            raise TypeError(
+                "sweep must be a Sweep, as tristep.sweep gives it, or Trajectories, as simulate does, got "
+                f"{type(sweep).__name__}"
+            )
         varied = [name for name, values in sweep.axes.items() if name != "seed" and len(values) > 1]
         for name, given in (("across", across), ("up", up)):
             if given is not None and given not in varied:
                 raise ValueError(
                     f"{name}={given!r}: must be one of what was varied, {', '.join(map(repr, varied)) or 'nothing'}"
                 )
-        self.sweep, self.by = sweep, by
-        sweep.best(by)  # which says if there is none
-        order = sorted(varied, key=lambda name: (name != "learning_rate", varied.index(name)))
+        self.sweep, self.by = sweep, "final" if by is None else by
+        sweep.best(self.by)  # which says if there is none
+        order = sorted(varied, key=lambda name: (name != "learning_rate", name == "optimizer", varied.index(name)))
         across = across or next((name for name in order if name != up), None)
         up = up or next((name for name in order if name != across), None)
         if across is not None and across == up:
@@ -65,12 +97,24 @@ class SweepView(View):
             )
             for name in names
         ]
-        curves = self._curves(names)
-        if self._across is None:
-            return Scene([curves], self._title(), width=7, height=4.5, description=self.describe())
-        first = self._map(best) if self._up is not None else self._line(best)
+        panels = [] if self._across is None else [self._map() if self._up is not None else self._line(best)]
+        heights: tuple[float, ...] = ()
+        if self.trajectories is None:
+            panels.append(self._curves(names))
+        else:
+            moments = moments_of(self.trajectories.steps)
+            controls.append(Control("step", "step", moments, len(moments) - 1, kind="play"))
+            panels += self._path(names, self.trajectories, len(panels))
+            heights = (1.5, 1, 0.16)
         return Scene(
-            [first, curves], self._title(), controls, width=11, height=4.8, widths=(1.1, 1), description=self.describe()
+            panels,
+            self._title(),
+            controls,
+            width=11 if names else 7,
+            height=4.8 if self.trajectories is None else 5.6,
+            widths=(1.1, 1) if names else (),
+            heights=heights,
+            description=self.describe(),
         )
 
     def describe(self) -> str:
@@ -80,8 +124,12 @@ class SweepView(View):
         point = ", ".join(
             f"{_in_words(name)} {_word(each)}" for name, each in best.items() if len(self.sweep.axes[name]) > 1
         )
-        lost = int((~np.isfinite(table)).sum())
         words = f"{self._title()}: the best {self._measure()} is {value:.4g}" + (f", at {point}." if point else ".")
+        if self.trajectories is not None:
+            growth, turns = self.trajectories.growth, self.trajectories.turns
+            lost, turned = int((growth > 1).sum()), int(((growth <= 1) & (turns > 0)).sum())
+            return f"{words} Of {growth.size} losses {lost} grow; of the other paths {turned} turn back on the way."
+        lost = int((~np.isfinite(table)).sum())
         with np.errstate(invalid="ignore"):
             beyond = int((self._means()[1] > self._top()).any(axis=-1).sum())
         if beyond:
@@ -90,10 +138,15 @@ class SweepView(View):
         return words + (f" {lost} of {table.size} trainings have ended without a finite number." if lost else "")
 
     def _title(self) -> str:
+        if self.trajectories is not None:
+            return f"{', '.join(self.trajectories.names)} on {self.trajectories.function.name}"
         return f"A sweep of {self.sweep.losses[..., 0].size} trainings, {self.sweep.losses.shape[-1]} steps each"
 
     def _measure(self) -> str:
         known = {"final": "loss of the last epoch", "lowest": "least loss of a batch", "loss": "loss on the held-out data"}
+        if self.trajectories is not None:
+            steps = f"number of steps to a millionth of the first loss (at most {self.trajectories.steps})"
+            known = {"final": "loss at the end", "lowest": "least loss on the way", "steps": steps}
         return known.get(self.by, f"{self.by} on the held-out data")
 
     def _table(self, names: Sequence[str]) -> np.ndarray:
@@ -141,25 +194,32 @@ class SweepView(View):
         known = values[np.isfinite(values)]
         return "log" if known.size and (known > 0).all() and self.by != "accuracy" else "linear"
 
-    def _map(self, best: dict[str, Any]) -> Panel:
+    def _map(self) -> Panel:
         assert self._across is not None
         assert self._up is not None
         names = [*self._others, self._up, self._across]
         values = self._of_axes(names, self._medians(self.sweep._table(self.by)))
+        borders: list[Layer] = []
+        if self.trajectories is not None:
+            growth, turns = self._of_trajectories(names, self.trajectories.growth, self.trajectories.turns)
+            if self.by == "steps":  # who has not got there and does not diverge has been slow
+                values = np.where(np.isnan(values) & (growth <= 1), self.trajectories.steps, values)
+            height = np.clip(np.log10(np.maximum(growth, 1e-300)), -1, 1)
+            if "optimizer" not in (self._up, self._across):
+                borders = [
+                    self._border("beyond this line, paths turn back", turns, 0.5, style="quiet"),
+                    self._border("beyond this line, the loss grows", height, 0.0, style="ink"),
+                ]
         sides = [self.sweep.axes[name] for name in (self._across, self._up)]
         (nx, ny), by = map(len, sides), tuple(self._others)
         scale = self._scale(values)
         shown = self._shown(values)
         limits = Heatmap(shown.reshape(-1, nx), [0, 1], [0, 1], scale=scale).limits
         image = Heatmap(values, [-0.5, nx - 0.5], [-0.5, ny - 0.5], scale=scale, limits=limits, label=self._measure(), by=by)
-        star = Points(
-            [sides[0].index(best[self._across])],
-            [sides[1].index(best[self._up])],
-            style="ink",
-            marker="star",
-            size=12,
-            words=["best"],
-        )
+        ordered = np.nan_to_num(-values if self.by == "accuracy" else values, nan=np.inf).reshape(*values.shape[:-2], -1)
+        least = np.unravel_index(ordered.argmin(axis=-1), (ny, nx))
+        found = np.where(np.isfinite(ordered.min(axis=-1)), least[::-1], np.nan)[..., None]
+        star = Points(found[0], found[1], style="ink", marker="star", size=12, words=["best"], by=by)
         # Where the curves are taken from.
         here = Points(
             np.broadcast_to(np.arange(nx)[None, :, None], (ny, nx, 1)),
@@ -172,10 +232,55 @@ class SweepView(View):
         return Panel(
             _side(self._across, sides[0]),
             _side(self._up, sides[1]),
-            [image, here, star],
-            title=self._measure(),
+            [image, *borders, here, star],
+            title="" if self.trajectories is not None else self._measure(),
             click=Click(control=self._across, along="x", other=self._up),
+            rows=3 if self.trajectories is not None else 1,
         )
+
+    def _border(self, name: str, tables: np.ndarray, level: float, style: str) -> Line:
+        """Where tables [*others, rows, columns] pass a level."""
+        rows, columns = tables.shape[-2:]
+        lines = [level_lines(range(columns), range(rows), table, [level]) for table in tables.reshape(-1, rows, columns)]
+        longest = max(len(x) for x, _ in lines)
+        padded = np.full((len(lines), 2, longest), np.nan)
+        for line, room in zip(lines, padded, strict=True):
+            room[:, : len(line[0])] = line
+        padded = padded.reshape(*tables.shape[:-2], 2, longest)
+        return Line(padded[..., 0, :], padded[..., 1, :], name=name, style=style, by=tuple(self._others))
+
+    def _of_trajectories(self, names: Sequence[str], *tables: np.ndarray) -> list[np.ndarray]:
+        """Tables [n_optimizers, n_values, n_starts, ...] of the first start, with the axes of these names in front."""
+        shape = self.sweep.shape[:-1]
+        return [self._of_axes(names, table[:, :, 0].reshape(*shape, *table.shape[3:])) for table in tables]
+
+    def _path(self, names: Sequence[str], found: Trajectories, column: int) -> list[Panel]:
+        """The path that is pointed at, its losses, and what there is to be said of it."""
+        growth, turns, settled, paths = self._of_trajectories(names, found.growth, found.turns, found.settled, found.paths)
+        (losses,) = self._of_trajectories(names, found.losses)
+        by = tuple(names)
+        steps = np.arange(found.steps + 1)
+        way = Line(paths[..., 0], paths[..., 1], name="path", style=1, by=by, upto="step", head=True, marker=True, width=1)
+        layers = function_layers(found.function, found.function.xlim, found.function.ylim)
+        words = np.empty(growth.shape, dtype=object)
+        for at in np.ndindex(growth.shape):
+            how = "turns back on its way" if turns[at] else "never turns back"
+            end = f"there after {settled[at]:.0f} steps" if settled[at] >= 0 else f"not there after {found.steps} steps"
+            words[at] = "the loss grows" if growth[at] > 1 else f"{how}, {end}"
+        blank = Axis("", 0, 1)
+        return [
+            function_panel(found.function, [*layers, way], column=column),
+            Panel(
+                Axis("step", 0, found.steps),
+                loss_axis(found, losses),
+                [Line(steps, loss_above(losses, found), style=1, by=by, upto="step")],
+                row=1,
+                column=column,
+            ),
+            Panel(
+                blank, blank, [Text(words, 0.5, 0.5, by=by, align="center", style="ink")], row=2, column=column, frame=False
+            ),
+        ]
 
     def _line(self, best: dict[str, Any]) -> Panel:
         assert self._across is not None
@@ -218,8 +323,22 @@ class SweepView(View):
         )
 
 
+def _as_sweep(found: Trajectories) -> Sweep:
+    axes: dict[str, tuple[Any, ...]] = {"optimizer": found.names}
+    for name in found.values[0]:
+        each = [value[name] for value in found.values]
+        axes[name] = tuple(value for i, value in enumerate(each) if value not in each[:i])
+        if len(each) % len(axes[name]):
+            raise ValueError(f"sweep has a value of {name} twice: {', '.join(map(_word, axes[name]))}")
+    axes["seed"] = (0,)
+    shape = tuple(map(len, axes.values()))
+    return Sweep(axes, found.losses.reshape(*shape, -1), 1, {"steps": found.settled.reshape(shape)})
+
+
 def _side(name: str, values: Sequence[Any]) -> Axis:
-    return Axis(_in_words(name), -0.5, len(values) - 0.5, ticks=[(i, _word(value)) for i, value in enumerate(values)])
+    every = -(-len(values) // TICKS)
+    ticks = [(i, _word(value)) for i, value in enumerate(values) if i % every == 0]
+    return Axis(_in_words(name), -0.5, len(values) - 0.5, ticks=ticks)
 
 
 def _in_words(name: str) -> str:
