@@ -68,7 +68,13 @@ LOCK = threading.RLock()
 
 
 class Figure(MatplotlibFigure):
-    """A matplotlib figure that a notebook shows as it is, without pyplot; `savefig` writes it to a file."""
+    """A matplotlib figure that a notebook shows as it is, without pyplot; `savefig` writes it to a file.
+
+    Attributes:
+        alt: the picture in words, for pages that show it; empty for none.
+    """
+
+    alt = ""
 
     def __init__(self, width: float, height: float, background: str = THEMES["light"].background) -> None:
         """Sizes in inches."""
@@ -89,10 +95,11 @@ class Figure(MatplotlibFigure):
         few.save(file, format="png", optimize=True)
         return file.getvalue()
 
-    def _repr_png_(self, scale: float = 1.5) -> tuple[bytes, dict[str, int]]:
+    def _repr_png_(self, scale: float = 1.5) -> tuple[bytes, dict[str, Any]]:
         # More pixels than the space has points, for screens that show them.
         width, height = (round(inches * self.dpi) for inches in self.get_size_inches())
-        return self.png(scale * self.dpi, 256 if scale > 1 else 96), {"width": width, "height": height}
+        about = {"width": width, "height": height} | ({"alt": self.alt} if self.alt else {})
+        return self.png(scale * self.dpi, 256 if scale > 1 else 96), about
 
 
 def line_style(i: int, theme: str = "light") -> dict[str, Any]:

@@ -7,7 +7,7 @@ pytest.importorskip("anywidget")
 
 from scene_cases import DOWN, ENTER, LEFT, LIGHT, RIGHT, colour_at, one, swept
 
-from tristep.viz.scene import Axis, Button, Control, Line, Panel, Points, Scene
+from tristep.viz.scene import Axis, Button, Control, Line, Note, Panel, Points, Scene
 
 
 def test_a_key_on_the_slider_changes_the_picture_and_back_gives_the_same(stage):
@@ -187,3 +187,20 @@ def test_a_slider_stays_under_the_hand_while_its_values_become_others(stage):
     stage.browser.until(lambda: stage.browser.find("output").text == "100 steps", "the new value")
     stage.browser.keys(slider, LEFT)
     assert stage.browser.find("output").text == "none"
+
+
+def test_a_note_leads_to_what_it_tells_of(stage):
+    rows = Control("layer", "tensor", ["a", "b", "c"], 0, "choice")
+    line = Line([0, 10], [[2, 2], [5, 5], [8, 8]], by=("layer",), name="norm")
+    notes = ["as it is", Note("c: its gradient is 0", {"layer": 2}), Note("loss: not finite at step 5", x=5.0)]
+    scene = Scene([Panel(Axis("x", 0, 10), Axis("y", 0, 10), [line])], controls=[rows], notes=notes)
+    stage.show(scene)
+    assert stage.browser.find(".tristep-notes").text == "as it is\nc: its gradient is 0\nloss: not finite at step 5"
+    tensor, step = stage.browser.driver.find_elements("css selector", ".tristep-notes button")
+    stage.update(scene)
+    stage.browser.keys(tensor, ENTER)  # the same button, also after another frame
+    assert stage.browser.find("select").get_attribute("value") == "2"
+    assert stage.sent("control") == [{"kind": "control", "name": "layer", "index": 2}]
+    stage.browser.keys(step, ENTER)
+    spoken = stage.browser.run("return document.querySelector('[aria-live].tristep-hidden').textContent")
+    assert "x 5" in spoken

@@ -27,6 +27,13 @@ def test_losses_are_drawn_as_they_are_and_smoothed():
         np.testing.assert_allclose(smoothed.get_ydata(), _average(values, 4), rtol=1e-12)
 
 
+def test_a_figure_has_its_words():
+    _, about = plot_training({"sgd": [4.0, 0.5], "adam": [3.0, 0.25]}, title="Two", smoothing=1)._repr_png_()
+    assert about["alt"] == "Two. training loss at the end: sgd 0.5, adam 0.25"
+    _, about = plot_schedules({"constant": [0.1, 0.1]})._repr_png_()
+    assert about["alt"] == "learning rate at the end: constant 0.1"
+
+
 def test_without_smoothing_each_loss_is_drawn_once():
     losses = _noisy(100)
     axes = plot_training({"sgd": losses}, smoothing=1).axes[0]

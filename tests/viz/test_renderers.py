@@ -42,7 +42,8 @@ def test_an_output_has_its_renderers_data_and_all_below_and_no_html(renderer, ki
         picture = Pixels.open(io.BytesIO(base64.b64decode(data["image/png"])))
         assert picture.format == "PNG"
         assert picture.size == ((450, 300) if renderer == "matplotlib" else (300, 200))
-        assert about["image/png"] == {"width": 300, "height": 200}
+        assert about["image/png"] == {"width": 300, "height": 200, "alt": view.scene().alt}
+        assert "It rises to 1" in about["image/png"]["alt"]
     if WIDGET in kinds:
         (widget,) = view.display.widgets
         assert isinstance(widget, canvas.SceneWidget if renderer == "canvas" else SceneBox)

@@ -7,7 +7,7 @@ pytest.importorskip("matplotlib")
 
 from planted_runs import EDGES, layers_of, make_run, named_layers
 
-from tristep.viz import Heatmap, Line, Run, TensorHeatmap, Text, UpdateRatioView, WeightsView
+from tristep.viz import Heatmap, Line, Points, Run, TensorHeatmap, Text, UpdateRatioView, WeightsView
 from tristep.viz.views.rows import Rows
 
 
@@ -63,7 +63,8 @@ def test_gradients_that_are_not_finite_are_crosses_on_empty_cells():
     norms[7, 1], bad[7, 1] = np.inf, 3
     run.add_tensors(range(1, 21), {"gradient_norm": norms, "gradient_nonfinite": bad})
     scene = TensorHeatmap(run).scene()
-    crosses = named_layers(scene, "not finite")
+    (crosses,) = layers_of(scene, Points, 0)[:1]
+    assert crosses.name == "not finite"
     np.testing.assert_allclose([crosses.x, crosses.y], [[8], [1]])
     (image,) = layers_of(scene, Heatmap, 0)
     assert np.argwhere(np.isnan(image.values)).tolist() == [[1, 7]]
@@ -77,7 +78,7 @@ def test_crosses_can_be_told_apart_however_many_cells_they_stand_for():
     run = Run("sick", [f"layer{i}.weight" for i in range(148)])
     run.add_tensors(range(1, 513), {"gradient_norm": np.where(bad, np.nan, 1.0), "gradient_nonfinite": bad.astype(float)})
     scene = TensorHeatmap(run).scene()
-    crosses, rows = named_layers(scene, "not finite"), Rows(run)
+    crosses, rows = layers_of(scene, Points, 0)[0], Rows(run)
     group = [rows.row_of(name) for name in run.parameters]
     n = len(rows.names)
     cells = np.zeros((n, 256), dtype=bool)

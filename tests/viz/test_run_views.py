@@ -8,6 +8,7 @@ import tristep
 
 pytest.importorskip("matplotlib")
 
+from drawn_scenes import rendered
 from planted_runs import layers_of, make_run, named_layers
 
 from tristep.viz import (
@@ -249,11 +250,111 @@ def test_a_view_of_a_recorder_takes_what_is_new():
     for view in views:
         view.refresh()
     np.testing.assert_array_equal(named_layers(views[0].scene(), "loss").x, np.arange(1, 31))
-    (image,) = layers_of(views[1].scene(), Heatmap, 0)
+    image = layers_of(views[1].scene(), Heatmap, 0)[0]
     assert image.values.shape[-2:] == (2, 30)
     assert views[4].scene().controls[0].values[-1] == 30
     # Histograms are kept from frame to frame until there are more.
     assert views[4].describe().startswith("run: 30 steps, loss from ")
+
+
+def _sick(steps=120):
+    """A run whose loss and gradients become NaN at step 101, and whose third tensor gets no gradient from step 31 on."""
+    number = np.arange(1, steps + 1)
+    run = make_run(steps, 4, histograms=True, loss=np.where(number > 100, np.nan, 1 / number))
+    norms = 10.0 ** -np.arange(4.0) * np.ones((steps, 4))
+    norms[30:, 2] = 0.0
+    norms[100:, [0, 1, 3]] = np.nan
+    ones = np.where(np.isnan(norms), np.nan, 1.0)
+    bad = np.where(np.isnan(norms), 5.0, 0.0)
+    run.tensors.clear()
+    measured = {"gradient_norm": norms, "weight_norm": ones, "update_norm": norms * 1e-3, "update_ratio": norms * 1e-3}
+    run.add_tensors(number, measured | {"cosine": -ones, "gradient_nonfinite": bad})
+    return run
+
+
+WARNED = {
+    "gradients: not finite first at step 101": (0, 101),
+    "loss: not finite": (None, 101),
+    "layer2.weight: its": (2, 31),
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_what_is_wrong_is_said_below_the_picture_and_leads_to_its_tensor_and_step(kind):
+    view = kind(_sick())
+    scene = view.scene()
+    controls = {control.name: control for control in scene.controls}
+    assert len(scene.notes) == len(WARNED)
+    for note, (begins, (tensor, step)) in zip(scene.notes, WARNED.items(), strict=True):
+        assert note.startswith(begins)
+        assert f"- {note}" in view.describe()
+        if "layer" in controls and tensor is not None:
+            assert controls["layer"].values[note.sets["layer"]] == f"layer{tensor}.weight"
+        if "step" in controls:
+            assert abs(controls["step"].values[note.sets["step"]] - step) <= 1
+        else:
+            assert note.x == step
+    # In the picture, which is higher by as much; in the words for those who do not see it; and in the page.
+    figure = view.figure()
+    said = [text.get_text().replace("\n", " ") for text in figure.texts]
+    assert all(note in said for note in scene.notes)
+    assert figure.get_size_inches()[1] > scene.height + 0.5
+    _, about = view._repr_mimebundle_()
+    assert all(note in about["image/png"]["alt"] for note in scene.notes)
+    assert not Dashboard(make_run(50, 4)).scene().notes
+
+
+def test_of_many_warnings_the_first_are_below_the_picture():
+    run = make_run(200, 40)
+    zeros = run.tensors["gradient_norm"].curve().mean.copy()
+    zeros[50:, ::4] = 0.0
+    run.tensors["gradient_norm"] = Series((40,), np.float32)
+    run.tensors["gradient_norm"].extend(range(1, 201), zeros)
+    runs = [run, make_run(200, 40, name="healthy")]
+    notes = TensorHeatmap(runs).scene().notes
+    assert len(notes) == 6 + (len(notes) > 6)
+    assert all(note.startswith("run: ") for note in notes[:6])
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_every_panel_marks_where_values_become_nan(kind):
+    scene = kind(_sick()).scene()
+    for panel in scene.panels:
+        if not panel.frame or panel.y.label == "learning rate":
+            continue
+        crosses = [layer for layer in panel.layers if isinstance(layer, Points) and layer.marker == "cross"]
+        assert crosses, panel.y.label
+        for cross in crosses:
+            assert np.nanmin(cross.chosen("x", scene.state())) == pytest.approx(101, abs=1)
+            low, high = panel.y.low, panel.y.high
+            assert low <= np.nanmin(cross.y) <= np.nanmax(cross.y) <= high
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_a_view_without_a_finite_value_says_so(kind):
+    scene = kind(_nowhere_finite()).scene()
+    words = [str(text.texts) for text in layers_of(scene, Text) if text.texts.ndim == 0]
+    assert "no value is finite" in words
+
+
+@pytest.mark.parametrize("kind", [TensorHeatmap, Dashboard])
+def test_gradients_of_exactly_0_have_a_colour_and_a_key_of_their_own(kind):
+    run = _sick()
+    scene = kind(run).scene()
+    grey = named_layers(scene, "exactly 0")
+    cells = np.isin(grey.chosen("values", scene.state()), 1)
+    np.testing.assert_array_equal(cells, run.tensors["gradient_norm"].curve().mean.T == 0)
+    figure = kind(run).figure()
+    assert "exactly 0" in [text.get_text() for text in figure.texts]
+    (axes,) = (
+        each for each in figure.axes if each.get_yticklabels() and each.get_yticklabels()[0].get_text() == "layer0.weight"
+    )
+    pixels, (x, y) = rendered(figure), axes.transData.transform((60, 2))
+    red, green, blue = pixels[len(pixels) - 1 - int(y), int(x)].astype(int)
+    assert max(red, green, blue) - min(red, green, blue) < 12  # grey, which no colour of the scale is
+    assert 150 < green < 230
+    with pytest.raises(ValueError, match="not enough values"):
+        named_layers(kind(make_run(50, 4)).scene(), "exactly 0")
 
 
 RUNS = {

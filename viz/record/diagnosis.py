@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from .blocks import Curve
 from .runs import Run
 from .statistics import LARGEST, quantiles, smoothed
 
-__all__ = ["diagnose", "nonfinite_gradients"]
+__all__ = ["Finding", "diagnose", "findings", "nonfinite_gradients"]
 
 # From when on something is worth a sentence. Healthy runs stay below; the tests have some.
 HIGH_RATIO, TIMES_MEDIAN = 0.03, 30.0  # of a tensor's update to its weight, and of that to the median of all tensors
@@ -42,6 +43,25 @@ def diagnose(run: Run) -> list[str]:
         >>> diagnose(run)
         ['loss: not finite first at step 50, 10 steps in all']
     """
+    return [found.words for found in findings(run)]
+
+
+class Finding(NamedTuple):
+    """What looks wrong, and where.
+
+    Attributes:
+        words: in a sentence.
+        parameter: the name of the tensor that it tells of first; None: of none.
+        step: the step that it tells of; None: of none.
+    """
+
+    words: str
+    parameter: str | None = None
+    step: int | None = None
+
+
+def findings(run: Run) -> list[Finding]:
+    """What `diagnose` says, and of which tensors and steps."""
     said = [*_not_finite(run), *_bad_losses(run)]
     if _only_skipped(run):
         return said  # whatever else there is to be seen comes of that
@@ -71,7 +91,7 @@ def nonfinite_gradients(run: Run) -> tuple[Curve, np.ndarray] | None:
     return None
 
 
-def _not_finite(run: Run) -> Iterator[str]:
+def _not_finite(run: Run) -> Iterator[Finding]:
     found = nonfinite_gradients(run)
     if found is None or not found[1].any():
         return
@@ -84,11 +104,13 @@ def _not_finite(run: Run) -> Iterator[str]:
     if _only_skipped(run):
         number = len(run.tensors["update_norm"])
         steps = "the only step, which was" if number == 1 else f"each of {number:,} steps, which were all"
-        yield f"gradients: not finite in {where} at {steps} skipped: no weight has changed"
+        words = f"gradients: not finite in {where} at {steps} skipped: no weight has changed"
+        yield Finding(words, tensors[0], int(curve.first[k]))
         return
     number = curve.high[k][bad[k]].max() if "gradient_nonfinite" in run.tensors and len(tensors) == 1 else 0
     elements = (" (1 element)" if number == 1 else f" ({number:.0f} elements)") if number else ""
-    yield f"gradients: not finite first at step {curve.first[k]:,} in {where}{elements}"
+    words = f"gradients: not finite first at step {curve.first[k]:,} in {where}{elements}"
+    yield Finding(words, tensors[0], int(curve.first[k]))
 
 
 def _only_skipped(run: Run) -> bool:
@@ -100,7 +122,7 @@ def _only_skipped(run: Run) -> bool:
     return bool(found[1].any(axis=1).all() and (sizes == 0).any() and not (sizes > 0).any())
 
 
-def _bad_losses(run: Run) -> Iterator[str]:
+def _bad_losses(run: Run) -> Iterator[Finding]:
     loss = run.scalars.get("loss")
     if loss is not None and len(loss):
         curve = loss.curve()
@@ -108,36 +130,40 @@ def _bad_losses(run: Run) -> Iterator[str]:
         if bad.any():
             number = int(curve.nonfinite.sum())
             plural = "1 step" if number == 1 else f"{number:,} steps"
-            yield f"loss: not finite first at step {curve.first[bad.argmax()]:,}, {plural} in all"
+            first = int(curve.first[bad.argmax()])
+            yield Finding(f"loss: not finite first at step {first:,}, {plural} in all", None, first)
 
 
-def _dead(run: Run, curve: Curve) -> Iterator[str]:
+def _dead(run: Run, curve: Curve) -> Iterator[Finding]:
     zero = (curve.high == 0) & (curve.nonfinite == 0)
     # Points at the end that are 0 without a break.
     run_of_zeros = np.where(zero.all(axis=0), len(zero), zero[::-1].argmin(axis=0))
     enough = max(FEWEST, len(zero) // 4)
     dead = run_of_zeros >= enough
     if dead.all():
-        yield f"gradients: all are 0 since step {curve.first[len(zero) - run_of_zeros.min()]:,}"
+        first = int(curve.first[len(zero) - run_of_zeros.min()])
+        yield Finding(f"gradients: all are 0 since step {first:,}", None, first)
         return
     alive = np.any(curve.high[-enough:] > 0, axis=0)
     # Tensors that follow each other: a layer that lets nothing through leaves all before it without a gradient.
     groups = [group for group in np.split(np.arange(len(dead)), np.flatnonzero(np.diff(dead)) + 1) if dead[group[0]]]
     for group in groups[:MOST]:
         names = [run.parameters[i] for i in group]
-        since = f"from step {curve.first[len(zero) - run_of_zeros[group].min()]:,} to {curve.last[-1]:,}"
+        first = int(curve.first[len(zero) - run_of_zeros[group].min()])
+        since = f"from step {first:,} to {curve.last[-1]:,}"
         behind = np.flatnonzero(alive[group[-1] :])
         looked = f"; the first behind that gets one is {run.parameters[group[-1] + behind[0]]}" if behind.size else ""
         if len(names) == 1:
-            yield f"{names[0]}: its gradient is 0 {since}: nothing reaches it{looked}"
+            words = f"{names[0]}: its gradient is 0 {since}: nothing reaches it{looked}"
         else:
             some = f"{names[0]} and {names[1]}" if len(names) == 2 else f"{names[0]} to {names[-1]}, {len(names)} tensors"
-            yield f"{some}: their gradients are 0 {since}: nothing reaches them{looked}"
+            words = f"{some}: their gradients are 0 {since}: nothing reaches them{looked}"
+        yield Finding(words, names[0], first)
     if len(groups) > MOST:
-        yield f"{sum(map(len, groups[MOST:]))} more tensors have a gradient of 0"
+        yield Finding(f"{sum(map(len, groups[MOST:]))} more tensors have a gradient of 0")
 
 
-def _ratios(run: Run, curve: Curve) -> Iterator[str]:
+def _ratios(run: Run, curve: Curve) -> Iterator[Finding]:
     ratios = curve.high
     # By quarters of the run: weights that begin with a rate too high for them soon are large enough for it.
     quarters = np.array_split(np.arange(len(ratios)), 4)
@@ -159,21 +185,26 @@ def _ratios(run: Run, curve: Curve) -> Iterator[str]:
         peaks = [(np.nanmax(ratios[quarter, i]), q) for q, quarter in enumerate(quarters) if times[q, i] > TIMES_MEDIAN]
         q = max(peaks)[1]
         k = quarters[q][int(np.nanargmax(ratios[quarters[q], i]))]
-        yield (
+        words = (
             f"{run.parameters[i]}: update ratio {ratios[k, i]:.1g} at step {curve.last[k]:,}, then usually "
             f"{typical[q, i]:.1g}, {times[q, i]:.0f} times the median of all tensors ({median[q]:.1g}): "
             "its learning rate is too high"
         )
+        yield Finding(words, run.parameters[i], int(curve.last[k]))
     moving = ratios[ratios > 0]  # what gets no gradient need not move
     if median[-1] > TOO_HIGH:
-        yield f"updates: half of all tensors change by over {median[-1]:.1g} of themselves each step: the rate is high"
+        yield Finding(
+            f"updates: half of all tensors change by over {median[-1]:.1g} of themselves each step: the rate is high"
+        )
     elif not moving.size:
-        yield "updates: all are 0: no weight changes"
+        yield Finding("updates: all are 0: no weight changes")
     elif (overall := float(np.median(moving))) < TOO_LOW:
-        yield f"updates: half of all tensors change by under {overall:.1g} of themselves each step: they hardly move"
+        yield Finding(
+            f"updates: half of all tensors change by under {overall:.1g} of themselves each step: they hardly move"
+        )
 
 
-def _stalls(run: Run, curve: Curve) -> Iterator[str]:
+def _stalls(run: Run, curve: Curve) -> Iterator[Finding]:
     """Weights that are stored as they were although they have gradients: updates too small for their types."""
     zeros, updates = (run.tensors.get(quantity) for quantity in ("gradient_zeros", "update_norm"))
     if zeros is None or updates is None or not len(zeros) == len(updates) == len(run.tensors["weight_unchanged"]):
@@ -195,10 +226,11 @@ def _stalls(run: Run, curve: Curve) -> Iterator[str]:
             others = f"{len(members) - MOST} other tensor{'s' * (len(members) > MOST + 1)}"
             named.append(f"{100 * typical[members[-1]]:.0f} % or more of {others}")
         some = f"{', '.join(named[:-1])} and {named[-1]}" if len(named) > 1 else named[0]
-        yield (
+        words = (
             f"weights: updates are lost in rounding{', in ' * bool(kind)}{kind}: usually {some} do not change at a step, "
             f"though their gradients are not 0: {_remedy(kind)}"
         )
+        yield Finding(words, run.parameters[members[0]])
 
 
 def _remedy(storage: str) -> str:
@@ -210,7 +242,7 @@ def _remedy(storage: str) -> str:
     return f"{'keep masters (multi_precision=True), or ' * (storage == 'float16')}raise the learning rate"
 
 
-def _growth(run: Run, curve: Curve) -> Iterator[str]:
+def _growth(run: Run, curve: Curve) -> Iterator[Finding]:
     """Weights that blow up: as they grow, their updates become small in comparison."""
     known = np.isfinite(curve.low)
     first, columns = known.argmax(axis=0), np.arange(known.shape[1])
@@ -224,14 +256,15 @@ def _growth(run: Run, curve: Curve) -> Iterator[str]:
     high = largest[peak, columns]
     growth, median = high / np.fmax(start, usual), float(np.median(high[start > 0] / start[start > 0]))
     for i in sorted(np.flatnonzero(growth > max(GROWN, FASTER * median)), key=lambda i: -growth[i])[:MOST]:
-        yield (
+        words = (
             f"{run.parameters[i]}: its norm grows from {start[i]:.2g} at step {curve.first[first[i]]:,} to "
             f"{high[i]:.3g} at step {curve.last[peak[i]]:,}, while half of all tensors grow {median:.2g} times at "
             "most: it blows up"
         )
+        yield Finding(words, run.parameters[i], int(curve.last[peak[i]]))
 
 
-def _spikes(run: Run, curve: Curve) -> Iterator[str]:
+def _spikes(run: Run, curve: Curve) -> Iterator[Finding]:
     norms = curve.high
     with np.errstate(over="ignore"):
         total = np.sqrt(np.nansum(norms.astype(np.float64) ** 2, axis=1))
@@ -245,13 +278,14 @@ def _spikes(run: Run, curve: Curve) -> Iterator[str]:
         k = int(spikes[times[spikes].argmax()])
         worst = run.parameters[int(np.nanargmax(norms[k]))]
         more = f"; {spikes.size} such points in all" if spikes.size > 1 else ""
-        yield (
+        words = (
             f"gradients: norm {total[k]:.2g} at step {curve.last[k]:,}, {times[k]:.0f} times the median nearby, most of it "
             f"in {worst!r}: a spike{more}"
         )
+        yield Finding(words, worst, int(curve.last[k]))
 
 
-def _losses(run: Run) -> Iterator[str]:
+def _losses(run: Run) -> Iterator[Finding]:
     series = run.scalars.get("loss")
     if series is None or len(series) < 2 * FEWEST:
         return
@@ -265,17 +299,18 @@ def _losses(run: Run) -> Iterator[str]:
     best = float(means[k])
     noise = float(np.std(losses - means))
     if last > best + max(0.5 * (first - best), 4 * noise) and last > 1.5 * abs(best):
-        yield f"loss: {last:.3g} at the end, after {best:.3g} at step {steps[k]:,}: it rises"
+        yield Finding(f"loss: {last:.3g} at the end, after {best:.3g} at step {steps[k]:,}: it rises", None, int(steps[k]))
     elif first - best < max(0.02 * abs(first), noise / 4) and len(losses) >= 5 * FEWEST:
-        yield f"loss: {first:.3g} at first and {last:.3g} at the end: it has not fallen"
+        yield Finding(f"loss: {first:.3g} at first and {last:.3g} at the end: it has not fallen")
     else:
         since = int(np.flatnonzero(means <= best + min(0.01 * (first - best), 0.05 * abs(best)))[0])
         if since < len(losses) // 2 and len(losses) >= 5 * FEWEST:
-            yield f"loss: {means[since]:.3g} at step {steps[since]:,} and {last:.3g} at the end: it stands still"
+            words = f"loss: {means[since]:.3g} at step {steps[since]:,} and {last:.3g} at the end: it stands still"
+            yield Finding(words, None, int(steps[since]))
 
 
 # What is looked at in which order, if it is known at enough points.
-JUDGES: tuple[tuple[str, Callable[[Run, Curve], Iterator[str]]], ...] = (
+JUDGES: tuple[tuple[str, Callable[[Run, Curve], Iterator[Finding]]], ...] = (
     ("gradient_norm", _dead),
     ("update_ratio", _ratios),
     ("weight_unchanged", _stalls),

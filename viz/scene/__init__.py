@@ -1,6 +1,6 @@
 """Scenes: pictures as plain data, which renderers draw."""
 
-from .controls import Axis, Button, Click, Control, Listing
+from .controls import Axis, Button, Click, Control, Listing, Note
 from .layers import Arrows, Band, Heatmap, Layer, Line, Points, RefLine, State, Text
 from .scene import Panel, Scene
 from .surface import level_lines, surface_layers
@@ -16,6 +16,7 @@ __all__ = [
     "Layer",
     "Line",
     "Listing",
+    "Note",
     "Panel",
     "Points",
     "RefLine",

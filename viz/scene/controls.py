@@ -1,15 +1,18 @@
-"""What a person sets in a scene, and the axes of its panels: `Axis`, `Control`, `Button`, `Click` and `Listing`."""
+"""What a person sets in a scene, and the axes of its panels: `Axis`, `Control`, `Button`, `Click`, `Listing` and `Note`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-__all__ = ["Axis", "Button", "Click", "Control", "Listing"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Axis", "Button", "Click", "Control", "Listing", "Note"]
 
 KINDS = ("slider", "choice", "play", "text")
 
@@ -153,3 +156,21 @@ class Listing:
     title: str
     text: str
     folded: bool = True
+
+
+class Note(str):
+    """A sentence below the picture that leads to what it tells of, when it is clicked.
+
+    Args:
+        words: the sentence.
+        sets: by the names of controls the indices that they are set to.
+        x: the place along the first panel that has it, where the cursor is put; None: none.
+    """
+
+    sets: Mapping[str, int]
+    x: float | None
+
+    def __new__(cls, words: str, sets: Mapping[str, int] | None = None, x: float | None = None) -> Self:
+        note = super().__new__(cls, words)
+        note.sets, note.x = dict(sets or {}), x
+        return note

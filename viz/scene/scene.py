@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..style import DASHES, THEMES
-from .controls import Axis, Button, Click, Control, Listing
+from .controls import Axis, Button, Click, Control, Listing, Note
 from .layers import Heatmap, Layer, Line, State, Text
 from .palettes import palette_in_hex
 
@@ -65,7 +65,8 @@ class Scene:
         widths, heights: the shares of the grid's columns and rows; empty for equal ones.
         description: the picture in words, for those who do not see it.
         listings: code and the like, below the controls; not in an image.
-        notes: what is to be known before one believes the picture, each in a sentence; below it, in an image, too.
+        notes: what is to be known before one believes the picture, each in a sentence, or a `Note` that leads to it; below
+            the picture, in an image, too.
         message: what there is to be said to a person who has just done something; not in an image.
 
     Raises:
@@ -102,13 +103,17 @@ class Scene:
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"there are two controls or buttons of the name {min(twice)!r}")
         sizes = {control.name: len(control.values) for control in self.controls}
+        for note in self.notes:
+            for control, index in note.sets.items() if isinstance(note, Note) else ():
+                if not 0 <= index < sizes.get(control, 0):
+                    raise ValueError(f"note {note[:40]!r} sets {control!r} to value {index}: there is none")
         for panel in self.panels:
             for name in () if panel.click is None else (panel.click.control, panel.click.other):
                 if name is not None and name not in sizes:
                     raise ValueError(f"a click is to set {name!r}: there is no such control")
             for layer in panel.layers:
-                upto = layer.upto if isinstance(layer, Line) else None
-                asked = [*layer.by, *(name for name in (upto, layer.legend_by) if name is not None)]
+                more = [layer.legend_by, layer.upto if isinstance(layer, Line) else None]
+                asked = [*layer.by, *(each for each in more if each is not None)]
                 if missing := [name for name in asked if name not in sizes]:
                     raise ValueError(f"{type(layer).__name__} {layer.name!r} depends on {missing[0]!r}: no such control")
                 expected = tuple(sizes[name] for name in layer.by)
@@ -160,12 +165,19 @@ class Scene:
         control = next(control for control in self.controls if control.name == layer.legend_by)
         return f"{layer.name} ({control.words(state[control.name])})"
 
+    @property
+    def alt(self) -> str:
+        """The picture in words: its title, its description, and the notes that this has not."""
+        return ". ".join(
+            [self.title, self.description, *(each for each in self.notes if each not in self.description)]
+        ).strip(". ")
+
     def legend(self) -> Iterator[tuple[str, int | str, Layer]]:
         """Names that the legend has, each with its style and the first layer that has it."""
         met = set()
         for panel in self.panels:
             for layer in panel.layers:
-                if layer.name and not isinstance(layer, (Heatmap, Text)) and (layer.name, layer.style) not in met:
+                if layer.name and not isinstance(layer, Text) and (layer.name, layer.style) not in met:
                     met.add((layer.name, layer.style))
                     yield layer.name, layer.style, layer
 
@@ -183,6 +195,8 @@ class Scene:
         def plain(value: Any) -> Any:
             if type(value) in (str, float, int, bool):  # most are
                 return value
+            if isinstance(value, Note):
+                return {"words": str(value), "sets": value.sets, "x": value.x}
             if isinstance(value, np.ndarray):
                 if value.dtype == object:
                     return value.tolist()

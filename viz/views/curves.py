@@ -108,6 +108,7 @@ def plot_training(
         _text(figure, rates_left, top + 0.06, "learning rate", color=INK, fontsize=10, va="bottom")
     if title:
         _text(figure, 0.12, height - 0.18, title, color=INK, fontsize=13, fontweight="bold", va="top")
+    figure.alt = _words(title, ylabel, ends)
     return figure
 
 
@@ -175,12 +176,20 @@ def plot_schedules(
         _label(figure, axes, ends[name], (right + 0.3, middle), name, "", line_style(list(curves).index(name)))
     if title:
         _text(figure, 0.12, height - 0.15, title, color=INK, fontsize=12, fontweight="bold", va="top")
+    figure.alt = _words(title, ylabel, ends)
     return figure
 
 
 MOST_SMOOTHING = 1000  # updates; the average's cost grows with its width
 NAME = FontProperties(size=10.5, weight="bold")
 NOTE = FontProperties(size=8.5)
+
+
+def _words(title: str, ylabel: str, ends: Mapping[str, tuple[float, float]]) -> str:
+    """A figure in words."""
+    return ". ".join(
+        filter(None, [title, f"{ylabel} at the end: " + ", ".join(f"{n} {y:.4g}" for n, (_, y) in ends.items())])
+    )
 
 
 def _checked_curves(argument: str, curves: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:

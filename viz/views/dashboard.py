@@ -61,7 +61,7 @@ class Dashboard(OneRunView):
         """The picture as data."""
         run = self.run
         if not run.last_step:
-            return empty_scene("nothing recorded yet", self.description())
+            return self.said(empty_scene("nothing recorded yet"))
         rows = Rows(run)
         groups = grouped(scalar_names([run]))[:MOST_GROUPS]
         rate = run.scalars.get("learning_rate", Series())
@@ -98,15 +98,9 @@ class Dashboard(OneRunView):
             controls.append(smoothing)
         if chosen:
             controls.append(Control("layer", "tensor", rows.names, 0, "choice"))
-        return Scene(
-            placed,
-            self.title("Training"),
-            controls,
-            width=11.0,
-            height=1.9 * len(panels) + 0.4,
-            heights=(0.15, *[1.0] * len(panels)),
-            description=self.description(),
-        )
+        heights = 0.15, *[1.0] * len(panels)
+        scene = Scene(placed, self.title("Training"), controls, width=11.0, height=1.9 * len(panels) + 0.4, heights=heights)
+        return self.said(scene)
 
     def _readouts(self, steps: np.ndarray, scalars: list[str]) -> list[str]:
         columns = [_at(self.run.scalars[name], steps) for name in scalars]

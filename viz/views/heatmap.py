@@ -14,8 +14,8 @@ from ..record.diagnosis import nonfinite_gradients
 from ..scene import Axis, Click, Control, Heatmap, Layer, Panel, Points, Scene, Text
 from .rows import Rows
 from .run_view import Runs, RunView
-from .series import MARKS, apart, drawable, empty_scene
-from .weights import norm_panel
+from .series import MARKS, NOWHERE_FINITE, apart, drawable, empty_scene
+from .weights import bad_gradients, norm_panel
 
 __all__ = ["TensorHeatmap", "heat_panels", "histogram_panel"]
 
@@ -39,8 +39,9 @@ class TensorHeatmap(RunView):
 
     A click on a row, or the choice "tensor", shows its histograms below, where some were recorded, and else its norms.
     Colours reach from the first to the 99th percentile; of steps that share a cell the largest value is shown, and of
-    cosines and shares the mean. Crosses on empty cells stand for gradients that are not finite, one for several side by
-    side. More than 64 tensors are put together by module. Several runs are side by side, with the same colours.
+    cosines and shares the mean. Where a norm is exactly 0, as of a gradient that nothing reaches, cells are grey. Crosses on
+    empty cells stand for gradients that are not finite, one for several side by side. More than 64 tensors are put together
+    by module. Several runs are side by side, with the same colours.
 
     Args:
         runs: a `Recorder`, a `Run`, a `RunSet`, or several recorders and runs, of the same tensors.
@@ -66,7 +67,7 @@ class TensorHeatmap(RunView):
         runs = [run for run in self.runs if any(len(run.tensors.get(name, ())) for name in QUANTITIES)]
         quantities = [name for name in QUANTITIES if runs and all(len(run.tensors.get(name, ())) for run in runs)]
         if not quantities:
-            return empty_scene("no tensors recorded yet", self.description())
+            return self.said(empty_scene("no tensors recorded yet"))
         first = quantities.index(self.quantity) if self.quantity in quantities else 0
         heats, bar = heat_panels(runs, rows, quantities)
         words = [QUANTITIES[name][1] for name in quantities]
@@ -88,7 +89,7 @@ class TensorHeatmap(RunView):
             panels.append(replace(detail, row=1, column=k, x=heat.x, layers=layers))
         if label:
             panels.append(replace(_bar([["0.0001", "0.01", "1"]], [label], lower), row=1, column=n))
-        return Scene(
+        scene = Scene(
             panels,
             self.title("Tensors over steps"),
             controls,
@@ -96,14 +97,15 @@ class TensorHeatmap(RunView):
             height=upper + lower + 0.3,
             widths=(*[1.0] * n, 0.17 if n == 1 else 0.16 * n) if bar is not None else (),
             heights=(upper, lower) if lower else (),
-            description=self.description(),
         )
+        return self.said(scene)
 
 
 def heat_panels(runs: list[Run], rows: Rows, quantities: list[str]) -> tuple[list[Panel], Panel | None]:
     """The image of each run, and where a control "quantity" chooses one of several a bar that says what its colours mean."""
     edges = [_steps_of(run, quantities) for run in runs]
     images: list[list[np.ndarray]] = [[] for _ in runs]
+    zeros: list[list[np.ndarray]] = [[] for _ in runs]
     limits = []
     for name in quantities:
         logarithmic, cells = QUANTITIES[name][0], []
@@ -112,11 +114,12 @@ def heat_panels(runs: list[Run], rows: Rows, quantities: list[str]) -> tuple[lis
             columns = _columns(curve, curve.high if logarithmic else curve.mean, own, largest=logarithmic)
             cells.append(rows.of(name, columns).T)
         limits.append(_limits(cells, logarithmic))
-        for image, each in zip(images, cells, strict=True):
+        for image, zero, each in zip(images, zeros, cells, strict=True):
             image.append(_scaled(each, *limits[-1], logarithmic))
+            zero.append((each == 0) & logarithmic)
     panels = [
-        _heat_panel(run, rows, quantities, image, own, limits, is_last=run is runs[-1])
-        for run, image, own in zip(runs, images, edges, strict=True)
+        _heat_panel(run, rows, quantities, image, zero, own, limits, is_last=run is runs[-1])
+        for run, image, zero, own in zip(runs, images, zeros, edges, strict=True)
     ]
     if len(runs) > 1:
         panels = [replace(panel, title=run.name) for panel, run in zip(panels, runs, strict=True)]
@@ -141,6 +144,7 @@ def _heat_panel(
     rows: Rows,
     quantities: list[str],
     images: list[np.ndarray],
+    zeros: list[np.ndarray],
     edges: np.ndarray,
     limits: list[tuple[float, float]],
     is_last: bool,
@@ -157,9 +161,15 @@ def _heat_panel(
     else:
         image = Heatmap(np.array(images), *reach, limits=(0.0, 1.0), by=("quantity",))
     layers: list[Layer] = [image]
+    if any(map(np.any, zeros)):
+        cells, by = (np.array(zeros), ("quantity",)) if len(quantities) > 1 else (zeros[0], ())
+        grey = Heatmap(cells.astype(np.uint8), *reach, palette="quiet", limits=(0.1, 1.0), scale="log", by=by)
+        layers.append(replace(grey, name="exactly 0"))  # on a log scale 0 has no colour
     x, y = _bad_cells(run, rows, edges)
     if x.size:
         layers.append(Points(x, y, marker="cross", size=5, style=1, name="not finite"))
+    if not any(np.isfinite(image).any() for image in images):
+        layers.append(NOWHERE_FINITE)
     chosen = [edges[0] + 0.012 * (edges[-1] - edges[0])]
     layers.append(Points(chosen, [[i] for i in range(n)], marker="ring", size=7, style="ink", by=("layer",)))
     ticks = [(i, _shortened(rows.names[i])) for i in range(0, n, -(-n // 32))]
@@ -201,8 +211,8 @@ def histogram_panel(run: Run, rows: Rows) -> Panel | None:
     reach, label = (edges[[0, -1]], [low, high]), "share of elements"
     image = Heatmap(drawable(cells), *reach, limits=(1e-4, 1.0), scale="log", label=label, by=("layer",))
     ticks = [(power, f"{10.0**power:g}".replace("e-0", "e-")) for power in range(math.ceil(low), math.floor(high) + 1, 2)]
-    down = Axis(f"absolute value in the {what}", low, high, ticks=ticks)
-    return Panel(Axis("step", *edges[[0, -1]].tolist()), down, [image])
+    across, down = Axis("step", *edges[[0, -1]].tolist()), Axis(f"absolute value in the {what}", low, high, ticks=ticks)
+    return Panel(across, down, [image, *bad_gradients(run, rows, across, down)])
 
 
 def _has(run: Run, name: str) -> bool:

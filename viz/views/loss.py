@@ -103,7 +103,7 @@ class LossView(RunView):
         curves = {i: series.curve() for i, (_, _, series) in enumerate(known) if len(series)}
         if not curves:
             wanted = " or ".join(map(repr, self._scalars or ("loss",)))
-            return empty_scene(f"no {wanted} recorded yet", self.description())
+            return self.said(empty_scene(f"no {wanted} recorded yet"))
         along = {i: self._along(known[i][0], curve) for i, curve in curves.items()}
         reach = Axis.over(self.axis, *(x[[0, -1]] for x in along.values()), margin=0.01)
         epochs, rates = self._epoch_marks(), self._rates()
@@ -125,14 +125,9 @@ class LossView(RunView):
         controls = [smoothing]
         if len(axes := self._axes()) > 1:
             controls.append(Control("axis", "over", axes, axes.index(self.axis), "choice", remote=True))
-        return Scene(
-            panels,
-            self.title("Loss" if all(map(is_loss, names)) else "Scalars"),
-            controls,
-            height=sum(heights) + 0.1,
-            heights=heights if len(heights) > 1 else (),
-            description=self.description(),
-        )
+        title = self.title("Loss" if all(map(is_loss, names)) else "Scalars")
+        shares = heights if len(heights) > 1 else ()
+        return self.said(Scene(panels, title, controls, height=sum(heights) + 0.1, heights=shares), self.axis)
 
     def _axes(self) -> list[str]:
         return ["step", *(name for name in ("epoch", "seconds") if all(name in run.scalars for run in self.runs))]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..record import Recorder, Run, RunSet, diagnose
-from ..scene import Panel
+from ..record import Recorder, Run, RunSet
+from ..record.diagnosis import Finding, findings
+from ..scene import Note, Panel, Scene
 from .rows import Rows
 from .view import View
 
 __all__ = ["OneRunView", "RunView", "Runs", "checked_run", "checked_runs", "take_in"]
 
 Runs = Recorder | Run | RunSet | Iterable[Recorder | Run]
+MOST_NOTES = 6  # below a picture
 
 
 class RunView(View):
@@ -30,7 +33,7 @@ class RunView(View):
 
     def __init__(self, runs: Runs, **settings: Any) -> None:
         self._recorders, self.runs = checked_runs(runs)
-        self._said: tuple[int, str] | None = None  # how long the runs were, and what was to be said then
+        self._known: tuple[int, list[list[Finding]]] | None = None  # how long the runs were, and what was found in each
         self._kept: dict[int, tuple[Any, Any]] = {}  # by the run what a panel was made of, and the panel
         super().__init__(**settings)
 
@@ -42,24 +45,53 @@ class RunView(View):
     def describe(self) -> str:
         """What there is to be seen, and what looks wrong, in sentences."""
         self.take_in(wait=True)
+        self._known = None
         return self._words()
 
     def take_in(self, wait: bool) -> bool:
         return take_in(self._recorders, wait)
 
+    def description(self) -> str:
+        """As `describe`, but of a live run what looked wrong up to a twentieth of its length ago."""
+        return self._words()
+
     def _words(self) -> str:
         lines = []
-        for run in self.runs:
-            lines.append(f"{run.name}: {_described(run)}")
-            lines += [f"- {note}" for note in diagnose(run)]
+        for run, found in zip(self.runs, self._findings(), strict=True):
+            lines += [f"{run.name}: {_described(run)}", *(f"- {each.words}" for each in found)]
         return "\n".join(lines)
 
-    def description(self) -> str:
-        """As `describe`, but of a live run up to a twentieth of its length ago, as each frame of a picture has it."""
+    def said(self, scene: Scene, axis: str = "step") -> Scene:
+        """The scene with its description, and with what looks wrong below it, where a click leads to the tensor and step.
+
+        Args:
+            scene: its control "layer" has the tensors, if it has one, its control "step" steps.
+            axis: what horizontal axes show.
+        """
+        controls = {control.name: control for control in scene.controls}
+        rows, several = Rows(self.run), len(self.runs) > 1
+        notes = list[Note]()
+        for run, found in zip(self.runs, self._findings(), strict=True):
+            for words, parameter, step in found:
+                sets, x = dict[str, int](), None
+                if "layer" in controls and parameter is not None:
+                    sets["layer"] = rows.row_of(parameter)
+                if "step" in controls and step is not None:
+                    steps = np.asarray(controls["step"].values, dtype=np.float64)
+                    sets["step"] = int(np.abs(steps - step).argmin())
+                elif axis == "step" and step is not None:
+                    x = float(step)
+                notes.append(Note(f"{run.name}: {words}" if several else words, sets, x))
+        if len(notes) > MOST_NOTES:
+            notes[MOST_NOTES:] = [Note(f"and {len(notes) - MOST_NOTES} more: print(view.describe())")]
+        return replace(scene, description=self.description(), notes=notes)
+
+    def _findings(self) -> list[list[Finding]]:
         length = sum(run.last_step or 0 for run in self.runs)
-        if self._said is None or not self._said[0] <= length <= 1.05 * self._said[0]:
-            self._said = length, self._words()
-        return self._said[1]
+        known = self._known
+        if known is None or len(known[1]) != len(self.runs) or not known[0] <= length <= 1.05 * known[0]:
+            self._known = known = length, [findings(run) for run in self.runs]
+        return known[1]
 
     def title(self, what: str) -> str:
         """What stands above the picture: what it shows, and of which runs, where these have names of their own."""

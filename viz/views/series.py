@@ -13,6 +13,9 @@ from ..record.statistics import smoothed
 from ..scene import Axis, Band, Control, Layer, Line, Panel, Points, Scene, Text
 
 __all__ = [
+    "MARKS",
+    "NOWHERE_FINITE",
+    "SOLID_GREY",
     "apart",
     "axis_from_zero",
     "axis_value",
@@ -35,6 +38,7 @@ WIDTHS = tuple(float(digit * 10**power) for power in range(9) for digit in (1, 2
 LARGEST = 3e38  # what a scene's numbers can hold
 SOLID_GREY = 15  # the number of a line
 MARKS = 32  # crosses side by side at most
+NOWHERE_FINITE = Text("no value is finite", 0.5, 0.5, align="center", size=11, style="quiet")
 
 
 def held(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -130,7 +134,7 @@ def not_finite(
             name = "not finite" if not layers else ""
             layers.append(Points(at, np.full(at.size, bottom), marker="cross", size=5, style=style, name=name))
     if is_empty and layers:
-        layers.append(Text("no value is finite", 0.5, 0.5, align="center", size=11, style="quiet"))
+        layers.append(NOWHERE_FINITE)
     return layers
 
 
@@ -196,7 +200,7 @@ def axis_from_zero(label: str, *values: np.ndarray) -> Axis:
     return Axis(label, 0.0, 1.08 * largest if largest > 0 else 1.0)
 
 
-def empty_scene(words: str, description: str) -> Scene:
+def empty_scene(words: str) -> Scene:
     """A scene that says why there is nothing in it."""
     layer = Text(words, 0.5, 0.5, align="center", size=11, style="quiet")
-    return Scene([Panel(Axis("", 0, 1), Axis("", 0, 1), [layer], frame=False)], height=2.0, description=description)
+    return Scene([Panel(Axis("", 0, 1), Axis("", 0, 1), [layer], frame=False)], height=2.0)

@@ -9,13 +9,14 @@ import numpy as np
 
 from ..record import Run, Series
 from ..record.blocks import POINTS
+from ..record.diagnosis import nonfinite_gradients
 from ..record.statistics import quantiles
-from ..scene import Axis, Band, Control, Layer, Line, Panel, RefLine, Scene
+from ..scene import Axis, Band, Control, Layer, Line, Panel, Points, RefLine, Scene
 from .rows import Rows
 from .run_view import OneRunView
-from .series import SOLID_GREY, drawable, empty_scene, middle_steps
+from .series import MARKS, NOWHERE_FINITE, SOLID_GREY, apart, axis_value, drawable, empty_scene, middle_steps
 
-__all__ = ["UpdateRatioView", "WeightsView", "farthest_ratios", "norm_panel", "ratio_panel"]
+__all__ = ["UpdateRatioView", "WeightsView", "bad_gradients", "farthest_ratios", "norm_panel", "ratio_panel"]
 
 TARGET = (3e-4, 1e-3, 3e-3)  # of the update ratio: the usual advice is 1e-3, within half a decade
 MOST_NAMED = 8  # lines that can be told apart by their colours
@@ -39,8 +40,8 @@ class UpdateRatioView(OneRunView):
         """The picture as data."""
         panel = ratio_panel(self.run)
         if panel is None:
-            return empty_scene("no update ratios recorded yet", self.description())
-        return Scene([panel], self.title("How far each update moves its tensor"), description=self.description())
+            return self.said(empty_scene("no update ratios recorded yet"))
+        return self.said(Scene([panel], self.title("How far each update moves its tensor")))
 
     def _words(self) -> str:
         """What there is to be seen, and what looks wrong, in sentences."""
@@ -76,16 +77,17 @@ class WeightsView(OneRunView):
             line = Line(x, drawable(rows.of("cosine", means).T), by=("layer",))
             across = Axis.over("step", x, margin=0.01)
             vertical = Axis("cosine of gradient and update", -1.05, 1.05)
-            panels.append(Panel(across, vertical, [RefLine([0.0], "y", style="grid"), line]))
+            layers = [RefLine([0.0], "y", style="grid"), line, *bad_gradients(self.run, rows, across, vertical)]
+            panels.append(Panel(across, vertical, layers))
         if followed:
             panels.append(self._followed(followed, rows))
         if not panels:
-            return empty_scene("no weights recorded yet", self.description())
+            return self.said(empty_scene("no weights recorded yet"))
         placed = [replace(panel, column=i) for i, panel in enumerate(panels)]
         first = next((rows.row_of(name) for name in followed), 0)
         layer = Control("layer", "tensor", rows.names, first, "choice")
         title = self.title("Weights, gradients and updates")
-        return Scene(placed, title, [layer], width=4.2 * len(placed), height=3.9, description=self.description())
+        return self.said(Scene(placed, title, [layer], width=4.2 * len(placed), height=3.9))
 
     def _followed(self, followed: Mapping[str, Series], rows: Rows) -> Panel:
         layers: list[Layer] = []
@@ -120,7 +122,34 @@ def norm_panel(run: Run, rows: Rows) -> Panel | None:
     if not layers:
         return None
     scale = "log" if any((each > 0).any() for each in values) else "linear"
-    return Panel(Axis.over("step", *ends, margin=0.01), Axis.over("norm", *values, scale=scale), layers)
+    across, vertical = Axis.over("step", *ends, margin=0.01), Axis.over("norm", *values, scale=scale)
+    layers += bad_gradients(run, rows, across, vertical)
+    if not any(np.isfinite(each).any() for each in values):
+        layers.append(NOWHERE_FINITE)
+    return Panel(across, vertical, layers)
+
+
+def bad_gradients(run: Run, rows: Rows | None, across: Axis, vertical: Axis) -> list[Layer]:
+    """Crosses at the bottom of a panel where gradients are not finite: of the row that the control "layer" chooses, or all.
+
+    Args:
+        rows: None for those of all tensors.
+        across, vertical: the panel's axes.
+    """
+    found = nonfinite_gradients(run)
+    if found is None or not found[1].any():
+        return []
+    curve, bad = found
+    counts = bad.astype(np.float64)
+    counts = counts.sum(axis=1, keepdims=True) if rows is None else rows.of("gradient_nonfinite", counts)
+    marks = [apart(middle_steps(curve)[here > 0], (across.high - across.low) / MARKS) for here in counts.T]
+    x = np.full((len(marks), max(map(len, marks))), np.nan)
+    for i, mark in enumerate(marks):
+        x[i, : len(mark)] = mark
+    if rows is None:
+        x = x[0]
+    y, by = np.full(x.shape, axis_value(vertical, 0.03)), () if rows is None else ("layer",)
+    return [Points(x, y, by=by, marker="cross", size=5, style=1, name="not finite")]
 
 
 def ratio_panel(run: Run) -> Panel | None:
@@ -148,6 +177,9 @@ def ratio_panel(run: Run) -> Panel | None:
             Line(x, drawable(positive[:, run.parameters.index(name)]), style=i, width=1.2, name=name, marker=marker)
         )
     vertical = Axis.over("update norm / weight norm", positive, np.array([1e-4, 1e-2]), scale="log")
+    layers += bad_gradients(run, None, across, vertical)
+    if not np.isfinite(ratios).any():
+        layers.append(NOWHERE_FINITE)
     return Panel(across, vertical, layers)
 
 

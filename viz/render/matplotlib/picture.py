@@ -104,6 +104,7 @@ class Picture:
                 return
             moved = scene is not self.scene and _bounds(scene) != _bounds(self.scene)
             self.scene, self.state = scene, wanted
+            self.figure.alt = scene.alt
             if moved:
                 self._arrange()
             self._update(labels=moved)
@@ -116,6 +117,7 @@ class Picture:
     def _begin(self, scene: Scene, state: dict[str, int]) -> None:
         self.scene, self.state = scene, state
         self.figure = Figure(scene.width, scene.height, THEMES[self._theme].background)
+        self.figure.alt = scene.alt
         self.figure.set_dpi(self._dpi)
         self._panels = [PanelAxes(self.figure, panel, self._theme, self._quick) for panel in scene.panels]
         for drawn in self._panels:
@@ -188,7 +190,12 @@ class Picture:
         for artist in (*self._words, *(words for words, _ in self._named)):
             artist.remove()
         self._words, self._named = [], []
-        top = scene.height - MARGIN
+        lines = [wrapped(self.figure, note, scene.width - 2 * MARGIN, 9) for note in scene.notes]
+        noted = [self._text(MARGIN, 0, words, size=9, va="bottom", color=theme.ink) for words in lines]
+        heights = [text_height(note) + 0.06 for note in noted]
+        height = scene.height + sum(heights)  # panels are as large as without them
+        self.figure.set_size_inches(scene.width, height)
+        top = height - MARGIN
         if scene.title:
             words = wrapped(self.figure, scene.title, scene.width - 2 * MARGIN, 13, "bold")
             title = self._text(MARGIN, top, words, size=13, weight="bold", color=theme.ink)
@@ -197,15 +204,14 @@ class Picture:
         top = self._add_legend(top)
         self._values.set(text=self._said(), position=(MARGIN, 0.06))
         bottom = 0.06 + text_height(self._values) + 0.06 if self._values.get_text() else MARGIN
-        for note in reversed(scene.notes):
-            words = wrapped(self.figure, note, scene.width - 2 * MARGIN, 9)
-            noted = self._text(MARGIN, bottom, words, size=9, va="bottom", color=theme.ink)
-            self._words.append(noted)
-            bottom += text_height(noted) + 0.06
+        for note, high in zip(reversed(noted), reversed(heights), strict=True):
+            note.set_position((MARGIN, bottom))
+            bottom += high
+        self._words += noted
 
         n_rows, n_columns = scene.grid
         widths = np.array(scene.widths or [1.0] * n_columns) / sum(scene.widths or [1.0] * n_columns)
-        heights = np.array(scene.heights or [1.0] * n_rows) / sum(scene.heights or [1.0] * n_rows)
+        tall = np.array(scene.heights or [1.0] * n_rows) / sum(scene.heights or [1.0] * n_rows)
         around = [(0.6, 0.45, 0.2, 0.3)] * len(scene.panels)  # left, bottom, right and top of each: a first guess
         for turn in range(3):  # how much room words take depends on how much they are given
             before, after = np.zeros(n_columns), np.zeros(n_columns)
@@ -219,7 +225,7 @@ class Picture:
             free = scene.width - 2 * MARGIN - before.sum() - after.sum() - GAP * (n_columns - 1)
             x = widths * max(free, 0.3 * n_columns)
             free = top - bottom - above.sum() - below.sum() - GAP * (n_rows - 1)
-            y = heights * max(free, 0.3 * n_rows)
+            y = tall * max(free, 0.3 * n_rows)
             left = MARGIN + np.cumsum(before + x + after + GAP) - GAP - after - x
             high = top - np.cumsum(above + y + below + GAP) + GAP + below + y
             for panel, drawn in zip(scene.panels, self._panels, strict=True):
@@ -286,6 +292,8 @@ SAMPLE = 0.3  # a piece of line in the legend
 def _samples(layer: Layer, style: int | str, theme: str, x: float, y: float) -> list[Artist]:
     """What stands before a name in the legend, with its left end at a place in inches."""
     colour, dashes = colour_and_dashes(style, theme)
+    if isinstance(layer, Heatmap) and layer.palette != "categories":
+        colour = "#" + bytes(layer.colours(theme)[-1]).hex()
     line = Line2D([x, x + SAMPLE], [y, y], color=colour, linestyle=dashes, linewidth=1.8)
     if isinstance(layer, (Band, Heatmap)):
         alpha = layer.alpha if isinstance(layer, Heatmap) else min(2 * layer.alpha, 1)

@@ -996,6 +996,11 @@ const CSS = `
 .tristep-listing button:hover { background: var(--tristep-grid); }
 .tristep-message { margin-top: 6px; font-size: 12.5px; color: var(--tristep-ink); white-space: pre-line; }
 .tristep-message:empty { display: none; }
+.tristep-notes { margin-top: 6px; font-size: 12.5px; color: var(--tristep-ink); }
+.tristep-notes:empty { display: none; }
+.tristep-notes button { display: block; padding: 1px 0; border: 0; background: none; color: inherit; font: inherit; text-align: left;
+  cursor: pointer; text-decoration: underline dotted; text-underline-offset: 3px; }
+.tristep-notes button:hover { background: var(--tristep-grid); }
 .tristep-silence { margin-top: 6px; font-size: 12px; color: var(--tristep-quiet); }
 .tristep-buttons { grid-column: 1 / -1; display: flex; flex-wrap: wrap; gap: 6px; }
 .jp-OutputArea-child:has(.tristep-pictured) + .jp-OutputArea-child:has(.jp-RenderedImage) { display: none; }
@@ -1049,6 +1054,8 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   silence.setAttribute("role", "status");
   silence.hidden = true;
   const body = make("div", "tristep-body");
+  const notes = make("div", "tristep-notes");
+  notes.setAttribute("aria-live", "polite");
   const message = make("div", "tristep-message");
   message.setAttribute("role", "status");
   const listings = make("div");
@@ -1060,7 +1067,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   over.setAttribute("aria-hidden", "true");
   picture.append(front, over, readout);
   body.append(picture, controls);
-  root.append(style, title, legend, body, message, listings, silence, table, voice);
+  root.append(style, title, legend, body, notes, message, listings, silence, table, voice);
   element.replaceChildren(root);
 
   const look = () => ({ scene, state, hidden, moved, taken: [] });
@@ -1220,7 +1227,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     const entries = new Map();
     for (const panel of scene.panels) {
       for (const layer of panel.layers) {
-        const named = layer.name && layer.kind !== "heatmap" && layer.kind !== "text";
+        const named = layer.name && layer.kind !== "text";
         const key = JSON.stringify([layer.name, layer.style]);
         if (named && !entries.has(key)) entries.set(key, layer);
       }
@@ -1254,9 +1261,31 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     return button;
   }
 
+  let notedFor = "";
+
+  /** A note: if it leads somewhere, a button that goes there. */
+  function noted(note) {
+    if (typeof note === "string") return make("div", "", note);
+    const button = make("button", "", note.words);
+    button.type = "button";
+    button.addEventListener("click", () => {
+      for (const [name, index] of Object.entries(note.sets)) set(name, index);
+      const k = note.x === null ? -1 : places.findIndex(({ panel: { frame, x } }) => frame && note.x >= x.low && note.x <= x.high);
+      if (k < 0) return;
+      front.focus();
+      const { frame, x } = places[k];
+      cursor = { k, x: x.at(note.x), y: frame.y + frame.height / 2 };
+      tellOf(k, cursor.x, cursor.y, { aloud: true });
+    });
+    return button;
+  }
+
   function fillWords() {
     root.style.maxWidth = `${scene.width * PIXELS_PER_INCH + 20 + (isLong() ? 308 : 0)}px`;
-    message.textContent = [...scene.notes, scene.message].filter(Boolean).join("\n");
+    message.textContent = scene.message;
+    const wanted = JSON.stringify(scene.notes);
+    if (wanted !== notedFor) notes.replaceChildren(...scene.notes.map(noted)); // else one may be about to be clicked
+    notedFor = wanted;
     title.textContent = scene.title;
     title.style.display = scene.title ? "" : "none";
     front.setAttribute("aria-label", [scene.title, scene.description].filter(Boolean).join(". "));
@@ -1816,9 +1845,10 @@ function icon(path) {
 function swatch(layer, style, theme) {
   const { colours, ...roles } = style[theme];
   const numbered = typeof layer.style === "number";
-  const colour = numbered ? colours[layer.style % colours.length] : roles[layer.style];
+  let colour = numbered ? colours[layer.style % colours.length] : roles[layer.style];
   const parts = [];
-  if (layer.kind === "band") {
+  if (layer.kind === "heatmap") colour = `#${layer.colours[theme].slice(-6)}`;
+  if (layer.kind === "band" || layer.kind === "heatmap") {
     parts.push(svg("rect", { x: 1, y: 2, width: 24, height: 8, fill: colour, "fill-opacity": Math.max(0.25, layer.alpha) }));
   } else if (layer.kind === "points") {
     const shape = { ring: "none" }[layer.marker] ?? colour;
