@@ -95,7 +95,7 @@ async def ended(loop):
 def sliced(loop):
     """The loop, each step of which is a slice."""
     now = iter(range(10**6))
-    loop.runner.clock = lambda: next(now)
+    loop.clock = lambda: next(now)
     return loop
 
 

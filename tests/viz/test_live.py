@@ -78,7 +78,7 @@ def test_a_task_lets_others_run_every_20_milliseconds_and_not_more_often():
 
     async def main():
         loop = training.loop(steps, mode="task")
-        loop.runner.clock = lambda: now[0]
+        loop.clock = lambda: now[0]
         loop.start()
         while loop.status == "running":
             seen.append(loop.n_steps)
@@ -93,7 +93,7 @@ def test_a_task_is_paused_by_the_end_of_its_event_loop_and_goes_on_in_another():
     expected, _ = plain("trainer")
     training, now = Training(), iter(range(10**6))  # a clock on which each step takes more than a slice
     loop = training.loop(mode="task")
-    loop.runner.clock = lambda: next(now)
+    loop.clock = lambda: next(now)
 
     async def begin():
         loop.start()
@@ -134,7 +134,7 @@ def test_wait_ends_with_the_time_or_a_pause():
 
     async def main():
         loop = training.loop(steps, mode="task")
-        loop.runner.clock = lambda: now[0]
+        loop.clock = lambda: now[0]
         loop.start()
         assert not loop.wait(timeout=5.0)
         assert (loop.status, loop.n_steps) == ("running", 5)
@@ -209,6 +209,18 @@ def test_stop_closes_the_generator_after_the_step_at_hand():
     assert (loop.status, loop.n_steps, closed) == ("stopped", 4, [3])
     with pytest.raises(RuntimeError, match="nothing to go on with: it has ended"):
         loop.resume()
+
+
+def test_a_step_that_stops_the_loop_is_obeyed_where_it_is_the_last_one_asked_for():
+    def steps():
+        for i in range(10):
+            if i == 3:
+                loop.stop()
+            yield i
+
+    loop = Training().loop(steps)
+    loop.step(4)
+    assert (loop.status, loop.n_steps) == ("stopped", 4)
 
 
 @pytest.mark.parametrize("mode", ["block", "task", "thread"])

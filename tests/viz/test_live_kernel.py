@@ -63,7 +63,7 @@ class Notebook:
 
     def __init__(self):
         self.manager, self.client = start_new_kernel(kernel_name="python3")
-        self.widgets = {}  # by the id of their comm, what they were opened with
+        self.widgets = {}  # those that are open, by the id of their comm: what they were opened with
         self.subshell = None  # which takes the messages of widgets; None: the shell, which runs cells, too
 
     def connect(self):
@@ -98,6 +98,8 @@ class Notebook:
             found.append(message)
             if message["msg_type"] == "comm_open":
                 self.widgets[message["content"]["comm_id"]] = message["content"]["data"].get("state", {})
+            if message["msg_type"] == "comm_close":
+                self.widgets.pop(message["content"]["comm_id"], None)
             if wanted(message):
                 return found
 

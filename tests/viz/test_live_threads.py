@@ -91,7 +91,7 @@ def test_another_thread_pauses_and_steers_between_two_steps():
     loop = training.loop(step, mode="task")
 
     async def main():
-        loop.runner.clock = lambda: next(now)
+        loop.clock = lambda: next(now)
         loop.start()
         task = asyncio.create_task(asyncio.to_thread(steer))
         while not task.done():
@@ -181,8 +181,8 @@ def test_a_loop_stops_a_running_one_that_shares_its_trainer_or_its_view(shared, 
             second.start()
             await second
         assert (loop.status, second.status) == ("stopped", "finished")
-        assert loop.control.remark == f"loop 'two' has begun with its {shared}"
-        assert second.control.remark.startswith(f"loop 'one' with the same {shared} was stopped after step ")
+        assert loop.remark == f"loop 'two' has begun with its {shared}"
+        assert second.remark.startswith(f"loop 'one' with the same {shared} was stopped after step ")
         if shared == "trainer":
             assert "has begun with its trainer" in loop.view.describe()
             assert training.trainer.optimizer.num_update == loop.n_steps + second.n_steps

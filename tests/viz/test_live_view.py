@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from live_training import Training, Watching, ended, losses, sliced
+from live_training import Training, Watching, ended, losses, same, sliced
 
 from tristep import viz
 from tristep.viz import LiveLoop, Recorder
 from tristep.viz.live.view import MULTIPLIERS
-from tristep.viz.scene import Line, Text
+from tristep.viz.scene import Axis, Button, Control, Line, Panel, Scene, Text
 from tristep.viz.views import FrameBudget
 
 
@@ -36,7 +36,7 @@ def test_a_view_may_draw_every_20_milliseconds_and_at_each_pause(mode):
 
     async def main():
         loop = training.loop(steps, view=view, mode=mode)
-        loop.runner.clock = lambda: now[0] / 1000
+        loop.clock = lambda: now[0] / 1000
         loop.step(50)
         while loop.status == "running":
             await asyncio.sleep(0)
@@ -61,7 +61,7 @@ def test_a_recorder_is_not_looked_at_between_its_own_looks(monkeypatch):
     training = Training()
     loop = training.loop(training.step, recorder=Watched(training.trainer), mode="block")
     now = iter(range(10**6))
-    loop.runner.clock = lambda: next(now)  # every step is a slice
+    loop.clock = lambda: next(now)  # every step is a slice
     loop.step(20)
     assert looks == [20]
     assert loop.run.scalars["loss"].last_step == 20
@@ -81,7 +81,7 @@ def test_a_page_that_has_been_closed_is_noticed(when_unseen, monkeypatch):
             yield 0.5
 
     loop = LiveLoop(steps, mode="block", when_unseen=when_unseen)
-    loop.runner.clock = lambda: next(ticks)  # every step is a slice
+    loop.clock = lambda: next(ticks)  # every step is a slice
     loop.view.display.clock = loop.view.display.budget.clock = lambda: now[0]
     viz.set_renderer("canvas")
     widget = loop.view.widget()
@@ -146,7 +146,7 @@ def test_what_the_live_views_controls_do():
     assert control.remote
     assert control.values[control.index] == 0.25
     assert 1.0 in control.values  # where it begins: a slider's first value lies on its grid
-    view.on_button("step")
+    view.on_button("one step")
     assert loop.n_steps == 4
     view.on_button("snapshot")
     assert list(loop.snapshots) == ["step 4"]
@@ -157,7 +157,84 @@ def test_what_the_live_views_controls_do():
     assert loop.status == "stopped"
     view.on_button("resume")
     assert "nothing to go on with" in _texts(view.scene())[0]
-    assert {button.name for button in view.scene().buttons} == {"pause", "resume", "step", "stop", "snapshot", "branch"}
+    names = {button.name for button in view.scene().buttons}
+    assert names == {"pause", "resume", "one step", "stop", "snapshot", "branch", "back", "pick"}
+
+
+def test_a_dashboard_steers_its_loop_and_shows_the_run_that_it_is_in():
+    pytest.importorskip("anywidget")
+    training = Training()
+    recorder = Recorder(training.trainer, "first", every=1)
+    dashboard = viz.Dashboard(recorder)
+    loop = training.loop(training.step, recorder=recorder, view=dashboard)
+    viz.set_renderer("canvas")
+    with loop.view as view:
+        canvas = view.widget()
+
+        def does(kind, name, **more):
+            canvas._handle_custom_msg({"kind": kind, "name": name, **more}, [])
+
+        def chosen(name):
+            control = next(control for control in view.scene().controls if control.name == name)
+            return [*control.values], control.values[control.index]
+
+        def is_on(name):
+            return next(button.enabled for button in view.scene().buttons if button.name == name)
+
+        loop.step(3)
+        does("button", "one step")
+        assert "first: paused, step 4, learning rate 0.02" in _texts(view.display.shown)[0]
+        does("button", "snapshot")
+        does("control", "multiplier", index=MULTIPLIERS.index(0.5))
+        does("button", "one step")
+        does("button", "snapshot")
+        before = training.state()
+        assert chosen("from") == (["step 4", "step 5"], "step 5")
+        assert "with" not in [control.name for control in view.scene().controls]  # there is one run
+        does("control", "from", index=0)
+        assert chosen("from")[1] == "step 4"
+        does("button", "back")
+        assert (loop.run.name, loop.n_steps, loop.multiplier) == ("branch 1", 4, 1.0)
+        assert "now in 'branch 1', from snapshot 'step 4'" in _texts(view.display.shown)[0]
+        does("button", "one step")
+        assert dashboard.run is loop.run
+        assert loop.run.scalars["loss"].recent()[0].tolist() == [5]
+        assert (chosen("with"), is_on("pick")) == ((["first", "branch 1"], "branch 1"), False)
+        does("control", "with", index=0)
+        assert is_on("pick")
+        does("button", "pick")
+        assert (loop.run.name, loop.n_steps, dashboard.run) == ("first", 5, loop.run)
+        assert same(training.state(), before)
+        names = [control.name for control in view.scene().controls]
+        assert {"step", "layer"} < set(names)  # those of the dashboard
+        assert view.describe().startswith("first: paused, step 5")
+
+
+def test_a_view_of_one_s_own_is_steered_and_gets_what_is_its_own():
+    heard = []
+
+    class Own(Watching):
+        def scene(self):
+            panel = Panel(Axis("", 0, 1), Axis("", 0, 1), [])
+            return Scene([panel], controls=[Control("mine", "mine", [1, 2], remote=True)], buttons=[Button("own", "Own")])
+
+        def on_control(self, name, value, index):
+            heard.append((name, value, index))
+
+        def on_button(self, name):
+            heard.append(name)
+
+        def on_click(self, event, x, y):
+            heard.append((event, x, y))
+
+    loop = LiveLoop(iter(range(9)), view=Own([0]))
+    loop.view.on_control("mine", 2, 1)
+    loop.view.on_button("own")
+    loop.view.on_click("place", 0.5, 0.25)
+    loop.view.on_button("one step")
+    assert heard == [("mine", 2, 1), "own", ("place", 0.5, 0.25)]
+    assert loop.n_steps == 1
+    assert {button.name for button in loop.view.scene().buttons} == {"own", "pause", "resume", "one step", "stop"}
 
 
 def test_the_multiplier_is_said_at_once_by_a_loop_that_does_not_run():
@@ -188,7 +265,7 @@ def test_the_live_view_says_what_went_wrong():
     where = f'test_live_view.py, line {line}, in steps: raise ValueError("out of <range>")'
     assert _texts(loop.view.scene())[0] == f"run: failed after step 1\nValueError: out of <range>\n{where}"
     buttons = {button.name: button.enabled for button in loop.view.scene().buttons}
-    assert buttons == dict.fromkeys(("pause", "resume", "step", "stop"), False)  # no snapshots without a trainer
+    assert buttons == dict.fromkeys(("pause", "resume", "one step", "stop"), False)  # no snapshots without a trainer
 
 
 def test_a_button_resumes_in_the_background():
@@ -270,14 +347,14 @@ def test_a_step_may_draw_while_a_button_waits_for_its_end(mode, monkeypatch):
 
     loop = training.loop(steps, mode=mode, view="live")
     canvas, frames = shown(loop, monkeypatch)
-    rest = loop.runner.gate.at_rest
+    rest = loop.at_rest
 
     def at_rest():
         if threading.current_thread() is pressing:
             pressed.set()
         return rest()
 
-    monkeypatch.setattr(loop.runner.gate, "at_rest", at_rest)
+    monkeypatch.setattr(loop, "at_rest", at_rest)
     pressing = threading.Thread(target=press, args=(canvas, "stop"), daemon=True)
 
     async def main():

@@ -1,47 +1,47 @@
-"""Ctrl-C and the notebook's interrupt button, for loops in the background."""
+"""Ctrl-C and the notebook's interrupt button, for loops."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ...trainer.interrupts import gets_signals, give_back
 from ..render.notebook import in_notebook
-from .runner import StepRunner
 
 __all__ = ["Interrupts", "interrupts"]
 
 
 class Interrupts:
-    """Takes Ctrl-C for the tasks of the main thread: it pauses them all.
+    """Takes Ctrl-C for all loops that run in the main thread.
 
-    Between two slices, too, it does so where nobody else would take it: a kernel ignores it while no cell runs. While one
-    does, the kernel puts a handler of its own in place, and afterwards back what was there, SIG_IGN or this.
+    Between two slices of a task, too, it does so where nobody else would take it: a kernel ignores it while no cell runs.
+    While one does, the kernel puts a handler of its own in place, and afterwards back what was there, SIG_IGN or this.
     """
 
     def __init__(self) -> None:
-        self._runners: list[StepRunner] = []
+        self._reached: list[Callable[[], bool]] = []
         self._taken = 0
 
     def __call__(self, number: int, frame: Any) -> None:
         self._taken += 1
-        for runner in sorted(self._runners, key=lambda runner: runner.is_breakable):  # last the one that may raise
-            runner.interrupt()
+        broken_off = [reached() for reached in self._reached]
+        if any(broken_off):
+            raise KeyboardInterrupt
 
     @contextmanager
-    def paused(self, runner: StepRunner) -> Iterator[None]:
-        """A context in which an interrupt pauses this one."""
+    def reach(self, interrupt: Callable[[], bool]) -> Iterator[None]:
+        """A context in which this is called by an interrupt; it tells whether what runs is to be broken off."""
         if not gets_signals():
             yield
             return
-        self._runners.append(runner)
+        self._reached.append(interrupt)
         try:
             yield
         finally:
-            self._runners.remove(runner)
-            if not self._runners:
+            self._reached.remove(interrupt)
+            if not self._reached:
                 give_back({signal.SIGINT: signal.SIG_IGN}, self)
 
     @contextmanager

@@ -2,31 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+import asyncio
+import atexit
+import contextvars
+import copy
+import itertools
+import threading
+import time
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ...trainer import CheckpointManager, Trainer
+from ...trainer.interrupts import gets_signals, handled, uninterrupted
+from ...trainer.snapshot import Snapshot as TrainerSnapshot
 from ...trainer.validation import choice, integer, number
-from ..record import Recorder, Run
-from ..render.notebook import request
+from ..record import Recorder, Run, RunSet
+from ..record.scalars import ScalarBuffer, checked_scalars
+from ..render.notebook import has_front_end, request, running_event_loop, show_below_cell, watch_cell
 from ..views import FrameBudget, View
-from .branches import Branches, Snapshot
-from .control import LoopControl
-from .epochs import Epochs
-from .executor import SliceExecutor
+from .interrupts import interrupts
 from .learning_rates import LearningRate
-from .recording import StepRecording
-from .runner import StepRunner
-from .saving import StepSaving
-from .screen import Screen
-from .steps import StepSource, is_stateful
+from .steps import Epochs, Steps, is_stateful, weakly
 from .view import LiveView
 
-__all__ = ["MODES", "LiveLoop"]
+__all__ = ["MODES", "LiveLoop", "Snapshot", "loops", "stop_loops"]
 
 MODES = ("auto", "task", "thread", "block")
+SLICE = 0.02  # seconds of steps between two looks at what else there is to do
+UNSEEN = 60.0  # seconds without a page that shows the view, after which that is told
+_loops: weakref.WeakSet[LiveLoop] = weakref.WeakSet()
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that training depends on, of one moment, as `LiveLoop.snapshot` took it.
+
+    Attributes:
+        name: its name.
+        step: after which step.
+        run: the name of the run.
+    """
+
+    name: str
+    step: int
+    run: str
+    state: Mapping[str, Any] = field(repr=False, compare=False)
 
 
 class LiveLoop:
@@ -58,11 +86,10 @@ class LiveLoop:
         stateful: what else training depends on, for snapshots: objects with `state_dict` and `load_state_dict`, such as a
             model with buffers, a scheduler of torch, a GradScaler. `steps` itself may have them, too. A generator has no
             such thing: after going back to a snapshot it goes on with the batches that come next.
-        view: what is redrawn as it goes: a `View`, which has its own `FrameBudget`; "live" makes a `LiveView`, None draws
-            nothing.
+        view: what is redrawn as it goes, and gets the controls: a `View`, such as `Dashboard(recorder)`; "live" is a
+            `LossView`, None draws nothing.
         mode: as above.
-        frames_per_second: how often a "live" view is redrawn at most, > 0; less often where that would take over 5 % of the
-            time.
+        frames_per_second: how often the view is redrawn at most, > 0; less often where that would take over 5 % of the time.
         name: of the run, where there is no recorder.
         when_unseen: "go on", or "pause" once no page has shown the view for a minute, as after its tab has been closed. Its
             words say so in either case, when it is seen again. Widgets without a canvas cannot tell.
@@ -76,6 +103,11 @@ class LiveLoop:
         runs: all of them, a `RunSet`: a branch is a run of its own.
         snapshots: by name.
         exception: what ended it, if "failed".
+        view: the `LiveView` that shows it; None: nothing does.
+        rate: the `LearningRate`, with its multiplier.
+        remark: which loop has taken the place of this one, or has given way to it; empty for none.
+        unseen_from: the step after which no page showed the view any more; None while one does.
+        clock: what tells the time, in seconds.
 
     Raises:
         TypeError, ValueError: an argument that does not fit; the message says which and what is allowed.
@@ -113,22 +145,42 @@ class LiveLoop:
     ) -> None:
         _check_arguments(steps, trainer, recorder, stateful, view, checkpoint)
         budget = FrameBudget(most=number("frames_per_second", frames_per_second, above=0))
-        mode = choice("mode", mode, MODES)
-        pauses_unseen = choice("when_unseen", when_unseen, ("go on", "pause")) == "pause"
-        self.cell: str | None = request().get("metadata", {}).get("cellId")  # the id of the notebook cell that makes it
-        self.rate = LearningRate(trainer)
-        self.recording = StepRecording(recorder, name)
-        source = StepSource(steps)
+        self._mode = choice("mode", mode, MODES)
+        self._pauses_unseen = choice("when_unseen", when_unseen, ("go on", "pause")) == "pause"
+        self.status, self.n_steps, self.clock = "ready", 0, time.monotonic
+        self.exception: BaseException | None = None
+        self.remark = ""
+        self.unseen_from: int | None = None
+        # Who may step: see `at_rest` and what follows it.
+        self._changed = threading.Condition(threading.RLock())
+        self._guests = 0
+        self._stepping: int | None = None  # the thread of the current step
+        self._turn = 0  # how often it has been set going; what ran before a pause must not run on after it
+        self._limit: int | None = None  # how many steps it takes until the next pause
+        self._asked: str | None = None  # a status that is to be taken up after the current step
+        self._interrupted = self._is_breakable = self._is_replaced = False
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._since = (0, 0.0)  # step and time when it began to run
+        self.event_loop = running_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        # What is trained. A notebook keeps whatever it has displayed, so a loop that has ended refers to it weakly only.
         own = [*stateful, *([steps] if is_stateful(steps) else [])]
-        self.saving = StepSaving(checkpoint, own)
-        self.runner = StepRunner(self, source, self.rate, self.recording, self.saving)
-        self.executor = SliceExecutor(self.runner, mode, self.run.name)
-        self.branches = Branches(self.runner, self.rate, self.recording, own)
-        self.runs, self.snapshots, self.recorder = self.branches.runs, self.branches.snapshots, recorder
-        self.screen = Screen(self.runner, pauses_unseen)
-        self.control = LoopControl(self, source, [each for each in (trainer, checkpoint, *own) if each is not None])
-        self.view = LiveView(self, budget=budget) if isinstance(view, str) else view
-        self.control.take_place()
+        self._model = [each for each in (trainer, checkpoint, *own) if each is not None]
+        self._living = list(map(weakly, self._model))
+        self._steps, self._stateful, self._checkpoint = Steps(steps), list(map(weakly, own)), weakly(checkpoint)
+        self._saving: ExitStack | None = None
+        self.rate, self.recorder = LearningRate(trainer), recorder
+        self.run = Run(name) if recorder is None else recorder.run
+        self._scalars = ScalarBuffer()  # where there is no recorder
+        self.runs, self.snapshots = RunSet([self.run]), dict[str, Snapshot]()
+        self._left_off: dict[str, Snapshot] = {}  # by run, where it was when another one was gone on with
+        self.view = None if view is None else LiveView(self, view if isinstance(view, View) else None, budget=budget)
+        self._shown_by: str | None = None  # the run of a cell
+        self.cell: str | None = request().get("metadata", {}).get("cellId")  # the id of the notebook cell that makes it
+        self._run_of_cell = request().get("header", {}).get("msg_id")
+        self._cell_is_gone, self.number = watch_cell(), next(_numbers)
+        self._replace_earlier()
+        _loops.add(self)
 
     @classmethod
     def fit(
@@ -175,42 +227,13 @@ class LiveLoop:
         return cls(steps, trainer=trainer, stateful=stateful, **options)
 
     @property
-    def status(self) -> str:
-        """As in the attributes above."""
-        return self.runner.status
-
-    @property
     def mode(self) -> str:
         """What runs it; "auto" until it has been started."""
-        return self.executor.mode
+        return self._mode
 
     @mode.setter
     def mode(self, mode: str) -> None:
-        self.executor.mode = choice("mode", mode, MODES)
-
-    @property
-    def n_steps(self) -> int:
-        """How many steps led to where it is."""
-        return self.runner.n_steps
-
-    @property
-    def exception(self) -> BaseException | None:
-        """What ended it, if "failed"."""
-        return self.runner.exception
-
-    @property
-    def run(self) -> Run:
-        """The `Run` being recorded."""
-        return self.recording.run
-
-    @property
-    def view(self) -> View | None:
-        """What is redrawn as it goes."""
-        return self.screen.view
-
-    @view.setter
-    def view(self, view: View | None) -> None:
-        self.screen.view = view
+        self._mode = choice("mode", mode, MODES)
 
     def start(self) -> LiveLoop:
         """Begin, and show the view where there is a notebook.
@@ -222,12 +245,12 @@ class LiveLoop:
             RuntimeError: it has been started; or mode="task" where no event loop runs.
             Exception: with mode="block", what a step raised.
         """
-        self.control.start()
+        self._start(None)
         return self
 
     def pause(self) -> None:
         """Pause. When this returns the current step has ended; called in a step, it pauses after it."""
-        self.runner.ask("paused")
+        self._take_up("paused")
 
     def resume(self) -> None:
         """Go on after a pause.
@@ -235,7 +258,7 @@ class LiveLoop:
         Raises:
             RuntimeError: there is nothing to go on with.
         """
-        self.control.go_on(None)
+        self._go_on(None)
 
     def step(self, n: int = 1) -> None:
         """Take some steps and pause again.
@@ -243,11 +266,11 @@ class LiveLoop:
         Args:
             n: how many, >= 1.
         """
-        self.control.go_on(integer("n", n, low=1))
+        self._go_on(integer("n", n, low=1))
 
     def stop(self) -> None:
         """End it. When this returns the current step has ended; a generator has been closed."""
-        self.runner.ask("stopped")
+        self._take_up("stopped")
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the end. Of a task, the rest is run right here, since a cell that waits keeps the notebook busy.
@@ -262,11 +285,42 @@ class LiveLoop:
             Exception: what a step raised.
             RuntimeError: called in a step.
         """
-        return self.control.wait(timeout)
+        if self._stepping == threading.get_ident():
+            raise RuntimeError("wait() in a step, which it would wait for")
+        if self.status == "ready":
+            self.start()
+        here = running_event_loop()
+        try:
+            if self.mode == "block" or (self.mode == "task" and here is not None and here is self.event_loop):
+                self._run_here(self._turn, timeout)
+            else:
+                with self._changed:
+                    self._changed.wait_for(lambda: self.status != "running", timeout)
+        except KeyboardInterrupt:
+            self._pause_and_say()
+        self._raise()
+        return self.has_ended
 
     def __await__(self) -> Generator[Any, None, LiveLoop]:
         """Wait for the end, while the notebook stays usable. Raises what a step raised. Gives the loop."""
-        return self.control.wait_for_end().__await__()
+        return self._wait_for_end().__await__()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has finished, failed or been stopped."""
+        return self.status in ("stopped", "finished", "failed")
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether there may be steps to come."""
+        renewable = self.status == "failed" and not self._is_replaced and self._steps.can_renew
+        return self.status in ("ready", "paused") or renewable
+
+    @property
+    def steps_per_second(self) -> float:
+        """Since it began to run, or was resumed."""
+        step, then = self._since
+        return (self.n_steps - step) / max(self.clock() - then, 1e-9) if self.status == "running" else 0.0
 
     @property
     def learning_rate(self) -> float | None:
@@ -286,7 +340,7 @@ class LiveLoop:
         """
         lr = number("lr", lr, low=0)
         self.rate.needed("set_learning_rate")
-        with self.runner.gate.at_rest():
+        with self.at_rest():
             self.rate.set(lr)
 
     @property
@@ -315,8 +369,10 @@ class LiveLoop:
             ValueError: there is no trainer.
         """
         self.rate.needed("snapshot")
-        with self.runner.gate.at_rest():
-            return self.branches.keep(name)
+        with self.at_rest():
+            name = f"step {self.n_steps}" if name is None else name
+            self.snapshots[name] = found = self._take_snapshot(name)
+            return found
 
     def branch(
         self,
@@ -354,21 +410,29 @@ class LiveLoop:
             loop.resume()
         """
         self.rate.needed("branch")
-        name, snapshot = self.branches.new_name(name), self.branches.find(at)
-        if learning_rate is not None:
-            number("learning_rate", learning_rate, low=0)
-        if multiplier is not None:
-            number("multiplier", multiplier, low=0)
-        with self.runner.gate.at_rest():
-            self.control.keep()
-            run = self.branches.begin(name, snapshot)
-            self.control.reopen()
-            if multiplier is not None:
-                self.rate.multiplier = float(multiplier)
-            if learning_rate is not None:
-                self.rate.set(float(learning_rate))
-        self.screen.refresh()
-        return run
+        names = [run.name for run in self.runs]
+        if name is None:
+            name = next(f"branch {k}" for k in itertools.count(1) if f"branch {k}" not in names)
+        if name in names:
+            raise ValueError(f"name={name!r}: there is a run of that name already")
+        if isinstance(at, str) and at not in self.snapshots:
+            known = ", ".join(map(repr, self.snapshots)) or "none"
+            raise KeyError(f"at={at!r}: there is no snapshot of that name; there are {known}")
+        rate = None if learning_rate is None else number("learning_rate", learning_rate, low=0)
+        factor = None if multiplier is None else number("multiplier", multiplier, low=0)
+        with self.at_rest():
+            self._keep_model()
+            here = self._take_snapshot(self.run.name)
+            snapshot = here if at is None else self.snapshots[at] if isinstance(at, str) else at
+            origin = f"{snapshot.run}, step {snapshot.step}"
+            old = self.run
+            new = Run(name, old.parameters, old.edges, old.notes | {"branched from": origin}, old.storage)
+            self._restore(snapshot, new, here)
+            self.rate.multiplier = self.rate.multiplier if factor is None else factor
+            if rate is not None:
+                self.rate.set(rate)
+        self._draw()
+        return new
 
     def pick(self, name: str) -> Run:
         """Go on with a run that was left by `branch`, or by this, where it was left.
@@ -379,21 +443,25 @@ class LiveLoop:
         """
         run = self.runs[name]
         if run is not self.run:
-            with self.runner.gate.at_rest():
-                self.control.keep()
-                self.branches.pick(run)
-                self.control.reopen()
-            self.screen.refresh()
+            with self.at_rest():
+                self._keep_model()
+                here = self._take_snapshot(self.run.name)
+                self._restore(self._left_off.pop(name), run, here)
+            self._draw()
         return run
 
-    @property
-    def steps_per_second(self) -> float:
-        """Since it began to run, or was resumed."""
-        return self.runner.steps_per_second
+    def take_in(self, wait: bool = True) -> None:
+        """Take what steps have yielded into the run; of a recorder, or if it must not wait, what has arrived."""
+        if self.recorder is not None:
+            self.recorder.look()
+        elif wait:
+            self._scalars.flush(self.run)
+        else:
+            self._scalars.look(self.run)
 
     def _ipython_display_(self) -> None:
         """Show the view, unless this cell has shown it already in `start`."""
-        if not self.screen.show(again=False):
+        if not self._show(again=False):
             raise NotImplementedError  # by which IPython is told to show the words of `repr`
 
     def _display_(self) -> Any:
@@ -402,6 +470,498 @@ class LiveLoop:
 
     def __repr__(self) -> str:
         return f"LiveLoop({self.run.name!r}, {self.status}, {self.n_steps} steps, mode={self.mode!r})"
+
+    # Who may step: one thread, in the turn that is on, while nobody has asked for another status and no guest is there.
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """A context between two steps, which wait meanwhile. In a step itself it changes nothing."""
+        if self._stepping == threading.get_ident():
+            yield
+            return
+        with self._changed:
+            self._guests += 1
+            try:
+                self._changed.wait_for(lambda: self._stepping is None)
+                yield
+            finally:
+                self._guests -= 1
+                self._changed.notify_all()
+
+    def _is_on(self, turn: int) -> bool:
+        return self.status == "running" and self._turn == turn
+
+    def _begin(self, limit: int | None) -> int | None:
+        """Begin to run, for so many steps if there is a limit. Gives the turn; None: it runs already."""
+        with self._changed:
+            if self.status == "running":  # by now; several threads may ask
+                return None
+            self._limit, self.exception, self._asked, self._interrupted = limit, None, None, False
+            self.status, self._turn = "running", self._turn + 1
+            self._since = (self.n_steps, self.clock())
+            return self._turn
+
+    def _take_step(self, turn: int) -> None:
+        """Take a step as soon as that may be, if it still may be then, and take up the status to which it leads."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._guests == 0 and self._stepping is None)
+            if not self._is_on(turn):
+                return
+            steps = self._asked is None
+            self._stepping = threading.get_ident() if steps else None
+        status: str | None = None
+        try:
+            if steps:
+                status = self._take_one()
+        except BaseException as error:
+            status, self.exception = "failed", error
+            raise
+        finally:
+            with self._changed:
+                self._stepping = None if steps else self._stepping
+                if status in (None, "paused"):
+                    status = self._asked or status
+                if status is not None:
+                    self._set_status(status)
+                self._changed.notify_all()
+            if status is not None:
+                self._tell()
+
+    def _take_one(self) -> str | None:
+        """Take a step; the status that it leads to, None if it runs on."""
+        try:
+            try:
+                self._is_breakable = True
+                value = self.rate.take(self._steps.take)
+            finally:
+                self._is_breakable = False
+            self.n_steps += 1
+            self._note(value)
+        except StopIteration:
+            return "finished"
+        except KeyboardInterrupt:
+            self._interrupted = True
+            return "paused"
+        except Exception as error:
+            self.exception = error
+            return "failed"
+        if self._limit is not None:
+            self._limit -= 1
+        return "paused" if self._limit == 0 else None
+
+    def _take_up(self, status: str) -> None:
+        """Take up "paused" or "stopped": when this returns the current step has ended; called in a step, after it."""
+        if self._stepping == threading.get_ident():
+            self._asked = status
+            return
+        with self.at_rest():
+            if not (self.status == "running" or (status == "stopped" and self.status in ("ready", "paused"))):
+                return
+            self._set_status(status)
+        self._tell()
+
+    def _set_status(self, status: str) -> None:
+        """Take up a status between two steps. `_tell` is to follow, without the lock."""
+        self.status, self._asked, self._limit = status, None, None
+        if not self.has_ended:
+            return
+        if self.recorder is not None:
+            self.recorder.flush()
+        try:
+            self._end_saving()
+        except Exception as error:
+            self.status, self.exception = "failed", error
+        if status == "stopped":
+            self._steps.close()
+        self._model = []
+
+    def _tell(self) -> None:
+        """Show the status, and tell those who wait for it."""
+        interrupted, self._interrupted = self._interrupted, False
+        with self.at_rest():
+            self.take_in()
+        self._draw()
+        if interrupted and self.status == "paused":  # it may have been the last step
+            self._say_paused()
+        if self.status == "failed" and self.mode == "task" and self.view is None:  # where no one may ever ask
+            traceback.print_exception(self.exception)
+        with self._changed:
+            waiting, self._waiting = self._waiting, []
+        for loop, future in waiting:
+            loop.call_soon_threadsafe(_set_done, future)
+
+    def _interrupt(self) -> bool:
+        """What a signal does, wherever the main thread is: it must not wait. Whether the step is to be broken off."""
+        if self.status != "running":
+            return False
+        if self._interrupted and self._is_breakable and self._stepping == threading.get_ident():
+            return True
+        self._asked, self._interrupted = self._asked or "paused", True
+        return False
+
+    def _handle(self, *_: object) -> None:
+        if self._interrupt():
+            raise KeyboardInterrupt
+
+    # The modes: where steps are taken, in slices.
+
+    def _start(self, limit: int | None) -> None:
+        if self.status != "ready":
+            raise RuntimeError(f"start() of a loop that is {self.status} already: resume() goes on with a paused one")
+        if self.mode == "auto":
+            self.mode = "task" if running_event_loop() is not None and has_front_end() else "block"
+        if self.mode == "task":
+            self._own_event_loop()
+        for loop in list(_loops):
+            if loop._cell_is_gone():
+                loop.stop()
+        self._stop_others()
+        self._begin_saving(resumes=True)
+        later = self.mode == "block" and not has_front_end()  # a picture for the file: that of the end
+        if not later:
+            self._show()
+        self._go(limit)
+        if later:
+            self._show()
+        if self.mode == "block":
+            self._raise()
+
+    def _go_on(self, limit: int | None) -> None:
+        """Go on after a pause, or start; for so many steps if there is a limit."""
+        if self.status == "running":
+            return
+        if self.status == "ready":
+            self._start(limit)
+            return
+        why = "it has ended"
+        if self.status in ("paused", "failed"):
+            self._keep_model()
+            why = "" if self._steps.renew() else "its generator has been ended by the exception"
+        if why:
+            raise RuntimeError(f"there is nothing to go on with: {why}. branch() goes back to a snapshot where there is one")
+        self._stop_others()
+        self._begin_saving()
+        self._go(limit)
+        if self.mode == "block":
+            self._raise()
+
+    def _go(self, limit: int | None) -> None:
+        self.unseen_from = None
+        event_loop = self._own_event_loop() if self.mode == "task" else None
+        turn = self._begin(limit)
+        if turn is None:
+            return
+        if event_loop is not None and event_loop is running_event_loop():
+            self._make_task(turn)
+        elif event_loop is not None:
+            event_loop.call_soon_threadsafe(self._make_task, turn)
+        elif self.mode == "block":
+            self._run_here(turn)
+        else:
+            atexit.unregister(_pause_threads)  # last in, first out: before recorders end
+            atexit.register(_pause_threads)
+            # With a copy of the context, or what a step prints finds no cell.
+            run = contextvars.copy_context().run
+            threading.Thread(target=run, args=(self._run_here, turn), name=f"LiveLoop {self.run.name}", daemon=True).start()
+
+    def _own_event_loop(self) -> asyncio.AbstractEventLoop:
+        """The one it was made in runs the task, as long as it runs itself; else the one that runs here."""
+        if self.event_loop is None or not self.event_loop.is_running():
+            self.event_loop = running_event_loop() or self.event_loop
+        if self.event_loop is None or self.event_loop.is_closed():
+            raise RuntimeError("mode='task' needs a running event loop, as a notebook has: use 'thread' or 'block'")
+        return self.event_loop
+
+    def _make_task(self, turn: int) -> None:
+        if self._is_on(turn):
+            self._task = asyncio.get_running_loop().create_task(self._run_in_task(turn), name=f"LiveLoop {self.run.name}")
+
+    async def _run_in_task(self, turn: int) -> None:
+        with interrupts.reach(self._interrupt):
+            try:
+                while self._is_on(turn):
+                    with interrupts.taken():
+                        self._run_slice(turn)
+                    await asyncio.sleep(0)
+            except asyncio.CancelledError:  # the event loop ends
+                self.pause()
+                raise
+
+    def _run_here(self, turn: int, timeout: float | None = None) -> None:
+        until = None if timeout is None else self.clock() + timeout
+        with handled(self._handle):
+            while self._is_on(turn) and (until is None or self.clock() < until):
+                self._run_slice(turn, until)
+
+    def _run_slice(self, turn: int, until: float | None = None) -> None:
+        """Take steps for a moment, as long as this turn is on, or until this time; then let the view follow."""
+        end = self.clock() + SLICE
+        while self._is_on(turn):
+            self._take_step(turn)
+            now = self.clock()
+            if now >= end or (until is not None and now >= until):
+                break
+        else:
+            return
+        if self.recorder is None:
+            with self.at_rest():
+                self.take_in(wait=False)
+        self._draw(turn)
+        asked = "stopped" if self._cell_is_gone() else None  # by which nobody has the loop any more
+        if self.view is not None and self.view.unseen >= UNSEEN:
+            self.unseen_from = self.n_steps if self.unseen_from is None else self.unseen_from
+            asked = asked or ("paused" if self._pauses_unseen else None)
+        self._asked = self._asked or asked
+
+    async def _wait_for_end(self) -> LiveLoop:
+        if self.status == "ready":
+            self.start()
+        here = asyncio.get_running_loop()
+        try:
+            while True:
+                with self._changed:
+                    if self.has_ended:
+                        break
+                    self._waiting.append((here, here.create_future()))
+                    future = self._waiting[-1][1]
+                await future
+        except asyncio.CancelledError:  # Ctrl-C in a cell that awaits
+            self._pause_and_say()
+            raise
+        self._raise()
+        return self
+
+    def _pause_and_say(self) -> None:
+        if self.status == "running":
+            self.pause()
+            self._say_paused()
+
+    def _say_paused(self) -> None:
+        if gets_signals():  # where the person is who has interrupted it
+            print(f"paused after step {self.n_steps}; loop.resume() goes on")
+
+    def _raise(self) -> None:
+        if self.status == "failed" and self.exception is not None:
+            raise self.exception
+
+    # Other loops.
+
+    def _replace_earlier(self) -> None:
+        """End the loop that an earlier run of this cell has made; without cells, that of the function of this name."""
+        for other in list(_loops):
+            if other.cell is None and self.cell is None:
+                is_earlier = other._steps.is_redefined(self._steps)
+            else:
+                is_earlier = other.cell == self.cell and other._run_of_cell != self._run_of_cell
+            if is_earlier:
+                other._give_way()
+                if other.n_steps and other.status == "stopped":
+                    self.remark = f"instead of the loop that this cell has made before, stopped after step {other.n_steps:,}"
+
+    def _give_way(self) -> None:
+        """End for good."""
+        self.remark = "its cell has been run again, and another loop has taken its place"
+        self.stop()
+        self._is_replaced, self._model = True, []
+        self._steps.forget()
+        self.snapshots.clear()
+        self._left_off.clear()
+        if self.exception is not None:
+            self.exception.__traceback__ = None  # whose frames have what was trained
+
+    def _stop_others(self) -> None:
+        """End running loops that train with this one's trainer, or draw in its view: there is one that steps, the last."""
+        mine = {"trainer": self.rate.trainer, "view": None if self.view is None else self.view.of}
+        for other in loops():
+            its = {"trainer": other.rate.trainer, "view": None if other.view is None else other.view.of}
+            shared = next((what for what in mine if mine[what] is not None and mine[what] is its[what]), None)
+            if other is not self and other.status == "running" and shared is not None:
+                other.remark = f"loop {self.run.name!r} has begun with its {shared}"
+                other.stop()
+                self.remark = f"loop {other.run.name!r} with the same {shared} was stopped after step {other.n_steps:,}"
+
+    # What is drawn, recorded, saved and gone back to; all but drawing between two steps.
+
+    def _show(self, again: bool = True) -> bool:
+        """Show the view where there is a notebook, also where this run of the cell has done so. Whether it is shown."""
+        if self.view is None:
+            return False
+        run = request().get("header", {}).get("msg_id")
+        if not again and run is not None and run == self._shown_by:
+            return True
+        self._shown_by = run
+        return show_below_cell(self.view)
+
+    def _draw(self, turn: int | None = None) -> None:
+        """Let the view draw, now at any price; or if its budget allows, as long as this turn is on.
+
+        A status is drawn after it has been taken up. So no frame of a running loop comes after that.
+        """
+        view = self.view
+        if view is None:
+            return
+        try:
+            if turn is None:
+                view.display.refresh_at_once()
+                return
+            with view.display.drawing():
+                if self._is_on(turn):
+                    view.refresh()
+        except Exception as error:  # a picture must not end hours of training
+            self.view = None
+            warnings.warn(f"the view cannot be drawn ({error!r}); training goes on without it", RuntimeWarning, stacklevel=2)
+
+    def _note(self, value: Any) -> None:
+        """Record what a step has yielded, numbers by name, a loss, or nothing (None, True), and save if it is time."""
+        numbers = dict(value) if isinstance(value, Mapping) else {} if value is None or value is True else {"loss": value}
+        recorded = numbers if self.rate.last is None else {"learning_rate": self.rate.last} | numbers
+        if self.recorder is None:
+            self._scalars.add(self.n_steps, checked_scalars(recorded))
+        elif self.recorder.due:
+            self.recorder.step(**recorded)
+        manager = self._checkpoint()
+        if manager is not None and self._saving is not None:
+            metrics = {name: one for name, one in numbers.items() if _is_number(one)}
+            manager.step(metrics if manager.metric is None or manager.metric in metrics else None)
+
+    def _begin_saving(self, resumes: bool = False) -> None:
+        """Save, and note signals, from now on; before the first step, from where the newest checkpoint leads."""
+        manager = self._checkpoint()
+        if manager is None or self._saving is not None:
+            return
+        self._saving = ExitStack()
+        self._saving.callback(setattr, manager, "stateful", manager.stateful)
+        own = (each() for each in self._stateful)
+        manager.stateful = [*manager.stateful, *(each for each in own if each is not manager.net)]
+        self._saving.enter_context(manager)
+        if resumes:
+            try:
+                self.n_steps = manager.resume().step
+            except BaseException:
+                self._saving.close()
+                self._saving = None
+                raise
+
+    def _end_saving(self) -> None:
+        """Save where it stands, unless it has failed, and wait for that."""
+        manager, saving, self._saving = self._checkpoint(), self._saving, None
+        if manager is None or saving is None:
+            return
+        with saving:
+            if self.status != "failed" and manager.saved_step != manager.trainer.optimizer.num_update:
+                manager.save()
+
+    def _keep_model(self) -> None:
+        """Keep what is trained, to go on with it.
+
+        Raises:
+            RuntimeError: it is gone, or another loop has taken this one's place.
+        """
+        model = [living() for living in self._living]
+        gone = "what this loop has trained is gone. A loop that has ended does not keep it"
+        if self._is_replaced or any(each is None for each in model):
+            raise RuntimeError(f"there is nothing to go on with: {self.remark if self._is_replaced else gone}")
+        self._model = model
+
+    def _take_snapshot(self, name: str) -> Snapshot:
+        trainer = self.rate.needed("snapshot")
+        self.take_in()
+        state = {
+            "trainer": TrainerSnapshot(trainer),
+            "gradients": [None if param.grad is None else param.grad.detach().clone() for param in self.rate.params],
+            "stateful": [copy.deepcopy(each().state_dict()) for each in self._stateful],
+            "multiplier": self.rate.multiplier,
+            "recorded": 0 if self.recorder is None else self.recorder.last_step,
+        }
+        return Snapshot(name, self.n_steps, self.run.name, state)
+
+    @uninterrupted
+    def _restore(self, snapshot: Snapshot, run: Run, left: Snapshot) -> None:
+        """Go back to a snapshot, and on in this run. The present one was left here. What has ended is paused then."""
+        state = snapshot.state
+        for each, own in zip(self._stateful, state["stateful"], strict=True):
+            each().load_state_dict(copy.deepcopy(own))
+        state["trainer"].restore()  # and last its random numbers, of which the others may have used some
+        for param, gradient in zip(self.rate.params, state["gradients"], strict=True):
+            param.grad = None if gradient is None else gradient.clone()
+        self.rate.multiplier, self.n_steps = state["multiplier"], snapshot.step
+        self.rate.last = self.rate.now
+        self._left_off[left.run], self.run = left, run
+        if all(run is not each for each in self.runs):
+            self.runs.add(run)
+        if self.recorder is not None:
+            self.recorder.record_into(run, state["recorded"])
+        if self.has_ended and self._steps.renew():
+            self.status, self.exception = "paused", None
+        elif self.has_ended:
+            self._model = []
+
+
+class Loops(list[Any]):
+    """Loops with what they do in words; in a notebook each has a button that stops it."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(_in_words, self)) or "no loop is running or paused"
+
+    def _ipython_display_(self) -> None:
+        if not self or not has_front_end():
+            raise NotImplementedError  # by which IPython is told to show the words of `repr`
+        import ipywidgets as widgets
+        from IPython.display import display
+
+        display(widgets.VBox([_row(widgets, loop) for loop in self]))
+
+
+def loops() -> Loops:
+    """The live loops that are running or paused, in the order in which they were made, whatever still refers to them.
+
+    Example:
+        >>> from tristep import viz
+        >>> for loop in viz.loops():
+        ...     loop.stop()
+    """
+    found = [loop for loop in _loops if loop.status in ("running", "paused")]
+    return Loops(sorted(found, key=lambda loop: loop.number))
+
+
+def stop_loops(cell: str | None = None) -> None:
+    """Stop the loops that this cell has made; None: all."""
+    for loop in loops():
+        if cell in (None, loop.cell):
+            loop.stop()
+
+
+def _pause_threads() -> None:
+    """Pause at the end of the program: a thread that is cut off in a step of torch ends it with an abort."""
+    for loop in loops():
+        if loop.mode == "thread":
+            loop.pause()
+
+
+def _set_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _in_words(loop: LiveLoop) -> str:
+    return f"{loop.run.name}: {loop.status}, step {loop.n_steps:,}, mode {loop.mode!r}"
+
+
+def _row(widgets: Any, loop: LiveLoop) -> Any:
+    button, label = widgets.Button(description="Stop"), widgets.Label(_in_words(loop))
+
+    def stop(_: Any) -> None:
+        loop.stop()
+        button.disabled, label.value = True, _in_words(loop)
+
+    button.on_click(stop)
+    return widgets.HBox([button, label])
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _check_arguments(steps: Any, trainer: Any, recorder: Any, stateful: Sequence[Any], view: Any, checkpoint: Any) -> None:
