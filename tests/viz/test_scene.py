@@ -154,7 +154,8 @@ def test_a_browser_gets_all_of_it():
         theme: colours.colours[0][1:] for theme, colours in THEMES.items()
     }
     assert fourth["texts"] == ["p", "q", "ü"]
-    assert header["panels"][0]["click"] == {"control": "rate", "along": "x", "other": None, "event": None, "double": False}
+    click = {"control": "rate", "along": "x", "other": None, "event": None, "double": False, "does": ""}
+    assert header["panels"][0]["click"] == click
     assert header["controls"][0]["values"] == [0.1, 0.2, 0.3]
     assert header["description"] == "A picture."
     for theme, colours in THEMES.items():

@@ -84,7 +84,7 @@ def test_a_search_says_what_it_has_found_and_rates_are_shown_as_values():
     assert f"sgd {view.best['sgd']:.3g} (loss " in scene.message
     assert "Best of 41 learning rates, by the median loss from 9 starts" in view.describe()
     texts = scene.panels[2].layers[0]
-    assert texts.texts[2] == f"rates:  sgd {2 * view.best['sgd']:.3g},  adam {2 * view.best['adam']:.3g}"
+    assert texts.texts[2] == f"rates:  sgd\xa0{2 * view.best['sgd']:.3g},  adam\xa0{2 * view.best['adam']:.3g}"
     alone = TrajectoryView("beale", {"sgd": {"learning_rate": 0.01}}, steps=20, factors=(0.5, 1.0, 2.0)).scene()
     assert [alone.controls[0].words(k) for k in range(3)] == ["0.005 (× 0.5)", "0.01 (× 1)", "0.02 (× 2)"]
     assert alone.message == ""

@@ -134,6 +134,7 @@ class Click:
         other: another one, which the place in the other direction sets in the same way.
         event: the name under which Python gets the place instead, as (x, y).
         double: whether it takes a double click, or Enter, to tell Python.
+        does: what Python then does, in words, such as "move the start"; stands below the picture.
     """
 
     control: str | None = None
@@ -141,6 +142,7 @@ class Click:
     other: str | None = None
     event: str | None = None
     double: bool = False
+    does: str = ""
 
 
 @dataclass(frozen=True)

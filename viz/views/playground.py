@@ -89,7 +89,7 @@ class Playground(TrajectoryView):
             [_numbers(trace, min(moment, trajectories.steps - 1)) for moment in moments], 0.02, 0.5, by=("step",), fixed=True
         )
         panels = [
-            function_panel(self.function, surface, click=Click(event="start"), rows=2),
+            function_panel(self.function, surface, click=Click(event="start", does="move the start"), rows=2),
             Panel(
                 Axis("step", 0, trajectories.steps), loss_axis(trajectories, trajectories.losses[:, 0, 0]), curves, column=1
             ),

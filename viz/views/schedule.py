@@ -249,7 +249,7 @@ class ScheduleView(View):
         else:
             vertical = axis_from_zero("learning rate", *values)
         loss = _loss_panel(self._run, across)
-        click = None if self.knots is None else Click(event="knot", double=True)
+        click = None if self.knots is None else Click(event="knot", double=True, does="add a knot")
         panels = [Panel(across if loss is None else replace(across, label=""), vertical, layers, click=click)]
         panels += [] if loss is None else [loss]
         controls, buttons, listings = [], [], []

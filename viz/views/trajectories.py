@@ -102,13 +102,14 @@ class TrajectoryView(View):
         finite = trajectories.losses[:, one, 0]
         axis = loss_axis(trajectories, finite)
         panels = [
-            function_panel(self.function, surface, click=Click(event="start")),
+            function_panel(self.function, surface, click=Click(event="start", does="move the start")),
             Panel(Axis("step", 0, trajectories.steps), axis, curves, title="loss on the way", column=1),
         ]
         heights: tuple[float, ...] = ()
         if len(trajectories.names) > 1 and len(factors) > 1:
             rates = [
-                "rates:  " + ",  ".join(f"{name} {self._rates[name] * factor:.3g}" for name in trajectories.names)
+                # A rate stays with its name where the line is broken.
+                "rates:  " + ",  ".join(f"{name}\xa0{self._rates[name] * factor:.3g}" for name in trajectories.names)
                 for factor in factors
             ]
             blank = Axis("", 0, 1)

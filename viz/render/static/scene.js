@@ -12,6 +12,10 @@ const DOUBLE_CLICK = 400; // milliseconds
 const SEEN = 5000; // milliseconds at least between two messages that a page is there
 const MOST_BELOW = 4; // controls below the picture; more are next to it where the page is this wide
 const WIDE = 780; // pixels
+const ASIDE = 308; // pixels that they take there
+const NARROW = 280; // pixels of a panel with its words, below which panels stand one below the other
+const LEAST = 110; // pixels of a panel's height
+const GAP = 18; // pixels between panels with their words
 const PATIENCE = 3000; // milliseconds without an answer of Python until that is said
 const FAMILY = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
 const FIXED = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace';
@@ -137,7 +141,8 @@ export function ticks(axis, length, space) {
     const found = decades(low, high, most);
     if (found) return found;
   }
-  const step = niceStep((high - low) / most);
+  let step = niceStep((high - low) / most);
+  while (Math.floor(high / step + 1e-9) <= Math.ceil(low / step - 1e-9)) step = niceStep(step / 2.5); // one tick says nothing
   const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
   const largest = Math.max(Math.abs(low), Math.abs(high));
   const power = largest >= 1e6 || largest < 1e-3 ? Math.floor(Math.log10(largest)) : 0;
@@ -212,18 +217,50 @@ function direction(axis, from, to) {
   return { axis, unit, at: (value) => from + (value - axis.low) * unit, value: (at) => axis.low + (at - from) / unit };
 }
 
-/** The panels' frames and axes on a canvas of this size; frames in one column, or row, begin and end together. */
-function arrange(scene, width, height, pen, zoomed, least) {
-  const columns = Math.max(...scene.panels.map((panel) => panel.column + panel.columns));
-  const rows = Math.max(...scene.panels.map((panel) => panel.row + panel.rows));
-  const across = shares(scene.widths, columns);
-  const down = shares(scene.heights, rows);
-  const panels = scene.panels.map((panel, k) => ({ ...panel, ...zoomed[k] }));
-  let frames = panels.map((panel) => ({
-    width: width * total(across, panel.column, panel.columns) - 60,
-    height: height * total(down, panel.row, panel.rows) - 50,
+/** The shares of the scene's columns and rows, and how large each panel is with its words, in inches, where all have room. */
+function gridOf({ panels, widths, heights, width, height }) {
+  const across = shares(widths, Math.max(...panels.map((panel) => panel.column + panel.columns)));
+  const down = shares(heights, Math.max(...panels.map((panel) => panel.row + panel.rows)));
+  const sizes = panels.map((panel) => ({
+    width: width * total(across, panel.column, panel.columns),
+    height: height * total(down, panel.row, panel.rows),
   }));
-  let room;
+  return { across, down, sizes };
+}
+
+/** Whether panels next to each other would be too narrow to be read on a canvas of this width. */
+function isNarrow(scene, width) {
+  const share = width / (scene.width * PIXELS_PER_INCH);
+  return gridOf(scene).sizes.some((size, k) => {
+    const full = size.width * PIXELS_PER_INCH;
+    return scene.panels[k].frame && size.width < scene.width && share * full < Math.min(NARROW, 0.7 * full);
+  });
+}
+
+/**
+ * The panels' frames and axes on a canvas of this width, and how high it is: {places, height}. They stand in the scene's
+ * grid, or one below the other where that would be too narrow; frames in one column, or row, begin and end together.
+ */
+function arrange(scene, width, pen, zoomed, least) {
+  const grid = gridOf(scene);
+  let { across } = grid;
+  let panels = scene.panels.map((panel, k) => ({ ...panel, ...zoomed[k] }));
+  let outer = grid.down.map((share) => (share * scene.height * width) / scene.width); // heights of the rows
+  if (isNarrow(scene, width)) {
+    const order = panels.map((_, k) => k).sort((a, b) => panels[a].row - panels[b].row || panels[a].column - panels[b].column);
+    panels = panels.map((panel, k) => ({ ...panel, row: order.indexOf(k), rows: 1, column: 0, columns: 1 }));
+    across = [1];
+    outer = order.map((k) => grid.sizes[k].height * Math.min(PIXELS_PER_INCH, width / grid.sizes[k].width));
+  }
+  const [columns, rows] = [across.length, outer.length];
+  let frames = panels.map((panel) => {
+    const wide = width * total(across, panel.column, panel.columns);
+    panel.names = Math.max(60, 0.3 * wide); // pixels that names of rows have
+    return { width: wide - 60, height: total(outer, panel.row, panel.rows) - 50 };
+  });
+  // Words alone take all of the width where nothing stands next to them.
+  const wideOf = ({ frame, column, columns: n }, xs) => (columns === 1 && !frame ? width - 4 : xs[column + n - 1].to - xs[column].from);
+  let [room, height] = [null, 0];
   for (let pass = 0; pass < 2; pass++) { // how wide the numbers are depends on the size, and that on the numbers
     const edges = panels.map((panel, k) => margins(panel, frames[k], pen));
     room = {
@@ -232,19 +269,24 @@ function arrange(scene, width, height, pen, zoomed, least) {
       top: largest(rows, panels, edges, (panel) => panel.row, "top", least),
       bottom: largest(rows, panels, edges, (panel) => panel.row + panel.rows - 1, "bottom", least),
     };
-    const xs = tracks(width, across, room.left, room.right);
-    const ys = tracks(height, down, room.top, room.bottom);
+    const xs = tracks(split(width, across, room.left, room.right), room.left, room.right);
+    const high = split(total(outer, 0, rows), shares(outer, rows), room.top, room.bottom);
+    panels.forEach((panel, k) => {
+      if (panel.rows === 1) high[panel.row] = Math.max(high[panel.row], leastHeight(panel, wideOf(panel, xs), pen));
+    });
+    const ys = tracks(high, room.top, room.bottom);
+    height = Math.round(ys.at(-1).to + room.bottom.at(-1));
     frames = panels.map((panel) => {
-      const [x, y] = [xs[panel.column].from, ys[panel.row].from];
+      const [x, y] = [columns === 1 && !panel.frame ? 2 : xs[panel.column].from, ys[panel.row].from];
       return {
         x,
         y,
-        width: Math.max(1, xs[panel.column + panel.columns - 1].to - x),
+        width: Math.max(1, wideOf(panel, xs)),
         height: Math.max(1, ys[panel.row + panel.rows - 1].to - y),
       };
     });
   }
-  return panels.map((panel, k) => {
+  const places = panels.map((panel, k) => {
     const frame = panel.equal ? equal(panel, frames[k]) : frames[k];
     return {
       panel,
@@ -254,10 +296,22 @@ function arrange(scene, width, height, pen, zoomed, least) {
       x: direction(panel.x, frame.x, frame.x + frame.width),
       y: direction(panel.y, frame.y + frame.height, frame.y),
       xTicks: xTicks(panel.x, frame.width, pen),
-      yTicks: yTicks(panel.y, frame.height, pen),
+      yTicks: yTicks(panel, frame.height, pen),
       bars: bars(panel, frame, pen),
     };
   });
+  return { places, height };
+}
+
+/** How high a panel has to be in which something is to be read: a curve, or all lines of a text. */
+function leastHeight(panel, width, pen) {
+  if (panel.frame) return LEAST;
+  const high = panel.layers.filter(({ kind }) => kind === "text").map((layer) => {
+    const all = [layer.texts].flat(Infinity);
+    const { lines, step } = pen.fitted(layer, all.reduce((a, b) => (b.length > a.length ? b : a)), width);
+    return lines.length * step;
+  });
+  return Math.max(0, ...high);
 }
 
 function shares(given, n) {
@@ -277,14 +331,19 @@ function largest(n, panels, edges, place, side, least) {
   return found;
 }
 
-function tracks(length, sizes, before, after) {
-  const gap = 18;
-  const free = length - total(before, 0, before.length) - total(after, 0, after.length) - gap * (sizes.length - 1);
+/** What is left of a length to rows or columns of these shares. */
+function split(length, sizes, before, after) {
+  const n = sizes.length;
+  const free = length - total(before, 0, n) - total(after, 0, n) - GAP * (n - 1);
+  return sizes.map((size) => size * free);
+}
+
+function tracks(sizes, before, after) {
   let at = 0;
   return sizes.map((size, k) => {
     const from = at + before[k];
-    at = from + size * free + after[k] + gap;
-    return { from: Math.round(from), to: Math.round(from + size * free) };
+    at = from + size + after[k] + GAP;
+    return { from: Math.round(from), to: Math.round(from + size) };
   });
 }
 
@@ -296,22 +355,23 @@ function equal(panel, { x, y, width, height }) {
 
 /** Ticks along x, as many as leave room between their words. */
 function xTicks(axis, length, pen) {
-  let found = ticks(axis, length, 46 * pen.scale);
+  const short = (found) => pen.shortTicks(found, axis, Math.max(90, length / (axis.ticks?.length ?? 1) - 14));
+  let found = short(ticks(axis, length, 46 * pen.scale));
   const widest = Math.max(0, ...found.major.map((tick) => pen.tickWidth(tick)));
-  if (widest + 14 > 46 * pen.scale) found = ticks(axis, length, widest + 14);
+  if (widest + 14 > 46 * pen.scale) found = short(ticks(axis, length, widest + 14));
   return found;
 }
 
 /** Ticks along y; given ones, as names of rows, may stand line by line. */
-function yTicks(axis, length, pen) {
-  return ticks(axis, length, (axis.ticks ? 15 : 34) * pen.scale);
+function yTicks({ y, names }, height, pen) {
+  return pen.shortTicks(ticks(y, height, (y.ticks ? 15 : 34) * pen.scale), y, names);
 }
 
 function margins(panel, { width, height }, pen) {
-  const top = panel.title ? 24 * pen.scale : 8;
+  const top = panel.title ? 8 + 16 * pen.titleLines(panel, width).length * pen.scale : 8;
   if (!panel.frame) return { left: 2, right: 2, top, bottom: 2 };
   const along = xTicks(panel.x, width, pen).major;
-  const up = yTicks(panel.y, height, pen).major;
+  const up = yTicks(panel, height, pen).major;
   const reach = direction(panel.x, 0, width);
   const past = (side) => Math.max(0, ...along.map((tick) => pen.tickWidth(tick) / 2 + side(reach.at(tick.value))));
   const bar = bars(panel, { x: 0, y: 0, width: 0, height }, pen);
@@ -327,24 +387,17 @@ function margins(panel, { width, height }, pen) {
 function bars(panel, frame, pen) {
   let x = frame.x + frame.width + 14;
   return panel.layers
-    .filter((layer) => layer.kind === "heatmap" && layer.label)
+    .filter((layer) => layer.kind === "heatmap" && layer.label && layer.palette !== "categories")
     .map((layer) => {
       const [low, high] = layer.limits;
       const axis = { low, high, scale: layer.scale, ticks: null, upwards: true, label: layer.label };
-      const shown = layer.palette === "categories" ? null : ticks(axis, frame.height, 34 * pen.scale);
-      const labels = shown ? shown.major : categories(layer).map((words) => ({ words }));
-      const words = Math.max(0, ...labels.map(pen.tickWidth));
-      const bar = { layer, x, y: frame.y, width: 11, height: frame.height, ticks: shown, axis, words, reach: 0 };
-      bar.reach = bar.width + 8 + words + (shown ? 23 * pen.scale : 0);
-      if (!shown) bar.reach = Math.max(bar.reach, pen.tickWidth({ words: layer.label }));
+      const shown = ticks(axis, frame.height, 34 * pen.scale);
+      const words = Math.max(0, ...shown.major.map(pen.tickWidth));
+      const bar = { layer, x, y: frame.y, width: 11, height: frame.height, ticks: shown, axis, words };
+      bar.reach = bar.width + 8 + words + 23 * pen.scale;
       x += bar.reach + 8;
       return bar;
     });
-}
-
-function categories(layer) {
-  const n = Math.max(layer.words.length, Math.floor(layer.limits[1]) + 1);
-  return Array.from({ length: n }, (_, k) => layer.words[k] ?? String(k));
 }
 
 // ---- How everything is drawn
@@ -375,6 +428,32 @@ function penFor(context, style, theme, scale, ratio) {
       pen.font(8.5);
       return plain + pen.context.measureText(minus(String(power))).width + 1;
     },
+    /** The ticks with words that are no longer than this, where they were given. */
+    shortTicks: ({ major, minor }, axis, room) => {
+      if (!axis.ticks) return { major, minor };
+      pen.font(11);
+      return { major: major.map(({ value, words }) => ({ value, words: shortened(pen.context, words, room) })), minor };
+    },
+    titleLines: ({ title }, room) => {
+      pen.font(12.5, { bold: true });
+      return wrapped(pen.context, title, room);
+    },
+    /** A text's lines on so many pixels, how far apart they are and how large: wrapped, or smaller if columns are to stay. */
+    fitted: (layer, words, room) => {
+      const look = { fixed: layer.fixed };
+      let size = layer.size * PIXELS_PER_POINT;
+      pen.font(size, look);
+      let lines = words.split("\n");
+      if (layer.fixed) {
+        const widest = Math.max(...lines.map((line) => pen.context.measureText(line).width));
+        size *= Math.max(0.5, Math.min(1, room / widest));
+        pen.font(size, look);
+        lines = lines.map((line) => shortened(pen.context, line, room));
+      } else {
+        lines = wrapped(pen.context, words, room);
+      }
+      return { lines, size: size * scale, step: 1.4 * size * scale };
+    },
     // The middle of a line of this width, in CSS pixels, that fills whole pixels of the screen.
     crisp: (at, width = 1) => {
       const thick = Math.max(1, Math.round(width * ratio));
@@ -390,10 +469,10 @@ function drawAxes(pen, { panel, frame, edge, x, y, xTicks, yTicks }) {
   const [right, bottom] = [left + width, top + height];
   context.textBaseline = "alphabetic";
   if (panel.title) {
-    pen.font(12.5, { bold: true });
+    const lines = pen.titleLines(panel, width);
     context.fillStyle = pen.ink;
     context.textAlign = "left";
-    context.fillText(shortened(context, panel.title, width + 40), left, top - 9 * scale);
+    lines.forEach((line, k) => context.fillText(line, left, top - (9 + 16 * (lines.length - 1 - k)) * scale));
   }
   if (!panel.frame) return;
   context.lineWidth = 1;
@@ -420,8 +499,8 @@ function drawAxes(pen, { panel, frame, edge, x, y, xTicks, yTicks }) {
   context.fillStyle = pen.ink;
   pen.font(11.5);
   context.textAlign = "center";
-  if (panel.x.label) context.fillText(shortened(context, panel.x.label, width + 60), left + width / 2, bottom + 7 + 28 * scale);
-  if (panel.y.label) sideways(pen, panel.y.label, left - edge + 12 * scale, top + height / 2, height + 30);
+  if (panel.x.label) context.fillText(shortened(context, panel.x.label, width), left + width / 2, bottom + 7 + 28 * scale);
+  if (panel.y.label) sideways(pen, panel.y.label, left - edge + 12 * scale, top + height / 2, height + 16);
 }
 
 /** The frame's two lines and small ticks, above what is drawn in it. */
@@ -467,11 +546,29 @@ function sideways(pen, words, x, y, room) {
   context.restore();
 }
 
+/** The words, or both ends of them where there is no room for all. */
 function shortened(context, words, room) {
-  if (context.measureText(words).width <= room) return words;
-  let n = words.length;
-  while (n > 1 && context.measureText(`${words.slice(0, n)}…`).width > room) n--;
-  return `${words.slice(0, n).trimEnd()}…`;
+  const signs = [...words];
+  let kept = signs.length;
+  let shown = words;
+  while (kept > 2 && context.measureText(shown).width > room) {
+    kept--;
+    shown = signs.slice(0, Math.ceil(kept / 2)).join("") + "…" + signs.slice(signs.length - Math.floor(kept / 2)).join("");
+  }
+  return shown;
+}
+
+/** The words in lines for which there is room. */
+function wrapped(context, words, room) {
+  return words.split("\n").flatMap((line) => {
+    const lines = [""];
+    for (const word of line.split(" ")) {
+      const longer = lines.at(-1) ? `${lines.at(-1)} ${word}` : word;
+      if (lines.at(-1) && context.measureText(longer).width > room) lines.push(word);
+      else lines[lines.length - 1] = longer;
+    }
+    return lines.map((each) => shortened(context, each.trimEnd(), room));
+  });
 }
 
 function drawBar(pen, bar) {
@@ -480,33 +577,18 @@ function drawBar(pen, bar) {
   context.save();
   context.textAlign = "left";
   context.fillStyle = pen.ink;
-  if (bar.ticks) {
-    pen.font(11.5);
-    sideways(pen, layer.label, x + width + 8 + bar.words + 15 * scale, y + height / 2, height + 30);
-    const up = direction(bar.axis, y + height, y);
-    context.fillStyle = pen.quiet;
-    for (const tick of bar.ticks.major) drawTick(pen, tick, x + width + 6, up.at(tick.value) + 4 * scale);
-    context.globalAlpha = layer.alpha;
-    context.imageSmoothingEnabled = false;
-    context.drawImage(gradient(pen, layer), x, y, width, height);
-    context.globalAlpha = 1;
-    context.strokeStyle = pen.grid; // an end may be as light as the background
-    context.lineWidth = 1;
-    context.strokeRect(x - 0.5, y - 0.5, width + 1, height + 1);
-  } else {
-    const names = categories(layer);
-    const step = Math.min(20 * scale, height / (names.length + 1));
-    drawTick(pen, { words: layer.label }, x, y + 10 * scale);
-    names.forEach((words, k) => {
-      const middle = y + (k + 1.5) * step;
-      context.globalAlpha = 1;
-      context.fillStyle = pen.quiet;
-      drawTick(pen, { words }, x + width + 6, middle + 4 * scale);
-      context.globalAlpha = layer.alpha;
-      context.fillStyle = pen.colour(k);
-      context.fillRect(x, middle - width / 2, width, width);
-    });
-  }
+  pen.font(11.5);
+  sideways(pen, layer.label, x + width + 8 + bar.words + 15 * scale, y + height / 2, height + 16);
+  const up = direction(bar.axis, y + height, y);
+  context.fillStyle = pen.quiet;
+  for (const tick of bar.ticks.major) drawTick(pen, tick, x + width + 6, up.at(tick.value) + 4 * scale);
+  context.globalAlpha = layer.alpha;
+  context.imageSmoothingEnabled = false;
+  context.drawImage(gradient(pen, layer), x, y, width, height);
+  context.globalAlpha = 1;
+  context.strokeStyle = pen.grid; // an end may be as light as the background
+  context.lineWidth = 1;
+  context.strokeRect(x - 0.5, y - 0.5, width + 1, height + 1);
   context.restore();
 }
 
@@ -726,30 +808,31 @@ const draw = {
     context.setLineDash([]);
     if (first === null || !layer.label) return;
     pen.font(10.5);
-    const long = context.measureText(layer.label).width;
+    const words = shortened(context, layer.label, width - 10);
+    const long = context.measureText(words).width;
     const tall = 14 * pen.scale;
-    const x = upright ? (first + 5 + long > left + width ? first - 5 - long : first + 5) : left + width - long - 3;
+    const beside = first + 5 + long > left + width ? Math.max(first - 5 - long, left + 3) : first + 5;
+    const x = upright ? Math.min(beside, left + width - long - 3) : left + width - long - 3;
     let y = upright ? top + 3 : first - tall - 1 < top ? first + 2 : first - tall - 1;
     // Labels of lines that are close stand one below the other.
     const hits = () => taken.find((box) => x < box.x + box.long + 4 && box.x < x + long + 4 && y < box.y + tall && box.y < y + tall);
     for (let other = hits(); upright && other && y < top + height - 2 * tall; other = hits()) y = other.y + tall;
     taken.push({ x, y, long });
     context.textAlign = "left";
-    outlined(pen, layer.label, x, y + 11 * pen.scale, pen.colour(layer.style));
+    outlined(pen, words, x, y + 11 * pen.scale, pen.colour(layer.style));
   },
 
   text(pen, layer, place, { state }) {
     const { context } = pen;
     const { x: left, y: top, width, height } = place.frame;
-    const size = layer.size * PIXELS_PER_POINT;
-    const lines = text(layer, state).split("\n");
-    const x = left + part(layer, "x", state)[0] * width;
+    const share = part(layer, "x", state)[0];
+    const room = { left: 1 - share, right: share, center: 2 * Math.min(share, 1 - share) }[layer.align] * width;
+    const { lines, size, step } = pen.fitted(layer, text(layer, state), room);
+    const x = left + share * width;
     const middle = top + (1 - part(layer, "y", state)[0]) * height;
-    pen.font(size, { fixed: layer.fixed });
     context.textAlign = layer.align;
-    const step = 1.4 * size * pen.scale;
     lines.forEach((line, k) => {
-      const y = middle + (k - (lines.length - 1) / 2) * step + 0.35 * size * pen.scale;
+      const y = middle + (k - (lines.length - 1) / 2) * step + 0.35 * size;
       if (place.cased) outlined(pen, line, x, y, pen.colour(layer.style));
       else {
         context.fillStyle = pen.colour(layer.style);
@@ -936,13 +1019,15 @@ function said(place, found) {
 // ---- In an element
 
 const CSS = `
-.tristep { position: relative; box-sizing: border-box; padding: 8px 10px 10px; border-radius: 6px; overflow: hidden;
+.tristep { position: relative; box-sizing: border-box; overflow-wrap: anywhere; padding: 8px 10px; border-radius: 6px; overflow: hidden;
   font: 13px/1.4 ${FAMILY}; color: var(--tristep-ink); background: var(--tristep-background); accent-color: var(--tristep-accent); }
 .tristep *, .tristep *::before { box-sizing: border-box; }
 .tristep-title { font-weight: 600; font-size: 15px; margin: 0 0 4px; }
 .tristep-legend { display: flex; flex-wrap: wrap; gap: 0 6px; margin: 0 0 4px -6px; }
-.tristep-legend button { display: inline-flex; align-items: center; gap: 6px; padding: 1px 6px; border: 0; border-radius: 4px;
-  background: none; color: inherit; font: inherit; font-size: 12px; cursor: pointer; }
+.tristep-legend > * { max-width: 100%; display: inline-flex; align-items: center; gap: 6px; padding: 0 6px; border: 0; border-radius: 4px;
+  background: none; color: inherit; font: inherit; font-size: 12px; }
+.tristep-legend span { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.tristep-legend button { cursor: pointer; }
 .tristep-legend button:hover { background: var(--tristep-grid); }
 .tristep-legend button[aria-pressed="false"] { color: var(--tristep-quiet); }
 .tristep-legend button[aria-pressed="false"] svg { opacity: 0.25; }
@@ -961,15 +1046,14 @@ const CSS = `
 .tristep-readout b { font-weight: 600; }
 .tristep-readout i { display: inline-block; width: 9px; height: 9px; margin-right: 6px; border-radius: 5px; }
 .tristep-readout div { color: var(--tristep-quiet); }
-.tristep-controls { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)); gap: 4px 24px;
-  align-items: center; margin-top: 6px; font-size: 12.5px; }
+.tristep-controls { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)); gap: 3px 24px;
+  align-items: center; margin-top: 2px; font-size: 12.5px; }
 .tristep-controls:empty { display: none; }
-.tristep-control { max-width: 520px; display: grid; grid-template-columns: max-content minmax(80px, 1fr) minmax(64px, max-content); gap: 0 10px; align-items: center; }
+.tristep-control { max-width: 520px; display: grid; grid-template-columns: fit-content(40%) minmax(80px, 1fr) fit-content(40%); gap: 0 10px; align-items: center; }
 .tristep-aside .tristep-body { display: grid; grid-template-columns: minmax(0, 1fr) 290px; gap: 0 18px; }
 .tristep-aside .tristep-controls { grid-template-columns: minmax(0, 1fr); align-content: start; gap: 5px; margin: 0; }
-.tristep-aside .tristep-control { grid-template-columns: 92px minmax(60px, 1fr) minmax(64px, max-content); gap: 0 8px; }
-.tristep-controls label { color: var(--tristep-ink); overflow-wrap: anywhere; }
-.tristep-controls output { color: var(--tristep-ink); font-variant-numeric: tabular-nums; }
+.tristep-aside .tristep-control { grid-template-columns: 92px minmax(60px, 1fr) fit-content(40%); gap: 0 8px; }
+.tristep-controls output { min-width: 64px; font-variant-numeric: tabular-nums; }
 .tristep-controls input[type="text"] { font: inherit; color: inherit; background: var(--tristep-background); width: 76px; padding: 1px 5px;
   border: 1px solid var(--tristep-edge); border-radius: 4px; font-variant-numeric: tabular-nums; }
 .tristep-controls input[type="text"].tristep-wide { width: auto; grid-column: 2 / -1; }
@@ -982,11 +1066,15 @@ const CSS = `
   box-shadow: 0 0 0 2px var(--tristep-background); }
 .tristep-controls select, .tristep-controls button { font: inherit; color: inherit; background: var(--tristep-background);
   border: 1px solid var(--tristep-edge); border-radius: 4px; padding: 3px 10px; cursor: pointer; }
-.tristep-controls select { justify-self: start; padding: 2px 4px; }
+.tristep-controls select { justify-self: start; max-width: 100%; padding: 2px 4px; }
 .tristep-controls button:hover { background: var(--tristep-grid); }
 .tristep-controls button[aria-disabled="true"] { color: var(--tristep-quiet); opacity: 0.55; cursor: default; background: none; }
 .tristep-controls .tristep-play { display: flex; gap: 8px; align-items: center; }
 .tristep-controls .tristep-play button { flex: none; display: inline-flex; width: 26px; height: 22px; padding: 0; align-items: center; justify-content: center; }
+.tristep-hint { font-size: 11.5px; line-height: 1.2; color: var(--tristep-quiet); }
+.tristep-hint:empty { display: none; }
+.tristep-hint button { margin-left: 8px; padding: 0 8px; font: inherit; color: var(--tristep-ink); background: var(--tristep-background);
+  border: 1px solid var(--tristep-edge); border-radius: 4px; cursor: pointer; }
 .tristep-listing { position: relative; margin-top: 6px; font-size: 12.5px; }
 .tristep-listing summary { cursor: pointer; color: var(--tristep-quiet); padding-right: 70px; }
 .tristep-listing pre { margin: 4px 0 0; padding: 6px 10px; max-height: 260px; overflow: auto; border-radius: 4px; font: 12px/1.45 ${FIXED};
@@ -1022,6 +1110,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   let places = []; // of the panels on the canvas
   let zoomed = scene.panels.map(() => null);
   let [width, height, ratio] = [0, 0, 1];
+  let covered = null; // pixels of the screen, [wide, high]; null: not known yet
   let [colouring, backIsOld, frameAsked, pen] = ["light", true, 0, null];
   let cursor = null; // of the keyboard: {k, x, y}, a panel's number and pixels
   let held = null; // the point that is being moved: {k, layer, number}
@@ -1049,6 +1138,8 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   const back = document.createElement("canvas"); // what no control changes
   const readout = make("div", "tristep-readout");
   readout.hidden = true;
+  const hint = make("div", "tristep-hint");
+  const whole = make("button", "", "Show all again");
   const controls = make("div", "tristep-controls");
   const silence = make("div", "tristep-silence", "Python does not answer: it is busy, or the kernel has been restarted; then run this cell again.");
   silence.setAttribute("role", "status");
@@ -1065,7 +1156,9 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   front.tabIndex = 0;
   front.setAttribute("role", "img");
   over.setAttribute("aria-hidden", "true");
-  picture.append(front, over, readout);
+  whole.type = "button";
+  whole.addEventListener("click", () => zoom(null));
+  picture.append(front, over, readout, hint);
   body.append(picture, controls);
   root.append(style, title, legend, body, notes, message, listings, silence, table, voice);
   element.replaceChildren(root);
@@ -1083,14 +1176,30 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     });
   }
 
+  /** Put the panels in their places, and give the canvases the pixels that these take. */
+  function layOut() {
+    const scale = isNarrow(scene, width) ? 1 : Math.max(0.9, Math.min(1, width / (scene.width * PIXELS_PER_INCH)));
+    pen = penFor(back.getContext("2d"), scene.style, colouring, scale, ratio);
+    // While a point is held the panels do not move under the hand, however long the numbers next to them get.
+    const made = arrange(scene, width, pen, zoomed, held ? places[0].least : {});
+    places = made.places;
+    if (made.height !== height) {
+      height = made.height;
+      covered = cursor = null;
+      for (const canvas of [front, over]) canvas.style.height = `${height}px`;
+    }
+    const [wide, high] = covered ?? [Math.round(width * ratio), Math.round(height * ratio)];
+    for (const canvas of [front, over, back]) {
+      if (canvas.width !== wide || canvas.height !== high) [canvas.width, canvas.height] = [wide, high];
+    }
+  }
+
   function paint() {
     if (!width) return;
     const context = front.getContext("2d");
     if (backIsOld) {
-      pen = penFor(back.getContext("2d"), scene.style, colouring, Math.max(0.8, Math.min(1, width / (scene.width * PIXELS_PER_INCH))), ratio);
+      layOut();
       pen.context.setTransform(ratio, 0, 0, ratio, 0, 0);
-      // While a point is held the panels do not move under the hand, however long the numbers next to them get.
-      places = arrange(scene, width, height, pen, zoomed, held ? places[0].least : {});
       pen.context.fillStyle = pen.background;
       pen.context.fillRect(0, 0, width + 1, height + 1);
       for (const place of places) {
@@ -1159,8 +1268,8 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
       context.stroke();
       context.setLineDash([]);
     }
-    if (pressed?.zoom) {
-      const { x, y, width: wide, height: high } = pressed.zoom;
+    if (pressed?.seen) {
+      const { x, y, width: wide, height: high } = pressed.seen;
       context.fillStyle = pen.quiet;
       context.globalAlpha = 0.15;
       context.fillRect(x, y, wide, high);
@@ -1183,27 +1292,23 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   // -- Size and colours
 
   function resize() {
-    root.classList.toggle("tristep-aside", isLong() && root.clientWidth >= WIDE);
+    const beside = root.clientWidth - 20 - ASIDE;
+    root.classList.toggle("tristep-aside", isLong() && root.clientWidth >= WIDE && !isNarrow(scene, beside));
     const wide = Math.min(picture.clientWidth, scene.width * PIXELS_PER_INCH);
-    const high = Math.round((wide * scene.height) / scene.width);
-    if (wide === width && high === height && ratio === devicePixelRatio) return;
-    [width, height, ratio] = [wide, high, devicePixelRatio || 1];
-    for (const canvas of [front, over, back]) canvas.style.height = `${height}px`;
-    cursor = null;
-    fill(Math.round(width * ratio), Math.round(height * ratio));
-  }
-
-  /** Give the canvases so many pixels. */
-  function fill(wide, high) {
-    for (const canvas of [front, over, back]) [canvas.width, canvas.height] = [wide, high];
+    if (wide === width && ratio === devicePixelRatio) return;
+    [width, ratio] = [wide, devicePixelRatio || 1];
+    covered = cursor = null;
     backIsOld = true;
-    if (width) paint(); // at once: a canvas that has got a new size is empty
+    paint(); // at once: a canvas that has got a new size is empty
   }
 
   /** Where a page is zoomed, a canvas may begin and end within a pixel of the screen: how many it has, only the browser knows. */
   function sharpen([{ devicePixelContentBoxSize: [{ inlineSize: wide, blockSize: high }] }]) {
     const near = Math.abs(wide - width * ratio) < 2 && Math.abs(high - height * ratio) < 2;
-    if (near && (wide !== front.width || high !== front.height)) fill(wide, high);
+    if (!near || (wide === front.width && high === front.height)) return;
+    covered = [wide, high];
+    backIsOld = true;
+    paint();
   }
 
   function recolour() {
@@ -1225,11 +1330,12 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
 
   function fillLegend() {
     const entries = new Map();
-    for (const panel of scene.panels) {
-      for (const layer of panel.layers) {
-        const named = layer.name && layer.kind !== "text";
-        const key = JSON.stringify([layer.name, layer.style]);
-        if (named && !entries.has(key)) entries.set(key, layer);
+    for (const layer of scene.panels.flatMap(({ layers }) => layers)) {
+      if (layer.kind === "text") continue;
+      const words = layer.palette === "categories" ? layer.words.map((name, style) => ({ ...layer, name, style, fixed: true })) : [];
+      for (const each of [layer, ...words]) {
+        const key = JSON.stringify([each.name, each.style]);
+        if (each.name && !entries.has(key)) entries.set(key, each);
       }
     }
     const shown = [...entries.values()];
@@ -1244,15 +1350,16 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
       legendFor = wanted;
     }
     shown.forEach((layer, k) => {
-      legend.children[k].setAttribute("aria-pressed", String(!hidden.has(layer.name)));
-      legend.children[k].lastChild.textContent = named(scene, layer, state);
+      if (!layer.fixed) legend.children[k].setAttribute("aria-pressed", String(!hidden.has(layer.name)));
+      legend.children[k].lastChild.textContent = legend.children[k].title = named(scene, layer, state);
     });
   }
 
   function entry(layer) {
-    const button = make("button");
-    button.type = "button";
+    const button = make(layer.fixed ? "div" : "button"); // the colours of a map are all there or none
     button.append(swatch(layer, scene.style, colouring), make("span", "", layer.name));
+    if (layer.fixed) return button;
+    button.type = "button";
     button.addEventListener("click", () => {
       if (!hidden.delete(layer.name)) hidden.add(layer.name);
       fillLegend();
@@ -1281,7 +1388,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   }
 
   function fillWords() {
-    root.style.maxWidth = `${scene.width * PIXELS_PER_INCH + 20 + (isLong() ? 308 : 0)}px`;
+    root.style.maxWidth = `${scene.width * PIXELS_PER_INCH + 20 + (isLong() ? ASIDE : 0)}px`;
     message.textContent = scene.message;
     const wanted = JSON.stringify(scene.notes);
     if (wanted !== notedFor) notes.replaceChildren(...scene.notes.map(noted)); // else one may be about to be clicked
@@ -1289,6 +1396,31 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     title.textContent = scene.title;
     title.style.display = scene.title ? "" : "none";
     front.setAttribute("aria-label", [scene.title, scene.description].filter(Boolean).join(". "));
+  }
+
+  /** What can be done with the picture itself. */
+  function fillHint() {
+    const label = (name) => scene.controls.find((each) => each.name === name).label;
+    const framed = scene.panels.filter(({ frame }) => frame);
+    const clicks = framed.flatMap(({ click }) => click ?? []);
+    const told = send ? clicks.filter(({ event }) => event !== null) : [];
+    const set = clicks.flatMap(({ control, other }) => [control, other].filter((name) => name !== null).map(label));
+    const drags = send ? framed.flatMap(({ layers }) => layers.map(({ drag }) => drag ?? null)).filter((name) => name !== null) : [];
+    const words = [
+      ...told.map(({ does, double }) => `${double ? "double click" : "click"}, or arrows and Enter: ${does}`),
+      ...(set.length ? [`click or drag, or arrows and Enter: choose ${[...new Set(set)].join(", ")}`] : []),
+      ...drags.map((name) => `drag ${name}: move it`),
+      ...(framed.some(({ click }) => !click?.control) ? [`${drags.length ? "drag elsewhere" : "drag"}: zoom`, "double click: back"] : []),
+    ];
+    hint.textContent = [...new Set(words)].join(" · ");
+    if (zoomed.some((each) => each)) hint.append(whole);
+  }
+
+  /** Look at a part {x, y} of a panel, or at all of it again; at all of all panels without a number. */
+  function zoom(part, k = null) {
+    zoomed = zoomed.map((each, number) => (k === null || number === k ? part : each));
+    fillHint();
+    changed({ back: true });
   }
 
   /** Whether there are more controls than have room below the picture. */
@@ -1638,7 +1770,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     } else if (pressed.far && places[pressed.k].panel.click?.control) {
       click(pressed.k, ...point(pressed.k, x, y));
     } else if (pressed.far && event.pointerType !== "touch") {
-      pressed.zoom = rectangle(places[pressed.k], pressed, ...point(pressed.k, x, y));
+      pressed.seen = rectangle(places[pressed.k], pressed, ...point(pressed.k, x, y));
       quiet();
     }
   });
@@ -1646,20 +1778,19 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   front.addEventListener("pointerup", (event) => {
     if (!pressed) return;
     const [x, y] = place(event);
-    const { k, far, zoom } = pressed;
+    const { k, far, seen } = pressed;
     clearTimeout(clickTimer);
     if (!held && !far) {
       if (zoomed[k]) clickTimer = setTimeout(click, DOUBLE_CLICK, k, x, y); // unless it is the first of a double click
       else click(k, x, y);
     }
-    if (zoom && zoom.width > 8 && zoom.height > 8) {
+    if (seen && seen.width > 8 && seen.height > 8) {
       const { panel, x: X, y: Y } = places[k];
       const within = (axis, way, from, to) => {
         const ends = [way.value(from), way.value(to)].sort((a, b) => a - b);
         return { ...axis, low: ends[0], high: ends[1] };
       };
-      zoomed[k] = { x: within(panel.x, X, zoom.x, zoom.x + zoom.width), y: within(panel.y, Y, zoom.y, zoom.y + zoom.height) };
-      changed({ back: true });
+      zoom({ x: within(panel.x, X, seen.x, seen.x + seen.width), y: within(panel.y, Y, seen.y, seen.y + seen.height) }, k);
     }
     held = pressed = null;
     quiet();
@@ -1678,8 +1809,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     if (k >= 0 && !zoomed[k] && places[k].panel.click?.double && !grip(k, x, y)) click(k, x, y, true);
     if (k < 0 || !zoomed[k]) return;
     clearTimeout(clickTimer);
-    zoomed[k] = null;
-    changed({ back: true });
+    zoom(null, k);
   });
 
   front.addEventListener("keydown", (event) => {
@@ -1748,6 +1878,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   preference.addEventListener("change", recolour);
 
   fillWords();
+  fillHint();
   fillControls();
   fillListings();
   recolour();
@@ -1778,6 +1909,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     }
     if (places.length !== scene.panels.length) cursor = pressed = null;
     fillWords();
+    fillHint();
     fillControls();
     fillListings();
     fillLegend();
@@ -1847,7 +1979,7 @@ function swatch(layer, style, theme) {
   const numbered = typeof layer.style === "number";
   let colour = numbered ? colours[layer.style % colours.length] : roles[layer.style];
   const parts = [];
-  if (layer.kind === "heatmap") colour = `#${layer.colours[theme].slice(-6)}`;
+  if (layer.kind === "heatmap" && !layer.fixed) colour = `#${layer.colours[theme].slice(-6)}`;
   if (layer.kind === "band" || layer.kind === "heatmap") {
     parts.push(svg("rect", { x: 1, y: 2, width: 24, height: 8, fill: colour, "fill-opacity": Math.max(0.25, layer.alpha) }));
   } else if (layer.kind === "points") {
