@@ -41,6 +41,7 @@ TUNING = {
         "BLOCKS_OF_SUMS": "elements of a program",
         "MANY_SUMS": "registers",
         "MOST_BLOCKS": "elements of a program",
+        "MOST_PACKED": "elements of a program",
         "ENOUGH": "programs of a launch",
         "threads_for": "threads of a program",
     },

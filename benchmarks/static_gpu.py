@@ -32,7 +32,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from tristep.kernels import Rule, rules, storage
-from tristep.kernels.backends.triton.compile import BLOCK, MOST_BLOCKS, compile_for
+from tristep.kernels.backends.triton.compile import BLOCK, MOST_PACKED, compile_for
 from tristep.trainer import Telemetry
 
 RESULTS = Path(__file__).parent / "results" / "static_gpu.json"
@@ -146,7 +146,7 @@ def measure(name: str, target: str = "sm_90") -> dict[str, Any]:
     compiled = compile_for(GPUTarget("cuda", int(target[3:]), 32), rule, **options)
     warps, sass, able = compiled.metadata.num_warps, compiled.asm["sass"], TARGETS[target]
     path = [of(line) for line in full_tile(sass)]
-    elements = MOST_BLOCKS * BLOCK // (32 * warps)  # of a thread
+    elements = MOST_PACKED * BLOCK // (32 * warps)  # of a thread
     counts = Counter(pipe for instruction in path for pipe in pipes_of(instruction))
     read, written = bytes_of(rule, **options)
     registers, bytes_ = registers_of(compiled), read + written
@@ -200,7 +200,7 @@ def full_tile(sass: str) -> list[str]:
     ends = {i for i, line in enumerate(lines) if EXIT.match(of(line))}
     before = shortest(lines, branches, 0, {head})
     block, last = (shortest(lines, branches, head, to, "STG") for to in (backwards, ends))
-    code = [*before[:-1], *block * (MOST_BLOCKS - 1), *last]
+    code = [*before[:-1], *block * (MOST_PACKED - 1), *last]
     return [lines[i] for i in code if lines[i][:-1] not in labels]
 
 

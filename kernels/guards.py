@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.graph import increment_version
 
 Reference = Callable[[], "torch.Tensor | None"]  # a weak reference, or `_missing`
 
@@ -184,6 +185,18 @@ class GradGuard:
             gradient is not used() or version != before
             for gradient, used, version, before in zip(gradients, self._used, versions, self._versions, strict=True)
         ]
+
+
+def copy_all(into: list[torch.Tensor], values: list[torch.Tensor], non_blocking: bool = False) -> None:
+    """Copy each value to its tensor, such that torch counts the write; of lists of a GPU's tensors it counts none."""
+    torch._foreach_copy_(into, values, non_blocking=non_blocking)
+    increment_version(into)
+
+
+def zero_all(tensors: list[torch.Tensor]) -> None:
+    """Fill tensors with zeros, such that torch counts the write, as `copy_all` does."""
+    torch._foreach_zero_(tensors)
+    increment_version(tensors)
 
 
 def gradient_references(gradients: Sequence[torch.Tensor | None]) -> list[Reference]:

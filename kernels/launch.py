@@ -142,7 +142,7 @@ class Launch:
             self.addresses[-1] = _addresses_of(masters, stacked)
         self.sizes = np.repeat(np.array([weight.numel() for weight in weights], dtype=np.int64) // counts, counts)
         self.n_elements = int(self.sizes.sum())
-        self.tile = self.tile_for(self.n_elements)
+        self.tile = self.tile_for(self.n_elements, any(kind in storage.PACKED for kind in types))
         self.tiles = tiles_of(self.sizes, self.tile)
         self.storage = storage.of_tensors(self.weight_dtype, types, None if masters is None else masters[0].dtype, seed)
         self.width = 1 + len(rule.hyper)  # of hyper-parameters; there may be keys after them
@@ -168,8 +168,8 @@ class Launch:
     # What a backend has of its own.
 
     @staticmethod
-    def tile_for(elements: int) -> int:
-        """Elements of a tile, of a launch with this many."""
+    def tile_for(elements: int, packed: bool) -> int:
+        """Elements of a tile, of a launch with this many; `packed`: whether there are packed states."""
         raise NotImplementedError
 
     def _prepare(self) -> None:

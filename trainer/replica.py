@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..kernels.guards import GradGuard
+from ..kernels.guards import GradGuard, zero_all
 from ..kernels.metrics import MetricsBuffer
 from .interrupts import uninterrupted
 from .optimizer import Optimizer, Updater
@@ -94,7 +94,7 @@ class Replica:
 def zero(gradients: Sequence[torch.Tensor | None]) -> None:
     """Fill gradients with zeros."""
     if present := [gradient for gradient in gradients if gradient is not None]:
-        torch._foreach_zero_(present)
+        zero_all(present)
 
 
 def update_together(

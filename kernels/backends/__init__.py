@@ -24,9 +24,10 @@ def choose_engine(device: torch.device, engine: str | None = None) -> str:
 
     Args:
         device: where the tensors are.
-        engine: "triton", "cpu", "eager", or None for the environment variable TRISTEP_ENGINE and, without that, the best
-            there is: triton on a GPU, cpu (numba) on the CPU, eager elsewhere or where the library is missing. Where
-            Triton is installed and can run no kernel on the GPU, that is eager, with a warning that tells why.
+        engine: "triton", "cpu", "eager", or None for the environment variable TRISTEP_ENGINE and, without that or where
+            that engine does not work on this device, the best there is: triton on a GPU, cpu (numba) on the CPU, eager
+            elsewhere or where the library is missing. Where Triton is installed and can run no kernel on the GPU, that is
+            eager, with a warning that tells why.
 
     Raises:
         ValueError: no such engine, or it cannot work on this device.
@@ -39,24 +40,26 @@ def choose_engine(device: torch.device, engine: str | None = None) -> str:
         )
     asked = engine or os.environ.get("TRISTEP_ENGINE") or None
     gpu = device.type in ("cuda", "xpu")
-    if asked is None:
+    if asked is not None and asked not in ENGINES:
+        close = [_OTHER_NAMES[asked]] if asked in _OTHER_NAMES else difflib.get_close_matches(asked, ENGINES, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        what = "engine" if engine else "TRISTEP_ENGINE"
+        raise ValueError(f"{what}={asked!r}: must be one of {', '.join(map(repr, ENGINES))}, or None.{hint}")
+    # The variable is for a whole process, which may have tensors on a GPU and others on the CPU, as the store "local" has.
+    elsewhere = {"triton": not gpu and os.environ.get("TRITON_INTERPRET") != "1", "cpu": device.type != "cpu"}
+    if asked is None or (not engine and elsewhere.get(asked)):
         if gpu and has_triton():
             if problem := _problem_of_triton(device):
                 _warn(device, problem)
             return "eager" if problem else "triton"
         return "cpu" if device.type == "cpu" and has_numba() else "eager"
-    if asked not in ENGINES:
-        close = [_OTHER_NAMES[asked]] if asked in _OTHER_NAMES else difflib.get_close_matches(asked, ENGINES, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        what = "engine" if engine else "TRISTEP_ENGINE"
-        raise ValueError(f"{what}={asked!r}: must be one of {', '.join(map(repr, ENGINES))}, or None.{hint}")
     if asked == "triton":
         if not has_triton():
             raise ModuleNotFoundError(
                 "engine='triton' needs Triton, which is missing: torch's builds for GPUs bring it; otherwise, on Linux, "
                 "pip install 'tristep[triton]'; or leave engine out"
             )
-        if not gpu and os.environ.get("TRITON_INTERPRET") != "1":
+        if elsewhere["triton"]:
             raise ValueError(
                 f"engine='triton' needs tensors on a GPU, these are on {device}: move the model to a GPU, leave engine out, "
                 "or set TRITON_INTERPRET=1 before Python starts to run the kernels slowly on the CPU"
@@ -64,7 +67,7 @@ def choose_engine(device: torch.device, engine: str | None = None) -> str:
         if gpu and (problem := _problem_of_triton(device)):
             raise RuntimeError(f"engine='triton' cannot run on {device}: {problem}; or leave engine out")
     if asked == "cpu":
-        if device.type != "cpu":
+        if elsewhere["cpu"]:
             raise ValueError(f"engine='cpu' needs tensors on the CPU, these are on {device}: leave engine out")
         if not has_numba():
             raise ModuleNotFoundError("engine='cpu' needs the package numba: pip install numba, or engine='eager'")

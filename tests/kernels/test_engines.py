@@ -101,6 +101,19 @@ def test_every_engine_is_taken_at_its_name(name, bare, monkeypatch):
     assert choose_engine(device) == name
 
 
+@pytest.mark.skipif(not has_numba(), reason="not installed")
+def test_the_environment_names_an_engine_for_the_devices_that_it_works_on(bare, monkeypatch):
+    """As a store on the CPU may be there for replicas on GPUs; an argument is for the tensors that it comes with."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("TRISTEP_ENGINE", "triton")
+    assert choose_engine(torch.device("cpu")) == "cpu"
+    monkeypatch.setenv("TRISTEP_ENGINE", "cpu")
+    assert choose_engine(torch.device("meta")) == "eager"
+    for engine, device in (("triton", "cpu"), ("cpu", "meta")):
+        with pytest.raises(ValueError, match=f"engine='{engine}' needs tensors on"):
+            choose_engine(torch.device(device), engine)
+
+
 @pytest.mark.parametrize(
     ("asked", "hint"),
     [

@@ -134,7 +134,7 @@ def test_lookahead_moves_the_slow_weight_where_it_is_time(place, numbers, name):
         for w, row in zip(weights, rows, strict=True):
             slots = dict(zip(base.slots, row, strict=True)) | {"slow_weight": w.cos()}
             own.append(tuple(slots[name] for name in made.slots))
-        slow = [w.cpu().cos().numpy() for w in weights]
+        slow = [w.cos().cpu().numpy() for w in weights]
         place.run(made, weights, gradients, own, [hyper(made, **others)] * len(weights))
         found_states = [dict(zip(made.slots, (s.cpu().numpy() for s in row), strict=True)) for row in own]
         same_states(found_states, states)

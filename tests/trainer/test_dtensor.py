@@ -104,6 +104,8 @@ def _all_differences(dtype, shape, engine, names):
     ids=["float64", "native", "triton", "copies of shards"],
 )
 def test_fully_sharded_nets_train_as_in_one_process_and_as_by_torch(processes, ranks, shape, dtype, engine, names):
+    if engine == "triton" and torch.cuda.is_available():
+        pytest.skip("these ranks are on the CPU, and Triton's interpreter is off where there is a GPU")
     limit = 1e-12 if dtype == torch.float64 else 1e-6
     for found in processes(ranks).run(_all_differences, dtype, shape, engine, names):
         for name, differences in found.items():

@@ -135,7 +135,8 @@ def change(trainer, net, step):
     optimizer = trainer.optimizer
     if optimizer.lr_scheduler is None:
         trainer.set_learning_rate(0.02 / (step + 1))
-    optimizer.wd = 0.01 * step
+    if not getattr(optimizer, "hyperball", False):  # which has no decay
+        optimizer.wd = 0.01 * step
     for option, value in (
         ("beta1", 0.9 - 0.02 * step),
         ("clip_norm", 0.1 + 0.05 * step),
@@ -392,7 +393,8 @@ def test_a_step_in_another_thread_is_not_recorded():
             step(x)
         if not captured:
             other.set_learning_rate(0.5)
-            train_other(batches(5)[2])
+            for x in batches(5)[0 if HAS_GPU else 2 : 3]:  # there it trains in the calls before the graph, too
+                train_other(x)
         found.append([*tensors_of(trainer, net), *tensors_of(other, other_net)])
     assert equal(*found)
 

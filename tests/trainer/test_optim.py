@@ -34,6 +34,10 @@ def _parameters(name, dtype, device="cpu"):
         tensors += [values(5), values(), values(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)]
     if name not in ("Muon", "SparseAdam", "Adafactor"):  # torch's Adafactor divides by the number of elements
         tensors += [values(0), values(0, 3)]
+    if (
+        name == "SparseAdam" and torch.device(device).type == "cuda"
+    ):  # where torch adds sparse tensors to contiguous ones only
+        tensors = list(map(torch.Tensor.contiguous, tensors))
     return [torch.nn.Parameter(tensor.to(device)) for tensor in tensors]
 
 

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.autograd.graph import increment_version
 
 from ...kernels import streams
+from ...kernels.guards import copy_all
 from ...kernels.layouts import is_dense
 from ...kernels.states import PACK_FROM
 from .. import dist_utils
@@ -516,8 +516,7 @@ class GradientBuckets:
                 views.append(view)
                 gradients.append(gradient)
         if views:
-            torch._foreach_copy_(views, gradients)
-            increment_version(views)  # on GPUs torch does not count what lists of tensors are given
+            copy_all(views, gradients)
         for index, _, _, view, _ in members:
             self.params[index].grad = view
 

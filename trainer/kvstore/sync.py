@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ...kernels.guards import copy_all
 from ...kernels.metrics import MetricsBuffer
 from .. import checkpoint
 from ..optimizer import Optimizer
@@ -242,7 +243,7 @@ class KVStoreSync(GradientSync):
         elif self.updates:
             self._live.replace(list(range(len(weights))), weights)
         for replica in self._replicas[1:]:
-            torch._foreach_copy_(replica.weights(), weights, non_blocking=True)
+            copy_all(replica.weights(), weights, non_blocking=True)
 
     def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
         keys = [i for i, wanted in enumerate(chosen) if wanted]

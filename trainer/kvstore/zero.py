@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from ...kernels import Rule, storage
+from ...kernels.guards import copy_all
 from ...kernels.layouts import compute_dtype, is_dense, widest
 from ...kernels.metrics import MetricsBuffer
 from ...kernels.states import master_like
@@ -261,7 +262,7 @@ class ZeroSync(AllReduceSync):
     def _land(self, work: Any, stage: torch.Tensor, stretches: Sequence[torch.Tensor], others: _Placed) -> None:
         work.wait()
         if others:
-            torch._foreach_copy_([weight for _, weight in others], self._places(stretches, others))
+            copy_all([weight for _, weight in others], self._places(stretches, others))
         self._live.pool.give(stage)
 
     def _places(self, stretches: Sequence[torch.Tensor], placed: _Placed) -> list[torch.Tensor]:

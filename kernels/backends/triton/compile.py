@@ -21,14 +21,18 @@ from .tile import Arguments, Layout
 BLOCK = 1024  # elements that a program computes at a time
 BLOCKS_OF_SUMS = 4  # of a program of a reduction, at least
 MANY_SUMS = 16, 64  # of which compilers keep all values of all elements, in twice the registers, unless they are told not to
-MOST_BLOCKS = 16  # of a program
+MOST_BLOCKS, MOST_PACKED = 2, 16  # of a program, without and with packed states
 ENOUGH = 2048  # programs, twice those that the largest GPUs run at a time
 INTERPRETED = GPUTarget("cuda", 90, 32)  # what Triton's interpreter is told, which takes it for nothing
 
 
-def tile_for(elements: int) -> int:
-    """Elements of one program, of this many of all: the more, the less is spent on what is done once for each program."""
-    blocks = MOST_BLOCKS
+def tile_for(elements: int, packed: bool) -> int:
+    """Elements of one program, of this many of all.
+
+    Of a few blocks, as what one program waits for others load and store meanwhile; with packed states, whose arithmetic is
+    what takes time, of many, for which less is done once for each program. docs/gpu.md has what was measured.
+    """
+    blocks = MOST_PACKED if packed else MOST_BLOCKS
     while blocks > 1 and elements < ENOUGH * blocks * BLOCK:
         blocks //= 2
     return blocks * BLOCK

@@ -127,12 +127,14 @@ class TritonLaunch(Launch):
 
     def _calls_of_metric(self, metric: Metric, ring: torch.Tensor, rows: np.ndarray) -> tuple[KernelCall, list[KernelCall]]:
         function, n_values = with_metric(self.rule, metric), ring.shape[-1]
-        partials = torch.zeros(n_values, max(self._n_tiles, 1), dtype=self.dtype, device=self.device)
-        firsts = np.searchsorted(self.tiles[:, 0], np.arange(len(rows) + 1))
-        if self.rule.reductions:  # whose tiles it has backwards
-            firsts, rows = self._n_tiles - firsts[::-1], rows[::-1]
+        blocks = max(self.tile // BLOCK, BLOCKS_OF_SUMS)
+        tiles = tiles_of(self.sizes, blocks * BLOCK)
+        partials = torch.zeros(n_values, max(len(tiles), 1), dtype=self.dtype, device=self.device)
+        firsts = np.searchsorted(tiles[:, 0], np.arange(len(rows) + 1))
+        if self.rule.reductions:  # after which it has them backwards, too
+            tiles, firsts, rows = tiles[::-1], len(tiles) - firsts[::-1], rows[::-1]
         return (
-            self._call_of(update_kernel, function, self._tiles, self.tile // BLOCK, partials),
+            self._call_of(update_kernel, function, _copied(tiles, self.device), blocks, partials),
             _calls_of_totals(partials, firsts, metric.by, ring, rows),
         )
 
