@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from functools import lru_cache, partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,9 @@ from .language.reduction import ElementwiseFunction
 from .language.text import function_of_text
 from .layouts import widest
 
-EDGES = tuple(2.0**k for k in range(-28, 3))  # between the bins of a histogram
+_POWERS = tuple(2.0**k for k in range(-28, 3))
+# Between the bins of a histogram. 0 and the least power that has all digits in float32 have zeros between them.
+EDGES = (*(-power for power in reversed(_POWERS)), 0.0, 2.0**-126, *_POWERS)
 BINS = len(EDGES) + 1
 SLOTS = 64  # of a ring on a GPU: steps recorded there; half of them are copied to the host at a time
 
@@ -98,18 +99,23 @@ _VALUES = {"weight": "w", "gradient": "g", "update": "new_w - w"}
 
 @lru_cache(maxsize=len(_VALUES))
 def histogram(what: str) -> Metric:
-    """A metric that counts the absolute values of "weight", "gradient" or "update" between `EDGES`, the powers of 2.
+    """A metric that `bins_of` makes counts between `EDGES` of: of the values of "weight", "gradient" or "update".
 
-    Its values are called gradient_bin_0 and so on. Bin 0 has what is below the first edge, zeros too, the last bin what is
-    at the last edge or above it, infinities too. NaN is in none; `gradient_nonfinite` counts both.
+    Its values are called gradient_from_0 and so on: how many are below the first edge, and how many at each edge or above
+    it, which takes half of the instructions of counting between two. NaN is in none; `gradient_nonfinite` counts both.
     """
-    bins = [f"tl.where(x < {EDGES[0]!r}, 1.0, 0.0)"]
-    bins += [f"tl.where((x >= {low!r}) & (x < {high!r}), 1.0, 0.0)" for low, high in pairwise(EDGES)]
-    bins += [f"tl.where(x >= {EDGES[-1]!r}, 1.0, 0.0)"]
+    counts = [f"tl.where(x < {EDGES[0]!r}, 1.0, 0.0)", *(f"tl.where(x >= {edge!r}, 1.0, 0.0)" for edge in EDGES)]
     name = f"{what}_histogram"
-    text = f"def {name}(w, g, new_w):\n    x = tl.abs({_VALUES[what]})\n    return {', '.join(bins)}\n"
+    text = f"def {name}(w, g, new_w):\n    x = {_VALUES[what]}\n    return {', '.join(counts)}\n"
     fn = function_of_text(name, text, {"tl": tl, "__name__": __name__})
-    return Metric(fn, dict.fromkeys((f"{what}_bin_{k}" for k in range(BINS)), "sum"))
+    return Metric(fn, dict.fromkeys((f"{what}_from_{k}" for k in range(BINS)), "sum"))
+
+
+def bins_of(counts: np.ndarray) -> np.ndarray:
+    """How many are between each two of `EDGES`, [..., BINS], of the values of `histogram`."""
+    bins = counts.copy()
+    bins[..., 1:-1] -= counts[..., 2:]
+    return bins
 
 
 @lru_cache(maxsize=64)

@@ -4,7 +4,9 @@ import numpy as np
 
 from tristep.viz import Run, Series
 
-EDGES = 2.0 ** np.arange(-28, 3)
+POWERS = 2.0 ** np.arange(-28, 3)
+EDGES = np.array([*-POWERS[::-1], 0.0, 2.0**-126, *POWERS])
+ZERO = 32  # the bin of zeros
 
 
 def make_run(steps=120, tensors=4, name="run", names=None, every=1, histograms=True, loss=None):
@@ -29,9 +31,11 @@ def make_run(steps=120, tensors=4, name="run", names=None, every=1, histograms=T
         },
     )
     if histograms:
-        counts = np.zeros((len(measured[::10]), tensors, 32))
-        for i in range(tensors):
-            counts[:, i, 10 + i % 20], counts[:, i, 11 + i % 20] = 75, 25
+        counts = np.zeros((len(measured[::10]), tensors, 65))
+        for i in range(
+            tensors
+        ):  # three fifths in [2**(i % 20 - 18), 2**(i % 20 - 17)), a fifth are their negatives, and zeros
+            counts[:, i, 44 + i % 20], counts[:, i, 20 - i % 20], counts[:, i, ZERO] = 60, 20, 20
         run.add_tensors(measured[::10], {"gradient_histogram": counts})
     return run
 

@@ -75,9 +75,10 @@ class Telemetry:
     - "weight_unchanged": the share of elements that are stored as they were, because the update was 0 or lost in rounding.
       Compared is what is in memory, after rounding: the weight together with a split master or Kahan's compensation; if
       there is a float32 master copy, that copy. 0.0 and -0.0 are equal, and NaN counts as changed;
-    - "weight_histogram", "gradient_histogram", "update_histogram": counts of absolute values, [n_steps, n_parameters, 32].
-      Bin 0 has those below `edges[0]`, zeros too, bin k those from `edges[k - 1]` to below `edges[k]`, and the last one the
-      rest, infinities too. `edges` are the powers of 2 from 2^-28 to 4. NaN is in none.
+    - "weight_histogram", "gradient_histogram", "update_histogram": counts of values, [n_steps, n_parameters, 65].
+      Bin 0 has those below `edges[0]`, bin k those from `edges[k - 1]` to below `edges[k]`, and the last one the rest,
+      infinities too. `edges` are the powers of 2 from 2^-28 to 4, those with a minus before them, and 0 and 2^-126: between
+      these is bin 32, the one of zeros. NaN is in none.
 
     The gradient is the rule's input: clipping, decay and the like come later and show in the update. Weights are in the
     arithmetic's type, those of the master copy if there is one, and the update is taken before rounding to the weight's
@@ -87,7 +88,7 @@ class Telemetry:
 
     Args:
         every: record the first step and then each k-th; those between cost nothing.
-        size: steps to keep. Each takes up to 8 bytes for each parameter and quantity, 256 for each histogram.
+        size: steps to keep. Each takes up to 8 bytes for each parameter and quantity, 520 for each histogram.
         metrics: names of quantities, and your own metrics (see `tristep.kernels.metric`), whose values' sums or
             maxima are quantities then.
         histograms: which of "weight", "gradient" and "update" to have a histogram of. A step that computes one takes up to
@@ -96,7 +97,7 @@ class Telemetry:
     Attributes:
         names: of the parameters, in the order of the arrays' columns; empty before it is given to a `Trainer`.
         quantities: the names of all that is recorded.
-        edges: float64 [31], between the bins of histograms.
+        edges: float64 [64], between the bins of histograms.
         is_recorders: whether a `viz.Recorder` has made it for itself; a copy of the trainer is not recorded then.
 
     Raises:
@@ -162,7 +163,7 @@ class Telemetry:
         return len(self._arrived())
 
     def __getitem__(self, quantity: str) -> np.ndarray:
-        """float64 [n_steps, n_parameters], or [n_steps, n_parameters, 32] of a histogram, of the steps that arrived.
+        """float64 [n_steps, n_parameters], or [n_steps, n_parameters, 65] of a histogram, of the steps that arrived.
 
         Raises:
             KeyError: it is not recorded; the message says what is.
@@ -268,8 +269,8 @@ class Telemetry:
                 else:
                     result |= {name: found[name] for name in wanted.names}
         for what in self._histograms:
-            first = names.index(f"{what}_bin_0")
-            result[f"{what}_histogram"] = values[:, :, first : first + known.BINS]
+            first = names.index(f"{what}_from_0")
+            result[f"{what}_histogram"] = known.bins_of(values[:, :, first : first + known.BINS])
         return result
 
 

@@ -225,42 +225,47 @@ def test_a_metric_of_ones_own(place):
 
 
 @pytest.mark.parametrize("what", ["weight", "gradient", "update"])
-def test_histograms_count_between_powers_of_two(place, what):
+def test_histograms_count_between_powers_of_two_of_either_sign_and_zeros_apart(place, what):
     rng = np.random.default_rng(2)
     w = place.tensor(rng.normal(size=3001) * 2.0 ** rng.integers(-34, 8, size=3001), F32)
     g = place.tensor(rng.normal(size=3001) * 2.0 ** rng.integers(-34, 8, size=3001), F32)
     g[:3] = torch.tensor([0.0, math.nan, math.inf])
+    g[6:9] = torch.tensor([-0.0, -4.0, -(2.0**-28)])
+    w[:4] = torch.tensor([0.0, -0.0, -math.inf, 2.0**-28])
     g[3:6] = torch.tensor([2.0**-28, 4.0, np.nextafter(np.float32(4), np.float32(0))])
     before = w.clone()
     into = MetricsBuffer(metrics.histogram(what), 1)
     step(place, rules.sgd, [w], [g], into)
-    x = {"weight": before, "gradient": g, "update": w - before}[what].abs().cpu().numpy()
+    x = {"weight": before, "gradient": g, "update": w - before}[what].cpu().numpy()
     x = x[~np.isnan(x)]
-    expected, _ = np.histogram(np.minimum(x, 1e30), bins=[-1, *metrics.EDGES, math.inf])
-    found = values(into)[0, 0]
+    expected, _ = np.histogram(np.clip(x, -1e30, 1e30), bins=[-math.inf, *metrics.EDGES, math.inf])
+    found = metrics.bins_of(values(into)[0, 0])
     if what == "update":  # it is rounded in one more step here
         assert np.abs(found - expected).max() <= 2
     else:
         assert np.array_equal(found, expected)
+        assert found[32] == np.count_nonzero(x == 0) > 1
+        assert min(found[:32].sum(), found[33:].sum()) > 1000
     assert found.sum() == x.size
 
 
 @pytest.mark.parametrize("what", ["weight", "gradient", "update"])
 def test_nonfinite_values_never_count_as_small(place, what):
-    """Infinities are in the last bin, where NumPy puts them, and NaN is in none."""
+    """Infinities are in the first and the last bin, where NumPy puts them, and NaN is in none."""
     (w,), (g,) = tensors(place, [(300,)], F32)
     w[2::5], g[::5], g[1::5] = math.inf, math.nan, -math.inf
     before, gradient = array(w), array(g)
     into = MetricsBuffer(metrics.histogram(what), 1)
     step(place, rules.sgd, [w], [g], into)
     with np.errstate(invalid="ignore"):
-        x = np.abs({"weight": before, "gradient": gradient, "update": array(w) - before}[what])
+        x = {"weight": before, "gradient": gradient, "update": array(w) - before}[what]
     x = x[~np.isnan(x)]
     expected = np.bincount(np.searchsorted(metrics.EDGES, x, side="right"), minlength=metrics.BINS)
-    (found,) = values(into)[0]
+    found = metrics.bins_of(values(into)[0, 0])
     assert found.sum() == x.size == {"weight": 300, "gradient": 240, "update": 180}[what]
-    assert found[0] == expected[0] == 0
-    assert found[-1] == expected[-1] >= (0 if what == "update" else 60)  # sgd clips gradients
+    assert [found[0], found[-1]] == [expected[0], expected[-1]]
+    assert found[0] + found[-1] >= (0 if what == "update" else 60)  # sgd clips gradients
+    assert found[32] == expected[32]
     assert np.abs(found - expected).max() <= (2 if what == "update" else 0)  # it is rounded in one more step here
 
 

@@ -98,7 +98,7 @@ def test_tensorboard_reads_scalars_and_histograms(tmp_path):
         events = found.Scalars(name)
         assert [each.step for each in events] == list(expected)
         assert [each.value for each in events] == [float(np.float32(row[name])) for row in expected.values()]
-    edges = [0.0, *recorder.run.edges, 8.0]
+    edges = [-8.0, *recorder.run.edges, 8.0]
     assert len(found.Tags()["histograms"]) == 4
     for what in ("gradient_histogram", "weight_histogram"):
         steps, counts = recorder.run.histograms[what].recent()
@@ -123,7 +123,7 @@ def test_wandb_reads_scalars_and_histograms(tmp_path, wandb_run):
     for i, parameter in enumerate(recorder.run.parameters):
         histogram = summary[f"gradient_histogram/{parameter}"]
         assert histogram["values"] == counts[-1, i].tolist()
-        assert histogram["bins"] == [0.0, *recorder.run.edges, 8.0]
+        assert histogram["bins"] == [-8.0, *recorder.run.edges, 8.0]
     (file,) = tmp_path.rglob("*.wandb")
     with pytest.warns(UserWarning, match="left out 18 values that are no numbers"):
         own = _expected(tristep.viz.read_run(file))

@@ -145,10 +145,28 @@ def test_histograms_come_now_and_then_and_norms_always():
     assert steps.tolist() == [1, 5, 9]
     for step, row in zip(steps, counts, strict=True):
         for weight, own in zip(note[step - 1], row, strict=True):  # as it was before the step
-            bins = np.searchsorted(run.edges, np.abs(weight).ravel(), side="right")
-            np.testing.assert_array_equal(own, np.bincount(bins, minlength=32))
+            bins = np.searchsorted(run.edges, weight.ravel(), side="right")
+            np.testing.assert_array_equal(own, np.bincount(bins, minlength=65))
     for k, name in enumerate(NAMES[:2]):
         np.testing.assert_allclose(run.tensors[name].recent()[1], expected[:, :, k], rtol=2e-4)
+
+
+def test_histograms_come_from_the_first_step_on_at_growing_intervals():
+    weight = torch.nn.Parameter(torch.ones(3))
+    trainer = tristep.Trainer([weight], "sgd", {"learning_rate": 0.001}, engine="eager")
+    recorder = Recorder(trainer, histograms=["gradient"])
+    for _ in range(192):
+        weight.grad = torch.tensor([1.0, -1.0, 0.0])
+        trainer.step(1)
+        recorder.step()
+    steps, counts = recorder.run.histograms["gradient_histogram"].recent()
+    assert steps[:16].tolist() == list(range(1, 17))
+    intervals = np.diff(steps)
+    assert (np.diff(intervals) >= 0).all()
+    assert (np.abs(intervals[16:] - steps[16:-1] / 16) <= 1).all()
+    assert 60 <= len(steps) <= 68
+    edges = np.array([-np.inf, *recorder.run.edges, np.inf])
+    assert (counts == np.histogram([1.0, -1.0, 0.0], edges)[0]).all()
 
 
 def test_the_weights_become_what_they_become_without_it():

@@ -5,9 +5,9 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from planted_runs import EDGES, layers_of, make_run, named_layers
+from planted_runs import layers_of, make_run, named_layers
 
-from tristep.viz import Heatmap, Line, Points, Run, TensorHeatmap, Text, UpdateRatioView, WeightsView
+from tristep.viz import Dashboard, Heatmap, Line, Points, Run, TensorHeatmap, Text, UpdateRatioView, WeightsView
 from tristep.viz.views.rows import Rows
 
 
@@ -27,7 +27,7 @@ def test_a_heat_map_shows_each_tensor_in_its_row_and_its_values_at_the_bar():
     texts = [words.chosen("texts", gradient) for words in bar.layers if isinstance(words, Text)]
     assert texts == ["0.01", "0.1", "1", "norm of the gradient"]
     texts = [str(words.texts) for words in below.layers if isinstance(words, Text)]
-    assert texts == ["0.0001", "0.01", "1", "share of elements"]
+    assert texts == ["1", "100", "10,000", "elements of 10,000"]
     # The bars are right next to what they explain, and their labels end within the picture.
     axes = view.figure().axes
     for picture, bar in ((axes[0], axes[1]), (axes[2], axes[3])):
@@ -40,14 +40,57 @@ def test_a_heat_map_shows_each_tensor_in_its_row_and_its_values_at_the_bar():
     # A click on the middle of a row is a click on its number, and its histograms are shown.
     assert (heat.click.control, heat.click.along) == ("layer", "y")
     (histogram,) = layers_of(scene, Heatmap, 2)
+    rows = histogram.values.shape[-2]
     for layer in range(3):
         shares = histogram.chosen("values", scene.state(layer=layer))
-        assert shares.shape == (32, 10)
-        np.testing.assert_allclose(shares[10 + layer], 0.75, rtol=1e-6)
-        np.testing.assert_allclose(shares[11 + layer], 0.25, rtol=1e-6)
-        assert np.isfinite(shares).sum() == 20
-    low, high = histogram.y
-    np.testing.assert_allclose(low + (high - low) * np.array([1, 31]) / 32, np.log10(EDGES[[0, -1]]), rtol=1e-6)
+        assert shares.shape == (rows, 10)
+        assert set(shares[:, 0]) == {0, 2000, 6000}  # of 10,000
+        zeros, positive = np.flatnonzero((shares == 2000).all(axis=1)), np.flatnonzero((shares == 6000).all(axis=1))
+        assert len(positive) == 1
+        assert len(zeros) > 2  # those of exact zeros are higher than others
+        ticks = {words: at for at, words in scene.panels[2].y.ticks}
+        assert zeros[1] < ticks["0"] < zeros[-1] + 1
+        # 2**(layer - 18) to 2**(layer - 17), on the axis as its ticks say.
+        at = np.interp(np.log10(1.5 * 2.0 ** (layer - 18)), *zip(*_powers(ticks), strict=True))
+        assert abs(at - positive[0] - 0.5) < 0.6
+
+
+def _powers(ticks):
+    """Positive ticks with a number: logarithm and place; two of them are a line."""
+    known = sorted((np.log10(float(words)), at) for words, at in ticks.items() if words != "0" and words[0] != "−")
+    (a, x), (b, y) = known[0], known[-1]
+    slope = (y - x) / (b - a)
+    return [(-30.0, x + (-30 - a) * slope), (30.0, x + (30 - a) * slope)]
+
+
+def test_several_kinds_of_histograms_can_be_chosen_and_weights_are_shown():
+    run = make_run(60, 3)
+    counts = np.zeros((6, 3, 65))
+    counts[:, :, [20, 50]] = 5
+    run.add_tensors(range(1, 61, 10), {"weight_histogram": counts})
+    for view in (TensorHeatmap(run), Dashboard(run)):
+        scene = view.scene()
+        control = next(control for control in scene.controls if control.name == "histogram")
+        assert control.values == ["gradient", "weight"]
+        (image,) = (layer for layer in layers_of(scene, Heatmap) if layer.by == ("histogram", "layer"))
+        shares = image.chosen("values", scene.state(histogram=1, layer=2))
+        assert sorted(set(shares.ravel())) == [0, 5000]
+        assert set(image.chosen("values", scene.state(histogram=0, layer=2)).ravel()) == {0, 2000, 6000}
+    run = make_run(60, 3, histograms=False)
+    run.add_tensors(range(1, 61, 10), {"weight_histogram": counts})
+    assert [panel.y.label for panel in TensorHeatmap(run).scene().panels if panel.frame][1] == "values in the weight"
+
+
+def test_histograms_of_absolute_values_as_earlier_versions_recorded_them():
+    run = make_run(60, 3, histograms=False)
+    run.edges = 2.0 ** np.arange(-28, 3)
+    counts = np.zeros((6, 3, 32))
+    counts[:, :, 11] = 5
+    run.add_tensors(range(1, 61, 10), {"gradient_histogram": counts})
+    scene = TensorHeatmap(run).scene()
+    (image,) = layers_of(scene, Heatmap, 2)
+    assert image.values.tolist() == [[[10_000] * 6]] * 3
+    assert scene.panels[2].y.label == "absolute values in the gradient"
 
 
 def test_without_histograms_a_layer_shows_its_norms():

@@ -229,8 +229,8 @@ def _work(adapter: Adapter, lots: queue.Queue[Lot | None], report: Report) -> No
                     counted.setdefault(step, []).extend(there)
                 else:
                     steps.setdefault(step, {}).update(zip(names, np.atleast_1d(row).tolist(), strict=True))
-        # The first bin begins at 0, and the last one is drawn as wide as its power of 2.
-        edges = np.concatenate([[0.0], lot.edges, 2 * lot.edges[-1:]])
+        # The first and the last bin are drawn as wide as their powers of 2.
+        edges = np.concatenate([2 * lot.edges[:1], lot.edges, 2 * lot.edges[-1:]])
         for step in sorted({*steps, *counted}):
             try:
                 if step in steps:

@@ -31,6 +31,7 @@ QUANTITIES = (
 )
 OF_HOOKS = QUANTITIES[:5]  # those that are worth their price where no update measures them
 ROOM = 128  # recorded steps that the device may be ahead
+GROWTH = 16  # of how many steps so far one is the interval until the next histogram
 _ALONGSIDE: dict[MasterKind | None, str] = {
     MasterKind.FULL: "float32 master",
     MasterKind.SPLIT: "split master",
@@ -51,17 +52,17 @@ def copy_to_host(value: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | 
 class TrainerProbe:
     """Two telemetries that take turns: one for most steps, and one that has histograms, too."""
 
-    def __init__(self, trainer: Trainer, every: int, histograms: tuple[str, ...], histogram_every: int) -> None:
+    def __init__(self, trainer: Trainer, every: int, histograms: tuple[str, ...], histogram_every: int | None) -> None:
         self.source = weakref.ref(trainer)
         if trainer.telemetry is not None:
             raise ValueError(
                 "source has telemetry already, of its own or another recorder's: set trainer.telemetry = None first"
             )
-        if not (isinstance(histogram_every, int) and histogram_every >= 1):
-            raise ValueError(f"histogram_every={histogram_every!r}: must be an integer >= 1")
+        if histogram_every is not None and not (isinstance(histogram_every, int) and histogram_every >= 1):
+            raise ValueError(f"histogram_every={histogram_every!r}: must be an integer >= 1, or None for growing intervals")
         self._plain = Telemetry(every, ROOM, QUANTITIES)
         self._counting = Telemetry(1, ROOM, QUANTITIES, histograms) if histograms else None
-        self._histogram_every, self._steps = histogram_every, 0
+        self._histogram_every, self._steps, self._counted = histogram_every, 0, 1
         self._read = [0] * len(self._telemetries())  # the last step of each that was read
         self._use(trainer)
         self.names = list(self._plain.names)
@@ -75,7 +76,7 @@ class TrainerProbe:
         # New ones: those in use have steps in them that are not to be found again.
         self._plain = copy.copy(self._plain)
         self._counting = None if self._counting is None else copy.copy(self._counting)
-        self._read, self._steps = [number] * len(self._telemetries()), 0
+        self._read, self._steps, self._counted = [number] * len(self._telemetries()), 0, 1
         self._use(living(self.source))
 
     def described(self) -> str:
@@ -93,7 +94,9 @@ class TrainerProbe:
     def after_step(self) -> None:
         self._steps += 1
         if self._counting is not None:
-            due = self._steps % self._histogram_every == 0
+            if self._steps == self._counted:  # the step that has just been counted
+                self._counted += self._histogram_every or max(self._steps // GROWTH, 1)
+            due = self._steps + 1 == self._counted
             living(self.source).telemetry = self._counting if due else self._plain
 
     def is_pressed(self) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..record import Recorder, Run, Series
 from ..scene import Axis, Click, Control, Line, Panel, RefLine, Scene, Text
-from .heatmap import QUANTITIES, heat_panels, histogram_panel
+from .heatmap import QUANTITIES, heat_panels, histogram_control, kept_histograms
 from .rows import Rows
 from .run_view import OneRunView
 from .series import (
@@ -69,7 +69,8 @@ class Dashboard(OneRunView):
         scalars = [*(name for group in groups for name in group), *(["learning_rate"] if len(rate) else [])]
         steps = _stops(run)
         across = Axis.over("step", steps[[0, -1]], margin=0.01)
-        histograms = self._kept_panel(histogram_panel, rows)
+        kinds = histogram_control([run])
+        histograms = kept_histograms(self._kept, run, rows, kinds)
         if histograms is not None:  # come seldom; the same step is as far right as in the other panels
             histograms = replace(histograms, x=across)
         panels: list[list[Panel]] = [
@@ -96,6 +97,7 @@ class Dashboard(OneRunView):
         controls = [Control("step", "step", steps.tolist(), len(steps) - 1)]
         if groups:
             controls.append(smoothing)
+        controls += kinds
         if chosen:
             controls.append(Control("layer", "tensor", rows.names, 0, "choice"))
         heights = 0.15, *[1.0] * len(panels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +14,10 @@ from ..record.diagnosis import nonfinite_gradients
 from ..scene import Axis, Click, Control, Heatmap, Layer, Panel, Points, Scene, Text
 from .rows import Rows
 from .run_view import Runs, RunView
-from .series import MARKS, NOWHERE_FINITE, apart, drawable, empty_scene
+from .series import MARKS, NOWHERE_FINITE, apart, empty_scene
 from .weights import bad_gradients, norm_panel
 
-__all__ = ["TensorHeatmap", "heat_panels", "histogram_panel"]
+__all__ = ["TensorHeatmap", "heat_panels", "histogram_control", "kept_histograms"]
 
 COLUMNS = 256  # of an image at most
 HISTORY = 128  # columns of the histograms', of which there is one image for each tensor
@@ -73,7 +73,9 @@ class TensorHeatmap(RunView):
         words = [QUANTITIES[name][1] for name in quantities]
         controls = [Control("quantity", "colours", words, first, "choice")] if bar is not None else []
         controls.append(Control("layer", "tensor", rows.names, 0, "choice"))
-        details = [self._kept_panel(histogram_panel, rows, run) or norm_panel(run, rows) for run in runs]
+        kinds = histogram_control(runs)
+        controls += kinds
+        details = [kept_histograms(self._kept, run, rows, kinds) or norm_panel(run, rows) for run in runs]
         upper, lower, n = _height(len(rows.names)), 2.2 if any(details) else 0.0, len(runs)
         panels = [replace(heat, column=k) for k, heat in enumerate(heats)]
         panels += [] if bar is None else [replace(bar, column=n)]
@@ -88,7 +90,7 @@ class TensorHeatmap(RunView):
             # The same step below each other.
             panels.append(replace(detail, row=1, column=k, x=heat.x, layers=layers))
         if label:
-            panels.append(replace(_bar([["0.0001", "0.01", "1"]], [label], lower), row=1, column=n))
+            panels.append(replace(_bar([["1", "100", "10,000"]], [label], lower), row=1, column=n))
         scene = Scene(
             panels,
             self.title("Tensors over steps"),
@@ -194,25 +196,91 @@ def _bar(values: list[list[str]], labels: list[str], height: float, by: tuple[st
     return Panel(Axis("", 0, 1), Axis("", 0, 1), layers, column=1, frame=False)
 
 
-def histogram_panel(run: Run, rows: Rows) -> Panel | None:
-    """Histograms over the steps of the row that the control "layer" chooses; None where there are none."""
-    what = next((name for name in ("gradient", "update", "weight") if _has(run, f"{name}_histogram")), None)
-    if what is None:
+def histogram_control(runs: Iterable[Run]) -> list[Control]:
+    """The control "histogram" that says of what the histograms are, where these runs have several kinds."""
+    kinds = list(dict.fromkeys(what for run in runs for what in _kinds(run)))
+    return [Control("histogram", "histogram of the", kinds, 0, "choice")] if len(kinds) > 1 else []
+
+
+def kept_histograms(kept: dict[int, tuple[int, Any]], run: Run, rows: Rows, kinds: Sequence[Control]) -> Panel | None:
+    """The panel of `_histogram_panel`, made again only when there are more of them, which come seldom; and marks of now."""
+    number = sum(map(len, run.histograms.values()))
+    if kept.get(id(run), (None,))[0] != number:
+        kept[id(run)] = number, _histogram_panel(run, rows, [str(kind) for control in kinds for kind in control.values])
+    panel: Panel | None = kept[id(run)][1]
+    return panel and replace(panel, layers=[*panel.layers, *bad_gradients(run, rows, panel.x, panel.y)])
+
+
+def _histogram_panel(run: Run, rows: Rows, kinds: Sequence[str] = ()) -> Panel | None:
+    """Histograms over the steps of the row that the control "layer" chooses; None where there are none.
+
+    Rows are bins, of equal height, of values from the least to the greatest that there are; zeros have more room.
+
+    Args:
+        run, rows: whose.
+        kinds: which the control "histogram" chooses from; empty: there is none.
+    """
+    shown = list(kinds) or _kinds(run)
+    if not _kinds(run):
         return None
-    curve = run.histograms[f"{what}_histogram"].curve()
-    edges = _edges(float(curve.first[0]), float(curve.last[-1]), min(len(curve.first), HISTORY))
-    counts = rows.of(f"{what}_histogram", _columns(curve, curve.mean, edges))
-    total = counts.sum(axis=2, keepdims=True)
-    shares = np.divide(counts, total, out=np.full(counts.shape, np.nan), where=total > 0)
-    shares[shares == 0] = np.nan
-    cells = shares.transpose(1, 2, 0)
-    powers = np.log10(run.edges)  # cells are of equal height on these
-    low, high = float(2 * powers[0] - powers[1]), float(2 * powers[-1] - powers[-2])
-    reach, label = (edges[[0, -1]], [low, high]), "share of elements"
-    image = Heatmap(drawable(cells), *reach, limits=(1e-4, 1.0), scale="log", label=label, by=("layer",))
-    ticks = [(power, f"{10.0**power:g}".replace("e-0", "e-")) for power in range(math.ceil(low), math.floor(high) + 1, 2)]
-    across, down = Axis("step", *edges[[0, -1]].tolist()), Axis(f"absolute value in the {what}", low, high, ticks=ticks)
-    return Panel(across, down, [image, *bad_gradients(run, rows, across, down)])
+    curves = [run.histograms[f"{what}_histogram"].curve() if what in _kinds(run) else None for what in shown]
+    known = [curve for curve in curves if curve is not None]
+    start, stop = min(float(curve.first[0]) for curve in known), max(float(curve.last[-1]) for curve in known)
+    steps = _edges(start, stop, min(max(len(curve.first) for curve in known), HISTORY))
+    shape = len(steps) - 1, len(rows.names), len(run.edges) + 1
+    counts = [
+        np.zeros(shape) if curve is None else rows.of(f"{what}_histogram", _columns(curve, curve.mean, steps))
+        for what, curve in zip(shown, curves, strict=True)
+    ]
+    total = [np.nansum(each, axis=2, keepdims=True) for each in counts]
+    shares = np.array(
+        [np.divide(a, n, out=np.zeros(shape), where=(n > 0) & (a > 0)) for a, n in zip(counts, total, strict=True)]
+    )
+    used = np.flatnonzero(shares.any(axis=(0, 1, 2)))
+    low, high = (int(used[0]), int(used[-1]) + 1) if used.size else (0, shape[2])
+    zero = int(np.searchsorted(run.edges, 0.0, side="right")) if (run.edges <= 0).any() else -1
+    more = (high - low) // 16 if low <= zero < high else 0  # rows for zeros besides the first
+    bins = [*range(low, high), *[zero] * more]
+    cells = np.rint(10_000 * shares[..., sorted(bins)]).astype(np.int16)
+    cells[(cells == 0) & (shares[..., sorted(bins)] > 0)] = 1
+    cells = cells.transpose(0, 2, 3, 1) if kinds else cells[0].transpose(1, 2, 0)
+    reach, by = (steps[[0, -1]], [0, len(bins)]), ("histogram", "layer") if kinds else ("layer",)
+    image = Heatmap(cells, *reach, limits=(1, 10_000), scale="log", label="elements of 10,000", by=by)
+    what = "values" if kinds else f"values in the {shown[0]}"
+    label = what if zero >= 0 else f"absolute {what}"  # as earlier versions have recorded them
+    up = Axis(label, 0, len(bins), ticks=_bin_ticks(run.edges, low, high, zero, more))
+    return Panel(Axis("step", *steps[[0, -1]].tolist()), up, [image])
+
+
+def _bin_ticks(edges: np.ndarray, low: int, high: int, zero: int, more: int) -> list[tuple[float, str]]:
+    """Ticks of an axis of bins from `low` to `high`: 0, and to either side up to two powers of ten.
+
+    Args:
+        edges: between bins.
+        low, high: the first bin, and the one after the last.
+        zero: the bin of zeros, -1 for none; it is `more` bins higher than others.
+    """
+
+    def place(value: float) -> float | None:
+        k = int(np.searchsorted(edges, value, side="right"))
+        if not (low <= k < high and 0 < k < len(edges)) or np.abs(edges[[k - 1, k]]).min() < 2.0**-28:
+            return None  # the bins next to that of zeros have no other end
+        ends = np.log(np.abs(edges[[k - 1, k]]))
+        return k - low + more * (k > zero >= 0) + float((np.log(abs(value)) - ends[0]) / (ends[1] - ends[0]))
+
+    ticks = [(zero - low + (more + 1) / 2, "0")] if low <= zero < high else []
+    both = {sign * 10.0**power: place(sign * 10.0**power) for power in range(-9, 1) for sign in (-1, 1)}
+    decades = sorted({abs(value) for value, at in both.items() if at is not None})
+    for decade in decades[-1 :: -max(len(decades) // 2, 1)][:2]:
+        for value, minus in ((decade, ""), (-decade, "−")):
+            if (at := both[value]) is not None:
+                ticks.append((at, minus + f"{decade:g}".replace("e-0", "e-")))
+    return sorted(ticks)
+
+
+def _kinds(run: Run) -> list[str]:
+    """What there are histograms of."""
+    return [what for what in ("gradient", "update", "weight") if _has(run, f"{what}_histogram")]
 
 
 def _has(run: Run, name: str) -> bool:

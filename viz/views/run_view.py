@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ..record import Recorder, Run, RunSet
 from ..record.diagnosis import Finding, findings
-from ..scene import Note, Panel, Scene
+from ..scene import Note, Scene
 from .rows import Rows
 from .view import View
 
@@ -34,7 +34,7 @@ class RunView(View):
     def __init__(self, runs: Runs, **settings: Any) -> None:
         self._recorders, self.runs = checked_runs(runs)
         self._known: tuple[int, list[list[Finding]]] | None = None  # how long the runs were, and what was found in each
-        self._kept: dict[int, tuple[Any, Any]] = {}  # by the run what a panel was made of, and the panel
+        self._kept: dict[int, tuple[int, Any]] = {}  # by the run how many histograms there were, and their panel
         super().__init__(**settings)
 
     @property
@@ -99,15 +99,6 @@ class RunView(View):
         if names == ["run"]:
             return what
         return f"{what}: {', '.join(names) if len(names) <= 4 else f'{len(names)} runs'}"
-
-    def _kept_panel(self, make: Callable[[Run, Rows], Panel | None], rows: Rows, run: Run | None = None) -> Panel | None:
-        """A panel of histograms, which come seldom, created again only when there are more."""
-        run = self.run if run is None else run
-        number = sum(map(len, run.histograms.values()))
-        if id(run) not in self._kept or self._kept[id(run)][0] != number:
-            self._kept[id(run)] = number, make(run, rows)
-        panel: Panel | None = self._kept[id(run)][1]
-        return panel
 
 
 class OneRunView(RunView):
