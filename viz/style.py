@@ -40,7 +40,8 @@ class Theme:
 
 
 # Of a theme's line colours any two differ by more than 20 in Lab, also as people see them who lack one kind of cone, and
-# each stands out from the background by 3 to 1 or more, words by 4.5 to 1; a test measures all of it. A line has nearly
+# each stands out from the background by 3 to 1 or more, words by 4.5 to 1. The first eight lines differ in grey, too, by
+# 20 in lightness or by dashes, of which one leaves free what the other covers. A test measures all of it. A line has nearly
 # the same hue in both.
 THEMES = {
     "light": Theme(
@@ -48,17 +49,23 @@ THEMES = {
         ink="#22242c",
         quiet="#63666f",
         grid="#e4e5ea",
-        colours=("#2050da", "#e8710a", "#147b51", "#c86eab", "#9a3412", "#159ae9", "#7a3f9f", "#555868"),
+        colours=("#2050da", "#e8710a", "#147b51", "#c86eab", "#9a3412", "#159ae9", "#7a3f9f", "#32343f"),
     ),
     "dark": Theme(
         background="#16181d",
         ink="#e8e9ed",
         quiet="#a3a6b0",
         grid="#2f323a",
-        colours=("#5c6eff", "#ff922a", "#9effce", "#ffa6dc", "#d6573f", "#3bb0ff", "#aa60bc", "#7f8092"),
+        colours=("#5062f5", "#ff922a", "#9effce", "#ffa6dc", "#d6573f", "#3bb0ff", "#a055b2", "#7f8092"),
     ),
 }
-DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1.2)))
+_ON_AND_OFF: tuple[tuple[float, ...], ...] = (
+    (), (4.5, 2.5), (1.2, 1.5), (5, 2, 1.2, 2), (2.5, 1.8), (4, 1.8, 1.2, 1.8, 1.2, 1.8), (8, 4), (1.2, 2.8)
+)  # fmt: skip
+# Of line number i, in the line's widths: from one round of colours to the next they are moved by one.
+DASHES: tuple[Any, ...] = tuple(
+    (0, _ON_AND_OFF[(i + i // 8) % 8]) if (i + i // 8) % 8 else "-" for i in range(8 * len(_ON_AND_OFF))
+)
 
 COLOURS, INK, QUIET, GRID = (getattr(THEMES["light"], name) for name in ("colours", "ink", "quiet", "grid"))
 
@@ -103,7 +110,7 @@ class Figure(MatplotlibFigure):
 
 
 def line_style(i: int, theme: str = "light") -> dict[str, Any]:
-    """Colour and dashes of line number `i`. Forty of them before a pair comes again."""
+    """Colour and dashes of line number `i`. There are 64 of them before a pair comes again."""
     colours = THEMES[theme].colours
     return {"color": colours[i % len(colours)], "linestyle": DASHES[i % len(DASHES)]}
 

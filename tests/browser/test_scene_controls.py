@@ -88,7 +88,7 @@ def test_the_legend_hides_and_shows_by_mouse_and_keyboard(stage):
     scene = one(
         Line([0, 10], [3, 3], style=0, width=3, name="SGD"),
         Points([5], [8], style=0, size=12, name="SGD"),
-        Line([0, 10], [6, 6], style=5, width=3, name="Adam"),
+        Line([0, 10], [6, 6], style=15, width=3, name="Adam"),
     )
     stage.show(scene)
     before = stage.browser.digest()
@@ -98,7 +98,7 @@ def test_the_legend_hides_and_shows_by_mouse_and_keyboard(stage):
     pixels = stage.browser.pixels()
     assert colour_at(pixels, stage.place(scene, 5, 3)) == LIGHT.background
     assert colour_at(pixels, stage.place(scene, 5, 8)) == LIGHT.grid
-    assert colour_at(pixels, stage.place(scene, 5, 6)) == LIGHT.colours[5]
+    assert colour_at(pixels, stage.place(scene, 5, 6)) == LIGHT.colours[7]
     entry = stage.browser.find(".tristep-legend button")
     assert entry.get_attribute("aria-pressed") == "false"
     stage.browser.keep("legend")

@@ -67,7 +67,7 @@ def test_points_that_are_far_away_lead_the_line_in_the_right_direction(stage):
     stage.show(scene)
     pixels = stage.browser.pixels()
     assert colour_at(pixels, stage.place(scene, 2, 8)) == LIGHT.colours[0]
-    assert _share_of(pixels, stage, scene, (5.5, 9.5), 5, LIGHT.colours[1]) == pytest.approx(0.8, abs=0.07)
+    assert _share_of(pixels, stage, scene, (5.5, 9.5), 5, LIGHT.colours[1]) == pytest.approx(4.5 / 7, abs=0.07)
 
 
 def test_upto_head_and_marker(stage):

@@ -161,7 +161,7 @@ def test_a_browser_gets_all_of_it():
     for theme, colours in THEMES.items():
         assert header["style"][theme]["background"] == colours.background
         assert header["style"][theme]["colours"] == list(colours.colours)
-    assert header["style"]["dashes"][:2] == [[], [6, 1.5]]
+    assert header["style"]["dashes"][:2] == [[], [4.5, 2.5]]
 
 
 def test_every_array_of_a_layer_is_kept_as_numbers_of_four_bytes_or_fewer():

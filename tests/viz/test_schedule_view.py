@@ -177,7 +177,7 @@ def test_knots_are_added_and_removed():
     view.on_click("knot", 499.6, 0.123456)
     assert view.knots == [(0, 0.02), (500, 0.123), (1000, 0.1)]
     scene = view.scene()
-    assert scene.panels[0].click == Click(event="knot", double=True)
+    assert scene.panels[0].click == Click(event="knot", double=True, does="add a knot")
     control = scene.controls[0]
     assert control.words(control.index) == "2: 0.123 at update 500"
     assert "step=[500, 1000], rates=[0.123, 0.1], base_lr=0.02" in scene.listings[0].text

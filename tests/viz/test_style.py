@@ -10,6 +10,7 @@ mpl = pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
 
 from PIL import Image  # noqa: E402
 
+from tristep.viz import TrajectoryView  # noqa: E402
 from tristep.viz.style import THEMES, Figure, line_style, quieten  # noqa: E402
 
 # Linear RGB as seen without one kind of cone. Machado, Oliveira & Fernandes (2009), table 1, severity 1.
@@ -29,6 +30,20 @@ def test_colours_differ_for_every_kind_of_sight(theme, sight):
     assert nearest > 20
 
 
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("sight", [*SIGHTS, "grey"])
+def test_the_eight_optimizers_of_the_default_picture_are_told_apart(theme, sight):
+    """By colour, or by dashes: grey is what a bad projector leaves, where 20 of L* are a fifth of all there is."""
+    names = [(name, style) for name, style, _ in TrajectoryView("beale", steps=2, factors=(1.0,)).scene().legend()]
+    assert len(names) == 8
+    looks = [line_style(style, theme) for _, style in names]
+    for (one, a), (other, b) in combinations(zip(names, looks, strict=True), 2):
+        seen = [SIGHTS.get(sight, np.eye(3)) @ _linear(look["color"]) for look in (a, b)]
+        seen = [_lab(np.clip(each, 0, 1)) for each in seen]
+        colours = abs(seen[0][0] - seen[1][0]) if sight == "grey" else np.linalg.norm(seen[0] - seen[1])
+        assert colours > 20 or _dashes_apart(a["linestyle"], b["linestyle"]) > 0.3, (one, other)
+
+
 # The contrast ratios that WCAG 2 asks of graphics and of words.
 @pytest.mark.parametrize("theme", THEMES)
 def test_lines_and_words_stand_out_from_the_background(theme):
@@ -44,10 +59,10 @@ def test_a_line_keeps_its_hue_in_the_dark():
         assert np.dot(a, b) / np.linalg.norm(a) / np.linalg.norm(b) > 0.95
 
 
-def test_forty_lines_look_different():
-    assert len({str(line_style(i)) for i in range(40)}) == 40
-    assert line_style(40) == line_style(0)
-    assert len({str(line_style(i, "dark")) for i in range(40)}) == 40
+def test_sixty_four_lines_look_different():
+    assert len({str(line_style(i)) for i in range(64)}) == 64
+    assert line_style(64) == line_style(0)
+    assert len({str(line_style(i, "dark")) for i in range(64)}) == 64
 
 
 def test_png_has_the_size_asked_for_and_a_palette():
@@ -108,6 +123,21 @@ def _contrast(colour, background):
     """The contrast ratio of WCAG 2, from 1 to 21."""
     low, high = sorted(float(np.dot(_linear(each), [0.2126, 0.7152, 0.0722])) for each in (colour, background))
     return (high + 0.05) / (low + 0.05)
+
+
+def _dashes_apart(one, other, length=24, fine=20):
+    """Which share of a line one of them covers and the other does not, where they are shifted so that it is the least."""
+    first, second = (_covered(dashes, 3 * length * fine, fine) for dashes in (one, other))
+    n = length * fine
+    return min(float((first[:n] != second[shift : shift + n]).mean()) for shift in range(0, n, 5))
+
+
+def _covered(dashes, n, fine):
+    """Of the first n places, so many in a line's width, whether they have ink."""
+    if dashes == "-":
+        return np.ones(n, bool)
+    ends = np.cumsum(np.array(dashes[1]) * fine)
+    return np.searchsorted(ends, np.arange(n) % ends[-1], side="right") % 2 == 0
 
 
 def _linear(colour):

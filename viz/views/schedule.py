@@ -400,11 +400,8 @@ def _torch_rates(schedule: TorchSchedule, n: int) -> tuple[np.ndarray, np.ndarra
 
 def _dashed(style: int) -> int:
     """The number of a line with the colour of this one, but dashed."""
-    dashes = 1 if style % len(DASHES) != 1 else 2
-    number = style % len(COLOURS)
-    while number % len(DASHES) != dashes:
-        number += len(COLOURS)
-    return number
+    of_its_colour = [number for number in range(style % len(COLOURS), len(DASHES), len(COLOURS)) if number != style]
+    return next(number for number in of_its_colour if DASHES[number] != "-")
 
 
 def _words(rates: np.ndarray) -> str:

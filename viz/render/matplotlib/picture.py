@@ -286,7 +286,7 @@ class Picture:
 # Lengths in inches.
 MARGIN = 0.12  # around all
 GAP = 0.16  # between panels with their words
-SAMPLE = 0.3  # a piece of line in the legend
+SAMPLE = 0.4  # a piece of line in the legend
 
 
 def _samples(layer: Layer, style: int | str, theme: str, x: float, y: float) -> list[Artist]:

@@ -1981,7 +1981,7 @@ function swatch(layer, style, theme) {
   const parts = [];
   if (layer.kind === "heatmap" && !layer.fixed) colour = `#${layer.colours[theme].slice(-6)}`;
   if (layer.kind === "band" || layer.kind === "heatmap") {
-    parts.push(svg("rect", { x: 1, y: 2, width: 24, height: 8, fill: colour, "fill-opacity": Math.max(0.25, layer.alpha) }));
+    parts.push(svg("rect", { x: 1, y: 2, width: 32, height: 8, fill: colour, "fill-opacity": Math.max(0.25, layer.alpha) }));
   } else if (layer.kind === "points") {
     const shape = { ring: "none" }[layer.marker] ?? colour;
     if (layer.marker === "cross") parts.push(svg("path", { d: "M9 2l8 8M17 2l-8 8", stroke: colour, "stroke-width": 2 }));
@@ -1992,10 +1992,10 @@ function swatch(layer, style, theme) {
   } else {
     const width = layer.kind === "refline" ? 1.4 : 2.4;
     const dashes = (numbered ? style.dashes[layer.style % style.dashes.length] : []).map((length) => length * width).join(" ");
-    parts.push(svg("path", { d: "M1 6h24", stroke: colour, "stroke-width": width, "stroke-dasharray": dashes }));
-    if (layer.marker || layer.head) parts.push(svg("circle", { cx: layer.head && !layer.marker ? 23 : 13, cy: 6, r: 3, fill: colour }));
+    parts.push(svg("path", { d: "M1 6h32", stroke: colour, "stroke-width": width, "stroke-dasharray": dashes }));
+    if (layer.marker || layer.head) parts.push(svg("circle", { cx: layer.head && !layer.marker ? 31 : 17, cy: 6, r: 3, fill: colour }));
   }
-  return svg("svg", { width: 26, height: 12, viewBox: "0 0 26 12", "aria-hidden": "true" }, ...parts);
+  return svg("svg", { width: 34, height: 12, viewBox: "0 0 34 12", "aria-hidden": "true" }, ...parts);
 }
 
 function inFrame({ frame }, x, y) {
