@@ -357,6 +357,8 @@ def peer_steps(name: str, workload: Workload, device: str) -> Steps:
     make = getattr(importlib.import_module(library), cls)
     known = inspect.signature(make).parameters
     ways = [way for way in ("foreach", "fused") if way in known] if library == "torch.optim" else []
+    if cls == "Adagrad" and device == "cuda":  # for which torch has fused it on the CPU alone
+        ways.remove("fused")
     steps = {}
     for way in ways or [""]:
         group = {"params": parameters(workload, device), **PEERS_GROUPS.get(name, {})}

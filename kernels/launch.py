@@ -168,7 +168,7 @@ class Launch:
     # What a backend has of its own.
 
     @staticmethod
-    def tile_for(elements: int, packed: bool) -> int:
+    def tile_for(elements: int, packed: bool = False) -> int:
         """Elements of a tile, of a launch with this many; `packed`: whether there are packed states."""
         raise NotImplementedError
 

@@ -73,7 +73,7 @@ class _TorchLaunch(Launch):
     _found: Found | None = None
 
     @staticmethod
-    def tile_for(elements: int, packed: bool) -> int:
+    def tile_for(elements: int, packed: bool = False) -> int:
         return TILE
 
     def compute_with_metric(self, into: MetricsBuffer, rows: np.ndarray) -> None:

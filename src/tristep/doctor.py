@@ -84,6 +84,7 @@ def _numbers(version: str) -> list[int]:
 
 def _devices(wrong: list[str]) -> Iterator[str]:
     """A line for each device, with its engine and whether a step with that is right."""
+    asked, used = os.environ.get("TRISTEP_ENGINE"), set()
     for device, name in _available():
         try:
             with warnings.catch_warnings(record=True) as told:
@@ -93,6 +94,7 @@ def _devices(wrong: list[str]) -> Iterator[str]:
             wrong.append(f"Error: {error}")
             yield f"  {device!s:14} {name}: no engine"
             continue
+        used.add(engine)
         wrong += [str(each.message) for each in told]
         problem = _problem_of_a_step(device, engine)
         if problem:
@@ -100,6 +102,8 @@ def _devices(wrong: list[str]) -> Iterator[str]:
             instead = f"; until it is mended, set TRISTEP_ENGINE={others[-1]}" if others else ""
             wrong.append(f"Error: a step on {device} by engine {engine!r} fails: {problem}{instead}")
         yield f"  {device!s:14} {name}: engine {engine!r}, a step {'fails' if problem else 'is right'}"
+    if asked in ENGINES and used and asked not in used:
+        wrong.append(f"Error: TRISTEP_ENGINE={asked!r} works on none of these devices: unset it")
     if not has_numba():
         wrong.append("Steps on the CPU are slow without numba: pip install numba")
     if not has_triton() and any(device.type in ("cuda", "xpu") for device, _ in _available()):

@@ -22,7 +22,7 @@ class CpuLaunch(Launch):
     multiplies_on_host = True  # as the factor is on the host anyway
 
     @staticmethod
-    def tile_for(elements: int, packed: bool) -> int:
+    def tile_for(elements: int, packed: bool = False) -> int:
         return TILE
 
     def _prepare(self) -> None:

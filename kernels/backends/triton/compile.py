@@ -26,7 +26,7 @@ ENOUGH = 2048  # programs, twice those that the largest GPUs run at a time
 INTERPRETED = GPUTarget("cuda", 90, 32)  # what Triton's interpreter is told, which takes it for nothing
 
 
-def tile_for(elements: int, packed: bool) -> int:
+def tile_for(elements: int, packed: bool = False) -> int:
     """Elements of one program, of this many of all.
 
     Of a few blocks, as what one program waits for others load and store meanwhile; with packed states, whose arithmetic is
