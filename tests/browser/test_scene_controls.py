@@ -170,10 +170,10 @@ def test_the_slider_stays_under_the_hand_while_the_picture_changes(stage):
 
 
 def test_the_legend_names_the_value_of_a_control(stage):
-    width = Control("width", "smoothing", [0, 50], 1, texts=["as recorded", "average over 50 steps"])
+    width = Control("width", "smoothing", [0, 50], 1, texts=["as recorded", "average of 50 steps"])
     line = Line([0, 10], [[2, 2], [8, 8]], by=("width",), name="loss", legend_by="width")
     stage.show(one(line, controls=[width]))
-    assert stage.browser.find(".tristep-legend button").text == "loss (average over 50 steps)"
+    assert stage.browser.find(".tristep-legend button").text == "loss (average of 50 steps)"
     stage.browser.keys(stage.browser.find("input[type=range]"), LEFT)
     assert stage.browser.find(".tristep-legend button").text == "loss (as recorded)"
 
@@ -204,3 +204,22 @@ def test_a_note_leads_to_what_it_tells_of(stage):
     stage.browser.keys(step, ENTER)
     spoken = stage.browser.run("return document.querySelector('[aria-live].tristep-hidden').textContent")
     assert "x 5" in spoken
+
+
+def test_a_panel_has_a_legend_of_its_own_with_values_at_the_slider(stage):
+    step = Control("step", "step", [0, 4, 10], 2)
+    lines = [Line([0, 5, 10], y, name=name, style=0) for name, y in (("loss", [8, 4, 2]), ("norm", [1, 3, float("nan")]))]
+    panels = [Panel(Axis("x", 0, 10), Axis("y", 0, 10), [line], column=i, legend="step") for i, line in enumerate(lines)]
+    stage.show(Scene(panels, controls=[step], width=9, height=3))
+    entries = stage.browser.driver.find_elements("css selector", ".tristep-own button")
+    assert [entry.text for entry in entries] == ["loss 2", "norm –"]
+    stage.browser.keys(stage.browser.find("input[type=range]"), LEFT)
+    assert [entry.text for entry in entries] == ["loss 8", "norm 1"]
+    canvas = stage.browser.find(".tristep-picture canvas").rect
+    for i, entry in enumerate(entries):
+        left = canvas["x"] + i * canvas["width"] / 2
+        assert left < entry.rect["x"] < left + canvas["width"] / 4
+        assert canvas["y"] <= entry.rect["y"] < canvas["y"] + 30
+    entries[0].click()
+    assert entries[0].get_attribute("aria-pressed") == "false"
+    assert entries[1].get_attribute("aria-pressed") == "true"

@@ -19,7 +19,7 @@ def test_losses_are_drawn_as_they_are_and_smoothed():
     losses = {"sgd": _noisy(120, seed=1), "adam": _noisy(90, seed=2)}
     axes = plot_training(losses, smoothing=4).axes[0]
     assert len(axes.lines) == 4
-    assert axes.get_ylabel() == "training loss, strong: average over 4 updates"
+    assert axes.get_ylabel() == "training loss, strong: average of 4 updates"
     for name, values in losses.items():
         raw, smoothed = _line(axes, f"_{name}, raw"), _line(axes, name)
         np.testing.assert_array_equal(raw.get_xdata(), np.arange(1, len(values) + 1))

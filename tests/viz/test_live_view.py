@@ -129,7 +129,7 @@ def test_the_live_view_shows_losses_rates_and_how_far_it_is():
     loop.step(5)
     scene = view.scene()
     assert "second: paused, step 25, learning rate 0.01 (× 0.5)" in _texts(scene)[0]
-    assert {name for name, _, _ in scene.legend()} >= {"first", "second"}
+    assert {name for name, _ in scene.legend(scene.panels)} >= {"first", "second"}
     assert view.describe().startswith("second: paused, step 25")
     figure = view.figure()
     assert any("second: paused" in text.get_text() for axes in figure.axes for text in axes.texts)

@@ -7,13 +7,13 @@ import pytest
 
 mpl = pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
 
-from drawn_scenes import NAN, one_panel, pixel_at  # noqa: E402
+from drawn_scenes import NAN, UNIT, one_panel, pixel_at  # noqa: E402
 from matplotlib.collections import PolyCollection  # noqa: E402
 from matplotlib.colors import LogNorm, to_rgb  # noqa: E402
 from matplotlib.quiver import Quiver  # noqa: E402
 
-from tristep.viz.render.matplotlib import draw  # noqa: E402
-from tristep.viz.scene import Arrows, Axis, Band, Control, Heatmap, Line, Points, RefLine, Text  # noqa: E402
+from tristep.viz.render.matplotlib import Picture, draw  # noqa: E402
+from tristep.viz.scene import Arrows, Axis, Band, Control, Heatmap, Line, Panel, Points, RefLine, Scene, Text  # noqa: E402
 from tristep.viz.style import THEMES, line_style  # noqa: E402
 
 
@@ -195,3 +195,35 @@ def test_units_are_equally_long_if_asked():
     axes = figure.axes[0]
     (x0, y0), (x1, y1) = axes.transData.transform([(0, 0), (1, 1)])
     assert x1 - x0 == pytest.approx(y1 - y0)
+
+
+def test_a_legend_of_a_panel_has_its_lines_values_where_a_control_is():
+    step, width = Control("step", "step", [0, 4, 9], 2), Control("width", "width", [1, 2], 0, texts=["one", "two"])
+    line = Line([0, 5, 10], [[3.0, 2.0, NAN], [6.0, 4.0, 0.5]], by=("width",), name="loss", legend_by="width")
+    late = Line([5, 10], [1.0, 2.0], name="late", style=1)
+    scene = one_panel(line, late, x=Axis("x", 0, 10), y=Axis("y", 0, 6), controls=[step, width], panel={"legend": "step"})
+    said = {
+        (i, k): [scene.named(each, {"step": i, "width": k}, "step") for each in (line, late)]
+        for i in range(3)
+        for k in range(2)
+    }
+    assert said[0, 0] == ["loss (one) 3", "late –"]
+    assert said[1, 1] == ["loss (two) 6", "late –"]
+    assert said[2, 1] == ["loss (two) 4", "late 1"]
+    picture = Picture(scene)
+    for (i, k), words in said.items():
+        picture.show(state={"step": i, "width": k})
+        assert set(words) <= {text.get_text() for text in picture.figure.texts}
+    with pytest.raises(ValueError, match="a legend is to show values at 'epoch': there is no such control"):
+        one_panel(line, controls=[width], panel={"legend": "epoch"})
+
+
+def test_legends_of_panels_stand_above_these():
+    lines = [Line([0, 1], [0, 1], name=name, style=0) for name in ("loss", "weight")]
+    panels = [Panel(*UNIT, [line], column=i, legend="") for i, line in enumerate(lines)]
+    figure = draw(Scene(panels, "title"))
+    for axes, name in zip(figure.axes, ("loss", "weight"), strict=True):
+        (words,) = (text for text in figure.texts if text.get_text() == name)
+        box, words = axes.get_window_extent(), words.get_window_extent()
+        assert box.y1 < words.y0 < box.y1 + 30
+        assert box.x0 - 60 < words.x0 < box.x1

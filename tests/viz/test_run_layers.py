@@ -95,7 +95,7 @@ def test_histograms_of_absolute_values_as_earlier_versions_recorded_them():
 
 def test_without_histograms_a_layer_shows_its_norms():
     scene = TensorHeatmap(make_run(50, 3, histograms=False)).scene()
-    gradient = named_layers(scene, "norm of the gradient")
+    gradient = named_layers(scene, "gradient")
     for layer in range(3):
         np.testing.assert_allclose(gradient.chosen("y", scene.state(layer=layer)), 10.0**-layer, rtol=1e-5)
 
@@ -200,8 +200,6 @@ def test_single_weights_and_the_norms_of_the_chosen_tensor():
     first = named_layers(scene, "followed weight 1")
     np.testing.assert_allclose(first.chosen("y", scene.state()), np.arange(1, 41) / 10, rtol=1e-6)
     assert np.isnan(first.chosen("y", scene.state(layer=0))).all()
-    np.testing.assert_allclose(
-        named_layers(scene, "norm of the gradient").chosen("y", scene.state(layer=2)), 0.01, rtol=1e-5
-    )
+    np.testing.assert_allclose(named_layers(scene, "gradient").chosen("y", scene.state(layer=2)), 0.01, rtol=1e-5)
     cosine = layers_of(scene, Line, 1)[0]
     np.testing.assert_allclose(cosine.chosen("y", scene.state()), -0.5)

@@ -99,15 +99,15 @@ def test_a_straight_loss_lies_on_its_average_and_gaps_stay_gaps():
     )
 
 
-def test_the_legend_names_the_width_of_the_average(tmp_path):
+def test_the_legend_names_the_width_of_the_average():
     run = make_run(1000)
     for view in (LossView(run), Dashboard(run)):
         scene = view.scene()
         smoothing = next(control for control in scene.controls if control.name == "smoothing")
         figure = draw(scene, {"smoothing": 4})
-        said = [text.get_text() for text in figure.texts]
-        assert f"loss (average over {smoothing.values[4]:g} steps)" in said
-        assert "loss (as recorded)" in [text.get_text() for text in draw(scene, {"smoothing": 0}).texts]
+        said = " / ".join(text.get_text() for text in figure.texts)
+        assert f"loss (average of {smoothing.values[4]:g} steps)" in said
+        assert "loss (as recorded)" in " / ".join(text.get_text() for text in draw(scene, {"smoothing": 0}).texts)
 
 
 def test_a_spike_stays_a_spike_and_reaches_half_a_width():

@@ -120,7 +120,7 @@ def test_the_legend_has_each_name_and_style_once():
         RefLine([0], name="now"),
     ]
     scene = _scene(*layers, Line([0], [0]), Text("words", 0, 0, name="not this"))
-    assert [(name, style) for name, style, _ in scene.legend()] == [("sgd", 0), ("sgd", 1), ("now", 0)]
+    assert list(scene.legend(scene.panels)) == [("sgd", 0), ("sgd", 1), ("now", 0)]
 
 
 def test_a_browser_gets_all_of_it():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any
@@ -38,6 +38,8 @@ class Panel:
         equal: whether a unit is as long on one axis as on the other.
         click: what a click does; None: nothing.
         frame: whether axes are drawn; without them it is room for words.
+        legend: None: its names are in the legend of the whole picture. Else they stand above the panel, and behind that of a
+            line its value where the control of this name is along x; empty: without values.
     """
 
     x: Axis
@@ -51,6 +53,7 @@ class Panel:
     equal: bool = False
     click: Click | None = None
     frame: bool = True
+    legend: str | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,8 @@ class Scene:
             for name in () if panel.click is None else (panel.click.control, panel.click.other):
                 if name is not None and name not in sizes:
                     raise ValueError(f"a click is to set {name!r}: there is no such control")
+            if panel.legend and panel.legend not in sizes:
+                raise ValueError(f"a legend is to show values at {panel.legend!r}: there is no such control")
             for layer in panel.layers:
                 more = [layer.legend_by, layer.upto if isinstance(layer, Line) else None]
                 asked = [*layer.by, *(each for each in more if each is not None)]
@@ -158,12 +163,21 @@ class Scene:
             x, y = x[:n], y[:n]
         return x, y
 
-    def named(self, layer: Layer, state: State) -> str:
-        """What the legend calls a layer while the controls are set like this."""
-        if layer.legend_by is None:
-            return layer.name
-        control = next(control for control in self.controls if control.name == layer.legend_by)
-        return f"{layer.name} ({control.words(state[control.name])})"
+    def named(self, layer: Layer, state: State, at: str | None = None) -> str:
+        """What a legend calls a layer while the controls are set like this.
+
+        Args:
+            at: the control at whose value along x that of a line stands behind its name; None or empty: none.
+        """
+        words = layer.name
+        controls = {control.name: control for control in self.controls}
+        if layer.legend_by is not None:
+            words += f" ({controls[layer.legend_by].words(state[layer.legend_by])})"
+        if at and isinstance(layer, Line):
+            x, y = self.drawn(layer, state)
+            k = int(np.searchsorted(x, float(controls[at].values[state[at]]), side="right")) - 1
+            words += f" {y[k]:.3g}" if k >= 0 and np.isfinite(y[k]) else " –"
+        return words
 
     @property
     def alt(self) -> str:
@@ -172,14 +186,16 @@ class Scene:
             [self.title, self.description, *(each for each in self.notes if each not in self.description)]
         ).strip(". ")
 
-    def legend(self) -> Iterator[tuple[str, int | str, Layer]]:
-        """Names that the legend has, each with its style and the first layer that has it."""
-        met = set()
-        for panel in self.panels:
-            for layer in panel.layers:
-                if layer.name and not isinstance(layer, Text) and (layer.name, layer.style) not in met:
-                    met.add((layer.name, layer.style))
-                    yield layer.name, layer.style, layer
+    def legend(self, panels: Sequence[Panel]) -> dict[tuple[str, int | str], Layer]:
+        """By name and style the first layer of these panels that has them; words of categories have numbers as styles."""
+        found: dict[tuple[str, int | str], Layer] = {}
+        for layer in (layer for panel in panels for layer in panel.layers if not isinstance(layer, Text)):
+            if layer.name:
+                found.setdefault((layer.name, layer.style), layer)
+            if isinstance(layer, Heatmap) and layer.palette == "categories":
+                for i, word in enumerate(layer.words):
+                    found.setdefault((word, i), layer)
+        return found
 
     def to_bytes(self) -> bytes:
         """All of it for a browser: the length of the header, the header as JSON, and the arrays, each at a multiple of 8.

@@ -31,7 +31,7 @@ def plot_training(
 ) -> Figure:
     """Loss curves of several runs on a log scale, next to each run's learning rate.
 
-    A curve is drawn twice: faint as it is, and as the average over a window of updates around each, geometric on the log
+    A curve is drawn twice: faint as it is, and as the average of a window of updates around each, geometric on the log
     scale, which follows the trend at the ends; the axis says how wide it is. Labels stand at the right in the order of the
     curves' ends.
 
@@ -80,7 +80,7 @@ def plot_training(
     width, scale = smoothing if smoothing > 1 else 0, "log" if logarithmic else "linear"
     averages = {name: smoothed(np.arange(len(curve)), curve, [width], scale)[0] for name, curve in curves.items()}
     if width:
-        ylabel = f"{ylabel}, strong: average over {width} updates"
+        ylabel = f"{ylabel}, strong: average of {width} updates"
     if logarithmic:
         _set_log_scale(axes, np.concatenate(list(averages.values())))
     ends = {}

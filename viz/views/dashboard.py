@@ -93,7 +93,8 @@ class Dashboard(OneRunView):
                     panel = replace(panel, x=replace(panel.x, label=""))  # the last row says what it is
                 click = panel.click or Click("step", "x")
                 layers = [*panel.layers, mark]
-                placed.append(replace(panel, layers=layers, click=click, row=i + 1, column=k * wide, columns=wide))
+                panel = replace(panel, layers=layers, click=click, legend="step")
+                placed.append(replace(panel, row=i + 1, column=k * wide, columns=wide))
         controls = [Control("step", "step", steps.tolist(), len(steps) - 1)]
         if groups:
             controls.append(smoothing)
@@ -101,7 +102,7 @@ class Dashboard(OneRunView):
         if chosen:
             controls.append(Control("layer", "tensor", rows.names, 0, "choice"))
         heights = 0.15, *[1.0] * len(panels)
-        scene = Scene(placed, self.title("Training"), controls, width=11.0, height=1.9 * len(panels) + 0.4, heights=heights)
+        scene = Scene(placed, self.title("Training"), controls, width=11.0, height=2.05 * len(panels) + 0.4, heights=heights)
         return self.said(scene)
 
     def _readouts(self, steps: np.ndarray, scalars: list[str]) -> list[str]:

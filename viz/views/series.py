@@ -86,7 +86,7 @@ def smoothing_control(runs: Sequence[Run], names: Iterable[str], wanted: float |
         index = 0 if points < 20 else None  # there are as many values at any time, so that a choice can stay as it is
     widths = [0.0, *[width for width in WIDTHS if width < wanted][-2:], *([wanted] if wanted else [])]
     widths += [width for width in WIDTHS if width > wanted][:2]
-    texts = ["as recorded", *(f"average over {width:.10g} step{'s' * (width != 1)}" for width in widths[1:])]
+    texts = ["as recorded", *(f"average of {width:.10g} step{'s' * (width != 1)}" for width in widths[1:])]
     return Control("smoothing", "smoothing", widths, widths.index(wanted) if index is None else index, texts=texts)
 
 

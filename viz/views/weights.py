@@ -83,7 +83,7 @@ class WeightsView(OneRunView):
             panels.append(self._followed(followed, rows))
         if not panels:
             return self.said(empty_scene("no weights recorded yet"))
-        placed = [replace(panel, column=i) for i, panel in enumerate(panels)]
+        placed = [replace(panel, column=i, legend="") for i, panel in enumerate(panels)]
         first = next((rows.row_of(name) for name in followed), 0)
         layer = Control("layer", "tensor", rows.names, first, "choice")
         title = self.title("Weights, gradients and updates")
@@ -116,7 +116,7 @@ def norm_panel(run: Run, rows: Rows) -> Panel | None:
             continue
         x, means = series.means()
         y = drawable(rows.of(f"{what}_norm", means).T)
-        layers.append(Line(x, y, by=("layer",), style=i, name=f"norm of the {what}", marker=len(x) == 1))
+        layers.append(Line(x, y, by=("layer",), style=i, name=what, marker=len(x) == 1))
         ends.append(x[[0, -1]])
         values.append(y)
     if not layers:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -11,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text as MatplotlibText
 
-from ...scene import Arrows, Band, Heatmap, Layer, Line, Points, RefLine, Scene, State
+from ...scene import Arrows, Band, Heatmap, Layer, Line, Panel, Points, RefLine, Scene, State
 from ...style import LOCK, THEMES, Figure
 from .artists import colour_and_dashes
 from .panel import PanelAxes
@@ -123,7 +124,8 @@ class Picture:
         for drawn in self._panels:
             drawn.add_bars()
         self._words: list[Artist] = []  # title and legend
-        self._named: list[tuple[MatplotlibText, Layer]] = []  # names in the legend that change with a control
+        # Names in legends that change with a control, of which layer, and where its value is to be shown.
+        self._named: list[tuple[MatplotlibText, Layer, str | None]] = []
         self._values = self._text(0, 0, "", size=8.5, va="bottom", color=THEMES[self._theme].quiet)
         # What has ever changed is expected to change again, and so is what depends on a control.
         self._moving = {
@@ -147,8 +149,8 @@ class Picture:
                         self._background = None
             if labels or marks_moved:
                 drawn.place_labels()
-        for words, layer in self._named:
-            words.set_text(self.scene.named(layer, self.state))
+        for words, layer, at in self._named:
+            words.set_text(self.scene.named(layer, self.state, at))
         self._values.set_text(self._said())
 
     def _pixels(self) -> np.ndarray:
@@ -179,7 +181,7 @@ class Picture:
             if moving:
                 order = drawn.in_order()
                 found += order[min(order.index(artist) for artist in moving) :]
-        return [*found, *(words for words, _ in self._named), *([self._values] if self._values.get_text() else [])]
+        return [*found, *(words for words, *_ in self._named), *([self._values] if self._values.get_text() else [])]
 
     def _arrange(self) -> None:
         """Put words and axes where all of them have room. Lengths are in inches."""
@@ -187,7 +189,7 @@ class Picture:
         scene, theme = self.scene, THEMES[self._theme]
         for panel, drawn in zip(scene.panels, self._panels, strict=True):
             drawn.set_limits(panel)
-        for artist in (*self._words, *(words for words, _ in self._named)):
+        for artist in (*self._words, *(words for words, *_ in self._named)):
             artist.remove()
         self._words, self._named = [], []
         lines = [wrapped(self.figure, note, scene.width - 2 * MARGIN, 9) for note in scene.notes]
@@ -201,7 +203,10 @@ class Picture:
             title = self._text(MARGIN, top, words, size=13, weight="bold", color=theme.ink)
             self._words.append(title)
             top -= text_height(title) + 0.08
-        top = self._add_legend(top)
+        shared = [panel for panel in scene.panels if panel.legend is None]
+        rows = self._legend_rows(shared, scene.width - 2 * MARGIN, LARGE)
+        self._add_legend(rows, MARGIN, top, LARGE)
+        top -= len(rows) * LARGE * ROW + (0.07 if rows else 0)
         self._values.set(text=self._said(), position=(MARGIN, 0.06))
         bottom = 0.06 + text_height(self._values) + 0.06 if self._values.get_text() else MARGIN
         for note, high in zip(reversed(noted), reversed(heights), strict=True):
@@ -234,41 +239,60 @@ class Picture:
                 drawn.place(left[panel.column], low, right, high[panel.row])
             if turn < 2:
                 given, around = around, [drawn.measure() for drawn in self._panels]
+                for k, drawn in enumerate(self._panels):
+                    if drawn.panel.legend is not None:
+                        *sides, over = around[k]
+                        around[k] = (sides[0], sides[1], sides[2], over + len(self._own_rows(drawn)) * SMALL * ROW)
                 if np.allclose(given, around, rtol=0, atol=0.5 / self.figure.dpi):  # half a pixel
                     break
+        for drawn in self._panels:
+            if drawn.panel.legend is not None:
+                rows, (left, _, _, over), box = self._own_rows(drawn), drawn.measure(), drawn.axes.get_position()
+                self._add_legend(rows, box.x0 * scene.width - left, box.y1 * height + over + len(rows) * SMALL * ROW, SMALL)
 
-    def _add_legend(self, top: float) -> float:
-        """Rows of names with samples of what they name, below `top`; returns where the rows end."""
-        x, y, size = MARGIN, top - 0.1, 9.5
-        theme = THEMES[self._theme]
-        entries: list[tuple[str, int | str, Layer]] = list(self.scene.legend())
-        met = {(name, style) for name, style, _ in entries}
-        for panel in self.scene.panels:
-            for layer in panel.layers:
-                if isinstance(layer, Heatmap) and layer.palette == "categories":
-                    for i, word in enumerate(layer.words):
-                        if (word, i) not in met:
-                            met.add((word, i))
-                            entries.append((word, i, layer))
-        for name, style, layer in entries:
-            control = next((each for each in self.scene.controls if each.name == layer.legend_by), None)
+    def _own_rows(self, drawn: PanelAxes) -> list[list[_Key]]:
+        """The rows of a panel's own legend, as wide as the panel with its words."""
+        left, _, right, _ = drawn.measure()
+        return self._legend_rows([drawn.panel], drawn.axes.get_position().width * self.scene.width + left + right, SMALL)
+
+    def _legend_rows(self, panels: Sequence[Panel], width: float, size: float) -> list[list[_Key]]:
+        """Names of what is in these panels, in rows of this width."""
+        rows: list[list[_Key]] = []
+        left = 0.0
+        for (name, style), layer in self.scene.legend(panels).items():
+            at, control = (
+                panels[0].legend,
+                next((each for each in self.scene.controls if each.name == layer.legend_by), None),
+            )
             if control is not None:
                 states = [{control.name: index} for index in range(len(control.values))]
                 name = max((self.scene.named(layer, state) for state in states), key=len)
-            shown = shortened(self.figure, name, self.scene.width - 2 * MARGIN - SAMPLE - 0.08, size)
-            width = SAMPLE + 0.08 + text_width(self.figure, shown, size)
-            if x > MARGIN and x + width > self.scene.width - MARGIN:
-                x, y = MARGIN, y - 0.21
-            for artist in _samples(layer, style, self._theme, x, y):
-                artist.set_transform(self.figure.dpi_scale_trans)
-                self._words.append(self.figure.add_artist(artist))
-            text = self._text(x + SAMPLE + 0.08, y, shown, size=size, color=theme.ink, va="center_baseline")
-            if control is None:
-                self._words.append(text)
-            else:
-                self._named.append((text, layer))
-            x += width + 0.22
-        return y - 0.18 if entries else top
+            if is_live := control is not None or bool(at and isinstance(layer, Line)):
+                name += " 0.00012" if at else ""
+            name = shortened(self.figure, name, width - SAMPLE - 0.08, size)
+            long = SAMPLE * size / LARGE + 0.08 + text_width(self.figure, name, size) + 0.022 * size
+            if not rows or left + long - 0.022 * size > width:
+                rows.append([])
+                left = 0.0
+            rows[-1].append(_Key(left, name, style, layer, at, is_live))
+            left += long
+        return rows
+
+    def _add_legend(self, rows: list[list[_Key]], x: float, top: float, size: float) -> None:
+        """Rows of names with samples of what they name, from this place on down."""
+        y = top - size * ROW / 2
+        for row in rows:
+            for key in row:
+                for artist in _samples(key.layer, key.style, self._theme, x + key.left, y, SAMPLE * size / LARGE):
+                    artist.set_transform(self.figure.dpi_scale_trans)
+                    self._words.append(self.figure.add_artist(artist))
+                look = {"size": size, "color": THEMES[self._theme].ink, "va": "center_baseline"}
+                words = self._text(x + key.left + SAMPLE * size / LARGE + 0.08, y, key.name, **look)
+                if key.is_live:
+                    self._named.append((words, key.layer, key.at))
+                else:
+                    self._words.append(words)
+            y -= size * ROW
 
     def _said(self) -> str:
         """The values of the controls in words."""
@@ -283,32 +307,45 @@ class Picture:
         return self.figure.text(x, y, words, transform=self.figure.dpi_scale_trans, **look)
 
 
+class _Key(NamedTuple):
+    """What a legend has of a layer: how far right, in inches, and the room for its name, which may change."""
+
+    left: float
+    name: str
+    style: int | str
+    layer: Layer
+    at: str | None
+    is_live: bool
+
+
+LARGE, SMALL = 9.5, 8.0  # letters of legends: of the whole picture, of a panel
 # Lengths in inches.
+ROW = 0.0221  # of a legend, for each point of its letters
 MARGIN = 0.12  # around all
 GAP = 0.16  # between panels with their words
 SAMPLE = 0.4  # a piece of line in the legend
 
 
-def _samples(layer: Layer, style: int | str, theme: str, x: float, y: float) -> list[Artist]:
-    """What stands before a name in the legend, with its left end at a place in inches."""
+def _samples(layer: Layer, style: int | str, theme: str, x: float, y: float, wide: float) -> list[Artist]:
+    """What stands before a name in the legend, with its left end at a place, so wide, in inches."""
     colour, dashes = colour_and_dashes(style, theme)
     if isinstance(layer, Heatmap) and layer.palette != "categories":
         colour = "#" + bytes(layer.colours(theme)[-1]).hex()
-    line = Line2D([x, x + SAMPLE], [y, y], color=colour, linestyle=dashes, linewidth=1.8)
+    line = Line2D([x, x + wide], [y, y], color=colour, linestyle=dashes, linewidth=1.8)
     if isinstance(layer, (Band, Heatmap)):
         alpha = layer.alpha if isinstance(layer, Heatmap) else min(2 * layer.alpha, 1)
-        return [Rectangle((x, y - 0.05), SAMPLE, 0.1, facecolor=colour, alpha=alpha, linewidth=0)]
+        return [Rectangle((x, y - 0.05), wide, 0.1, facecolor=colour, alpha=alpha, linewidth=0)]
     if isinstance(layer, Points):
         markers = {"dot": "o", "ring": "o", "cross": "x", "star": "*"}
         line.set(
-            xdata=[x + SAMPLE / 2], ydata=[y], marker=markers[layer.marker], markersize=9 if layer.marker == "star" else 6.5
+            xdata=[x + wide / 2], ydata=[y], marker=markers[layer.marker], markersize=9 if layer.marker == "star" else 6.5
         )
         line.set(markeredgewidth=1.8 if layer.marker in ("ring", "cross") else 0)
         if layer.marker == "ring":
             line.set_markerfacecolor(THEMES[theme].background)
     elif isinstance(layer, Arrows):
-        line.set(xdata=[x, x + SAMPLE - 0.06], linestyle="-")
-        return [line, Line2D([x + SAMPLE - 0.06], [y], color=colour, marker=">", markersize=6, linestyle="")]
+        line.set(xdata=[x, x + wide - 0.06], linestyle="-")
+        return [line, Line2D([x + wide - 0.06], [y], color=colour, marker=">", markersize=6, linestyle="")]
     elif isinstance(layer, Line):
         line.set(linewidth=max(layer.width, 1), alpha=layer.alpha, marker="o" if layer.marker else "", markersize=4)
     elif isinstance(layer, RefLine):
@@ -328,7 +365,7 @@ def _structure(scene: Scene) -> Any:
             for layer in panel.layers
         ]
         axes = [(axis.label, axis.scale, axis.upwards) for axis in (panel.x, panel.y)]
-        places = (panel.row, panel.column, panel.rows, panel.columns, panel.equal, panel.frame)
+        places = (panel.row, panel.column, panel.rows, panel.columns, panel.equal, panel.frame, panel.legend)
         panels.append((axes, layers, panel.title, places))
     controls = [(control.name, control.label, control.unit, control.remote) for control in scene.controls]
     words = [scene.title, *scene.notes]

@@ -16,6 +16,8 @@ const ASIDE = 308; // pixels that they take there
 const NARROW = 280; // pixels of a panel with its words, below which panels stand one below the other
 const LEAST = 110; // pixels of a panel's height
 const GAP = 18; // pixels between panels with their words
+const KEY = 17; // pixels of a row of a panel's own legend
+const BEFORE = 30; // pixels that it begins left of the panel
 const PATIENCE = 3000; // milliseconds without an answer of Python until that is said
 const FAMILY = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
 const FIXED = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace';
@@ -87,10 +89,33 @@ function text(layer, state) {
   return layer.by.reduce((texts, control) => (Array.isArray(texts) ? texts[state[control]] : texts), layer.texts);
 }
 
-/** What the legend calls a layer: its name, and behind that the value of a control. */
-export function named(scene, layer, state) {
-  const control = scene.controls.find(({ name }) => name === layer.legend_by);
-  return control ? `${layer.name} (${words(control, state[control.name])})` : layer.name;
+/** What a legend calls a layer: its name, the value of a control, and a line's value where the control `at` is along x. */
+export function named(scene, layer, state, at = null) {
+  const [by, where] = [layer.legend_by, at].map((each) => scene.controls.find(({ name }) => name === each));
+  const said = by ? `${layer.name} (${words(by, state[by.name])})` : layer.name;
+  if (!where || layer.kind !== "line") return said;
+  const [xs, ys] = [part(layer, "x", state), part(layer, "y", state)];
+  let [low, high] = [0, drawn(scene, layer, state)]; // of the points up to there the last one
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (xs[middle] <= where.values[state[where.name]]) low = middle + 1;
+    else high = middle;
+  }
+  return `${said} ${low && Number.isFinite(ys[low - 1]) ? number(Number(ys[low - 1].toPrecision(3))) : "–"}`;
+}
+
+/** What a legend of these panels has: layers of different names or styles. Words of categories have numbers as styles. */
+function keysOf(panels) {
+  const found = new Map();
+  for (const layer of panels.flatMap(({ layers }) => layers)) {
+    if (layer.kind === "text") continue;
+    const words = layer.palette === "categories" ? layer.words.map((name, style) => ({ ...layer, name, style, fixed: true })) : [];
+    for (const each of [layer, ...words]) {
+      const key = JSON.stringify([each.name, each.style]);
+      if (each.name && !found.has(key)) found.set(key, each);
+    }
+  }
+  return [...found.values()];
 }
 
 function product(numbers) {
@@ -244,7 +269,7 @@ function isNarrow(scene, width) {
 function arrange(scene, width, pen, zoomed, least) {
   const grid = gridOf(scene);
   let { across } = grid;
-  let panels = scene.panels.map((panel, k) => ({ ...panel, ...zoomed[k] }));
+  let panels = scene.panels.map((panel, k) => ({ ...panel, ...zoomed[k], keys: keyWidths(scene, panel, pen) }));
   let outer = grid.down.map((share) => (share * scene.height * width) / scene.width); // heights of the rows
   if (isNarrow(scene, width)) {
     const order = panels.map((_, k) => k).sort((a, b) => panels[a].row - panels[b].row || panels[a].column - panels[b].column);
@@ -368,7 +393,8 @@ function yTicks({ y, names }, height, pen) {
 }
 
 function margins(panel, { width, height }, pen) {
-  const top = panel.title ? 8 + 16 * pen.titleLines(panel, width).length * pen.scale : 8;
+  const titled = panel.title ? 16 * pen.titleLines(panel, width).length * pen.scale : 0;
+  const top = 8 + titled + KEY * rowsOf(panel.keys, width + BEFORE).length;
   if (!panel.frame) return { left: 2, right: 2, top, bottom: 2 };
   const along = xTicks(panel.x, width, pen).major;
   const up = yTicks(panel, height, pen).major;
@@ -381,6 +407,31 @@ function margins(panel, { width, height }, pen) {
     top,
     bottom: 7 + 13 * pen.scale + (panel.x.label ? 19 * pen.scale : 2),
   };
+}
+
+/** How wide each entry of a panel's own legend may become, with its sample and the room between. */
+function keyWidths(scene, panel, pen) {
+  if (panel.legend === null) return [];
+  const control = (layer) => scene.controls.find(({ name }) => name === layer.legend_by);
+  return keysOf([panel]).map((layer) => {
+    const longest = control(layer)?.values.map((_, k) => ` (${words(control(layer), k)})`).reduce((a, b) => (b.length > a.length ? b : a));
+    return 50 + pen.nameWidth(layer.name + (longest ?? "") + (panel.legend && layer.kind === "line" ? " 0.00012" : ""));
+  });
+}
+
+/** Widths in rows of at most so many pixels. */
+function rowsOf(widths, room) {
+  const rows = [];
+  let left = Infinity;
+  for (const width of widths) {
+    if (left + width > room) {
+      rows.push([]);
+      left = 0;
+    }
+    rows.at(-1).push(width);
+    left += width;
+  }
+  return rows;
 }
 
 /** Colour bars of a panel's images, next to each other. */
@@ -427,6 +478,10 @@ function penFor(context, style, theme, scale, ratio) {
       if (power === undefined) return plain;
       pen.font(8.5);
       return plain + pen.context.measureText(minus(String(power))).width + 1;
+    },
+    nameWidth: (words) => {
+      pen.context.font = `11px ${FAMILY}`;
+      return pen.context.measureText(words).width;
     },
     /** The ticks with words that are no longer than this, where they were given. */
     shortTicks: ({ major, minor }, axis, room) => {
@@ -1027,6 +1082,8 @@ const CSS = `
 .tristep-legend > * { max-width: 100%; display: inline-flex; align-items: center; gap: 6px; padding: 0 6px; border: 0; border-radius: 4px;
   background: none; color: inherit; font: inherit; font-size: 12px; }
 .tristep-legend span { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.tristep-own { position: absolute; margin: 0; font-variant-numeric: tabular-nums; }
+.tristep-own > * { height: ${KEY}px; font-size: 11px; }
 .tristep-legend button { cursor: pointer; }
 .tristep-legend button:hover { background: var(--tristep-grid); }
 .tristep-legend button[aria-pressed="false"] { color: var(--tristep-quiet); }
@@ -1129,9 +1186,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   const root = make("div", "tristep");
   const style = make("style", "", CSS);
   const title = make("div", "tristep-title");
-  const legend = make("div", "tristep-legend");
-  legend.setAttribute("role", "group");
-  legend.setAttribute("aria-label", "Legend: what is shown");
+  const legends = [legendBox("tristep-legend", "Legend: what is shown")]; // that of the picture, and those of panels
   const picture = make("div", "tristep-picture");
   const front = make("canvas");
   const over = make("canvas");
@@ -1160,7 +1215,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   whole.addEventListener("click", () => zoom(null));
   picture.append(front, over, readout, hint);
   body.append(picture, controls);
-  root.append(style, title, legend, body, notes, message, listings, silence, table, voice);
+  root.append(style, title, legends[0], body, notes, message, listings, silence, table, voice);
   element.replaceChildren(root);
 
   const look = () => ({ scene, state, hidden, moved, taken: [] });
@@ -1199,6 +1254,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     const context = front.getContext("2d");
     if (backIsOld) {
       layOut();
+      placeLegends();
       pen.context.setTransform(ratio, 0, 0, ratio, 0, 0);
       pen.context.fillStyle = pen.background;
       pen.context.fillRect(0, 0, width + 1, height + 1);
@@ -1325,33 +1381,52 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
 
   // -- Title, legend, controls, table
 
-  let legendFor = "";
-  let legendBy = new Set(); // controls whose values are in the legend
+  let legendBy = new Set(); // controls whose values are in a legend
+
+  function legendBox(name, label) {
+    const box = make("div", name);
+    box.setAttribute("role", "group");
+    box.setAttribute("aria-label", label);
+    return box;
+  }
 
   function fillLegend() {
-    const entries = new Map();
-    for (const layer of scene.panels.flatMap(({ layers }) => layers)) {
-      if (layer.kind === "text") continue;
-      const words = layer.palette === "categories" ? layer.words.map((name, style) => ({ ...layer, name, style, fixed: true })) : [];
-      for (const each of [layer, ...words]) {
-        const key = JSON.stringify([each.name, each.style]);
-        if (each.name && !entries.has(key)) entries.set(key, each);
-      }
+    const own = scene.panels.filter(({ legend }) => legend !== null);
+    while (legends.length > own.length + 1) legends.pop().remove();
+    while (legends.length < own.length + 1) {
+      legends.push(legendBox("tristep-legend tristep-own", "Legend of a panel"));
+      picture.append(legends.at(-1));
     }
-    const shown = [...entries.values()];
-    legendBy = new Set(shown.map((layer) => layer.legend_by));
+    legendBy = new Set(own.length ? scene.controls.map(({ name }) => name) : []);
+    [scene.panels.filter(({ legend }) => legend === null), ...own.map((panel) => [panel])].forEach((panels, k) => fillBox(legends[k], panels));
+  }
+
+  function fillBox(box, panels) {
+    const shown = keysOf(panels);
     const wanted = JSON.stringify([colouring, scene.style, shown.map(({ kind, name, style: look, alpha, marker, head }) => [kind, name, look, alpha, marker, head])]);
-    if (wanted !== legendFor) { // else it is left alone, for somebody may be about to release a button
-      const focused = [...legend.children].indexOf(legend.getRootNode().activeElement);
-      legend.replaceChildren(...shown.map(entry));
-      legend.hidden = !shown.length;
-      legend.style.display = shown.length ? "" : "none";
-      if (focused >= 0) legend.children[focused]?.focus();
-      legendFor = wanted;
+    if (wanted !== box.filledFor) { // else it is left alone, for somebody may be about to release a button
+      const focused = [...box.children].indexOf(box.getRootNode().activeElement);
+      box.replaceChildren(...shown.map(entry));
+      box.hidden = !shown.length;
+      box.style.display = shown.length ? "" : "none";
+      if (focused >= 0) box.children[focused]?.focus();
+      box.filledFor = wanted;
     }
     shown.forEach((layer, k) => {
-      if (!layer.fixed) legend.children[k].setAttribute("aria-pressed", String(!hidden.has(layer.name)));
-      legend.children[k].lastChild.textContent = legend.children[k].title = named(scene, layer, state);
+      if (layer.legend_by !== null) legendBy.add(layer.legend_by);
+      if (!layer.fixed) box.children[k].setAttribute("aria-pressed", String(!hidden.has(layer.name)));
+      const said = named(scene, layer, state, panels[0].legend);
+      if (box.children[k].title !== said) box.children[k].lastChild.textContent = box.children[k].title = said;
+    });
+  }
+
+  /** Put legends of panels above these. */
+  function placeLegends() {
+    places.filter(({ panel }) => panel.legend !== null).forEach(({ panel, frame }, k) => {
+      const rows = rowsOf(panel.keys, frame.width + BEFORE).length;
+      const { style: look } = legends[k + 1];
+      [look.left, look.width] = [`${frame.x - BEFORE - 6}px`, `${frame.width + BEFORE + 12}px`];
+      look.top = `${frame.y - 5 - KEY * rows - (panel.title ? 16 * pen.titleLines(panel, frame.width).length * pen.scale : 0)}px`;
     });
   }
 
