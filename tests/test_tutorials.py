@@ -1,6 +1,7 @@
 """The tutorials run, and the notebooks that readers see are the files that we write."""
 
 import importlib.util
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,6 +77,23 @@ def test_the_source_runs_and_ends_in_checks(source, build, monkeypatch, tmp_path
     assert all(cell.execution_count for cell in cells)
     shown = [cell for cell in _notebook(source).cells if cell.cell_type == "code"]
     assert [_kinds(cell) for cell in cells] == [_kinds(cell) for cell in shown]
+
+
+@pytest.mark.parametrize("source", SOURCES[1:8], ids=lambda source: source.stem)
+def test_the_course_asks_before_it_answers_and_ends_in_exercises(source):
+    cells = _notebook(source).cells
+    texts = [cell.source for cell in cells if cell.cell_type == "markdown"]
+    folded = [text for text in texts if "<details>" in text]
+    assert sum("*Guess:*" in text for text in folded) >= 1
+    for text in folded:
+        parts = re.split(r"^<details><summary>(?:Answer|Solutions)</summary>\n\n|\n\n</details>$", text, flags=re.MULTILINE)
+        assert len(parts) == 1 + 2 * text.count("<details>")  # the blank lines let formulas be formulas
+        assert "details>" not in "".join(parts)
+    exercises = next(text for text in texts if "## Exercises" in text)
+    numbers = re.findall(r"^(\d)\. ", exercises.partition("<details>")[0], re.MULTILINE)
+    answers = next(cell for cell in cells if cell.source.startswith("answers = "))
+    assert len(numbers) >= 3
+    assert answers.outputs[0].text == "".join(f"exercise {number}: open\n" for number in numbers)
 
 
 @pytest.mark.parametrize("end", ["", "/", ".git"])

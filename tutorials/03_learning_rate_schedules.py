@@ -11,14 +11,16 @@
 # %% [markdown]
 # # Learning-rate schedules: how should the rate change while training?
 #
-# A schedule says which learning rate each update has. This notebook draws MXNet's schedules and those that came after them,
-# makes one of its own in three lines, and lets six of them train the same network on handwritten digits. It then looks at
-# the schedule of a training that is under way, bends one by hand and takes it away as code, and draws PyTorch's schedules.
+# A schedule says which learning rate each update has. This notebook draws MXNet's schedules and those that came after
+# them, makes one of its own in three lines, derives why a rate has to come down at all, and lets six of them train the
+# same network on handwritten digits. It then looks at the schedule of a training that is under way, bends one by hand and
+# takes it away as code, and draws PyTorch's schedules.
 #
 # In JupyterLab the pictures are interactive once their cells have been run: the pointer reads values off, knots are dragged.
 # A page such as a code host's shows the same as a picture.
 
 # %%
+import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -94,6 +96,65 @@ joined = lr_scheduler.sequence((cycle, 200), down)
 viz.ScheduleView({"saw": saw, "a cycle, then poly": joined}, UPDATES, scale="log")
 
 # %% [markdown]
+# ## Why a rate has to come down
+#
+# The gradient of a batch is the true one plus noise: if the gradients of single images have the variance $\sigma^2$, that of
+# the mean of $n$ is $\sigma^2 / n$. Near a minimum of curvature $\lambda$, a step of SGD is therefore
+#
+# $$w_{t+1} = (1 - \eta \lambda)\, w_t - \eta\, \xi_t$$
+#
+# with noise $\xi_t$ that does not depend on $w_t$. So variances add: $V_{t+1} = (1 - \eta \lambda)^2\, V_t + \eta^2
+# \sigma^2 / n$. It comes to rest where $V_{t+1} = V_t$, which is at
+#
+# $$V = \frac{\eta\, \sigma^2}{n\, \lambda\, (2 - \eta \lambda)} \approx \frac{\eta}{n} \cdot \frac{\sigma^2}{2 \lambda}
+# \qquad \text{and a mean loss of} \qquad \tfrac{1}{2} \lambda V \approx \frac{\eta}{n} \cdot \frac{\sigma^2}{4}$$
+#
+# in each direction. **Below this floor a constant rate does not come**; only a smaller rate, or a larger batch, does. But
+# with a small rate the start is forgotten slowly, in some $1 / (\eta \lambda)$ steps. Hence schedules: first large, then
+# small.
+#
+# *Guess:* the batch is made four times as large. What may the rate be, for the same floor?
+#
+# <details><summary>Answer</summary>
+#
+# About four times as large, as only $\eta / n$ counts: this is the "linear scaling rule" for large batches. It ends where
+# $\eta \lambda$ is no longer small against 2: then the factor $2 - \eta \lambda$ matters, and at $2 / \lambda$ no batch
+# is large enough.
+#
+# </details>
+#
+# The bowl here has the curvature 1 in both directions and noise of one per image. Each mean is over 200 trainings.
+
+
+# %%
+def floor(rate, batch):
+    """The mean loss of 200 trainings after they have come to rest."""
+    noisy = viz.Function("a noisy bowl", "(x**2 + y**2) / 2", noise=batch**-0.5)
+    found = viz.simulate(noisy, {"sgd": {"learning_rate": rate}}, np.zeros((200, 2)), 400)
+    return float(found.losses[..., 200:].mean())
+
+
+floors = {
+    (rate, batch): floor(rate, batch) for rate, batch in [(0.05, 16), (0.1, 16), (0.2, 16), (0.2, 64), (0.8, 64), (1.8, 64)]
+}
+print("rate   batch   loss in the long run   theory")
+for (rate, batch), level in floors.items():
+    print(f"{rate:<6} {batch:<7} {level:<22.5f} {rate / batch / (2 - rate):.5f}")
+
+# %% [markdown]
+# No schedule does better here than $\eta_t = 1 / (\lambda t)$. Then $t\, w_{t+1} = (t - 1)\, w_t - \xi_t / \lambda$, and
+# this can be summed: $w_{t+1} = -\frac{1}{t} \sum_{k=1}^{t} \xi_k / \lambda$. The start is forgotten after one step, and
+# what is left is the plain average of the noise, of variance $\sigma^2 / (n \lambda^2 t)$, which is as good as $t$
+# measurements can be. Nobody knows $\lambda$, and a network has many; that is why there are so many schedules.
+
+# %%
+one_image = viz.Function("noise of one image", "(x**2 + y**2) / 2", noise=1.0)
+falling = {"sgd": {"lr_scheduler": lambda n: 1 / n}}
+spread = viz.simulate(one_image, falling, np.full((400, 2), 5.0), 1000).paths[0, 0].var(axis=(0, 2))  # of each step
+for t in (1, 10, 100, 1000):
+    print(f"variance after {t:4} steps {spread[t]:.5f}, theory {1 / t:.5f}")
+
+# %% [markdown]
 # ## What they do to a training
 #
 # A network learns 1,347 images of handwritten digits by SGD with momentum. The batches are small, 16 images, so the
@@ -143,9 +204,9 @@ for name, schedule in compared.items():
 viz.LossView(recorders.values(), smoothing=20)
 
 # %% [markdown]
-# At a rate that stays large the loss stays high: steps of that length jump over what is narrow. It falls as soon as the
-# rate does, and one sees it at the steps of multi-factor and in the last third of WSD. The small constant rate needs no
-# schedule to come down, but somebody must have known it.
+# At a rate that stays large the loss stays high: it is at its floor, and steps of that length jump over what is narrow.
+# It falls as soon as the rate does, and one sees it at the steps of multi-factor and in the last third of WSD. The small
+# constant rate needs no schedule to come down, but somebody must have known it.
 
 # %%
 final = {name: recorder.run.scalars["loss"].curve().mean[-84:].mean() for name, recorder in recorders.items()}
@@ -206,9 +267,78 @@ torchs = viz.ScheduleView({"torch: linear, then cosine": warmed, "torch: polynom
 torchs
 
 # %% [markdown]
+# ## Noise and the size of batches
+#
+# Is the noise of a network's gradients what the derivation takes it for? At the weights of a new
+# network the gradient of a batch is compared with that of all images, for 200 batches of each size, drawn with replacement.
+#
+# *Guess:* by how much does the mean square of the difference fall from batches of 4 to batches of 64?
+#
+# <details><summary>Answer</summary>
+#
+# By 16. Variances of independent images add up, so that of their mean is one $n$-th. The noise itself falls by 4 only, for
+# sixteen times the work: a much larger batch pays only where it is computed in parallel.
+#
+# </details>
+
+# %%
+net = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+
+
+def gradient(chosen):
+    net.zero_grad()
+    loss(net(images[chosen]), labels[chosen]).backward()
+    return torch.cat([parameter.grad.flatten() for parameter in net.parameters()])
+
+
+true_gradient, draw = gradient(train), torch.Generator().manual_seed(0)
+noise = {}
+for size in (4, 16, 64):
+    batches = train[torch.randint(len(train), (200, size), generator=draw)]
+    noise[size] = torch.stack([(gradient(batch) - true_gradient).square().sum() for batch in batches]).mean().item()
+    print(f"batches of {size:<3} mean square of the noise {noise[size]:.4f}, times the size {size * noise[size]:.3f}")
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. On the bowl above, batches of 16 at the rate 0.2 leave some loss. Which size of batch leaves a quarter of it?
+# 2. After how many steps of the schedule $1 / t$ is the variance on that bowl 0.004?
+# 3. Write a schedule that goes up in a straight line from 0.01 at update 1 to 0.1 at update 10, stays there until update
+#    100, and is halved at update 101 and every 50 updates after that.
+#
+# Put your answers in place of `None`, and run the cell: it tries them.
+#
+# <details><summary>Solutions</summary>
+#
+# 1. 64: the floor is proportional to $\eta / n$.
+# 2. 250, as it is $1 / t$.
+# 3. `lambda n: 0.01 * n if n < 10 else 0.1 * 0.5 ** max(0, (n - 51) // 50)`, for example.
+#
+# </details>
+
+# %%
+answers = {1: None, 2: None, 3: None}
+
+is_right = {
+    1: lambda size: abs(floor(0.2, size) / floor(0.2, 16) - 1 / 4) < 0.01,
+    2: lambda t: abs(spread[t] / 0.004 - 1) < 0.1,
+    3: lambda mine: np.allclose(
+        [mine(n) for n in (1, 5, 10, 60, 100, 101, 150, 151, 200, 201)],
+        [0.01, 0.05, 0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025, 0.0125],
+    ),
+}
+for number, answer in answers.items():
+    print(f"exercise {number}:", "open" if answer is None else "right" if is_right[number](answer) else "not yet")
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
+assert all(abs(level / (rate / batch / (2 - rate)) - 1) < 0.03 for (rate, batch), level in floors.items())
+assert all(abs(spread[t] * t - 1) < 0.1 for t in (1, 10, 100, 1000))
+assert all(abs(size * noise[size] / noise[16] / 16 - 1) < 0.15 for size in noise)
+solutions = {1: 64, 2: 250, 3: lambda n: 0.01 * n if n < 10 else 0.1 * 0.5 ** max(0, (n - 51) // 50)}
+assert all(is_right[number](answer) for number, answer in solutions.items())
 assert final["constant"] > 3 * max(final[name] for name in ("multi-factor", "cosine, warm-up", "1-cycle"))
 assert accuracies["cosine, warm-up"] > accuracies["constant"]
 rates = recorders["1-cycle"].run.scalars["learning_rate"].curve().mean

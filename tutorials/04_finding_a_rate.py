@@ -12,14 +12,15 @@
 # # Finding a rate: how large may the learning rate be?
 #
 # `tristep.lr_find` tries rising rates for a hundred updates, suggests one, and puts everything back as it was. This
-# notebook trains with what it suggests and with ten times less and more, tries several optimizers in one picture, and then
-# asks the same question the long way: `tristep.sweep` trains 72 copies of a network to the end, all at once. What the two
-# say is compared.
+# notebook first measures where the limit of a rate comes from. It trains with what the finder suggests and with ten times
+# less and more, tries several optimizers in one picture, and then asks the same question the long way: `tristep.sweep`
+# trains 72 copies of a network to the end, all at once. What the two say is compared.
 #
 # In JupyterLab the pictures are interactive once their cells have been run: a click on a map chooses the training whose
 # curve is shown. A page such as a code host's shows the same as a picture.
 
 # %%
+import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -41,6 +42,61 @@ loss = nn.CrossEntropyLoss()
 def network():
     return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
+
+# %% [markdown]
+# ## Where the limit comes from
+#
+# On a bowl, gradient descent needs a rate below $2 / L$, where $L$ is the largest curvature
+# ([tutorial 2](02_optimizers_compared.ipynb)). A network has a largest curvature, too: the largest eigenvalue of the matrix
+# of its second derivatives, the Hessian $H$. It needs no matrix to be found. If a random vector is multiplied by $H$ again
+# and again, the direction of the largest eigenvalue grows fastest and soon is all that is left; and $H v$ is the gradient of
+# $v^\top g$, where $g$ is the gradient.
+#
+# Here the network is trained on all images at once, so that there is no noise, at three rates $\eta$, and $L$ is measured
+# now and then.
+#
+# *Guess:* at small rates $L$ rises to 3.9, so that 0.51 is the largest rate that a bowl would allow. What happens at 1.6?
+#
+# <details><summary>Answer</summary>
+#
+# The network is no bowl, and does not diverge. The loss jumps up, and the weights leave the steep place for one where $L$ is
+# near $2 / \eta = 1.25$, and stay there: the rate chooses how steep the places are in which it can live. Cohen et al. (2021)
+# have called this the edge of stability.
+#
+# </details>
+
+
+# %%
+def largest_curvature(net, rounds=30):
+    """The largest eigenvalue of the Hessian of the loss over all training images, by repeated multiplication."""
+    parameters = list(net.parameters())
+    gradients = torch.autograd.grad(loss(net(images[train]), labels[train]), parameters, create_graph=True)
+    gradient = torch.cat([each.flatten() for each in gradients])
+    direction = torch.randn(len(gradient), generator=torch.Generator().manual_seed(0))
+    for _ in range(rounds):
+        direction = direction / direction.norm()
+        product = torch.autograd.grad(gradient @ direction, parameters, retain_graph=True)
+        direction, before = torch.cat([each.flatten() for each in product]), direction
+    return float(direction @ before)
+
+
+curvatures, losses_at = {}, {}
+for rate in (0.1, 0.4, 1.6):
+    torch.manual_seed(0)
+    net = network()
+    trainer = tristep.Trainer(net, "sgd", {"learning_rate": rate})
+    curvatures[rate], losses_at[rate] = [], []
+    for update in range(301):
+        if update % 50 == 0:
+            curvatures[rate].append(largest_curvature(net))
+        trainer.zero_grad()
+        value = loss(net(images[train]), labels[train])
+        value.backward()
+        trainer.step(1)
+        losses_at[rate].append(value.item())
+    numbers = "  ".join(f"{each:4.2f}" for each in curvatures[rate])
+    rises = sum(b > a for a, b in zip(losses_at[rate], losses_at[rate][1:], strict=False))
+    print(f"rate {rate:<4} 2 / rate {2 / rate:5.2f}   largest curvature {numbers}   the loss rose in {rises} of 300 steps")
 
 # %% [markdown]
 # ## A test of rising rates
@@ -168,9 +224,30 @@ print(sweep)
 viz.SweepView(sweep)
 
 # %% [markdown]
-# The good trainings lie on a slope: the more momentum, the smaller the rate has to be, because momentum $\mu$ makes a step
-# about $1 / (1 - \mu)$ times as long in the end.
+# The good trainings lie on a slope: the more momentum, the smaller the rate has to be. While the gradient $g$ stays the
+# same, momentum $\mu$ makes of it steps of the length
 #
+# $$\eta g\, (1 + \mu + \dots + \mu^{t-1}) = \eta g\, \frac{1 - \mu^t}{1 - \mu}$$
+#
+# so that they become $1 / (1 - \mu)$ times as long in the end, and it takes about as many steps, $1 / (1 - \mu)$, to get to
+# two thirds of that.
+#
+# *Guess:* with a momentum of 0.97, how long is the tenth step, in steps of plain SGD?
+#
+# <details><summary>Answer</summary>
+#
+# $(1 - 0.97^{10}) / 0.03 = 8.8$, of 33 in the end.
+#
+# </details>
+
+# %%
+slope = viz.Function("a slope", "x + y")
+on_slope = viz.simulate(slope, "momentum", steps=200, learning_rates=[1.0], sweep={"momentum": [0.9, 0.97]})
+lengths = -np.diff(on_slope.paths[0, :, 0, :, 0], axis=-1)
+for momentum, each in zip((0.9, 0.97), lengths, strict=True):
+    print(f"momentum {momentum}: steps 1, 10, 33 and 200 are {each[[0, 9, 32, 199]].round(2)} times as long as without")
+
+# %% [markdown]
 # ## What the sweep says against what the finder said
 #
 # For each momentum and the better of two starts: the rate with the least loss at the end, those whose loss is at most twice
@@ -199,9 +276,56 @@ for momentum, losses in zip(sweep.axes["momentum"], table, strict=True):
 # to unfold, and in the test each rate is there for one. And of the momentum itself the test says nothing. So take the scale
 # from the finder, and choose around it with a sweep, if a sweep can be paid.
 #
+# ## Exercises
+#
+# 1. SGD with a momentum of 0.9 has the rate 0.05. At which rate is plain SGD as fast in the long run, down an even slope?
+# 2. With a momentum of 0.97, which step is the first that has at least half of its final length?
+# 3. A bowl has the largest curvature 3.9, as this network had. What is the largest rate for a momentum of 0.9?
+#
+# Put your answers in place of `None`, and run the cell: it tries them.
+#
+# <details><summary>Solutions</summary>
+#
+# 1. 0.5, which is $0.05 / (1 - 0.9)$.
+# 2. The 23rd: $1 - 0.97^t$ is at least 1/2 from $t = \ln 0.5 / \ln 0.97 = 22.8$ on.
+# 3. $2 (1 + 0.9) / 3.9 = 0.97$, by tutorial 2.
+#
+# </details>
+
+# %%
+answers = {1: None, 2: None, 3: None}
+
+
+def last_step(settings):
+    path = viz.simulate(slope, {"sgd": settings}, steps=200).paths[0, 0, 0, :, 0]
+    return path[-2] - path[-1]
+
+
+def diverges(rate):
+    steep = viz.Function("curvature 3.9", "3.9 * (x**2 + y**2) / 2")
+    return viz.simulate(steep, {"momentum": {"learning_rate": rate}}, steps=2000).growth[0, 0, 0] > 1
+
+
+is_right = {
+    1: lambda rate: abs(last_step({"learning_rate": rate}) / last_step({"momentum": 0.9, "learning_rate": 0.05}) - 1) < 0.02,
+    2: lambda step: lengths[1, step - 2] < lengths[1, -1] / 2 <= lengths[1, step - 1],
+    3: lambda rate: diverges(1.02 * rate) and not diverges(0.98 * rate),
+}
+for number, answer in answers.items():
+    print(f"exercise {number}:", "open" if answer is None else "right" if is_right[number](answer) else "not yet")
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
+assert max(curvatures[0.1]) < 2 / 0.4  # at both rates the limit is not felt
+assert all(b < a for rate in (0.1, 0.4) for a, b in zip(losses_at[rate], losses_at[rate][1:], strict=False))
+assert max(curvatures[1.6]) > 2 * 2 / 1.6
+assert 0.8 < curvatures[1.6][-1] / (2 / 1.6) < 1.2
+assert losses_at[1.6][-1] < losses_at[1.6][0] / 10
+for momentum, each in zip((0.9, 0.97), lengths, strict=True):
+    assert abs(each - (1 - momentum ** np.arange(1, 201)) / (1 - momentum)).max() < 1e-3
+assert all(is_right[number](answer) for number, answer in {1: 0.5, 2: 23, 3: 0.97}.items())
 assert same == {"a Trainer": True, "torch.optim": True}
 assert set(found.suggestions) == {"valley", "slide", "minimum", "steep"}
 assert accuracies["suggested"] > accuracies["too small"] > accuracies["too large"]

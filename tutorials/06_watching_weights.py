@@ -12,8 +12,8 @@
 # # Watching weights, and finding a sick layer
 #
 # This notebook records what every step of a training does to every weight tensor, and shows it: losses, norms, update
-# ratios, histograms, single weights. Then four networks get a fault each, and you see how pictures and notes lead to the
-# layer. It needs no GPU and less than a minute.
+# ratios, histograms, single weights. It derives how large Adam's updates are, to know what to expect. Then four networks get
+# a fault each, and you see how pictures and notes lead to the layer. It needs no GPU and less than a minute.
 
 # %%
 import tempfile
@@ -102,6 +102,56 @@ viz.TensorHeatmap(healthy)
 viz.WeightsView(healthy)
 
 # %% [markdown]
+# ## How large are Adam's updates?
+#
+# The update ratio is the norm of an update over the norm of the weight. For Adam it can be foretold. Its first update moves
+# each element that has a gradient by the rate $\eta$, up or down (tutorial 2). If $z$ is the share of gradients that are
+# exactly 0, which ReLU makes, and $n$ the number of elements, then
+#
+# $$\frac{\|\Delta w\|}{\|w\|} = \frac{\eta \sqrt{(1 - z)\, n}}{\sqrt{n}\; \text{rms}(w)}
+# = \frac{\eta \sqrt{1 - z}}{\text{rms}(w)}$$
+#
+# PyTorch draws the weights of a layer of 64 inputs evenly between -1/8 and 1/8, whose root mean square is
+# $\frac{1}{8 \sqrt 3} = 0.072$.
+#
+# Later the gradients change their signs. If they were noise alone, of variance $\sigma^2$, the average
+# $m = (1 - \beta_1) \sum_k \beta_1^k g_{t-k}$ would have the variance
+#
+# $$(1 - \beta_1)^2\, (1 + \beta_1^2 + \beta_1^4 + \dots)\, \sigma^2 = \frac{(1 - \beta_1)^2}{1 - \beta_1^2}\, \sigma^2
+# = \frac{1 - \beta_1}{1 + \beta_1}\, \sigma^2$$
+#
+# while $\sqrt v$ is $\sigma$. So updates are shorter by $\sqrt{0.1 / 1.9} = 0.23$ where noise is all there is, and by less
+# where the gradient keeps its direction. **The ratio tells how much of the gradient is signal.**
+#
+# *Guess:* the weights of this network are 0.09 in the root mean square at the end. Which ratio do you expect there?
+#
+# <details><summary>Answer</summary>
+#
+# Between $0.23 \cdot 0.001 / 0.09 = 0.0026$, for noise alone, and $0.001 / 0.09 = 0.011$. It is close to the first: near the
+# end of a training the gradients of small batches are nearly all noise.
+#
+# </details>
+
+# %%
+names = ("first.weight", "second.weight", "third.weight")
+place = {name: healthy.parameters.index(name) for name in names}
+ratio = healthy.tensors["update_ratio"].recent()[1]
+zeros = healthy.tensors["gradient_zeros"].recent()[1][0]
+noise_alone = (0.1 / 1.9) ** 0.5
+foretold = {}
+print("                first update   foretold    last 20 updates   of noise alone")
+for name, i in place.items():
+    weight = net.get_parameter(name)
+    foretold[name] = 0.001 * (1 - zeros[i]) ** 0.5 * 8 * 3**0.5
+    late = noise_alone * 0.001 / weight.square().mean().sqrt().item()
+    print(f"{name:<14} {ratio[0, i]:13.4f} {foretold[name]:10.4f} {ratio[-20:, i].mean():18.4f} {late:16.4f}")
+
+still = viz.Function("noise alone", "0 * x + 0 * y", noise=1.0)
+walk = viz.simulate(still, {"adam": {"learning_rate": 1.0}}, steps=20_000).paths[0, 0, 0]
+measured_alone = float(((walk[1001:] - walk[1000:-1]) ** 2).mean() ** 0.5)
+print(f"\nupdates of noise alone, over the rate: {measured_alone:.3f} measured, {noise_alone:.3f} derived")
+
+# %% [markdown]
 # ## All at once
 #
 # The `Dashboard` puts this on one page. Its slider moves a line through all panels, and the words above them say what was
@@ -165,9 +215,9 @@ viz.LossView(loaded)
 # %% [markdown]
 # ## fast: the line far above the band
 #
-# How much a step changes: the norm of the update over the norm of the weight. It says more than the learning rate does. The
-# usual advice is 1e-3, and the band is around it. Far above, weights are thrown about; far below they hardly move. The note
-# names `second.weight`, and so does the picture.
+# How much a step changes says more than the learning rate does. The usual advice is 1e-3, and the band is around it: a
+# thousand such steps in one direction would replace a weight. Far above, weights are thrown about; far below they hardly
+# move. The note names `second.weight`, and so does the picture.
 
 # %%
 viz.UpdateRatioView(loaded["fast"])
@@ -185,19 +235,87 @@ viz.TensorHeatmap(loaded["dead"])
 # ## spike: one bright column
 #
 # At step 100 the weights of all layers light up at once. A fault of one layer would be a row; a column is a fault of the
-# data. Adam needs some steps to forget it; `clip_norm` would have stopped it (tutorial 8).
+# data. `clip_norm` would have stopped it (tutorial 8).
+#
+# *Guess:* how long does Adam remember that step?
+#
+# <details><summary>Answer</summary>
+#
+# Its average $m$ forgets in about $1 / (1 - \beta_1) = 10$ steps, and then points the right way again. But $v$, the
+# average of squares, needs $1 / (1 - \beta_2) = 1000$: until then the divisor is too large and the updates are too short.
+# The next picture shows it.
+#
+# </details>
 
 # %%
 viz.TensorHeatmap(loaded["spike"])
 
+# %%
+viz.UpdateRatioView(loaded["spike"])
+
 # %% [markdown]
 # ## root: crosses up to the layer
+#
+# *Guess:* `torch.where(x > 0, x.sqrt(), 0.0)` never gives the root of a negative number. Why is its gradient not a number?
+#
+# <details><summary>Answer</summary>
+#
+# The chain rule goes through both branches. `where` passes 0 to the root that was not chosen, and the root's own derivative
+# at a negative number is NaN; 0 times NaN is NaN. `x.clamp(min=1e-6).sqrt()` in the branch helps.
+#
+# </details>
 #
 # Crosses mean "not finite". Gradients go from the last layer to the first, so the fault lies behind the last row with
 # crosses: after the third layer, where the root is. As all steps were skipped, nothing was learned.
 
 # %%
 viz.TensorHeatmap(loaded["root"])
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. A layer `nn.Linear(256, 256)` has fresh weights, and every gradient is not 0. What is the update ratio of its first step
+#    with Adam at the rate 0.002?
+# 2. Which rate makes that ratio 0.001?
+# 3. How long are Adam's updates from noise alone, over the rate, if $\beta_1$ is 0.99?
+#
+# Put your answers in place of `None`, and run the cell: it tries them.
+#
+# <details><summary>Solutions</summary>
+#
+# 1. The weights are even between -1/16 and 1/16, of the root mean square $1 / (16 \sqrt 3) = 0.0361$: $0.002 / 0.0361 =
+#    0.055$.
+# 2. $0.001 \cdot 0.0361 = 0.000036$.
+# 3. $\sqrt{0.01 / 1.99} = 0.071$.
+#
+# </details>
+
+# %%
+answers = {1: None, 2: None, 3: None}
+
+
+def first_ratio(rate):
+    torch.manual_seed(0)
+    layer = nn.Linear(256, 256)
+    telemetry = tristep.Telemetry(metrics=["update_ratio"])
+    trainer = tristep.Trainer(layer, "adam", {"learning_rate": rate}, telemetry=telemetry)
+    layer(torch.randn(64, 256)).square().sum().backward()
+    trainer.step(batch_size=64)
+    return float(telemetry["update_ratio"][0][telemetry.names.index("weight")])
+
+
+def noise_of(beta1):
+    path = viz.simulate(still, {"adam": {"learning_rate": 1.0, "beta1": beta1}}, steps=20_000).paths[0, 0, 0]
+    return float(((path[1001:] - path[1000:-1]) ** 2).mean() ** 0.5)
+
+
+is_right = {
+    1: lambda ratio: abs(ratio / first_ratio(0.002) - 1) < 0.03,
+    2: lambda rate: abs(first_ratio(rate) / 0.001 - 1) < 0.03,
+    3: lambda length: abs(length / noise_of(0.99) - 1) < 0.1,
+}
+for number, answer in answers.items():
+    print(f"exercise {number}:", "open" if answer is None else "right" if is_right[number](answer) else "not yet")
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
@@ -209,6 +327,10 @@ def measured(name, quantity):
     return runs[name].tensors[quantity].recent()[1]
 
 
+assert all(abs(ratio[0, i] / foretold[name] - 1) < 0.05 for name, i in place.items())
+assert abs(measured_alone / noise_alone - 1) < 0.03
+assert (measured("spike", "update_ratio")[-1] < 0.8 * measured("healthy", "update_ratio")[-1])[list(place.values())].all()
+assert all(is_right[number](answer) for number, answer in {1: 0.055, 2: 0.000036, 3: 0.071}.items())
 row = healthy.parameters.index
 assert accuracy > 0.9
 assert found["healthy"] == []

@@ -13,8 +13,8 @@
 #
 # Numbers in a computer have an end, and this notebook shows what that means for training: gradients that are too large, too
 # small for float16, or too small to change a weight of 16 bits. For each it shows the option that helps: clipping, a loss
-# scale, other rounding. At the end the memory of seven ways to store weights and states is counted in bytes, next to what
-# each has learned.
+# scale, other rounding, and derives why it does. At the end the memory of seven ways to store weights and states is counted
+# in bytes, next to what each has learned.
 
 # %%
 import argparse
@@ -36,7 +36,18 @@ torch.set_num_threads(1)  # layers this small gain nothing from more
 #
 # `clip_gradient` limits each element of the gradient by itself, which turns it to another direction. `clip_norm` makes all
 # gradients of the model shorter by the same factor if their common norm is too large; the direction stays. A gradient of (3,
-# 4) has the norm 5; here it is clipped both ways, in a step of SGD with rate 1.
+# 4) has the norm 5; here it is clipped both ways, in a step of SGD with rate 1. As formulas, for the limit $c$:
+#
+# $$g_i \leftarrow \max(-c, \min(c, g_i)) \qquad\qquad g \leftarrow g \cdot \min\Big(1, \frac{c}{\|g\|}\Big)$$
+#
+# *Guess:* what do both make of (3, 4) if the limit is 2, and how long are the steps?
+#
+# <details><summary>Answer</summary>
+#
+# The first makes (2, 2) of it, of the length 2.83 and at 45 degrees; the second (1.2, 1.6), of the length 2, in the old
+# direction.
+#
+# </details>
 
 # %%
 start, gradient = torch.tensor([0.0, 0.0]), torch.tensor([3.0, 4.0])
@@ -51,7 +62,8 @@ for name, option in {"plain": {}, "clip_gradient=2": {"clip_gradient": 2.0}, "cl
 # %% [markdown]
 # ## Where clipping saves a training
 #
-# A recurrent network multiplies its gradient by the same matrix again and again, so that now and then it becomes very large.
+# A recurrent network multiplies its gradient by the same matrix again and again, 64 times here: if the matrix stretches a
+# direction by 1.2, this makes $1.2^{64} = 117{,}000$ of it. So now and then the gradient becomes very large.
 # This one reads the source of Python's `argparse`, 64 letters at a time, and predicts the next letter. Its learning rate is
 # rather high. `Telemetry` writes down the norm of the gradients before they are clipped.
 
@@ -148,8 +160,18 @@ figure
 
 # %% [markdown]
 # The numbers that float16 knows reach from 2^-24 to 2^16, the grey field. Gradients to the left of it become zero and are
-# lost. If the loss is multiplied by a large number, so are all gradients, and they move into the field. This number is the
-# *loss scale*. bfloat16, which reaches from 2^-133 to 2^128, needs none.
+# lost; exactly, those up to half of the least number, 2^-25. If the loss is multiplied by a large number $S$, so are all
+# gradients, by the chain rule, and they move into the field: $\nabla (S f) = S\, \nabla f$. The step divides by $S$
+# again, in 32 bits. This number is the *loss scale*. bfloat16, which reaches from 2^-133 to 2^128, needs none.
+#
+# *Guess:* why is $S$ always a power of 2?
+#
+# <details><summary>Answer</summary>
+#
+# Then to multiply and to divide changes the exponent only, and no digit is rounded: gradients that are
+# neither too small nor too large are the same to the bit with any scale.
+#
+# </details>
 #
 # ## The loss scale finds its value
 #
@@ -221,10 +243,23 @@ for name, (losses, _, has_changed, accuracy) in mixed.items():
 # %% [markdown]
 # ## Weights of 16 bits, and steps that are too small for them
 #
-# To save memory, the weights themselves may be bfloat16. Between 0.5 and 1 its numbers are 1/256 apart, so a step of less
-# than half of that is rounded away, every time. Here the weight is 1, the gradient is 1, and each of 500 steps should take
-# off 0.0005. Three options help: rounding up or down at random so that it is right on average, Kahan's compensation, which
-# keeps what was rounded off next to the weight, and a master copy of which only the missing 16 bits are stored.
+# To save memory, the weights themselves may be bfloat16. It has 8 significant bits, so between 0.5 and 1 its numbers are
+# $d = 1/256$ apart, and a step of less than half of that is rounded away, every time. Here the weight is 1, the gradient is
+# 1, and each of 500 steps should take off 0.0005. Three options help.
+#
+# - *Stochastic rounding* goes up or down at random. A number that lies a share $p$ of the way from $a$ to the next one,
+#   $a + d$, goes up with the probability $p$, so that on average it is $p (a + d) + (1 - p)\, a = a + p d$, which is
+#   right. The price is noise: each rounding has the variance $p (1 - p)\, d^2$.
+# - *Kahan's compensation* keeps what was rounded off next to the weight, and adds it to the next step.
+# - A *master copy* has all 32 bits; of these only the 16 that the weight lacks are stored.
+#
+# *Guess:* in how many of 100 steps does stochastic rounding change the weight, and by how much?
+#
+# <details><summary>Answer</summary>
+#
+# By $1/256$, which is 7.8 steps of 0.0005, or not at all. So it changes in 13 of 100 steps: $0.0005 \cdot 256 = 0.128$.
+#
+# </details>
 
 # %%
 stores = {
@@ -273,10 +308,11 @@ for name, share in unchanged.items():
 # %% [markdown]
 # ## Bytes and accuracy side by side
 #
-# Adam keeps two states for every weight. `state_dtype="8bit"` stores a state in one byte for each element and one float32
-# for each block of 128 (states of fewer than 4,096 elements stay float32). The bytes below are counted in what the trainer
-# would save, `state_dict()`, and in the weights; activations and gradients are not in them. Each is trained twice, from two
-# starts, with a rate that falls to zero, where the small steps are.
+# Adam keeps two states for every weight: with weights of 4 bytes, $4 + 2 \cdot 4 = 12$ bytes for each.
+# `state_dtype="8bit"` stores a state in one byte for each element and one float32 for each block of 128 (states of fewer
+# than 4,096 elements stay float32). The bytes below are counted in what the trainer would save, `state_dict()`, and in
+# the weights; activations and gradients are not in them. Each is trained twice, from two starts, with a rate that falls
+# to zero, where the small steps are.
 
 # %%
 ways = {
@@ -339,9 +375,69 @@ figure
 # a bit more than a third of its bytes. What such a network can tell about larger ones is limited; the repository's
 # `benchmarks/quality.py` measures more of them.
 #
+# ## Exercises
+#
+# 1. A weight of bfloat16 is 8, and is rounded to the nearest. Which is the largest step down that never changes it?
+# 2. What is the least loss scale, a power of 2, at which a gradient of 2^-30 is not lost in float16?
+# 3. How many bytes does AdamW keep for each weight, the weight included, if the weight is bfloat16, the missing 16 bits of
+#    its master are stored, and both states are float32?
+# 4. Three gradients are (2, -1, 2). What is the first element with `clip_norm=1.5`?
+#
+# Put your answers in place of `None`, and run the cell: it tries them.
+#
+# <details><summary>Solutions</summary>
+#
+# 1. Below 8, between 4 and 8, numbers are $8 / 256 = 1/32$ apart; half of that is $1/64 = 0.0156$, which is just rounded
+#    back to 8, the even one of the two.
+# 2. $2^6$: it makes $2^{-24}$ of it, the least number of float16. $2^5$ would make half of it, which is rounded to the even
+#    neighbour, 0.
+# 3. $2 + 2 + 4 + 4 = 12$, as much as float32 without a copy.
+# 4. 1: the norm is 3, so all are halved.
+#
+# </details>
+
+# %%
+answers = {1: None, 2: None, 3: None, 4: None}
+
+
+def moves(step):
+    weight = nn.Parameter(torch.full((1,), 8.0, dtype=torch.bfloat16))
+    weight.grad = torch.ones_like(weight)
+    tristep.Trainer([weight], "sgd", {"learning_rate": step}).step(batch_size=1)
+    return weight.item() != 8.0
+
+
+def kept():
+    weight = nn.Parameter(torch.ones(64, 128, dtype=torch.bfloat16))
+    weight.grad = torch.ones_like(weight)
+    trainer = tristep.Trainer({"weight": weight}, "adamw", {"multi_precision": "remainder"})
+    trainer.step(batch_size=1)
+    return (size([weight]) + size(trainer.state_dict()["state"]["weight"].values())) / weight.numel()
+
+
+def clipped():
+    weight = nn.Parameter(torch.zeros(3))
+    weight.grad = torch.tensor([2.0, -1.0, 2.0])
+    tristep.Trainer([weight], "sgd", {"learning_rate": 1.0, "clip_norm": 1.5}).step(batch_size=1)
+    return -weight[0].item()
+
+
+tiny = torch.tensor(2.0**-30)
+is_right = {
+    1: lambda step: moves(1.02 * step) and not moves(0.98 * step),
+    2: lambda scale: (tiny * scale).half() > 0 == (tiny * scale / 2).half(),
+    3: lambda count: abs(count - kept()) < 0.01,
+    4: lambda element: abs(element - clipped()) < 0.01,
+}
+for number, answer in answers.items():
+    print(f"exercise {number}:", "open" if answer is None else "right" if is_right[number](answer) else "not yet")
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
+assert all(is_right[number](answer) for number, answer in {1: 1 / 64, 2: 2**6, 3: 12, 4: 1}.items())
+assert abs(1 - unchanged["stochastic"] - 0.128) < 0.01
 assert torch.equal(steps["plain"], gradient)
 assert torch.equal(steps["clip_gradient=2"], torch.tensor([2.0, 2.0]))
 assert torch.allclose(steps["clip_norm=2"], gradient * 2 / 5)

@@ -181,7 +181,7 @@ for target, compared in at.items():
 # %%
 contenders = {
     "sgd": {},
-    "momentum": {"optimizer": "sgd", "momentum": 0.9},
+    "momentum": {},
     "sign": {"optimizer": "signum"},
     "adagrad": {},
     "rmsprop": {},

@@ -83,7 +83,7 @@ def _run(source: Path, files: Path) -> nbformat.NotebookNode:
 
 def _cell(cell: Any, number: int, files: Path) -> str:
     if cell.cell_type == "markdown":
-        return _with_formulas(cell.source)
+        return _with_formulas(cell.source.replace("<details>", '<details markdown="1">'))  # else its text stays as it is
     parts = [f"```python\n{cell.source}\n```"]
     for count, output in enumerate(cell.outputs):
         parts.append(_output(output, f"cell-{number}-{count}", files))

@@ -32,6 +32,14 @@ def test_each_optimizer_has_a_page_with_its_rule(site):
     assert (site / "optimizers" / "adam.png").is_file()
 
 
+def test_folded_answers_are_text_with_formulas(site):
+    page = (site / "tutorials" / "02_optimizers_compared.html").read_text(encoding="utf-8")
+    answers = re.findall(r"<details[^>]*>(.+?)</details>", page, re.DOTALL)
+    assert len(answers) >= 4
+    assert all("<p>" in answer or "<ol>" in answer for answer in answers)
+    assert all("<math" in answer and "$" not in answer for answer in answers)
+
+
 @pytest.mark.sample(0)
 def test_tutorials_that_are_run_have_pages_for_their_views(tmp_path_factory):
     site = built(tmp_path_factory, "--live", "13", "--optimizers", "none")
