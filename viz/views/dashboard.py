@@ -102,7 +102,7 @@ class Dashboard(OneRunView):
         if chosen:
             controls.append(Control("layer", "tensor", rows.names, 0, "choice"))
         heights = 0.15, *[1.0] * len(panels)
-        scene = Scene(placed, self.title("Training"), controls, width=11.0, height=1.97 * len(panels) + 0.4, heights=heights)
+        scene = Scene(placed, self.title("Training"), controls, width=11.0, height=1.9 * len(panels) + 0.4, heights=heights)
         return self.said(scene)
 
     def _readouts(self, steps: np.ndarray, scalars: list[str]) -> list[str]:

@@ -17,7 +17,7 @@ const NARROW = 280; // pixels of a panel with its words, below which panels stan
 const LEAST = 110; // pixels of a panel's height
 const GAP = 18; // pixels between panels with their words
 const KEY = 17; // pixels of a row of a panel's own legend
-const BEFORE = 30; // pixels that it begins left of the panel
+const BEFORE = 44; // pixels that it begins left of the panel
 const PATIENCE = 3000; // milliseconds without an answer of Python until that is said
 const FAMILY = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
 const FIXED = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace';
@@ -89,19 +89,24 @@ function text(layer, state) {
   return layer.by.reduce((texts, control) => (Array.isArray(texts) ? texts[state[control]] : texts), layer.texts);
 }
 
-/** What a legend calls a layer: its name, the value of a control, and a line's value where the control `at` is along x. */
-export function named(scene, layer, state, at = null) {
-  const [by, where] = [layer.legend_by, at].map((each) => scene.controls.find(({ name }) => name === each));
-  const said = by ? `${layer.name} (${words(by, state[by.name])})` : layer.name;
-  if (!where || layer.kind !== "line") return said;
+/** What a legend calls a layer: its name, and behind that the value of a control. */
+export function named(scene, layer, state) {
+  const control = scene.controls.find(({ name }) => name === layer.legend_by);
+  return control ? `${layer.name} (${words(control, state[control.name])})` : layer.name;
+}
+
+/** A line's value where the control of this name is along x, in few digits; empty without one, and for other layers. */
+export function valueAt(scene, layer, state, name) {
+  const control = scene.controls.find((each) => each.name === name);
+  if (!control || layer.kind !== "line") return "";
   const [xs, ys] = [part(layer, "x", state), part(layer, "y", state)];
   let [low, high] = [0, drawn(scene, layer, state)]; // of the points up to there the last one
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (xs[middle] <= where.values[state[where.name]]) low = middle + 1;
+    if (xs[middle] <= control.values[state[name]]) low = middle + 1;
     else high = middle;
   }
-  return `${said} ${low && Number.isFinite(ys[low - 1]) ? number(Number(ys[low - 1].toPrecision(3))) : "–"}`;
+  return low && Number.isFinite(ys[low - 1]) ? number(Number(ys[low - 1].toPrecision(3))) : "–";
 }
 
 /** What a legend of these panels has: layers of different names or styles. Words of categories have numbers as styles. */
@@ -415,7 +420,7 @@ function keyWidths(scene, panel, pen) {
   const control = (layer) => scene.controls.find(({ name }) => name === layer.legend_by);
   return keysOf([panel]).map((layer) => {
     const longest = control(layer)?.values.map((_, k) => ` (${words(control(layer), k)})`).reduce((a, b) => (b.length > a.length ? b : a));
-    return 50 + pen.nameWidth(layer.name + (longest ?? "") + (panel.legend && layer.kind === "line" ? " 0.00012" : ""));
+    return 40 + pen.nameWidth(layer.name + (longest ?? "") + (panel.legend && layer.kind === "line" ? " 0.00012" : ""));
   });
 }
 
@@ -1083,7 +1088,9 @@ const CSS = `
   background: none; color: inherit; font: inherit; font-size: 12px; }
 .tristep-legend span { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .tristep-own { position: absolute; margin: 0; font-variant-numeric: tabular-nums; }
-.tristep-own > * { height: ${KEY}px; font-size: 11px; }
+.tristep-legend.tristep-own > * { height: ${KEY}px; padding: 0 2px; gap: 4px; font-size: 11px; }
+.tristep-legend b { font-weight: inherit; }
+.tristep-legend b:empty { display: none; }
 .tristep-legend button { cursor: pointer; }
 .tristep-legend button:hover { background: var(--tristep-grid); }
 .tristep-legend button[aria-pressed="false"] { color: var(--tristep-quiet); }
@@ -1415,8 +1422,10 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     shown.forEach((layer, k) => {
       if (layer.legend_by !== null) legendBy.add(layer.legend_by);
       if (!layer.fixed) box.children[k].setAttribute("aria-pressed", String(!hidden.has(layer.name)));
-      const said = named(scene, layer, state, panels[0].legend);
-      if (box.children[k].title !== said) box.children[k].lastChild.textContent = box.children[k].title = said;
+      const [, name, value] = box.children[k].children;
+      name.textContent = named(scene, layer, state);
+      value.textContent = valueAt(scene, layer, state, panels[0].legend);
+      box.children[k].title = `${name.textContent} ${value.textContent}`.trim();
     });
   }
 
@@ -1425,14 +1434,15 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     places.filter(({ panel }) => panel.legend !== null).forEach(({ panel, frame }, k) => {
       const rows = rowsOf(panel.keys, frame.width + BEFORE).length;
       const { style: look } = legends[k + 1];
-      [look.left, look.width] = [`${frame.x - BEFORE - 6}px`, `${frame.width + BEFORE + 12}px`];
+      const left = Math.max(0, frame.x - BEFORE);
+      [look.left, look.width] = [`${left}px`, `${frame.x + frame.width + 12 - left}px`];
       look.top = `${frame.y - 5 - KEY * rows - (panel.title ? 16 * pen.titleLines(panel, frame.width).length * pen.scale : 0)}px`;
     });
   }
 
   function entry(layer) {
     const button = make(layer.fixed ? "div" : "button"); // the colours of a map are all there or none
-    button.append(swatch(layer, scene.style, colouring), make("span", "", layer.name));
+    button.append(swatch(layer, scene.style, colouring), make("span", "", layer.name), make("b"));
     if (layer.fixed) return button;
     button.type = "button";
     button.addEventListener("click", () => {
