@@ -24,7 +24,7 @@ LESS = {
     "AdamW, bfloat16, 24-bit master, states 4-bit, stochastic": {"B200"},
     "SGLD, float32": {"B200"},
     "AdamW, bfloat16, split master, telemetry": {"H200", "B200"},
-    "AdamW, float32, telemetry and histograms": {"A100", "H100", "H200", "B200"},
+    "AdamW, float32, telemetry and histograms": {"H200", "B200"},
 }
 
 MEASURE = """
