@@ -20,7 +20,8 @@ from .tile import Arguments, Layout
 
 BLOCK = 1024  # elements that a program computes at a time
 BLOCKS_OF_SUMS = 4  # of a program of a reduction, at least
-MANY_SUMS = 16, 96  # of which compilers keep all values of all elements, in twice the registers, unless they are told not to
+# Of so many sums compilers keep all values of all elements, in twice the registers, unless they are told not to.
+MANY_SUMS = 16, 96
 MOST_BLOCKS, MOST_PACKED = 2, 16  # of a program, without and with packed states
 ENOUGH = 2048  # programs, twice those that the largest GPUs run at a time
 INTERPRETED = GPUTarget("cuda", 90, 32)  # what Triton's interpreter is told, which takes it for nothing
