@@ -121,7 +121,8 @@ def run(file: Path, results: Results, cases: str) -> bool:
     threads = {"OMP_NUM_THREADS": "2", "NUMBA_NUM_THREADS": "2"}  # as many of these run at once
     found = subprocess.run(command, cwd=ROOT, env=os.environ | threads, capture_output=True, text=True)
     lines = (found.stdout + found.stderr).strip().splitlines()
-    told = [line for line in lines if line.startswith("=") or " in " in line]  # plugins may say more after pytest's last line
+    # Plugins may say more after pytest's last line.
+    told = [line for line in lines if line.startswith("=") or " in " in line]
     summary, seconds = told[-1] if told else "no output", time.perf_counter() - begin
     failed = found.returncode not in (0, NOTHING_SELECTED)
     results.add(file, not failed, summary, seconds)
