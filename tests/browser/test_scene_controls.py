@@ -223,3 +223,21 @@ def test_a_panel_has_a_legend_of_its_own_with_values_at_the_slider(stage):
     entries[0].click()
     assert entries[0].get_attribute("aria-pressed") == "false"
     assert entries[1].get_attribute("aria-pressed") == "true"
+
+
+def test_a_choice_of_many_is_searched(stage):
+    names = [f"block{i // 8}.{('weight', 'bias')[i % 2]}{i % 8}" for i in range(80)]
+    layer = Control("layer", "tensor", names, 0, "choice")
+    lines = Line([0, 10], [[i / 8, i / 8] for i in range(80)], by=("layer",))
+    stage.show(one(lines, controls=[layer]))
+    field = stage.browser.find("input[list]")
+    assert field.accessible_name == "tensor"
+    assert field.get_attribute("value") == "block0.weight0"
+    assert len(stage.browser.driver.find_elements("css selector", "datalist option")) == 80
+    stage.browser.keys(field, "K7.BIAS3", ENTER)
+    assert stage.sent("control") == [{"kind": "control", "name": "layer", "index": 59}]
+    assert field.get_attribute("value") == "block7.bias3"
+    stage.browser.keys(field, "nothing", ENTER)
+    stage.browser.run("document.activeElement.blur()")
+    assert field.get_attribute("value") == "block7.bias3"
+    assert len(stage.sent("control")) == 1

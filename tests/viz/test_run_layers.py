@@ -203,3 +203,25 @@ def test_single_weights_and_the_norms_of_the_chosen_tensor():
     np.testing.assert_allclose(named_layers(scene, "gradient").chosen("y", scene.state(layer=2)), 0.01, rtol=1e-5)
     cosine = layers_of(scene, Line, 1)[0]
     np.testing.assert_allclose(cosine.chosen("y", scene.state()), -0.5)
+
+
+def test_of_many_tensors_each_can_be_chosen():
+    names = [f"net.{i // 4}.{i % 4}.weight" for i in range(200)]
+    run = make_run(300, 200, names=names)
+    rows = Rows(run)
+    assert rows.choices == [*rows.names, *names]
+    for view in (TensorHeatmap(run), WeightsView(run), Dashboard(run)):
+        scene = view.scene()
+        layer = next(control for control in scene.controls if control.name == "layer")
+        assert layer.values == rows.choices
+        assert len(scene.to_bytes()) < 2_000_000
+    norms = named_layers(WeightsView(run).scene(), "gradient")
+    single, together = layer.values.index("net.0.2.weight"), layer.values.index("net.0")
+    np.testing.assert_allclose(norms.y[single], 0.01, rtol=1e-5)
+    np.testing.assert_allclose(norms.y[together], np.sqrt(1 + 0.1**2 + 0.01**2 + 0.001**2), rtol=1e-5)
+    scene = TensorHeatmap(run).scene()
+    (ring,) = (layer for layer in layers_of(scene, Points, 0) if layer.marker == "ring")
+    assert [ring.chosen("y", scene.state(layer=k)).tolist() for k in (single, together)] == [[0], [0]]
+    histogram = layers_of(scene, Heatmap, 2)[0]
+    shares = histogram.chosen("values", scene.state(layer=single))
+    assert set(shares[:, 0]) == {0, 2000, 6000}

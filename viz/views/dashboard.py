@@ -100,7 +100,7 @@ class Dashboard(OneRunView):
             controls.append(smoothing)
         controls += kinds
         if chosen:
-            controls.append(Control("layer", "tensor", rows.names, 0, "choice"))
+            controls.append(Control("layer", "tensor", rows.choices, 0, "choice"))
         heights = 0.15, *[1.0] * len(panels)
         scene = Scene(placed, self.title("Training"), controls, width=11.0, height=1.9 * len(panels) + 0.4, heights=heights)
         return self.said(scene)

@@ -41,7 +41,8 @@ class TensorHeatmap(RunView):
     Colours reach from the first to the 99th percentile; of steps that share a cell the largest value is shown, and of
     cosines and shares the mean. Where a norm is exactly 0, as of a gradient that nothing reaches, cells are grey. Crosses on
     empty cells stand for gradients that are not finite, one for several side by side. More than 64 tensors are put together
-    by module. Several runs are side by side, with the same colours.
+    by module; the choice, in which one can search, has the single ones, too. Several runs are side by side, with the same
+    colours.
 
     Args:
         runs: a `Recorder`, a `Run`, a `RunSet`, or several recorders and runs, of the same tensors.
@@ -72,7 +73,7 @@ class TensorHeatmap(RunView):
         heats, bar = heat_panels(runs, rows, quantities)
         words = [QUANTITIES[name][1] for name in quantities]
         controls = [Control("quantity", "colours", words, first, "choice")] if bar is not None else []
-        controls.append(Control("layer", "tensor", rows.names, 0, "choice"))
+        controls.append(Control("layer", "tensor", rows.choices, 0, "choice"))
         kinds = histogram_control(runs)
         controls += kinds
         details = [kept_histograms(self._kept, run, rows, kinds) or norm_panel(run, rows) for run in runs]
@@ -173,7 +174,7 @@ def _heat_panel(
     if not any(np.isfinite(image).any() for image in images):
         layers.append(NOWHERE_FINITE)
     chosen = [edges[0] + 0.012 * (edges[-1] - edges[0])]
-    layers.append(Points(chosen, [[i] for i in range(n)], marker="ring", size=7, style="ink", by=("layer",)))
+    layers.append(Points(chosen, [[i] for i in rows.rows_of_choices], marker="ring", size=7, style="ink", by=("layer",)))
     ticks = [(i, _shortened(rows.names[i])) for i in range(0, n, -(-n // 32))]
     down = Axis("", -0.5, n - 0.5, ticks=ticks, upwards=False)
     return Panel(Axis("step", *edges[[0, -1]].tolist()), down, layers, click=Click("layer", "y"))
@@ -226,10 +227,10 @@ def _histogram_panel(run: Run, rows: Rows, kinds: Sequence[str] = ()) -> Panel |
     curves = [run.histograms[f"{what}_histogram"].curve() if what in _kinds(run) else None for what in shown]
     known = [curve for curve in curves if curve is not None]
     start, stop = min(float(curve.first[0]) for curve in known), max(float(curve.last[-1]) for curve in known)
-    steps = _edges(start, stop, min(max(len(curve.first) for curve in known), HISTORY))
-    shape = len(steps) - 1, len(rows.names), len(run.edges) + 1
+    steps = _edges(start, stop, min(max(len(curve.first) for curve in known), rows.points(HISTORY)))
+    shape = len(steps) - 1, len(rows.choices), len(run.edges) + 1
     counts = [
-        np.zeros(shape) if curve is None else rows.of(f"{what}_histogram", _columns(curve, curve.mean, steps))
+        np.zeros(shape) if curve is None else rows.of_choices(f"{what}_histogram", _columns(curve, curve.mean, steps))
         for what, curve in zip(shown, curves, strict=True)
     ]
     total = [np.nansum(each, axis=2, keepdims=True) for each in counts]

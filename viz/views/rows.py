@@ -18,6 +18,7 @@ class Rows:
 
     Attributes:
         names: of the rows.
+        choices: what a control "layer" chooses from: the rows, and behind them the single tensors if these are none.
     """
 
     def __init__(self, run: Run) -> None:
@@ -27,11 +28,31 @@ class Rows:
         numbers = {name: i for i, name in enumerate(self.names)}
         self._row = np.array([numbers[key] for key in keys], dtype=np.int64)
         self._single = len(self.names) == len(keys)
+        self.choices = self.names if self._single else [*self.names, *run.parameters]
         self._members = (self._row[:, None] == np.arange(len(self.names))).astype(np.float64)
 
     def row_of(self, parameter: str) -> int:
         """The row that a parameter is in."""
         return int(self._row[self._parameters.index(parameter)])
+
+    def choice_of(self, parameter: str) -> int:
+        """The choice that is this parameter alone."""
+        return self._parameters.index(parameter) + (0 if self._single else len(self.names))
+
+    @property
+    def rows_of_choices(self) -> list[int]:
+        """The row in which each choice is."""
+        return [*range(len(self.names)), *([] if self._single else self._row.tolist())]
+
+    def points(self, most: int) -> int:
+        """Of how many points each choice's curve may have, `most` where they are few, so that all take the same room."""
+        return max(most * MOST_ROWS // max(len(self.choices), MOST_ROWS), most // 8)
+
+    def of_choices(self, quantity: str, values: np.ndarray) -> np.ndarray:
+        """As `of`, [n, n_choices, ...]."""
+        values = np.asarray(values, dtype=np.float64)
+        rows = self.of(quantity, values)
+        return rows if self._single else np.concatenate([rows, values], axis=1)
 
     def of(self, quantity: str, values: np.ndarray) -> np.ndarray:
         """[n, n_parameters, ...] as [n, n_rows, ...]: norms are those of all tensors together, counts sums, others means."""

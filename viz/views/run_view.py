@@ -75,7 +75,7 @@ class RunView(View):
             for words, parameter, step in found:
                 sets, x = dict[str, int](), None
                 if "layer" in controls and parameter is not None:
-                    sets["layer"] = rows.row_of(parameter)
+                    sets["layer"] = rows.choice_of(parameter)
                 if "step" in controls and step is not None:
                     steps = np.asarray(controls["step"].values, dtype=np.float64)
                     sets["step"] = int(np.abs(steps - step).argmin())

@@ -52,8 +52,8 @@ class UpdateRatioView(OneRunView):
 class WeightsView(OneRunView):
     """Norms of a tensor, of its gradient and of its update over the steps, the angle between these two, and single weights.
 
-    A choice says which tensor; above 64 tensors they are put together by module. Single weights are there of tensors
-    of which the recorder followed some (see `Recorder`'s `weights`).
+    A choice says which tensor; of more than 64 it has those of a module together, too. Single weights are there of those
+    tensors of which the recorder followed some (see `Recorder`'s `weights`).
 
     Args:
         run: a `Recorder` or a `Run`.
@@ -73,8 +73,8 @@ class WeightsView(OneRunView):
             panels.append(norms)
         cosine = self.run.tensors.get("cosine")
         if cosine is not None and len(cosine):
-            x, means = cosine.means()
-            line = Line(x, drawable(rows.of("cosine", means).T), by=("layer",))
+            x, means = cosine.means(rows.points(512))
+            line = Line(x, drawable(rows.of_choices("cosine", means).T), by=("layer",))
             across = Axis.over("step", x, margin=0.01)
             vertical = Axis("cosine of gradient and update", -1.05, 1.05)
             layers = [RefLine([0.0], "y", style="grid"), line, *bad_gradients(self.run, rows, across, vertical)]
@@ -84,8 +84,8 @@ class WeightsView(OneRunView):
         if not panels:
             return self.said(empty_scene("no weights recorded yet"))
         placed = [replace(panel, column=i, legend="") for i, panel in enumerate(panels)]
-        first = next((rows.row_of(name) for name in followed), 0)
-        layer = Control("layer", "tensor", rows.names, first, "choice")
+        first = next((rows.choice_of(name) for name in followed), 0)
+        layer = Control("layer", "tensor", rows.choices, first, "choice")
         title = self.title("Weights, gradients and updates")
         return self.said(Scene(placed, title, [layer], width=4.2 * len(placed), height=3.9))
 
@@ -94,12 +94,12 @@ class WeightsView(OneRunView):
         ends, values = [], []
         most = 0
         for name, series in followed.items():
-            curve, row = series.curve(), rows.row_of(name)
+            curve, own = series.curve(), [rows.row_of(name), rows.choice_of(name)]
             ends += [curve.first[:1], curve.last[-1:]]
             values.append(curve.mean)
             for k in range(min(series.shape[0], MOST_NAMED)):
-                y = np.full((len(rows.names), len(curve.first)), np.nan)
-                y[row] = drawable(curve.mean[:, k])
+                y = np.full((len(rows.choices), len(curve.first)), np.nan)
+                y[own] = drawable(curve.mean[:, k])
                 label = "" if k < most else f"followed weight {k + 1}"
                 layers.append(Line(middle_steps(curve), y, by=("layer",), style=k, name=label))
             most = max(most, min(series.shape[0], MOST_NAMED))
@@ -114,8 +114,8 @@ def norm_panel(run: Run, rows: Rows) -> Panel | None:
         series = run.tensors.get(f"{what}_norm")
         if series is None or not len(series):
             continue
-        x, means = series.means()
-        y = drawable(rows.of(f"{what}_norm", means).T)
+        x, means = series.means(rows.points(512))
+        y = drawable(rows.of_choices(f"{what}_norm", means).T)
         layers.append(Line(x, y, by=("layer",), style=i, name=what, marker=len(x) == 1))
         ends.append(x[[0, -1]])
         values.append(y)
@@ -141,7 +141,7 @@ def bad_gradients(run: Run, rows: Rows | None, across: Axis, vertical: Axis) -> 
         return []
     curve, bad = found
     counts = bad.astype(np.float64)
-    counts = counts.sum(axis=1, keepdims=True) if rows is None else rows.of("gradient_nonfinite", counts)
+    counts = counts.sum(axis=1, keepdims=True) if rows is None else rows.of_choices("gradient_nonfinite", counts)
     marks = [apart(middle_steps(curve)[here > 0], (across.high - across.low) / MARKS) for here in counts.T]
     x = np.full((len(marks), max(map(len, marks))), np.nan)
     for i, mark in enumerate(marks):

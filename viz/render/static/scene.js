@@ -10,6 +10,7 @@ const PIXELS_PER_INCH = 96;
 const PIXELS_PER_POINT = PIXELS_PER_INCH / 72;
 const DOUBLE_CLICK = 400; // milliseconds
 const SEEN = 5000; // milliseconds at least between two messages that a page is there
+const MOST_LISTED = 24; // values of a choice; more are searched
 const MOST_BELOW = 4; // controls below the picture; more are next to it where the page is this wide
 const WIDE = 780; // pixels
 const ASIDE = 308; // pixels that they take there
@@ -1578,6 +1579,8 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
         field.id = id;
         field.classList.add("tristep-wide");
         line.append(label, field);
+      } else if (control.kind === "choice" && control.values.length > MOST_LISTED) {
+        line.append(label, ...searchFor(control, id));
       } else if (control.kind === "choice") {
         control.values.forEach((_, k) => input.append(new Option(words(control, k), k)));
         input.addEventListener("change", () => set(control.name, Number(input.value)));
@@ -1622,6 +1625,34 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
       }
       controls.append(row);
     }
+  }
+
+  /** A choice of many: a field in which a part of a word finds it, and the list of those that have what was typed. */
+  function searchFor(control, id) {
+    const [field, list] = [make("input"), make("datalist")];
+    Object.assign(field, { id, type: "text", autocomplete: "off", spellcheck: false, className: "tristep-wide" });
+    list.id = `${id}-list`;
+    field.setAttribute("list", list.id);
+    field.setAttribute("aria-label", control.label);
+    field.dataset.control = control.name;
+    const all = control.values.map((_, k) => words(control, k));
+    list.append(...all.map((each) => new Option(each)));
+    const show = () => (field.value = all[state[control.name]]);
+    const choose = (test) => {
+      const k = all.findIndex((each) => test(each.toLowerCase(), field.value.trim().toLowerCase()));
+      if (k < 0 || !field.value.trim()) return;
+      set(control.name, k);
+      show();
+    };
+    field.addEventListener("focus", () => {
+      field.placeholder = field.value; // an empty field lists all
+      field.value = "";
+    });
+    field.addEventListener("input", () => choose((each, typed) => each === typed));
+    field.addEventListener("change", () => choose((each, typed) => each.includes(typed)));
+    field.addEventListener("blur", show);
+    inputs.set(control.name, () => field.matches(":focus") || show());
+    return [field, list];
   }
 
   /** What a value is typed into: Python gets it with Enter, or when the field is left. */
