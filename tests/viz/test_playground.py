@@ -152,6 +152,22 @@ def test_basins_are_shown_by_optimizer_and_rate():
     assert len(image.words) == len(function("himmelblau").minima)
 
 
+@pytest.mark.parametrize("optimizer", ["nag", "momentum", "signum", "lbsgd", "lion", "adam", "ademamix"])
+@pytest.mark.parametrize("start", [(1.5, 1.0), (-1.5, -1.0)])
+def test_an_arrow_shows_the_average_of_gradients_whatever_an_optimizer_keeps_of_it(optimizer, start):
+    view = Playground(BOWL, optimizer, (), start, 6, settings={"learning_rate": 1e-3})
+    scene = view.scene()
+    arrows = [layer for layer in scene.panels[0].layers if isinstance(layer, Arrows)]
+    layers = [layer for layer in arrows if layer.name.startswith("down its average")]
+    assert layers, [layer.name for layer in arrows]
+    for layer in layers:
+        # Of few short steps all gradients point nearly in one direction, and so does their average.
+        for k in range(6):
+            x, y = (float(layer.chosen(name, scene.state(step=k))[0]) for name in ("dx", "dy"))
+            down = -np.asarray(view.trace.gradients[k])
+            assert np.dot((x, y), down) / np.hypot(x, y) / np.hypot(*down) > 0.95, (layer.name, k)
+
+
 def test_arrows_point_where_the_quantities_do():
     view = Playground(BOWL, "adam", against=(), steps=25, settings={"learning_rate": 0.1, "beta1": 0.8})
     scene = view.scene()

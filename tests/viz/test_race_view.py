@@ -87,6 +87,27 @@ def test_a_best_rate_at_the_edge_is_said_below_the_picture():
     assert b"is the greatest that was tried" in view.scene().to_bytes()
 
 
+@pytest.mark.parametrize("by", [0, 1])
+@pytest.mark.parametrize(
+    ("needed", "why"),
+    [
+        ([[None, None], [None, None]], "no optimizer reached the target 1 within 100 steps"),
+        ([[20, None], [20, 30]], "a reached the target in 1 of 2 seeds"),
+        ([[0, 0], [0, 0]], "The target 1 was reached before the first step"),
+    ],
+    ids=["nobody", "not the baseline", "at once"],
+)
+def test_without_ratios_their_panel_says_why(needed, why, by):
+    view = RaceView(planted(needed))
+    scene = view.scene()
+    (text,) = _layers(scene.panels[1], Text)
+    assert why.casefold() in str(text.chosen("texts", scene.state(measure=by))).casefold()
+    assert why.casefold() in view.describe().casefold()
+    words = [each.get_text().replace("\n", " ") for each in view.figure(measure=by).axes[1].texts]
+    assert any(why.casefold() in each.casefold() for each in words)
+    assert not _layers(RaceView(planted([[20, 30], [None, 30]])).scene().panels[1], Text)  # there is the baseline's
+
+
 def test_the_map_of_a_battery_has_the_scores_the_best_at_the_top():
     inf = np.inf
     needed = np.array([[[50.0], [60]], [[100], [30]], [[inf], [70]]])

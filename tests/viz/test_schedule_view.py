@@ -70,6 +70,10 @@ def test_schedules_by_name_end_where_the_picture_does():
                 schedule = kind(end)
                 np.testing.assert_allclose(line.y, [schedule(int(n)) for n in line.x], rtol=1e-6)
                 assert line.x[-1] == end
+    for name, asked in (("factor", "step"), ("multifactor", "step"), ("interpolated", "step, rates")):
+        with pytest.raises(TypeError, match=rf"'{name}' needs {asked}, .*create\('{name}', step=...") as refused:
+            ScheduleView(name)
+        assert "__init__" not in str(refused.value)
     with pytest.raises(ValueError, match="no scheduler is registered by that name.*Did you mean 'cosine'"):
         ScheduleView("cosinus")
 

@@ -34,7 +34,8 @@ def test_colours_differ_for_every_kind_of_sight(theme, sight):
 @pytest.mark.parametrize("sight", [*SIGHTS, "grey"])
 def test_the_eight_optimizers_of_the_default_picture_are_told_apart(theme, sight):
     """By colour, or by dashes: grey is what a bad projector leaves, where 20 of L* are a fifth of all there is."""
-    names = [(name, style) for name, style, _ in TrajectoryView("beale", steps=2, factors=(1.0,)).scene().legend()]
+    scene = TrajectoryView("beale", steps=2, factors=(1.0,)).scene()
+    names = list(scene.legend(scene.panels))
     assert len(names) == 8
     looks = [line_style(style, theme) for _, style in names]
     for (one, a), (other, b) in combinations(zip(names, looks, strict=True), 2):

@@ -130,20 +130,27 @@ class RaceResult:
         There is a ratio only where both reached the target from every seed: a mean over those that did would be of the seeds
         in which the optimizer was quick.
         """
-        lines = []
         base = self.compare(self.baseline, by)
-        if base.reached < base.of:
-            lines.append(
-                f"{self.baseline} reached the target in {base.reached} of {base.of} seeds: no ratios. "
-                "A higher target or more steps are needed."
-            )
-        elif not (self.needed() > 0).all():
-            lines.append(f"The target {self.target:g} was reached before the first step: no ratios. Choose a lower one.")
+        lines = [why] if (why := self.missing_ratios()) else []
         lines += [self._in_words(self.compare(name, by), by, base) for name in self.names if name != self.baseline]
         if len(self.names) == 1:
             needed = np.median(self.needed(by))
             lines.append(f"{self.baseline} alone: {needed:.4g} {by} to the target, the median of {base.of} seeds.")
         return "\n".join([*lines, *self.warnings()])
+
+    def missing_ratios(self) -> str:
+        """Why there are no ratios, in words; empty where there are some."""
+        needed = self.needed()
+        base = needed[self._index(self.baseline)]
+        of, reached = len(base), int(np.isfinite(base).sum())
+        more = "A higher target or more steps are needed."
+        if not np.isfinite(needed).any():
+            return f"No optimizer reached the target {self.target:g} within {self.measured[-1]} steps: no ratios. {more}"
+        if reached < of:
+            return f"{self.baseline} reached the target in {reached} of {of} seeds: no ratios. {more}"
+        if not (needed > 0).all():
+            return f"The target {self.target:g} was reached before the first step: no ratios. Choose a lower one."
+        return ""
 
     def warnings(self) -> list[str]:
         """What makes the comparison less than fair: best learning rates at the edge of what was tried."""

@@ -22,6 +22,7 @@ from .trajectories import TrajectoryView, moments_of
 
 __all__ = ["Playground"]
 
+AVERAGES = ("mean", "mom", "momentum", "m", "velocity", "fast", "slow")  # names of states that are those of gradients
 # What an entry changes, and has to be as before where it cannot be used.
 CHANGED = ("function", "settings", "found", "_start", "_rates", "_optimizers")
 
@@ -239,8 +240,11 @@ class Playground(TrajectoryView):
         width, height = (high - low for low, high in (self.function.xlim, self.function.ylim))
         quantities = {"down the gradient": -trace.gradients[at]}
         for name, state in trace.states.items():
-            if name in ("mean", "momentum", "m", "velocity") and state.ndim == 2:
-                quantities[f"down its average, {name}"] = -state[at + 1]
+            if name in AVERAGES and state.shape == trace.points.shape:
+                # Some keep it of gradients, others of steps: it begins along the gradient or against it.
+                along = (state[1:] * trace.gradients).sum(axis=1)
+                ways = np.sign(along[along != 0])
+                quantities[f"down its average, {name}"] = -state[at + 1] * (ways[0] if ways.size else 1.0)
         quantities["update"] = trace.updates[at]
         layers: list[Layer] = []
         for k, (name, vectors) in enumerate(quantities.items()):

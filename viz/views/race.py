@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...trainer import RaceResult
-from ..scene import Axis, Band, Control, Layer, Line, Panel, Points, RefLine, Scene
+from ..scene import Axis, Band, Control, Layer, Line, Panel, Points, RefLine, Scene, Text
 from .view import View
 
 __all__ = ["RaceView"]
@@ -103,6 +103,8 @@ class RaceView(View):
         found = [[result.compare(name, by) for name in result.names] for by in MEASURES]
         values = np.array([[(each.ratio, each.low, each.high) for each in row] for row in found])  # [measures, names, 3]
         layers.append(RefLine([1.0], style="quiet"))
+        if not np.isfinite(values).any():
+            layers.append(Text(result.missing_ratios(), 0.5, 0.5, align="center"))
         for i, name in enumerate(result.names):
             y = float(n - 1 - i)
             words = [_words(name, found[0][i])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -321,12 +322,14 @@ def _loss_panel(run: Run | None, across: Axis) -> Panel | None:
 
 def scheduler(name: str, n_updates: int, **arguments: Any) -> LRScheduler:
     """The schedule of a name, which ends after so many updates if it is of a kind that ends."""
-    try:
-        return create(name, **{"max_update": n_updates} | arguments)
-    except TypeError as error:
-        if "max_update" not in str(error):
-            raise
-        return create(name, **arguments)
+    asked = inspect.signature(LRScheduler.registry.lookup(name)).parameters.values()
+    if any(each.name == "max_update" or each.kind is each.VAR_KEYWORD for each in asked):
+        arguments = {"max_update": n_updates} | arguments
+    needed = [each.name for each in asked if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
+    if missing := [each for each in needed if each not in arguments]:
+        values = ", ".join(f"{each}=..." for each in missing)
+        raise TypeError(f"{name!r} needs {', '.join(missing)}, such as tristep.lr_scheduler.create({name!r}, {values})")
+    return create(name, **arguments)
 
 
 def _named(schedules: Any, n_updates: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from matplotlib.transforms import Bbox
 
 from ...scene import Arrows, Band, Heatmap, Line, Points, RefLine, Scene, State, Text
 from ...style import THEMES, line_style
-from .text import text_width, wrapped
+from .text import put, text_width, wrapped
 
 __all__ = [
     "ArrowsArtist",
@@ -265,7 +265,7 @@ class TextArtist(LayerArtist):
         self.layer = layer
         backed = self.theme.background if self.axes.axison else None
         self.words = _words(self.axes, "", size=layer.size, color=self.colour, zorder=4, backed=backed)
-        self.words.set(ha=layer.align, va="center", family="DejaVu Sans Mono" if layer.fixed else "DejaVu Sans")
+        self.words.set(ha=layer.align, va="center")
         self.artists.append(self.words)
         self.text = ""
 
@@ -284,9 +284,10 @@ class TextArtist(LayerArtist):
             widest = max(
                 (text_width(figure, row, self.layer.size, fixed=True) for row in self.text.split("\n")), default=0.0
             )
-            self.words.set(text=self.text, fontsize=self.layer.size * min(1.0, max(room / widest, 0.6) if widest else 1.0))
+            put(self.words, self.text, fixed=True)
+            self.words.set_fontsize(self.layer.size * min(1.0, max(room / widest, 0.6) if widest else 1.0))
         else:
-            self.words.set_text("\n".join(wrapped(figure, row, room, self.layer.size) for row in self.text.split("\n")))
+            put(self.words, "\n".join(wrapped(figure, row, room, self.layer.size) for row in self.text.split("\n")))
 
 
 ARTISTS: dict[type, type[LayerArtist]] = {
@@ -335,7 +336,9 @@ def limits_of(layer: Heatmap) -> tuple[float, float]:
 def _words(axes: Axes, text: str, backed: str | None, **look: Any) -> MatplotlibText:
     """Words in axes, in shares of them, before a veil of this colour that sets them off from what is drawn."""
     back = {"facecolor": backed, "edgecolor": "none", "alpha": 0.75, "pad": 1.0} if backed else None
-    return axes.text(0, 0, text, transform=axes.transAxes, parse_math=False, bbox=back, **look)
+    words = axes.text(0, 0, "", transform=axes.transAxes, bbox=back, **look)
+    put(words, text)
+    return words
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -15,7 +15,7 @@ from ...scene import Axis, Heatmap, Panel
 from ...style import THEMES, Figure, quieten
 from .artists import ARTISTS, RefLineArtist, TextArtist, limits_of
 from .scales import ScaleArtist
-from .text import agg_renderer, text_size, wrapped
+from .text import agg_renderer, put, text_size, wrapped
 from .ticks import choose_ticks, set_ticks
 
 __all__ = ["PanelAxes"]
@@ -41,9 +41,6 @@ class PanelAxes:
         colours = THEMES[theme]
         # Below everything that can change, so that it need not be drawn again.
         self.title = axes.set_title("", loc="left", y=1, pad=5, color=colours.ink, fontsize=10.5, zorder=0.4)
-        self.title.set_parse_math(False)
-        axes.xaxis.label.set_parse_math(False)
-        axes.yaxis.label.set_parse_math(False)
         for spec, set_scale in ((panel.x, axes.set_xscale), (panel.y, axes.set_yscale)):
             if spec.scale == "log":
                 set_scale("log", nonpositive="mask")
@@ -83,7 +80,6 @@ class PanelAxes:
                 bar.set_xticks([])
                 bar.yaxis.tick_right()
                 bar.yaxis.set_label_position("right")
-                bar.yaxis.label.set_parse_math(False)
                 for spine in bar.spines.values():
                     spine.set_visible(False)
 
@@ -103,7 +99,7 @@ class PanelAxes:
         self.axes.apply_aspect()
         box = self.axes.get_position()
         across, upwards = box.width * width, box.height * height
-        self.title.set_text(wrapped(self.figure, self.panel.title, across, 10.5))
+        put(self.title, wrapped(self.figure, self.panel.title, across, 10.5))
         labels = wrapped(self.figure, self.panel.x.label, across, 10), wrapped(self.figure, self.panel.y.label, upwards, 10)
         if self.axes in self.scales:
             scale = self.scales[self.axes]
@@ -113,7 +109,8 @@ class PanelAxes:
         elif self.panel.frame or not self._quick:
             set_ticks(self.axes.xaxis, self.panel.x, across)
             set_ticks(self.axes.yaxis, self.panel.y, upwards)
-            self.axes.set(xlabel=labels[0], ylabel=labels[1])
+            put(self.axes.xaxis.label, labels[0])
+            put(self.axes.yaxis.label, labels[1])
         x = box.x1 * width + 0.1
         for bar, layer in zip(self.bars, self._with_bars(), strict=True):
             bar.set_position((x / width, box.y0, BAR / width, box.height))
@@ -123,7 +120,8 @@ class PanelAxes:
                 self.scales[bar].labels = ("", label)
             else:
                 set_ticks(bar.yaxis, spec, upwards)
-                bar.set_ylabel(label, fontsize=9)
+                put(bar.yaxis.label, label)
+                bar.yaxis.label.set_fontsize(9)
             x += BAR + self._sizes(bar)[2] + 0.1
 
     def measure(self) -> tuple[float, float, float, float]:

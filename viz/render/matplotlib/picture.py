@@ -17,7 +17,7 @@ from ...style import LOCK, THEMES, Figure
 from .artists import colour_and_dashes
 from .panel import PanelAxes
 from .png import encode_png
-from .text import agg_canvas, agg_renderer, shortened, text_height, text_width, wrapped
+from .text import agg_canvas, agg_renderer, put, shortened, text_height, text_width, wrapped
 
 __all__ = ["Picture", "draw"]
 
@@ -150,8 +150,8 @@ class Picture:
             if labels or marks_moved:
                 drawn.place_labels()
         for words, layer, at in self._named:
-            words.set_text(self.scene.named(layer, self.state, at))
-        self._values.set_text(self._said())
+            put(words, self.scene.named(layer, self.state, at))
+        put(self._values, self._said())
 
     def _pixels(self) -> np.ndarray:
         """uint8 [height, width, 4]; valid until the next drawing."""
@@ -207,7 +207,8 @@ class Picture:
         rows = self._legend_rows(shared, scene.width - 2 * MARGIN, LARGE)
         self._add_legend(rows, MARGIN, top, LARGE)
         top -= len(rows) * LARGE * ROW + (0.07 if rows else 0)
-        self._values.set(text=self._said(), position=(MARGIN, 0.06))
+        put(self._values, self._said())
+        self._values.set_position((MARGIN, 0.06))
         bottom = 0.06 + text_height(self._values) + 0.06 if self._values.get_text() else MARGIN
         for note, high in zip(reversed(noted), reversed(heights), strict=True):
             note.set_position((MARGIN, bottom))
@@ -303,8 +304,9 @@ class Picture:
         return wrapped(self.figure, "   ".join(words), self.scene.width - 2 * MARGIN, 8.5)
 
     def _text(self, x: float, y: float, words: str, **look: Any) -> MatplotlibText:
-        look = {"va": "top", "parse_math": False, **look}
-        return self.figure.text(x, y, words, transform=self.figure.dpi_scale_trans, **look)
+        text = self.figure.text(x, y, "", transform=self.figure.dpi_scale_trans, **{"va": "top", **look})
+        put(text, words)
+        return text
 
 
 class _Key(NamedTuple):

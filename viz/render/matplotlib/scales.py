@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.font_manager import FontProperties
 from matplotlib.path import Path
 from matplotlib.transforms import IdentityTransform
 
 from ...style import THEMES, Figure
-from .text import text_size, text_width
+from .text import font, legible, text_size, text_width
 from .ticks import TURN, Ticks
 
 __all__ = ["ScaleArtist"]
@@ -88,7 +87,7 @@ class ScaleArtist(Artist):
 
         def words(text: str, at: tuple[float, float], size: float, angle: float = 0.0) -> None:
             # At the left end of the base line, of which the place is from above in the renderer.
-            renderer.draw_text(gc, at[0], tall - at[1], text, FontProperties(size=size), angle, ismath=False)
+            renderer.draw_text(gc, at[0], tall - at[1], legible(text), font(text, size=size), angle, ismath=False)
 
         theme, long = self._theme, TICK * point
         if self._grid:

@@ -1,22 +1,72 @@
-"""The size of text, and text that fits into a given width."""
+"""Text in figures: its size, what of it fits into a given width, and fonts that have its signs."""
 
 from __future__ import annotations
 
+import unicodedata
+import warnings
+from functools import lru_cache
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.font_manager import FontProperties
+from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.text import Text
 
 from ...style import Figure
 
-__all__ = ["agg_canvas", "agg_renderer", "shortened", "text_height", "text_size", "text_width", "wrapped"]
+__all__ = [
+    "agg_canvas", "agg_renderer", "font", "legible", "put", "shortened", "text_height", "text_size", "text_width", "wrapped"
+]  # fmt: skip
 
+BOX = "□"
 
 MOST_WIDTHS = 4096
 _widths: dict[tuple[str, float, str, bool, float], float] = {}  # measuring takes half a millisecond
 
 _heights: dict[tuple[float, float], tuple[float, float]] = {}
+
+
+def put(text: Text, words: str, fixed: bool = False) -> None:
+    """Let a text have these words, as they are, in fonts that have their signs."""
+    text.set(text=legible(words), parse_math=False, family=font(words, fixed).get_family())
+
+
+def font(words: str, fixed: bool = False, **look: Any) -> FontProperties:
+    """The usual font, and for signs that it does not have one that does."""
+    usual = "DejaVu Sans Mono" if fixed else FontProperties().get_family()
+    others = [] if words.isascii() else [family for sign in words if (family := _family_of(sign, fixed))]
+    return FontProperties(family=[*([usual] if fixed else usual), *dict.fromkeys(others)], **look)
+
+
+@lru_cache(4096)
+def legible(words: str) -> str:
+    """The words with boxes for signs that no font has, of which a warning tells, and without those that are not seen."""
+    if words.isascii() and words.isprintable():
+        return words
+    missing = {sign for sign in words if sign != "\n" and _family_of(sign, False) is None}
+    unseen = {sign for sign in missing if unicodedata.category(sign) in ("Cc", "Cf", "Me", "Mn")}
+    if missing - unseen:
+        warnings.warn(  # always the same, and from here, so that Python shows it once
+            "no installed font has all signs of a picture, and boxes stand for the others: install one that has them, such "
+            "as Noto Sans CJK or Noto Emoji, and start Python again",
+            stacklevel=1,
+        )
+    return "".join("" if sign in unseen else BOX if sign in missing else sign for sign in words)
+
+
+@lru_cache(4096)
+def _family_of(sign: str, fixed: bool) -> str | None:
+    """The family of a font that has a sign: "" for the usual one; None: no font has it."""
+    if _has(findfont(font("", fixed)), sign):
+        return ""
+    fonts = (each for each in fontManager.ttflist if not each.name.startswith("Last Resort"))  # which has boxes for all
+    return next((each.name for each in fonts if each.style == "normal" and _has(each.fname, sign)), None)
+
+
+def _has(file: str, sign: str) -> bool:
+    try:
+        return bool(get_font(file).get_char_index(ord(sign)))
+    except (OSError, RuntimeError):  # it has gone, or is made of pixels, which matplotlib cannot draw
+        return False
 
 
 def agg_canvas(figure: Figure) -> FigureCanvasAgg:
@@ -34,8 +84,8 @@ def text_width(figure: Figure, words: str, size: float, weight: str = "normal", 
     key = words, size, weight, fixed, figure.dpi
     found = _widths.get(key)
     if found is None:
-        font = FontProperties(family="DejaVu Sans Mono" if fixed else None, size=size, weight=weight)
-        found = agg_renderer(figure).get_text_width_height_descent(words, font, ismath=False)[0] / figure.dpi
+        look = font(words, fixed, size=size, weight=weight)
+        found = agg_renderer(figure).get_text_width_height_descent(legible(words), look, ismath=False)[0] / figure.dpi
         if len(_widths) > MOST_WIDTHS:
             _widths.clear()
         _widths[key] = found

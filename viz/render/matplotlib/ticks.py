@@ -15,7 +15,7 @@ from matplotlib.ticker import Formatter, Locator, LogLocator, MaxNLocator, NullL
 
 from ...scene import Axis
 from ...style import Figure
-from .text import shortened, text_width
+from .text import legible, put, shortened, text_width
 
 __all__ = ["TURN", "Ticks", "choose_ticks", "set_ticks"]
 
@@ -87,9 +87,9 @@ def _given_ticks(figure: Figure, spec: Axis, length: float, across: bool) -> Tic
 
 
 def _set_given_ticks(axis: AxesAxis, ticks: Ticks) -> None:
-    axis.set_ticks(ticks.values, labels=ticks.words)
-    for label in axis.get_ticklabels():
-        label.set_parse_math(False)
+    axis.set_ticks(ticks.values, labels=list(map(legible, ticks.words)))
+    for label, words in zip(axis.get_ticklabels(), ticks.words, strict=True):
+        put(label, words)
         if isinstance(axis, XAxis):
             turn = (
                 {"rotation": math.degrees(TURN), "ha": "right", "va": "center"}

@@ -894,7 +894,7 @@ const draw = {
     context.textAlign = layer.align;
     lines.forEach((line, k) => {
       const y = middle + (k - (lines.length - 1) / 2) * step + 0.35 * size;
-      if (place.cased) outlined(pen, line, x, y, pen.colour(layer.style));
+      if (place.panel.frame) outlined(pen, line, x, y, pen.colour(layer.style)); // above what is drawn there
       else {
         context.fillStyle = pen.colour(layer.style);
         context.fillText(line, x, y);
