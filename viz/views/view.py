@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...trainer import files
+from ..render.characters import in_characters
 from ..render.matplotlib import draw
 from ..render.notebook import JUPYTER, UNKNOWN
 from ..render.renderers import Capabilities, capabilities
@@ -85,6 +86,11 @@ class View(ABC):
     def describe(self) -> str:
         """What there is to be seen, in words: the numbers that matter."""
         return self._now().description
+
+    def __str__(self) -> str:
+        """What `print` shows in a terminal: the picture in characters, and the words."""
+        with self._sharing() as scene:
+            return f"{in_characters(scene)}\n\n{self.describe()}"
 
     def figure(self, **state: int) -> Figure:
         """A matplotlib figure; its axes are in `axes`, in the order of the scene's panels.
