@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from ...trainer import CheckpointManager, Trainer
 from ...trainer.interrupts import gets_signals, handled, uninterrupted
@@ -689,9 +690,17 @@ class LiveLoop:
 
     def _run_here(self, turn: int, timeout: float | None = None) -> None:
         until = None if timeout is None else self.clock() + timeout
-        with handled(self._handle):
+        # A line in a terminal; elsewhere, as in a notebook, none.
+        progress = tqdm(
+            desc=self.run.name, initial=self.n_steps, unit=" steps", disable=None if self.mode == "block" else True
+        )
+        with handled(self._handle), progress:
             while self._is_on(turn) and (until is None or self.clock() < until):
                 self._run_slice(turn, until)
+                losses = self.run.scalars.get("loss")
+                if losses is not None and len(losses):
+                    progress.set_postfix_str(f"loss {losses.recent()[1][-1]:.4g}", refresh=False)
+                progress.update(self.n_steps - progress.n)
 
     def _run_slice(self, turn: int, until: float | None = None) -> None:
         """Take steps for a moment, as long as this turn is on, or until this time; then let the view follow."""
