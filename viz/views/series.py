@@ -32,6 +32,7 @@ __all__ = [
     "scalar_names",
     "scalar_panel",
     "smoothing_control",
+    "smoothing_of",
 ]
 
 WIDTHS = tuple(float(digit * 10**power) for power in range(9) for digit in (1, 2, 5))  # of averages, in steps
@@ -86,8 +87,13 @@ def smoothing_control(runs: Sequence[Run], names: Iterable[str], wanted: float |
         index = 0 if points < 20 else None  # there are as many values at any time, so that a choice can stay as it is
     widths = [0.0, *[width for width in WIDTHS if width < wanted][-2:], *([wanted] if wanted else [])]
     widths += [width for width in WIDTHS if width > wanted][:2]
-    texts = ["as recorded", *(f"average of {width:.10g} step{'s' * (width != 1)}" for width in widths[1:])]
-    return Control("smoothing", "smoothing", widths, widths.index(wanted) if index is None else index, texts=texts)
+    return smoothing_of(widths, widths.index(wanted) if index is None else index)
+
+
+def smoothing_of(widths: Sequence[float], index: int, unit: str = "step") -> Control:
+    """The control "smoothing" of these widths, 0 for none."""
+    words = [f"average of {width:.10g} {unit}{'s' * (width != 1)}" if width else "as recorded" for width in widths]
+    return Control("smoothing", "smoothing", widths, index, texts=words)
 
 
 def scalar_panel(
