@@ -15,6 +15,7 @@ ipywidgets = pytest.importorskip("ipywidgets")
 from curve_views import RATE, Curve  # noqa: E402
 from PIL import Image as Pixels  # noqa: E402
 
+from tristep.viz import plot_training  # noqa: E402
 from tristep.viz.render.ipywidgets import SceneBox  # noqa: E402
 from tristep.viz.render.renderers import capabilities, set_renderer  # noqa: E402
 from tristep.viz.views.view import WIDGET  # noqa: E402
@@ -180,3 +181,18 @@ def test_a_notebook_keeps_widget_picture_and_words(tmp_path):
     models = {state["model_name"] for state in states.values()}
     assert {"StackModel", "ImageModel", "LinkModel", "SelectionSliderModel"} <= models
     assert output.data[WIDGET]["model_id"] in states
+
+
+def test_pages_of_notebooks_have_the_words_of_pictures(caplog):
+    """By the template of nbconvert that asks for them."""
+    nbconvert, nbformat = pytest.importorskip("nbconvert"), pytest.importorskip("nbformat")
+    data, about = Curve()._repr_mimebundle_()
+    png, words = plot_training({"sgd": [3.0, 2.0]})._repr_png_()
+    shown = [(data["image/png"], about["image/png"]), (base64.b64encode(png).decode(), words)]
+    outputs = [nbformat.v4.new_output("display_data", {"image/png": a}, metadata={"image/png": b}) for a, b in shown]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=outputs)])
+    with caplog.at_level("WARNING"):
+        page, _ = nbconvert.HTMLExporter(template_name="classic").from_notebook_node(notebook)
+    assert "Alternative text is missing" not in caplog.text
+    assert 'alt="It rises to 1.0"' in page
+    assert 'alt="training loss at the end: sgd 2"' in page
