@@ -72,7 +72,7 @@ def _strong(scene):
 
 @pytest.mark.parametrize("steps", [40, 10_000])
 @pytest.mark.parametrize("start", [1, 3_001])  # as of a branch
-@pytest.mark.parametrize("view", [LossView, Dashboard])
+@pytest.mark.parametrize("view", [LossView, Dashboard, lambda run: ScheduleView(lambda n: 0.1, 9, loss=run)])
 def test_an_exponential_loss_lies_on_its_average(steps, start, view):
     number = np.arange(start, start + steps)
     run = Run()

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from tristep.viz import Run, RunSet, Series
-from tristep.viz.record.blocks import POINTS
+from tristep.viz.record.series import POINTS
 
 
 def _series(values, chunks, rng, shape=()):

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .blocks import Curve
 from .runs import Run
+from .series import Curve
 from .statistics import LARGEST, quantiles, smoothed
 
 __all__ = ["Finding", "diagnose", "findings", "nonfinite_gradients"]

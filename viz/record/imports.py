@@ -17,10 +17,9 @@ from typing import IO, Any
 import numpy as np
 
 from ...trainer import files
-from .blocks import POINTS
 from .probes import QUANTITIES
 from .runs import Run, readable
-from .series import Series
+from .series import POINTS, Series
 from .wandb_files import wandb_rows
 
 __all__ = ["read_run"]

@@ -14,11 +14,11 @@ import torch
 
 from ...trainer import Trainer
 from ...trainer.optim import shards
-from .blocks import POINTS
 from .loggers import LOGGED, Loggers
 from .probes import OptimizerProbe, TrainerProbe, living
 from .runs import Run, readable
 from .scalars import ScalarBuffer, checked_scalars
+from .series import POINTS
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -14,12 +14,12 @@ import torch
 from ...trainer import Trainer, validation
 from ...trainer.lr_scheduler import InterpolatedScheduler, LRScheduler, create
 from ..record import Recorder, Run
-from ..record.blocks import POINTS
+from ..record.series import POINTS
 from ..scene import Axis, Button, Click, Control, Layer, Line, Listing, Panel, Points, RefLine, Scene
 from ..simulate.schedules import simulate_scheduler
 from ..style import COLOURS, DASHES
 from .run_view import checked_run, take_in
-from .series import SOLID_GREY, axis_from_zero, drawable, middle_steps, percentiles
+from .series import SOLID_GREY, axis_from_zero, drawable, fits_log, middle_steps, scalar_panel, smoothing_control
 from .view import View
 
 __all__ = ["Schedule", "ScheduleView", "TorchSchedule", "scheduler"]
@@ -249,11 +249,12 @@ class ScheduleView(View):
             vertical = Axis.over("learning rate", *values, scale="log", margin=0.15 if self.knots else 0.05)
         else:
             vertical = axis_from_zero("learning rate", *values)
-        loss = _loss_panel(self._run, across)
+        smoothing = smoothing_control([] if self._run is None else [self._run], ["loss"])
+        loss = _loss_panel(self._run, across, smoothing)
         click = None if self.knots is None else Click(event="knot", double=True, does="add a knot")
         panels = [Panel(across if loss is None else replace(across, label=""), vertical, layers, click=click)]
         panels += [] if loss is None else [loss]
-        controls, buttons, listings = [], [], []
+        controls, buttons, listings = [] if loss is None else [smoothing], [], []
         if self.knots is not None:
             words = [f"{k + 1}: {rate:.3g} at update {number:,}" for k, (number, rate) in enumerate(self.knots)]
             controls.append(Control("knot", "knot", words, self._chosen, "choice", remote=True))
@@ -310,14 +311,15 @@ class ScheduleView(View):
         return max(known)
 
 
-def _loss_panel(run: Run | None, across: Axis) -> Panel | None:
+def _loss_panel(run: Run | None, across: Axis, smoothing: Control) -> Panel | None:
     series = None if run is None else run.scalars.get("loss")
     if series is None or not len(series):
         return None
     curve = series.curve()
-    scale = "log" if (curve.mean > 0).any() else "linear"
-    line = Line(middle_steps(curve), drawable(curve.mean), style=SOLID_GREY, width=1.0, marker=len(curve.first) == 1)
-    return Panel(across, Axis.over("loss", percentiles(curve.mean), scale=scale), [line], row=1)
+    drawn = [("loss", curve, middle_steps(curve), SOLID_GREY)]
+    return replace(
+        scalar_panel("loss", drawn, across, smoothing, "log" if fits_log("loss", curve.mean) else "linear"), row=1
+    )
 
 
 def scheduler(name: str, n_updates: int, **arguments: Any) -> LRScheduler:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..record import Curve, Run
-from ..record.blocks import POINTS
+from ..record.series import POINTS
 from ..record.statistics import smoothed
 from ..scene import Axis, Band, Control, Layer, Line, Panel, Points, Scene, Text
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from ..record import Run, Series
-from ..record.blocks import POINTS
 from ..record.diagnosis import nonfinite_gradients
+from ..record.series import POINTS
 from ..record.statistics import quantiles
 from ..scene import Axis, Band, Control, Layer, Line, Panel, Points, RefLine, Scene
 from .rows import Rows
