@@ -1,4 +1,4 @@
-"""What the README shows runs, and does what the README says."""
+"""What the README and the guide show runs, and does what they say."""
 
 import ast
 import linecache
@@ -14,16 +14,17 @@ from tristep.trainer.optimizer import Optimizer
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def cells():
-    """What the Python blocks define, each run once in the order of the README."""
+    """What the Python blocks define, each run once in order."""
     registry = dict(Optimizer.opt_registry)
     torch.manual_seed(0)
     names = {"__name__": "__main__"}  # as in a notebook
     for i, text in enumerate(_blocks("python")):
-        _run(text, names, f"<README, block {i}>")
+        _run(text, names, f"<block {i}>")
     yield names
     Optimizer.opt_registry.clear()
     Optimizer.opt_registry.update(registry)
@@ -146,7 +147,7 @@ def test_those_from_torch_get_torchs_numbers():
 
 
 def test_those_named_of_torch_are_all_of_its_but_one():
-    (sentence,) = re.findall(r"`tristep.optim` has (.+?) of torch", README.replace("\n", " "))
+    (sentence,) = re.findall(r"`tristep.optim` has (.+?) of torch", GUIDE.replace("\n", " "))
     named = set(re.split(r", | and ", sentence))
     assert named <= set(tristep.optim.__all__)
     classes = {name for name, value in vars(torch.optim).items() if isinstance(value, type) and name != "Optimizer"}
@@ -154,9 +155,14 @@ def test_those_named_of_torch_are_all_of_its_but_one():
 
 
 def test_every_local_link_leads_somewhere():
-    targets = re.findall(r"\]\((?!https?:)([^)]+)\)", README)
-    assert len(targets) >= 4
-    assert [target for target in targets if not (ROOT / target).exists()] == []
+    for folder, text, least in ((ROOT, README, 30), (ROOT / "docs", GUIDE, 4)):
+        targets = re.findall(r"\]\((?!https?:)([^)#]+)(?:#([^)]+))?\)", text)
+        assert len(targets) >= least
+        for target, anchor in targets:
+            page = (folder / target).read_text(encoding="utf-8") if anchor else ""
+            titles = re.findall(r"^## (.+)$", page, re.MULTILINE)
+            assert (folder / target).exists()
+            assert anchor in {"", *(re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles)}
 
 
 def test_pictures_are_small_enough_to_be_kept():
@@ -175,7 +181,7 @@ def test_every_optimizer_named_exists():
     """All of MXNet's are named, and some of the others; docs/optimizers.md, which has a test of its own, has all."""
     (sentences,) = re.findall(
         r"\*\*Optimizers\*\* \(.+?\): MXNet's (.+?); of torch and of recent papers, among others, (.+?);",
-        README.replace("\n  ", " "),
+        GUIDE.replace("\n  ", " "),
     )
     mxnets, others = ({name.lower() for name in re.split(r", | and ", sentence)} for sentence in sentences)
     ours = {name: klass for name, klass in tristep.optimizer.registered().items() if klass.__module__.startswith("tristep.")}
@@ -185,7 +191,7 @@ def test_every_optimizer_named_exists():
 
 
 def _blocks(language):
-    blocks = re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", README + GUIDE, re.DOTALL | re.MULTILINE)
     assert blocks
     return blocks
 

@@ -1,4 +1,4 @@
-"""Pages of text: the README's sections, the files in docs/, and those about the project."""
+"""Pages of text: the README, the sections of the guide, the files in docs/, and those about the project."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 __all__ = ["linked", "write"]
 
-HOME = ("Install", "Who it is for", "Tutorials", "In a notebook", "Speed", "What there is")
-HOW_TOS = {  # file, title, the README's sections, further pages
+GUIDE = "docs/guide.md"
+HOW_TOS = {  # file, title, the guide's sections, further pages
     "from-mxnet": ("From MXNet", ("Coming from MXNet",), ("differences.md", "tutorials/11_from_mxnet.md")),
     "from-torch": (
         "From torch.optim",
-        ("Coming from torch.optim", "Engines"),
+        ("Coming from torch.optim", "Engines", "Speed"),
         ("integrations.md", "tutorials/12_from_torch_optim.md"),
     ),
     "several-optimizers": ("Several optimizers", ("Several optimizers in one",), ("optimizers/muon.md",)),
@@ -25,9 +25,10 @@ HOW_TOS = {  # file, title, the README's sections, further pages
         ("Half precision",),
         ("optimizers/index.md", "tutorials/08_clipping_precision_low_bits.md"),
     ),
-    "many-gpus": ("Many GPUs", ("Many GPUs", "CUDA graphs"), ("scaling.md", "tutorials/10_many_gpus.md")),
+    "cuda-graphs": ("CUDA graphs", ("CUDA graphs",), ("gpu.md", "scaling.md")),
     "checkpoints": ("Checkpoints", ("Checkpoints",), ("checkpoints.md", "reliability.md")),
     "telemetry": ("What each layer does", ("What each layer does",), ("notebooks.md", "tutorials/06_watching_weights.md")),
+    "everything": ("What there is", ("What there is",), ("optimizers/index.md",)),
 }
 TEXTS = {  # of the repository: where it is in the site, and what the contents call it
     "docs/notebooks.md": ("notebooks.md", "In a notebook"),
@@ -51,19 +52,19 @@ LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 def write(root: Path, pages: Path) -> dict[str, list[dict[str, str]]]:
     """Write the pages; the contents, by chapter."""
-    head, sections = _sections((root / "README.md").read_text(encoding="utf-8"))
-    used = {*HOME, *(part for _, parts, _ in HOW_TOS.values() for part in parts), "The repository"}
-    files = {f"docs/{path.name}" for path in (root / "docs").glob("*.md")} - {"docs/package.md"}  # for an index
+    home = (root / "README.md").read_text(encoding="utf-8")
+    (pages / "index.md").write_text(linked(home, "README.md", "index.md", root, pages), encoding="utf-8")
+    sections = _sections((root / GUIDE).read_text(encoding="utf-8"))
+    used = {part for _, parts, _ in HOW_TOS.values() for part in parts}
+    files = {f"docs/{path.name}" for path in (root / "docs").glob("*.md")} - {GUIDE, "docs/package.md"}  # for an index
     if missing := [*({*sections} - used), *(files - {*MOVED})]:
         raise ValueError(f"{', '.join(missing)}: say in HOW_TOS or TEXTS where it is in the site")
-    home = head + "".join(f"## {title}\n{sections[title]}" for title in HOME)
-    (pages / "index.md").write_text(linked(home, "README.md", "index.md", root, pages), encoding="utf-8")
     (pages / "how-to").mkdir()
     how_tos = []
     for name, (title, parts, further) in HOW_TOS.items():
         target = f"how-to/{name}.md"
         text = f"# {title}\n" + "".join(f"{'' if part == title else f'## {part}'}\n{sections[part]}" for part in parts)
-        text = linked(text, "README.md", target, root, pages)
+        text = linked(text, GUIDE, target, root, pages)
         more = "\n".join(f"- [{_title_of(page)}](../{page})" for page in further)
         (pages / target).write_text(f"{text}\n## See also\n\n{more}\n", encoding="utf-8")
         how_tos.append({title: target})
@@ -89,6 +90,9 @@ def linked(text: str, source: str, target: str, root: Path, pages: Path) -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
         if path.endswith(".ipynb"):
             there = path.removesuffix(".ipynb") + ".md"
+        elif path == GUIDE:
+            there, anchor = next(name for name, (_, parts, _) in HOW_TOS.items() if anchor in map(_anchor, parts)), ""
+            there = f"how-to/{there}.md"
         elif path in MOVED:
             there = MOVED[path]
         elif path.endswith((".png", ".json")) and (root / path).is_file():
@@ -112,10 +116,15 @@ def linked(text: str, source: str, target: str, root: Path, pages: Path) -> str:
     return re.sub(r"\0(\d+)\0", lambda match: codes[int(match[1])], LINK.sub(changed, without))
 
 
-def _sections(text: str) -> tuple[str, dict[str, str]]:
-    """What comes before the first section, and the sections by title."""
-    head, *rest = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
-    return head, dict(zip(rest[::2], rest[1::2], strict=True))
+def _sections(text: str) -> dict[str, str]:
+    """The sections by title."""
+    _, *rest = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
+    return dict(zip(rest[::2], rest[1::2], strict=True))
+
+
+def _anchor(title: str) -> str:
+    """What links to a section of this title end in, as GitHub makes it."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 def _title_of(page: str) -> str:
