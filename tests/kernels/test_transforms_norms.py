@@ -240,7 +240,7 @@ def test_what_composed_rules_cost_a_gpu(compiling):
     loads, stores = found["plain"]["accesses"]
     assert (loads % 4, stores % 3) == (0, 0)
     assert found["averaging"]["accesses"] == [5, 4]  # of 4 elements a thread each, as of all rules of three states
-    assert found["square"]["accesses"] == [loads // 4, 0]  # the gradient alone
+    assert found["square"]["accesses"] == [2 * loads // 4, 0]  # the gradient alone, of 8 elements a thread
 
 
 @pytest.fixture
