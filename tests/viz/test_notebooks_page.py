@@ -1,0 +1,71 @@
+"""The code in docs/notebooks.md runs, from top to bottom, and its magics do what the page says."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
+pytest.importorskip("anywidget")
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from tristep import trainer, viz
+
+PAGE = (Path(__file__).parents[2] / "docs" / "notebooks.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(?:python|ipython)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+LINES = ("%load_ext", "%opt_", "%lr_", "%viz_")  # blocks of magics: each line of them is a cell
+
+
+@pytest.mark.usefixtures("chosen_renderer")
+@pytest.mark.filterwarnings("ignore:tristep. compiling")
+def test_all_blocks_run_in_order(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    shell = InteractiveShell()  # not a terminal's, and not the one that other tests have
+    shell.history_manager.enabled = False
+    names, given = shell.user_ns, {}
+    try:
+        for block in BLOCKS:
+            cells = block.splitlines() if block.startswith(LINES) else [block]
+            for cell in cells:
+                done = shell.run_cell(cell)
+                done.raise_error()
+                given[cell.split()[0] if cell.startswith("%") else cell] = done.result
+    finally:
+        viz.set_renderer(None)
+        viz.live.stop_loops()
+        if "tristep" in shell.extension_manager.loaded:
+            shell.extension_manager.unload_extension("tristep")
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written >= {"paths.png", "step.png", "paths.html", "run.csv", "run.jsonl", "run.html", "race"}
+    assert isinstance(given["%opt_compare"], viz.TrajectoryView)
+    assert given["%opt_compare"].trajectories.names == ("adam", "lion", "sgd")
+    assert isinstance(given["%lr_schedule"], viz.ScheduleView)
+    assert 1e-7 < given["%lr_find"] < 10
+    assert isinstance(given["%viz_dashboard"], viz.Dashboard)
+    assert names["loop"].status == "finished"
+    assert isinstance(names["found"], trainer.Sweep)
+    said = capsys.readouterr().out
+    assert "CosineScheduler(" in said
+    assert "changing scale" in said  # the table of the battery
+
+
+def test_every_magic_has_a_row_and_each_option_that_is_named_exists():
+    from tristep.viz.live.extension import TristepMagics
+
+    magics = TristepMagics.magics["line"] | TristepMagics.magics["cell"]
+    rows = dict(re.findall(r"^\| `%%?(\w+)` \| (.*) \|$", PAGE, re.MULTILINE))
+    assert rows.keys() == magics.keys()
+    for name, row in rows.items():
+        options = getattr(TristepMagics, magics[name]).parser.format_help()
+        for option in re.findall(r"`(--?\w+)", row):
+            assert option in options, (name, option)
+
+
+def test_local_links_lead_somewhere():
+    docs = Path(__file__).parents[2] / "docs"
+    targets = re.findall(r"\]\((?!https?:|#)([^)]+)\)", PAGE)
+    assert targets
+    assert [target for target in targets if not (docs / target).exists()] == []
