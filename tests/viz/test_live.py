@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("matplotlib")
 
-from live_training import KINDS, Training, losses, plain, same
+from live_training import KINDS, Training, losses, plain, same, sliced
 
 import tristep
 from tristep.viz import LiveLoop
@@ -87,6 +87,22 @@ def test_a_task_lets_others_run_every_20_milliseconds_and_not_more_often():
 
     asyncio.run(main())
     assert sorted(set(seen)) == [0, 4, 8]  # 4 steps of 6 ms are the first that reach 20 ms
+
+
+def test_others_have_several_turns_between_two_slices():
+    """As many as a cell of a notebook takes to begin, so that it does not wait for a slice in each."""
+
+    async def main():
+        loop = sliced(Training().loop(lambda: None, mode="task")).start()
+        await asyncio.sleep(0)
+        seen = []
+        while len(seen) < 40:
+            seen.append(loop.n_steps)
+            await asyncio.sleep(0)
+        loop.stop()
+        return seen
+
+    assert len(set(asyncio.run(main()))) <= 40 / 4
 
 
 def test_a_task_is_paused_by_the_end_of_its_event_loop_and_goes_on_in_another():

@@ -1,5 +1,6 @@
 """The live loop in a real kernel: what a notebook's messages, buttons and interrupts do while it trains."""
 
+import re
 import textwrap
 
 import pytest
@@ -317,6 +318,9 @@ def test_a_loop_as_a_cell_s_value_shows_its_view_once(notebook):
     kinds, words = shown("loop = viz.LiveLoop(steps(*made(), 5), mode='task')\nloop.start()")
     widget = "application/vnd.jupyter.widget-view+json"
     assert sum(widget in kind for kind in kinds) == 1
+    # Words of the widget would be those of the beginning above the last picture, where a page has no widgets.
+    assert [text for kind, text in zip(kinds, words, strict=True) if widget in kind] == [""]
+    assert any(text.startswith("run: r") and "image/png" in kind for kind, text in zip(kinds, words, strict=True))
     assert not any(text.startswith("LiveLoop(") for text in words)
     assert sum(widget in kind for kind in shown("loop")[0]) == 1  # another cell shows it, too
     _, words = shown("viz.LiveLoop(steps(*made(), 5), mode='block', view=None).start()")
@@ -402,11 +406,71 @@ def test_loops_that_are_there_are_listed_with_a_button_that_stops_each(notebook)
     assert notebook.value("viz.loops()") == "no loop is running or paused"
 
 
+def pictures(told):
+    """The words of pictures that have been renewed."""
+    return [message["content"]["data"]["text/plain"] for message in told if message["msg_type"] == "update_display_data"]
+
+
+@pytest.mark.slow
+def test_the_saved_picture_is_renewed_each_minute_not_by_each_cell_and_at_the_end(notebook):
+    """To draw it takes a quarter of a second, for which `1 + 1` would wait."""
+    told = []
+    listen = notebook.listen
+
+    def note(wanted):
+        told.extend(listen(wanted))
+        return told
+
+    notebook.listen = note
+    try:
+        notebook.run(
+            """\
+            now = [1000.0]
+            loop = viz.LiveLoop(lambda: None, frames_per_second=1000)
+            loop.view.display.clock = lambda: now[0]
+            loop.start()
+            """
+        )
+        told.clear()
+        for _ in range(4):
+            assert notebook.value("1 + 1") == "2"
+        assert not pictures(told)
+        steps = [0]
+        for seconds in (4, 6, 12, 24, 48, 60, 60):  # the first comes soon, or a kernel that dies early leaves an empty one
+            told.clear()
+            notebook.run(f"now[0] += {seconds}", "b")
+            while seconds > 4 and not pictures(told):
+                notebook.value("1 + 1")
+            steps += [int(re.search(r"step ([\d,]*\d)", words)[1].replace(",", "")) for words in pictures(told)]
+        assert len(steps) == 7
+        assert steps == sorted(set(steps))
+        told.clear()
+        notebook.run("loop.stop()", "b")
+        assert pictures(told)[-1].startswith("run: stopped, step ")
+    finally:
+        notebook.listen = listen
+
+
+@pytest.mark.slow
+def test_a_kernel_that_is_shut_down_leaves_a_picture_of_the_end():
+    notebook = Notebook()
+    try:
+        notebook.run(SETUP + "loop = viz.LiveLoop(lambda: 0.5).start()")
+        notebook.until("loop.n_steps > 100", "True")
+        notebook.client.control_channel.send(notebook.client.session.msg("shutdown_request", {"restart": False}))
+        (words,) = pictures(notebook.listen(lambda message: message["msg_type"] == "update_display_data"))[-1:]
+        assert "step " in words
+        assert "ready" not in words
+    finally:
+        notebook.close()
+
+
 @pytest.mark.slow
 def test_an_interrupt_ends_a_cell_that_awaits_a_paused_loop(notebook):
     notebook.run("loop = viz.LiveLoop(lambda: None, view=None).start(); loop.pause()", "a")
-    sent = notebook.send("print('waits', flush=True)\nawait loop", "b")
-    notebook.listen(lambda message: message["msg_type"] == "stream" and "waits" in message["content"]["text"])
-    notebook.manager.interrupt_kernel()
-    assert notebook.reply(sent)["content"]["status"] == "error"
+    for _ in range(8):  # by luck the kernel noticed some
+        sent = notebook.send("print('waits', flush=True)\nawait loop", "b")
+        notebook.listen(lambda message: message["msg_type"] == "stream" and "waits" in message["content"]["text"])
+        notebook.manager.interrupt_kernel()
+        assert notebook.reply(sent)["content"]["status"] == "error"
     assert notebook.value("loop.status") == "'paused'"

@@ -172,7 +172,8 @@ def test_a_notebook_keeps_widget_picture_and_words(tmp_path):
     output, picture = notebook.cells[0].outputs
     assert set(output.data) == {WIDGET, "text/plain"}
     assert set(picture.data) == {"image/png", "text/plain"}  # what is left where there are no widgets
-    assert output.data["text/plain"] == picture.data["text/plain"] == "Powers of x."
+    # Once: a page without widgets, as nbconvert makes, has the words of the beginning above the picture otherwise.
+    assert (output.data["text/plain"], picture.data["text/plain"]) == ("", "Powers of x.")
     assert base64.b64decode(picture.data["image/png"]).startswith(b"\x89PNG")
     # That of a loop is the last one.
     _, picture, printed = notebook.cells[1].outputs

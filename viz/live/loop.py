@@ -37,6 +37,7 @@ __all__ = ["MODES", "LiveLoop", "Snapshot", "loops", "stop_loops"]
 
 MODES = ("auto", "task", "thread", "block")
 SLICE = 0.02  # seconds of steps between two looks at what else there is to do
+TURNS = 8  # of the event loop between two slices, several of which a message to the kernel takes
 UNSEEN = 60.0  # seconds without a page that shows the view, after which that is told
 _loops: weakref.WeakSet[LiveLoop] = weakref.WeakSet()
 _numbers = itertools.count()
@@ -160,7 +161,6 @@ class LiveLoop:
         self._limit: int | None = None  # how many steps it takes until the next pause
         self._asked: str | None = None  # a status that is to be taken up after the current step
         self._interrupted = self._is_breakable = self._is_replaced = False
-        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._since = (0, 0.0)  # step and time when it began to run
         self.event_loop = running_event_loop()
         self._task: asyncio.Task[None] | None = None
@@ -577,7 +577,7 @@ class LiveLoop:
         self._model = []
 
     def _tell(self) -> None:
-        """Show the status, and tell those who wait for it."""
+        """Show the status."""
         interrupted, self._interrupted = self._interrupted, False
         with self.at_rest():
             self.take_in()
@@ -586,10 +586,6 @@ class LiveLoop:
             self._say_paused()
         if self.status == "failed" and self.mode == "task" and self.view is None:  # where no one may ever ask
             traceback.print_exception(self.exception)
-        with self._changed:
-            waiting, self._waiting = self._waiting, []
-        for loop, future in waiting:
-            loop.call_soon_threadsafe(_set_done, future)
 
     def _interrupt(self) -> bool:
         """What a signal does, wherever the main thread is: it must not wait. Whether the step is to be broken off."""
@@ -683,7 +679,8 @@ class LiveLoop:
                 while self._is_on(turn):
                     with interrupts.taken():
                         self._run_slice(turn)
-                    await asyncio.sleep(0)
+                    for _ in range(TURNS):
+                        await asyncio.sleep(0)
             except asyncio.CancelledError:  # the event loop ends
                 self.pause()
                 raise
@@ -725,15 +722,10 @@ class LiveLoop:
     async def _wait_for_end(self) -> LiveLoop:
         if self.status == "ready":
             self.start()
-        here = asyncio.get_running_loop()
         try:
-            while True:
-                with self._changed:
-                    if self.has_ended:
-                        break
-                    self._waiting.append((here, here.create_future()))
-                    future = self._waiting[-1][1]
-                await future
+            while not self.has_ended:
+                # Again and again: the kernel notes an interrupt, but does not look while its event loop has nothing to do.
+                await asyncio.sleep(SLICE)
         except asyncio.CancelledError:  # Ctrl-C in a cell that awaits
             self._pause_and_say()
             raise
@@ -945,11 +937,6 @@ def _pause_threads() -> None:
     for loop in loops():
         if loop.mode == "thread":
             loop.pause()
-
-
-def _set_done(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _in_words(loop: LiveLoop) -> str:

@@ -129,6 +129,10 @@ class LiveView(View):
         """Whether the loop is running."""
         return bool(self.loop.status == "running")
 
+    def picture_seconds(self) -> float:
+        """A minute while the loop runs: every frame is another one, and to draw a picture takes a quarter of a second."""
+        return 60.0 if self.is_live() else 0.0
+
     def event_loop(self) -> asyncio.AbstractEventLoop | None:
         """The one that runs the steps."""
         found: asyncio.AbstractEventLoop | None = self.loop.event_loop

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import uuid
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from ..render.matplotlib import draw
@@ -14,6 +16,7 @@ from ..scene import Scene
 
 __all__ = ["CellPictures", "replace_in_cell"]
 
+SOON = 5.0  # seconds after which a picture is renewed first, even if it may be older; then it is twice as old each time
 MOST_PICTURES = 8  # outputs of a view that are kept up to date
 # By cell: its run, and the displays with the widgets that it shows.
 _in_cells: dict[str, tuple[str, list[tuple[weakref.ref[Any], weakref.ref[Any]]]]] = {}
@@ -28,10 +31,12 @@ class CellPictures:
 
     Args:
         theme: "light" or "dark".
+        clock: what tells the time, in seconds.
     """
 
-    def __init__(self, theme: str) -> None:
-        self._theme = theme
+    def __init__(self, theme: str, clock: Callable[[], float]) -> None:
+        self._theme, self._clock = theme, clock
+        self._added = self._renewed = 0.0  # when
         self._outputs: deque[str] = deque(maxlen=MOST_PICTURES)
         self._shown: Scene | None = None
 
@@ -41,20 +46,25 @@ class CellPictures:
 
         self._outputs.append(uuid.uuid4().hex)
         show(data, metadata=metadata, raw=True, display_id=self._outputs[-1])
-        self._shown = display.shown
+        self._shown, self._added = display.shown, self._clock()
+        self._renewed = self._added
         if not _pictured:
             events = getattr(current_shell(), "events", None)
             if events is not None:
                 events.register("post_run_cell", _after_cell)
+            atexit.register(_at_exit)
         _pictured.add(display)
 
-    def renew(self, scene: Scene | None) -> None:
-        """Let the pictures show this scene."""
+    def renew(self, scene: Scene | None, seconds: float = 0.0) -> None:
+        """Let the pictures show this scene, or only if they are as old as this; those that are new are renewed earlier."""
         if not self._outputs or scene is None or scene is self._shown:
+            return
+        now = self._clock()
+        if now - self._renewed < min(seconds, max(SOON, self._renewed - self._added)):
             return
         from IPython.display import update_display
 
-        self._shown = scene
+        self._shown, self._renewed = scene, now
         png, about = draw(scene, {}, self._theme)._repr_png_(1.0)
         data = {"image/png": base64.b64encode(png).decode("ascii"), "text/plain": scene.description}
         for output in self._outputs:
@@ -81,3 +91,9 @@ def replace_in_cell(display: Any, widget: Any) -> None:
 def _after_cell(*_: object) -> None:
     for display in list(_pictured):
         display.renew_pictures()
+
+
+def _at_exit() -> None:
+    """A kernel that is shut down still tells the notebook."""
+    for display in list(_pictured):
+        display.pictures.renew(display.shown)

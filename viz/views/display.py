@@ -38,7 +38,7 @@ class Display:
         self._view = weakref.ref(view)  # a view without a widget goes when nothing else refers to it
         self._shown_view: Any = None  # the same, as long as a widget shows it
         self.shown: Scene | None = None
-        self.pictures = CellPictures(view.theme)
+        self.pictures = CellPictures(view.theme, lambda: self.clock())
         self._open: list[OpenWidget] = []
         self._handling = threading.RLock()  # held by an event's method, which may wait for a step that draws
         self._lock = threading.RLock()  # held to make and send a frame; whoever has it waits for no other thread
@@ -119,8 +119,9 @@ class Display:
 
     def renew_pictures(self) -> None:
         """Let the pictures below the widgets show what these show."""
+        view = self.view
         with self._lock:
-            self.pictures.renew(self.shown)
+            self.pictures.renew(self.shown, 0.0 if view is None else view.picture_seconds())
 
     def close_widget(self, widget: Any) -> None:
         """Close one of them."""
@@ -150,7 +151,7 @@ class Display:
                     self._unseen_since = self.clock()
         if not is_all:
             self._put_off()
-        if not self.view.is_live():
+        if self.view.picture_seconds() or not self.view.is_live():
             self.renew_pictures()
 
     def _put_off(self) -> None:

@@ -178,6 +178,10 @@ class View(ABC):
         """Whether there will be more of what is to be seen now, for which axes get room."""
         return True
 
+    def picture_seconds(self) -> float:
+        """For how long the picture in a saved notebook may show what was; 0: until a cell has been run."""
+        return 0.0
+
     def at_rest(self) -> AbstractContextManager[None]:
         """A context in which what this view shows does not change."""
         return nullcontext()
@@ -244,7 +248,7 @@ class View(ABC):
             return
         self.display.latest.pictured()
         picture = {name: data[name] for name in ("image/png", "text/plain")}
-        display({name: data[name] for name in (WIDGET, "text/plain")}, raw=True)
+        display({WIDGET: data[WIDGET], "text/plain": ""}, raw=True)  # words would stay as they are now
         self.display.pictures.add(self.display, picture, {"image/png": about["image/png"]})
 
     def _now(self) -> Scene:
