@@ -51,9 +51,9 @@ class TorchOps:
         """`a` where the condition holds, else `b`, element by element."""
         if isinstance(condition, bool):  # of hyper-parameters, which are plain numbers
             chosen, other = (a, b) if condition else (b, a)
-            shape = other.shape if isinstance(other, torch.Tensor) else ()
             chosen = self._tensor(chosen, _device_of(a, b))
-            return chosen.expand(torch.broadcast_shapes(chosen.shape, shape))
+            # Not by torch.broadcast_shapes, whose first call imports sympy: 0.3 s of a notebook's first picture.
+            return torch.broadcast_tensors(chosen, other)[0] if isinstance(other, torch.Tensor) else chosen
         condition = torch.as_tensor(condition, device=_device_of(condition))
         return torch.where(condition, self._tensor(a, condition.device), self._tensor(b, condition.device))
 
