@@ -111,11 +111,9 @@ def run(source: Path) -> nbformat.NotebookNode:
     client.execute()
     for cell in notebook.cells:
         outputs = cell.get("outputs", [])
-        with_picture = {output.data["text/plain"] for output in outputs if "image/png" in output.get("data", {})}
-        for output in list(outputs):
-            data = output.get("data", {})
+        for output, after in zip(list(outputs), [*outputs, {}][1:], strict=True):
             compiled = output.get("name") == "stderr" and output.text.startswith("tristep: compiling")  # in a first run
-            if compiled or (WIDGET in data and data.get("text/plain") in with_picture):
+            if compiled or (WIDGET in output.get("data", {}) and "image/png" in after.get("data", {})):
                 outputs.remove(output)
     notebook.metadata.language_info = {"name": "python"}  # else with the version of the interpreter
     return notebook

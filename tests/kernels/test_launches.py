@@ -139,7 +139,7 @@ sizes = [1, 1024, 1025, 0, 5000]
 run = prepared([torch.ones(size) for size in sizes], gradients := [torch.ones(size) for size in sizes], rules.lars)
 result["sums, sizes"] = watched(run)
 result["sums of empty tensors"] = watched(prepared(tensors(3, 0), gradients := tensors(3, 0), rules.lars))
-size = 4096 * 16384 + 1  # of which a program takes 16,384
+size = 4096 * 4096 + 1  # of which a program takes 4,096 for sums, and 2,048 for the rule
 run = prepared([torch.empty(size), torch.empty(3)], gradients := [torch.empty(size), torch.empty(3)], rules.lars)
 result["sums, more than a program adds up"] = watched(run)
 run = prepared(tensors(5), gradients := tensors(5), rules.lans)
@@ -356,7 +356,7 @@ def test_a_rule_with_sums_takes_three_launches_and_copies_no_more_than_others(sc
 def test_sums_take_a_program_for_each_4096_elements_and_another_launch_for_each_4096_of_these(scenes):
     assert scenes["sums, sizes"]["grids"] == [[1 + 1 + 1 + 0 + 2, 1, 1], [5, 2, 1], [9, 1, 1]]
     found = scenes["sums, more than a program adds up"]
-    assert found["grids"] == [[4097 + 1, 1, 1], [2 + 1, 2, 1], [2, 2, 1], [4097 + 1, 1, 1]]
+    assert found["grids"] == [[4097 + 1, 1, 1], [2 + 1, 2, 1], [2, 2, 1], [8193 + 1, 1, 1]]
     assert found["compiled"] == 0
 
 

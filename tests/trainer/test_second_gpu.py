@@ -115,14 +115,13 @@ from unittest import mock
 import torch
 import gpu_ranks
 import gpu_scenarios
-from tristep.kernels import streams
-from tristep.trainer.kvstore import buckets
+from tristep.kernels import guards, streams
 
 planted = [
     (streams, "staged", lambda tensor, device: tensor, gpu_scenarios.norms),
     (streams, "record_event", lambda device: torch.cuda.current_stream().record_event(), gpu_scenarios.recorders),
     (streams, "on_device", lambda device: torch.cuda.device(0), gpu_scenarios.norms),
-    (buckets, "increment_version", lambda tensors: None, gpu_ranks.ranks),
+    (guards, "increment_version", lambda tensors: None, gpu_ranks.ranks),
 ]
 result = {}
 for module, name, function, scenario in planted:
