@@ -241,9 +241,10 @@ viz.TensorHeatmap(loaded["dead"])
 #
 # <details><summary>Answer</summary>
 #
-# Its average $m$ forgets in about $1 / (1 - \beta_1) = 10$ steps, and then points the right way again. But $v$, the
-# average of squares, needs $1 / (1 - \beta_2) = 1000$: until then the divisor is too large and the updates are too short.
-# The next picture shows it.
+# Its average $m$ forgets in about $1 / (1 - \beta_1) = 10$ steps, and then points the right way again. But $v$, the average
+# of squares, needs $1 / (1 - \beta_2) = 1000$: until then the divisor of the weights is too large, and their updates end up
+# shorter than in the healthy run. The next picture shows it. The gradients of biases are not multiplied by the pixels: their
+# divisors stay small, and their updates grow for a while, as they repair what that step has broken.
 #
 # </details>
 
