@@ -98,8 +98,8 @@ viz.ScheduleView({"saw": saw, "a cycle, then poly": joined}, UPDATES, scale="log
 # %% [markdown]
 # ## Why a rate has to come down
 #
-# The gradient of a batch is the true one plus noise: if the gradients of single images have the variance $\sigma^2$, that of
-# the mean of $n$ is $\sigma^2 / n$. Near a minimum of curvature $\lambda$, a step of SGD is therefore
+# The gradient of a batch is the true gradient plus noise. If the gradients of single images have the variance $\sigma^2$,
+# the mean of $n$ of them has the variance $\sigma^2 / n$. Near a minimum of curvature $\lambda$, a step of SGD is therefore
 #
 # $$w_{t+1} = (1 - \eta \lambda)\, w_t - \eta\, \xi_t$$
 #

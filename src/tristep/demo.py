@@ -227,11 +227,11 @@ def table(runs: dict[str, Run], settings: dict[str, dict[str, Any]], engine: str
 
 def picture(runs: dict[str, Run]) -> Figure:
     """Loss curves, learning rates and accuracies."""
+    named = {f"{name} {run.accuracy:.1%}": run for name, run in runs.items()}
     return plot_training(
-        {name: run.losses for name, run in runs.items()},
-        {name: run.rates for name, run in runs.items()},
-        {name: f"test accuracy {run.accuracy:.1%}" for name, run in runs.items()},
-        title="A small convolutional network learns handwritten digits",
+        {name: run.losses for name, run in named.items()},
+        {name: run.rates for name, run in named.items()},
+        title="Handwritten digits: losses, and accuracies on the test set",
         ylabel=f"cross-entropy on batches of {BATCH}",
     )
 

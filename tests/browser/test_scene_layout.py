@@ -176,7 +176,7 @@ def test_notes_below_a_picture_are_seen(stage, width):
     looks += "return [look.visibility, look.opacity, look.color, box.height, each.contains(at)]"
     visible, opacity, colour, high, on_top = stage.browser.run(looks, shown)
     assert (visible, opacity, on_top) == ("visible", "1", True)
-    assert colour == "rgb(34, 36, 44)"  # that of the words that matter
+    assert colour == "rgb(34, 36, 44)"  # the colour of normal text, not of quiet text
     assert high >= 2 * 15
     stage.update(Scene(scene.panels, notes=notes[:1]))
     assert shown.text == notes[0]

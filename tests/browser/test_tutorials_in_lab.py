@@ -50,7 +50,7 @@ def test_a_tutorial_runs_and_its_views_live(notebook, browser, path):
 
 
 def test_an_answer_is_folded_until_it_is_asked_for(shared, browser):
-    """A cell of text, whose HTML JupyterLab sanitizes, as it does with that of an output in Markdown."""
+    """JupyterLab sanitizes HTML in a Markdown cell as in a Markdown output, which is what is shown here."""
     cells = nbformat.read(TUTORIALS[1], as_version=4).cells
     text = next(cell.source for cell in cells if "<details>" in cell.source)
     book = shared()

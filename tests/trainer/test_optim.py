@@ -100,7 +100,7 @@ def _assert_same_states(optimizer, peer, dtype=None, **close):
                 assert (type(own), own) == (type(value), value)
                 continue
             assert own.dtype == (value.dtype if dtype is None or key == "step" else dtype)
-            if key == "step":  # which torch keeps on the CPU, but that of ASGD
+            if key == "step":  # torch keeps it on the CPU, except for ASGD
                 value = value.to(own.device)
             torch.testing.assert_close(own, value, check_dtype=False, msg=lambda text, key=key: f"{key}: {text}", **close)
 

@@ -18,14 +18,15 @@ TWELVE = {f"optimizer number {i}, rate 0.{i}": np.exp(-np.arange(60) / (5 + i)) 
 def test_losses_are_drawn_as_they_are_and_smoothed():
     losses = {"sgd": _noisy(120, seed=1), "adam": _noisy(90, seed=2)}
     figure = plot_training(losses, smoothing=4)
-    assert len(figure.axes[0].lines) == 4
+    assert len(figure.axes[0].lines) == 2 * 2 + 1  # and one that the legend explains
     for (raw, strong), (name, values) in zip(_pairs(figure), losses.items(), strict=True):
         for line in (raw, strong):
             np.testing.assert_array_equal(line.get_xdata(), np.arange(1, len(values) + 1))
         np.testing.assert_allclose(raw.get_ydata(), values, rtol=1e-6)
         np.testing.assert_allclose(strong.get_ydata(), _average(values, 4), rtol=1e-6)
         assert raw.get_linewidth() < strong.get_linewidth()
-        assert f"{name} (average of 4 updates)" in _words(figure)
+        assert name in _words(figure)
+    assert "strong lines (average of 4 updates)" in _words(figure)
 
 
 def test_a_figure_has_its_words():
@@ -107,7 +108,7 @@ def test_twelve_runs_have_twelve_looks():
 
 def test_words_are_where_they_were_asked_for():
     figure = plot_training({"$a": [1.0], "b": [2.0]}, notes={"b": "$x_1$"}, title="Title", xlabel="step", ylabel="error")
-    assert set(_words(figure)) >= {"$a (as recorded)", "b (as recorded)", "b: $x_1$", "Title"}
+    assert set(_words(figure)) >= {"$a", "b", "strong lines (as recorded)", "b: $x_1$", "Title"}
     assert not any(text.get_parse_math() for text in figure.texts)
     assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("step", "error")
 
@@ -190,7 +191,7 @@ def _noisy(updates, seed=0):
 
 
 def _average(losses, width):
-    """At each update that of a line fitted by NumPy to the logarithms within half the width."""
+    """NumPy fits a line to the logarithms within half a width of each update; the average is the line's value there."""
     there = np.isfinite(losses)
     logs, updates = np.log(np.where(there, losses, 1.0)), np.arange(len(losses))
     found = np.full(len(losses), NAN)

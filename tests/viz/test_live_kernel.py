@@ -318,7 +318,7 @@ def test_a_loop_as_a_cell_s_value_shows_its_view_once(notebook):
     kinds, words = shown("loop = viz.LiveLoop(steps(*made(), 5), mode='task')\nloop.start()")
     widget = "application/vnd.jupyter.widget-view+json"
     assert sum(widget in kind for kind in kinds) == 1
-    # Words of the widget would be those of the beginning above the last picture, where a page has no widgets.
+    # A page without widgets shows a widget's words instead: they would tell of the beginning, above the last picture.
     assert [text for kind, text in zip(kinds, words, strict=True) if widget in kind] == [""]
     assert any(text.startswith("run: r") and "image/png" in kind for kind, text in zip(kinds, words, strict=True))
     assert not any(text.startswith("LiveLoop(") for text in words)

@@ -206,7 +206,7 @@ def test_a_dashboard_steers_its_loop_and_shows_the_run_that_it_is_in():
         assert (loop.run.name, loop.n_steps, dashboard.run) == ("first", 5, loop.run)
         assert same(training.state(), before)
         names = [control.name for control in view.scene().controls]
-        assert {"step", "layer"} < set(names)  # those of the dashboard
+        assert {"step", "layer"} < set(names)  # the dashboard's own controls
         assert view.describe().startswith("first: paused, step 5")
 
 

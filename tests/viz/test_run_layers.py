@@ -47,7 +47,7 @@ def test_a_heat_map_shows_each_tensor_in_its_row_and_its_values_at_the_bar():
         assert set(shares[:, 0]) == {0, 2000, 6000}  # of 10,000
         zeros, positive = np.flatnonzero((shares == 2000).all(axis=1)), np.flatnonzero((shares == 6000).all(axis=1))
         assert len(positive) == 1
-        assert len(zeros) > 2  # those of exact zeros are higher than others
+        assert len(zeros) > 2  # bars of exact zeros are higher than the others
         ticks = {words: at for at, words in scene.panels[2].y.ticks}
         assert zeros[1] < ticks["0"] < zeros[-1] + 1
         # 2**(layer - 18) to 2**(layer - 17), on the axis as its ticks say.

@@ -86,6 +86,18 @@ def test_an_exponential_loss_lies_on_its_average(steps, start, view):
         np.testing.assert_allclose(strong.chosen("y", scene.state(smoothing=index)), curve.mean, rtol=1e-6)
 
 
+@pytest.mark.parametrize("at", [0, 1, 100, 198, 199])
+@pytest.mark.parametrize("stray", [1e-4, 1e4])
+def test_one_value_far_off_does_not_bend_the_average(at, stray):
+    """As the loss of an epoch's last batch of three samples, with which a training ends."""
+    losses = np.exp(np.random.default_rng(5).normal(0, 0.3, 200))
+    losses[at] = stray
+    scene = LossView(make_run(200, loss=losses), smoothing=16).scene()
+    (strong,) = (line for line in layers_of(scene, Line, None) if line.legend_by == "smoothing")
+    assert np.abs(np.log(strong.chosen("y", scene.state()))).max() < 0.5  # the noise alone gives up to 0.22
+    assert strong.chosen("y", scene.state(smoothing=0))[at] == pytest.approx(stray)
+
+
 def test_a_straight_loss_lies_on_its_average_and_gaps_stay_gaps():
     run = Run()
     number = np.array([*range(1, 40), *range(40, 160, 3), *range(300, 340)])

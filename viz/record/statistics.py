@@ -9,6 +9,7 @@ import numpy as np
 __all__ = ["quantiles", "smoothed"]
 
 LARGEST = 1e38  # what is beyond counts as not finite
+AROUND, STRAY = 15, np.log(8.0)  # a logarithm this far from the median of so many around it tells nothing of the trend
 
 
 def smoothed(x: np.ndarray, values: np.ndarray, widths: Sequence[float], scale: str = "linear") -> np.ndarray:
@@ -22,8 +23,9 @@ def smoothed(x: np.ndarray, values: np.ndarray, widths: Sequence[float], scale: 
         x: [n], where the values are, increasing.
         values: [n].
         widths: of the windows, in units of `x`, each >= 0; what reaches no other value leaves the values as they are.
-        scale: of the axis that they are drawn on: "linear", or "log" for lines through the logarithms, which a spike of one
-            step does not turn into a hill; what is not above 0 then counts as not finite.
+        scale: of the axis that they are drawn on: "linear", or "log" for lines through the logarithms; what is not above 0
+            then counts as not finite, and one value 8 times above or below the median of the 15 around it, such as the loss
+            of a last batch of a few samples, for that median.
 
     Returns:
         float64 [n_widths, n].
@@ -37,7 +39,9 @@ def smoothed(x: np.ndarray, values: np.ndarray, widths: Sequence[float], scale: 
         there &= values > 0
     result = np.where(there, values, np.nan)[None].repeat(len(widths), axis=0)
     filled = np.zeros(n)
-    filled[there] = np.log(values[there]) if scale == "log" else values[there]
+    filled[there] = values[there]
+    if scale == "log" and there.any():
+        filled[there] = _without_strays(np.log(values[there]))
     for i, width in enumerate(widths):
         half = width / 2
         s0, s1, s2, t0, t1 = there.astype(np.float64), *np.zeros((4, n))
@@ -53,8 +57,15 @@ def smoothed(x: np.ndarray, values: np.ndarray, widths: Sequence[float], scale: 
                 total[d:] += sign * one
         det = s0 * s2 - s1 * s1
         moved = np.divide(s2 * t0 - s1 * t1, det, out=np.zeros(n), where=det > 1e-9 * s0 * s0)
-        result[i] = result[i] * np.exp(moved) if scale == "log" else result[i] + moved
+        averaged = np.exp(filled + moved) if scale == "log" else filled + moved
+        result[i] = np.where(s0 > 1, averaged, result[i])
     return result
+
+
+def _without_strays(logs: np.ndarray) -> np.ndarray:
+    padded = np.pad(logs, AROUND // 2, constant_values=np.nan)
+    middle = np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, AROUND), axis=1)
+    return np.where(np.abs(logs - middle) > STRAY, middle, logs)
 
 
 def quantiles(values: np.ndarray, shares: Sequence[float]) -> np.ndarray:

@@ -116,8 +116,12 @@ def scalar_panel(
             layers.append(Band(x, drawable(curve.low), drawable(curve.high), style=style, alpha=0.12))
         layers.append(Line(x, drawable(curve.mean), style=style, width=0.6, alpha=0.35))
         strong = Line(x, drawable(means), name=name, style=style, by=("smoothing",), marker=is_sparse(curve))
-        layers.append(replace(strong, legend_by="smoothing"))
+        layers.append(strong if len(drawn) > 1 else replace(strong, legend_by="smoothing"))
         limits += [means[smoothing.index], percentiles(curve.mean)]
+    if len(drawn) > 1:  # whose legend says once what all of them are
+        layers.append(
+            Line(drawn[0][2][:1], np.array([np.nan]), name="strong lines", style=SOLID_GREY, legend_by="smoothing")
+        )
     vertical = Axis.over(label, *limits, scale=scale, margin=0.06)
     marks = not_finite(across, vertical, [(x, curve.mean, curve.nonfinite, style) for _, curve, x, style in drawn])
     return Panel(across, vertical, [*layers, *marks])
