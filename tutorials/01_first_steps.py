@@ -153,7 +153,7 @@ follow(net, trainer, "adam, after sgd")
 
 fresh = network()
 follow(fresh, tristep.Trainer(fresh, tristep.optimizer.Adam(learning_rate=0.003)), "adam")
-viz.LossView(runs, smoothing=10)
+viz.LossView(runs, smoothing=25)
 
 # %% [markdown]
 # ## Another learning rate

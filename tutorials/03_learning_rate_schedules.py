@@ -201,7 +201,7 @@ recorders, accuracies = {}, {}
 for name, schedule in compared.items():
     _, recorders[name], accuracies[name] = training(schedule, name=name)
 
-viz.LossView(recorders.values(), smoothing=20)
+viz.LossView(recorders.values(), smoothing=50)
 
 # %% [markdown]
 # At a rate that stays large the loss stays high: it is at its floor, and steps of that length jump over what is narrow.

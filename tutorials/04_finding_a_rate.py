@@ -178,7 +178,7 @@ for name, each in (("too small", rate / 10), ("suggested", rate), ("too large", 
     accuracies[name] = (net(images[test]).argmax(dim=1) == labels[test]).float().mean().item()
     print(f"{name}: rate {each:.2g}, test accuracy {accuracies[name]:.1%}")
 
-viz.LossView(recorders.values(), smoothing=5)
+viz.LossView(recorders.values(), smoothing=12)
 
 # %% [markdown]
 # ## Several optimizers in one picture

@@ -65,7 +65,8 @@ def _train(case: str, captured: bool) -> list[torch.Tensor]:
     for k, x in enumerate(batches):
         if trainer.optimizer.lr_scheduler is None:
             trainer.set_learning_rate(0.02 / (k + 1))
-        trainer.optimizer.wd = 0.01 * k
+        if not trainer.optimizer.hyperball:  # which has no decay
+            trainer.optimizer.wd = 0.01 * k
         loss = step(x)
         assert not captured or step.is_recorded == (k >= _WARMUP)
     return [*net.parameters(), *(state for row in trainer._updater.states.values() for state in row), loss]
