@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any, TypeVar
 
+from . import plugins
 from .validation import did_you_mean
 
 T = TypeVar("T")
@@ -25,6 +26,7 @@ class Registry(dict[str, T]):
         suffix: an ending, in lower case, that a name may leave out when it is looked up.
         hint: a sentence for lookups of an unknown name.
         ignore_case: whether names are kept in lower case, and looked up in any.
+        group: the entry points by which other packages add entries, such as "tristep.optimizers"; "" for none.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Registry(dict[str, T]):
         suffix: str = "",
         hint: str = "",
         ignore_case: bool = True,
+        group: str = "",
     ) -> None:
         super().__init__()
         self.kind = kind
@@ -44,6 +47,7 @@ class Registry(dict[str, T]):
         self.suffix = suffix
         self.hint = hint
         self.ignore_case = ignore_case
+        self.group = group
 
     def register(self, entry: Entry, *names: str, stacklevel: int = 2) -> Entry:
         """Decorator: make a class known by its name, or by `names` instead.
@@ -63,8 +67,8 @@ class Registry(dict[str, T]):
         definition: Any = entry
         for name in names or (definition.__name__,):
             key = self._key(name)
-            known: Any = self.get(key, definition)
-            if (known.__module__, known.__qualname__) != (definition.__module__, definition.__qualname__):
+            known = self._known(key)
+            if known is not None and _place(known) != _place(definition):
                 warnings.warn(f"{self.kind} {key!r} now means {entry!r}, before {known!r}", stacklevel=stacklevel)
             self[key] = definition
         return entry
@@ -90,20 +94,49 @@ class Registry(dict[str, T]):
             raise TypeError(
                 f"{argument}={name!r}: must be the name of a registered {self.kind}, a string, not {type(name).__name__}"
             )
-        key = self._key(name)
-        if key not in self:
-            key += self.suffix
-        if key in self:
-            return self[key]
+        entry = self.find(name)
+        if entry is not None:
+            return entry
         known, wrong = self.names(), self._key(name).removesuffix(self.suffix)
         raise ValueError(
             f"{argument}={name!r}: no {self.kind} is registered by that name; there are {', '.join(known) or 'none'}."
             f"{did_you_mean(wrong, known)} {self.hint}".rstrip()
         )
 
+    def find(self, name: str) -> T | None:
+        """The entry of this name, for which a plugin may have to be imported; None if there is none.
+
+        Raises:
+            ImportError, TypeError, ValueError: the plugin cannot be imported, or what it declares does not fit.
+        """
+        key = self._key(name)
+        for each in (key, key + self.suffix):
+            if each in self:
+                return self[each]
+        if not self.group or (entry := plugins.load(self.group, key)) is None:
+            return None
+        if key not in self:  # the plugin's module may have registered it
+            self.register(entry, key)
+        return self[key]
+
+    def everything(self) -> dict[str, T]:
+        """All entries in the order of their names, with the plugins', which are imported."""
+        for name in self.names():
+            self.find(name)
+        return dict(sorted(self.items()))
+
     def names(self) -> list[str]:
-        """The names in alphabetical order, without the suffix."""
-        return sorted(key.removesuffix(self.suffix) for key in self)
+        """The names in alphabetical order, with the plugins', without the suffix; nothing is imported."""
+        declared = plugins.names(self.group) if self.group else ()
+        return sorted({key.removesuffix(self.suffix) for key in (*self, *declared)})
+
+    def _known(self, key: str) -> Any:
+        """The entry of this key, or where `tristep.contrib` has it; None for a new key."""
+        return self.get(key) or (plugins.in_contrib(self.group).get(key) if self.group else None)
 
     def _key(self, name: str) -> str:
         return name.lower() if self.ignore_case else name
+
+
+def _place(entry: Any) -> str:
+    return entry if isinstance(entry, str) else f"{entry.__module__}:{entry.__qualname__}"

@@ -14,6 +14,9 @@ except ModuleNotFoundError as error:
         "tristep.viz draws with matplotlib, which is missing: pip install 'tristep[notebook]'", name=error.name
     ) from error
 
+from typing import Any
+
+from ..trainer import plugins
 from .live import LiveLoop, LiveView, Snapshot, loops
 from .record import Curve, Recorder, Run, RunSet, Series, diagnose, read_run
 from .render.matplotlib import draw
@@ -156,3 +159,12 @@ __all__ = [
     "trace_updates",
     "tune_learning_rates",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A view of a plugin, by the name that its package declares among the entry points "tristep.views"."""
+    view = None if name.startswith("_") else plugins.load("tristep.views", name)
+    if view is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = view
+    return view

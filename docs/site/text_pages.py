@@ -34,6 +34,7 @@ TEXTS = {  # of the repository: where it is in the site, and what the contents c
     "docs/notebooks.md": ("notebooks.md", "In a notebook"),
     "docs/checkpoints.md": ("checkpoints.md", "Checkpoints"),
     "docs/integrations.md": ("integrations.md", "In other training libraries"),
+    "docs/plugins.md": ("plugins.md", "Your own package"),
     "docs/scaling.md": ("scaling.md", "Many GPUs, many machines"),
     "docs/differences.md": ("differences.md", "Differences from MXNet"),
     "docs/reliability.md": ("reliability.md", "Reliability"),

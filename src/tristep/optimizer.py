@@ -1,8 +1,11 @@
-"""Gluon's optimizers: what `tristep.trainer.optimizer` offers."""
+"""Gluon's optimizers: another name of `tristep.trainer.optimizer`."""
 
+import sys
 from typing import TYPE_CHECKING
 
-from .trainer.optimizer import *
+from .trainer import optimizer
 
-if not TYPE_CHECKING:  # mypy takes a list that is imported for an empty one
-    from .trainer.optimizer import __all__ as __all__
+if TYPE_CHECKING:
+    from .trainer.optimizer import *
+else:  # the module itself, so that what is in `tristep.contrib` is still imported on first use
+    sys.modules[__name__] = optimizer

@@ -13,8 +13,9 @@ import pytest
 pytestmark = pytest.mark.packaging
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ["pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "docs", "src", "kernels", "trainer", "viz", "tests"]
-FOLDERS = {"src/tristep": "tristep"} | {name: f"tristep/{name}" for name in ("kernels", "trainer", "viz")}
+CODE = ("kernels", "trainer", "viz", "contrib")
+SOURCES = ["pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "docs", "src", *CODE, "tests"]
+FOLDERS = {"src/tristep": "tristep"} | {name: f"tristep/{name}" for name in CODE}
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ tomllib = pytest.importorskip("tomllib")  # Python 3.11; the constraints ask for
 pytestmark = pytest.mark.packaging
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("kernels", "trainer", "viz")
+FOLDERS = ("kernels", "trainer", "viz", "contrib")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -54,8 +54,8 @@ def test_a_folder_refuses_to_be_imported_by_its_bare_name(folder):
 
 @pytest.mark.parametrize(
     ("folder", "forbidden"),
-    [("kernels", {"trainer", "viz"}), ("trainer", {"viz"})],
-    ids=["kernels", "trainer"],
+    [("kernels", {"trainer", "viz", "contrib"}), ("trainer", {"viz", "contrib"}), ("viz", {"contrib"})],
+    ids=["kernels", "trainer", "viz"],
 )
 def test_lower_layers_do_not_import_upper_ones(folder, forbidden):
     found = {
@@ -111,9 +111,19 @@ def _module_of(path):
 
 
 def _imported_names(path):
-    """Absolute names of the modules, and of the names in them, that a file of ours imports."""
+    """Absolute names of the modules, and of the names in them, that a file of ours imports when it runs."""
     package = ("tristep", *path.parent.relative_to(ROOT).parts)
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_tools = {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for statement in node.body
+        for child in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if node in for_tools:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

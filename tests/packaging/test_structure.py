@@ -9,6 +9,7 @@ FOLDERS = {
     "kernels": "tristep.kernels",
     "trainer": "tristep.trainer",
     "viz": "tristep.viz",
+    "contrib": "tristep.contrib",
     "src/tristep/integrations": "tristep.integrations",
 }
 

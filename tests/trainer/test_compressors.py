@@ -107,7 +107,7 @@ def _twice(reduce, bucket):
 
 REFUSED = {
     "no dict": (lambda: create_compressor("2bit"), TypeError, "compression_params must be a dict, got str"),
-    "no type": (_make(threshold=0.5), ValueError, "compression_params needs 'type', one of '2bit', '1bit'"),
+    "no type": (_make(threshold=0.5), ValueError, "compression_params needs 'type', one of '1bit', '2bit'"),
     "an unknown type": (_make(type="int9"), ValueError, r"compression_params\['type'\]='int9'.* Did you mean 'int8'"),
     "another name": (_make(type="float16"), ValueError, "Did you mean 'fp16'"),
     "no string": (_make(type=2), TypeError, r"compression_params\['type'\]=2: must be a string"),

@@ -101,13 +101,13 @@ class Compressor(abc.ABC):
         return self.decode(message, n)
 
 
-Compressor.registry = Registry("compressor", Compressor, ignore_case=False)
+Compressor.registry = Registry("compressor", Compressor, ignore_case=False, group="tristep.compressors")
 register_compressor = Compressor.register
 
 
 def registered_compressors() -> dict[str, type[Compressor]]:
     """The compressors by type."""
-    return dict(Compressor.registry)
+    return Compressor.registry.everything()
 
 
 def create_compressor(compression_params: Mapping[str, Any]) -> Compressor:
@@ -128,10 +128,13 @@ def create_compressor(compression_params: Mapping[str, Any]) -> Compressor:
     """
     if not isinstance(compression_params, Mapping):
         raise TypeError(f"compression_params must be a dict, got {type(compression_params).__name__}")
-    if "type" not in compression_params:
-        raise ValueError(f"compression_params needs 'type', one of {', '.join(map(repr, Compressor.registry))}")
     registry = Compressor.registry
-    klass = registry[choice(option_name("type"), compression_params["type"], registry, other_names=_OTHER_NAMES)]
+    if "type" not in compression_params:
+        raise ValueError(f"compression_params needs 'type', one of {', '.join(map(repr, registry.names()))}")
+    kind = compression_params["type"]
+    klass = registry.find(kind) if isinstance(kind, str) else None
+    if klass is None:
+        klass = registry[choice(option_name("type"), kind, registry.names(), other_names=_OTHER_NAMES)]
     known = ["type", "error_feedback", *inspect.signature(klass).parameters]
     for key in compression_params:
         if key not in known:

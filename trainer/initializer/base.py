@@ -209,6 +209,7 @@ Initializer.registry = Registry(
     Initializer,
     argument="initializer",
     hint="The classes Load and Mixed have no names; a class of your own needs @tristep.initializer.register",
+    group="tristep.initializers",
 )
 
 
@@ -248,7 +249,7 @@ def alias(*names: str) -> Callable[[_Class], _Class]:
 
 def registered() -> dict[str, type[Initializer]]:
     """The initializers by name, including aliases."""
-    return dict(sorted(Initializer.registry.items()))
+    return Initializer.registry.everything()
 
 
 def from_name(name: str, kwargs: Mapping[str, Any]) -> Initializer:

@@ -134,7 +134,7 @@ def _missing(store: KVStore, method: str) -> NotImplementedError:
     return NotImplementedError(f"a store of type {store.type or type(store).__name__!r} does not define {method}()")
 
 
-KVStore.kv_registry = Registry("store", KVStore)
+KVStore.kv_registry = Registry("store", KVStore, group="tristep.stores")
 KVStoreBase = KVStore
 register = KVStore.register
 
@@ -163,7 +163,7 @@ def register_updater(updater: _Updater) -> _Updater:
 
 
 def registered() -> dict[str, type[KVStore]]:
-    """The stores that were registered, by name."""
+    """The stores that were registered, by name; of plugins' those that have been used."""
     return dict(sorted(KVStore.kv_registry.items()))
 
 

@@ -46,13 +46,14 @@ def create(name: str = "local", *, timeout: float | None = None) -> KVStore:
     if not isinstance(name, str):
         raise TypeError(f"name must be a string, such as 'local', got {type(name).__name__}")
     kind = name.lower()
-    if timeout is not None and (kind in KVStore.kv_registry or kind not in ASYNCHRONOUS):
+    klass = KVStore.kv_registry.get(kind) if kind in KVSTORES else KVStore.kv_registry.find(kind)
+    if timeout is not None and (klass is not None or kind not in ASYNCHRONOUS):
         raise ValueError(
             f"timeout={timeout!r} with name={name!r}: it is for {' and '.join(map(repr, ASYNCHRONOUS))}; others have that "
             "of their process group, see torch.distributed.init_process_group"
         )
-    if kind in KVStore.kv_registry:
-        store = KVStore.kv_registry[kind]()
+    if klass is not None:
+        store = klass()
         if not store.type:  # it may be a property, as in MXNet
             store.type = kind
         return store
@@ -66,7 +67,7 @@ def create(name: str = "local", *, timeout: float | None = None) -> KVStore:
         from . import server
 
         return server.connect(kind) if timeout is None else server.connect(kind, timeout)
-    known = [*LOCAL, *SYNCHRONOUS, *ASYNCHRONOUS, *KVStore.kv_registry]
+    known = [*KVSTORES, *KVStore.kv_registry.names()]
     raise ValueError(f"name={name!r}: must be one of {', '.join(map(repr, known))}.{did_you_mean(kind, known)}")
 
 
@@ -85,12 +86,15 @@ def check_one_reduces(kvstore: Any) -> None:
 
 def check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, replicas: int) -> str | KVStore | None:
     """The store that is asked for: a name in lower case, the store itself, or None where none is needed."""
-    known = [*KVSTORES, *(name for name in registered() if name not in KVSTORES)]
     if kvstore is not None and not isinstance(kvstore, KVStore):
-        if not isinstance(kvstore, str):
-            listed = ", ".join(map(repr, known))
-            raise TypeError(f"kvstore={kvstore!r}: must be None or a name, one of {listed}; or a KVStore")
-        kvstore = choice("kvstore", kvstore, known, ignore_case=True)
+        name = kvstore.lower() if isinstance(kvstore, str) else None
+        if name is None or not (name in KVSTORES or KVStore.kv_registry.find(name)):
+            known = [*KVSTORES, *(each for each in KVStore.kv_registry.names() if each not in KVSTORES)]
+            if name is None:
+                listed = ", ".join(map(repr, known))
+                raise TypeError(f"kvstore={kvstore!r}: must be None or a name, one of {listed}; or a KVStore")
+            choice("kvstore", kvstore, known, ignore_case=True)
+        kvstore = name
     if update_on_kvstore is not None:
         boolean("update_on_kvstore", update_on_kvstore)
     if compression_params is not None:

@@ -3,7 +3,7 @@
 No arithmetic on tensors happens here: that is in `tristep.kernels.rules`, or in a user's own `update`.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .adam_variants import *
 from .adaptive import *
@@ -23,14 +23,20 @@ from .schedule_free import *
 from .updater import Updater as Updater
 from .updater import get_updater as get_updater
 
+if TYPE_CHECKING:
+    from ...contrib.optimizers import LBSGD, Test, ccSGD
+
 if not TYPE_CHECKING:  # mypy understands no sum of lists; without one, what is imported above is what is exported
     from . import adam_variants, adaptive, ftrl, gradient_descent, layerwise, matrix, modern, muon, schedule_free
 
     __all__ = [
+        "LBSGD",
         "MultiOptimizer",
         "Optimizer",
         "RuleOptimizer",
+        "Test",
         "Updater",
+        "ccSGD",
         "create",
         "get_updater",
         "register",
@@ -45,3 +51,11 @@ if not TYPE_CHECKING:  # mypy understands no sum of lists; without one, what is 
         *muon.__all__,
         *schedule_free.__all__,
     ]
+
+    def __getattr__(name: str) -> Any:
+        """The class of a plugin, which is imported."""
+        klass = Optimizer.opt_registry.find(name) if name in __all__ else None
+        if klass is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = klass
+        return klass

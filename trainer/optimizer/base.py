@@ -471,12 +471,16 @@ def listed_arguments(index: Any, weight: Any, grad: Any, state: Any) -> tuple[li
 
 
 Optimizer.opt_registry = Registry(
-    "optimizer", Optimizer, argument="optimizer", hint="A class of your own needs @tristep.optimizer.register"
+    "optimizer",
+    Optimizer,
+    argument="optimizer",
+    hint="A class of your own needs @tristep.optimizer.register",
+    group="tristep.optimizers",
 )
 register = Optimizer.register
 create = Optimizer.create_optimizer
 
 
 def registered() -> dict[str, type[Optimizer]]:
-    """The optimizers by name."""
-    return dict(sorted(Optimizer.opt_registry.items()))
+    """The optimizers by name, with the plugins', which are imported."""
+    return Optimizer.opt_registry.everything()

@@ -15,7 +15,7 @@ from .counts import Index
 from .rule_optimizer import RuleOptimizer
 from .settings import Setting, first_argument_in_mxnet, fraction, not_negative, switch
 
-__all__ = ["DCASGD", "NAG", "SGD", "SGLD", "Signum", "Test", "ccSGD"]
+__all__ = ["DCASGD", "NAG", "SGD", "SGLD", "Signum"]
 
 
 @register
@@ -104,14 +104,6 @@ class Signum(RuleOptimizer):
 
 
 @register
-class ccSGD(SGD):  # MXNet's name
-    """SGD under an old name.
-
-    Source: MXNet 1.9.1 ccSGD.
-    """
-
-
-@register
 class SGLD(RuleOptimizer):
     """Stochastic gradient Langevin dynamics: half a step of SGD, and Gaussian noise of variance `learning_rate`.
 
@@ -173,13 +165,3 @@ class DCASGD(RuleOptimizer):
 
     def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
         state[-1].copy_(weight)
-
-
-@register
-class Test(RuleOptimizer):
-    """Adds the gradient to the weight and keeps a copy, to test stores with.
-
-    Source: MXNet 1.9.1 Test.
-    """
-
-    rule = rules.test

@@ -12,12 +12,14 @@ import json
 import sys
 import types
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 
 from ....kernels import Rule, TensorRule
+from ... import plugins
 from ...lr_scheduler import LRScheduler
 from ...lr_scheduler.config import functions
 from ...optimizer import Optimizer
@@ -144,6 +146,8 @@ def _is_allowed(value: Any) -> bool:
 
 def _named(module: str, qualified: str) -> Any:
     """What a message may name and has this name in a module that has been imported."""
+    if f"{module}:{qualified}" in plugins.in_contrib("tristep.optimizers").values():
+        import_module(module)
     found: Any = sys.modules.get(module)
     for part in qualified.split("."):
         found = getattr(found, part, None)

@@ -1,0 +1,16 @@
+"""What fewer people need, by public names of the core only; each folder has a README.
+
+The core never imports it: what is named here is imported when its name is first asked for, as are other packages' plugins.
+"""
+
+if not __name__.startswith("tristep."):
+    raise ImportError(f"this folder is 'tristep.contrib'; import it by that name (imported as {__name__!r})")
+
+# By group, as in the entry points of other packages: what is asked for by which name, and where it is.
+PLUGINS = {
+    "tristep.optimizers": {
+        "ccsgd": "tristep.contrib.optimizers:ccSGD",
+        "lbsgd": "tristep.contrib.optimizers:LBSGD",
+        "test": "tristep.contrib.optimizers:Test",
+    },
+}

@@ -1,0 +1,106 @@
+"""docs/plugins.md, tried: its package, as pip would install it, is found by name; and what bad plugins raise."""
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+tomllib = pytest.importorskip("tomllib")  # Python 3.11
+pytestmark = pytest.mark.packaging
+
+PAGE = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
+PROJECT = re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL)[1]
+MODULE = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
+
+
+def _install(folder, entries, module, name="tristep_tempered"):
+    """What pip leaves in site-packages of a package with one module and these entry points."""
+    (folder / f"{name}.py").write_text(module, encoding="utf-8")
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
+    lines = [
+        f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in each.items()) for group, each in entries.items()
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _run(folder, code):
+    code = f"import sys; sys.path.insert(0, {str(folder)!r})\n" + textwrap.dedent(code)
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_package_of_the_page_is_found_by_its_names(tmp_path):
+    _install(tmp_path, tomllib.loads(PROJECT)["project"]["entry-points"], MODULE)
+    code = """
+        import torch, tristep
+        weights = [torch.nn.Parameter(torch.full((2,), 4.0)) for _ in range(2)]
+        nets = [torch.nn.ParameterList([weight]) for weight in weights]
+        trainer = tristep.Trainer(nets, "tempered", {"learning_rate": 1.0}, kvstore="meanstore", engine="eager")
+        assert "tristep_tempered" in sys.modules
+        for weight, gradient in zip(weights, (1.0, 5.0)):
+            weight.grad = torch.full((2,), gradient)
+        trainer.step(1)
+        print([weight.tolist() for weight in weights])  # 4 - 3 / (3 + 1)
+        message = tristep.kvstore.create_compressor({"type": "halved"}).encode(torch.ones(2))
+        print(message.dtype)
+        weight = torch.zeros(2)
+        tristep.initializer.create("sevens")("fc_weight", weight)
+        print(weight.tolist())
+        print(tristep.viz.GradientNormView([1.0, 0.5]).scene().title)
+        for listed in (tristep.optimizer.registered(), tristep.initializer.registered()):
+            print(*{"tempered", "sevens"} & set(listed))
+    """
+    assert _run(tmp_path, code) == [
+        "[[3.25, 3.25], [3.25, 3.25]]", "torch.float16", "[7.0, 7.0]", "Gradient norm", "tempered", "sevens",
+    ]  # fmt: skip
+
+
+def test_plugins_that_do_not_fit_are_refused_by_name(tmp_path):
+    entries = {
+        "tristep.optimizers": {
+            "broken": "plugin_of_mine:Missing",
+            "number": "plugin_of_mine:NUMBER",
+            "lbsgd": "plugin_of_mine:X",
+        }
+    }
+    _install(tmp_path, entries, "NUMBER = 3\n", "plugin_of_mine")
+    code = """
+        import tristep
+        for name in ("broken", "number", "lbsgd", "brokn"):
+            try:
+                tristep.optimizer.create(name)
+            except Exception as error:
+                print(type(error).__name__, error)
+    """
+    broken, number, twice, unknown = _run(tmp_path, code)
+    assert broken.startswith(
+        "ImportError 'broken', which the entry points 'tristep.optimizers' declare as plugin_of_mine:Missing"
+    )
+    assert number == "TypeError @register takes a subclass of Optimizer, got 3"
+    assert twice.startswith(
+        "ValueError 'lbsgd' in the entry points 'tristep.optimizers' means both plugin_of_mine:X and tristep."
+    )
+    assert unknown.startswith("ValueError optimizer='brokn'")
+    assert "Did you mean 'broken'" in unknown
+
+
+def test_a_class_of_the_session_replaces_one_of_contrib_with_a_warning_and_stays(tmp_path):
+    code = """
+        import warnings, tristep
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            @tristep.optimizer.register
+            class ccSGD(tristep.optimizer.SGD):
+                pass
+        print(len(caught), "tristep.contrib.optimizers:ccSGD" in str(caught[0].message))
+        tristep.optimizer.create("lbsgd")
+        tristep.optimizer.registered()
+        print(type(tristep.optimizer.create("ccsgd")) is ccSGD)
+    """
+    assert _run(tmp_path, code) == ["1 True", "True"]
