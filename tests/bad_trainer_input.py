@@ -239,13 +239,13 @@ OF_TRAINERS = [
         "unknown compression",
         new_trainer(compression_params={"type": "2bits"}),
         ValueError,
-        ("compression_params['type']='2bits'", "'2bit', '1bit'", "Did you mean '2bit'"),
+        ("compression_params['type']='2bits'", "'1bit', '2bit'", "Did you mean '2bit'"),
     ),
     Bad(
         "compression without type",
         new_trainer(compression_params={}),
         ValueError,
-        ("compression_params needs 'type'", "'2bit', '1bit'"),
+        ("compression_params needs 'type'", "'1bit', '2bit'"),
     ),
     Bad(
         "threshold of 0",
