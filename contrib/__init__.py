@@ -13,4 +13,8 @@ PLUGINS = {
         "lbsgd": "tristep.contrib.optimizers:LBSGD",
         "test": "tristep.contrib.optimizers:Test",
     },
+    "tristep.views": {
+        "BatteryView": "tristep.contrib.racing.battery_view:BatteryView",
+        "RaceView": "tristep.contrib.racing.race_view:RaceView",
+    },
 }

@@ -98,7 +98,7 @@ def _quick(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
             used.update([*met[best], *words[best]])
 
     if counts := [args[0] for args in samples if len(args) == 1]:
-        for _ in range(min(*counts, len(cases))):
+        for _ in range(min(counts[0], len(cases))):  # of the mark that is nearest to the test
             choose(case for case in cases if case not in chosen)
         return list(chosen)
     # The factors of most values first: in choosing their cases, those of few values are met in turn.

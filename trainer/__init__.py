@@ -14,6 +14,9 @@ from .telemetry import Telemetry
 from .trainer import StaleGradientError, Trainer, UpdateOnKVStoreError
 
 if TYPE_CHECKING:
+    from ..contrib.racing.battery import BatteryResult, battery
+    from ..contrib.racing.result import RaceResult
+    from ..contrib.racing.run import race
     from . import amp, cost_model, initializer, kvstore, lr_scheduler, optim, optimizer
     from .clipping import clip_global_norm
     from .cost_model import estimate_cost
@@ -23,9 +26,6 @@ if TYPE_CHECKING:
     from .lr_finder import LRFinder, lr_find
     from .mxnet import load_mxnet_params, load_mxnet_states
     from .params import collect_params
-    from .racing.battery import BatteryResult, battery
-    from .racing.result import RaceResult
-    from .racing.run import race
     from .sweeping import Sweep, sweep
 
 __all__ = [
@@ -66,32 +66,32 @@ __all__ = [
 # Imported on first use, as a first `Trainer` does not need them: which module has which name. None has its own name, which
 # would stand for the module once that is imported.
 ON_FIRST_USE = {
-    "BatteryResult": "racing",
-    "Ensemble": "ensemble",
-    "Fit": "fitting",
-    "LRFinder": "lr_finder",
-    "RaceResult": "racing",
-    "Sweep": "sweeping",
-    "battery": "racing",
-    "clip_global_norm": "clipping",
-    "collect_params": "params",
-    "estimate_cost": "cost_model",
-    "fit": "fitting",
-    "load_mxnet_params": "mxnet",
-    "load_mxnet_states": "mxnet",
-    "lr_find": "lr_finder",
-    "race": "racing",
-    "replicate": "data_parallel",
-    "split_and_load": "data_parallel",
-    "split_data": "data_parallel",
-    "sweep": "sweeping",
+    "BatteryResult": "tristep.contrib.racing",
+    "Ensemble": ".ensemble",
+    "Fit": ".fitting",
+    "LRFinder": ".lr_finder",
+    "RaceResult": "tristep.contrib.racing",
+    "Sweep": ".sweeping",
+    "battery": "tristep.contrib.racing",
+    "clip_global_norm": ".clipping",
+    "collect_params": ".params",
+    "estimate_cost": ".cost_model",
+    "fit": ".fitting",
+    "load_mxnet_params": ".mxnet",
+    "load_mxnet_states": ".mxnet",
+    "lr_find": ".lr_finder",
+    "race": "tristep.contrib.racing",
+    "replicate": ".data_parallel",
+    "split_and_load": ".data_parallel",
+    "split_data": ".data_parallel",
+    "sweep": ".sweeping",
 }
 
 if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
     def __getattr__(name: str) -> Any:
         if name in ON_FIRST_USE:
-            globals()[name] = getattr(import_module(f"{__name__}.{ON_FIRST_USE[name]}"), name)
+            globals()[name] = getattr(import_module(ON_FIRST_USE[name], __name__), name)
             return globals()[name]
         if name in __all__:
             return import_module(f"{__name__}.{name}")

@@ -14,7 +14,7 @@ except ModuleNotFoundError as error:
         "tristep.viz draws with matplotlib, which is missing: pip install 'tristep[notebook]'", name=error.name
     ) from error
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..trainer import plugins
 from .live import LiveLoop, LiveView, Snapshot, loops
@@ -63,7 +63,6 @@ from .simulate import (
 from .style import Figure
 from .views import (
     BasinMap,
-    BatteryView,
     Dashboard,
     FrameBudget,
     LossPlaneView,
@@ -71,7 +70,6 @@ from .views import (
     LRFinderView,
     OrthogonalizationView,
     Playground,
-    RaceView,
     ScheduleView,
     SensitivityView,
     SingularValues,
@@ -84,6 +82,10 @@ from .views import (
     plot_schedules,
     plot_training,
 )
+
+if TYPE_CHECKING:
+    from ..contrib.racing.battery_view import BatteryView
+    from ..contrib.racing.race_view import RaceView
 
 __all__ = [
     "FUNCTIONS",
@@ -161,10 +163,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """A view of a plugin, by the name that its package declares among the entry points "tristep.views"."""
-    view = None if name.startswith("_") else plugins.load("tristep.views", name)
-    if view is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = view
-    return view
+if not TYPE_CHECKING:  # type checkers would take any name for an attribute
+
+    def __getattr__(name: str) -> Any:
+        """A view of a plugin, by the name that its package declares among the entry points "tristep.views"."""
+        view = None if name.startswith("_") else plugins.load("tristep.views", name)
+        if view is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = view
+        return view

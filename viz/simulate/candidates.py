@@ -15,7 +15,7 @@ from ...kernels import Rule
 from ...trainer.ensemble import make_optimizer
 from ...trainer.optimizer import Optimizer, RuleOptimizer
 from ...trainer.optimizer.counts import StepCounts
-from ...trainer.racing.presets import named
+from ...trainer.presets import named
 from ...trainer.validation import number
 
 __all__ = ["Candidate", "PlainUpdate", "TorchFactory", "named_optimizers", "settings_to_try"]

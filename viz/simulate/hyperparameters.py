@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ...trainer.ensemble import make_optimizer
 from ...trainer.optimizer import Optimizer, RuleOptimizer
-from ...trainer.racing.presets import named
+from ...trainer.presets import named
 
 __all__ = ["SearchRange", "search_ranges"]
 

@@ -12,7 +12,7 @@ import torch
 
 from ...kernels import Rule
 from ...trainer.optimizer import Optimizer, RuleOptimizer, create
-from ...trainer.racing.presets import named
+from ...trainer.presets import named
 from ...trainer.validation import integer
 from .candidates import Candidate
 from .catalog import function

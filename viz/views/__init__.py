@@ -1,7 +1,6 @@
 """Views: what is shown of runs, optimizers, schedules and sweeps."""
 
 from .basins import BasinMap
-from .battery import BatteryView
 from .budget import FrameBudget
 from .curves import plot_schedules, plot_training
 from .dashboard import Dashboard
@@ -11,7 +10,6 @@ from .loss_plane import LossPlaneView
 from .lr_finder import LRFinderView
 from .orthogonalization import OrthogonalizationView, SingularValues
 from .playground import Playground
-from .race import RaceView
 from .schedule import ScheduleView
 from .sensitivity import SensitivityView
 from .sweep import SweepView
@@ -21,7 +19,6 @@ from .weights import UpdateRatioView, WeightsView
 
 __all__ = [
     "BasinMap",
-    "BatteryView",
     "Dashboard",
     "FrameBudget",
     "LRFinderView",
@@ -29,7 +26,6 @@ __all__ = [
     "LossView",
     "OrthogonalizationView",
     "Playground",
-    "RaceView",
     "ScheduleView",
     "SensitivityView",
     "SingularValues",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...trainer.racing.presets import label, plainer
+from ...trainer.presets import label, plainer
 from ..scene import Axis, Layer, Panel, Points, surface_layers
 from ..simulate import Function, Trajectories
 

@@ -13,7 +13,7 @@ import torch
 
 from ...kernels import Rule
 from ...trainer.optimizer import Optimizer, RuleOptimizer, create, registered
-from ...trainer.racing.presets import PRESETS, named
+from ...trainer.presets import PRESETS, named
 from ..scene import Arrows, Axis, Button, Click, Control, Layer, Line, Listing, Panel, RefLine, Scene, Text
 from ..simulate import FUNCTIONS, SearchRange, UpdateTrace, function, rule_source, search_ranges, trace_updates
 from ..simulate.candidates import named_optimizers

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...trainer.racing.presets import COMPARED
+from ...trainer.presets import COMPARED
 from ...trainer.validation import integer
 from ..scene import Axis, Band, Layer, Line, Panel, Points, Scene
 from ..simulate import Sensitivity, function, tune_learning_rates

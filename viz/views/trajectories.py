@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...trainer.racing.presets import COMPARED
+from ...trainer.presets import COMPARED
 from ..scene import Axis, Button, Click, Control, Layer, Line, Panel, Points, Scene, Text
 from ..simulate import RATES, Function, Sensitivity, Simulation, Trajectories, function, tune_learning_rates
 from ..simulate.candidates import named_optimizers

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from races import planted
 
+from tristep.contrib.racing.statistics import mean_interval, ratio_interval, t_quantile
 from tristep.trainer import RaceResult
-from tristep.trainer.racing.statistics import mean_interval, ratio_interval, t_quantile
 
 stats = pytest.importorskip("scipy.stats")
+pytestmark = pytest.mark.sample(0)  # the quick tier runs smoke tests of races
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 30])

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ...trainer import BatteryResult, battery
-from ...trainer.racing.tasks import TASKS
-from ..scene import Axis, Heatmap, Layer, Panel, Points, Scene, Text
-from .view import View
+from ...viz.scene import Axis, Heatmap, Layer, Panel, Points, Scene, Text
+from ...viz.views.view import View
+from .battery import BatteryResult, battery
+from .tasks import TASKS
 
 __all__ = ["BatteryView"]
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..ensemble import Ensemble
-from ..validation import choice, integer, number
+from ...trainer.ensemble import Ensemble
+from ...trainer.presets import label, plainer
+from ...trainer.validation import choice, integer, number
 from .candidates import Candidate, candidates_of
-from .presets import label, plainer
 from .result import text_table
 from .tasks import SIZE, TASKS, Task
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..ensemble import make_optimizer
-from ..optimizer import MultiOptimizer, Optimizer, create
-from ..validation import number
-from .presets import named
+from ...trainer.ensemble import make_optimizer
+from ...trainer.optimizer import MultiOptimizer, Optimizer, create
+from ...trainer.presets import named
+from ...trainer.validation import number
 
 RATES = 30.0  # from which fraction of the usual learning rate to which multiple of it
 ONE_MINUS, DECAYS = (0.02, 0.5), (1e-5, 1e-2)

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import tristep
+from tristep.contrib.racing.tasks import SIZE, TASKS
 from tristep.trainer import BatteryResult
-from tristep.trainer.racing.tasks import SIZE, TASKS
+
+pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
 
 
 def random(seeds=3):
@@ -66,7 +68,7 @@ def by_torch(name, make, seed, seeds, steps=300):
     return math.inf if len(above) and above[-1] == len(means) - 1 else (above[-1] + 20 if len(above) else 19)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", TASKS)
 def test_steps_are_those_of_torch(name, eager_in_quick_tier):
     rates = [0.003, 0.03, 0.3]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import files
-from ..validation import choice, number
+from ...trainer import files
+from ...trainer.validation import choice, number
 from .statistics import ratio_interval
 
 FORMAT = 1

@@ -9,8 +9,10 @@ import torch
 from races import LOSS, TWO, batches, network, raced
 from torch import nn
 
-from tristep.trainer.racing.candidates import candidates_of
-from tristep.trainer.racing.training import SeededBatches
+from tristep.contrib.racing.candidates import candidates_of
+from tristep.contrib.racing.training import SeededBatches
+
+pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
 
 
 def by_torch(make_optimizer, seed, steps=12, every=4, held_out=None):
@@ -41,7 +43,7 @@ def by_torch(make_optimizer, seed, steps=12, every=4, held_out=None):
     return measured or [losses[0], *(np.mean(losses[a : a + every]) for a in range(0, steps, every))]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("held_out", [True, False])
 @pytest.mark.parametrize("together", [64, 5, 1])
 def test_trainings_are_those_of_torch(held_out, together, eager_in_quick_tier):
@@ -147,7 +149,6 @@ class Interrupted:
         return LOSS(outputs, labels)
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("together", [64, 1])
 def test_a_second_call_goes_on(together, tmp_path, eager_in_quick_tier):
     folder, whole = tmp_path / "race", Interrupted()
@@ -171,7 +172,6 @@ def test_a_second_call_goes_on(together, tmp_path, eager_in_quick_tier):
     np.testing.assert_array_equal(more.tuning, found.tuning)
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -204,7 +204,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["run", "battery"])
 def test_examples(name, eager_in_quick_tier):
-    assert doctest.testmod(import_module(f"tristep.trainer.racing.{name}")).failed == 0
+    assert doctest.testmod(import_module(f"tristep.contrib.racing.{name}")).failed == 0
 
 
 def test_a_damaged_training_is_named(tmp_path, eager_in_quick_tier):

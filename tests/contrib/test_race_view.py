@@ -8,6 +8,8 @@ from tristep.trainer import BatteryResult
 from tristep.viz import BatteryView, RaceView
 from tristep.viz.scene import Band, Heatmap, Line, Points, RefLine, Text
 
+pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
+
 
 def _layers(panel, kind):
     return [layer for layer in panel.layers if isinstance(layer, kind)]
@@ -17,6 +19,7 @@ def _result():
     return planted([[40, 60, 50], [20, 20, 20], [20, None, 30]])
 
 
+@pytest.mark.sample(1)
 def test_curves_are_medians_with_the_range_over_seeds():
     result = _result()
     result.losses = np.random.default_rng(1).uniform(0.5, 2.0, result.losses.shape).astype(np.float32)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..fitting import device_of, evaluate, unpack_batch
-from ..optimizer import Optimizer
-from ..sweeping.train import Batches, Look, start, train_separately, train_together
-from ..trainer import Trainer
+from ...trainer.fitting import device_of, evaluate, unpack_batch
+from ...trainer.optimizer import Optimizer
+from ...trainer.sweeping.train import Batches, Look, start, train_separately, train_together
+from ...trainer.trainer import Trainer
 
 ROUNDS, STEPS = 11, 3  # of timing, and in each of them
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ...trainer import RaceResult
-from ..scene import Axis, Band, Control, Layer, Line, Panel, Points, RefLine, Scene, Text
-from .view import View
+from ...viz.scene import Axis, Band, Control, Layer, Line, Panel, Points, RefLine, Scene, Text
+from ...viz.views.view import View
+from .result import RaceResult
 
 __all__ = ["RaceView"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..sweeping.train import NotStackableError
-from ..validation import boolean, choice, integer, number
+from ...trainer.sweeping.train import NotStackableError
+from ...trainer.validation import boolean, choice, integer, number
 from .candidates import Candidate, candidates_of
 from .result import RaceResult, steps_to
 from .store import Store

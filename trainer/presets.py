@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...kernels import Rule
-from ..ensemble import Ensemble, make_optimizer
-from ..optimizer import NAG, SGD, Optimizer, registered
+from ..kernels import Rule
+from .ensemble import Ensemble, make_optimizer
+from .optimizer import NAG, SGD, Optimizer, registered
 
 __all__ = ["COMPARED", "PRESETS", "label", "named", "plainer"]
 
