@@ -92,7 +92,7 @@ def battery(
     """How many steps optimizers need on small tasks, each of one difficulty, every one at its best learning rate.
 
     The tasks have 20 weights: "saddle", "ill_conditioned", "noisy", "sparse", "drifting" and "changing_scale"; `TASKS` in
-    `tristep.trainer.racing.tasks` says what each is. A task is solved when its loss without noise, averaged over 20 steps,
+    `tristep.contrib.racing.tasks` says what each is. A task is solved when its loss without noise, averaged over 20 steps,
     reaches a share of the first loss, 1 to 3 %, and stays there to the end. Each optimizer's rate, for each task, is the one
     with the fewest steps from the worst of the tuning's seeds; the steps are then those of other seeds.
 
