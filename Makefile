@@ -75,15 +75,15 @@ gpu:
 gpu-smoke gpu-test gpu-bench gpu-sanitize: export PYTHONPATH := $(CURDIR)/src
 
 gpu-smoke:
-	python3 tests/gpu_smoke.py
+	python3 tests/gpu/gpu_smoke.py
 
 gpu-test:
-	python3 tests/on_gpu.py $(if $(SHARD),--shard $(SHARD))
+	python3 tests/gpu/on_gpu.py $(if $(SHARD),--shard $(SHARD))
 
 gpu-sanitize:
 	for tool in memcheck initcheck racecheck synccheck; do \
 	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
-	    python3 tests/gpu_smoke.py --parts rules storage || exit 1; \
+	    python3 tests/gpu/gpu_smoke.py --parts rules storage || exit 1; \
 	done
 
 gpu-bench:

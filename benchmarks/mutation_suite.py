@@ -21,6 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 TESTS = ("tests/kernels", "tests/trainer")
+HELPERS = ("tests/gpu/", "tests/helpers/", "tests/oracles/")
 CASES = {"quick": ("--cases", "quick"), "rest": ("--cases", "rest"), "full": ("--cases", "full")}
 MEMORY = 16 * 2**30  # bytes that a test process may take: a mutant may ask for any number
 
@@ -48,8 +49,8 @@ class Suite:
         for name in sorted(name for name in listing.split("\0") if name and os.path.lexists(ROOT / name)):
             (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, self.tree / name, follow_symlinks=False)
-            shared = name.startswith("tests/") and (name.count("/") == 1 or name.startswith("tests/oracles/"))
-            if shared or name.startswith(("kernels/", "trainer/", *TESTS)):
+            shared = name.startswith("tests/") and name.count("/") == 1
+            if shared or name.startswith(("kernels/", "trainer/", *TESTS, *HELPERS)):
                 found.update(f"{name}\0".encode() + (self.tree / name).read_bytes() + b"\0")
         tests = self.map["tests"] if self.map["tree"] == found.hexdigest() else {}
         self.map = {"tree": found.hexdigest(), "tests": tests, "pass": []}

@@ -239,7 +239,7 @@ def _timed(browser: Any, name: str, keys: int) -> dict[str, Any]:
 
 def _browser_tools() -> tuple[Any, Any]:
     """The browser and the JupyterLab of the tests."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers" / "viz"))
     return importlib.import_module("chromium"), importlib.import_module("lab_notebooks")
 
 

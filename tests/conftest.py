@@ -45,8 +45,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 # Modules that test files share, whose failed assertions are to show values, too.
-for _folder in (Path(__file__).parent, Path(__file__).parent / "oracles"):
-    pytest.register_assert_rewrite(*(path.stem for path in _folder.glob("[!_]*.py") if path.stem != "conftest"))
+for _folder in ("gpu", "helpers/*", "oracles"):
+    pytest.register_assert_rewrite(*(path.stem for path in Path(__file__).parent.glob(f"{_folder}/*.py")))
 
 torch.set_num_threads(THREADS)
 
@@ -165,13 +165,14 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 @pytest.fixture(scope="session")
 def processes() -> Iterator[Any]:
     """A function that gives `ranks` processes with a gloo group; `processes(2).run(function, ...)` runs it on each."""
-    module = _load(Path(__file__).parent / "processes.py")
-    running: dict[int, Any] = {}
-    forks = module.Forks()
+    from processes import Forks, Processes
+
+    running: dict[int, Processes] = {}
+    forks = Forks()
 
     def start(ranks: int) -> Any:
         if ranks not in running or not running[ranks].alive:
-            running[ranks] = module.Processes(ranks, forks)
+            running[ranks] = Processes(ranks, forks)
         return running[ranks]
 
     yield start

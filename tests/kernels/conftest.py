@@ -4,7 +4,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import torch
 import ulps
 import updates
+from compiling import Compiling
 
 from tristep.kernels import Update
 from tristep.kernels.backends import has_numba, has_triton, launch_class
@@ -159,6 +159,6 @@ def _fresh_python():
 def compiling():
     """`compiling.run(script, arguments)` runs a script in an interpreter that compiles for GPUs, and gives its `result`."""
     pytest.importorskip("triton", reason="Triton has builds for Linux only")
-    started = _load(Path(__file__).parent / "compiling.py").Compiling()
+    started = Compiling()
     yield started
     started.end()

@@ -1,18 +1,19 @@
-"""The compiled kernels of all rules and gradient codes, executed by the emulator in tests/gpu_emulator.
+"""The compiled kernels of all rules and gradient codes, executed by the emulator in tests/gpu/gpu_emulator.
 
 What they compute is what the cpu engine computes, whose loops another compiler has made; products of matrices are those of
 float64. Each access to memory is inside a tensor and aligned, and no two threads race. That the emulator would notice is
 shown by defects that are planted.
 """
 
-import importlib.util
 import os
 import re
+import sys
 from pathlib import Path
 
 import gpu_smoke
 import pytest
 import torch
+from compiling import Compiling
 from optimizer_table import TABLE
 
 from tristep.kernels import Rule, rules
@@ -29,8 +30,6 @@ pytestmark = pytest.mark.slow
 TESTS = Path(__file__).parents[1]
 
 SET_UP = """
-import sys
-sys.path[:0] = [arguments, arguments + "/oracles"]
 import torch
 from gpu_emulator.driver import install
 torch.set_num_threads(1)
@@ -71,12 +70,8 @@ result = captured.find_captured(*arguments)
 @pytest.fixture(scope="module")
 def emulated():
     """An interpreter whose GPU is the emulator."""
-    path = Path(__file__).parent / "compiling.py"
-    spec = importlib.util.spec_from_file_location("compiling", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    process = module.Compiling()
-    process.run(SET_UP, str(TESTS))
+    process = Compiling()
+    process.run(SET_UP)
     yield process
     process.end()
 
@@ -276,7 +271,7 @@ def test_tests_of_kernels_pass_on_the_emulator(name, error, fresh_python):
     """Also with instructions as approximate as on a GPU."""
     chosen = "triton and not (words_mean_what_they_mean_in_numpy and float64)"
     command = ["-m", "pytest", "-p", "gpu_emulator.plugin", "-p", "no:cacheprovider", "-q", "--cases", "quick", "-k", chosen]
-    path = f"{TESTS.parent / 'src'}{os.pathsep}{TESTS}"
+    path = os.pathsep.join([str(TESTS.parent / "src"), *sys.path])
     errors = {} if error is None else {"GPU_EMULATOR_ERROR": error}
     said = fresh_python(*command, TESTS / "kernels" / f"test_{name}.py", PYTHONPATH=path, unset=XDIST, **errors)
     assert re.search(r"\d+ passed", said)

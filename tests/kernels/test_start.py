@@ -128,7 +128,7 @@ def test_a_c_compiler_that_fails_is_told_of(fresh_python, tmp_path):
 
 
 def _play(fresh_python, tmp_path, *folders, **environment):
-    folders = [*folders, TESTS.parent / "src", TESTS]
+    folders = [*folders, TESTS.parent / "src", *sys.path]
     environment |= {"PYTHONPATH": os.pathsep.join(map(str, folders)), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     script, scratch = tmp_path / "scenes.py", tmp_path / "scratch"
     script.write_text(SCENES, encoding="utf-8")

@@ -42,7 +42,7 @@ def _sweep(version, fresh_python, *arguments):
         pytest.skip(f"{folder} is missing, which `make test` installs")
     caches = Path(os.environ["TRITON_CACHE_DIR"]).parent
     folders = [folder] if version != "installed" else []
-    folders += [TESTS.parent / "src", TESTS, TESTS / "oracles"]
+    folders += [TESTS.parent / "src", *sys.path]
     environment = {"PYTHONPATH": os.pathsep.join(map(str, folders)), "TRITON_CACHE_DIR": str(caches / f"triton-{version}")}
     command = ["-m", "gpu_emulator.sweep", "--targets", *arguments]
     said = fresh_python(*command, unset=("TRITON_INTERPRET",), timeout=580, **environment)

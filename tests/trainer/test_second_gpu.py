@@ -5,20 +5,18 @@ of its own. The tests say where a wait is meant.
 """
 
 import contextlib
-import importlib.util
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from compiling import Compiling
 from optimizer_table import row_of
 from simulated_gpus import SimulatedGpus, WrongDevice
 
 import tristep
 from tristep.trainer.kvstore.allreduce import AllReduceSync
 
-TESTS = Path(__file__).parents[1]
 SECOND = "cuda:1"
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="with a real GPU none is simulated")
 
@@ -94,8 +92,6 @@ def test_what_is_right_is_not_noticed():
 # The product.
 
 SET_UP = """
-import sys
-sys.path[:0] = [arguments, arguments + "/oracles"]
 import torch
 from gpu_emulator.driver import install
 torch.set_num_threads(1)
@@ -138,11 +134,8 @@ for module, name, function, scenario in planted:
 def process():
     """An interpreter whose GPUs are simulated."""
     pytest.importorskip("triton", reason="Triton has builds for Linux only")
-    spec = importlib.util.spec_from_file_location("compiling", TESTS / "kernels" / "compiling.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    made = module.Compiling()
-    made.run(SET_UP, str(TESTS))
+    made = Compiling()
+    made.run(SET_UP)
     yield made
     made.end()
 

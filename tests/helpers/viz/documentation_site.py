@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 LINKS = {"a": "href", "link": "href", "script": "src", "img": "src", "iframe": "src"}
 
 

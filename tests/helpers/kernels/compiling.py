@@ -23,7 +23,11 @@ class Compiling:
     def __init__(self) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         self._process = subprocess.Popen(
-            [sys.executable, __file__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, *sys.path],  # its scripts import what the tests import
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def run(self, script: str, arguments: Any = None) -> Any:
@@ -59,6 +63,7 @@ def usage(compiled: Any) -> str:
 
 def _serve() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr
+    sys.path[:] = sys.argv[1:]
     for number, line in enumerate(sys.stdin):
         script, arguments = json.loads(line)
         # Rules in a script have a source, as those in a notebook's cell.

@@ -1,9 +1,9 @@
 """Runs the tests that a GPU changes anything for, several files at once, with whatever pytest is there.
 
-    python tests/on_gpu.py                    all of them
-    python tests/on_gpu.py --cases quick      fewer cases of each test, as `make test` runs
-    python tests/on_gpu.py --shard 1/4        a quarter of the files, those of equal total size
-    python tests/on_gpu.py FILE ...           those of these files
+    python tests/gpu/on_gpu.py                    all of them
+    python tests/gpu/on_gpu.py --cases quick      fewer cases of each test, as `make test` runs
+    python tests/gpu/on_gpu.py --shard 1/4        a quarter of the files, those of equal total size
+    python tests/gpu/on_gpu.py FILE ...           those of these files
 
 Results go to benchmarks/results/gpu_tests.json as soon as a file's tests have ended; files that have passed for this commit
 are not run again, unless they are named. Of a file that failed the last lines are shown. Plugins and pinned versions may be
@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "gpu_tests.json"
 # The engines that a GPU's tensors get to, and what is marked as needing one.
 SELECTION = ["-k", "triton or eager or gpu"]

@@ -8,7 +8,7 @@ import numpy as np
 from chromium import Browser, rgb
 
 MOST_LETTERS = 8  # pixels of one colour below each other that letters may have; a frame has more
-MODULE = Path(__file__).parents[1] / "viz" / "render" / "static" / "scene.js"
+MODULE = Path(__file__).parents[3] / "viz" / "render" / "static" / "scene.js"
 
 
 # Notes of everything that is written on a canvas where it is, and whether a part of that is cut off.

@@ -15,7 +15,7 @@ from optimizer_table import TABLE
 from tristep.kernels import Rule, rules
 from tristep.kernels.language import OPS
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import static_gpu
 
 TARGETS = {

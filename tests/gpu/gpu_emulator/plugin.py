@@ -1,6 +1,6 @@
 """A plugin for pytest that runs tests of the triton engine on the emulator instead of Triton's interpreter.
 
-    PYTHONPATH=tests python -m pytest -p gpu_emulator.plugin -k triton tests/kernels/test_parity.py
+    PYTHONPATH=tests/gpu python -m pytest -p gpu_emulator.plugin -k triton tests/kernels/test_parity.py
 
 Each test also fails if the emulator has found a defect in what it has launched. With GPU_EMULATOR_ERROR=up, down or random,
 approximate instructions are as wrong as the manual allows.

@@ -27,7 +27,7 @@ class Forks:
     """A process that has imported what takes long, and forks on request."""
 
     def __init__(self) -> None:
-        command = [sys.executable, __file__]
+        command = [sys.executable, __file__, *sys.path]  # they import what the tests import
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def start(self, *arguments: object) -> int:
@@ -148,6 +148,7 @@ def module_at(path: str) -> Any:
 
 def _fork() -> None:
     """Fork, or end a fork, for each line of the input."""
+    sys.path[:] = sys.argv[1:]
     import pytest  # noqa: F401
     import torch._dynamo  # by torch.optim
     import torch.distributed.fsdp  # noqa: F401

@@ -1,7 +1,7 @@
 """The first minutes on a GPU: what can be wrong there and nowhere else, in parts that end.
 
-    python tests/gpu_smoke.py                        all parts, on cuda
-    python tests/gpu_smoke.py --parts rules graphs   some of them
+    python tests/gpu/gpu_smoke.py                        all parts, on cuda
+    python tests/gpu/gpu_smoke.py --parts rules graphs   some of them
 
 Results go to benchmarks/results/gpu_smoke.json as soon as a part ends, and parts that have passed for this commit are not
 repeated, unless they are named. It needs torch and Triton only: no numba, and no pytest.
@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "src"))
 
 import torch  # noqa: E402
