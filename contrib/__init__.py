@@ -13,8 +13,9 @@ PLUGINS = {
         "lbsgd": "tristep.contrib.optimizers:LBSGD",
         "test": "tristep.contrib.optimizers:Test",
     },
-    "tristep.views": {
+    "tristep.viz": {
         "BatteryView": "tristep.contrib.racing.battery_view:BatteryView",
         "RaceView": "tristep.contrib.racing.race_view:RaceView",
+        "read_run": "tristep.contrib.imported_runs:read_run",
     },
 }

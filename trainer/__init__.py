@@ -14,6 +14,7 @@ from .telemetry import Telemetry
 from .trainer import StaleGradientError, Trainer, UpdateOnKVStoreError
 
 if TYPE_CHECKING:
+    from ..contrib.mxnet_files import load_mxnet_params, load_mxnet_states
     from ..contrib.racing.battery import BatteryResult, battery
     from ..contrib.racing.result import RaceResult
     from ..contrib.racing.run import race
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from .ensemble import Ensemble
     from .fitting import Fit, fit
     from .lr_finder import LRFinder, lr_find
-    from .mxnet import load_mxnet_params, load_mxnet_states
     from .params import collect_params
     from .sweeping import Sweep, sweep
 
@@ -77,8 +77,8 @@ ON_FIRST_USE = {
     "collect_params": ".params",
     "estimate_cost": ".cost_model",
     "fit": ".fitting",
-    "load_mxnet_params": ".mxnet",
-    "load_mxnet_states": ".mxnet",
+    "load_mxnet_params": "tristep.contrib.mxnet_files",
+    "load_mxnet_states": "tristep.contrib.mxnet_files",
     "lr_find": ".lr_finder",
     "race": "tristep.contrib.racing",
     "replicate": ".data_parallel",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..trainer import plugins
 from .live import LiveLoop, LiveView, Snapshot, loops
-from .record import Curve, Recorder, Run, RunSet, Series, diagnose, read_run
+from .record import Curve, Recorder, Run, RunSet, Series, diagnose
 from .render.matplotlib import draw
 from .render.renderers import Capabilities, capabilities, set_renderer
 from .scene import (
@@ -84,6 +84,7 @@ from .views import (
 )
 
 if TYPE_CHECKING:
+    from ..contrib.imported_runs import read_run
     from ..contrib.racing.battery_view import BatteryView
     from ..contrib.racing.race_view import RaceView
 
@@ -166,8 +167,8 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
     def __getattr__(name: str) -> Any:
-        """A view of a plugin, by the name that its package declares among the entry points "tristep.views"."""
-        view = None if name.startswith("_") else plugins.load("tristep.views", name)
+        """What a plugin adds by this name, above all a view; its package declares it as an entry point "tristep.viz"."""
+        view = None if name.startswith("_") else plugins.load("tristep.viz", name)
         if view is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = view

@@ -44,36 +44,6 @@ def clean_registry():
         registry.update(entries)
 
 
-@pytest.fixture
-def everything():
-    """A function that lists all a trainer could change, as plain data: equal lists mean that not a bit has changed."""
-
-    def plain(value):
-        if isinstance(value, torch.Tensor):
-            value = value.to_dense()
-            bits = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            return str(value.dtype), str(value.device), tuple(value.shape), bits.numpy().tobytes()
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        return repr(value)
-
-    def look(trainer, params):
-        params, optimizer = list(params), trainer.optimizer
-        state = trainer.state_dict()
-        # Never updated and never counted are the same.
-        state["counts"] = {name: count for name, count in state["counts"].items() if count != optimizer.begin_num_update}
-        return {
-            "weights": [plain(param) for param in params],
-            "gradients": [(id(param.grad), plain(param.grad)) for param in params],
-            "attributes": [dict(vars(param)) for param in params],
-            "optimizer": plain(state),
-            "scheduler": repr(optimizer.lr_scheduler),
-            "multipliers": plain([optimizer.lr_mult, optimizer.wd_mult]),
-        }
-
-    return look
-
-
 @pytest.fixture(params=[True, False], ids=["store updates", "copies update"])
 def update_on_kvstore(request):
     """Who updates several copies of a model, in turn."""

@@ -2,7 +2,6 @@
 
 import sys
 import types
-import warnings
 
 import pytest
 
@@ -38,13 +37,3 @@ def canvas(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "tristep.viz.render.canvas", pages)
     return pages
-
-
-@pytest.fixture
-def wandb_run(tmp_path):
-    """An offline run of Weights & Biases in the test's folder; skipped where that is not installed."""
-    wandb = pytest.importorskip("wandb")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the library's own
-        with wandb.init(project="tests", dir=tmp_path, mode="offline", settings=wandb.Settings(silent=True)) as run:
-            yield run

@@ -1,9 +1,8 @@
 """Training runs, recorded as plain arrays of bounded size."""
 
 from .diagnosis import diagnose
-from .imports import read_run
 from .recorder import Recorder
 from .runs import Run, RunSet
 from .series import Curve, Series
 
-__all__ = ["Curve", "Recorder", "Run", "RunSet", "Series", "diagnose", "read_run"]
+__all__ = ["Curve", "Recorder", "Run", "RunSet", "Series", "diagnose"]

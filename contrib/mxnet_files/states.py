@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from ...kernels.layouts import compute_dtype
-from .. import checkpoint, files
-from ..optimizer import RuleOptimizer
-from ..optimizer.states import MASTER
-from ..trainer import Trainer
+from ...trainer import checkpoint, files
+from ...trainer.optimizer import RuleOptimizer
+from ...trainer.optimizer.states import MASTER
+from ...trainer.trainer import Trainer
 from .arrays import Cursor, read_array
 from .pickles import ARRAYS, Record, read_pickle
 

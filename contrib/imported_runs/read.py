@@ -17,9 +17,9 @@ from typing import IO, Any
 import numpy as np
 
 from ...trainer import files
-from .probes import QUANTITIES
-from .runs import Run, readable
-from .series import POINTS, Series
+from ...viz.record.probes import QUANTITIES
+from ...viz.record.runs import Run, readable
+from ...viz.record.series import POINTS, Series
 from .wandb_files import wandb_rows
 
 __all__ = ["read_run"]

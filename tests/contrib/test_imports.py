@@ -13,10 +13,12 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from tristep import viz
+from tristep.contrib.imported_runs import read as imports
 from tristep.viz import Run, read_run
-from tristep.viz.record import imports
 from tristep.viz.record.event_files import EventFile
 from tristep.viz.record.probes import QUANTITIES
+
+pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
 
 STEPS = np.arange(0, 300, 10)
 LOSSES = np.exp(-STEPS / 100)
@@ -35,6 +37,7 @@ def _csv(tmp_path, **columns):
     return path
 
 
+@pytest.mark.sample(1)
 def test_a_csv_of_lightning(tmp_path):
     torch = pytest.importorskip("torch")
     logger = pytest.importorskip("lightning.pytorch.loggers").CSVLogger(tmp_path, name="a", version=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from .. import files
+from ...trainer import files
 from .arrays import Cursor, read_array
 
 _MAGIC = 0x112

@@ -1,0 +1,5 @@
+"""Runs that other tools have recorded, as runs of ours: TensorBoard, Weights & Biases, CSV, JSON."""
+
+from .read import read_run
+
+__all__ = ["read_run"]
