@@ -8,6 +8,11 @@ if not __name__.startswith("tristep."):
 
 # By group, as in the entry points of other packages: what is asked for by which name, and where it is.
 PLUGINS = {
+    "tristep.initializers": {
+        "fusedrnn": "tristep.contrib.initializers:FusedRNN",
+        "lstmbias": "tristep.contrib.initializers:LSTMBias",
+        "rnnfused": "tristep.contrib.initializers:RNNFused",
+    },
     "tristep.optimizers": {
         "ccsgd": "tristep.contrib.optimizers:ccSGD",
         "lbsgd": "tristep.contrib.optimizers:LBSGD",

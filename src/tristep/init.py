@@ -1,8 +1,11 @@
 """Initializers, under MXNet's short name for them: what `tristep.initializer` offers."""
 
+import sys
 from typing import TYPE_CHECKING
 
-from .trainer.initializer import *
+from .trainer import initializer
 
-if not TYPE_CHECKING:  # mypy takes a list that is imported for an empty one
-    from .trainer.initializer import __all__ as __all__
+if TYPE_CHECKING:
+    from .trainer.initializer import *
+else:  # the module itself, so that what is in `tristep.contrib` is still imported on first use
+    sys.modules[__name__] = initializer

@@ -4,12 +4,16 @@
 of its rules is used: `Xavier()("fc_weight", w)` draws random numbers and `Xavier()("fc_bias", b)` gives zeros.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from .base import InitDesc, Initializer, alias, register, registered
 from .base import rms as _size  # noqa: F401  # the name in older pickles
 from .basic import Bilinear, Constant, MSRAPrelu, Normal, One, Orthogonal, Uniform, Xavier, Zero
 from .by_name import Load, Mixed, create
 from .module import initialize
-from .recurrent import FusedRNN, LSTMBias, RNNFused
+
+if TYPE_CHECKING:
+    from ...contrib.initializers import FusedRNN, LSTMBias, RNNFused
 
 __all__ = [
     "Bilinear",
@@ -34,3 +38,13 @@ __all__ = [
     "register",
     "registered",
 ]
+
+if not TYPE_CHECKING:  # type checkers would take any name for an attribute
+
+    def __getattr__(name: str) -> Any:
+        """The class of a plugin, which is imported."""
+        klass = Initializer.registry.find(name) if name in __all__ else None
+        if klass is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = klass
+        return klass

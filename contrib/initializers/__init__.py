@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..validation import boolean, choice, int_or_float, integer
-from .base import InitDesc, Initializer, as_initializer, register
-from .basic import Uniform, Zero
+from ...trainer.initializer import InitDesc, Initializer, Uniform, Zero
+from ...trainer.initializer.base import as_initializer
+from ...trainer.validation import boolean, choice, int_or_float, integer
+
+__all__ = ["FusedRNN", "LSTMBias", "RNNFused"]
 
 _GATES = {  # as MXNet names them, in the order of MXNet, cuDNN and torch
     "rnn_relu": ("",),
@@ -23,7 +25,6 @@ _SOURCES = {"ih": "i2h", "hh": "h2h", "hr": "h2r"}  # torch's names and MXNet's
 _PARTS = ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias", "h2r_weight")
 
 
-@register
 class LSTMBias(Initializer):
     """The bias of an LSTM: 0, and `forget_bias` for the forget gate.
 
@@ -61,7 +62,6 @@ class LSTMBias(Initializer):
         arr[quarter : 2 * quarter] = self.forget_bias
 
 
-@register
 class FusedRNN(Initializer):
     """All parameters of a recurrent network, the matrix and bias of each gate separately.
 
@@ -153,7 +153,6 @@ class FusedRNN(Initializer):
         init(InitDesc(gate, None, name.global_init, role=kind, generator=name.generator), values)
 
 
-@register
 class RNNFused(Initializer):
     """All parameters of a recurrent network, each kind with an initializer of its own.
 
