@@ -1,5 +1,6 @@
 """Initializers of recurrent networks: MXNet's vectors of fused networks, and torch's layers and cells."""
 
+import doctest
 import itertools
 import math
 
@@ -7,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from tristep import initializer as public
+from tristep.contrib import initializers
 from tristep.trainer.initializer import (
     Constant,
     FusedRNN,
@@ -18,6 +21,8 @@ from tristep.trainer.initializer import (
     Xavier,
     initialize,
 )
+
+pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
 
 
 def _filled(initializer, shape, name="fc_weight", dtype=torch.float32, **desc):
@@ -51,6 +56,7 @@ def _runs(vector):
     return [(int(vector[a]), b - a) for a, b in itertools.pairwise(edges)]
 
 
+@pytest.mark.sample(1)
 def test_a_fused_network_is_taken_apart_as_by_mxnet():
     """Names, shapes and places that MXNet 1.9.1 gave for two layers of 2, input 3, both directions."""
     inner = Numbered()
@@ -152,3 +158,9 @@ def test_each_kind_of_a_recurrent_layers_parameters():
     for suffix in ("_l0", "_l0_reverse"):
         found = [getattr(lstm, name + suffix) for name in ("weight_ih", "weight_hh", "weight_hr", "bias_ih", "bias_hh")]
         assert [p.unique().tolist() for p in found] == [[1], [2], [3], [4], [5]]
+
+
+def test_docstring_examples():
+    failed, attempted = doctest.testmod(initializers, extraglobs=vars(public))
+    assert attempted > 2
+    assert failed == 0
