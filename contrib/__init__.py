@@ -8,6 +8,11 @@ if not __name__.startswith("tristep."):
 
 # By group, as in the entry points of other packages: what is asked for by which name, and where it is.
 PLUGINS = {
+    "tristep.compressors": {
+        "powersgd": "tristep.contrib.compression.powersgd:PowerSGD",
+        "randomk": "tristep.contrib.compression.sparse:RandomK",
+        "topk": "tristep.contrib.compression.sparse:TopK",
+    },
     "tristep.initializers": {
         "fusedrnn": "tristep.contrib.initializers:FusedRNN",
         "lstmbias": "tristep.contrib.initializers:LSTMBias",

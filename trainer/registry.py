@@ -115,9 +115,8 @@ class Registry(dict[str, T]):
                 return self[each]
         if not self.group or (entry := plugins.load(self.group, key)) is None:
             return None
-        if key not in self:  # the plugin's module may have registered it
-            self.register(entry, key)
-        return self[key]
+        self.check(entry)
+        return self.setdefault(key, entry)  # the plugin's module may have registered it
 
     def everything(self) -> dict[str, T]:
         """All entries in the order of their names, with the plugins', which are imported."""

@@ -1,8 +1,11 @@
 """Stores, under MXNet's short name for them: what `tristep.kvstore` offers."""
 
+import sys
 from typing import TYPE_CHECKING
 
-from .trainer.kvstore import *
+from .trainer import kvstore
 
-if not TYPE_CHECKING:  # mypy takes a list that is imported for an empty one
-    from .trainer.kvstore import __all__ as __all__
+if TYPE_CHECKING:
+    from .trainer.kvstore import *
+else:  # the module itself, so that what is for several processes is still imported on first use
+    sys.modules[__name__] = kvstore

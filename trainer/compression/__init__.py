@@ -1,9 +1,8 @@
 """Gradient compression: compressors by name, and the all-reduces that send their messages."""
 
-from . import codecs, powersgd, sparse  # noqa: F401  # they register their compressors
+from . import codecs  # noqa: F401  # it registers its compressors
 from .allreduce import CompressedAllReduce, Handle, wait_all
 from .base import Compressor, check_float32, create_compressor, register_compressor, registered_compressors
-from .ddp import ddp_hook
 from .local import GradientCompression, local_compression
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "Handle",
     "check_float32",
     "create_compressor",
-    "ddp_hook",
     "local_compression",
     "register_compressor",
     "registered_compressors",

@@ -11,11 +11,11 @@ from .create import create
 from .local import LocalStore
 
 if TYPE_CHECKING:
+    from ...contrib.compression import ddp_hook
     from ..compression import (
         CompressedAllReduce,
         Compressor,
         create_compressor,
-        ddp_hook,
         register_compressor,
         registered_compressors,
     )
@@ -49,5 +49,6 @@ if not TYPE_CHECKING:  # type checkers would take any name for an attribute
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         modules = {"CollectiveStore": ".allreduce", "ServerStore": ".server", "Staleness": ".server", "serve": ".server"}
+        modules["ddp_hook"] = "tristep.contrib.compression"
         globals()[name] = getattr(import_module(modules.get(name, "..compression"), __name__), name)
         return globals()[name]

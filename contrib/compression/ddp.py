@@ -9,8 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .allreduce import CompressedAllReduce, Handle
-from .base import create_compressor
+from ...trainer.compression import CompressedAllReduce, Handle, create_compressor
 
 
 def ddp_hook(

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..validation import integer
-from .base import Compressor, keep_residual, option_name, register_compressor
-from .reduce import ReduceAlgorithm, all_reduce_bytes
+from ...trainer.compression.base import Compressor, keep_residual, option_name
+from ...trainer.compression.reduce import ReduceAlgorithm, all_reduce_bytes
+from ...trainer.validation import integer
 
 
 class PowerSGDReduce(ReduceAlgorithm):
@@ -89,7 +89,6 @@ class PowerSGDReduce(ReduceAlgorithm):
             own.copy_(each)
 
 
-@register_compressor
 class PowerSGD(Compressor):
     """Each matrix as a product of two of few columns, found by one step of the power iteration from the last one's."""
 

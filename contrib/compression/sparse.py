@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 
 from ...kernels import streams
-from ..validation import integer, number
-from .base import Compressor, option_name, register_compressor
-from .reduce import MessageReduce, ReduceAlgorithm, all_reduce_bytes
+from ...trainer.compression.base import Compressor, option_name
+from ...trainer.compression.reduce import MessageReduce, ReduceAlgorithm, all_reduce_bytes
+from ...trainer.validation import integer, number
 
 
 class RandomKReduce(ReduceAlgorithm):
@@ -54,7 +54,6 @@ class TopKReduce(MessageReduce):
         self.compressor.add(message, total)
 
 
-@register_compressor
 class TopK(Compressor):
     """The values of the largest magnitude, NaN first, and their indices: 8 bytes each."""
 
@@ -79,7 +78,6 @@ class TopK(Compressor):
         total.index_add_(0, indices.view(torch.int32), values.view(torch.float32))
 
 
-@register_compressor
 class RandomK(Compressor):
     """The values at random indices, the same on all ranks: one of each of as many ranges of equal size."""
 
