@@ -24,7 +24,9 @@ from .updater import Updater as Updater
 from .updater import get_updater as get_updater
 
 if TYPE_CHECKING:
-    from ...contrib.optimizers import LBSGD, Test, ccSGD
+    from ...contrib.optimizers import LBSGD as LBSGD
+    from ...contrib.optimizers import Test as Test
+    from ...contrib.optimizers import ccSGD as ccSGD
 
 if not TYPE_CHECKING:  # mypy understands no sum of lists; without one, what is imported above is what is exported
     from . import adam_variants, adaptive, ftrl, gradient_descent, layerwise, matrix, modern, muon, schedule_free
