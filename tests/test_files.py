@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from tristep import Trainer
-from tristep.trainer import Sweep, checkpoint, files
+from tristep.trainer import Sweep, checkpoint
+from tristep.trainer.checkpoint import files
 
 viz = pytest.importorskip("tristep.viz", reason="runs are pictures, too, which need matplotlib")
 safetensors = pytest.importorskip("safetensors", reason="files need it")

@@ -9,7 +9,8 @@ if not __name__.startswith("tristep."):
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .saving import Checkpoint, CheckpointManager
+from .checkpoint.folder import Checkpoint
+from .checkpoint.manager import CheckpointManager
 from .telemetry import Telemetry
 from .trainer import StaleGradientError, Trainer, UpdateOnKVStoreError
 

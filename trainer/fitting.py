@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from .checkpoint.manager import CheckpointManager
 from .interrupts import handled
 from .metrics import Metric, checked_metrics
 from .optimizer import Optimizer
 from .random_state import random_state, set_random_state
-from .saving import CheckpointManager
 from .trainer import Trainer
 from .validation import boolean, integer
 

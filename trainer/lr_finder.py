@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .checkpoint.snapshot import Snapshot
 from .fitting import device_of, step_on, unpack_batch
-from .snapshot import Snapshot
 from .trainer import Trainer
 from .validation import choice, integer, number
 

@@ -24,6 +24,8 @@ from ..kernels.metrics import MetricsBuffer
 from . import checkpoint
 from .accumulation import AccumulationWatch
 from .capture import CapturedStep, check_capture, record_step
+from .checkpoint.content import resume
+from .checkpoint.folder import Checkpoint
 from .dynamo import outside_dynamo
 from .errors import StaleGradientError, UpdateOnKVStoreError
 from .full_precision import float32_weights, load_float32_weights
@@ -47,7 +49,6 @@ from .params import (
     replica_of,
 )
 from .replica import DisplacedWeights, Replica, update_together, zero
-from .saving import Checkpoint, resume
 from .telemetry import Telemetry, attached
 from .validation import boolean, number
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ...trainer import files
+from ...trainer.checkpoint import files
 from .arrays import Cursor, read_array
 
 _MAGIC = 0x112

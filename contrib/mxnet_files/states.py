@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ...kernels.layouts import compute_dtype
-from ...trainer import checkpoint, files
+from ...trainer import checkpoint
+from ...trainer.checkpoint import files
 from ...trainer.optimizer import RuleOptimizer
 from ...trainer.optimizer.states import MASTER
 from ...trainer.trainer import Trainer

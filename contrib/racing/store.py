@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...trainer import files
+from ...trainer.checkpoint import files
 
 KIND = "race training"
 TOLERANCE = 1e-3  # relative, of losses, which another machine computes a little differently

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tristep
 from tristep import CheckpointManager, Trainer, fit
-from tristep.trainer.saving import folder as folders
+from tristep.trainer.checkpoint import folder as folders
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
@@ -148,7 +148,7 @@ def test_a_signal_that_comes_while_the_last_checkpoint_is_written_waits_for_it(e
         os.kill(os.getpid(), signal.SIGUSR1)
         return write(*arguments)
 
-    monkeypatch.setattr("tristep.trainer.saving.manager.write_checkpoint", signalled)
+    monkeypatch.setattr("tristep.trainer.checkpoint.manager.write_checkpoint", signalled)
     before = signal.signal(signal.SIGUSR1, lambda *_: came.append(len(folders.list_checkpoints(tmp_path))))
     former = signal.getsignal(signal.SIGUSR1)
     try:

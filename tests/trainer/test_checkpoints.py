@@ -12,7 +12,7 @@ from torch import nn
 
 import tristep
 from tristep import CheckpointManager, Trainer, kvstore, lr_scheduler
-from tristep.trainer.saving import folder as folders
+from tristep.trainer.checkpoint import folder as folders
 
 safetensors = pytest.importorskip("safetensors", reason="files need it")
 pytest.importorskip("safetensors.torch", reason="files need it")
@@ -172,7 +172,7 @@ class _Gate:
             self.open.wait()
             return write(*arguments)
 
-        monkeypatch.setattr("tristep.trainer.saving.manager.write_checkpoint", wait)
+        monkeypatch.setattr("tristep.trainer.checkpoint.manager.write_checkpoint", wait)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
@@ -213,7 +213,7 @@ def test_errors_of_the_writer_are_raised_at_the_next_call(tmp_path, monkeypatch)
         raise OSError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tristep.trainer.saving.manager.write_checkpoint", fail)
+        patch.setattr("tristep.trainer.checkpoint.manager.write_checkpoint", fail)
         manager = CheckpointManager(tmp_path, training.trainer)
         for call in (manager.save, manager.wait, manager.close, manager.all_checkpoints, manager.resume):
             manager.save()

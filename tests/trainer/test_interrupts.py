@@ -16,7 +16,8 @@ import torch
 import tristep
 from tristep import Trainer
 from tristep.kernels import launch
-from tristep.trainer import Ensemble, interrupts, replica, snapshot
+from tristep.trainer import Ensemble, interrupts, replica
+from tristep.trainer.checkpoint import snapshot
 from tristep.trainer.ensemble.group import EnsembleGroup
 from tristep.trainer.interrupts import interrupts_wait, uninterrupted
 from tristep.trainer.optim import adapters, base, joined, multi

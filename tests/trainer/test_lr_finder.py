@@ -11,7 +11,7 @@ import torch
 
 import tristep
 from tristep import lr_scheduler
-from tristep.trainer.snapshot import Snapshot
+from tristep.trainer.checkpoint.snapshot import Snapshot
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 

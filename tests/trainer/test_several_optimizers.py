@@ -9,7 +9,7 @@ from rank_training import train, weights_after_steps
 from torch import nn
 
 import tristep
-from tristep.trainer.snapshot import Snapshot
+from tristep.trainer.checkpoint.snapshot import Snapshot
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 ADAM, SGD = {"learning_rate": 0.02, "wd": 0.1, "epsilon": 1e-15}, {"learning_rate": 0.01, "momentum": 0.9}

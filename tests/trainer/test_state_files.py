@@ -12,7 +12,8 @@ import torch
 from saved_states import Averaged, Cautious, check_refused, make_gradients, make_params, take_step, twins_of
 
 from tristep import Trainer, lr_scheduler
-from tristep.trainer import checkpoint, files
+from tristep.trainer import checkpoint
+from tristep.trainer.checkpoint import files
 from tristep.trainer.optimizer import register
 
 safetensors = pytest.importorskip("safetensors", reason="files need it")

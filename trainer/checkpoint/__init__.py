@@ -1,12 +1,10 @@
 """What a trainer saves: settings, counts, schedule and states of its optimizer; to a dict, and to a safetensors file.
 
-A loaded state is checked completely before anything is changed; `tristep.trainer.files` writes and reads.
+A loaded state is checked completely before anything is changed; `tristep.trainer.checkpoint.files` writes and reads.
 """
 
-from .check import MOST_UPDATES, check_residuals, saved_rule
-from .file import read, write
-from .names import plain_name, shape_of, with_plain_names
-from .state import collect, load_read, restore
+from .check import MOST_UPDATES, check_residuals, plain_name, saved_rule, shape_of, with_plain_names
+from .state import collect, load_read, read, restore, write
 
 __all__ = [
     "MOST_UPDATES",

@@ -16,7 +16,6 @@ from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer
 from ..optimizer.settings import SPLIT_MASTERS, check_settings
 from ..optimizer.states import MASTER
 from ..validation import boolean, integer, number
-from .names import shape_of
 from .nesting import check_layout
 from .parts import check_parts, shares
 
@@ -211,3 +210,21 @@ def check_residuals(names: Sequence[str], params: Sequence[torch.Tensor], saved:
                     f"saved state: residual {source} of {name!r} is {tensor.dtype} {tuple(tensor.shape)}: it must be "
                     f"torch.float32 {() if shape is None else tuple(shape)}"
                 )
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what torch.compile puts into those of a compiled module."""
+    return name.replace("_orig_mod.", "")
+
+
+def with_plain_names(saved: Any) -> Any:
+    """A collected state with plain names, where it is one from when names were not."""
+    if not isinstance(saved, Mapping) or "_orig_mod." not in "".join(map(str, saved.get("parameters") or ())):
+        return saved
+    keys = [key for key in ("counts", "parameters", "layout", "state", "residuals") if isinstance(saved.get(key), Mapping)]
+    return {**saved, **{key: {plain_name(str(name)): value for name, value in saved[key].items()} for key in keys}}
+
+
+def shape_of(param: torch.Tensor) -> list[int] | None:
+    """The shape of a parameter, None if it is not initialized yet."""
+    return None if isinstance(param, torch.nn.UninitializedParameter) else list(param.shape)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import files
+from ..checkpoint import files
 from ..validation import choice, integer
 
 FORMAT = 1

@@ -21,8 +21,8 @@ import torch
 from tqdm import tqdm
 
 from ...trainer import CheckpointManager, Trainer
+from ...trainer.checkpoint.snapshot import Snapshot as TrainerSnapshot
 from ...trainer.interrupts import gets_signals, handled, uninterrupted
-from ...trainer.snapshot import Snapshot as TrainerSnapshot
 from ...trainer.validation import choice, integer, number
 from ..record import Recorder, Run, RunSet
 from ..record.scalars import ScalarBuffer, checked_scalars

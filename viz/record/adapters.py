@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ...trainer import files
+from ...trainer.checkpoint import files
 from .event_files import EventFile
 
 __all__ = ["Adapter", "adapter"]

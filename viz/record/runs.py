@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...trainer import files
+from ...trainer.checkpoint import files
 from .series import PARTS, Series
 
 __all__ = ["Run", "RunSet", "readable"]

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...trainer import files
+from ...trainer.checkpoint import files
 from ..render.characters import in_characters
 from ..render.matplotlib import draw
 from ..render.notebook import JUPYTER, UNKNOWN

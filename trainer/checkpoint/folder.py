@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import checkpoint, files
 from ..random_state import check_random_state
-from .packing import pack, unpack
+from . import files, state
+from .nesting import pack, unpack
 
 fcntl: Any = import_module("fcntl") if os.name == "posix" else None
 _NAME = re.compile(r"step-(\d{10,})(?:-(\d+))?")  # the step, and how often that step has been saved before
@@ -201,7 +201,7 @@ def read_checkpoint(path: Path) -> Content:
             _check_rank(rank)
     with files.contents("checkpoint", path / _MODEL, "a part of a checkpoint"):
         of_model, model = _tensors(path / _MODEL)
-    states = checkpoint.read(path / _STATES)
+    states = state.read(path / _STATES)
     if len({str(each) for each in (header.get(_IDENTITY), of_model.get(_IDENTITY), states.pop(_IDENTITY, None))}) > 1:
         raise ValueError(
             f"checkpoint={str(path)!r}: its files are of different checkpoints, as after a copy that was mixed up"
@@ -235,7 +235,7 @@ def write_checkpoint(folder: Path, content: Content) -> Checkpoint:
             "ranks": pack(content.ranks, rest, "ranks"),
         }
         files.write_tensors("folder", hidden / _MODEL, {_IDENTITY: identity}, content.model)
-        checkpoint.write(hidden / _STATES, {**content.states, _IDENTITY: identity})
+        state.write(hidden / _STATES, {**content.states, _IDENTITY: identity})
         files.write_tensors("folder", hidden / _REST, header, rest)
         os.rename(hidden, folder / name)
     except BaseException:

@@ -12,12 +12,13 @@ import torch
 import torch.distributed as dist
 
 from .. import dist_utils
-from ..checkpoint import load_read, plain_name
 from ..kvstore.sync import GradientSync
 from ..params import modules_of
 from ..random_state import check_random_state, random_state, set_random_state
 from ..replica import Replica
+from .check import plain_name
 from .folder import Checkpoint, Content, is_checkpoint, list_checkpoints, read_checkpoint
+from .state import load_read
 
 
 class Trainer(Protocol):

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from .. import dist_utils
-from ..files import check_writable
 from ..interrupts import StopSignals, checked_signals, uninterrupted
 from ..validation import boolean, choice, integer, number
 from .content import ALONE, collect_rank, extra_states_of, group_of, rank_of, resume, tensors_of
+from .files import check_writable
 from .folder import (
     Checkpoint,
     Claim,
@@ -35,7 +35,7 @@ from .folder import (
     step_of,
     write_checkpoint,
 )
-from .packing import host_copies, pack, unpack
+from .nesting import pack, unpack
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -203,7 +203,7 @@ class CheckpointManager:
         tensors: dict[str, torch.Tensor] = {}
         model = {name: same[0] for name, same in here.items()}
         packed = pack({"model": model, "states": states, "ranks": ranks, "metrics": values}, tensors, "checkpoint")
-        copies, wait = host_copies(tensors)
+        copies, wait = _host_copies(tensors)
 
         def write() -> None:
             wait()
@@ -301,6 +301,31 @@ class CheckpointManager:
     def __repr__(self) -> str:
         interval = "" if self._interval is None else f", save_interval_steps={self._interval}"
         return f"CheckpointManager({str(self.folder)!r}, {type(self.trainer).__name__}{interval}, max_to_keep={self._keep})"
+
+
+def _host_copies(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
+    """Copies of tensors in the host's memory, and what to call, in any thread, before they are read.
+
+    From a GPU they are copied into pinned memory on the current stream: the host waits for nothing, and what the stream does
+    next, which may overwrite the tensors, comes after.
+    """
+    copies: dict[str, torch.Tensor] = {}
+    devices: set[torch.device] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach()
+        if tensor.device.type == "cuda":
+            copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            copies[name].copy_(tensor, non_blocking=True)
+            devices.add(tensor.device)
+        else:
+            copies[name] = tensor.to("cpu", copy=True)
+    events = [torch.cuda.current_stream(device).record_event() for device in devices]
+
+    def wait() -> None:
+        for event in events:
+            event.synchronize()
+
+    return copies, wait
 
 
 def _in_thread(write: Callable[[], None]) -> futures.Future[None]:
