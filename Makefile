@@ -18,7 +18,7 @@ help:
 	@echo "make demo    train something small and look at it"
 	@echo "make test    every test, of each parametrised one so many cases that each value of each parameter occurs"
 	@echo "make test-full   all cases of all tests"
-	@echo "make test-slice SLICE=3/8   the third of eight parts of what test-full runs and test does not"
+	@echo "make test-slice SLICE=3/40   the third of 40 parts of what test-full runs and test does not"
 	@echo "make test-floor  the tests of numbers and files with the least versions of NumPy, numba, safetensors and tqdm"
 	@echo "             JOBS=1 for one process; tests in a browser need Debian's chromium and chromium-driver"
 	@echo "make lint    ruff, mypy and the rules of who imports whom"
@@ -37,7 +37,7 @@ demo: $(VENV)/with-demo
 
 test: CASES := quick
 test-full: CASES := full
-test-slice: CASES = $(or $(SLICE),$(error SLICE is missing, such as SLICE=3/8))
+test-slice: CASES = $(or $(SLICE),$(error SLICE is missing, such as SLICE=3/40))
 test test-full test-slice: $(VENV)/with-test $(IPYKERNEL_6) $(TRITONS)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --cases $(CASES)
 

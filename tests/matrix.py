@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
@@ -42,7 +42,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         chosen = rest
     else:
         slice_, n = _slice(asked)
-        chosen = {item for item in rest if zlib.crc32(item.nodeid.encode()) % n == slice_}
+        chosen = {item for place, item in _places(rest) if place % n == slice_}
     left_out = [item for item in items if item not in chosen]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -55,6 +55,15 @@ def quick_tier(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     for item in items:
         tests[item.nodeid.partition("[")[0]].append(item)
     return {item for cases in tests.values() for item in _quick(sorted(cases, key=lambda case: case.nodeid))}
+
+
+def _places(items: Iterable[pytest.Item]) -> Iterator[tuple[int, pytest.Item]]:
+    """Each item with its place in the order of slices, which cases of one test are in one after the other."""
+    begins: dict[str, int] = {}
+    for item in sorted(items, key=lambda item: item.nodeid):
+        test = item.nodeid.partition("[")[0]
+        begins[test] = begins.get(test, zlib.crc32(test.encode())) + 1
+        yield begins[test], item
 
 
 def _slice(asked: str) -> tuple[int, int]:

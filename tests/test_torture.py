@@ -31,12 +31,13 @@ sys.exit(torture.main())"""
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(
     ("attacks", "rows"),
     [
         (["damage", "checkpoints", "loads", "interrupts"], 8),
-        pytest.param(["kills"], 4, marks=pytest.mark.sample(0)),
-        pytest.param(["first", "hostile", "layouts", "resumes"], 7, marks=pytest.mark.sample(0)),
+        (["kills"], 4),
+        (["first", "hostile", "layouts", "resumes"], 7),
     ],
 )
 def test_nothing_is_wrong_or_silent(attacks, rows):

@@ -7,6 +7,7 @@ PICTURES = "return [...document.querySelectorAll('article img')]"
 PAGES = ("index", "how-to/from-torch", "optimizers/adam", "tutorials/01_first_steps", "reference/tristep")
 
 
+@pytest.mark.sample(0)
 def test_five_pages_can_be_read(browser, tmp_path_factory):
     """From the disk: headings, pictures that have been loaded, nothing wider than the window, no errors in the console."""
     site = built(tmp_path_factory, "--live", "none", "--optimizers", "adam")

@@ -113,7 +113,6 @@ def options() -> list[str]:
     found = []
     every: dict[str, Any] = {"learning_rate": 0.01, "clip_norm": 1.0, "ema_decay": 0.9, "skip_nonfinite": True}
     found += optimizer("adamw", every)
-    found += optimizer("novograd", {"clip_norm": 1.0})
 
     def with_telemetry(params: list[torch.nn.Parameter]) -> Callable[[], None]:
         trainer = tristep.Trainer(params, "adamw", {"learning_rate": 0.01}, telemetry=True)

@@ -120,6 +120,7 @@ assert "set NUMBA_CACHE_DIR to a folder that can be written" in warning
 """
 
 
+@pytest.mark.sample(0)
 @needs_numba
 def test_a_folder_that_cannot_be_made_is_replaced_by_a_temporary_one_with_one_warning(fresh_python, tmp_path):
     """Which the next process finds. Nothing of it is open to others."""
@@ -160,6 +161,7 @@ step()
 """
 
 
+@pytest.mark.sample(1)
 @needs_numba
 @pytest.mark.skipif(os.name != "posix", reason="needs a terminal of POSIX")
 @pytest.mark.parametrize("looked_at", [True, False], ids=["terminal", "file"])

@@ -327,7 +327,7 @@ def code(compiling):
     return cache(lambda job: compiling.run(COMPILE, job))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: "-".join(map(str, job)))
 def test_no_spills_no_float64_few_registers(job, code):

@@ -14,7 +14,6 @@ import gpu_smoke
 import pytest
 import torch
 from compiling import Compiling
-from optimizer_table import TABLE
 
 from tristep.kernels import Rule, rules
 from tristep.kernels.backends import has_numba
@@ -76,20 +75,21 @@ def emulated():
     process.end()
 
 
-def _in_quick_tier(case):
-    """Rules that are least alike in their plainest form, all storage of one rule, all that each code does, and a product."""
-    if isinstance(case, ProductCase):
-        return case == ProductCase((2, 144, 336), turned=True, added=True)
-    if isinstance(case, CodeCase):
-        return case.n == 5000 and not case.special
-    if "+" in case.rule:
-        return "skip" in case.rule and case == RuleCase(case.rule)
-    plain = TABLE[case.rule].quick and case == RuleCase(case.rule)
-    return plain or case.rule == "adamw" or case == RuleCase("lamb", metrics=True)
+# A rule, sums and measures, guards, what is least alike in storage, two codes and a product.
+QUICK = (
+    RuleCase("lamb", metrics=True),
+    RuleCase("lamb+agc+zclip+skip_large_updates"),
+    RuleCase("adamw", control=(0.125, 0.0), zero_grads=True),
+    RuleCase("adamw", "bfloat16", "bfloat16", "int16", "uint8", offset=1, seed=3),
+    RuleCase("adamw", "bfloat16", "bfloat16", "int8", "int8", seed=3),
+    CodeCase("2bit", 5000, ranks=3),
+    CodeCase("int4", 5000, ranks=3),
+    ProductCase((2, 144, 336), turned=True, added=True),
+)
 
 
 FULL = pytest.mark.sample(0)  # of the full tier alone
-CASES = [pytest.param(each, id=str(each), marks=() if _in_quick_tier(each) else FULL) for each in cases()]
+CASES = [pytest.param(each, id=str(each), marks=() if each in QUICK else FULL) for each in cases()]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -175,7 +175,7 @@ for error in ERRORS:
 SENSITIVE = ("ftml", "ftrl", "rmsprop_momentum", "rmsprop_centered", "adan")
 COMPILED = [name for name in rules.__all__ if isinstance(getattr(rules, name), Rule)]
 STEPS = [
-    pytest.param(name, dtype, marks=() if name in SENSITIVE and dtype == "float32" else pytest.mark.sample(0))
+    pytest.param(name, dtype, marks=() if name in SENSITIVE and dtype == "float32" else FULL)
     for name in COMPILED
     for dtype in ("float32", "bfloat16")
 ]
@@ -225,7 +225,7 @@ def _rows_of_bytes():
         yield from ((dtype, each, *figures) for each in options)
 
 
-ROWS = [pytest.param(*row, marks=() if "4bit" in row[1] else FULL) for row in _rows_of_bytes()]
+ROWS = [pytest.param(*row, marks=() if row[1] == 'state_dtype="4bit"' else FULL) for row in _rows_of_bytes()]
 
 
 @pytest.mark.parametrize(("dtype", "options", "moved", "kept"), ROWS)

@@ -81,6 +81,7 @@ def test_packed_states_begin_at_a_multiple_of_4(place):
         Update(take, [torch.zeros(5000, device=place.device)], states, engine=place.engine)
 
 
+@pytest.mark.sample(2)
 @KINDS
 @pytest.mark.parametrize("seed", [None, 3, CodesOnly(3)], ids=str)
 def test_every_engine_stores_the_same_bytes(place, seed, dtype):
@@ -137,6 +138,7 @@ def test_every_code_is_read_with_any_scale(place, dtype, unsigned):
     assert bool((same | (weight.cpu().isnan() & expected.isnan())).all())
 
 
+@pytest.mark.sample(1)
 @KINDS
 @pytest.mark.parametrize("seed", [None, 0], ids=str)
 def test_states_that_are_written_again_stay_as_they_are(place, seed, dtype):
@@ -159,6 +161,7 @@ def test_states_that_are_written_again_stay_as_they_are(place, seed, dtype):
     assert all(map(torch.equal, [state for row in states for state in row], bytes_))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", [None, 3])
 def test_nan_whatever_its_bits_makes_its_block_nan_and_no_other(place, seed):
     """Those of a GPU's own, 0x7fffffff, leave no room above them to be rounded up into."""

@@ -97,10 +97,11 @@ result["launches with hooks"] = library.launches()[len(result["launches"]):]
 print(json.dumps(result))
 '''
 
+VERSIONS, FULL = ("3.5.1", "3.6.0", "3.7.1", "3.8.0"), pytest.mark.sample(0)
 STEP = ["sums_kernel", "totals_kernel", "update_kernel"]  # whose kernels are launched and compute nothing
 
 
-@pytest.mark.parametrize("version", ["3.5.1", "3.6.0", "3.7.1", "3.8.0", "installed"])
+@pytest.mark.parametrize("version", [*(pytest.param(each, marks=FULL) for each in VERSIONS), "installed"])
 def test_what_hinders_triton_is_told_once_and_steps_are_right(version, fresh_python, tmp_path):
     folder = Path(sys.prefix) / f"triton-{version}"
     if version != "installed" and not folder.exists():
@@ -122,6 +123,7 @@ def test_what_hinders_triton_is_told_once_and_steps_are_right(version, fresh_pyt
     assert found["launches with hooks"] == ["_nothing", *STEP * 2, "_kernel"]
 
 
+@pytest.mark.sample(0)
 def test_a_c_compiler_that_fails_is_told_of(fresh_python, tmp_path):
     found = _play(fresh_python, tmp_path, CC="false")
     _check(found["a C compiler that fails"], ["python3-dev"])

@@ -67,7 +67,7 @@ def _too_little(gpu, of_target):
     return of_target["in_flight_KiB"] < gpu["in_flight_KiB"]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.skipif(triton.__version__ != TABLE["triton"], reason="the table is of another Triton")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", KNOWN)

@@ -109,6 +109,7 @@ result = {"text": compiled.asm["sass"], "usage": usage(compiled), "shared": comp
 """
 
 
+@pytest.mark.sample(0)
 @pytest.mark.slow
 def test_machine_code_for_hopper(compiling):
     """Tensor cores fed from shared memory that is filled ahead, nothing spilled, and wide stores."""

@@ -165,6 +165,7 @@ assert (weight == -2).all()
 """
 
 
+@pytest.mark.sample(0)
 def test_a_forked_child_can_step(launch, fresh_python, tmp_path):
     script = tmp_path / "fork.py"
     script.write_text(FORK, encoding="utf-8")

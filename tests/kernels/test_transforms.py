@@ -64,7 +64,7 @@ def same_states(found, expected):
             np.testing.assert_allclose(row[name], values, rtol=1e-12, err_msg=name)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", RULES)
 def test_a_cautious_rule_masks_its_step_and_nothing_else(place, numbers, name):
     base = getattr(rules, name)
@@ -87,7 +87,7 @@ def test_a_cautious_rule_masks_its_step_and_nothing_else(place, numbers, name):
     assert name not in ("adamw", "stable_adamw", "adan") or not np.allclose(full[0], bare[0])
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_with_clipped_steps_limits_their_root_mean_square(place, numbers, name):
     base = getattr(rules, name)
@@ -108,6 +108,7 @@ def test_a_rule_with_clipped_steps_limits_their_root_mean_square(place, numbers,
         np.testing.assert_allclose(new, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "lars_momentum", "novograd", "sgld"])
 def test_a_decoupled_rule_decays_in_addition_to_its_step(place, numbers, name):
     base = getattr(rules, name)
@@ -144,6 +145,7 @@ def test_lookahead_moves_the_slow_weight_where_it_is_time(place, numbers, name):
             np.testing.assert_array_equal(row["slow_weight"], new.cpu().numpy() if moves else old)
 
 
+@pytest.mark.sample(1)
 def test_rules_are_composed_in_any_depth(place, numbers):
     """LAMB, whose own reduction comes first; masked, decayed and synchronised at once."""
     made = transforms.lookahead(transforms.decoupled_weight_decay(transforms.cautious(rules.lamb)))
@@ -258,6 +260,7 @@ result = list(map(accesses, made))
 """
 
 
+@pytest.mark.sample(0)
 @pytest.mark.slow
 def test_slow_weights_cost_a_gpu_nothing_between_synchronisations(compiling):
     plain, between, sync = compiling.run(COMPILE)

@@ -52,7 +52,7 @@ def followed(norms, share=0.9, rate=0.2, factor=2.0, warmup=4):
     return found
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", RULES)
 def test_updates_above_a_percentile_change_no_bit(place, name):
     """Others do as without the transform."""

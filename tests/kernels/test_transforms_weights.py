@@ -56,7 +56,7 @@ DECAYING = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", DECAYING)
 def test_decay_is_left_out_where_the_step_has_another_direction(place, name):
     base, decay = DECAYING[name]
@@ -124,7 +124,7 @@ SPHERICAL = {name: getattr(rules, name) for name in ("sgd", "adamw", "lamb", "la
 SPHERICAL |= {"cautious lamb": transforms.cautious(rules.lamb), "clipped": transforms.clip_by_global_norm(rules.adamw)}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SPHERICAL)
 def test_weights_stay_on_their_spheres(place, name):
     """Two steps; the second one on the sphere of the first, whatever the norm has become."""
@@ -178,6 +178,7 @@ def test_tensors_without_a_sphere_a_direction_or_a_number(place):
     assert w.isnan().all()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [F32, F64, BF16], ids=str)
 def test_norms_do_not_drift(place, dtype):
     """After a thousand steps, 30 of them where the engine is slow, the norm is that of the first weight, to rounding."""
@@ -198,6 +199,7 @@ def test_norms_do_not_drift(place, dtype):
     torch.testing.assert_close(w, kept_in.to(dtype), rtol=0, atol=0)
 
 
+@pytest.mark.sample(1)
 def test_spheres_of_other_types_are_those_of_float64(place):
     """A bfloat16 weight with a master, and one without, whose norm is the sphere's to the rounding of its elements."""
     rng = np.random.default_rng(4)

@@ -93,6 +93,7 @@ print(weight.tolist(), tristep.__file__)
 """
 
 
+@pytest.mark.sample(0)
 def test_a_step_leaves_no_compiled_code_in_the_package(installed, tmp_path):
     """It would stay when the package is uninstalled, and be a package without code to an editable installation."""
     pytest.importorskip("numba")

@@ -150,6 +150,7 @@ BARE_STEPS = """
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("present", "engines"), [("triton", ["triton", "eager", None]), ("numba", ["cpu", None])])
 def test_steps_need_torch_and_one_compiler_only(present, engines, tmp_path):
     """As in a container with torch and Triton, and on a machine without a GPU, where nothing brings Triton."""

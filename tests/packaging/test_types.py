@@ -61,6 +61,7 @@ def user_file(tmp_path_factory):
     return path
 
 
+@pytest.mark.sample(0)
 def test_mypy_knows_the_public_names_and_their_types(user_file):
     pytest.importorskip("mypy")
     cache = Path(os.environ["XDG_CACHE_HOME"], "mypy-of-users")
@@ -82,6 +83,7 @@ def test_mypy_knows_the_public_names_and_their_types(user_file):
         assert words in error
 
 
+@pytest.mark.sample(0)
 def test_pyright_knows_the_public_names_and_their_types(user_file):
     if shutil.which("pyright") is None:
         pytest.skip("pyright is not installed")

@@ -223,6 +223,7 @@ def test_empty_and_scalar_parameters(engine, device):
     assert params[2].tolist() == [-2.5, -2.5]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("face", ["Trainer", "as_torch", "Updater"])
 def test_a_weight_of_another_type_at_the_same_address_gets_a_master(face, device, engine, monkeypatch):
     """1e-4 is lost in a bfloat16 weight of 1, and 200 of them make 0.98 in its master."""

@@ -204,7 +204,7 @@ def test_rounding_repeats_with_its_seed_and_leaves_weights_to_the_nearest(device
     assert "rounding_seed=1" in repr(trainer)
 
 
-@pytest.mark.sample(0, "cpu")
+@pytest.mark.sample(1)
 def test_a_step_left_out_changes_nothing(engine, device, everything):
     params, trainer = stepped(device, engine=engine, skip_nonfinite=True, steps=3)
 

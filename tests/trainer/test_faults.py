@@ -310,6 +310,7 @@ def _resumed(ranks, update, folder):
     return _weights(resumed), _weights(whole)
 
 
+@pytest.mark.sample(0)
 def test_a_killed_rank_is_named_on_all_that_are_left_and_saved_states_go_on(processes, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

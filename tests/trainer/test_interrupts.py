@@ -279,6 +279,7 @@ def _bits(value):
     return {key: _bits(item) for key, item in value.items()} if isinstance(value, dict) else repr(value)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a file that was just opened
 @pytest.mark.parametrize("load", ["manager", "trainer", "states"])
 def test_an_interrupt_at_any_line_of_loading_is_not_lost_and_leaves_nothing_half_done(load, tmp_path):
@@ -413,6 +414,7 @@ def _at_each_line(call, *where, stride=1):
         yield met[0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("make", ["trainer", "several", "torch"])
 def test_lr_find_restores_all_wherever_it_is_interrupted(make):
     net = torch.nn.Linear(2, 2)
@@ -468,6 +470,7 @@ def test_averaged_weights_are_gone_wherever_they_are_interrupted(make):
     source.step(*[1] * (make == "trainer"))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("several", [False, True])
 def test_states_are_loaded_as_a_whole_or_not_at_all(several):
     params = [torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16)) for _ in range(2)]

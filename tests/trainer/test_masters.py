@@ -15,7 +15,6 @@ F32, BF16, I16, I8 = torch.float32, torch.bfloat16, torch.int16, torch.int8
 
 
 @pytest.mark.sample(1)
-@pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "lion"])
 def test_remainders_are_masters_to_the_bit(name, engine, device):
     """Gradients are given, so that weights half-way between two numbers, rounded otherwise, have no consequences."""
@@ -28,6 +27,7 @@ def test_remainders_are_masters_to_the_bit(name, engine, device):
         assert torch.equal(whole, master)
 
 
+@pytest.mark.sample(1)
 def test_steps_below_24_bits_are_right_on_average_at_random(engine, device):
     """A step of 1/16 of what 24 bits tell from numbers below 1, 64 times: none to the nearest."""
     moved, count, unit = {}, 4000, 2.0**-16

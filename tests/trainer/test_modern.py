@@ -361,6 +361,7 @@ def test_an_ascent_uses_gradients_up_and_is_not_repeated(device):
     assert param.tolist() == [2.0, 3.0]
 
 
+@pytest.mark.sample(1)
 def test_averages_of_asgd_like_torch(engine, device):
     params, expected = _parameters(device), _parameters(device)
     trainer = Trainer(params, "asgd", {"learning_rate": 0.05, "t0": 5}, engine=engine)

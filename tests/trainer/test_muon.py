@@ -143,6 +143,7 @@ def test_each_block_takes_the_step_that_it_would_take_alone(split):
     torch.testing.assert_close(net.out.weight, torch.cat(alone[4:]), rtol=0.0, atol=5e-3)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("state_dtype", "apart"), [("bfloat16", 0.06), ("8bit", 0.06), ("4bit", 0.5)])
 def test_momentum_in_low_precision(state_dtype, apart, tmp_path):
     """Training stays near that with float32 states, and goes on from a file as if nothing had happened."""

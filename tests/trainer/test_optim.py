@@ -112,6 +112,7 @@ def test_like_torch(name, arguments, dtype):
     _assert_like_torch(name, arguments, dtype, **(CLOSE if dtype == torch.float64 else CLOSE_IN_FLOAT32))
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
 @pytest.mark.parametrize(
     ("name", "arguments"), [case for case in CONFIGURATIONS if case.values[0] not in ("Adafactor", "Muon", "SparseAdam")]
@@ -369,6 +370,7 @@ def test_a_graph_from_before_the_step_notices_it():
         loss.backward()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("what", ["training function", "step"])
 def test_compiled_by_torch_it_gives_the_same_weights(what):
     weights = []

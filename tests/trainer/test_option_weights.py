@@ -43,6 +43,7 @@ def test_cautious_decay_like_the_paper(name, options, engine, device):
     assert not torch.allclose(params[0], plain[0], rtol=1e-3)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["adam", "adamw"])
 def test_weights_on_spheres_like_the_paper(name, engine, device):
     """With Adam's direction: AdamH of Wen et al. (2026). The schedule's rate is the length of a step."""

@@ -159,6 +159,7 @@ SCENARIOS = {
 }
 
 
+@pytest.mark.sample(8)
 @no_gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -166,9 +167,9 @@ def test_steps_are_done_on_the_tensors_device_and_do_not_wait(name, process):
     assert process.run(RUN, [name]) == SCENARIOS[name]
 
 
+@pytest.mark.sample(2)
 @no_gpu
 @pytest.mark.slow
-@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", tristep.optimizer.registered())
 def test_every_optimizer_steps_on_its_tensors_device_and_does_not_wait(name, process):
     assert process.run(RUN, ["optimizer", name, row_of(name).options]) == []

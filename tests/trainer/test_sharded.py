@@ -277,6 +277,7 @@ def test_a_rules_costs_are_the_operations_that_it_takes(name):
     assert costs_of(ByHand(), [filters]) == [216.0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("gram", [None, False, True])
 @pytest.mark.parametrize("name", sorted(COEFFICIENTS))
 def test_muon_costs_what_its_coefficients_take(name, gram):

@@ -70,6 +70,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.sample(1)
 def test_all_quantities_are_those_found_outside(engine, device):
     net, watched = model(device), []
     histograms = ["gradient", "update"] if engine != "triton" else []  # which take long in the interpreter
@@ -137,7 +138,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.sample(1, "cpu", "triton")
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_recording_changes_no_bit(name, engine, device, everything):
     if engine == "triton" and name not in ("adam", "muon"):

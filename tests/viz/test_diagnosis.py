@@ -286,6 +286,7 @@ def test_a_real_net_in_bfloat16_whose_learning_rate_is_too_small_for_it(name):
     assert len(said) > 3
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("dtype", "settings"),
     [

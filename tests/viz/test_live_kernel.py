@@ -351,7 +351,7 @@ SHOWN = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.slow
 @pytest.mark.parametrize("cells_are_known", [True, False], ids=["cells", "no cells"])
 def test_cells_that_are_run_again_keep_no_model(notebook, cells_are_known):

@@ -1,9 +1,9 @@
 """Compiles kernels for GPUs with the Triton that is installed, and runs a sample of them on the emulator.
 
-    python -m gpu_emulator.sweep --targets sm_75 sm_90 --all
+    python -m gpu_emulator.sweep --targets sm_75 sm_90
 
-prints a line of JSON. Without --all, some kernels of each kind. What has more threads or shared memory than the target
-allows has failed. It is run with each version of Triton that tristep supports; see tests/kernels/test_triton_versions.py.
+prints a line of JSON. What has more threads or shared memory than the target allows has failed. It is run with each version
+of Triton that tristep supports; see tests/kernels/test_triton_versions.py.
 """
 
 from __future__ import annotations
@@ -54,11 +54,8 @@ UNFENCED = ("3.5.", "3.6."), "with no fence.proxy.async since"
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--targets", nargs="+", choices=TARGETS, required=True)
-    parser.add_argument("--all", action="store_true")
     arguments = parser.parse_args()
-    every = list(_kernels(_compiled_cases()))  # listed without --all, too, so that a case that cannot be is found early
-    chosen = every if arguments.all else list(_kernels(SAMPLE))
-    compiled, failed = 0, []
+    chosen, compiled, failed = list(_kernels(_compiled_cases())), 0, []
     for target in arguments.targets:
         for name, make in chosen:
             try:
