@@ -6,6 +6,9 @@ so that they are found in a checkout that was never installed, too.
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -45,4 +48,18 @@ def in_contrib(group: str) -> dict[str, str]:
 
 def _declared(group: str) -> list[EntryPoint]:
     ours = [EntryPoint(name, value, group) for name, value in in_contrib(group).items()]
-    return [*ours, *entry_points(group=group)]
+    return [*ours, *_installed(group, tuple((path, _changed(path)) for path in sys.path))]
+
+
+@functools.lru_cache(maxsize=32)
+def _installed(group: str, _folders: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """What installed packages declare in a group. Their files are read again when a folder of `sys.path` has changed."""
+    return tuple(entry_points(group=group))
+
+
+def _changed(path: str) -> int:
+    """When a folder of packages changed last, as it does when pip installs or removes one; 0 for a missing one."""
+    try:
+        return os.stat(path or ".").st_mtime_ns
+    except OSError:
+        return 0

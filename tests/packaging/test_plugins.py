@@ -90,6 +90,23 @@ def test_plugins_that_do_not_fit_are_refused_by_name(tmp_path):
     assert "Did you mean 'broken'" in unknown
 
 
+def test_a_package_installed_in_the_session_is_found_and_its_files_are_read_once(tmp_path):
+    module = "import tristep\nclass Late(tristep.optimizer.SGD): pass\n"
+    _install(tmp_path, {"tristep.optimizers": {"late": "late_plugin:Late"}}, module, "late_plugin")
+    (tmp_path / "late_plugin-1.0.dist-info").rename(tmp_path / "apart")  # as if pip had not come yet
+    code = """
+        import importlib.metadata, pathlib, tristep
+        scans, scan = [], importlib.metadata.entry_points
+        tristep.trainer.plugins.entry_points = lambda **group: scans.append(group) or scan(**group)
+        before = [set(tristep.optimizer.registered()) for _ in range(3)]
+        folder = pathlib.Path(sys.path[0])
+        (folder / "apart").rename(folder / "late_plugin-1.0.dist-info")
+        after = set(tristep.optimizer.registered())
+        print(*after - before[-1], len(scans), type(tristep.optimizer.create("late")).__name__)
+    """
+    assert _run(tmp_path, code) == ["late 2 Late"]
+
+
 def test_a_class_of_the_session_replaces_one_of_contrib_with_a_warning_and_stays(tmp_path):
     code = """
         import warnings, tristep
