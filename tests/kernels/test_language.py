@@ -1,15 +1,13 @@
 """The language of rules: names, functions, helpers, literals, and values of hyper-parameters."""
 
-import importlib.util
 import math
-import sys
 
 import numpy as np
 import pytest
 import torch
 from rule_steps import run_rule
 
-from tristep.kernels import language, rules, update
+from tristep.kernels import language, update
 
 F32, F64 = torch.float32, torch.float64
 
@@ -57,12 +55,6 @@ def test_names_are_those_of_the_lines_that_unpack(write_rules, name, state, hype
     found = getattr(write_rules(f"import torch\n{NAMED}"), name)
     assert (found.name, found.state, found.hyper) == (name, state, hyper)
     assert repr(found) == f"<rule {name}: state ({', '.join(state)}), hyper ({', '.join(hyper)})>"
-
-
-def test_names_of_the_rules_that_come_with_the_package():
-    assert rules.rmsprop_centered.state == ("n", "mean", "delta")
-    assert rules.sgd.state == ()
-    assert rules.signum.hyper == ("lr", "wd", "clip", "momentum", "one_minus_momentum", "wd_lh")
 
 
 @pytest.mark.sample(2)
@@ -306,20 +298,3 @@ def test_other_values_need_no_other_loop(write_rules):
     assert sum(key[0] is rule for key in loops) == 1
     update(rule, [torch.zeros(3, dtype=F64)], [torch.ones(3)], [()], {"lr": 0.5}, engine="cpu")  # other types do
     assert sum(key[0] is rule for key in loops) == 2
-
-
-@pytest.mark.sample(0)
-def test_importing_the_language_imports_no_compiler(fresh_python):
-    code = "import sys, tristep.kernels, tristep.kernels.language; print('numba' in sys.modules, 'triton' in sys.modules)"
-    loaded_by_torch = fresh_python("-c", "import sys, torch; print('triton' in sys.modules)").split()
-    assert fresh_python("-c", code).split() == ["False", *loaded_by_torch]
-
-
-def test_the_compilers_are_looked_for_without_being_imported(monkeypatch):
-    from tristep.kernels.backends import has_numba, has_triton
-
-    assert has_triton() == (importlib.util.find_spec("triton") is not None)
-    monkeypatch.setitem(sys.modules, "triton", None)  # as if it were not installed
-    monkeypatch.setitem(sys.modules, "numba", None)
-    assert not has_triton()
-    assert not has_numba()

@@ -9,7 +9,7 @@ import sys
 import pytest
 from rule_steps import run_rule
 
-from tristep.kernels import rule, rules, tl
+from tristep.kernels import rule, rules
 
 
 @pytest.fixture
@@ -80,15 +80,6 @@ def test_a_rule_typed_anew_in_a_cell_takes_effect(place, run_cell):
     third = run_cell(CELL)["step"]
     assert run_rule(place, third, [5.0], [1.0], (0.5,))[0] == [3.0]
     assert run_rule(place, first, [5.0], [1.0], (0.5,))[0] == [4.0]  # a rule keeps the helpers that it was defined with
-
-
-def test_functions_are_bound_under_names_that_tell_their_texts_apart(write_rules):
-    """Triton 3.5 looks kernels up by module and name; those of one text may share one."""
-    text = "@jit\ndef scaled(g):\n    return {} * g\n\n\n@rule\ndef mine(w, g, state, hyper):\n    return scaled(g), state\n"
-    found = [write_rules(text.format(factor)).mine for factor in ("2.0", "3.0", "2.0")]
-    first, second, third = (each.bind("names", tl, lambda fn: fn).__qualname__ for each in found)
-    assert first == third != second
-    assert first.startswith("mine")
 
 
 def test_refusals_in_a_cell_name_the_rule(run_cell):

@@ -110,25 +110,6 @@ def test_tensors_of_many_sizes(place, dtype):
                 check(found[i], w, array(g) * scale, array(new_w), 1e-12 if dtype == F64 else 3e-6)
 
 
-def test_more_tiles_than_are_added_up_at_a_time(monkeypatch):
-    launch = pytest.importorskip("tristep.kernels.backends.triton.launch", reason="Triton has builds for Linux only")
-    monkeypatch.setattr(launch, "TOTALS", 4)
-    place = Triton()
-    weights, gradients = tensors(place, [(5 * launch.BLOCK + 1,), (2,)], F32)
-    before = [array(weight) for weight in weights]
-    into = MetricsBuffer(ALL, 2)
-    step(place, rules.sgd, weights, gradients, into)
-    for row, w, g, new_w in zip(values(into)[0], before, gradients, weights, strict=True):
-        check(row, w, array(g), array(new_w))
-
-
-class Triton:
-    engine, device = "triton", "cuda" if torch.cuda.is_available() else "cpu"
-
-    def tensor(self, values, dtype):
-        return torch.tensor(values, dtype=dtype, device=self.device)
-
-
 @pytest.mark.parametrize("master_dtype", [None, F32, torch.int16, torch.int8, BF16], ids=str)
 def test_low_precision_updates_are_measured_as_the_rule_computes_them(place, master_dtype):
     """Not as they are stored: the judge has the same weights and gradients in float32, and eager torch's update."""

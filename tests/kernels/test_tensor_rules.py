@@ -105,24 +105,6 @@ def test_old_values_may_become_new_ones_of_others(place):
     assert [tensor[0].item() for tensor in (w, *state)] == [6.0, 2.0, 1.0, 5.0]
 
 
-@pytest.mark.parametrize("dtype", [F64, F32, BF16], ids=str)
-def test_group_adagrad_has_one_sum_for_each_row(place, dtype, oracles, ulps):
-    """An embedding, a convolution's kernel, and a bias, each of whose elements is a row."""
-    rng = np.random.default_rng(1)
-    weights = [place.tensor(rng.normal(size=shape), dtype) for shape in [(300, 40), (8, 3, 5, 5), (70,), ()]]
-    gradients = [place.tensor(rng.normal(size=weight.shape), dtype) for weight in weights]
-    states = states_for(rules.group_adagrad, weights)
-    assert [tuple(row[0].shape) for row in states] == [(300, 1), (8, 1, 1, 1), (70,), ()]
-    values = {"rescale_grad": 0.5, "lr": 0.1, "clip": 0.6, "epsilon": 1e-5}
-    arithmetic = compute_dtype(dtype)
-    h = type("Values", (), {name: np.longdouble(torch.tensor(x, dtype=arithmetic).item()) for name, x in values.items()})
-    for w, g, (history,) in zip(weights, gradients, states, strict=True):
-        expected, (sums,) = oracles["group_adagrad"](*map(ulps.numpy_of, (w, g)), [ulps.numpy_of(history)], h)
-        place.run(rules.group_adagrad, [w], [g], [(history,)], [[*values.values()]])
-        ulps.assert_close(history, sums.value, arithmetic=arithmetic, ulps=4)
-        ulps.assert_close(w, expected.value, scale=expected.scale, arithmetic=arithmetic, ulps=4)
-
-
 def test_a_tensor_without_gradient_or_elements_is_left_alone(place):
     weights = [torch.ones(shape, device=place.device) for shape in [(2, 3), (0, 3), (2,)]]
     states = states_for(by_rows, weights)
@@ -144,16 +126,6 @@ def test_gradients_of_zero_move_no_weight(place, name, shape):
     for _ in range(2):
         update(getattr(rules, name), [w], [torch.zeros_like(w)], [state], values, engine=place.engine)
     assert bool((w == 1).all())
-
-
-def test_gradients_and_weights_that_no_step_may_change(place):
-    """Rules of whole tensors may work in place, but only on what is their own."""
-    for name in ("muon", "adafactor", "came", "group_adagrad"):
-        w, g = torch.ones(4, 3, device=place.device), torch.randn(4, 3, device=place.device)
-        (state,) = states_for(getattr(rules, name), [w])
-        before = [tensor.clone() for tensor in (w, g, *state)]
-        getattr(rules, name)(w, g, state, (0.5,) * (len(getattr(rules, name).hyper) - 1) + (1.0,))
-        assert all(torch.equal(tensor, old) for tensor, old in zip((w, g, *state), before, strict=True))
 
 
 def test_steps_leave_no_graph_behind_and_are_noticed(place):

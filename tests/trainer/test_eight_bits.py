@@ -273,16 +273,6 @@ def test_rows_of_sparse_gradients(device, everything):
 # torch's interface.
 
 
-@pytest.mark.parametrize("packs", ["8bit", "4bit"])
-def test_by_torchs_interface_as_by_ours(packs, device):
-    params, trainer = stepped(device, packs, name="lion", wd=0.1)
-    others = parameters(device)
-    by_torch = tristep.optim.Lion(others, lr=0.01, weight_decay=0.1, state_dtype=packs)
-    train(others, by_torch.step, 5)
-    assert all(map(torch.equal, params, others))
-    assert torch.equal(by_torch.state[others[0]]["mean"], saved(trainer)["mean"])
-
-
 def test_torchs_state_dict_goes_on_to_the_bit_and_is_converted(device):
     params = parameters(device)
     first = tristep.optim.Adan(params, lr=0.01, state_dtype="8bit")

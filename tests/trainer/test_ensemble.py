@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ensembles import RATES, SHAPES, assert_equal, both, rated, schedules
+from ensembles import RATES, SHAPES, assert_equal, both, rated
 
 from tristep import optimizer
 from tristep.kernels import rules
@@ -68,34 +68,6 @@ def test_other_settings_that_differ(name):
     assert_equal(*both(make, shapes_for(name), 4))
 
 
-OPTIONS = [
-    {"clip_norm": 0.5},
-    {"cautious": True},
-    {"lookahead": 2},
-    {"ema_decay": 0.9},
-    {"decoupled_wd": True, "wd": 0.1},
-    {"skip_nonfinite": True},
-    {"decoupled_wd": True, "wd": 0.1, "cautious_wd": True, "decay_schedule": "squared", "peak_lr": 10.0},
-    {"hyperball": True, "agc": 0.1, "zclip": 2.0, "zclip_warmup": 2, "skip_norm": 5.0},
-    {"clip_norm": 0.5, "skip_percentile": 60, "skip_factor": 1.0, "skip_warmup": 2},
-    {"clip_gradient": 0.3, "rescale_grad": 0.5},
-    {"state_dtype": "bfloat16"},
-    {"state_dtype": "bfloat16", "stochastic_rounding": True},
-    {"lookahead": 3, "ema_decay": 0.5, "cautious": True},
-]
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ", ".join(options))
-@pytest.mark.parametrize("name", ["adam", "nag", "nadam"])
-def test_options_as_alone(name, options, stacked):
-    options = {"momentum": 0.9} | options if name == "nag" else options
-    if name == "nag" and options.get("state_dtype") and "momentum" not in options:
-        pytest.skip("no states")
-    assert_equal(*both(rated(name, **options), steps=7, stacked=stacked))
-
-
 @pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
 def test_packed_states_as_alone(stacked):
     assert_equal(*both(rated("adam", state_dtype="8bit"), shapes=((64, 80), (7,)), steps=3, stacked=stacked))
@@ -111,12 +83,6 @@ def test_16_bits_as_alone(options, stacked):
     assert many.updaters[0].masters
 
 
-def test_schedules_as_alone():
-    many, *others = both(schedules, steps=9)
-    assert_equal(many, *others)
-    assert many.launches == 1
-
-
 @pytest.mark.parametrize("name", ["lbsgd", "schedulefreesgd", "lars", "ftrl"])
 def test_schedules_where_rates_are_carried_on(name):
     def make():
@@ -125,20 +91,6 @@ def test_schedules_where_rates_are_carried_on(name):
         ]
 
     assert_equal(*both(make, steps=6))
-
-
-def test_multipliers_as_alone():
-    def make():
-        made = rated("adamw", wd=0.1)()
-        for each in made:
-            each.set_lr_mult({1: 0.5})
-            each.set_wd_mult({0: 0.0})
-        made[2].set_lr_mult({0: 3.0})  # which therefore is a group of its own
-        return made
-
-    many, *others = both(make)
-    assert_equal(many, *others)
-    assert many.launches == 2
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])

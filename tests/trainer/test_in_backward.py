@@ -91,25 +91,6 @@ def test_the_numbers_of_an_ordinary_step(monkeypatch, name, engine, device):
     _equal(trainers, close)
 
 
-@pytest.mark.parametrize(
-    "options", [{"cautious": True}, {"lookahead": 2}, {"multi_precision": True}, {"clip_gradient": 0.1}]
-)
-def test_options_work_in_backward(options, device):
-    def make(net):
-        return Trainer(net.bfloat16(), "adamw", {"learning_rate": 0.1, "wd": 0.1, **options})
-
-    nets, trainers = _pair(make, device)
-    for _ in range(5):
-        x = torch.randn(8, 4, device=device).bfloat16()
-        trainers[0].zero_grad()
-        _loss(nets[0], x).backward()
-        trainers[0].step(8)
-        with trainers[1].step_in_backward(8):
-            _loss(nets[1], x).backward()
-    _equal(trainers)
-    assert all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
-
-
 def test_the_numbers_of_torch(engine, device):
     def make(net):
         return Trainer(net, "sgd", {"learning_rate": 0.01, "momentum": 0.9, "wd": 0.1}, engine=engine)

@@ -15,7 +15,6 @@ from tristep import Trainer, optimizer
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
-I16, I8 = torch.int16, torch.int8
 STORED = {
     "states": (F32, {"state_dtype": "bfloat16"}),
     "at random": (BF16, {"stochastic_rounding": True, "state_dtype": "bfloat16"}),
@@ -49,22 +48,6 @@ def test_steps_are_near_those_in_full(stored, engine, device):
     assert state["mean"].dtype == (BF16 if "state_dtype" in arguments else F32)
     if "lookahead" in arguments:
         assert state["slow_weight"].dtype == F32
-
-
-@pytest.mark.parametrize("stored", STORED)
-def test_training_goes_on_to_the_bit(stored, engine, device, everything, tmp_path):
-    dtype, arguments = STORED[stored]
-    params, trainer = stepped(device, dtype, arguments, engine, steps=4)
-    trainer.save_states(tmp_path / "states")
-    resumed, other = made(device, dtype, arguments, engine)
-    for param, old in zip(resumed, params, strict=True):
-        param.data.copy_(old)
-    other.load_states(tmp_path / "states")
-    for each, step in ((params, trainer), (resumed, other)):
-        train(each, lambda step=step: step.step(1), 3, seed=2)
-    after, again = everything(trainer, params), everything(other, resumed)
-    assert after["weights"] == again["weights"]
-    assert after["optimizer"] == again["optimizer"]
 
 
 def test_small_steps_move_weights_with_each_but_not_without(engine, device):
@@ -171,26 +154,6 @@ BY_TORCH = [
     {"stochastic_rounding": True},
     *({"multi_precision": kind} for kind in (True, "remainder", "split8")),
 ]
-
-
-@pytest.mark.parametrize("arguments", BY_TORCH, ids=str)
-def test_by_torchs_interface_as_by_ours(arguments, device):
-    params, trainer = stepped(device, BF16, arguments, name="lion")
-    others = parameters(device, BF16)
-    by_torch = tristep.optim.Lion(others, lr=0.01, weight_decay=0.1, **arguments)
-    train(others, by_torch.step, 5)
-    assert all(map(torch.equal, params, others))
-    dtype = BF16 if "state_dtype" in arguments else F32
-    assert all(by_torch.state[param]["mean"].dtype == dtype for param in others)
-    for name, param in trainer_names(trainer, others):
-        assert ("compensation" in by_torch.state[param]) == ("kahan" in arguments)
-        assert ("master" in by_torch.state[param]) == ("multi_precision" in arguments)
-        if "multi_precision" in arguments:
-            assert torch.equal(by_torch.state[param]["master"], saved(trainer, "master copy")[name])
-
-
-def trainer_names(trainer, params):
-    return zip(trainer.state_dict()["state"], params, strict=True)
 
 
 @pytest.mark.parametrize("arguments", BY_TORCH, ids=str)

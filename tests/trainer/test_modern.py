@@ -84,13 +84,6 @@ def test_averaged_weights_leave_master_copies_alone(engine, device):
     assert torch.equal(trainer.state_dict()["state"]["0"]["master copy"], before)
 
 
-def test_averaged_weights_before_the_first_step_are_the_weights(device):
-    param = torch.nn.Parameter(torch.arange(3.0, device=device))
-    trainer = Trainer([param], "schedulefreesgd")
-    with trainer.averaged_weights():
-        assert param.tolist() == [0.0, 1.0, 2.0]
-
-
 def test_an_optimizer_without_average_says_so(device):
     trainer = Trainer([torch.nn.Parameter(torch.ones(1, device=device))], "sgd")
     with pytest.raises(ValueError, match="SGD keeps no averaged weights"), trainer.averaged_weights():

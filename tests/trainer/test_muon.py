@@ -167,19 +167,6 @@ def test_momentum_in_low_precision(state_dtype, apart, tmp_path):
     assert all(map(torch.equal, ours, again))
 
 
-def test_torchs_interface_stores_momentum_in_low_precision():
-    """Three steps from the same seeds as the Trainer's."""
-    ours, theirs = (parameters((64, 96)) for _ in range(2))
-    own = tristep.optim.Muon([{"params": ours, "state_dtype": "8bit"}], lr=0.02, weight_decay=0.1)
-    trainer = Trainer(theirs, "muon", {"learning_rate": 0.02, "wd": 0.1, "state_dtype": "8bit"})
-    train(own.step, ours)
-    train(lambda: trainer.step(1), theirs)
-    assert own.state[ours[0]]["momentum_buffer"].dtype == torch.uint8
-    assert torch.equal(ours[0], theirs[0])
-    with pytest.raises(ValueError, match="state_dtype='4': must be one of 'float32', 'bfloat16'"):
-        own.add_param_group({"params": parameters((6, 5)), "state_dtype": "4"})
-
-
 REFUSED = {
     "unknown list": ({"coefficients": "polar"}, ValueError, "coefficients='polar': must be one of 'quintic'"),
     "no list": ({"coefficients": 3}, TypeError, r"coefficients=3: must be one of .* or a list of triples"),

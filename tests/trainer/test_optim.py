@@ -208,19 +208,6 @@ def test_flags_about_speed_change_no_number(flag):
 
 
 @pytest.mark.parametrize("name", sorted(set(ARGUMENTS) - {"SparseAdam"}))
-@pytest.mark.parametrize("to_none", [True, False])
-def test_a_step_leaves_gradients_as_they_are(name, to_none):
-    parameter = torch.nn.Parameter(torch.ones(2, 3))
-    optimizer = getattr(tristep.optim, name)([parameter], **({"maximize": True} if name != "Muon" else {}))
-    parameter.grad = gradient = torch.arange(6.0).view(2, 3)
-    optimizer.step()
-    assert parameter.grad is gradient
-    assert gradient.flatten().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    optimizer.zero_grad(set_to_none=to_none)
-    assert parameter.grad is None if to_none else torch.equal(parameter.grad, torch.zeros(2, 3))
-
-
-@pytest.mark.parametrize("name", sorted(set(ARGUMENTS) - {"SparseAdam"}))
 def test_a_closure_is_called_once_with_gradients_enabled(name):
     parameter = torch.nn.Parameter(torch.ones(2, 2))
     optimizer = getattr(tristep.optim, name)([parameter], lr=0.1)

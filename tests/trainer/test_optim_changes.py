@@ -340,28 +340,3 @@ def test_a_model_converted_between_steps(before, after):
         nets.append(net)
     assert nets[0].scale.dtype == after
     torch.testing.assert_close(nets[0].state_dict(), nets[1].state_dict(), rtol=1e-4, atol=1e-5)
-
-
-def test_a_model_made_bfloat16_between_steps_keeps_its_states():
-    parameter = torch.nn.Parameter(torch.ones(3))
-    optimizer = tristep.optim.Adam([parameter], lr=0.1)
-    parameter.grad = torch.full((3,), 1e-3)
-    optimizer.step()
-    mean = optimizer.state[parameter]["exp_avg"].clone()
-    parameter.data = parameter.data.bfloat16()
-    parameter.grad = torch.zeros(3, dtype=torch.bfloat16)
-    optimizer.step()
-    assert optimizer.state[parameter]["exp_avg"].dtype == torch.float32
-    torch.testing.assert_close(optimizer.state[parameter]["exp_avg"], 0.9 * mean)
-
-
-def test_a_parameter_of_another_shape_is_named():
-    parameter = torch.nn.Parameter(torch.ones(3))
-    optimizer = tristep.optim.Adam([("layer.weight", parameter)], lr=0.1)
-    parameter.grad = torch.ones(3)
-    optimizer.step()
-    parameter.data = torch.ones(4)
-    parameter.grad = torch.ones(4)
-    with pytest.raises(ValueError, match=r"'exp_avg' of 'layer.weight' has shape \(3,\), the parameter \(4,\)"):
-        optimizer.step()
-    assert parameter.tolist() == [1.0] * 4

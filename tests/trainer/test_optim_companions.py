@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch.optim import lr_scheduler
-from torch.optim.swa_utils import SWALR, AveragedModel
+from torch.optim.swa_utils import SWALR
 
 import tristep
 
@@ -67,17 +67,6 @@ def test_schedules_like_torch(name, arguments, schedule):
     torch.testing.assert_close(*runs, rtol=1e-9, atol=1e-11)
 
 
-def test_tristeps_own_follow_torchs_schedules():
-    parameter = torch.nn.Parameter(torch.zeros(2))
-    optimizer = tristep.optim.Lion([parameter], lr=1.0)
-    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
-    for _ in range(3):
-        parameter.grad = torch.tensor([1.0, -1.0])
-        optimizer.step()
-        scheduler.step()
-    assert parameter.tolist() == [-1.75, 1.75]
-
-
 def _scaled(library, name, arguments, gradients, unscale=False, dtype=torch.float32):
     """Weights and counts of steps through a GradScaler, after each step."""
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
@@ -135,39 +124,6 @@ def test_a_grad_scaler_unscales_gradients_for_the_others(name):
         optimizer.step()
     assert torch.equal(path[-1], parameter)
     assert scale == 4.0
-
-
-def test_clipped_gradients_like_torch():
-    weights = []
-    for library in (tristep.optim, torch.optim):
-        torch.manual_seed(0)
-        net = torch.nn.Linear(4, 3).double()
-        optimizer = library.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        for _ in range(4):
-            optimizer.zero_grad()
-            net(torch.ones(2, 4, dtype=torch.float64)).square().sum().backward()
-            assert torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1) > 0.1
-            optimizer.step()
-        weights.append(net.state_dict())
-    torch.testing.assert_close(*weights, rtol=1e-9, atol=1e-11)
-
-
-def test_averaged_models_like_torch():
-    averages = []
-    for library in (tristep.optim, torch.optim):
-        torch.manual_seed(0)
-        net = torch.nn.Linear(3, 2).double()
-        average = AveragedModel(net)
-        optimizer = library.SGD(net.parameters(), lr=0.1)
-        scheduler = SWALR(optimizer, swa_lr=0.05)
-        for _ in range(4):
-            optimizer.zero_grad()
-            net(torch.ones(1, 3, dtype=torch.float64)).square().sum().backward()
-            optimizer.step()
-            average.update_parameters(net)
-            scheduler.step()
-        averages.append(average.state_dict())
-    torch.testing.assert_close(*averages, rtol=1e-9, atol=1e-11)
 
 
 def test_one_optimizer_for_each_parameter_stepping_in_the_backward_pass():

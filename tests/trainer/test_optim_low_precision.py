@@ -68,13 +68,6 @@ def test_steps_are_those_of_the_same_option_elsewhere(state_dtype, device):
     torch.testing.assert_close(ours, others, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_without_it_nothing_is_new(name):
-    ours, theirs = made(name), made(name, library=torch.optim)
-    assert ours.defaults == theirs.defaults
-    assert [set(group) for group in ours.param_groups] == [set(group) for group in theirs.param_groups]
-
-
 def test_every_group_may_have_its_own():
     params = parameters()
     groups = [{"params": params[:1], "state_dtype": "bfloat16"}, {"params": params[1:]}]
@@ -114,15 +107,6 @@ def test_torchs_states_are_converted(name, state_dtype):
     dtype, _ = STORED[state_dtype]
     first = ours.param_groups[0]["params"][0]
     assert all(ours.state[first][key].dtype == dtype for key in CASES[name][1])
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_states_without_it_load_into_torchs(name):
-    ours = made(name)
-    params = train(ours)
-    theirs = made(name, [torch.nn.Parameter(param.detach().clone()) for param in params], torch.optim)
-    theirs.load_state_dict(copy.deepcopy(ours.state_dict()))
-    torch.testing.assert_close(train(theirs, seed=2), train(ours, seed=2), rtol=1e-5, atol=1e-6)
 
 
 def test_packed_states_are_unpacked_by_a_change_of_the_saved_option():

@@ -192,20 +192,6 @@ def test_wrong_entries_are_refused(entries, kind, words):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
 
 
-def test_an_optional_pattern_may_get_no_parameter():
-    net = make_net()
-    entries = [("lora_*", "Lion", {"optional": True}), ("layer==Embedding", "Adam", {"lr": 1.0, "optional": True}), *ENTRIES]
-    optimizer, without = optim.MultiOptimizer(net, entries), optim.MultiOptimizer(net, ENTRIES)
-    assert str(optimizer) == str(without)
-    assert [type(each).__name__ for each in optimizer.optimizers] == ["AdamW", "SGD"]
-    found = optim.MultiOptimizer(net, [("0.*", "Adam", {"optional": True}), ("*", "SGD")], lr=0.1)
-    assert str(found).splitlines()[1].split()[3] == "Adam"
-    with pytest.raises(ValueError, match="'lora_.' gets no parameter: .*'optional': True"):
-        optim.MultiOptimizer(net, [("lora_*", "Lion"), *ENTRIES])
-    with pytest.raises(TypeError, match=r"entries\[0\]: optional=1: must be True or False"):
-        optim.MultiOptimizer(net, [("lora_*", "Lion", {"optional": 1}), *ENTRIES])
-
-
 # What people do to optimizers: with one pattern it is the same as with that optimizer alone, and near torch's
 
 

@@ -1,8 +1,6 @@
 """tristep.optim: state_dict in both directions, copies, pickles, hooks, and what is refused."""
 
-import contextlib
 import copy
-import inspect
 import io
 import math
 import pickle
@@ -143,21 +141,6 @@ def test_states_of_an_old_checkpoint_count_in_plain_numbers(name):
     torch.testing.assert_close(parameters, peers, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("flags", [{"foreach": True}, {"fused": True}])
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
-def test_states_saved_with_torchs_fast_steps(name, flags):
-    parameters = _parameters(name, torch.float64)
-    peers = [torch.nn.Parameter(parameter.detach().clone()) for parameter in parameters]
-    optimizer, peer = _make(tristep.optim, name, parameters), _make(torch.optim, name, peers, **flags)
-    _steps(name, peer, 0, 3)
-    torch._foreach_copy_([p.data for p in parameters], [p.data for p in peers])
-    optimizer.load_state_dict(copy.deepcopy(peer.state_dict()))
-    _steps(name, peer, 3, 5)
-    _steps(name, optimizer, 3, 5)
-    torch.testing.assert_close(parameters, peers, rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(dict(optimizer.state_dict()["state"]), dict(peer.state_dict()["state"]))
-
-
 @pytest.mark.parametrize("flag", ["capturable", "differentiable"])
 def test_flags_in_a_loaded_state_are_no_hindrance(flag):
     parameters = _parameters("Adam", torch.float32)
@@ -200,17 +183,6 @@ def test_a_copy_goes_on_like_its_original(name, way):
     assert _plain(clone.state_dict()) == _plain(optimizer.state_dict())
 
 
-@pytest.mark.parametrize("name", TORCHS + OURS)
-def test_equal_trainings_have_equal_states(name):
-    states = []
-    for _ in range(2):
-        optimizer = _make(tristep.optim, name, _parameters(name, torch.float32))
-        _steps(name, optimizer, 0, 2)
-        states.append(_plain(optimizer.state_dict()))
-    assert states[0] == states[1]
-    assert _plain(optimizer.state_dict()) == _plain(optimizer.state_dict())
-
-
 @pytest.mark.parametrize("groups", [1, 3])
 def test_loading_other_groups_is_refused_and_changes_nothing(groups):
     optimizer = _make(tristep.optim, "Adam", _parameters("Adam", torch.float32))
@@ -234,23 +206,6 @@ def test_names_are_saved_and_loaded_with_the_groups():
     nameless.load_state_dict(saved)
     assert nameless.param_groups[0]["param_names"] == ["weight", "bias"]
     nameless.step()
-
-
-@pytest.mark.parametrize("library", [torch.optim, tristep.optim])
-def test_distributed_checkpoints_see_the_same_states(library):
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
-
-    torch.manual_seed(0)
-    nets = [torch.nn.Linear(2, 2) for _ in range(2)]
-    optimizers = [library.AdamW(net.parameters(), lr=0.1) for net in nets]
-    nets[0](torch.ones(2)).sum().backward()
-    optimizers[0].step()
-    states = get_optimizer_state_dict(nets[0], optimizers[0])
-    assert set(states["state"]) == {"weight", "bias"}
-    before = [parameter.detach().clone() for parameter in nets[1].parameters()]
-    set_optimizer_state_dict(nets[1], optimizers[1], states)  # which makes a step at a rate of 0 to have states
-    assert _equal(nets[1].parameters(), before)
-    assert _plain(get_optimizer_state_dict(nets[1], optimizers[1])["state"]) == _plain(states["state"])
 
 
 def _hooked(library):
@@ -314,21 +269,6 @@ def test_hooks_change_what_is_given_saved_and_loaded():
     parameter.grad = torch.zeros(2)
     optimizer.step()
     torch.testing.assert_close(optimizer.state[parameter]["exp_avg"], mean * 2 * 0.9)
-
-
-def test_loading_leaves_no_hooks_of_ours_behind():
-    optimizer = tristep.optim.Adam([torch.nn.Parameter(torch.ones(2))])
-    for state in (optimizer.state_dict(), {"state": {}, "param_groups": []}):
-        with contextlib.suppress(ValueError):
-            optimizer.load_state_dict(state)
-        assert not optimizer._optimizer_load_state_dict_pre_hooks
-        assert not optimizer._optimizer_load_state_dict_post_hooks
-
-
-@pytest.mark.parametrize("name", TORCHS + OURS)
-def test_signatures_begin_as_torchs(name):
-    names = list(inspect.signature(getattr(tristep.optim, name)).parameters)
-    assert names[:2] == ["params", "lr"]
 
 
 @pytest.mark.parametrize(

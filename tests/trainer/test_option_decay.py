@@ -9,7 +9,6 @@ import pytest
 import torch
 from option_training import parameters, train, trained
 
-import tristep
 from tristep import Trainer, lr_scheduler, optimizer
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
@@ -94,42 +93,6 @@ def test_a_rate_that_is_set_by_hand_needs_the_peak(device):
     trainer.optimizer.peak_lr = 0.2
     trainer.step(1)
     torch.testing.assert_close(params[0].detach(), before[0] * (1 - 0.1 * 0.5), rtol=1e-12, atol=0)
-
-
-def test_torchs_interface_takes_the_peak(device):
-    """Where torch's schedules set the rate."""
-    params, expected = parameters(device), parameters(device)
-    made = tristep.optim.Lion(params, lr=0.05, weight_decay=0.5, decay_schedule="relative", peak_lr=0.05)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(made, 0.5)
-    peer = Trainer(expected, "lion", {"learning_rate": 0.05})
-    rate = 0.05
-
-    def step():
-        peer.optimizer.wd = 0.5 / 0.05
-        peer.set_learning_rate(rate)
-        peer.step(1)
-
-    for seed in range(3):
-        train(params, made.step, steps=1, seed=seed)
-        train(expected, step, steps=1, seed=seed)
-        schedule.step()
-        rate *= 0.5
-    torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
-    with pytest.raises(ValueError, match="with lr_scheduler=None: the peak of the learning rate is not known"):
-        tristep.optim.Lion(parameters(device), lr=0.05, decay_schedule="relative")
-
-
-def test_training_goes_on_from_a_file_to_the_bit(engine, device, tmp_path):
-    options = {"wd": 0.3, "decay_schedule": "squared", "lr_scheduler": copy.deepcopy(SCHEDULES["cosine"])}
-    params, trainer = trained(device, "lion", options | {"learning_rate": None}, engine)
-    trainer.save_states(tmp_path / "states")
-    copies = [torch.nn.Parameter(param.detach().clone()) for param in params]
-    other = Trainer(copies, "lion", {"lr_scheduler": copy.deepcopy(SCHEDULES["cosine"])}, engine=engine)
-    other.load_states(tmp_path / "states")
-    assert other.optimizer.decay_schedule == "squared"
-    for each, own in ((trainer, params), (other, copies)):
-        train(own, lambda each=each: each.step(1), steps=3, seed=9)
-    assert all(map(torch.equal, params, copies))
 
 
 class Rising(lr_scheduler.CosineScheduler):

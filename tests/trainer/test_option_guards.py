@@ -181,35 +181,6 @@ def test_a_skipped_step_changes_no_bit_of_any_option(name, dtype, engine, device
     assert all(not torch.equal(a, b) for a, b in zip(plain(trainer)[0][:3], weights, strict=False))
 
 
-@pytest.mark.sample(1)
-@pytest.mark.sample(0, "cpu", "triton")
-@pytest.mark.parametrize("name", ["adamw", "prodigy"])
-def test_training_goes_on_from_a_file_to_the_bit(name, engine, device, tmp_path):
-    params = parameters(device)
-    trainer = Trainer(params, name, {"learning_rate": 0.05, **GUARDS, **PERCENTILE, **OTHERS}, engine=engine)
-    train(params, lambda: trainer.step(1))
-    trainer.save_states(tmp_path / "states")
-    copies = [torch.nn.Parameter(param.detach().clone()) for param in params]
-    other = Trainer(copies, name, engine=engine)
-    other.load_states(tmp_path / "states")
-    assert {option: getattr(other.optimizer, option) for option in (*GUARDS, *PERCENTILE)} == GUARDS | PERCENTILE
-    assert other.optimizer.kept("norm_percentile") == trainer.optimizer.kept("norm_percentile")
-    for own, each in ((params, trainer), (copies, other)):
-        train(own, lambda each=each: each.step(1))
-    same_bits([param.detach() for param in copies], [param.detach() for param in params])
-
-
-@pytest.mark.parametrize("guards", [GUARDS, GUARDS | PERCENTILE], ids=["norm", "percentile"])
-def test_guards_by_torchs_interface(guards, device):
-    params, expected = parameters(device), parameters(device)
-    trainer = Trainer(params, "lion", {"learning_rate": 0.05, **guards})
-    made = tristep.optim.Lion(expected, lr=0.05, **guards)
-    train(params, lambda: trainer.step(1))
-    train(expected, made.step)
-    same_bits([param.detach() for param in params], [param.detach() for param in expected])
-    assert made.state[expected[0]]["norm_count"].item() == len(NORMS) - (3 if "skip_percentile" in guards else 1)
-
-
 def test_estimates_of_the_curvature_are_no_norms(device):
     """A step that counts as no update is neither clipped nor averaged."""
     param = torch.nn.Parameter(torch.tensor([3.0, -4.0], device=device))
@@ -255,20 +226,6 @@ def test_a_norm_that_is_too_large_is_no_overflow(guards, scaling, engine, device
     assert trainer.optimizer.kept("norm_count") == {0: 2.0}
     if guards:
         assert trainer.optimizer.kept("norm_percentile") == pytest.approx({0: (2.0 * 4.0 * 2.0) ** (1 / 3)})
-
-
-def test_nothing_waits_for_the_device(device, monkeypatch):
-    params = parameters(device)
-    trainer = Trainer(params, "adamw", {**GUARDS, **PERCENTILE, **OTHERS})
-    train(params, lambda: trainer.step(1), NORMS[:3])
-    set_gradients(params, 3, 1.0)
-
-    def wait(*_):
-        raise AssertionError("a number of a tensor was asked for")
-
-    for method in ("item", "__bool__", "__float__", "tolist"):
-        monkeypatch.setattr(torch.Tensor, method, wait)
-    trainer.step(1)
 
 
 REFUSED = [

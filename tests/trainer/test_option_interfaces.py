@@ -1,21 +1,17 @@
 """Options of optimizers: by torch's interface, off, copied, with user-defined optimizers, and what is refused."""
 
-import copy
 import math
-import pickle
 
 import pytest
 import torch
 from optimizer_table import TABLE
 from option_training import SHAPES, parameters, train, trained
 
-import tristep
 from tristep import Trainer, optimizer
-from tristep.kernels import Rule, rule, rules
+from tristep.kernels import Rule, rule
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 
-ALL = {"cautious": True, "lookahead": 3, "wd": 0.1, "decoupled_wd": True}
 
 ELEMENTWISE = [name for name in optimizer.registered() if isinstance(optimizer.create(name).rule, Rule)]
 
@@ -32,54 +28,6 @@ def test_every_optimizer_of_single_elements_takes_the_options(name, device):
     assert all(param.isfinite().all() for param in params)
     if not TABLE[optimizer.create(name).rule.name].along_gradient:
         assert not torch.equal(params[0], plain[0])
-
-
-@pytest.mark.parametrize("name", ["Prodigy", "SOAP"])
-def test_later_optimizers_by_torchs_interface(name, device):
-    params, _ = trained(device, name, {"wd": 0.1})
-    expected = parameters(device)
-    made = getattr(tristep.optim, name)(expected, lr=0.05, weight_decay=0.1)
-    train(expected, made.step)
-    torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
-
-
-def test_options_by_torchs_interface(device):
-    params, _ = trained(device, "nadam", ALL | {"clip_gradient": 0.7})
-    expected = parameters(device)
-    options = {name: value for name, value in ALL.items() if name != "wd"}
-    made = tristep.optim.as_torch(optimizer.Nadam)(expected, lr=0.05, weight_decay=0.1, clip_gradient=0.7, **options)
-    train(expected, made.step)
-    torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
-    assert "slow_weight" in made.state[expected[0]]
-
-
-def test_an_option_that_is_off_leaves_no_trace(device):
-    _, trainer = trained(device, "adamw", {})
-    assert trainer.optimizer.composed_rule is rules.adamw
-    assert sorted(trainer.state_dict()["state"]["0"]) == ["mean", "var"]
-    assert "cautious" not in repr(trainer.optimizer)
-    assert "lookahead" not in repr(trainer.optimizer)
-    assert "cautious=True, lookahead=3, lookahead_alpha=0.5" in repr(optimizer.create("adamw", cautious=True, lookahead=3))
-
-
-def test_an_optimizer_with_options_can_be_copied(device):
-    made = optimizer.create("adamw", cautious=True, lookahead=3)
-    for twin in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
-        assert twin.composed_rule is made.composed_rule
-
-
-class Halving(optimizer.RuleOptimizer):
-    rule = rules.sign_sgd
-    wd_lh = 0.0
-
-
-def test_options_of_an_optimizer_of_ones_own(device):
-    param = torch.nn.Parameter(torch.tensor([4.0, 2.0], device=device))
-    trainer = Trainer([param], Halving(learning_rate=1.0, lookahead=2))
-    for expected in ([3.0, 1.0], [3.0, 1.0], [2.0, 0.0]):
-        param.grad = torch.ones_like(param)
-        trainer.step(1)
-        assert param.tolist() == expected
 
 
 REFUSED = {

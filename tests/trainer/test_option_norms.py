@@ -3,15 +3,12 @@
 The judges are `torch.optim` behind `torch.nn.utils.clip_grad_norm_`, `torch.optim.swa_utils`, and NumPy in float64.
 """
 
-import copy
 import math
-import pickle
 
 import numpy as np
 import pytest
 import torch
 
-import tristep
 from tristep import Trainer, optimizer
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
@@ -81,28 +78,6 @@ def test_clipping_like_torch(name, scale, engine, device):
     torch.testing.assert_close(params, expected, rtol=1e-9, atol=1e-11)
     gradients(expected, STEPS - 1, 30.0)
     same_bits([param.grad for param in params], [param.grad for param in expected])
-
-
-def test_clipping_behind_torchs_interface(device):
-    ours, expected = parameters(device), parameters(device)
-    groups = [{"params": ours[:2]}, {"params": ours[2:], "lr": 0.01}]
-    made = tristep.optim.NAG(groups, lr=0.05, clip_norm=1.0, momentum=0.0, ema_decay=0.9)
-    peer = torch.optim.SGD([{"params": expected[:2]}, {"params": expected[2:], "lr": 0.01}], lr=0.05)
-
-    def clipped():
-        torch.nn.utils.clip_grad_norm_(expected, 1.0)
-        peer.step()
-
-    average = torch.optim.swa_utils.AveragedModel(
-        torch.nn.ParameterList(expected), multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
-    )
-    average.update_parameters(torch.nn.ParameterList(expected))  # the first is a copy
-    train(ours, made.step)
-    train(expected, lambda: (clipped(), average.update_parameters(torch.nn.ParameterList(expected))))
-    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
-    with made.averaged_weights():
-        torch.testing.assert_close(ours, list(average.module), rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -203,26 +178,6 @@ def test_masters_are_clipped_and_averaged(engine, device):
         torch.testing.assert_close(states[1]["ema"], states[0]["ema"], rtol=4e-6, atol=1e-6)
 
 
-@pytest.mark.sample(1)
-@pytest.mark.sample(0, "cpu", "triton")
-@pytest.mark.parametrize("name", ["adamw", "novograd", "prodigy"])
-def test_training_goes_on_from_a_file(name, engine, device, tmp_path):
-    arguments = {"learning_rate": 0.05, **EVERYTHING}
-    params = parameters(device)
-    trainer = Trainer(params, name, arguments, engine=engine)
-    train(params, lambda: trainer.step(1))
-    trainer.save_states(tmp_path / "states")
-    other = [torch.nn.Parameter(param.detach().clone()) for param in params]
-    resumed = Trainer(other, name, engine=engine)
-    resumed.load_states(tmp_path / "states")
-    assert resumed.optimizer.clip_norm == 1.0
-    for each, own in ((params, trainer), (other, resumed)):
-        train(each, lambda own=own: own.step(1))
-    same_bits([param.detach() for param in other], [param.detach() for param in params])
-    with trainer.averaged_weights(), resumed.averaged_weights():
-        same_bits([param.detach() for param in other], [param.detach() for param in params])
-
-
 def test_options_may_be_switched_on_later(engine, device):
     params = parameters(device)
     trainer = Trainer(params, "sgd", {"learning_rate": 0.05}, engine=engine)
@@ -233,34 +188,6 @@ def test_options_may_be_switched_on_later(engine, device):
     trainer.step(1)
     moved = torch.cat([(a.detach() - b).flatten() for a, b in zip(params, before, strict=True)])
     assert float(moved.norm()) == pytest.approx(0.05 * 1e-3, rel=2e-3)
-
-
-@pytest.mark.sample(0, "cpu")
-def test_nothing_waits_for_the_device(engine, device, monkeypatch):
-    if engine == "triton":
-        pytest.skip("the interpreter looks at the tensors itself")
-    params = parameters(device)
-    trainer = Trainer(params, "adamw", EVERYTHING, engine=engine)
-    for t in range(2):
-        gradients(params, t)
-        trainer.step(1)
-    gradients(params, 2)
-
-    def wait(*_):
-        raise AssertionError("a number of a tensor was asked for")
-
-    for method in ("item", "__bool__", "__float__", "tolist"):
-        monkeypatch.setattr(torch.Tensor, method, wait)
-    trainer.step(1)
-
-
-def test_settings_copies_and_repr():
-    made = optimizer.create("adam", **EVERYTHING)
-    assert {name: made.settings()[name] for name in EVERYTHING} == EVERYTHING
-    for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
-        assert other.composed_rule is made.composed_rule
-    assert "clip_norm=1.0" in repr(made)
-    assert "skip_nonfinite" not in repr(optimizer.create("adam"))
 
 
 def test_what_is_refused():

@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from option_training import SHAPES, STEPS, parameters, train, trained
+from option_training import SHAPES, STEPS, parameters, trained
 
-import tristep
 from tristep import Trainer, lr_scheduler, optimizer
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
@@ -61,15 +60,6 @@ def test_weights_on_spheres_like_the_paper(name, engine, device):
     assert list(trainer.optimizer.kept("radius").values()) == pytest.approx(radii, rel=1e-12)
 
 
-def test_spheres_by_torchs_interface(device):
-    params, _ = trained(device, "lion", {"hyperball": True})
-    expected = parameters(device)
-    made = tristep.optim.Lion(expected, lr=0.05, hyperball=True)
-    train(expected, made.step)
-    torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
-    assert made.state[expected[0]]["radius"].item() == pytest.approx(parameters("cpu")[0].norm().item())
-
-
 def test_a_step_for_the_curvature_leaves_weights_on_their_spheres(device):
     param = torch.nn.Parameter(torch.tensor([3.0, -4.0], device=device))
     trainer = Trainer([param], "sophia", {"learning_rate": 0.1, "hyperball": True})
@@ -89,25 +79,6 @@ def test_rows_of_sparse_gradients_have_no_norm_of_all(device):
     layer(torch.tensor([1, 3], device=device)).sum().backward()
     with pytest.raises(ValueError, match="hyperball=True for 'weight', whose gradient is sparse: .*must be False"):
         trainer.step(1)
-
-
-EVERY = {"cautious_wd": True, "cautious": True, "clip_norm": 1.0, "lookahead": 2, "ema_decay": 0.9, "skip_nonfinite": True}
-SPHERE = {"cautious_wd": False, "hyperball": True}
-
-
-@pytest.mark.sample(1)
-@pytest.mark.sample(0, "cpu", "triton")
-@pytest.mark.parametrize("options", [{"wd": 0.1, **EVERY}, EVERY | SPHERE], ids=["cautious_wd", "hyperball"])
-def test_training_goes_on_from_a_file_to_the_bit(options, engine, device, tmp_path):
-    params, trainer = trained(device, "adamw", options, engine)
-    trainer.save_states(tmp_path / "states")
-    copies = [torch.nn.Parameter(param.detach().clone()) for param in params]
-    other = Trainer(copies, "adamw", engine=engine)
-    other.load_states(tmp_path / "states")
-    assert {name: getattr(other.optimizer, name) for name in options} == options
-    for each, own in ((trainer, params), (other, copies)):
-        train(own, lambda each=each: each.step(1), steps=3, seed=9)
-    assert all(map(torch.equal, params, copies))
 
 
 REFUSED = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 from option_training import SHAPES, STEPS, parameters, train, trained
 
-from tristep import Trainer, optimizer
+from tristep import Trainer
 from tristep.trainer.optimizer import updater as updater_module
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
@@ -196,26 +196,6 @@ def test_the_count_of_updates_may_start_anywhere(device):
 
 
 @pytest.mark.sample(1)
-@pytest.mark.sample(0, "cpu", "triton")
-def test_training_goes_on_from_a_file_to_the_bit(engine, device, tmp_path):
-    for stop in (3, 5):  # at a synchronisation, and between two
-        params = parameters(device)
-        trainer = Trainer(params, "adam", {"learning_rate": 0.05, **ALL}, engine=engine)
-        train(params, lambda trainer=trainer: trainer.step(1), steps=stop)
-        trainer.save_states(tmp_path / "states")
-        copies = [torch.nn.Parameter(param.detach().clone()) for param in params]
-        other = Trainer(copies, "adam", engine=engine)
-        other.load_states(tmp_path / "states")
-        assert (other.optimizer.lookahead, other.optimizer.cautious) == (3, True)
-        for each, own in ((trainer, params), (other, copies)):
-            train(own, lambda each=each: each.step(1), steps=5, seed=9)
-        assert all(map(torch.equal, params, copies))
-        plain = Trainer(copies, "adam", {"wd": 0.1}, engine=engine)
-        plain.load_state_dict(trainer.state_dict())
-        assert sorted(plain.state_dict()["state"]["0"]) == ["mean", "slow_weight", "var"]
-
-
-@pytest.mark.sample(1)
 def test_each_rule_of_a_training_is_prepared_once(monkeypatch, engine, device):
     """Synchronising ten times does not mean to build everything ten times."""
     made = []
@@ -297,21 +277,6 @@ def test_averages_are_found_next_to_the_slow_weights(device):
     expected, other = trained(device, "schedulefreesgd", {})
     with trainer.averaged_weights(), other.averaged_weights():
         torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
-
-
-def test_one_weight_at_a_time_is_updated_as_all_are(device):
-    params, expected = parameters(device), parameters(device)
-    made = optimizer.create("adam", **ALL)
-    states = [made.create_state(i, param) for i, param in enumerate(params)]
-    trainer = Trainer(expected, "adam", ALL)
-    torch.manual_seed(5)
-    for _ in range(7):
-        for i, (param, other) in enumerate(zip(params, expected, strict=True)):
-            other.grad = torch.randn(param.shape, dtype=torch.float64).to(device)
-            with torch.no_grad():
-                made.update(i, param, other.grad, states[i])
-        trainer.step(1)
-    torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_sparse_gradients_take_masks_and_decay_but_no_slow_weights(device):
