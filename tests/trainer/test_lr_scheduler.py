@@ -1,79 +1,52 @@
-"""Learning-rate schedules: the numbers of MXNet and of papers, calls in any order, equality, printing, bad arguments."""
+"""Learning-rate schedules: the numbers of MXNet, of papers and of torch; calls in any order, equality, bad arguments."""
 
 import copy
 import json
 import math
 import pickle
+import re
 
 import numpy as np
 import pytest
+import torch
 from torch.optim import lr_scheduler as torchs
 
-from tristep.trainer import lr_scheduler
-from tristep.trainer.lr_scheduler import (
-    CosineRestartsScheduler,
-    CosineScheduler,
-    CyclicScheduler,
-    ExponentialScheduler,
-    FactorScheduler,
-    FunctionScheduler,
-    InterpolatedScheduler,
-    InverseSquareRootScheduler,
-    LRScheduler,
-    MultiFactorScheduler,
-    OneCycleScheduler,
-    PiecewiseScheduler,
-    PolyScheduler,
-    SequenceScheduler,
-    WarmupStableDecayScheduler,
-    create,
-    from_config,
-    from_torch,
-    sequence,
-)
+from tristep import Trainer
+from tristep import lr_scheduler as lr
 
 # MXNet multiplies drop by drop, we take a power: some roundings apart, far below float32.
 CLOSE = {"rtol": 1e-13, "atol": 1e-15}
 
 WITH_BASE_LR = [
-    FactorScheduler(step=7, factor=0.3, stop_factor_lr=1e-3, base_lr=0.7),
-    FactorScheduler(30, 0.5, base_lr=1, warmup_steps=10, warmup_begin_lr=0.2, warmup_mode="constant"),
-    MultiFactorScheduler(step=(10, 30), factor=0.1, base_lr=0.3, warmup_steps=12),
-    PolyScheduler(max_update=40, pwr=0.5, final_lr=0.001, warmup_steps=5),
-    CosineScheduler(max_update=40, base_lr=3.0, final_lr=0.01, warmup_steps=25, warmup_begin_lr=0.5),
-    OneCycleScheduler(max_update=50, base_lr=0.7, pct_start=0.25, div_factor=10),
-    OneCycleScheduler(max_update=50, base_lr=0.7, anneal_strategy="linear", three_phase=True),
-    CosineRestartsScheduler(period=11, base_lr=0.7, final_lr=0.1, warmup_steps=3),
-    CosineRestartsScheduler(period=6, period_mult=1.5, base_lr=0.7),
-    WarmupStableDecayScheduler(50, 20, base_lr=0.7, warmup_steps=10),
-    WarmupStableDecayScheduler(50, 20, base_lr=0.7, final_lr=0.1, decay="sqrt"),
-    WarmupStableDecayScheduler(50, 50, base_lr=0.7, decay="cosine"),
-    InverseSquareRootScheduler(base_lr=0.7, warmup_steps=10),
-    InverseSquareRootScheduler(base_lr=0.7, timescale=0.5, warmup_steps=4, warmup_begin_lr=0.2),
-    CyclicScheduler(step_up=4, step_down=9, max_lr=7.0, base_lr=0.7),
-    CyclicScheduler(step_up=5, max_lr=7.0, base_lr=0.7, mode="triangular2", warmup_steps=6),
-    CyclicScheduler(step_up=5, max_lr=7.0, base_lr=0.7, mode="exp_range", gamma=0.9),
-    ExponentialScheduler(factor=0.9, base_lr=0.7, warmup_steps=5),
-    ExponentialScheduler(factor=0.3, step=20.5, base_lr=0.7),
-    PiecewiseScheduler(step=(10, 30), rates=(0.2, 0.4), base_lr=0.7, warmup_steps=2),
-    InterpolatedScheduler(step=(10, 30), rates=(0.2, 0.4), base_lr=0.7, warmup_steps=2),
-    InterpolatedScheduler(step=[3, 40.5], rates=[0.2, 1e-4], scale="log", base_lr=0.7),
+    lr.FactorScheduler(step=7, factor=0.3, stop_factor_lr=1e-3, base_lr=0.7),
+    lr.FactorScheduler(30, 0.5, base_lr=1, warmup_steps=10, warmup_begin_lr=0.2, warmup_mode="constant"),
+    lr.MultiFactorScheduler(step=(10, 30), factor=0.1, base_lr=0.3, warmup_steps=12),
+    lr.PolyScheduler(max_update=40, pwr=0.5, final_lr=0.001, warmup_steps=5),
+    lr.CosineScheduler(max_update=40, base_lr=3.0, final_lr=0.01, warmup_steps=25, warmup_begin_lr=0.5),
+    lr.OneCycleScheduler(max_update=50, base_lr=0.7, anneal_strategy="linear", three_phase=True),
+    lr.CosineRestartsScheduler(period=11, base_lr=0.7, final_lr=0.1, warmup_steps=3),
+    lr.CosineRestartsScheduler(period=6, period_mult=1.5, base_lr=0.7),
+    lr.WarmupStableDecayScheduler(50, 20, base_lr=0.7, final_lr=0.1, decay="sqrt", warmup_steps=10),
+    lr.InverseSquareRootScheduler(base_lr=0.7, warmup_steps=10),
+    lr.InverseSquareRootScheduler(base_lr=0.7, timescale=0.5, warmup_steps=4, warmup_begin_lr=0.2),
+    lr.CyclicScheduler(step_up=5, max_lr=7.0, base_lr=0.7, mode="triangular2", warmup_steps=6),
+    lr.CyclicScheduler(step_up=5, max_lr=7.0, base_lr=0.7, mode="exp_range", gamma=0.9),
+    lr.ExponentialScheduler(factor=0.3, step=20.5, base_lr=0.7, warmup_steps=5),
+    lr.PiecewiseScheduler(step=(10, 30), rates=(0.2, 0.4), base_lr=0.7, warmup_steps=2),
+    lr.InterpolatedScheduler(step=(10, 30), rates=(0.2, 0.4), base_lr=0.7, warmup_steps=2),
+    lr.InterpolatedScheduler(step=[3, 40.5], rates=[0.2, 1e-4], scale="log", base_lr=0.7),
 ]
 FROM_TORCH = [
-    from_torch("StepLR", step_size=7, gamma=0.5, base_lr=0.7),
-    from_torch(torchs.CosineAnnealingWarmRestarts, T_0=9, T_mult=2, base_lr=0.7),
-    from_torch("MultiStepLR", milestones=(5, 30), gamma=0.5, base_lr=0.7),
+    lr.from_torch("StepLR", step_size=7, gamma=0.5, base_lr=0.7),
+    lr.from_torch("MultiStepLR", milestones=(5, 30), gamma=0.5, base_lr=0.7),
 ]
-SEQUENCES = [
-    SequenceScheduler([CosineScheduler(10, base_lr=2.0, warmup_steps=4), PolyScheduler(20, base_lr=1)], starts=[15]),
-    sequence(
-        (CyclicScheduler(2, 3.0), 7),
-        (from_torch("StepLR", step_size=3, base_lr=0.5), 20),
-        (sequence((PolyScheduler(4), 2), PolyScheduler(9)), 9),
-        FactorScheduler(9, 0.5),
-    ),
-]
-EVERY = WITH_BASE_LR + FROM_TORCH + SEQUENCES
+SEQUENCE = lr.sequence(
+    (lr.CyclicScheduler(2, 3.0), 7),
+    (lr.from_torch("StepLR", step_size=3, base_lr=0.5), 20),
+    (lr.sequence((lr.PolyScheduler(4), 2), lr.CosineScheduler(10, base_lr=2.0, warmup_steps=4)), 9),
+    lr.FactorScheduler(9, 0.5),
+)
+EVERY = [*WITH_BASE_LR, *FROM_TORCH, SEQUENCE]
 every_schedule = pytest.mark.parametrize("schedule", EVERY, ids=repr)
 
 
@@ -81,24 +54,14 @@ def _one_by_one(schedule, updates):
     return np.array([schedule(int(n)) for n in updates])
 
 
-# ---- MXNet's numbers -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.golden("lr_schedulers")
 def test_equals_mxnet_called_in_order(golden):
     config, arrays = golden
-    schedule = create(config["class"], **config["kwargs"])
+    schedule = lr.create(config["class"], **config["kwargs"])
     np.testing.assert_allclose(_one_by_one(schedule, range(201)), arrays["seq"], **CLOSE)
-    shuffled = np.random.default_rng(1).permutation(201)
-    np.testing.assert_allclose(_one_by_one(schedule, shuffled), arrays["seq"][shuffled], **CLOSE)
-
-
-@pytest.mark.golden("lr_schedulers")
-def test_new_schedule_equals_new_one_of_mxnet_up_to_max_update(golden):
-    """Beyond max_update a new MXNet object answers base_lr instead of the final value."""
-    config, arrays = golden
+    # Beyond max_update a new MXNet object answers base_lr instead of the final value.
     updates = np.arange(min(201, config["kwargs"].get("max_update", 200) + 1))
-    new = [create(config["class"], **config["kwargs"])(int(n)) for n in updates]
+    new = [lr.create(config["class"], **config["kwargs"])(int(n)) for n in updates]
     np.testing.assert_allclose(new, arrays["fresh"][updates], **CLOSE)
 
 
@@ -106,37 +69,35 @@ def test_new_schedule_equals_new_one_of_mxnet_up_to_max_update(golden):
 
 
 @every_schedule
-def test_result_does_not_depend_on_earlier_calls(schedule):
+def test_a_schedule_is_a_function_of_the_update_count(schedule):
+    """In any order, for arrays, and of copies."""
     in_order, shuffled = _one_by_one(schedule, range(60)), np.random.default_rng(1).permutation(60)
     np.testing.assert_array_equal([copy.deepcopy(schedule)(int(n)) for n in shuffled], in_order[shuffled])
     np.testing.assert_array_equal(_one_by_one(pickle.loads(pickle.dumps(schedule)), shuffled), in_order[shuffled])
-
-
-@every_schedule
-def test_array_of_updates(schedule):
     updates = np.arange(60, dtype=np.uint8).reshape(6, 10)
     rates = schedule(updates)
-    assert rates.dtype == np.float64
-    assert rates.shape == updates.shape
-    np.testing.assert_allclose(rates.ravel(), _one_by_one(schedule, range(60)), rtol=1e-14)
-    assert schedule(updates[:0]).shape == (0, 10)
+    assert (rates.dtype, rates.shape, schedule(updates[:0]).shape) == (np.float64, (6, 10), (0, 10))
+    np.testing.assert_allclose(rates.ravel(), in_order, rtol=1e-14)
     assert all(type(schedule(n)) is float for n in (0, 20, np.int64(50)))
+    if schedule.peak_lr is not None:
+        assert rates.max() <= schedule.peak_lr * (1 + 1e-15)
 
 
 @every_schedule
 def test_repr_and_config_make_an_equal_schedule(schedule):
-    assert eval(repr(schedule), vars(lr_scheduler)) == schedule
+    assert eval(repr(schedule), vars(lr)) == schedule
     config = schedule.to_config()
     assert set(config) == {"class", "kwargs"}
-    assert from_config(json.loads(json.dumps(config))) == schedule
+    assert lr.from_config(json.loads(json.dumps(config))) == schedule
+    assert [other for other in EVERY if other == schedule] == [schedule]
 
 
 @pytest.mark.parametrize("schedule", WITH_BASE_LR, ids=repr)
 def test_new_base_lr_applies_to_warmup_and_rule(schedule):
     config = schedule.to_config()
-    changed, config["kwargs"]["base_lr"] = from_config(config), 5.0
+    changed, config["kwargs"]["base_lr"] = lr.from_config(config), 5.0
     changed.base_lr = 5.0
-    made = from_config(config)
+    made = lr.from_config(config)
     assert changed == made != schedule
     updates = np.arange(60)
     np.testing.assert_array_equal(changed(updates), made(updates))
@@ -144,7 +105,6 @@ def test_new_base_lr_applies_to_warmup_and_rule(schedule):
 
 
 def test_equal_schedules_have_equal_hashes_which_base_lr_does_not_change():
-    assert len({hash(schedule) for schedule in EVERY}) == len(EVERY)
     for schedule in EVERY:
         assert len({schedule, copy.deepcopy(schedule)}) == 1
     for schedule in WITH_BASE_LR + FROM_TORCH:
@@ -152,53 +112,38 @@ def test_equal_schedules_have_equal_hashes_which_base_lr_does_not_change():
         same.base_lr = 6.5
         assert same != schedule
         assert hash(same) == hash(schedule)
-
-
-def test_equality_is_by_class_and_arguments():
-    assert PolyScheduler(10) == PolyScheduler(max_update=10, base_lr=0.01)
-    assert PolyScheduler(10) != PolyScheduler(11)
-    assert PolyScheduler(10, pwr=2) != CosineScheduler(10)
-    assert PolyScheduler(10) != "PolyScheduler(max_update=10)"
-
-
-def test_repr_shows_what_differs_from_the_defaults():
-    assert repr(FactorScheduler(10, 0.5, base_lr=0.01)) == "FactorScheduler(step=10, factor=0.5)"
+    assert lr.PolyScheduler(10) == lr.PolyScheduler(max_update=10, base_lr=0.01) != "PolyScheduler(max_update=10)"
+    assert repr(lr.FactorScheduler(10, 0.5, base_lr=0.01)) == "FactorScheduler(step=10, factor=0.5)"
 
 
 def test_config_is_a_copy():
-    schedule = MultiFactorScheduler([10, 30])
+    schedule = lr.MultiFactorScheduler([10, 30])
     schedule.to_config()["kwargs"]["step"].append(50)
     assert schedule.step == [10, 30]
 
 
 # ---- each schedule's own numbers -------------------------------------------------------------------------------------
 
+WARM = {"base_lr": 1.0, "warmup_steps": 4, "warmup_begin_lr": 0.2}
+
 
 @pytest.mark.parametrize(
     ("schedule", "updates", "rates"),
     [
-        (FactorScheduler(10, 0.5, base_lr=0.8), [0, 10, 11, 20, 21], [0.8, 0.8, 0.4, 0.4, 0.2]),
-        (MultiFactorScheduler([1, 4], 0.5, base_lr=0.8), [0, 1, 2, 4, 5], [0.8, 0.8, 0.4, 0.4, 0.2]),
-        (FactorScheduler(1, 0.1, stop_factor_lr=0.003, base_lr=1.0), [4, 5, 10**6], [0.003] * 3),
+        (lr.FactorScheduler(10, 0.5, base_lr=0.8), [0, 10, 11, 20, 21], [0.8, 0.8, 0.4, 0.4, 0.2]),
+        (lr.MultiFactorScheduler([1, 4], 0.5, base_lr=0.8), [0, 1, 2, 4, 5], [0.8, 0.8, 0.4, 0.4, 0.2]),
+        (lr.FactorScheduler(1, 0.1, stop_factor_lr=0.003, base_lr=1.0), [4, 5, 10**6], [0.003] * 3),
         # A base_lr below the floor is kept until the first drop, as in MXNet.
-        (FactorScheduler(10, 0.5, stop_factor_lr=0.1, base_lr=0.01), [0, 10, 11], [0.01, 0.01, 0.1]),
-        (InverseSquareRootScheduler(1.0, timescale=100), [0, 300], [1.0, 0.5]),
-        (PolyScheduler(10, base_lr=1.0, final_lr=0.25), [10, 11, 10**9], [0.25] * 3),
-        (CosineScheduler(10, base_lr=1.0, final_lr=0.25), [10, 11, 10**9], [0.25] * 3),
-        (OneCycleScheduler(100, 1.0, 0.2, div_factor=10, final_div_factor=10), [0, 20, 100, 1000], [0.1, 1.0, 0.01, 0.01]),
-        (CosineRestartsScheduler(7, base_lr=0.3), [0, 7, 14, 21], [0.3] * 4),
-        (CosineRestartsScheduler(7, 2, base_lr=0.3), [0, 7, 21, 49], [0.3] * 4),
-        (CosineRestartsScheduler(7, 1.5, base_lr=0.3), [0, 7], [0.3] * 2),
-        (
-            PiecewiseScheduler([3, 5], [0.5, 2], base_lr=1, warmup_steps=1),
-            range(8),
-            [0.0, 1.0, 1.0, 1.0, 0.5, 0.5, 2.0, 2.0],
-        ),
-        (
-            FactorScheduler(100, base_lr=1.0, warmup_steps=4, warmup_begin_lr=0.2, warmup_mode="constant"),
-            range(5),
-            [0.2, 0.2, 0.2, 0.2, 1.0],
-        ),
+        (lr.FactorScheduler(10, 0.5, stop_factor_lr=0.1, base_lr=0.01), [0, 10, 11], [0.01, 0.01, 0.1]),
+        (lr.InverseSquareRootScheduler(1.0, timescale=100), [0, 300], [1.0, 0.5]),
+        (lr.PolyScheduler(10, base_lr=1.0, final_lr=0.25), [10, 11, 10**9], [0.25] * 3),
+        (lr.CosineScheduler(10, base_lr=1.0, final_lr=0.25), [10, 11, 10**9], [0.25] * 3),
+        (lr.OneCycleScheduler(100, 1.0, 0.2, 10, 10), [0, 20, 100, 1000], [0.1, 1.0, 0.01, 0.01]),
+        (lr.CosineRestartsScheduler(7, base_lr=0.3), [0, 7, 14, 21], [0.3] * 4),
+        (lr.CosineRestartsScheduler(7, 2, base_lr=0.3), [0, 7, 21, 49], [0.3] * 4),
+        (lr.CosineRestartsScheduler(7, 1.5, base_lr=0.3), [0, 7], [0.3] * 2),
+        (lr.PiecewiseScheduler([3, 5], [0.5, 2], 1, warmup_steps=1), range(7), [0.0, 1.0, 1.0, 1.0, 0.5, 0.5, 2.0]),
+        (lr.FactorScheduler(100, warmup_mode="constant", **WARM), range(5), [0.2, 0.2, 0.2, 0.2, 1.0]),
     ],
     ids=repr,
 )
@@ -210,17 +155,13 @@ def test_exact_values(schedule, updates, rates):
 @pytest.mark.parametrize(
     ("schedule", "updates", "rates"),
     [
-        (FactorScheduler(1, 0.1, stop_factor_lr=0.003, base_lr=1.0), [3], [0.01]),
-        (FactorScheduler(10, 0.5, base_lr=0.8, warmup_steps=35), [34, 35], [0.8 * 34 / 35, 0.1]),
-        (FactorScheduler(100, base_lr=1.0, warmup_steps=4, warmup_begin_lr=0.2), range(5), [0.2, 0.4, 0.6, 0.8, 1.0]),
-        (OneCycleScheduler(100, 1.0, 0.2, div_factor=10, final_div_factor=10), [10], [0.55]),
-        (
-            OneCycleScheduler(100, 1.0, 0.5, div_factor=10, three_phase=True),
-            [0, 25, 50, 75, 100],
-            [0.1, 0.55, 1.0, 0.55, 0.1],
-        ),
-        (InterpolatedScheduler([15], [0.1], base_lr=1.0, warmup_steps=5), [*range(5), 100], [0, 0.2, 0.4, 0.6, 0.8, 0.1]),
-        (InterpolatedScheduler([15], [0.1], "log", 1.0, 5), [*range(5), 100], [0, 0.2, 0.4, 0.6, 0.8, 0.1]),
+        (lr.FactorScheduler(1, 0.1, stop_factor_lr=0.003, base_lr=1.0), [3], [0.01]),
+        (lr.FactorScheduler(10, 0.5, base_lr=0.8, warmup_steps=35), [34, 35], [0.8 * 34 / 35, 0.1]),
+        (lr.FactorScheduler(100, **WARM), range(5), [0.2, 0.4, 0.6, 0.8, 1.0]),
+        (lr.OneCycleScheduler(100, 1.0, 0.2, 10, 10), [10], [0.55]),
+        (lr.OneCycleScheduler(100, 1.0, 0.5, 10, three_phase=True), range(0, 101, 25), [0.1, 0.55, 1.0, 0.55, 0.1]),
+        (lr.InterpolatedScheduler([15], [0.1], base_lr=1.0, warmup_steps=5), [1, 4, 5, 10, 100], [0.2, 0.8, 1, 0.55, 0.1]),
+        (lr.InterpolatedScheduler([15], [0.1], "log", 1.0, 5), [1, 4, 5, 10, 100], [0.2, 0.8, 1, 0.1**0.5, 0.1]),
     ],
     ids=repr,
 )
@@ -230,7 +171,7 @@ def test_values(schedule, updates, rates):
 
 def test_restart_jumps_back_from_near_the_final_value():
     for mult, restarts in ((1, [7, 14, 21]), (2, [7, 21, 49]), (1.5, [7])):
-        assert (CosineRestartsScheduler(7, mult, base_lr=0.3)(np.array(restarts) - 1) < 0.05).all()
+        assert (lr.CosineRestartsScheduler(7, mult, base_lr=0.3)(np.array(restarts) - 1) < 0.05).all()
 
 
 @pytest.mark.parametrize(
@@ -242,7 +183,7 @@ def test_restart_jumps_back_from_near_the_final_value():
     ],
 )
 def test_warmup_stable_decay(decay, shape):
-    updates, schedule = np.arange(101), WarmupStableDecayScheduler(100, 40, 2.0, 0.5, decay, warmup_steps=10)
+    updates, schedule = np.arange(101), lr.WarmupStableDecayScheduler(100, 40, 2.0, 0.5, decay, warmup_steps=10)
     expected = np.where(updates < 10, updates / 5, 0.5 + 1.5 * shape(np.maximum(updates - 60, 0) / 40))
     np.testing.assert_allclose(schedule(updates), expected, rtol=1e-14)
     assert schedule(10**6) == 0.5
@@ -250,19 +191,9 @@ def test_warmup_stable_decay(decay, shape):
 
 def test_schedule_of_the_transformer():
     """The paper's own formula, for a width of 512 and a warm-up of 4000."""
-    schedule = InverseSquareRootScheduler(base_lr=(512 * 4000) ** -0.5, warmup_steps=4000)
+    schedule = lr.InverseSquareRootScheduler(base_lr=(512 * 4000) ** -0.5, warmup_steps=4000)
     n = np.arange(1, 20_000, 13)
-    expected = 512**-0.5 * np.minimum(n**-0.5, n * 4000**-1.5)
-    np.testing.assert_allclose(schedule(n), expected, rtol=1e-13)
-
-
-@pytest.mark.parametrize(
-    ("scale", "shape"), [("linear", lambda n: 1.0 - 0.09 * (n - 5)), ("log", lambda n: 10.0 ** (-(n - 5) / 10))]
-)
-def test_interpolation_on_either_scale(scale, shape):
-    """A drop by 10 in as many updates, after a warm-up of 5."""
-    n = np.arange(5, 16)
-    np.testing.assert_allclose(InterpolatedScheduler([15], [0.1], scale, 1.0, 5)(n), shape(n), rtol=1e-14)
+    np.testing.assert_allclose(schedule(n), 512**-0.5 * np.minimum(n**-0.5, n * 4000**-1.5), rtol=1e-13)
 
 
 def test_any_callable_is_a_schedule():
@@ -272,111 +203,271 @@ def test_any_callable_is_a_schedule():
         asked.append(n)
         return 1 / (1 + n)
 
-    parts = sequence((rate, 2), FunctionScheduler(rate, base_lr=0.5, warmup_steps=1))
+    parts = lr.sequence((rate, 2), lr.FunctionScheduler(rate, base_lr=0.5, warmup_steps=1))
     assert parts(np.array([[0, 1], [2, 3]])).tolist() == [[1.0, 0.5], [0.0, 0.5]]
     assert all(type(n) is int for n in asked)
     assert parts(4) == 0.25
 
 
-# ---- bad arguments ------------------------------------------------------------------------------------------------------
+# ---- torch's numbers -------------------------------------------------------------------------------------------------
+
+M = 80  # torch counts to the last update of a cycle, we to the one after the first
+
+
+def _rates_of_torch(make, rate, count):
+    """The learning rates of a torch run of so many updates, each followed by a step of the schedule."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=rate, momentum=0.9)
+    schedule, rates = make(optimizer), []
+    for _ in range(count):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return np.array(rates)
+
+
+def _one_cycle(strategy, three):
+    def make(o):
+        options = {"pct_start": 0.25, "div_factor": 20, "final_div_factor": 1e3}
+        return torchs.OneCycleLR(o, 0.7, M + 1, anneal_strategy=strategy, three_phase=three, **options)
+
+    return lr.OneCycleScheduler(M, 0.7, (0.25 * (M + 1) - 1) / M, 20, 1e3, strategy, three), make, M + 1
+
+
+def _cyclic(*down, **options):
+    return (
+        lr.CyclicScheduler(5, 7.0, 0.7, *down, **options),
+        lambda o: torchs.CyclicLR(o, 0.7, 7.0, 5, *down, **options),
+        100,
+    )
+
+
+def _sequential(o):
+    parts = [torchs.ExponentialLR(o, 0.9), torchs.CosineAnnealingLR(o, 30), torchs.PolynomialLR(o, 20, 2)]
+    return torchs.SequentialLR(o, parts, [20, 45])
+
+
+SEQUENTIAL = (lr.ExponentialScheduler(0.9, base_lr=0.7), 20), (lr.CosineScheduler(30, 0.7), 25), lr.PolyScheduler(20, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("ours", "make", "count"),
+    [
+        *(_one_cycle(strategy, three) for strategy in ("cos", "linear") for three in (False, True)),
+        (lr.CosineRestartsScheduler(11, 1, 0.7, 0.1), lambda o: torchs.CosineAnnealingWarmRestarts(o, 11, eta_min=0.1), 100),
+        (lr.CosineRestartsScheduler(5, 2, 0.7), lambda o: torchs.CosineAnnealingWarmRestarts(o, 5, 2), 200),
+        (lr.CosineScheduler(60, 0.7, 0.1), lambda o: torchs.CosineAnnealingLR(o, 60, 0.1), 61),
+        (lr.PolyScheduler(60, 0.7, 1.5), lambda o: torchs.PolynomialLR(o, 60, 1.5), 100),
+        _cyclic(9),
+        _cyclic(mode="triangular2"),
+        _cyclic(mode="exp_range", gamma=0.97),
+        (lr.FunctionScheduler(math.exp, 0.7), lambda o: torchs.LambdaLR(o, math.exp), 20),
+        (
+            lr.FactorScheduler(100, base_lr=0.7, warmup_steps=20, warmup_begin_lr=0.07),
+            lambda o: torchs.LinearLR(o, 0.1, total_iters=20),
+            60,
+        ),
+        (lr.sequence(*SEQUENTIAL), _sequential, 80),
+        # MXNet's drops come one update later than torch's.
+        (lr.PiecewiseScheduler([9, 29], [0.07, 0.007], 0.7), lambda o: torchs.MultiStepLR(o, [10, 30], 0.1), 60),
+    ],
+)
+def test_equals_torch(ours, make, count):
+    np.testing.assert_allclose(ours(np.arange(count)), _rates_of_torch(make, 0.7, count), rtol=1e-9, atol=1e-12)
+
+
+def _cyclic_of_torch(optimizer):  # whose own base_lr would be taken for ours
+    return torchs.CyclicLR(optimizer, 0.1, 0.9, step_size_up=6)
+
+
+def _chained(optimizer):
+    return torchs.ChainedScheduler([torchs.LinearLR(optimizer, 0.1, total_iters=10), torchs.ExponentialLR(optimizer, 0.9)])
+
+
+@pytest.mark.parametrize(
+    ("factory", "kwargs"),
+    [
+        (torchs.OneCycleLR, {"max_lr": 0.9, "total_steps": 40}),
+        (torchs.MultiStepLR, {"milestones": (5, 20), "gamma": 0.3}),
+        (_cyclic_of_torch, {}),
+        (_chained, {}),
+    ],
+)
+def test_schedule_of_torch_has_the_same_learning_rates(factory, kwargs):
+    ours = lr.from_torch(factory, base_lr=0.7, **kwargs)
+    expected = _rates_of_torch(lambda optimizer: factory(optimizer, **kwargs), 0.7, 40)
+    assert ours(np.arange(1, 41)).tolist() == expected.tolist()
+    assert ours(17) == expected[16]  # after later ones
+    assert ours(0) == expected[0]
+    assert pickle.loads(pickle.dumps(ours))(17) == expected[16]
+
+
+def test_new_base_lr_restarts_a_schedule_of_torch():
+    schedule = lr.from_torch("ExponentialLR", gamma=0.5, base_lr=0.8)
+    assert schedule(3) == 0.2
+    schedule.base_lr = 8.0
+    assert [schedule(n) for n in (3, 1)] == [2.0, 8.0]
+
+
+def test_schedule_of_torch_that_ends():
+    schedule = lr.from_torch("OneCycleLR", max_lr=1.0, total_steps=10)
+    assert schedule(10) == pytest.approx(1.0 / 25 / 1e4)
+    with pytest.raises(ValueError, match=r"num_update=15: the schedule of torch ends after update 11 \(Tried to step"):
+        schedule(15)
+    assert schedule(1) == pytest.approx(0.04)
+
+
+def _trained(make_step):
+    """The weights of a small regression after 25 updates."""
+    torch.manual_seed(3)
+    net = torch.nn.Linear(4, 3).double()
+    x, y = torch.randn(8, 4).double(), torch.randn(8, 3).double()
+    step = make_step(net.parameters())
+    for _ in range(25):
+        net.zero_grad()
+        ((net(x) - y) ** 2).sum().backward()
+        step()
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+COSINE = lr.CosineScheduler(25, base_lr=0.02, warmup_steps=5)
+
+
+@pytest.mark.parametrize(
+    ("ours", "rate", "make"),
+    [
+        (
+            lr.from_torch("OneCycleLR", max_lr=0.02, total_steps=25),
+            0.02,
+            lambda optimizer: torchs.OneCycleLR(optimizer, 0.02, 25, cycle_momentum=False),
+        ),
+        (COSINE, 9.0, lambda optimizer: lr.to_torch(COSINE, optimizer)),
+    ],
+    ids=["from_torch", "to_torch"],
+)
+def test_training_with_tristep_equals_training_with_torch(ours, rate, make):
+    def with_ours(params):
+        trainer = Trainer(list(params), "sgd", {"lr_scheduler": ours})
+        return lambda: trainer.step(1)
+
+    def with_torch(params):
+        optimizer = torch.optim.SGD(params, lr=rate)
+        schedule = make(optimizer)
+        return lambda: (optimizer.step(), schedule.step())
+
+    torch.testing.assert_close(_trained(with_ours), _trained(with_torch), rtol=1e-12, atol=1e-14)
+
+
+def _two_groups(**options):
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))]}, {"params": [torch.nn.Parameter(torch.zeros(1))], **options}]
+    return torch.optim.SGD(groups, lr=9.0)
+
+
+def test_to_torch_sets_each_group_and_resumes():
+    optimizer = _two_groups(lr_mult=0.5)
+    schedule = lr.to_torch(lambda n: 1 / n, optimizer)
+    assert isinstance(schedule, torchs.LRScheduler)
+    for n in (1, 2, 3):
+        assert schedule.get_last_lr() == [1 / n, 0.5 / n]
+        assert [group["lr"] for group in optimizer.param_groups] == [1 / n, 0.5 / n]
+        optimizer.step()
+        schedule.step()
+    state = schedule.state_dict()
+    assert "schedule" not in state
+    other = _two_groups()
+    resumed = lr.to_torch(lambda n: 1 / n, other)
+    resumed.load_state_dict(state)
+    other.step()
+    resumed.step()
+    assert resumed.get_last_lr() == [1 / 5, 1 / 5]
+    assert lr.to_torch(lambda n: 1 / n, _two_groups(), last_epoch=3).get_last_lr() == [1 / 5, 1 / 5]
+
+
+# ---- bad arguments ---------------------------------------------------------------------------------------------------
+
+# By scheduler: arguments that it takes, and for each argument what it refuses as "argument=value: must ...".
+WARMUP = {"warmup_steps": [1.0, True, -1], "warmup_begin_lr": [0.1, -1], "warmup_mode": ["cosine"]}
+RATES = {"base_lr": ["0.1", True, None, -0.1, math.nan, math.inf], "final_lr": [-1]}
+REFUSED = {
+    "factor": ({"step": 10}, {"step": [0, "10"], "factor": [1.1, -0.1], "stop_factor_lr": [None]} | WARMUP),
+    "multifactor": ({"step": [5]}, {"step": [10, [], [5, 5]], "factor": [2]}),
+    "poly": ({"max_update": 10}, {"max_update": [10.0, 0], "pwr": [-1], "warmup_steps": [10]} | RATES),
+    "cosine": ({"max_update": 10}, {"max_update": ["10"], "warmup_steps": [11], "final_lr": [-1]}),
+    "onecycle": (
+        {"max_update": 9},
+        {"max_update": [0], "pct_start": [1], "div_factor": [0.5], "final_div_factor": [0], "three_phase": [1]},
+    ),
+    "cosinerestarts": ({"period": 5}, {"period": [0], "period_mult": [0.5], "final_lr": [-1]}),
+    "warmupstabledecay": (
+        {"max_update": 10, "decay_steps": 7, "warmup_steps": 3},
+        {"decay_steps": [8, 0], "decay": ["exp"], "final_lr": [-1]},
+    ),
+    "inversesquareroot": ({}, {"timescale": [0], "base_lr": [-0.1]}),
+    "cyclic": (
+        {"step_up": 5, "max_lr": 1},
+        {"step_up": [0], "step_down": [0.5], "base_lr": [2.0], "max_lr": [-1], "mode": ["square"], "gamma": [2]},
+    ),
+    "exponential": ({"factor": 0.5}, {"factor": [1.5], "step": [0]}),
+    "piecewise": ({"step": [3], "rates": [1]}, {"step": [[5, 3]], "rates": [[1, 2], 1]}),
+    "interpolated": ({"step": [3], "rates": [1]}, {"step": [[5, 3]], "rates": [[1, 2]], "scale": ["exp"]}),
+    "function": ({}, {"function": [3]}),
+    "sequence": ({"schedulers": [abs, abs, abs], "starts": [3, 4]}, {"schedulers": [abs, []], "starts": [[4], [4, 4]]}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_values_are_named(name):
+    takes, refused = REFUSED[name]
+    for argument, values in refused.items():
+        for value in values:
+            with pytest.raises((TypeError, ValueError), match=re.escape(f"{argument}={value!r}: must")):
+                lr.create(name, **{**takes, argument: value})
 
 
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: PolyScheduler(10, base_lr="0.1"), TypeError, "base_lr='0.1': must be a number, not str"),
-        (lambda: PolyScheduler(10, base_lr=True), TypeError, "base_lr=True: must be a number, not bool"),
-        (lambda: PolyScheduler(10, base_lr=None), TypeError, "base_lr=None: must be a number, not NoneType"),
-        (lambda: PolyScheduler(10, base_lr=-0.1), ValueError, "base_lr=-0.1: must be finite and 0 or more"),
-        (lambda: PolyScheduler(10, base_lr=math.nan), ValueError, "base_lr=nan: must be finite"),
-        (lambda: PolyScheduler(10, base_lr=math.inf), ValueError, "base_lr=inf: must be finite"),
-        (lambda: LRScheduler(warmup_steps=1.0), TypeError, r"warmup_steps=1.0: must be an integer, not float"),
-        (lambda: LRScheduler(warmup_steps=True), TypeError, "warmup_steps=True: must be an integer, not bool"),
-        (lambda: LRScheduler(warmup_steps=-1), ValueError, "warmup_steps=-1: must be 0 or more"),
-        (lambda: LRScheduler(warmup_begin_lr=0.1), ValueError, "warmup_begin_lr=0.1: .*exceed base_lr=0.01"),
-        (lambda: LRScheduler(warmup_begin_lr=-1), ValueError, "warmup_begin_lr=-1: must be finite and 0 or more"),
-        (lambda: LRScheduler(warmup_mode="cosine"), ValueError, "warmup_mode='cosine': must be one of 'linear', 'con"),
-        (lambda: FactorScheduler(0), ValueError, "step=0: must be finite and 1 or more"),
-        (lambda: FactorScheduler("10"), TypeError, "step='10': must be a number, not str"),
-        (lambda: FactorScheduler(10, factor=1.1), ValueError, "factor=1.1: .*0 or more and 1 or less"),
-        (lambda: FactorScheduler(10, factor=-0.1), ValueError, "factor=-0.1: .*0 or more and 1 or less"),
-        (lambda: FactorScheduler(10, stop_factor_lr=None), TypeError, "stop_factor_lr=None: must be a number"),
-        (lambda: MultiFactorScheduler(10), TypeError, "step=10: must be a list or tuple"),
-        (lambda: MultiFactorScheduler([]), ValueError, r"step=\[\]: must hold at least one"),
-        (lambda: MultiFactorScheduler([5, 5]), ValueError, r"step=\[5, 5\]: must be strictly increasing"),
-        (lambda: MultiFactorScheduler([0, 5]), ValueError, r"step\[0\]=0: must be finite and 1 or more"),
-        (lambda: MultiFactorScheduler([1, "5"]), TypeError, r"step\[1\]='5': must be a number"),
-        (lambda: MultiFactorScheduler([5], 2), ValueError, "factor=2: .*1 or less"),
-        (lambda: PolyScheduler(10.0), TypeError, "max_update=10.0: must be an integer, not float"),
-        (lambda: PolyScheduler(0), ValueError, "max_update=0: must be 1 or more"),
-        (lambda: PolyScheduler(10, pwr=-1), ValueError, "pwr=-1: must be finite and 0 or more"),
-        (lambda: PolyScheduler(10, final_lr=-1), ValueError, "final_lr=-1: must be finite and 0 or more"),
-        (lambda: PolyScheduler(5, warmup_steps=5), ValueError, "warmup_steps=5: must be less than max_update=5"),
-        (lambda: CosineScheduler("10"), TypeError, "max_update='10': must be an integer, not str"),
-        (lambda: CosineScheduler(5, warmup_steps=6), ValueError, "warmup_steps=6: must be less than max_update=5"),
-        (lambda: OneCycleScheduler(0), ValueError, "max_update=0: must be 1 or more"),
-        (lambda: OneCycleScheduler(9, pct_start=1), ValueError, "pct_start=1: .*greater than 0 and less than 1"),
-        (lambda: OneCycleScheduler(9, pct_start=0.6, three_phase=True), ValueError, "pct_start=0.6: .*0.5 or less"),
-        (lambda: OneCycleScheduler(9, div_factor=0.5), ValueError, "div_factor=0.5: must be finite and 1 or more"),
+        (lambda: lr.PolyScheduler(10, base_lr="0.1"), TypeError, "base_lr='0.1': must be a number, not str"),
+        (lambda: lr.PolyScheduler(5, warmup_steps=5), ValueError, "warmup_steps=5: must be less than max_update=5"),
+        (lambda: lr.MultiFactorScheduler([0, 5]), ValueError, r"step\[0\]=0: must be finite and 1 or more"),
+        (lambda: lr.MultiFactorScheduler([1, "5"]), TypeError, r"step\[1\]='5': must be a number"),
+        (lambda: lr.OneCycleScheduler(9, pct_start=0.6, three_phase=True), ValueError, "pct_start=0.6: .*0.5 or less"),
+        (lambda: lr.OneCycleScheduler(9, anneal_strategy="cosine"), ValueError, "='cosine': .*Did you mean 'cos'"),
+        (lambda: lr.PiecewiseScheduler([3], [-1]), ValueError, r"rates\[0\]=-1: must be finite and 0 or more"),
+        (lambda: lr.InterpolatedScheduler([3], [0.0], "log"), ValueError, r"rates=\[0.0\]: must all be above 0"),
+        (lambda: lr.InterpolatedScheduler([3], [1.0], "log", 0), ValueError, "base_lr=0: must be above 0 with scale='log'"),
+        (lambda: lr.InterpolatedScheduler([3], [1.0], warmup_steps=3), ValueError, r"step=\[3\]: must begin after warmup_"),
+        (lambda: lr.FunctionScheduler("no_such"), ValueError, "function='no_such': no function is registered"),
+        (lambda: lr.FunctionScheduler(lambda n: -n)(3), ValueError, r"function\(3\)=-3: must be finite and 0 or more"),
+        (lambda: lr.FunctionScheduler(lambda n: None)(np.arange(2)), TypeError, r"function\(0\)=None: must be a number"),
+        (lambda: lr.SequenceScheduler([abs, 0.1], [3]), TypeError, r"schedulers\[1\]=0.1: must be a callable"),
+        (lambda: lr.SequenceScheduler([abs, abs], [2.5]), TypeError, r"starts\[0\]=2.5: must be an integer"),
+        (lambda: lr.sequence(), ValueError, "parts: must hold at least one schedule"),
+        (lambda: lr.sequence(abs, abs), TypeError, r"parts\[0\]=<.*: must be a pair of a schedule and its number"),
+        (lambda: lr.sequence((abs, 0), abs), ValueError, r"parts\[0\]\[1\]=0: must be 1 or more"),
+        (lambda: lr.sequence((abs, 3), (abs, 3)), TypeError, r"parts\[1\]=.*: the last must be a schedule alone"),
+        (lambda: lr.CosineScheduler(5)(-1), ValueError, "num_update=-1: must be 0 or more"),
+        (lambda: lr.CosineScheduler(5)(1.5), TypeError, "num_update=1.5: must be an integer"),
+        (lambda: lr.CosineScheduler(5)(np.array([3, -2])), ValueError, "num_update holds -2"),
+        (lambda: lr.CosineScheduler(5)(np.array([0.5])), TypeError, "num_update has dtype float64"),
+        (lambda: lr.from_torch("StpLR"), ValueError, "factory='StpLR': neither .*Did you mean 'StepLR'"),
+        (lambda: lr.from_torch(3), TypeError, "factory=3: must be a class of torch.optim.lr_scheduler, or a function"),
+        (lambda: lr.from_torch("StepLR"), TypeError, "step_size"),
+        (lambda: lr.from_torch(lambda o: 3), TypeError, "returned 3, which is not a torch"),
+        (lambda: lr.from_torch("ReduceLROnPlateau"), TypeError, "ReduceLROnPlateau needs losses.*set_learning_rate"),
+        (lambda: lr.TorchScheduler("StepLR", 3), TypeError, "kwargs=3: must be a dict"),
         (
-            lambda: OneCycleScheduler(9, anneal_strategy="cosine"),
-            ValueError,
-            "anneal_strategy='cosine': .*Did you mean 'cos'",
+            lambda: lr.from_torch(torchs.StepLR(_two_groups(), 3)),
+            TypeError,
+            r"is bound to its optimizer already; give its class and its arguments, from_torch\(StepLR, ...\)",
         ),
-        (lambda: OneCycleScheduler(9, three_phase=1), TypeError, "three_phase=1: must be True or False"),
-        (lambda: CosineRestartsScheduler(0), ValueError, "period=0: must be finite and 1 or more"),
-        (lambda: CosineRestartsScheduler(5, 0.5), ValueError, "period_mult=0.5: must be finite and 1 or more"),
-        (lambda: CosineRestartsScheduler(5, final_lr=-1), ValueError, "final_lr=-1: must be finite and 0 or more"),
         (
-            lambda: WarmupStableDecayScheduler(10, 8, warmup_steps=3),
-            ValueError,
-            "decay_steps=8: must be at most 7, max_update=10 less warmup_steps=3",
+            lambda: lr.from_torch("LambdaLR", lr_lambda=math.exp).to_config(),
+            TypeError,
+            r"kwargs of TorchScheduler\['lr_lambda'\] is a function, which cannot be saved",
         ),
-        (lambda: WarmupStableDecayScheduler(10, 0), ValueError, "decay_steps=0: must be 1 or more"),
-        (lambda: WarmupStableDecayScheduler(10, 5, decay="exp"), ValueError, "decay='exp': must be one of 'linear'"),
-        (lambda: InverseSquareRootScheduler(timescale=0), ValueError, "timescale=0: must be finite and greater than 0"),
-        (lambda: InverseSquareRootScheduler(-0.1), ValueError, "base_lr=-0.1: must be finite and 0 or more"),
-        (lambda: CyclicScheduler(0, 1.0), ValueError, "step_up=0: must be finite and 1 or more"),
-        (lambda: CyclicScheduler(5, 1.0, step_down=0.5), ValueError, "step_down=0.5: must be finite and 1 or more"),
-        (lambda: CyclicScheduler(5, 0.1, 0.2), ValueError, "base_lr=0.2: must not exceed max_lr=0.1"),
-        (
-            lambda: CyclicScheduler(5, 0.3, 0.2, warmup_steps=2, warmup_begin_lr=0.25),
-            ValueError,
-            "warmup_begin_lr=0.25: must not exceed base_lr=0.2",
-        ),
-        (lambda: CyclicScheduler(5, -1), ValueError, "max_lr=-1: must be finite and 0 or more"),
-        (lambda: CyclicScheduler(5, 1, mode="square"), ValueError, "mode='square': must be one of 'triangular'"),
-        (lambda: CyclicScheduler(5, 1, gamma=2), ValueError, "gamma=2: .*1 or less"),
-        (lambda: ExponentialScheduler(1.5), ValueError, "factor=1.5: .*1 or less"),
-        (lambda: ExponentialScheduler(0.5, step=0), ValueError, "step=0: must be finite and greater than 0"),
-        (lambda: PiecewiseScheduler([5, 3], [1, 1]), ValueError, r"step=\[5, 3\]: must be strictly increasing"),
-        (lambda: PiecewiseScheduler([3], [-1]), ValueError, r"rates\[0\]=-1: must be finite and 0 or more"),
-        (lambda: PiecewiseScheduler([3], [1, 2]), ValueError, r"rates=\[1, 2\]: must hold as many .*, 1"),
-        (lambda: PiecewiseScheduler([3], 1), TypeError, "rates=1: must be a list or tuple of learning rates"),
-        (lambda: InterpolatedScheduler([5, 3], [1, 1]), ValueError, r"step=\[5, 3\]: must be strictly increasing"),
-        (lambda: InterpolatedScheduler([3], [1, 2]), ValueError, r"rates=\[1, 2\]: must hold as many .*, 1"),
-        (lambda: InterpolatedScheduler([3], [0.0], "log"), ValueError, r"rates=\[0.0\]: must all be above 0"),
-        (lambda: InterpolatedScheduler([3], [1.0], "log", 0), ValueError, "base_lr=0: must be above 0 with scale='log'"),
-        (lambda: InterpolatedScheduler([3], [1.0], "exp"), ValueError, "scale='exp': must be one of 'linear', 'log'"),
-        (lambda: InterpolatedScheduler([3], [1.0], warmup_steps=3), ValueError, r"step=\[3\]: must begin after warmup_st"),
-        (lambda: FunctionScheduler(3), TypeError, "function=3: must be a callable"),
-        (lambda: FunctionScheduler("no_such"), ValueError, "function='no_such': no function is registered"),
-        (lambda: FunctionScheduler(lambda n: -n)(3), ValueError, r"function\(3\)=-3: must be finite and 0 or more"),
-        (lambda: FunctionScheduler(lambda n: None)(np.arange(2)), TypeError, r"function\(0\)=None: must be a number"),
-        (lambda: SequenceScheduler(PolyScheduler(5), []), TypeError, "schedulers=Poly.*: must be a list or tuple"),
-        (lambda: SequenceScheduler([], []), ValueError, r"schedulers=\[\]: must hold at least one"),
-        (lambda: SequenceScheduler([PolyScheduler(5), 0.1], [3]), TypeError, r"schedulers\[1\]=0.1: must be a callable"),
-        (lambda: SequenceScheduler([PolyScheduler(5)], [3]), ValueError, r"starts=\[3\]: must hold one .* but the first, 0"),
-        (lambda: SequenceScheduler([abs, abs], [2.5]), TypeError, r"starts\[0\]=2.5: must be an integer"),
-        (lambda: SequenceScheduler([abs, abs, abs], [4, 4]), ValueError, r"starts=\[4, 4\]: must be strictly increasing"),
-        (lambda: sequence(), ValueError, "parts: must hold at least one schedule"),
-        (lambda: sequence(abs, abs), TypeError, r"parts\[0\]=<.*: must be a pair of a schedule and its number"),
-        (lambda: sequence((abs, 0), abs), ValueError, r"parts\[0\]\[1\]=0: must be 1 or more"),
-        (lambda: sequence((abs, 3), (abs, 3)), TypeError, r"parts\[1\]=.*: the last must be a schedule alone"),
-        (lambda: CosineScheduler(5)(-1), ValueError, "num_update=-1: must be 0 or more"),
-        (lambda: CosineScheduler(5)(1.5), TypeError, "num_update=1.5: must be an integer"),
-        (lambda: CosineScheduler(5)(np.array([3, -2])), ValueError, "num_update holds -2"),
-        (lambda: CosineScheduler(5)(np.array([0.5])), TypeError, "num_update has dtype float64"),
+        (lambda: lr.to_torch(0.1, _two_groups()), TypeError, "scheduler=0.1: must be a schedule"),
+        (lambda: lr.to_torch(abs, [torch.zeros(1)]), TypeError, "optimizer must be a torch.optim.Optimizer, got list"),
+        (lambda: lr.to_torch(abs, _two_groups(), -2), ValueError, "last_epoch=-2: must be -1 or more"),
     ],
 )
 def test_bad_arguments_are_named(make, error, message):
@@ -385,11 +476,11 @@ def test_bad_arguments_are_named(make, error, message):
 
 
 def test_bad_base_lr_leaves_the_former_one():
-    cyclic = CyclicScheduler(5, max_lr=1.0, base_lr=0.5)
+    cyclic = lr.CyclicScheduler(5, max_lr=1.0, base_lr=0.5)
     with pytest.raises(ValueError, match="base_lr=2.0: must not exceed max_lr=1.0"):
         cyclic.base_lr = 2
     assert cyclic.base_lr == 0.5
-    schedule = CosineScheduler(10, base_lr=0.5, warmup_steps=2, warmup_begin_lr=0.1)
+    schedule = lr.CosineScheduler(10, base_lr=0.5, warmup_steps=2, warmup_begin_lr=0.1)
     with pytest.raises(ValueError, match="warmup_begin_lr=0.1: must not exceed base_lr=0.05"):
         schedule.base_lr = 0.05
     assert schedule.base_lr == 0.5

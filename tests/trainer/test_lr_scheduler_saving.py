@@ -3,7 +3,6 @@
 import doctest
 import importlib
 import json
-import pickle
 import pkgutil
 
 import numpy as np
@@ -68,9 +67,18 @@ def test_taken_name_is_replaced_with_a_warning():
             def __call__(self, num_update):
                 return rate
 
+    def rate(n):
+        return 1.0
+
     define(1.0)
     define(2.0)  # as when a notebook cell is run twice
     assert create("fixed")(0) == 2.0
+    other = eval("lambda n: 2.0")
+    other.__name__ = other.__qualname__ = "rate"
+    register(rate)
+    with pytest.warns(UserWarning, match="function 'rate' now means"):
+        register(other)
+    assert create("function", function="rate", base_lr=1.0)(0) == 2.0
     with pytest.warns(UserWarning, match="scheduler 'polyscheduler' now means .*, before .*PolyScheduler"):
         ours = register(type("PolyScheduler", (LRScheduler,), {}))
     assert type(create("poly")) is ours
@@ -103,18 +111,6 @@ def test_schedules_made_with_functions_are_saved_by_name():
     config["kwargs"]["schedulers"][0]["kwargs"]["function"] = "halve"
     with pytest.raises(ValueError, match="function='halve': no function is registered by that name.*Did you mean 'halves'"):
         from_config(config)
-
-
-def test_function_of_a_taken_name_replaces_the_first_with_a_warning():
-    def rate(n):
-        return 1.0
-
-    register(rate)
-    other = eval("lambda n: 2.0")
-    other.__name__ = other.__qualname__ = "rate"
-    with pytest.warns(UserWarning, match="function 'rate' now means"):
-        register(other)
-    assert create("function", function="rate", base_lr=1.0)(0) == 2.0
 
 
 # ---- user-defined schedules ------------------------------------------------------------------------------------------
@@ -275,12 +271,6 @@ def test_sequence_has_no_base_lr():
         Trainer(torch.nn.Linear(2, 1), "sgd", {"lr_scheduler": schedule, "learning_rate": 0.5})
     schedule.schedulers[0].base_lr = 0.5
     assert schedule(0) == 0.5
-
-
-@pytest.mark.parametrize("name", [*lr_scheduler.__all__, "_Driven"])
-def test_pickles_of_the_former_module_load(name):
-    """Pickles name classes by module; all of them were in the file lr_scheduler.py once."""
-    assert pickle.loads(f"ctristep.trainer.lr_scheduler\n{name}\n.".encode()) is getattr(lr_scheduler, name)
 
 
 @pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(lr_scheduler.__path__)])

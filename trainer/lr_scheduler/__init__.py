@@ -15,12 +15,13 @@ from .modern import (
     CyclicScheduler,
     ExponentialScheduler,
     InterpolatedScheduler,
+    InverseSquareRootScheduler,
+    OneCycleScheduler,
     PiecewiseScheduler,
+    WarmupStableDecayScheduler,
 )
 from .mxnet import CosineScheduler, FactorScheduler, MultiFactorScheduler, PolyScheduler
 from .torch_bridge import TorchScheduler, from_torch, to_torch
-from .torch_bridge import TristepLR as _Driven  # noqa: F401  # the name in older pickles
-from .warmup import InverseSquareRootScheduler, OneCycleScheduler, WarmupStableDecayScheduler
 
 __all__ = [
     "CosineRestartsScheduler",

@@ -12,35 +12,32 @@ import numpy as np
 
 from ..registry import Registry
 from ..validation import choice, int_or_float, integer, number
-from .config import constructor_arguments, functions, hashable, is_plain, shown, to_plain
+from .config import constructor_arguments, functions, is_plain, shown, to_plain
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Caches, the update that was asked for last, and how it was made.
-_NOT_COMPARED = ("_kept", "_position", "_base_lr_given")
-_NOT_HASHED = ("_base_lr", "_warmup_final_lr", "_since")  # what may change after a schedule has been made
+_NOT_COMPARED = ("_kept", "_position", "_base_lr_given")  # caches, and how a schedule was made
 
 
 class LRScheduler:
     """Base class of the schedules: the warm-up, and what every schedule can do.
 
-    With n the update count and W = ``warmup_steps``, the learning rate for n < W is ::
+    With n the update count and W = ``warmup_steps``, the learning rate is ::
 
-        linear      warmup_begin_lr + (base_lr - warmup_begin_lr) * n / W
-        constant    warmup_begin_lr
+        linear      warmup_begin_lr + (base_lr - warmup_begin_lr) * n / W     for n < W
+        constant    warmup_begin_lr                                           for n < W
 
-    and for n >= W that of the subclass, which counts n from the start of training unless it says otherwise.
+    and for n >= W the subclass decides. The subclass counts n from the start of training unless it says otherwise.
 
-    For a schedule of your own, write a subclass with ``__call__(num_update)``. So that it can be printed and
-    saved, keep each constructor argument in an attribute of the same name, and decorate it with ``@register``. As in MXNet
-    it may change when it is called, ``self.base_lr *= self.factor``: numbers, strings and lists of them in its other
-    attributes are saved with it.
+    To define a schedule, write a subclass with ``__call__(num_update)``. To have it printed and saved, keep each constructor
+    argument in an attribute of the same name, and decorate the class with ``@register``. As in MXNet, a call may change the
+    schedule, ``self.base_lr *= self.factor``: numbers, strings and lists of them in its other attributes are saved too.
 
     Args:
-        base_lr: the learning rate after the warm-up, >= 0. It may be set later: warm-up and rule then use the new value.
-            An optimizer that is given a ``learning_rate`` sets it. For :class:`FactorScheduler` and
-            :class:`MultiFactorScheduler`, as in MXNet, it is the present learning rate.
+        base_lr: the learning rate after the warm-up, >= 0. Setting it later changes the warm-up and the rule. An optimizer
+            with a ``learning_rate`` sets it. In :class:`FactorScheduler` and :class:`MultiFactorScheduler` the attribute
+            is the present learning rate, as in MXNet.
         warmup_steps: number of updates of the warm-up, an int >= 0; 0 means none.
         warmup_begin_lr: the learning rate at update 0 of a warm-up, from 0 to ``base_lr``.
         warmup_mode: ``"linear"`` or ``"constant"``.
@@ -63,8 +60,10 @@ class LRScheduler:
     """
 
     registry: ClassVar[Registry[type[LRScheduler]]]
+    final_lr: float = 0.0  # the learning rate at height 0
     _peaks: ClassVar[tuple[str, ...]] = ()  # attributes whose largest value no rate of this very class exceeds
     _warmup_final_lr: float | None = None  # None: base_lr
+    _position: int | None = None  # the update count of the last call
     _base_lr_given: bool  # to the constructor
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -99,20 +98,17 @@ class LRScheduler:
 
     @property
     def has_default_base_lr(self) -> bool:
-        """Whether ``base_lr`` is what it is because the constructor was called without it."""
+        """Whether the constructor was called without ``base_lr``, and nobody has changed it."""
         return not self._base_lr_given and self._base_lr == constructor_arguments(type(self)).get("base_lr")
 
     @property
     def peak_lr(self) -> float | None:
-        """The learning rate that the schedule does not exceed, and as a rule comes to; None if it is not known.
+        """The largest learning rate of the schedule.
 
-        It is not of a class of your own that does not define it, of functions and of torch's schedules.
+        None if it is not known: for torch's schedules, functions, and subclasses of other packages that do not define it.
         """
-        found: list[float] = []
-        for name in vars(type(self)).get("_peaks", ()):
-            value = getattr(self, name)
-            found += value if isinstance(value, list) else [value]
-        return max(found, default=None)
+        values = [getattr(self, name) for name in vars(type(self)).get("_peaks", ())]
+        return max((rate for value in values for rate in (value if isinstance(value, list) else [value])), default=None)
 
     @property
     def warmup_final_lr(self) -> float:
@@ -120,7 +116,7 @@ class LRScheduler:
         return self._base_lr if self._warmup_final_lr is None else self._warmup_final_lr
 
     def start_from(self, base_lr: float) -> None:
-        """Set ``base_lr`` as if it had been given to the constructor."""
+        """Set ``base_lr`` as the constructor does."""
         value = number("base_lr", base_lr, low=0)
         self._check_base_lr(value)
         self._base_lr = value
@@ -131,7 +127,7 @@ class LRScheduler:
     @overload
     def __call__(self, num_update: np.ndarray) -> np.ndarray: ...
     def __call__(self, num_update):
-        """The learning rate of an update.
+        """Return the learning rate of an update.
 
         Args:
             num_update: the update count, an int >= 0, or a NumPy array of such ints of any shape.
@@ -139,23 +135,28 @@ class LRScheduler:
         Returns:
             The learning rate as a float; for an array a float64 array of its shape.
         """
-        n = _update_counts(num_update)
-        if isinstance(n, np.ndarray):
+        if isinstance(num_update, np.ndarray):
+            if num_update.dtype.kind not in "iu":
+                raise TypeError(f"num_update has dtype {num_update.dtype}: must be an int or an array of ints")
+            if (num_update < 0).any():
+                raise ValueError(f"num_update holds {num_update.min()}: must not be negative")
+            n = num_update.astype(np.float64)  # differences of unsigned ints would wrap
             rates = self._after_warmup(np.maximum(n, self.warmup_steps))
-            return np.where(n < self.warmup_steps, self.get_warmup_lr(n), rates)
+            return np.where(n < self.warmup_steps, self.get_warmup_lr(n) if self.warmup_steps else 0.0, rates)
+        n = integer("num_update", num_update, low=0)
         rate = float(self.get_warmup_lr(n) if n < self.warmup_steps else self._after_warmup(n))
-        self._called(n)
+        self._position = n
         return rate
 
     def get_warmup_lr(self, num_update):
-        """The learning rate at an update (or array of them) below ``warmup_steps``; for subclasses."""
+        """Return the learning rate of an update (or array of them) below ``warmup_steps``; for subclasses."""
         rise = self.warmup_final_lr - self.warmup_begin_lr if self.warmup_mode == "linear" else 0.0
         return self.warmup_begin_lr + rise * num_update / max(self.warmup_steps, 1)
 
     def to_config(self) -> dict[str, Any]:
-        """The schedule as data for JSON, ``{"class": name, "kwargs": arguments}``; see :func:`from_config`.
+        """Return the schedule as data for JSON, ``{"class": name, "kwargs": arguments}``; see :func:`from_config`.
 
-        There is a third key, ``"state"``, if it has changed since it was made.
+        There is a third key, ``"state"``, if calls or a new ``base_lr`` have changed the schedule.
 
         Raises:
             TypeError: a subclass keeps a constructor argument under another name than the argument's.
@@ -176,7 +177,7 @@ class LRScheduler:
         return {"class": name, "kwargs": kwargs} | ({"state": state} if state else {})
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load what a configuration has under ``"state"``.
+        """Load the ``"state"`` of a configuration.
 
         Raises:
             ValueError: it has a key or value that no :meth:`to_config` of this class gives; nothing has been changed.
@@ -190,30 +191,29 @@ class LRScheduler:
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        return self._compared() == other._compared()
+        mine, theirs = ({k: v for k, v in vars(each).items() if k not in _NOT_COMPARED} for each in (self, other))
+        return mine == theirs
 
     def __hash__(self) -> int:
-        """That of the class and of all but ``base_lr``, which may change."""
-        fixed = {name: value for name, value in self._compared().items() if name not in _NOT_HASHED}
-        return hash((type(self), hashable(fixed)))
+        return hash(type(self))  # whatever else may change
 
     def __repr__(self) -> str:
         arguments = constructor_arguments(type(self))
         if not all(hasattr(self, name) for name in arguments):  # a subclass that cannot be saved can still be shown
             return object.__repr__(self)
         values = ((name, self._argument(name), default) for name, default in arguments.items())
-        given = (f"{name}={shown(value)}" for name, value, default in values if value != default)
-        return f"{type(self).__name__}({', '.join(given)})"
+        return f"{type(self).__name__}({', '.join(f'{name}={shown(value)}' for name, value, d in values if value != d)})"
 
     def _after_warmup(self, n):
-        """The rule at n >= warmup_steps, n an int or a float64 array."""
+        """The learning rate at n >= warmup_steps, n an int or a float64 array: by default from a height in [0, 1]."""
+        return self.final_lr + (self.base_lr - self.final_lr) * self._height(n - self.warmup_steps)
+
+    def _height(self, n):
+        """The schedule as a function of the updates since the warm-up: 1 is base_lr, 0 is final_lr."""
         raise NotImplementedError(f"{type(self).__name__}: a subclass must define __call__(num_update)")
 
-    def _called(self, num_update: int) -> None:
-        """Called after the schedule has answered for one update."""
-
     def _check_base_lr(self, value: float) -> None:
-        """Refuse a `base_lr` that contradicts the other learning rates, which are set before it."""
+        """Raise if `value` contradicts the other learning rates, which are set before it."""
         if self.warmup_begin_lr > value:
             raise ValueError(
                 f"warmup_begin_lr={self.warmup_begin_lr!r}: must not exceed base_lr={value!r}, "
@@ -225,16 +225,12 @@ class LRScheduler:
         return self.warmup_final_lr if name == "base_lr" and hasattr(self, "_base_lr") else getattr(self, name)
 
     def _state(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """What has changed since it was made: the plain attributes of a class with its own `__call__`, but no arguments."""
+        """The changes since construction: plain attributes of a class with its own `__call__`, without its arguments."""
         if not self._defines_call():
             return {}
         own = {name: value for name, value in vars(self).items() if name[0] != "_" and name not in kwargs}
         state = {name: copy.deepcopy(value) for name, value in own.items() if is_plain(value)}
         return state | ({"base_lr": self._base_lr} if self._base_lr != self.warmup_final_lr else {})
-
-    def _compared(self) -> dict[str, Any]:
-        """The attributes that make two schedules equal."""
-        return {name: value for name, value in vars(self).items() if name not in _NOT_COMPARED}
 
     @classmethod
     def _defines_call(cls) -> bool:
@@ -360,17 +356,6 @@ def final_update(max_update: Any, warmup_steps: int) -> int:
 def half_cosine(t):
     """From 1 at t = 0 to 0 at t = 1 along half a cosine wave."""
     return (1 + np.cos(np.pi * t)) / 2
-
-
-def _update_counts(num_update):
-    """The argument checked: an int, or a float64 array (unsigned ints would wrap in differences)."""
-    if isinstance(num_update, np.ndarray):
-        if num_update.dtype.kind not in "iu":
-            raise TypeError(f"num_update has dtype {num_update.dtype}: must be an int or an array of ints")
-        if (num_update < 0).any():
-            raise ValueError(f"num_update holds {num_update.min()}: must not be negative")
-        return num_update.astype(np.float64)
-    return integer("num_update", num_update, low=0)
 
 
 def _is_config(value: Any) -> bool:

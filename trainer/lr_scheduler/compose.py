@@ -48,8 +48,8 @@ class FunctionScheduler(LRScheduler):
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         self.function = as_function("function", function)
 
-    def _after_warmup(self, n):
-        return self.base_lr * evaluate(self.function, n - self.warmup_steps, "function")
+    def _height(self, n):
+        return evaluate(self.function, n, "function")
 
 
 @register
@@ -106,10 +106,6 @@ class SequenceScheduler(LRScheduler):
         """That of its schedules, if it is known of all; see :attr:`LRScheduler.peak_lr`."""
         peaks = [peak for each in self.schedulers if (peak := getattr(each, "peak_lr", None)) is not None]
         return max(peaks) if len(peaks) == len(self.schedulers) else None
-
-    def get_warmup_lr(self, num_update):
-        """Never used: each schedule has its own warm-up."""
-        return 0.0
 
     def _after_warmup(self, n):
         offsets = [0, *self.starts]

@@ -63,19 +63,6 @@ def shown(value: Any) -> str:
     return repr(value.__name__ if _is_registered(value) else value)
 
 
-def hashable(value: Any) -> Any:
-    """Something to hash, equal for equal values."""
-    if isinstance(value, Mapping):
-        return frozenset((key, hashable(item)) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return tuple(map(hashable, value))
-    try:
-        hash(value)
-    except TypeError:
-        return type(value)
-    return value
-
-
 def constructor_arguments(cls: type) -> dict[str, Any]:
     """Names and defaults of the constructor's arguments, and of its base class's where it takes **kwargs."""
     arguments: dict[str, Any] = {}

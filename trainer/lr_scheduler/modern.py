@@ -1,4 +1,4 @@
-"""Schedules that MXNet does not have: periodic, exponential and piecewise ones."""
+"""Schedules that MXNet does not have: periodic, exponential, piecewise, and from papers with a warm-up of their own."""
 
 from __future__ import annotations
 
@@ -7,25 +7,187 @@ from typing import Any
 
 import numpy as np
 
-from ..validation import choice, int_or_float, number
-from .base import LRScheduler, half_cosine, increasing, register
+from ..validation import boolean, choice, int_or_float, integer, number
+from .base import LRScheduler, final_update, half_cosine, increasing, register
+
+
+@register
+class OneCycleScheduler(LRScheduler):
+    """Raise the learning rate to its peak, and anneal it to far below its first value.
+
+    ::
+
+        first = base_lr / div_factor        last = first / final_div_factor
+        from first to base_lr               for n from 0 to P = pct_start * max_update
+        from base_lr to last                for n from P to max_update
+
+    With ``three_phase`` it falls from base_lr to first for n from P to 2 P, and from there to last. From a to b, with s the
+    fraction of the phase, "cos" is ``b + (a - b) * (1 + cos(pi * s)) / 2`` and "linear" is ``a + (b - a) * s``. After
+    ``max_update`` the learning rate is constant. The paper also moves the momentum; this schedule does not.
+
+    Args:
+        max_update: the update at which the learning rate is lowest, an int >= 1.
+        base_lr: the peak, >= 0; torch's ``max_lr``.
+        pct_start: the peak's place as a fraction of ``max_update``: between 0 and 1, with ``three_phase`` at most 0.5.
+        div_factor: ``base_lr`` divided by the first learning rate, >= 1.
+        final_div_factor: the first learning rate divided by the last, >= 1.
+        anneal_strategy: "cos" or "linear".
+        three_phase: whether the learning rate falls in two phases, the first as long as the rise.
+
+    Raises:
+        TypeError, ValueError: as in :class:`LRScheduler`.
+
+    Source: Smith and Topin, "Super-convergence" (2018), section 4. With M = ``max_update`` and P its peak, torch's
+    ``OneCycleLR`` with ``total_steps=M + 1`` and ``pct_start=(P + 1) / (M + 1)`` is the same.
+
+    >>> schedule = OneCycleScheduler(max_update=100, base_lr=1.0, anneal_strategy="linear")
+    >>> [round(schedule(n), 6) for n in (0, 15, 30, 65, 100)]
+    [0.04, 0.52, 1.0, 0.500002, 4e-06]
+    """
+
+    _peaks = ("base_lr",)
+
+    def __init__(
+        self,
+        max_update: int,
+        base_lr: float = 0.01,
+        pct_start: float = 0.3,
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        anneal_strategy: str = "cos",
+        three_phase: bool = False,
+    ) -> None:
+        super().__init__(base_lr)
+        self.max_update = integer("max_update", max_update, low=1)
+        self.three_phase = boolean("three_phase", three_phase)
+        self.pct_start = number("pct_start", pct_start, above=0, **({"high": 0.5} if three_phase else {"below": 1}))
+        self.div_factor = number("div_factor", div_factor, low=1)
+        self.final_div_factor = number("final_div_factor", final_div_factor, low=1)
+        self.anneal_strategy = choice("anneal_strategy", anneal_strategy, ("cos", "linear"))
+
+    def _after_warmup(self, n):
+        first = self.base_lr / self.div_factor
+        last, peak = first / self.final_div_factor, self.pct_start * self.max_update
+        ends, rates = [peak, self.max_update], [first, self.base_lr, last]
+        if self.three_phase:
+            ends[1:1], rates[2:2] = [2 * peak], [first]
+        n = np.minimum(n, self.max_update)
+        phase = np.minimum(np.searchsorted(ends, n), len(ends) - 1)
+        starts = np.array([0.0, *ends[:-1]])[phase]
+        part = (n - starts) / (np.array(ends)[phase] - starts)
+        begin, end = np.array(rates)[phase], np.array(rates)[phase + 1]
+        if self.anneal_strategy == "linear":
+            return begin + (end - begin) * part
+        wave = np.cos(np.pi * part)
+        return (begin * (1 + wave) + end * (1 - wave)) / 2  # exact at both ends
+
+
+@register
+class WarmupStableDecayScheduler(LRScheduler):
+    """Keep the learning rate constant, and lower it to its final value in the last updates only.
+
+    ::
+
+        base_lr                                              for n <= max_update - decay_steps
+        final_lr + (base_lr - final_lr) * shape(t)           after that, constant after max_update
+        t = (n - max_update + decay_steps) / decay_steps
+        shape(t) = 1 - t, 1 - sqrt(t), (1 + cos(pi * t)) / 2
+
+    Args:
+        max_update: the update at which the learning rate reaches its final value, an int >= 1.
+        decay_steps: number of updates of the decay, an int >= 1; with the warm-up at most ``max_update``.
+        final_lr: the learning rate at ``max_update`` and later, >= 0.
+        decay: shape of the decay, "linear", "sqrt" or "cosine".
+        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+
+    Source: Hu et al., "MiniCPM" (2024), section 4; Hägele et al., "Scaling laws and compute-optimal training beyond
+    fixed training durations" (2024), section 3, for the shapes.
+
+    >>> schedule = WarmupStableDecayScheduler(max_update=100, decay_steps=20, base_lr=1.0, warmup_steps=10)
+    >>> [schedule(n) for n in (0, 10, 80, 90, 100, 200)]
+    [0.0, 1.0, 1.0, 0.5, 0.0, 0.0]
+    """
+
+    _peaks = ("base_lr", "final_lr")
+
+    def __init__(
+        self,
+        max_update: int,
+        decay_steps: int,
+        base_lr: float = 0.01,
+        final_lr: float = 0.0,
+        decay: str = "linear",
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.max_update = final_update(max_update, self.warmup_steps)
+        self.decay_steps = integer("decay_steps", decay_steps, low=1)
+        if self.warmup_steps + self.decay_steps > self.max_update:
+            raise ValueError(
+                f"decay_steps={decay_steps!r}: must be at most {self.max_update - self.warmup_steps}, "
+                f"max_update={self.max_update} less warmup_steps={self.warmup_steps}"
+            )
+        self.final_lr = number("final_lr", final_lr, low=0)
+        self.decay = choice("decay", decay, _DECAYS)
+
+    def _height(self, n):
+        stable = self.max_update - self.warmup_steps - self.decay_steps
+        return _DECAYS[self.decay](np.clip(n - stable, 0, self.decay_steps) / self.decay_steps)
+
+
+_DECAYS = {"linear": lambda t: 1 - t, "sqrt": lambda t: 1 - np.sqrt(t), "cosine": half_cosine}
+
+
+@register
+class InverseSquareRootScheduler(LRScheduler):
+    """Decay of the learning rate with the inverse square root of the update count.
+
+    ``base_lr * sqrt(T / (n - warmup_steps + T))`` with T = ``timescale``, by default ``base_lr * sqrt(warmup_steps / n)``.
+
+    Args:
+        base_lr: the learning rate at the end of the warm-up; in the paper ``1 / sqrt(width of the model * warmup_steps)``.
+        timescale: number of updates, > 0, after which the learning rate has fallen to ``base_lr / sqrt(2)``; None means
+            ``warmup_steps``, or 1 without a warm-up.
+        warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+
+    Source: Vaswani et al., "Attention is all you need" (2017), section 5.3, equation 3.
+
+    >>> schedule = InverseSquareRootScheduler(base_lr=1.0, warmup_steps=100)
+    >>> [schedule(n) for n in (50, 100, 400, 10000)]
+    [0.5, 1.0, 0.5, 0.1]
+    """
+
+    _peaks = ("base_lr",)
+
+    def __init__(
+        self,
+        base_lr: float = 0.01,
+        timescale: float | None = None,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.timescale = None if timescale is None else number("timescale", timescale, above=0)
+
+    def _height(self, n):
+        scale = self.timescale or max(self.warmup_steps, 1)
+        return np.sqrt(scale / (n + scale))
 
 
 @register
 class CosineRestartsScheduler(LRScheduler):
     """Cosine annealing with warm restarts (SGDR).
 
-    ::
-
-        final_lr + (base_lr - final_lr) * (1 + cos(pi * t / T)) / 2
-
-    with t the number of updates since the last restart, and T the length of this period. Periods are
-    ``period``, ``period * period_mult``, ``period * period_mult**2``, ... long, counted from the end of the warm-up. The
-    update at which a period ends has ``base_lr``.
+    ``final_lr + (base_lr - final_lr) * (1 + cos(pi * t / T)) / 2`` with t the number of updates since the last restart, and
+    T the length of this period. Periods are ``period``, ``period * period_mult``, ``period * period_mult**2``, ... long,
+    counted from the end of the warm-up. The update at which a period ends has ``base_lr``.
 
     Args:
         period: number of updates of the first period, >= 1.
-        period_mult: length of each period divided by that of the one before, >= 1.
+        period_mult: the length of a period divided by the length of the one before, >= 1.
         base_lr: the learning rate after each restart; as in :class:`LRScheduler`.
         final_lr: the learning rate that each period falls to, >= 0.
         warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
@@ -55,31 +217,23 @@ class CosineRestartsScheduler(LRScheduler):
         self.period_mult = int_or_float("period_mult", period_mult, low=1)
         self.final_lr = number("final_lr", final_lr, low=0)
 
-    def _after_warmup(self, n):
-        since = n - self.warmup_steps
+    def _height(self, n):
         if self.period_mult == 1:
-            t = since % self.period / self.period
-        else:
-            last = np.max(since, initial=0)
-            starts, lengths = [0], [self.period]
-            while starts[-1] + lengths[-1] <= last:
-                starts.append(starts[-1] + lengths[-1])
-                lengths.append(lengths[-1] * self.period_mult)
-            k = np.searchsorted(starts, since, side="right") - 1
-            t = (since - np.array(starts)[k]) / np.array(lengths)[k]
-        return self.final_lr + (self.base_lr - self.final_lr) * half_cosine(t)
+            return half_cosine(n % self.period / self.period)
+        starts, lengths = [0], [self.period]
+        while starts[-1] + lengths[-1] <= np.max(n, initial=0):
+            starts.append(starts[-1] + lengths[-1])
+            lengths.append(lengths[-1] * self.period_mult)
+        k = np.searchsorted(starts, n, side="right") - 1
+        return half_cosine((n - np.array(starts)[k]) / np.array(lengths)[k])
 
 
 @register
 class CyclicScheduler(LRScheduler):
     """Cyclical learning rate: linear rise and fall, over and over.
 
-    ::
-
-        base_lr + (max_lr - base_lr) * height * scale
-
-    with n counted from the end of the warm-up; height goes from 0 to 1 in ``step_up`` updates and back to 0 in
-    ``step_down``; and scale is ::
+    ``base_lr + (max_lr - base_lr) * height * scale`` where height goes from 0 to 1 in ``step_up`` updates and back to 0 in
+    ``step_down``, and scale is, with n counted from the end of the warm-up ::
 
         triangular      1
         triangular2     0.5**c     c = number of cycles completed
@@ -171,8 +325,8 @@ class ExponentialScheduler(LRScheduler):
         number("step", step, above=0)
         self.step = int_or_float("step", step)
 
-    def _after_warmup(self, n):
-        return self.base_lr * self.factor ** ((n - self.warmup_steps) / self.step)
+    def _height(self, n):
+        return self.factor ** (n / self.step)
 
 
 @register
@@ -182,7 +336,7 @@ class PiecewiseScheduler(LRScheduler):
     ::
 
         base_lr          for n <= step[0]
-        rates[k]         for step[k] < n <= step[k + 1], and for all n > step[k] where it is the last
+        rates[k]         for step[k] < n <= step[k + 1], and the last of them for all n > step[-1]
 
     so a change comes one update after the number in ``step``, as with :class:`MultiFactorScheduler`.
 
@@ -190,10 +344,7 @@ class PiecewiseScheduler(LRScheduler):
         step: list or tuple of update counts, each >= 1, strictly increasing, at least one.
         rates: as many learning rates, each >= 0.
         base_lr: the learning rate before the first of them; as in :class:`LRScheduler`.
-        warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`.
-
-    Raises:
-        TypeError, ValueError: as in :class:`LRScheduler`; ``step`` and ``rates`` differ in length.
+        warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
 
     Source: He et al., "Deep residual learning" (2016), section 4.2, a warm-up at a low learning rate and two drops.
 
@@ -214,8 +365,7 @@ class PiecewiseScheduler(LRScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.step = increasing("step", step)
-        self.rates = _rates(rates, len(self.step))
+        self.step, self.rates = _knots(step, rates)
 
     def _after_warmup(self, n):
         return np.array([self.base_lr, *self.rates])[np.searchsorted(self.step, n, side="left")]
@@ -238,10 +388,7 @@ class InterpolatedScheduler(LRScheduler):
         rates: as many learning rates, each >= 0, with "log" > 0.
         scale: ``"linear"``, or ``"log"`` for interpolation on a log scale.
         base_lr: the learning rate at the end of the warm-up; with "log" > 0.
-        warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`.
-
-    Raises:
-        TypeError, ValueError: as in :class:`LRScheduler`; ``step`` and ``rates`` differ in length.
+        warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
 
     Source: NumPy's ``interp``.
 
@@ -264,10 +411,9 @@ class InterpolatedScheduler(LRScheduler):
     ) -> None:
         self.scale = choice("scale", scale, ("linear", "log"))
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.step = increasing("step", step)
+        self.step, self.rates = _knots(step, rates)
         if self.step[0] <= self.warmup_steps:
             raise ValueError(f"step={step!r}: must begin after warmup_steps={warmup_steps}")
-        self.rates = _rates(rates, len(self.step))
         if scale == "log" and min(self.rates) == 0:
             raise ValueError(f"rates={rates!r}: must all be above 0 with scale='log'")
 
@@ -283,10 +429,11 @@ class InterpolatedScheduler(LRScheduler):
             raise ValueError("base_lr=0: must be above 0 with scale='log'")
 
 
-def _rates(rates: Any, count: int) -> list[float]:
-    """`rates` as a list, if they are so many learning rates."""
+def _knots(step: Any, rates: Any) -> tuple[list[float], list[float]]:
+    """Update counts and the learning rates at them, checked."""
+    step = increasing("step", step)
     if not isinstance(rates, list | tuple):
         raise TypeError(f"rates={rates!r}: must be a list or tuple of learning rates")
-    if len(rates) != count:
-        raise ValueError(f"rates={rates!r}: must hold as many learning rates as step has update counts, {count}")
-    return [number(f"rates[{k}]", rate, low=0) for k, rate in enumerate(rates)]
+    if len(rates) != len(step):
+        raise ValueError(f"rates={rates!r}: must hold as many learning rates as step has update counts, {len(step)}")
+    return step, [number(f"rates[{k}]", rate, low=0) for k, rate in enumerate(rates)]

@@ -12,18 +12,17 @@ from .base import LRScheduler, final_update, half_cosine, increasing, register
 
 
 class _DropScheduler(LRScheduler):
-    """Schedules that multiply the learning rate by a factor at drops, and whose ``base_lr`` is the present learning rate.
+    """Multiplies the learning rate by ``factor`` at drops; its ``base_lr`` is the present learning rate, as in MXNet.
 
-    Where it is set, as MXNet lets it, earlier drops are included in it: the next learning rate is this one, until the next
-    drop.
+    A new ``base_lr`` is the next learning rate, whatever drops there have been; later drops multiply it.
     """
 
-    _position: int | None = None  # the update that was asked for last
-    _since = 0  # drops there had been when base_lr was set
+    factor: float
+    _since = 0  # number of drops before base_lr was set
 
     @property
     def base_lr(self) -> float:
-        """The learning rate at the update that was asked for last, warm-up aside; may be set."""
+        """The learning rate of the last call, or after the warm-up; may be set."""
         return float(self._after_warmup(self._position)) if self._is_past_warmup() else self._base_lr
 
     @base_lr.setter
@@ -49,19 +48,17 @@ class _DropScheduler(LRScheduler):
         self._warmup_final_lr, self._base_lr, self._since = self.warmup_final_lr, now, since
 
     def _state(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        state = super()._state(kwargs)
-        if self._since or self._base_lr != self.warmup_final_lr:
-            state |= {"base_lr": self._base_lr, "since": self._since}
-        return state
-
-    def _called(self, num_update: int) -> None:
-        self._position = num_update
+        changed = self._since or self._base_lr != self.warmup_final_lr
+        return super()._state(kwargs) | ({"base_lr": self._base_lr, "since": self._since} if changed else {})
 
     def _is_past_warmup(self) -> bool:
         return self._position is not None and self._position >= self.warmup_steps
 
+    def _after_warmup(self, n):
+        return self._base_lr * self.factor ** np.maximum(self._drops(n) - self._since, 0)
+
     def _drops(self, n):
-        """How many drops there are before an update, or an array of them."""
+        """The number of drops before an update, or an array of updates."""
         raise NotImplementedError
 
 
@@ -107,10 +104,8 @@ class FactorScheduler(_DropScheduler):
         self.stop_factor_lr = number("stop_factor_lr", stop_factor_lr)
 
     def _after_warmup(self, n):
-        drops = np.maximum(self._drops(n) - self._since, 0)
         # As in MXNet, the floor holds from the first drop on: until then, a base_lr below it is left alone.
-        floor = np.where(drops > 0, self.stop_factor_lr, self._base_lr)
-        return np.maximum(self._base_lr * self.factor**drops, floor)
+        return np.maximum(super()._after_warmup(n), np.where(self._drops(n) > self._since, self.stop_factor_lr, 0.0))
 
     def _drops(self, n):
         return np.maximum(np.ceil(n / self.step) - 1, 0)
@@ -149,9 +144,6 @@ class MultiFactorScheduler(_DropScheduler):
         self.step = increasing("step", step)
         self.factor = number("factor", factor, low=0, high=1)
 
-    def _after_warmup(self, n):
-        return self._base_lr * self.factor ** np.maximum(self._drops(n) - self._since, 0)
-
     def _drops(self, n):
         return np.searchsorted(self.step, n, side="left")
 
@@ -160,19 +152,14 @@ class MultiFactorScheduler(_DropScheduler):
 class PolyScheduler(LRScheduler):
     """Polynomial decay of the learning rate to its final value.
 
-    ::
-
-        final_lr + (base_lr - final_lr) * (1 - t)**pwr
-        t = (n - warmup_steps) / (max_update - warmup_steps)
-
-    for n <= ``max_update``; from then on the learning rate keeps the value it has there.
+    ``final_lr + (base_lr - final_lr) * (1 - t)**pwr`` with t = (n - warmup_steps) / (max_update - warmup_steps), constant
+    after ``max_update``.
 
     Args:
         max_update: the update at which the learning rate reaches its final value, an int >= 1, above ``warmup_steps``.
-        base_lr: as in :class:`LRScheduler`.
         pwr: the power of the polynomial, >= 0.
         final_lr: the learning rate at ``max_update`` and later, >= 0.
-        warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
 
     Source: MXNet 1.9.1, ``PolyScheduler``.
 
@@ -198,30 +185,24 @@ class PolyScheduler(LRScheduler):
         self.pwr = int_or_float("pwr", pwr, low=0)
         self.final_lr = number("final_lr", final_lr, low=0)
 
-    def _after_warmup(self, n):
-        remaining = (1 - _fraction_done(self, n)) ** self.pwr
-        return self.final_lr + (self.base_lr - self.final_lr) * remaining
+    def _height(self, n):
+        length = self.max_update - self.warmup_steps
+        return (1 - np.minimum(n, length) / length) ** self.pwr
 
 
 @register
 class CosineScheduler(LRScheduler):
     """Decay of the learning rate to its final value along half a cosine wave.
 
-    ::
-
-        final_lr + (base_lr - final_lr) * (1 + cos(pi * t)) / 2
-        t = (n - warmup_steps) / (max_update - warmup_steps)
-
-    for n <= ``max_update``; from then on the learning rate keeps the value it has there.
+    ``final_lr + (base_lr - final_lr) * (1 + cos(pi * t)) / 2`` with t = (n - warmup_steps) / (max_update - warmup_steps),
+    constant after ``max_update``.
 
     Args:
         max_update: the update at which the learning rate reaches its final value, an int >= 1, above ``warmup_steps``.
-        base_lr: as in :class:`LRScheduler`.
         final_lr: the learning rate at ``max_update`` and later, >= 0.
-        warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
 
-    Source: MXNet 1.9.1, ``CosineScheduler``; the shape is that of Loshchilov and Hutter, "SGDR" (2017),
-    equation 5, without restarts.
+    Source: MXNet 1.9.1, ``CosineScheduler``; Loshchilov and Hutter, "SGDR" (2017), equation 5, without restarts.
 
     >>> schedule = CosineScheduler(max_update=100, base_lr=1.0, warmup_steps=20)
     >>> [round(schedule(n), 6) for n in (0, 10, 20, 60, 100, 1000)]
@@ -243,12 +224,6 @@ class CosineScheduler(LRScheduler):
         self.max_update = final_update(max_update, self.warmup_steps)
         self.final_lr = number("final_lr", final_lr, low=0)
 
-    def _after_warmup(self, n):
-        remaining = half_cosine(_fraction_done(self, n))
-        return self.final_lr + (self.base_lr - self.final_lr) * remaining
-
-
-def _fraction_done(schedule: PolyScheduler | CosineScheduler, n):
-    """From 0 at the end of the warm-up to 1 at max_update, and 1 after that."""
-    length = schedule.max_update - schedule.warmup_steps
-    return (np.minimum(n, schedule.max_update) - schedule.warmup_steps) / length
+    def _height(self, n):
+        length = self.max_update - self.warmup_steps
+        return half_cosine(np.minimum(n, length) / length)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ class TorchScheduler(LRScheduler):
         if kwargs is not None and not isinstance(kwargs, Mapping):
             raise TypeError(f"kwargs={kwargs!r}: must be a dict of arguments")
         self.kwargs = {name: list(v) if isinstance(v, tuple) else v for name, v in (kwargs or {}).items()}
-        self._kept = self._record()
+        self._kept: Any = self._record()
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies: without the recording, whose schedule may not be picklable."""
@@ -62,9 +62,9 @@ class TorchScheduler(LRScheduler):
     def _after_warmup(self, n):
         epoch = np.maximum(n - 1, 0)
         last = int(np.max(epoch, initial=0))
-        if self._kept is None or self._kept.base_lr != self.base_lr:
+        if self._kept is None or self._kept[0] != self.base_lr:
             self._kept = self._record()
-        _, schedule, group, rates = self._kept
+        _, schedule, rates = self._kept
         while len(rates) <= last:
             try:
                 schedule.step()
@@ -72,10 +72,11 @@ class TorchScheduler(LRScheduler):
                 raise ValueError(
                     f"num_update={last + 1}: the schedule of torch ends after update {len(rates)} ({error})"
                 ) from error
-            rates.append(float(group["lr"]))
+            rates.append(float(schedule.optimizer.param_groups[0]["lr"]))
         return np.array(rates)[epoch.astype(np.int64)] if isinstance(n, np.ndarray) else rates[last]
 
-    def _record(self) -> _Recording:
+    def _record(self) -> tuple[float, torch.optim.lr_scheduler.LRScheduler, list[float]]:
+        """A new schedule of torch's with its base_lr, and its learning rates by epoch: so far the first."""
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=self.base_lr, momentum=0.9)
         factory = getattr(torch.optim.lr_scheduler, self.factory) if isinstance(self.factory, str) else self.factory
         schedule = factory(optimizer, **copy.deepcopy(self.kwargs))
@@ -88,19 +89,8 @@ class TorchScheduler(LRScheduler):
                 f"factory={self.factory!r}: ReduceLROnPlateau needs losses, so it is not a function of the update count; "
                 "call trainer.set_learning_rate instead"
             )
-        group = optimizer.param_groups[0]
-        rates = [float(group["lr"])]
         optimizer.step()  # a no-op; torch warns if schedules are stepped without
-        return _Recording(self.base_lr, schedule, group, rates)
-
-
-class _Recording(NamedTuple):
-    """A schedule of torch's, and its learning rates by epoch up to the present one."""
-
-    base_lr: float
-    schedule: Any
-    group: dict[str, Any]
-    rates: list[float]
+        return self.base_lr, schedule, [float(optimizer.param_groups[0]["lr"])]
 
 
 def from_torch(factory: Callable[..., Any] | str, *, base_lr: float = 0.01, **kwargs: Any) -> TorchScheduler:
