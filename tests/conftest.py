@@ -182,6 +182,27 @@ def processes() -> Iterator[Any]:
     forks.end()
 
 
+EMULATED = """
+import torch
+from gpu_emulator.driver import install
+torch.set_num_threads(1)
+install()
+result = None
+"""
+
+
+@pytest.fixture(scope="session")
+def emulated() -> Iterator[Any]:
+    """An interpreter whose GPU is the emulator; `emulated.run(script, arguments)` gives the script's `result`."""
+    pytest.importorskip("triton", reason="Triton has builds for Linux only")
+    from compiling import Compiling
+
+    started = Compiling()
+    started.run(EMULATED)
+    yield started
+    started.end()
+
+
 @pytest.fixture
 def eager_in_quick_tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what does not depend on the engine: in the quick tier, those that name none compile nothing."""
@@ -193,7 +214,10 @@ def eager_in_quick_tier(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
 def _fixed_seeds() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  # for libraries that still draw from the global generator
-    torch.manual_seed(0)
+    if HAS_DEVICE:
+        torch.manual_seed(0)
+    else:  # torch.manual_seed also notes a traceback for devices that may come
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=not HAS_DEVICE)

@@ -52,6 +52,7 @@ def keys_change_the_picture(browser, canvas, slider):
     browser.until(lambda: browser.digest(canvas) == before, "the picture of before")
 
 
+@pytest.mark.sample(0)
 def test_notebook_7(shared, browser):
     needs("notebook")
     book = shared(page="notebooks")

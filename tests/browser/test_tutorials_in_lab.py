@@ -49,6 +49,7 @@ def test_a_tutorial_runs_and_its_views_live(notebook, browser, path):
     browser.until(lambda: browser.digest(picture) == before, "the picture of before")
 
 
+@pytest.mark.sample(0)
 def test_an_answer_is_folded_until_it_is_asked_for(shared, browser):
     """JupyterLab sanitizes HTML in a Markdown cell as in a Markdown output, which is what is shown here."""
     cells = nbformat.read(TUTORIALS[1], as_version=4).cells

@@ -161,7 +161,7 @@ step()
 """
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @needs_numba
 @pytest.mark.skipif(os.name != "posix", reason="needs a terminal of POSIX")
 @pytest.mark.parametrize("looked_at", [True, False], ids=["terminal", "file"])

@@ -13,7 +13,6 @@ from pathlib import Path
 import gpu_smoke
 import pytest
 import torch
-from compiling import Compiling
 
 from tristep.kernels import Rule, rules
 from tristep.kernels.backends import has_numba
@@ -27,14 +26,6 @@ from gpu_emulator.cases import CodeCase, ProductCase, RuleCase, cases
 
 pytestmark = pytest.mark.slow
 TESTS = Path(__file__).parents[1]
-
-SET_UP = """
-import torch
-from gpu_emulator.driver import install
-torch.set_num_threads(1)
-install()
-result = None
-"""
 
 COMPARE = """
 from gpu_emulator import cases
@@ -64,15 +55,6 @@ from gpu_emulator import captured
 
 result = captured.find_captured(*arguments)
 """
-
-
-@pytest.fixture(scope="module")
-def emulated():
-    """An interpreter whose GPU is the emulator."""
-    process = Compiling()
-    process.run(SET_UP)
-    yield process
-    process.end()
 
 
 # A rule, sums and measures, guards, what is least alike in storage, two codes and a product.

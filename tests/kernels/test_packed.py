@@ -103,6 +103,7 @@ def test_every_engine_stores_the_same_bytes(place, seed, dtype):
             assert torch.equal(got_codes, codes)
 
 
+@pytest.mark.sample(1)
 @KINDS
 def test_every_engine_reads_the_same_numbers(place, dtype):
     states = packed_states(place, SIZES, dtype=dtype)

@@ -5,48 +5,20 @@ import copy
 import inspect
 import math
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from composed_rules import hyper, numbers
 
 from tristep.kernels import Rule, rule, rules, transforms
-from tristep.kernels.states import states_for
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
-VALUES = {
-    "lr": 0.1, "wd": 0.3, "decay": 0.02, "clip": math.inf, "epsilon": 1e-3, "correction1": 1.5, "correction2": 1.2,
-    "correction3": 1.1, "lower_bound": 0.0, "upper_bound": math.inf, "eta": 0.5, "scaled": 1.0, "seen": 1.0, "alpha": 2.0,
-    "decoupled_decay": 0.02, "rho": 0.5, "momentum": 0.9, "key0": 1.0, "key1": 2.0, "lookahead_alpha": 0.3,
-}  # fmt: skip
-VALUES |= dict.fromkeys(("beta1", "beta2", "beta3"), 0.9) | {f"one_minus_beta{k}": 0.1 for k in (1, 2, 3)}
 # Rules without states, with reductions, per-tensor state, random numbers, a state that only passes through, decay of another
 # name, and names that the composed rule would choose.
 RULES = ("sgd", "adamw", "lamb", "lars_momentum", "novograd", "sgld", "sophia", "stable_adamw", "ademamix", "adan")
 APART = {"stable_adamw": ("wd",)}
-SHAPES = ((5, 3), (), (1500,))
-
-
-def hyper(made, **others):
-    values = VALUES | others
-    return [1.0, *(values[name] for name in made.hyper)]
-
-
-@pytest.fixture
-def numbers(place):
-    """A function giving weights, gradients and states of a rule, none of them zero; always the same."""
-
-    def make(made, dtype=F64, gradient_dtype=None):
-        rng = np.random.default_rng(0)
-        weights = [place.tensor(rng.normal(size=shape), dtype) for shape in SHAPES]
-        gradients = [place.tensor(rng.normal(size=shape), gradient_dtype or dtype) for shape in SHAPES]
-        states = states_for(made, weights)
-        for row in states:
-            for tensor in row:
-                tensor.copy_(torch.tensor(np.abs(rng.normal(size=tensor.shape)) + 0.1))
-        return weights, gradients, states
-
-    return make
 
 
 def result(place, made, numbers, **others):
@@ -62,6 +34,12 @@ def same_states(found, expected):
     for row, other in zip(found, expected, strict=True):
         for name, values in other.items():
             np.testing.assert_allclose(row[name], values, rtol=1e-12, err_msg=name)
+
+
+@pytest.fixture(name="numbers")
+def _numbers(place):
+    """A function giving weights, gradients and states of a rule."""
+    return partial(numbers, place, kept=True)
 
 
 @pytest.mark.sample(2)

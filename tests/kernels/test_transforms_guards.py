@@ -5,44 +5,23 @@ NumPy, pytorch_optimizer, and the rule itself, given what the gradients should h
 import copy
 import math
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from composed_rules import numbers, rows
 from numpy import float32
 
 from tristep.kernels import Update, rules, transforms
 from tristep.kernels.states import states_for
 
 F64, F32 = torch.float64, torch.float32
-VALUES = {
-    "lr": 0.1, "wd": 0.3, "decay": 0.02, "clip": math.inf, "epsilon": 1e-3, "correction1": 1.5, "correction2": 1.2,
-    "lower_bound": 0.0, "upper_bound": math.inf, "scaled": 1.0, "momentum": 0.9, "agc": 0.5, "d0": 1e-2, "d_coef": 1.0,
-    "growth_rate": 1.5, "safeguard": 0.0, "zclip": 2.0, "one_minus_zclip_decay": 0.25, "zclip_warmup": 3,
-    "clip_norm": math.inf, "seen": 1.0, "beta3": 0.9,
-}  # fmt: skip
-VALUES |= dict.fromkeys(("beta1", "beta2"), 0.9) | {f"one_minus_beta{k}": 0.1 for k in (1, 2, 3)}
 # Without states, with one and two reductions of their own, with per-tensor states, with one that reads them.
 RULES = {name: getattr(rules, name) for name in ("sgd", "adamw", "lamb", "lans", "novograd", "prodigy")}
-SHAPES = ((5, 3), (), (1500,))
 
 
-def rows(made, **others):
-    values = VALUES | others
-    return [[0.5, *(values[name] for name in made.hyper)]] * len(SHAPES)
-
-
-def numbers(place, made, dtypes=(F64,)):
-    """Weights, gradients and states of a rule; always the same."""
-    rng = np.random.default_rng(0)
-    kinds = [dtypes[i % len(dtypes)] for i in range(len(SHAPES))]
-    weights = [place.tensor(rng.normal(size=s), kind) for s, kind in zip(SHAPES, kinds, strict=True)]
-    gradients = [place.tensor(rng.normal(size=w.shape), w.dtype) for w in weights]
-    states = states_for(made, weights)
-    for row in states:
-        for tensor in row[: len(made.state)]:
-            tensor.copy_(torch.tensor(np.abs(rng.normal(size=tensor.shape)) + 0.1))
-    return weights, gradients, states
+rows = partial(rows, clip_norm=math.inf)
 
 
 def same_bits(found, expected):

@@ -6,22 +6,16 @@ The judge is the rule itself, given the clipped gradients.
 import copy
 import math
 import pickle
+from functools import partial
 
-import numpy as np
 import pytest
 import torch
+from composed_rules import VALUES, numbers, rows
 
 from tristep.kernels import Update, rules, transforms
 from tristep.kernels.states import states_for
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
-VALUES = {
-    "lr": 0.1, "wd": 0.3, "decay": 0.02, "clip": math.inf, "epsilon": 1e-3, "correction1": 1.5, "correction2": 1.2,
-    "correction3": 1.1, "lower_bound": 0.0, "upper_bound": math.inf, "eta": 0.5, "scaled": 1.0, "seen": 1.0, "alpha": 2.0,
-    "rho": 0.5, "momentum": 0.9, "key0": 1.0, "key1": 2.0, "clip_norm": 0.7, "one_minus_ema_decay": 0.25, "d0": 1e-2,
-    "d_coef": 1.0, "growth_rate": 1.5, "safeguard": 0.0,
-}  # fmt: skip
-VALUES |= dict.fromkeys(("beta1", "beta2", "beta3"), 0.9) | {f"one_minus_beta{k}": 0.1 for k in (1, 2, 3)}
 # Without states, with one and two reductions of their own, with per-tensor state, with a reduction that reads it, with
 # random numbers, and rules that are composed already.
 RULES = {
@@ -34,32 +28,12 @@ RULES |= {
     "skipping lans": transforms.apply_if_finite(rules.lans),
     "skipping prodigy": transforms.apply_if_finite(rules.prodigy),
 }
-SHAPES = ((5, 3), (), (1500,))
 
 
-def rows(made, **others):
-    values = VALUES | others
-    return [[0.5, *(values[name] for name in made.hyper)]] * len(SHAPES)
-
-
-@pytest.fixture
-def numbers(place):
-    """A function giving weights, gradients and states of a rule, none of them zero; always the same."""
-
-    def make(made, dtypes=(F64,), gradient_dtype=None):
-        rng = np.random.default_rng(0)
-        kinds = [dtypes[i % len(dtypes)] for i in range(len(SHAPES))]
-        weights = [place.tensor(rng.normal(size=s), kind) for s, kind in zip(SHAPES, kinds, strict=True)]
-        gradients = [place.tensor(rng.normal(size=w.shape), gradient_dtype or w.dtype) for w in weights]
-        states = states_for(made, weights)
-        for k in range(len(made.slots)):
-            number = np.abs(rng.normal()) + 0.1  # one for all tensors, as what is kept of sums over all is
-            for row in states:
-                shaped = np.abs(rng.normal(size=row[k].shape)) + 0.1
-                row[k].copy_(torch.tensor(number if k >= len(made.state) else shaped))
-        return weights, gradients, states
-
-    return make
+@pytest.fixture(name="numbers")
+def _numbers(place):
+    """A function giving weights, gradients and states of a rule."""
+    return partial(numbers, place, kept=True)
 
 
 @pytest.mark.sample(2)

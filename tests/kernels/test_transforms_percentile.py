@@ -10,33 +10,20 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 import torch
+from composed_rules import SHAPES, VALUES, rows
 
 from tristep.kernels import Update, rules, transforms
 from tristep.kernels.states import states_for
 
 F64, F32 = torch.float64, torch.float32
-VALUES = {
-    "lr": 0.1, "wd": 0.3, "decay": 0.02, "clip": math.inf, "epsilon": 1e-3, "correction1": 1.5, "correction2": 1.2,
-    "lower_bound": 0.0, "upper_bound": math.inf, "d0": 1e-2, "d_coef": 1.0, "growth_rate": 1.5, "safeguard": 0.0,
-    "agc": 0.5, "zclip": 2.0, "one_minus_zclip_decay": 0.25, "zclip_warmup": 3, "clip_norm": 1.1, "hyperball_lr": 0.1,
-    "skip_share": 0.9, "skip_rate": 0.2, "skip_factor": 2.0, "skip_warmup": 4, "skip_square": math.inf,
-    "momentum": 0.9, "beta3": 0.9, "seen": 1.0,
-}  # fmt: skip
-VALUES |= dict.fromkeys(("beta1", "beta2"), 0.9) | {f"one_minus_beta{k}": 0.1 for k in (1, 2, 3)}
 # Without states, with reductions of their own, with per-tensor states; on gradients that are changed by the norm of all.
 RULES = {name: getattr(rules, name) for name in ("sgd", "adamw", "lans", "novograd", "prodigy")}
 RULES |= {
     "clipped lamb": transforms.clip_by_global_norm(rules.lamb),
     "adamw, zclip, agc": transforms.hyperball(transforms.zclip(transforms.agc(rules.adamw))),
 }
-SHAPES = ((5, 3), (), (1500,))
 # A norm that is 0, one that is NaN, a spike, an infinite norm, and a lasting change of their level.
 NORMS = (1.0, 2.0, 0.8, 0.0, math.nan, 1.2, 30.0, math.inf, 0.9, *[9.0] * 7, 0.4)
-
-
-def rows(made, **others):
-    values = VALUES | others
-    return [[0.5, *(values[name] for name in made.hyper)]] * len(SHAPES)
 
 
 def followed(norms, share=0.9, rate=0.2, factor=2.0, warmup=4):

@@ -8,35 +8,12 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from composed_rules import hyper, numbers
 
 from tristep.kernels import Update, rules, transforms
 from tristep.kernels.states import states_for
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
-VALUES = {
-    "lr": 0.1, "wd": 0.3, "decay": 0.02, "clip": math.inf, "epsilon": 1e-3, "correction1": 1.5, "correction2": 1.2,
-    "correction3": 1.1, "lower_bound": 0.0, "upper_bound": math.inf, "eta": 0.5, "scaled": 1.0, "alpha": 2.0,
-    "decoupled_decay": 0.02, "hyperball_lr": 0.1, "momentum": 0.9, "seen": 1.0,
-}  # fmt: skip
-VALUES |= dict.fromkeys(("beta1", "beta2", "beta3"), 0.9) | {f"one_minus_beta{k}": 0.1 for k in (1, 2, 3)}
-SHAPES = ((5, 3), (), (1500,))
-
-
-def hyper(made, **others):
-    values = VALUES | others
-    return [1.0, *(values[name] for name in made.hyper)]
-
-
-def numbers(place, made, dtype=F64):
-    """Weights, gradients and states of a rule, none of them zero; always the same."""
-    rng = np.random.default_rng(0)
-    weights = [place.tensor(rng.normal(size=shape), dtype) for shape in SHAPES]
-    gradients = [place.tensor(rng.normal(size=shape), dtype) for shape in SHAPES]
-    states = states_for(made, weights)
-    for row in states:
-        for tensor in row[: len(made.state)]:
-            tensor.copy_(torch.tensor(np.abs(rng.normal(size=tensor.shape)) + 0.1))
-    return weights, gradients, states
 
 
 def result(place, made, numbers, **others):

@@ -102,6 +102,7 @@ def test_unknown_names_are_attribute_errors():
         tristep.no_such_name  # noqa: B018
 
 
+@pytest.mark.sample(0)
 def test_a_rule_is_not_read_in_a_file_that_has_changed_since_it_was_imported(tmp_path):
     code = f"""
         import shutil, sys
@@ -161,6 +162,7 @@ def test_steps_need_torch_and_one_compiler_only(present, engines, tmp_path):
     assert printed == {"triton": "eager\n", "numba": "cpu\n"}[present]
 
 
+@pytest.mark.sample(0)
 def test_the_triton_engine_says_where_triton_comes_from(tmp_path):
     code = """
         import torch, tristep

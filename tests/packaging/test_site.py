@@ -15,11 +15,13 @@ def site(tmp_path_factory):
     return built(tmp_path_factory, *QUICK)
 
 
+@pytest.mark.sample(0)
 def test_every_link_leads_somewhere(site):
     """Within the site; pages load nothing from elsewhere."""
     assert broken_links(site) == []
 
 
+@pytest.mark.sample(0)
 def test_each_optimizer_has_a_page_with_its_rule(site):
     names = [name for name, cls in registered().items() if cls.__module__.startswith("tristep.")]
     assert len(names) > 40
@@ -32,6 +34,7 @@ def test_each_optimizer_has_a_page_with_its_rule(site):
     assert (site / "optimizers" / "adam.png").is_file()
 
 
+@pytest.mark.sample(0)
 def test_folded_answers_are_text_with_formulas(site):
     page = (site / "tutorials" / "02_optimizers_compared.html").read_text(encoding="utf-8")
     answers = re.findall(r"<details[^>]*>(.+?)</details>", page, re.DOTALL)

@@ -68,6 +68,7 @@ def test_states_of_16_bit_weights_are_float32(dtype, engine, device, monkeypatch
     assert momentum.tolist() == [-1.5 * 2.0**-30] * 3
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", sorted(registered()))
 def test_every_optimizer_trains_weights_of_every_type(name, dtype, engine, device, monkeypatch):

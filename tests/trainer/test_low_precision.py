@@ -36,6 +36,7 @@ STORED = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("stored", STORED)
 def test_steps_are_near_those_in_full(stored, engine, device):
     dtype, arguments = STORED[stored]

@@ -38,8 +38,7 @@ def _train(params, step):
         step()
 
 
-@pytest.mark.sample(1, "triton")
-@pytest.mark.sample(5, "cpu")
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", PEERS)
 def test_many_steps_like_the_reference(name, engine, device):
     ours, peer = PEERS[name]

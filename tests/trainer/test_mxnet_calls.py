@@ -13,6 +13,7 @@ def lists(dtype=torch.float32):
     return made, [torch.randn(weight.shape, generator=generator).to(dtype) for weight in made]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("multi_precision", [False, True])
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "lars", "nadam"])
 def test_update_takes_lists_as_mxnets_does(name, multi_precision):

@@ -73,14 +73,6 @@ def test_a_step_for_the_curvature_leaves_weights_on_their_spheres(device):
     assert float(param.detach().norm()) == pytest.approx(5.0, rel=1e-6)
 
 
-def test_rows_of_sparse_gradients_have_no_norm_of_all(device):
-    layer = torch.nn.Embedding(5, 2, sparse=True, device=device)
-    trainer = Trainer(layer, "sgd", {"hyperball": True})
-    layer(torch.tensor([1, 3], device=device)).sum().backward()
-    with pytest.raises(ValueError, match="hyperball=True for 'weight', whose gradient is sparse: .*must be False"):
-        trainer.step(1)
-
-
 REFUSED = {
     "lion": ({"hyperball": True, "wd": 0.1}, ValueError, r"wd=0.1 with hyperball=True: .* so it must be 0.0"),
     "adam": ({"hyperball": True, "decoupled_wd": True}, ValueError, "decoupled_wd=True with hyperball=True: .* be False"),

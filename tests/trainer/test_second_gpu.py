@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from compiling import Compiling
 from optimizer_table import row_of
 from simulated_gpus import SimulatedGpus, WrongDevice
 
@@ -91,14 +90,6 @@ def test_what_is_right_is_not_noticed():
 
 # The product.
 
-SET_UP = """
-import torch
-from gpu_emulator.driver import install
-torch.set_num_threads(1)
-install()
-result = None
-"""
-
 RUN = """
 import gpu_ranks
 import gpu_scenarios
@@ -130,16 +121,6 @@ for module, name, function, scenario in planted:
 """
 
 
-@pytest.fixture(scope="module")
-def process():
-    """An interpreter whose GPUs are simulated."""
-    pytest.importorskip("triton", reason="Triton has builds for Linux only")
-    made = Compiling()
-    made.run(SET_UP)
-    yield made
-    made.end()
-
-
 # Why the host waits after the set-up.
 SCENARIOS = {
     "options": [],
@@ -163,22 +144,22 @@ SCENARIOS = {
 @no_gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_steps_are_done_on_the_tensors_device_and_do_not_wait(name, process):
-    assert process.run(RUN, [name]) == SCENARIOS[name]
+def test_steps_are_done_on_the_tensors_device_and_do_not_wait(name, emulated):
+    assert emulated.run(RUN, [name]) == SCENARIOS[name]
 
 
 @pytest.mark.sample(2)
 @no_gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tristep.optimizer.registered())
-def test_every_optimizer_steps_on_its_tensors_device_and_does_not_wait(name, process):
-    assert process.run(RUN, ["optimizer", name, row_of(name).options]) == []
+def test_every_optimizer_steps_on_its_tensors_device_and_does_not_wait(name, emulated):
+    assert emulated.run(RUN, ["optimizer", name, row_of(name).options]) == []
 
 
 @no_gpu
 @pytest.mark.slow
-def test_defects_that_are_planted_are_noticed(process):
-    found = process.run(PLANTED)
+def test_defects_that_are_planted_are_noticed(emulated):
+    found = emulated.run(PLANTED)
     assert "the host waits: copy_ of (2, 5) from the CPU" in found["staged"]
     assert "an event on cuda:0" in found["record_event"]
     assert "a kernel is launched on cuda:0 with a tensor on cuda:1" in found["on_device"]

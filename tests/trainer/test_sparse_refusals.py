@@ -93,6 +93,7 @@ def test_zeroing_makes_no_sparse_gradient_fresh(device, everything):
     assert trainer.optimizer.num_update == 2
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", [name for name, klass in registered().items() if not getattr(klass, "takes_sparse", True)])
 def test_the_other_optimizers_refuse_them(name, everything):
     weight, bias = Parameter(torch.ones(4, 2)), Parameter(torch.ones(2))

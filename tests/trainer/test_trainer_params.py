@@ -10,7 +10,7 @@ from trainer_cases import CLOSE, backward_with, one_step_rates, values_of
 
 import tristep
 from tristep import Trainer, lr_scheduler
-from tristep.trainer.optimizer import SGD, Adam, Optimizer
+from tristep.trainer.optimizer import SGD, Optimizer
 
 
 def test_the_learning_rate_can_be_read_and_set(params, gradients):
@@ -79,14 +79,6 @@ def test_the_first_step_asks_a_schedule_for_update_1(params, gradients):
         for weight, old, gradient in zip(params, before, values_of(*gradients), strict=True):
             np.testing.assert_allclose(values_of(weight)[0], old - wanted * gradient, **CLOSE)
     assert asked == [1, 2]
-
-
-def test_the_optimizer_is_at_hand(params):
-    optimizer = Adam(beta1=0.8)
-    assert Trainer(params, optimizer).optimizer is optimizer
-    made = Trainer(params, "adam", {"beta1": 0.8}).optimizer
-    assert type(made) is Adam
-    assert made.beta1 == 0.8
 
 
 def test_optimizer_params_may_be_pairs(params):
@@ -353,30 +345,9 @@ def test_a_shared_parameter_is_updated_once(form, device):
     assert list(trainer.optimizer.counts.values()) == [1, 1]
 
 
-def test_tied_layers_are_updated_once_with_the_summed_gradient(device):
-    net = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)).to(device)
-    net[1].weight = net[0].weight
-    trainer = Trainer(net, "sgd", {"learning_rate": 0.1})
-    net(torch.ones(1, 2, device=device)).sum().backward()
-    expected = values_of(net[0].weight)[0] - 0.1 * values_of(net[0].weight.grad)[0]
-    trainer.step(1)
-    np.testing.assert_allclose(values_of(net[1].weight)[0], expected, **CLOSE)
-
-
 def test_repr_says_what_is_trained_and_how(params):
     text = repr(Trainer(params, "sgd", {"momentum": 0.5}))
     assert text.startswith("Trainer(3 parameters, 30 elements, SGD(momentum=0.5")
-
-
-@pytest.fixture
-def net(device):
-    """Two layers, of which a loss may reach one or both."""
-    return torch.nn.ModuleDict({"body": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 1)}).to(device)
-
-
-@pytest.fixture
-def trainer(net):
-    return Trainer(net, "sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.1})
 
 
 def test_a_parameter_in_two_groups_is_refused_as_by_torch():

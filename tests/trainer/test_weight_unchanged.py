@@ -26,7 +26,7 @@ STORAGE = {
 }
 
 
-@pytest.mark.sample(1, "triton")
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", STORAGE)
 def test_weights_that_a_step_leaves_as_they_were(name, engine, device):
     """Both the weights and the master copies that the trainer would save, which there are from the first step on."""

@@ -411,6 +411,7 @@ def pictures(told):
     return [message["content"]["data"]["text/plain"] for message in told if message["msg_type"] == "update_display_data"]
 
 
+@pytest.mark.sample(0)
 @pytest.mark.slow
 def test_the_saved_picture_is_renewed_each_minute_not_by_each_cell_and_at_the_end(notebook):
     """To draw it takes a quarter of a second, for which `1 + 1` would wait."""
@@ -451,6 +452,7 @@ def test_the_saved_picture_is_renewed_each_minute_not_by_each_cell_and_at_the_en
         notebook.listen = listen
 
 
+@pytest.mark.sample(0)
 @pytest.mark.slow
 def test_a_kernel_that_is_shut_down_leaves_a_picture_of_the_end():
     notebook = Notebook()

@@ -251,7 +251,7 @@ print(viz.LiveLoop(train, trainer=trainer, view=None).start())
 """
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("in_terminal", [True, False])
 def test_a_script_has_a_line_of_progress_in_a_terminal_and_else_none(in_terminal):
     pty, fcntl, termios = (pytest.importorskip(name) for name in ("pty", "fcntl", "termios"))

@@ -312,7 +312,7 @@ kept = main()
 """
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("end", ["", "return None", "raise ValueError('of the script')", "recorder.close()"])
 def test_a_script_that_does_not_close_its_recorder_has_logged_all(end, tmp_path):
     """Also where the recorder is gone before its end."""

@@ -160,6 +160,7 @@ def test_a_quick_redraw_has_the_pixels_of_a_full_one(theme):
         np.testing.assert_array_equal(_decoded(whole.png()), rendered(draw(scene, state, theme)))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("quick", [True, False])
 def test_new_data_new_limits_and_new_structures_are_followed(quick):
     picture = Picture(_everything(), quick=quick)

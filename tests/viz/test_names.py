@@ -18,7 +18,7 @@ from tristep.viz import Recorder, Run, read_run
 from tristep.viz.views.reprs import to_html
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("chosen_renderer")
 @pytest.mark.parametrize(
     "name", ["a$x$_b", "\\alpha$", "caf\udce9", "<b>&amp;"], ids=["formula", "half", "surrogate", "markup"]

@@ -290,6 +290,7 @@ WARNED = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", VIEWS)
 def test_what_is_wrong_is_said_below_the_picture_and_leads_to_its_tensor_and_step(kind):
     view = kind(_sick())
@@ -397,7 +398,7 @@ def _zeros():
     return run
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", RUNS)
 def test_all_runs_can_be_drawn_with_few_points(name):
     run = RUNS[name]()

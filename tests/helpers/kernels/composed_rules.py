@@ -1,0 +1,45 @@
+"""What tests of transforms give to rules: hyper-parameters, weights, gradients and states, none of them zero."""
+
+import math
+
+import numpy as np
+import torch
+
+from tristep.kernels.states import states_for
+
+SHAPES = ((5, 3), (), (1500,))
+VALUES = {
+    "lr": 0.1, "wd": 0.3, "decay": 0.02, "clip": math.inf, "epsilon": 1e-3, "correction1": 1.5, "correction2": 1.2,
+    "correction3": 1.1, "lower_bound": 0.0, "upper_bound": math.inf, "eta": 0.5, "scaled": 1.0, "seen": 1.0, "alpha": 2.0,
+    "rho": 0.5, "momentum": 0.9, "key0": 1.0, "key1": 2.0, "d0": 1e-2, "d_coef": 1.0, "growth_rate": 1.5, "safeguard": 0.0,
+    "decoupled_decay": 0.02, "lookahead_alpha": 0.3, "one_minus_ema_decay": 0.25, "hyperball_lr": 0.1, "clip_norm": 0.7,
+    "agc": 0.5, "zclip": 2.0, "one_minus_zclip_decay": 0.25, "zclip_warmup": 3, "skip_share": 0.9, "skip_rate": 0.2,
+    "skip_factor": 2.0, "skip_warmup": 4, "skip_square": math.inf,
+}  # fmt: skip
+VALUES |= dict.fromkeys(("beta1", "beta2", "beta3"), 0.9) | {f"one_minus_beta{k}": 0.1 for k in (1, 2, 3)}
+
+
+def hyper(made, rescale=1.0, **others):
+    """A row of hyper-parameters, `rescale_grad` first; `others` replace those of `VALUES`."""
+    values = VALUES | others
+    return [rescale, *(values[name] for name in made.hyper)]
+
+
+def rows(made, **others):
+    """The rows of the three weights of `numbers`, whose gradients are halved."""
+    return [hyper(made, 0.5, **others)] * len(SHAPES)
+
+
+def numbers(place, made, dtypes=torch.float64, gradient_dtype=None, kept=False):
+    """Weights, gradients and states of a rule, always the same; if `kept`, what it keeps of sums, too: a number for all."""
+    rng, dtypes = np.random.default_rng(0), dtypes if isinstance(dtypes, tuple) else (dtypes,)
+    kinds = [dtypes[i % len(dtypes)] for i in range(len(SHAPES))]
+    weights = [place.tensor(rng.normal(size=shape), kind) for shape, kind in zip(SHAPES, kinds, strict=True)]
+    gradients = [place.tensor(rng.normal(size=w.shape), gradient_dtype or w.dtype) for w in weights]
+    states = states_for(made, weights)
+    for k in range(len(made.slots if kept else made.state)):
+        number = np.abs(rng.normal()) + 0.1
+        for row in states:
+            shaped = np.abs(rng.normal(size=row[k].shape)) + 0.1
+            row[k].copy_(torch.tensor(number if k >= len(made.state) else shaped))
+    return weights, gradients, states
