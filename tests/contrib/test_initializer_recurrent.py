@@ -8,19 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from tristep import initializer as public
+from tristep import initializer as init
 from tristep.contrib import initializers
-from tristep.trainer.initializer import (
-    Constant,
-    FusedRNN,
-    InitDesc,
-    Initializer,
-    LSTMBias,
-    Orthogonal,
-    RNNFused,
-    Xavier,
-    initialize,
-)
+from tristep.initializer import Constant, FusedRNN, InitDesc, Initializer, Load, LSTMBias, Orthogonal, RNNFused, Xavier
 
 pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
 
@@ -119,9 +109,6 @@ def test_a_network_without_initializers_of_its_own_gets_the_models():
     assert 0 < _filled(RNNFused("gru", 1, 2), (42,)).abs().max() <= 0.07
 
 
-# torch's modules
-
-
 # ---- torch's layers --------------------------------------------------------------------------------------------------
 
 
@@ -130,7 +117,7 @@ def test_the_forget_gate_of_torchs_lstm_opens(own):
     """With all else zero, the forget gate is the only one that shows: the cell keeps sigmoid(1.5) of its state."""
     lstm = torch.nn.LSTM(3, 2)
     lstm.bias_ih_l0.init = own
-    initialize(lstm, "zeros")
+    init.initialize(lstm, "zeros")
     cell = torch.ones(1, 2)
     _, (_, after) = lstm(torch.randn(1, 3), (torch.zeros(1, 2), cell))
     torch.testing.assert_close(after, torch.sigmoid(torch.tensor(1.5)) * cell)
@@ -138,7 +125,7 @@ def test_the_forget_gate_of_torchs_lstm_opens(own):
 
 def test_a_fused_initializer_fills_torchs_layers_gate_by_gate():
     lstm = torch.nn.LSTM(5, 3, 2, proj_size=2)
-    initialize(lstm, FusedRNN(Orthogonal(scale=1), 3, 2, "lstm", forget_bias=4))
+    init.initialize(lstm, FusedRNN(Orthogonal(scale=1), 3, 2, "lstm", forget_bias=4))
     for weight in (lstm.weight_ih_l0, lstm.weight_hh_l1):
         for gate in weight.detach().chunk(4):
             gram = gate @ gate.T if gate.shape[0] <= gate.shape[1] else gate.T @ gate
@@ -146,7 +133,7 @@ def test_a_fused_initializer_fills_torchs_layers_gate_by_gate():
     torch.testing.assert_close(lstm.weight_hr_l0 @ lstm.weight_hr_l0.T, torch.eye(2))
     assert lstm.bias_hh_l1.tolist() == [0] * 3 + [4] * 3 + [0] * 6
     gru = torch.nn.GRUCell(5, 3)
-    initialize(gru, FusedRNN("ones", 3, 1, "gru"))
+    init.initialize(gru, FusedRNN("ones", 3, 1, "gru"))
     assert gru.bias_ih.tolist() == [0] * 9
     assert (gru.weight_ih == 1).all()
 
@@ -154,13 +141,41 @@ def test_a_fused_initializer_fills_torchs_layers_gate_by_gate():
 def test_each_kind_of_a_recurrent_layers_parameters():
     lstm = torch.nn.LSTM(5, 3, proj_size=2, bidirectional=True)
     parts = {"i2h_weight": 1, "h2h_weight": 2, "h2r_weight": 3, "i2h_bias": 4, "h2h_bias": 5}
-    initialize(lstm, RNNFused("lstm", 1, 3, True, 2, **{f"{k}_initializer": Constant(v) for k, v in parts.items()}))
+    init.initialize(lstm, RNNFused("lstm", 1, 3, True, 2, **{f"{k}_initializer": Constant(v) for k, v in parts.items()}))
     for suffix in ("_l0", "_l0_reverse"):
         found = [getattr(lstm, name + suffix) for name in ("weight_ih", "weight_hh", "weight_hr", "bias_ih", "bias_hh")]
         assert [p.unique().tolist() for p in found] == [[1], [2], [3], [4], [5]]
 
 
 def test_docstring_examples():
-    failed, attempted = doctest.testmod(initializers, extraglobs=vars(public))
+    failed, attempted = doctest.testmod(initializers, extraglobs=vars(init))
     assert attempted > 2
     assert failed == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: _filled(LSTMBias(), (30, 20), "1.weight"),
+            r"'1.weight': has shape .*, but LSTMBias .*multiple of 4",
+        ),
+        (
+            lambda: _filled(FusedRNN(None, 6, 1, "gru"), (8, 3), "0.weight"),
+            "'0.weight': has shape .*for 18 rows",
+        ),
+        (lambda: _filled(RNNFused("lstm", 1, 5), (8, 3), "0.weight"), "'0.weight': is none of a recurrent layer"),
+        (
+            lambda: _filled(FusedRNN("one", 2, 1, "gru"), (43,), "a_weight"),
+            r"43 elements, .*\(24 plus a multiple of 6\)",
+        ),
+        (lambda: FusedRNN("one", 0, 1, "gru"), "num_hidden=0: must be 1 or more"),
+        (lambda: FusedRNN("one", 1, 1, "rnn"), "mode='rnn': must be one of 'rnn_relu'"),
+        (lambda: FusedRNN(Load({}), 1, 1, "gru"), "init=Load.*: must be a name, .* or an Initializer, not Load"),
+        (lambda: RNNFused("gru", 1, 1, projection_size=2), "projection_size=2: only an LSTM"),
+        (lambda: RNNFused("gru", 1, 1, h2h_bias_initializer="on"), "initializer='on': .*Did you mean 'one'"),
+    ],
+)
+def test_misfits_are_named(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()

@@ -1,39 +1,22 @@
-"""Initializers: MXNet's numbers, names and JSON; distributions, generators, types; user-defined initializers."""
+"""Initializers: MXNet's numbers, names and JSON; distributions, generators, types; which rule a parameter gets; refusals."""
 
 import copy
 import doctest
 import importlib
 import json
+import logging
 import math
 import pickle
 import pkgutil
+import re
 
 import numpy as np
 import pytest
 import torch
 
 import tristep
-from tristep.trainer import initializer as init
-from tristep.trainer.initializer import (
-    Bilinear,
-    Constant,
-    FusedRNN,
-    InitDesc,
-    Initializer,
-    LSTMBias,
-    MSRAPrelu,
-    Normal,
-    One,
-    Orthogonal,
-    RNNFused,
-    Uniform,
-    Xavier,
-    Zero,
-    alias,
-    create,
-    initialize,
-    register,
-)
+from tristep import initializer as init
+from tristep.initializer import Constant, InitDesc, Initializer, Load, Mixed, MSRAPrelu, One, Orthogonal, Xavier, Zero
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -42,16 +25,16 @@ EVERY = [
     One(),
     Constant(2.5),
     Constant([1.0, 2.0]),
-    Uniform(),
-    Normal(sigma=2),
+    init.Uniform(),
+    init.Normal(sigma=2),
     Orthogonal(rand_type="normal"),
     Xavier("gaussian", "in", 2),
     MSRAPrelu("out", 0),
-    Bilinear(),
-    LSTMBias(3.0),
-    FusedRNN(Xavier(), 4, 2, "lstm", bidirectional=True, forget_bias=2),
-    FusedRNN(None, 4, 1, "gru"),
-    RNNFused("lstm", 2, 4, True, 3, "xavier", Normal(2), None, "lstmbias", One()),
+    init.Bilinear(),
+    init.LSTMBias(3.0),
+    init.FusedRNN(Xavier(), 4, 2, "lstm", bidirectional=True, forget_bias=2),
+    init.FusedRNN(None, 4, 1, "gru"),
+    init.RNNFused("lstm", 2, 4, True, 3, "xavier", init.Normal(2), None, "lstmbias", One()),
 ]
 
 
@@ -61,13 +44,22 @@ def _filled(initializer, shape, name="fc_weight", dtype=torch.float32, **desc):
     return arr
 
 
+def _seeded(number):
+    return torch.Generator().manual_seed(number)
+
+
+def _net():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(20, 30), torch.nn.LSTM(4, 5))
+
+
 def _values(module):
-    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+    """What a module holds that can be compared."""
+    state = module.state_dict().items()
+    return {n: t.clone() for n, t in state if not torch.nn.parameter.is_lazy(t) and not t.is_meta}
 
 
-def _assert_unchanged(module, before):
-    after = module.state_dict()
-    assert all(torch.equal(value, after[name]) for name, value in before.items())
+def _equal(first, second):
+    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
 
 
 # ---- MXNet's numbers -------------------------------------------------------------------------------------------------
@@ -76,7 +68,7 @@ def _assert_unchanged(module, before):
 @pytest.mark.golden("initializers")
 def test_equals_mxnet(golden):
     config, arrays = golden
-    made = create(config["initializer"], **config["kwargs"])
+    made = init.create(config["initializer"], **config["kwargs"])
     for name in (InitDesc(config["name"]), config["name"]):
         arr = torch.full(config["shape"], math.nan)
         made(name, arr)
@@ -87,7 +79,7 @@ def test_equals_mxnet(golden):
 def test_random_numbers_are_distributed_as_mxnets(golden):
     """Moments of two samples of n differ by a few standard errors; fourth moments bound those of the deviation."""
     config, _ = golden
-    made = create(config["initializer"], **config["kwargs"])
+    made = init.create(config["initializer"], **config["kwargs"])
     values = _filled(made, config["shape"]).double().numpy().ravel()
     n = config["count"]
     assert values.size == n
@@ -150,13 +142,12 @@ def test_role_and_own_initializer_precede_the_name(desc):
     ids=repr,
 )
 def test_fans_are_torchs(layer):
-    initialize(layer, "xavier", torch.Generator().manual_seed(3))
-    expected = torch.nn.init.xavier_uniform_(torch.empty(layer.weight.shape), generator=torch.Generator().manual_seed(3))
+    theirs, empty = torch.nn.init, torch.empty(layer.weight.shape)
+    init.initialize(layer, "xavier", _seeded(3))
+    expected = theirs.xavier_uniform_(empty, generator=_seeded(3))
     torch.testing.assert_close(layer.weight.detach(), expected, rtol=1e-6, atol=1e-8)
-    initialize(layer, MSRAPrelu("in", slope=0.1), torch.Generator().manual_seed(3))
-    expected = torch.nn.init.kaiming_normal_(
-        torch.empty(layer.weight.shape), a=0.1, mode="fan_in", generator=torch.Generator().manual_seed(3)
-    )
+    init.initialize(layer, MSRAPrelu("in", slope=0.1), _seeded(3))
+    expected = theirs.kaiming_normal_(empty, a=0.1, mode="fan_in", generator=_seeded(3))
     torch.testing.assert_close(layer.weight.detach(), expected, rtol=1e-6, atol=1e-8)
 
 
@@ -180,7 +171,7 @@ def test_no_direction_is_preferred_by_orthogonal_weights(rand_type):
 
 def test_enlarging_by_bilinear_weights_interpolates():
     up = torch.nn.ConvTranspose2d(1, 1, 4, stride=2, padding=1, bias=False)
-    initialize(up, "bilinear")
+    init.initialize(up, "bilinear")
     image = torch.arange(5.0).expand(1, 1, 5, 5)
     enlarged = torch.nn.functional.interpolate(image, scale_factor=2, mode="bilinear")
     torch.testing.assert_close(up(image)[..., 2:-2, 2:-2], enlarged[..., 2:-2, 2:-2])
@@ -188,7 +179,7 @@ def test_enlarging_by_bilinear_weights_interpolates():
 
 def test_the_default_is_gluons():
     net = torch.nn.Linear(100, 100)
-    initialize(net)
+    init.initialize(net)
     assert 0.069 < net.weight.abs().max() <= 0.07
     assert (net.bias == 0).all()
 
@@ -196,30 +187,26 @@ def test_the_default_is_gluons():
 # ---- generators, types, gradients ------------------------------------------------------------------------------------
 
 
-def _net():
-    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(20, 30), torch.nn.LSTM(4, 5))
-
-
 class InPlace(Initializer):
     def _init_weight(self, name, arr):
         arr.view(-1).normal_(generator=name.generator)
 
 
-@pytest.mark.parametrize("initializer", ["uniform", "normal", "xavier", "msraprelu", "orthogonal", InPlace()])
+@pytest.mark.parametrize("initializer", ["uniform", "normal", "xavier", "orthogonal", InPlace()])
 def test_a_generator_makes_results_repeatable(initializer):
     first, second, third = _net(), _net(), _net()
-    initialize(first, initializer, torch.Generator().manual_seed(5))
+    init.initialize(first, initializer, _seeded(5))
     torch.manual_seed(1)
     untouched = torch.get_rng_state()
-    initialize(second, initializer, torch.Generator().manual_seed(5))
+    init.initialize(second, initializer, _seeded(5))
     assert torch.equal(torch.get_rng_state(), untouched)
-    initialize(third, initializer, torch.Generator().manual_seed(6))
-    _assert_unchanged(first, _values(second))
+    init.initialize(third, initializer, _seeded(6))
+    assert _equal(_values(first), _values(second))
     assert not torch.equal(first[1].weight, third[1].weight)
     for net in (first, second):
         torch.manual_seed(8)
-        initialize(net, initializer)  # from torch's global generator
-    _assert_unchanged(first, _values(second))
+        init.initialize(net, initializer)  # from torch's global generator
+    assert _equal(_values(first), _values(second))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -228,13 +215,13 @@ def test_a_generator_makes_results_repeatable(initializer):
 def test_any_type_and_device(name, dtype, device):
     """Numbers are drawn in float32 and rounded, so that all types hold the same ones; float64 has more digits."""
     net = torch.nn.Conv2d(4, 6, 3).to(device, dtype)
-    initialize(net, name, torch.Generator().manual_seed(2))
+    init.initialize(net, name, _seeded(2))
     assert net.weight.dtype == dtype
     if dtype == torch.float64:
         assert name in ("bilinear", "ones") or not torch.equal(net.weight, net.weight.float().double())
     else:
         plain = torch.nn.Conv2d(4, 6, 3)
-        initialize(plain, name, torch.Generator().manual_seed(2))
+        init.initialize(plain, name, _seeded(2))
         torch.testing.assert_close(net.weight.detach().cpu(), plain.weight.detach().to(dtype), rtol=0, atol=0)
 
 
@@ -242,7 +229,7 @@ def test_the_layout_in_memory_does_not_matter():
     plain, last = torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
     for initializer in ("xavier", InPlace()):
         for net in (plain, last):
-            initialize(net, initializer, torch.Generator().manual_seed(2))
+            init.initialize(net, initializer, _seeded(2))
         assert last.weight.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(plain.weight, last.weight)
 
@@ -253,7 +240,7 @@ def test_nothing_is_recorded_and_gradients_stay():
     net(torch.ones(1, 3)).sum().backward()
     gradient = net[0].weight.grad
     kept, identity = gradient.clone(), [id(p) for p in net.parameters()]
-    initialize(net, "xavier")
+    init.initialize(net, "xavier")
     assert all(p.is_leaf and p.grad_fn is None for p in net.parameters())
     assert [p.requires_grad for p in net.parameters()] == [True, True, False, True]
     assert [id(p) for p in net.parameters()] == identity
@@ -263,12 +250,167 @@ def test_nothing_is_recorded_and_gradients_stay():
     assert net[0].weight.is_leaf
 
 
-# ---- user-defined initializers ---------------------------------------------------------------------------------------
+# ---- which rule a parameter gets -------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_parameter_gets_its_rule():
+    net = torch.nn.ModuleDict(
+        {
+            "linear": torch.nn.Linear(3, 4),
+            "conv": torch.nn.Conv2d(2, 4, 3),
+            "up": torch.nn.ConvTranspose1d(2, 4, 3),
+            "batch": torch.nn.BatchNorm2d(3),
+            "instance": torch.nn.InstanceNorm1d(3, affine=True, track_running_stats=True),
+            "layer": torch.nn.LayerNorm((2, 3)),
+            "group": torch.nn.GroupNorm(2, 4),
+            "rms": torch.nn.RMSNorm(4),
+            "embedding": torch.nn.Embedding(5, 2),
+            "bag": torch.nn.EmbeddingBag(5, 2),
+            "lstm": torch.nn.LSTM(3, 4, 2, bidirectional=True, proj_size=2),
+            "gru": torch.nn.GRUCell(3, 4),
+            "attention": torch.nn.MultiheadAttention(4, 2, add_bias_kv=True),
+            "apart": torch.nn.MultiheadAttention(4, 2, kdim=3, vdim=3),
+            "prelu": torch.nn.PReLU(),
+            "bilinear": torch.nn.Bilinear(2, 3, 4),
+        }
+    )
+    for tensor in net.state_dict().values():
+        tensor.fill_(9)
+    init.initialize(net, Constant(5))
+    norms = ("batch", "instance", "layer", "group", "rms")
+    for name, value in net.state_dict().items():
+        layer, leaf = name.split(".", 1)
+        if layer == "prelu":
+            expected = 0.25
+        elif layer in norms:
+            expected = 1.0 if leaf in ("weight", "running_var") else 0.0
+        else:
+            expected = 0.0 if "bias" in leaf else 5.0
+        assert (value == expected).all(), name
+
+
+def test_norms_of_other_libraries_are_known_by_their_class():
+    class LlamaRMSNorm(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(3))
+
+    class NormalisedLinear(torch.nn.Linear):
+        pass
+
+    net = torch.nn.Sequential(LlamaRMSNorm(), NormalisedLinear(3, 2))
+    net.register_buffer("moving_mean", torch.full((2,), 9.0))
+    init.initialize(net, Constant(5))
+    assert net[0].weight.tolist() == [1.0] * 3
+    assert (net[1].weight == 5).all()
+    assert net.moving_mean.tolist() == [9.0, 9.0]  # a buffer, but no running statistics of a norm
+
+
+def test_the_padding_row_of_an_embedding_is_zero():
+    net = torch.nn.Sequential(torch.nn.Embedding(4, 2, padding_idx=1), torch.nn.EmbeddingBag(4, 2, padding_idx=3))
+    init.initialize(net, Constant(5))
+    assert net[0].weight.sum(1).tolist() == [10, 0, 10, 10]
+    assert net[1].weight.sum(1).tolist() == [10, 10, 10, 0]
+    init.initialize(net, Load({"0.weight": np.full((4, 2), 3), "1.weight": np.full((4, 2), 3)}))
+    assert (net[0].weight == 3).all()
+
+
+def test_a_parameters_own_initializer_comes_first():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    net.cls_token = torch.nn.Parameter(torch.zeros(3))
+    net.cls_token.init = "ones"
+    net[0].bias.init = Constant(0.5)
+    net[1].weight.init = '{"initializer": "constant", "value": 3}'
+    for initializer in ("zeros", Mixed([".*"], ["zeros"]), Load({}, "zeros")):
+        init.initialize(net, initializer)
+        assert net.cls_token.tolist() == [1] * 3
+        assert net[0].bias.tolist() == [0.5] * 2
+        assert net[1].weight.tolist() == [3.0] * 2
+
+
+def test_mixed_goes_by_the_first_pattern_and_then_by_the_ending():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    net[2].weight = net[0].weight  # filled once, under its first name
+    init.initialize(net, Mixed([r"0\.", "weight", ".*"], [Constant(1), Constant(2), Constant(3)]))
+    assert (net[0].weight == 1).all()
+    assert (net[1].weight == 3).all()  # "weight" does not begin the name
+    assert (net[0].bias == 0).all()  # the ending decides, as in MXNet
+
+
+def test_a_line_is_logged_for_each_tensor(caplog):
+    caplog.set_level(logging.INFO)
+    net = torch.nn.Linear(2, 2)
+    init.initialize(net, Constant(3).set_verbosity(True))
+    assert caplog.messages == ["initialized weight as weight: 3.0", "initialized bias as bias: 0.0"]
+    caplog.clear()
+    init.initialize(net, One().set_verbosity(True, print_func=lambda arr: tuple(arr.shape)))
+    assert caplog.messages[0] == "initialized weight as weight: (2, 2)"
+    caplog.clear()
+    init.initialize(net, Load({"weight": torch.zeros(2, 2)}, "ones", verbose=True))
+    assert caplog.messages == ["weight loaded", "bias initialized by default"]
+
+
+# ---- loaded values ---------------------------------------------------------------------------------------------------
+
+
+def test_loaded_values_and_a_default_for_the_rest():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    param = {
+        "arg:0.weight": np.arange(4).reshape(2, 2),
+        "1.running_mean": [3.0, 4.0],
+        "aux:1.num_batches_tracked": 7,
+        "elsewhere": 1,
+    }
+    init.initialize(net, Load(param, default_init=Constant(9)))
+    assert net[0].weight.tolist() == [[0, 1], [2, 3]]
+    assert net[0].bias.tolist() == [0, 0]
+    assert net[1].running_mean.tolist() == [3, 4]
+    assert net[1].running_var.tolist() == [1, 1]
+    assert net[1].num_batches_tracked == 7
+
+
+def _safetensors(values, path):
+    from safetensors.torch import save_file
+
+    save_file(values, path)
+
+
+KINDS = {
+    "safetensors": _safetensors,
+    "npz": lambda values, path: np.savez(path, **{name: value.numpy() for name, value in values.items()}),
+    "pt": torch.save,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_from_a_file(kind, tmp_path):
+    source, target = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    path, damaged = tmp_path / f"weights.{kind}", tmp_path / f"damaged.{kind}"
+    KINDS[kind](_values(source), path)
+    for given in (path, str(path)):
+        init.initialize(target, Load(given))
+        assert _equal(_values(target), _values(source))
+    damaged.write_bytes(b"no such thing")
+    with pytest.raises(ValueError, match=f"damaged.{kind}': cannot be read"):
+        Load(damaged)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no such file"):
+        Load(tmp_path / "none.npz")
+    with pytest.raises(ValueError, match="must end in .safetensors"):
+        Load("weights.params")
+    torch.save({"weight": _net()}, tmp_path / "code.pt")
+    with pytest.raises(ValueError, match="cannot be read"):  # a pickle that would run code
+        Load(tmp_path / "code.pt")
+
+
+# ---- user-defined initializers, and by name --------------------------------------------------------------------------
 
 
 def test_a_custom_initializer(clean_registry):
-    @alias("ramp")
-    @register
+    @init.alias("ramp")
+    @init.register
     class Slope(Initializer):
         def __init__(self, step=1.0):
             super().__init__(step=step)
@@ -285,57 +427,40 @@ def test_a_custom_initializer(clean_registry):
 
     net = torch.nn.Linear(2, 2)
     net.cls_token = torch.nn.Parameter(torch.zeros(2))
-    initialize(net, create("ramp", step=0.5))
+    init.initialize(net, init.create("ramp", step=0.5))
     assert net.weight.tolist() == [[0.0, 0.5], [1.0, 1.5]]
     assert net.bias.tolist() == [4.0, 4.0]
     assert net.cls_token.tolist() == [4.0, 4.0]
-    assert create("slope") == Slope(1.0) != Slope(2.0)
-    assert create(Slope(3.0).dumps()) == Slope(3.0)
-
-
-def test_a_custom_initializer_that_returns_values_is_told_so():
-    class Returning(Initializer):
-        def _init_weight(self, name, arr):
-            return torch.ones_like(arr)
-
-    net = torch.nn.Linear(2, 2)
-    before = _values(net)
-    with pytest.raises(TypeError, match=r"'weight': Returning._init_weight returned Tensor.*fill arr in place"):
-        initialize(net, Returning())
-    _assert_unchanged(net, before)
-
-
-# ---- by name ---------------------------------------------------------------------------------------------------------
+    assert init.create("slope") == Slope(1.0) != Slope(2.0)
+    assert init.create(Slope(3.0).dumps()) == Slope(3.0)
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("zero", Zero()),
         ("zeros", Zero()),
         ("Ones", One()),
         ("XAVIER", Xavier()),
-        ("MSRAPrelu", MSRAPrelu()),
-        ("lstmbias", LSTMBias()),
+        ("lstmbias", init.LSTMBias()),
         ('["xavier", {"magnitude": 2}]', Xavier(magnitude=2)),
         ('{"initializer": "xavier", "magnitude": 2}', Xavier(magnitude=2)),
     ],
 )
 def test_create_by_any_spelling(name, expected):
-    assert create(name) == expected
-    assert create(expected) is expected
+    assert init.create(name) == expected
+    assert init.create(expected) is expected
 
 
 def test_all_of_mxnets_names_are_registered():
     names = "zero zeros one ones constant uniform normal orthogonal xavier msraprelu bilinear lstmbias fusedrnn rnnfused"
     assert set(names.split()) <= set(init.registered())
-    assert tristep.initializer.__all__ == tristep.init.__all__ == init.__all__
+    assert tristep.initializer.__all__ == tristep.init.__all__
 
 
 @pytest.mark.parametrize("made", EVERY, ids=repr)
 def test_json_and_repr_make_an_equal_one(made):
-    assert create(made.dumps()) == made
-    assert eval(repr(made), vars(init)) == made
+    assert init.create(made.dumps()) == made
+    assert eval(repr(made), {name: getattr(init, name) for name in init.__all__}) == made
     assert pickle.loads(pickle.dumps(made)) == made
     assert hash(copy.deepcopy(made)) == hash(made)
     assert sum(made == other for other in EVERY) == 1
@@ -345,9 +470,9 @@ def test_json_is_mxnets():
     """As both versions of MXNet write it."""
     assert json.loads(MSRAPrelu().dumps()) == ["msraprelu", {"factor_type": "avg", "slope": 0.25}]
     assert Constant(torch.ones(2)).dumps() == '["constant", {"value": [1.0, 1.0]}]'
-    assert Bilinear().dumps() == '["bilinear", {}]'
+    assert init.Bilinear().dumps() == '["bilinear", {}]'
     xavier = '[\\"xavier\\", {\\"rnd_type\\": \\"uniform\\", \\"factor_type\\": \\"avg\\", \\"magnitude\\": 3}]'
-    assert FusedRNN(Xavier(), 2, 2, "lstm").dumps() == (
+    assert init.FusedRNN(Xavier(), 2, 2, "lstm").dumps() == (
         f'["fusedrnn", {{"init": "{xavier}", "num_hidden": 2, "num_layers": 2, "mode": "lstm", "bidirectional": false, '
         '"forget_bias": 1.0}]'
     )
@@ -355,29 +480,142 @@ def test_json_is_mxnets():
 
 def test_register_and_alias_refuse_what_they_do_not_take(clean_registry):
     with pytest.raises(TypeError, match="subclass of Initializer, got <class 'dict'>"):
-        register(dict)
+        init.register(dict)
     with pytest.raises(TypeError, match=r"@alias takes names, strings, got .*write @alias\('other_name'\)"):
-        alias(Zero)
+        init.alias(Zero)
     with pytest.raises(ValueError, match="is not registered: put @alias above @register"):
-        alias("x")(type("Unknown", (Initializer,), {}))
+        init.alias("x")(type("Unknown", (Initializer,), {}))
     other = type("Zero", (Initializer,), {})
     with pytest.warns(UserWarning, match="initializer 'zero' now means") as caught:
-        register(other)
+        init.register(other)
     with pytest.warns(UserWarning, match="initializer 'ones' now means") as caught_by_alias:
-        alias("ones")(other)
+        init.alias("ones")(other)
     assert {warning.filename for warning in [*caught, *caught_by_alias]} == {__file__}
-    assert type(create("zero")) is type(create("ones")) is other
+    assert type(init.create("zero")) is type(init.create("ones")) is other
 
 
-@pytest.mark.parametrize("name", [*init.__all__, "_size"])
-def test_pickles_of_the_former_module_load(name):
-    """Pickles name classes by module; all of them were in the file initializer.py once."""
-    assert pickle.loads(f"ctristep.trainer.initializer\n{name}\n.".encode()) is getattr(init, name)
+PACKAGE = "tristep.trainer.initializer"
 
 
-@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(init.__path__)])
+@pytest.mark.parametrize("name", [each.name for each in pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__)])
 def test_docstring_examples(name, clean_registry):
-    module = importlib.import_module(f"tristep.trainer.initializer.{name}")
-    failed, attempted = doctest.testmod(module, extraglobs=vars(init))
+    names = {name: getattr(init, name) for name in init.__all__}
+    failed, attempted = doctest.testmod(importlib.import_module(f"{PACKAGE}.{name}"), extraglobs=names)
     assert attempted > 2
     assert failed == 0
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+class Returning(Initializer):
+    def _init_weight(self, name, arr):
+        return torch.ones_like(arr)
+
+
+def _with(name, tensor):
+    net = torch.nn.Linear(2, 2)
+    setattr(net, name, tensor)
+    return net
+
+
+def _inference_mode():
+    with torch.inference_mode():
+        return torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "initializer", "error", "message"),
+    [
+        (
+            lambda: _with("token", torch.nn.Parameter(torch.ones(2))),
+            "one",
+            ValueError,
+            "'token': no rule .*parameter.init",
+        ),
+        (lambda: _with("a_weight", torch.nn.Parameter(torch.ones(2))), "xavier", ValueError, "'a_weight': .*two dimensions"),
+        (_net, "bilinear", ValueError, r"'1.weight': has shape \(30, 20\), but Bilinear is for four"),
+        (_net, Constant([1, 2]), ValueError, r"'0.weight': has shape .*a value of shape \(2,\) does not expand"),
+        (_net, Mixed(["0", "2"], ["one", "one"]), ValueError, r"'1.weight': none of the patterns \['0', '2'\] matches"),
+        (_net, Load({"0.weigth": 1}), ValueError, "'0.weight': has no value .*Did you mean '0.weigth'.*default_init"),
+        (_net, Load({"1.bias": [1]}, "one"), ValueError, r"'1.bias': has shape \(30,\), its value in param \(1,\)"),
+        (_net, Returning(), TypeError, r"'0.weight': Returning._init_weight returned Tensor.*fill arr in place"),
+        (lambda: torch.nn.LazyLinear(2), "one", ValueError, "without a shape yet: 'weight', 'bias': run the model once"),
+        (lambda: torch.nn.LazyBatchNorm1d(), "one", ValueError, "'running_mean', 'running_var': run the model once"),
+        (
+            lambda: _with("tail", torch.nn.Linear(2, 2, device="meta")),
+            "one",
+            ValueError,
+            r"'tail.weight': is on the meta device.*to_empty\(device",
+        ),
+        (_inference_mode, "one", ValueError, "'weight': was made in inference mode"),
+        (
+            lambda: _with("codes_weight", torch.nn.Parameter(torch.ones(2, dtype=torch.int8), requires_grad=False)),
+            "one",
+            TypeError,
+            "'codes_weight': is torch.int8, but",
+        ),
+        (_net, "xavir", ValueError, r"initializer='xavir': no .*; there are bilinear, .*Did you mean 'xavier'\?"),
+        (_net, 3, TypeError, "initializer=3: must be a name, such as 'xavier'"),
+        (_net, Xavier, TypeError, r"write Xavier\(\) for an instance"),
+        (_net, "[1, 2]", ValueError, r"must be \[name, arguments\]"),
+        (_net, "[1", ValueError, "is not JSON"),
+        (_net, '["xavier", {"size": 2}]', TypeError, "size"),
+    ],
+)
+def test_a_mistake_is_named_and_changes_nothing(make, initializer, error, message):
+    net = make()
+    before = _values(net)
+    with pytest.raises(error, match=message):
+        init.initialize(net, initializer)
+    assert _equal(_values(net), before)
+
+
+REFUSED = {  # by initializer: what each argument refuses as "argument=value: must ..."
+    "uniform": {"scale": [-1, None]},
+    "normal": {"sigma": ["1", -1]},
+    "constant": {"value": ["1", ["a"]]},
+    "orthogonal": {"scale": ["1"], "rand_type": ["gaussian"]},
+    "xavier": {"rnd_type": ["normal"], "factor_type": ["both"], "magnitude": [0]},
+    "msraprelu": {"slope": [None], "factor_type": ["both"]},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_values_are_named(name):
+    for argument, values in REFUSED[name].items():
+        for value in values:
+            with pytest.raises((TypeError, ValueError), match=re.escape(f"{argument}={value!r}: must")):
+                init.create(name, **{argument: value})
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: init.initialize(torch.zeros(2)), TypeError, "module must be a torch.nn.Module, got Tensor"),
+        (lambda: init.initialize(_net(), "one", 3), TypeError, "generator=3: must be a torch.Generator"),
+        (lambda: Xavier()("fc_weight", np.zeros((2, 2))), TypeError, "'fc_weight': must be a torch tensor, got ndarray"),
+        (lambda: Xavier()(3, torch.zeros(2, 2)), TypeError, "name=3: must be a parameter's name"),
+        (lambda: Initializer()("a_weight", torch.zeros(2)), NotImplementedError, r"must define _init_weight\(self, name, a"),
+        (lambda: Orthogonal()("a_weight", torch.tensor(1.0)), ValueError, "'a_weight': has no dimension"),
+        (lambda: Load(3), TypeError, "param must be a mapping from names to values, or a file's path, got int"),
+        (lambda: Load({3: 1}), TypeError, r"param: names must be strings, got 3"),
+        (lambda: Load({"a": object()}), TypeError, r"param\['a'\]: must be a tensor or an array, got object"),
+        (lambda: Mixed("a", ["one"]), TypeError, "patterns='a': must be a list or tuple"),
+        (lambda: Mixed(["a"], []), ValueError, "must have equal lengths, got 1 and 0"),
+        (lambda: Mixed(["("], ["one"]), ValueError, r"patterns\[0\]='\(': is not a regular expression"),
+        (lambda: Mixed([3], ["one"]), TypeError, r"patterns\[0\]=3: must be a regular expression"),
+        (lambda: init.create(Zero(), a=1), TypeError, "arguments with an instance: a; give them to Zero"),
+        (lambda: init.create('["zero", {}]', a=1), TypeError, "arguments with JSON: a"),
+        (lambda: init.create("uniform", size=1), TypeError, "size"),
+        (
+            lambda: Zero()(InitDesc("a_bias", {"__init__": Load({})}), torch.zeros(1)),
+            TypeError,
+            "'a_bias': init=Load.*: must be a name, .* or an Initializer, not Load",
+        ),
+        (lambda: Zero().set_verbosity(1), TypeError, "verbose=1: must be True or False"),
+    ],
+)
+def test_bad_arguments_are_named(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
