@@ -7,7 +7,6 @@ of its rules is used: `Xavier()("fc_weight", w)` draws random numbers and `Xavie
 from typing import TYPE_CHECKING, Any
 
 from .base import InitDesc, Initializer, alias, register, registered
-from .base import rms as _size  # noqa: F401  # the name in older pickles
 from .basic import Bilinear, Constant, MSRAPrelu, Normal, One, Orthogonal, Uniform, Xavier, Zero
 from .by_name import Load, Mixed, create
 from .module import initialize

@@ -1,4 +1,4 @@
-"""The base class of the initializers, the parameter names that they are called with, and initializers by name."""
+"""The base class of the initializers, their registry, and parameter names that carry more than the name."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _RULES = {  # the first ending that matches decides
 
 
 class InitDesc(str):
-    """A parameter's name, with what an initializer should know in addition; a string in every other respect.
+    """A parameter's name, a string, with further attributes for an initializer.
 
     Args:
         name: the name.
-        attrs: "__init__" in it is the parameter's own initializer: a name, what `dumps` gives, or an instance.
+        attrs: "__init__" in it is the parameter's own initializer: a name, the JSON of `dumps`, or an instance.
         global_init: the initializer of the whole model, for initializers that delegate to it (:class:`FusedRNN`).
-        role: an ending that decides instead of the name's, such as "gamma" for the weight of a norm; None means the name's.
+        role: an ending to use instead of the name's, such as "gamma" for the weight of a norm; None means the name's.
         generator: the torch.Generator to draw from; None means the global one.
 
     >>> InitDesc("fc1_weight", {"__init__": "one"}).upper()
@@ -59,19 +59,15 @@ class InitDesc(str):
         role: str | None = None,
         generator: torch.Generator | None = None,
     ) -> InitDesc:
-        """Make one."""
         if not isinstance(name, str):
             raise TypeError(f"name={name!r}: must be a parameter's name, a string, not {type(name).__name__}")
         desc = super().__new__(cls, name)
-        desc.attrs = dict(attrs or {})
-        desc.global_init = global_init
-        desc.role = role
-        desc.generator = generator
+        desc.attrs, desc.global_init, desc.role, desc.generator = dict(attrs or {}), global_init, role, generator
         return desc
 
 
 class Initializer:
-    """Base class of the initializers: the rule that fills a parameter follows from its name.
+    """Base class of the initializers. The ending of a parameter's name selects the rule that fills it.
 
     ======================================================  ======================================
     ending of the name                                      rule
@@ -87,16 +83,16 @@ class Initializer:
     any other                                               `_init_default`: an error
     ======================================================  ======================================
 
-    For an initializer of your own, write a subclass with `_init_weight(self, name, arr)`, and others of these if wanted.
-    `arr` is a torch tensor, to be filled in place; gradients are not recorded. To be reproducible, draw from
+    To define an initializer, write a subclass with `_init_weight(self, name, arr)`, and further rules of the table if
+    wanted. Fill the torch tensor `arr` in place; gradients are not recorded. To be reproducible, draw from
     `name.generator`, which is None for the global generator. Pass the constructor's arguments to `super().__init__` by
-    name, so that `dumps`, `==` and printing know them.
+    name: `dumps`, `==` and `repr` use them.
 
     Args:
-        **kwargs: the arguments that a subclass was made with.
+        **kwargs: the constructor's arguments of a subclass.
 
     Raises:
-        TypeError: called on something that is no tensor.
+        TypeError: called on an object other than a tensor.
         ValueError: there is no rule for the name.
 
     Source: MXNet 1.9.1, `python/mxnet/initializer.py`.
@@ -148,11 +144,11 @@ class Initializer:
             )
 
     def set_verbosity(self, verbose: bool = False, print_func: Callable[[torch.Tensor], Any] | None = None) -> Initializer:
-        """Log a line at level INFO for each tensor that is filled.
+        """Switch on or off a line of the log, at level INFO, for each filled tensor.
 
         Args:
-            verbose: whether to.
-            print_func: what is logged of a tensor; None means norm / sqrt(number of elements).
+            verbose: whether to log.
+            print_func: from a tensor to the logged value; None means norm / sqrt(number of elements).
 
         Returns:
             The initializer.
@@ -162,7 +158,7 @@ class Initializer:
         return self
 
     def dumps(self) -> str:
-        """The initializer as JSON, `[name, arguments]`, from which `create` makes it again.
+        """Return the initializer as JSON for `create`, `[name, arguments]`.
 
         >>> create("uniform", scale=2).dumps()
         '["uniform", {"scale": 2}]'
@@ -252,47 +248,33 @@ def registered() -> dict[str, type[Initializer]]:
     return Initializer.registry.everything()
 
 
-def from_name(name: str, kwargs: Mapping[str, Any]) -> Initializer:
-    """Make an initializer by its name with these arguments, or by the JSON of `dumps` without; see `create`."""
-    if name.lstrip()[:1] in ("[", "{"):
-        if kwargs:
-            raise TypeError(f"arguments with JSON: {', '.join(kwargs)}; write them into it")
-        name, kwargs = _from_json(name)
-    return Initializer.registry.lookup(name)(**kwargs)
-
-
-def as_initializer(argument: str, value: Any) -> Initializer:
-    """An instance as it is, or one made by its name or JSON.
+def as_initializer(argument: str, value: Any, kwargs: Mapping[str, Any] | None = None) -> Initializer:
+    """Make an initializer by its name, with `kwargs`, or by JSON; return an instance unchanged.
 
     Raises:
-        TypeError: it is neither; the message names `argument`.
+        TypeError: it is none of these; the message names `argument`.
     """
-    if isinstance(value, str):
-        return from_name(value, {})
     if isinstance(value, Initializer):
         return value
-    hint = f"; write {value.__name__}() for an instance" if isinstance(value, type) else ""
-    raise TypeError(
-        f"{argument}={value!r}: must be a name, such as 'xavier', or an Initializer, not {type(value).__name__}{hint}"
-    )
+    if not isinstance(value, str):
+        hint = f"; write {value.__name__}() for an instance" if isinstance(value, type) else ""
+        raise TypeError(
+            f"{argument}={value!r}: must be a name, such as 'xavier', or an Initializer, not {type(value).__name__}{hint}"
+        )
+    if value.lstrip()[:1] in ("[", "{"):
+        if kwargs:
+            raise TypeError(f"arguments with JSON: {', '.join(kwargs)}; write them into it")
+        value, kwargs = _from_json(value)
+    return Initializer.registry.lookup(value)(**(kwargs or {}))
 
 
 def draw(name: InitDesc, arr: torch.Tensor, shape: Sequence[int], kind: str, scale: float) -> torch.Tensor:
-    """Random numbers for `arr`, float64 for float64 and else float32, from `name.generator`.
+    """Draw random numbers for `arr` from `name.generator`, in float32, but float64 for a float64 `arr`.
 
-    Args:
-        name: with the generator.
-        arr: the tensor that they are for.
-        shape: their shape.
-        kind: "uniform", from -scale to scale, or "normal".
-        scale: largest size or standard deviation.
+    `kind` is "uniform", from -scale to scale, or "normal", of standard deviation scale.
     """
-    generator = name.generator
-    values = torch.empty(
-        tuple(shape),
-        dtype=torch.float64 if arr.dtype == torch.float64 else torch.float32,
-        device=arr.device if generator is None else generator.device,
-    )
+    generator, dtype = name.generator, torch.float64 if arr.dtype == torch.float64 else torch.float32
+    values = torch.empty(tuple(shape), dtype=dtype, device=arr.device if generator is None else generator.device)
     if kind == "uniform":
         return values.uniform_(-scale, scale, generator=generator)
     return values.normal_(0, scale, generator=generator)

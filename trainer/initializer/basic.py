@@ -52,11 +52,10 @@ class One(Initializer):
 
 @register
 class Constant(Initializer):
-    """Weights have a given value.
+    """Weights are `value`.
 
     Args:
-        value: a number, or an array of them (tensor, NumPy array or nested lists) whose shape is the weight's, or expands to
-            it by the rules of broadcasting.
+        value: a number, or a tensor, NumPy array or nested lists of numbers that broadcasts to the weight's shape.
 
     Raises:
         TypeError: not numbers.
@@ -112,8 +111,8 @@ class Uniform(Initializer):
     """
 
     def __init__(self, scale: float = 0.07) -> None:
-        self.scale = number("scale", scale, low=0)
-        super().__init__(scale=int_or_float("scale", scale))
+        self.scale = int_or_float("scale", scale, low=0)
+        super().__init__(scale=self.scale)
 
     def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
         arr.copy_(draw(name, arr, arr.shape, "uniform", self.scale))
@@ -135,8 +134,8 @@ class Normal(Initializer):
     """
 
     def __init__(self, sigma: float = 0.01) -> None:
-        self.sigma = number("sigma", sigma, low=0)
-        super().__init__(sigma=int_or_float("sigma", sigma))
+        self.sigma = int_or_float("sigma", sigma, low=0)
+        super().__init__(sigma=self.sigma)
 
     def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
         arr.copy_(draw(name, arr, arr.shape, "normal", self.sigma))
@@ -144,13 +143,12 @@ class Normal(Initializer):
 
 @register
 class Orthogonal(Initializer):
-    """Weights whose rows, or columns if there are fewer, are orthogonal and of norm `scale`.
+    """Weights with orthogonal rows, or columns if there are fewer, of norm `scale`.
 
-    The weight is viewed as a matrix W with shape[0] rows. A random matrix of its size is decomposed into U S V, and W is
-    `scale` times U or V, whichever has the size of W. The signs of U's columns, or V's rows, are then drawn, since those of
-    a decomposition are not random (in MXNet, which keeps them, all 2 × 2 matrices are reflections). So W W^T = scale^2 I
-    if there are at most as many rows as columns, else W^T W = scale^2 I. The time grows with the cube of the shorter side:
-    about a second for 1000.
+    The weight is a matrix W with shape[0] rows: with U S V the decomposition of a random matrix of the same size, W is
+    `scale` times U or V, with random signs. (A decomposition has no random signs: without them, as in MXNet, all 2 × 2
+    matrices are reflections.) So W W^T = scale^2 I with at most as many rows as columns, else W^T W = scale^2 I. The time
+    grows with the cube of the shorter side: about a second for 1000.
 
     Args:
         scale: norm of a row or column.
@@ -169,9 +167,9 @@ class Orthogonal(Initializer):
     """
 
     def __init__(self, scale: float = 1.414, rand_type: str = "uniform") -> None:
-        self.scale = number("scale", scale)
+        self.scale = int_or_float("scale", scale)
         self.rand_type = choice("rand_type", rand_type, ("uniform", "normal"))
-        super().__init__(scale=int_or_float("scale", scale), rand_type=rand_type)
+        super().__init__(scale=self.scale, rand_type=rand_type)
 
     def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
         if arr.dim() == 0:
@@ -191,7 +189,7 @@ class Orthogonal(Initializer):
 
 @register
 class Xavier(Initializer):
-    """Weights whose scale preserves the variance of activations and gradients from layer to layer.
+    """Weights of a scale that preserves the variance of activations and gradients from layer to layer.
 
     ::
 
@@ -201,14 +199,13 @@ class Xavier(Initializer):
         fan_in      shape[1] * product of shape[2:]
         fan_out     shape[0] * product of shape[2:]
 
-    These are the shapes of torch's linear and convolution layers as well as MXNet's. Transposed convolutions, in both
-    libraries of shape (in, out, ...), go by shape too; for them the two fans are swapped.
+    Linear and convolution layers have these shapes in torch and in MXNet. For transposed convolutions, of shape (in, out,
+    ...) in both, the two fans are swapped.
 
     Args:
         rnd_type: "uniform" or "gaussian".
         factor_type: "avg", "in" or "out".
-        magnitude: > 0. With 3 and "uniform" it is the distribution of Glorot and Bengio; with 3 and "gaussian" the
-            variance is three times theirs.
+        magnitude: > 0. In the paper it is 3 with "uniform", and 1 with "gaussian".
 
     Raises:
         ValueError: the weight has fewer than two dimensions.

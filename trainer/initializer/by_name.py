@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..validation import boolean, did_you_mean
-from .base import Initializer, as_initializer, from_name
+from .base import Initializer, as_initializer
 
 
 def create(initializer: Any, **kwargs: Any) -> Any:
@@ -31,16 +31,14 @@ def create(initializer: Any, **kwargs: Any) -> Any:
     >>> create("msraprelu", slope=0)
     MSRAPrelu(factor_type='avg', slope=0)
     """
-    if isinstance(initializer, str):
-        return from_name(initializer, kwargs)
-    made = initializer if isinstance(initializer, (Mixed, Load)) else as_initializer("initializer", initializer)
-    if kwargs:
+    made = initializer if isinstance(initializer, Mixed | Load) else as_initializer("initializer", initializer, kwargs)
+    if kwargs and not isinstance(initializer, str):
         raise TypeError(f"arguments with an instance: {', '.join(kwargs)}; give them to {type(made).__name__}")
     return made
 
 
 class Load:
-    """Takes values from a file or a dict, by name.
+    """Copies values by name from a file or a dict.
 
     Args:
         param: values by parameter name: a mapping to tensors or arrays, or the path of a file of safetensors, of NumPy
@@ -114,9 +112,8 @@ class Load:
 class Mixed:
     """Chooses an initializer by the parameter's name.
 
-    The first pattern that matches the beginning of the name decides; the initializer chosen then applies its rule for the
-    name's ending, as always: a Constant chosen for a bias gives zeros. (For another bias, give the parameter an `init` of
-    its own.)
+    The first pattern that matches the beginning of the name decides. The chosen initializer applies its rule for the
+    name's ending: a Constant fills a bias with zeros. For other values, set the parameter's own `init`.
 
     Args:
         patterns: regular expressions, matched from the beginning of the name: "bias" does not match "fc1.bias", ".*bias"

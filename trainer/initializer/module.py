@@ -31,9 +31,9 @@ def initialize(
 ) -> None:
     """Fill the parameters of a module, and the running statistics of its norms.
 
-    Every value is computed before the first is written, so after an error the module is as it was (and for a moment the
-    parameters are in memory twice). Nothing is recorded for `backward`; gradients are left alone. A shared parameter is
-    filled once, under its first name.
+    All values are computed before the first is written: an error leaves the module unchanged, and memory holds the
+    parameters twice for a moment. `backward` sees nothing of it, and gradients stay. A shared parameter is filled once,
+    under its first name.
 
     ==================================================================  ==================================================
     parameter                                                           value
@@ -51,17 +51,17 @@ def initialize(
     others                                                              as their names end; see :class:`Initializer`
     ==================================================================  ==================================================
 
-    A parameter may have an initializer of its own: an attribute `init`, a name or an :class:`Initializer`. Its own rule is
-    then used, whatever the parameter is called, as for arguments of Gluon's layers such as `bias_initializer`.
+    A parameter's attribute `init`, a name or an :class:`Initializer`, is its own initializer: its weight rule fills the
+    parameter, whatever the name ends in, as arguments such as `bias_initializer` of Gluon's layers do.
 
     Args:
         module: the module, with all its submodules.
         initializer: a name, such as "xavier", an instance, or a :class:`Mixed` or :class:`Load`; by default Uniform(0.07).
-        generator: what random numbers are drawn from; None means the global generator of each parameter's device. Values
-            drawn with a generator do not depend on the parameters' device: a generator on the CPU serves all. Numbers are
-            drawn in float32 (float64 for float64 parameters), parameter by parameter in the order of `named_parameters`.
+        generator: the source of random numbers; None means the global generator of each parameter's device. With a
+            generator, on the CPU for instance, values do not depend on the parameters' device. Numbers are drawn in
+            float32 (float64 for float64 parameters), parameter by parameter in the order of `named_parameters`.
         init: Gluon's name of `initializer`, instead of it.
-        force_reinit: must be True: torch's parameters have values from the start, which are always replaced.
+        force_reinit: must be True, because the values of torch's parameters are always replaced.
 
     Raises:
         TypeError: an argument of a wrong type; a parameter that is not of a floating-point type.
