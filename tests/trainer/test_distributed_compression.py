@@ -109,6 +109,7 @@ def _kept_back(params):
     return total.numpy(), sent.numpy(), kept.numpy()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("params", COMPRESSIONS, ids=lambda params: params["type"])
 def test_what_was_not_sent_is_kept_back_and_no_more(processes, params):
     (total, sent, kept), (other, same, _) = processes(2).run(_kept_back, params)

@@ -62,6 +62,7 @@ def _loaded(name, folder, cut):
     return sent_by(whole_tensors(net.parameters()))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["several", "muon", "soap", "came", "pulled"])
 def test_saved_states_go_to_other_numbers_of_ranks(processes, tmp_path, name):
     want = processes(2).run(_saved, name, str(tmp_path))[0]

@@ -31,6 +31,7 @@ def _all_trained(names, *given):
     return {name: _trained(name, *given) for name in names}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("ranks", "shape", "dtype", "gradient_dtype"),
     [

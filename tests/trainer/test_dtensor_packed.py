@@ -15,6 +15,8 @@ from dtensors import sent_by, whole_tensors
 import tristep
 from tristep.trainer.optim import shards
 
+pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
+
 SHAPES = ((192, 96), (7, 3), (9000,))  # the shards of the first and last are packed, on up to three ranks
 
 
@@ -69,6 +71,7 @@ def _of_shards(name, arguments):
     return str(bytes_[0][0]), bytes_[0][1], tuple(bytes_[1]), shown, distances, same
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "state_dtype", "dtype"),
     [("Lion", "8bit", "torch.uint8"), ("Adan", "8bit", "torch.uint8"), ("Lion", "4bit", "torch.int8")],
@@ -206,6 +209,7 @@ def _format(folder):
     return {key: (each.size, each.properties.dtype) for key, each in found.items() if hasattr(each, "size")}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 @pytest.mark.parametrize("name", STORED)
 def test_one_process_and_shards_have_one_format(name, processes, tmp_path):

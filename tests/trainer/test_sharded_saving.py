@@ -70,6 +70,7 @@ def _save(name, arguments, dtype, path):
     return weights_of(net)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "arguments", "dtype"), FILES)
 def test_saved_on_two_ranks_loaded_on_three_on_one_and_back(processes, tmp_path, name, arguments, dtype):
     path = str(tmp_path / "states")
