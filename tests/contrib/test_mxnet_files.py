@@ -48,22 +48,15 @@ def _check_continued(run, trainer, params):
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("run", list(RUNS))
-def test_training_goes_on_as_in_mxnet(run):
+@pytest.mark.parametrize("file", [*RUNS, *(f"adam_protocol{protocol}" for protocol in (0, 1, 2, 3, 5))])
+def test_training_goes_on_as_in_mxnet(file):
+    run = file.partition("_protocol")[0]
     params = _params(run)
     trainer = _trainer(run, params)
-    load_mxnet_states(trainer, FILES / f"{run}.states", _names(run))
+    load_mxnet_states(trainer, FILES / f"{file}.states", _names(run))
     assert trainer.optimizer.num_update == 3
     assert set(trainer.optimizer.counts.values()) == {3}
     _check_continued(run, trainer, list(params.values()))
-
-
-@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 5])
-def test_pickles_of_all_protocols(protocol):
-    params = _params("adam")
-    trainer = _trainer("adam", params)
-    load_mxnet_states(trainer, FILES / f"adam_protocol{protocol}.states", NAMES)
-    _check_continued("adam", trainer, list(params.values()))
 
 
 def test_states_without_an_optimizer_warn_and_leave_settings():
@@ -79,31 +72,22 @@ def test_states_without_an_optimizer_warn_and_leave_settings():
 
 def test_which_parameter_is_which():
     """By names, by numbers, by the order of a list; by shapes, if these say it; else it is refused, and nothing changed."""
-    for names in (NAMES, dict(enumerate(NAMES))):
-        params = _params("adam")
-        trainer = _trainer("adam", dict(reversed(params.items())))
-        load_mxnet_states(trainer, FILES / "adam.states", names)
-        _check_continued("adam", trainer, list(params.values()))
-    params = _params("adam")
-    trainer = _trainer("adam", list(params.values()))
-    load_mxnet_states(trainer, FILES / "adam.states")
-    _check_continued("adam", trainer, list(params.values()))
-    params = _params("sgd")
-    trainer = _trainer("sgd", params)  # which has no states: all parameters are the same
-    load_mxnet_states(trainer, FILES / "sgd.states")
-    _check_continued("sgd", trainer, list(params.values()))
+    for run, names, mine in [
+        ("adam", NAMES, lambda params: dict(reversed(params.items()))),
+        ("adam", dict(enumerate(NAMES)), lambda params: dict(reversed(params.items()))),
+        ("adam", None, lambda params: list(params.values())),
+        ("adam_shapes", None, lambda params: dict(reversed(params.items()))),
+        ("sgd", None, dict),  # which has no states: all parameters are the same
+    ]:
+        params = _params(run)
+        trainer = _trainer(run, mine(params))
+        load_mxnet_states(trainer, FILES / f"{run}.states", names)
+        _check_continued(run, trainer, list(params.values()))
     trainer = _trainer("adam")
     for names in (None, NAMES[:2], [*NAMES[:2], "net_d"], {0: "net_a"}):
         with pytest.raises(ValueError, match=r"states of parameters 0, 1, 2, this trainer has 3 .*give names=\['net_a'"):
             load_mxnet_states(trainer, FILES / "adam.states", names)
     assert trainer.optimizer.num_update == 0
-
-
-def test_shapes_tell_parameters_apart():
-    params = _params("adam_shapes")
-    trainer = _trainer("adam_shapes", dict(reversed(params.items())))
-    load_mxnet_states(trainer, FILES / "adam_shapes.states")
-    _check_continued("adam_shapes", trainer, list(params.values()))
 
 
 MISFITS = {

@@ -136,6 +136,7 @@ WARM = {"base_lr": 1.0, "warmup_steps": 4, "warmup_begin_lr": 0.2}
         # A base_lr below the floor is kept until the first drop, as in MXNet.
         (lr.FactorScheduler(10, 0.5, stop_factor_lr=0.1, base_lr=0.01), [0, 10, 11], [0.01, 0.01, 0.1]),
         (lr.InverseSquareRootScheduler(1.0, timescale=100), [0, 300], [1.0, 0.5]),
+        (lr.InverseSquareRootScheduler(1.0), [0, 3], [1.0, 0.5]),
         (lr.PolyScheduler(10, base_lr=1.0, final_lr=0.25), [10, 11, 10**9], [0.25] * 3),
         (lr.CosineScheduler(10, base_lr=1.0, final_lr=0.25), [10, 11, 10**9], [0.25] * 3),
         (lr.OneCycleScheduler(100, 1.0, 0.2, 10, 10), [0, 20, 100, 1000], [0.1, 1.0, 0.01, 0.01]),
@@ -279,6 +280,10 @@ def _cyclic_of_torch(optimizer):  # whose own base_lr would be taken for ours
     return torchs.CyclicLR(optimizer, 0.1, 0.9, step_size_up=6)
 
 
+def _slower(optimizer):
+    return torchs.LambdaLR(optimizer, lambda n: 1 / (1 + n))  # which cannot be pickled
+
+
 def _chained(optimizer):
     return torchs.ChainedScheduler([torchs.LinearLR(optimizer, 0.1, total_iters=10), torchs.ExponentialLR(optimizer, 0.9)])
 
@@ -290,6 +295,7 @@ def _chained(optimizer):
         (torchs.MultiStepLR, {"milestones": (5, 20), "gamma": 0.3}),
         (_cyclic_of_torch, {}),
         (_chained, {}),
+        (_slower, {}),
     ],
 )
 def test_schedule_of_torch_has_the_same_learning_rates(factory, kwargs):

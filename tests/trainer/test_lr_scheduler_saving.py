@@ -237,6 +237,9 @@ def test_stateful_schedule_trains_and_resumes(warmup, tmp_path):
     first.save_states(tmp_path / "states")
     again.load_states(tmp_path / "states")
     assert again.optimizer.lr_scheduler.count == first.optimizer.lr_scheduler.count > 0
+    first.optimizer.lr_scheduler.seen = [1]
+    first.optimizer.lr_scheduler.to_config()["state"]["seen"].append(2)
+    assert first.optimizer.lr_scheduler.seen == [1]
     assert rates(again, 4) == pytest.approx(expected[8:], rel=1e-12)
     assert rates(first, 4) == pytest.approx(expected[8:], rel=1e-12)
 
