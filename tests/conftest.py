@@ -203,10 +203,10 @@ def emulated() -> Iterator[Any]:
     started.end()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def eager_in_quick_tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of what does not depend on the engine: in the quick tier, those that name none compile nothing."""
-    if request.config.getoption("--cases") == "quick":
+    """In the quick tier, tests that name no engine compile nothing."""
+    if request.config.getoption("--cases") == "quick" and not HAS_DEVICE:
         monkeypatch.setenv("TRISTEP_ENGINE", "eager")
 
 

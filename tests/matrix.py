@@ -34,7 +34,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     if asked == "full" or any("::" in argument for argument in config.args):
         return
     quick = quick_tier(items)
-    # Cases that the quick tier runs on the eager engine are to run on the best one, too.
+    # Cases that the quick tier runs on the eager engine run on the best one, too.
     rest = {item for item in items if item not in quick or EAGER in getattr(item, "fixturenames", ())}
     if asked == "quick":
         chosen = quick

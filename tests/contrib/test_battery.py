@@ -70,7 +70,7 @@ def by_torch(name, make, seed, seeds, steps=300):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", TASKS)
-def test_steps_are_those_of_torch(name, eager_in_quick_tier):
+def test_steps_are_those_of_torch(name):
     rates = [0.003, 0.03, 0.3]
     found = tristep.battery(
         {"momentum": {"optimizer": "sgd", "momentum": 0.9}, "adam": {}}, [name], steps=300, seeds=2, tuning_seeds=2,
@@ -102,7 +102,7 @@ def test_scores():
     assert nobody.scores.tolist() == [[0.0]]
 
 
-def test_presets_and_those_who_take_a_plainer_ones_steps_on_vectors(eager_in_quick_tier):
+def test_presets_and_those_who_take_a_plainer_ones_steps_on_vectors():
     arguments = {"tasks": ["sparse"], "steps": 60, "seeds": 1, "tuning_seeds": 1, "learning_rates": [0.1]}
     found = tristep.battery(["momentum", "nag", "muon", "adam", "sgd"], **arguments)
     by_hand = {"a": {"optimizer": "sgd", "momentum": 0.9}, "b": {"optimizer": "nag", "momentum": 0.9}}

@@ -19,7 +19,7 @@ RECORDED = np.load(FILES / "recorded.npz")
 NAMES = ["net_a", "net_b", "net_c"]
 CLOSE = {np.float16: {"rtol": 2e-3, "atol": 2e-3}, np.float32: {"rtol": 1e-5, "atol": 1e-6}}
 
-pytestmark = [pytest.mark.usefixtures("eager_in_quick_tier"), pytest.mark.sample(0)]  # the quick tier runs a smoke test
+pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
 
 
 def _params(run):

@@ -46,7 +46,7 @@ def by_torch(make_optimizer, seed, steps=12, every=4, held_out=None):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("held_out", [True, False])
 @pytest.mark.parametrize("together", [64, 5, 1])
-def test_trainings_are_those_of_torch(held_out, together, eager_in_quick_tier):
+def test_trainings_are_those_of_torch(held_out, together):
     data = [*batches(2, 5, seed=9), *batches(1, 3, seed=10)] if held_out else None
     found = raced(eval_data=data, together=together)
     assert found.losses.shape == (2, 2, 4)
@@ -63,7 +63,7 @@ def test_trainings_are_those_of_torch(held_out, together, eager_in_quick_tier):
         np.testing.assert_allclose(found.losses[1, seed], by_torch(make, seed, held_out=data), rtol=2e-3)
 
 
-def test_the_same_optimizer_twice_needs_the_same_steps(eager_in_quick_tier):
+def test_the_same_optimizer_twice_needs_the_same_steps():
     found = raced({"one": {"optimizer": "adam"}, "other": {"optimizer": "adam"}}, tuning_seeds=2, steps=4, seeds=3)
     np.testing.assert_array_equal(found.losses[0], found.losses[1])
     np.testing.assert_array_equal(found.tuning[0], found.tuning[1])
@@ -71,7 +71,7 @@ def test_the_same_optimizer_twice_needs_the_same_steps(eager_in_quick_tier):
     assert len({tuple(row) for row in found.losses[0].tolist()}) == 3
 
 
-def test_the_winner_has_the_fewest_steps_and_else_the_least_loss(eager_in_quick_tier):
+def test_the_winner_has_the_fewest_steps_and_else_the_least_loss():
     low = raced(target=0.0, trials=4, seeds=1)  # which nobody reaches
     assert low.chosen.tolist() == low.tuning[:, :, 0, -1].argmin(axis=1).tolist()
     found = raced(target=1.0, trials=4, seeds=1, every=1)
@@ -112,7 +112,7 @@ def test_what_is_searched():
     assert (made.lr, made.momentum) == (0.3, 0.75)
 
 
-def test_several_optimizers_in_one_side_by_side_and_alone(eager_in_quick_tier):
+def test_several_optimizers_in_one_side_by_side_and_alone():
     """Patterns find their parameters among stacked weights, and all rates are scaled alike."""
     entries = [("*bias|layer==Linear&shape[0]==3", "sgd", {"learning_rate": 0.1}), ("*", "adam", {"learning_rate": 0.01})]
     two = {"adam": {}, "both": {"optimizer": entries}}
@@ -131,7 +131,7 @@ class Reading(nn.Sequential):
         return super().forward(x) * (1.0 if x.sum().item() > -1e9 and self[0].weight.sum().item() < 1e9 else 2.0)
 
 
-def test_networks_that_cannot_be_stacked_are_trained_alone(eager_in_quick_tier):
+def test_networks_that_cannot_be_stacked_are_trained_alone():
     found = raced(make=lambda: Reading(*network()), seeds=1, steps=4)
     np.testing.assert_array_equal(found.losses, raced(seeds=1, steps=4, together=1).losses)
 
@@ -150,7 +150,7 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("together", [64, 1])
-def test_a_second_call_goes_on(together, tmp_path, eager_in_quick_tier):
+def test_a_second_call_goes_on(together, tmp_path):
     folder, whole = tmp_path / "race", Interrupted()
     settings = {"together": together, "steps": 8}
     expected = raced(loss=whole, **settings)
@@ -185,7 +185,7 @@ def test_a_second_call_goes_on(together, tmp_path, eager_in_quick_tier):
     ],
     ids=["steps", "every", "rate", "argument", "eval_data", "data", "network"],
 )
-def test_a_folder_of_another_race_is_refused(changed, said, tmp_path, eager_in_quick_tier):
+def test_a_folder_of_another_race_is_refused(changed, said, tmp_path):
     settings = {"steps": 4, "trials": 1, "seeds": 1, "folder": tmp_path / "race"}
     raced(**settings)
     kept = {path.name: path.read_bytes() for path in settings["folder"].iterdir()}
@@ -203,11 +203,11 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["run", "battery"])
-def test_examples(name, eager_in_quick_tier):
+def test_examples(name):
     assert doctest.testmod(import_module(f"tristep.contrib.racing.{name}")).failed == 0
 
 
-def test_a_damaged_training_is_named(tmp_path, eager_in_quick_tier):
+def test_a_damaged_training_is_named(tmp_path):
     settings = {"steps": 4, "trials": 1, "seeds": 1, "folder": tmp_path / "race"}
     raced(**settings)
     path = settings["folder"] / "1-0-0.npz"

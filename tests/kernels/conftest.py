@@ -61,6 +61,11 @@ def _places():
 
 
 @pytest.fixture(autouse=True)
+def eager_in_quick_tier():
+    """Tests of kernels say where they run."""
+
+
+@pytest.fixture(autouse=True)
 def _quiet_numpy():
     """Triton's interpreter computes in NumPy, with elements beyond a tensor's end too, which would warn of 0 / 0."""
     with np.errstate(all="ignore"):

@@ -12,8 +12,6 @@ from tristep import optimizer
 from tristep.kvstore import CollectiveStore
 from tristep.trainer.dist_utils import check_alike, process_group
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 
 def _arrays(tensors):
     """What can be sent from one process to another."""

@@ -5,14 +5,11 @@ import weakref
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from tristep.trainer.kvstore.buckets import GradientBuckets
-
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 
 
 def _plain_net(width, depth):

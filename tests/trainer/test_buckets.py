@@ -8,8 +8,6 @@ from torch import nn
 
 from tristep.trainer.kvstore.buckets import GradientBuckets
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 
 class Net(nn.Module):
     """With a convolution in another order of memory, a shared layer, a frozen one, and two of which a rank uses one."""

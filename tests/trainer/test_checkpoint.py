@@ -58,7 +58,7 @@ OPTIMIZERS = {
 
 
 @pytest.fixture(autouse=True)
-def _registered(clean_registry, eager_in_quick_tier):
+def _registered(clean_registry):
     register(Averaged)
     register(Cautious)
 

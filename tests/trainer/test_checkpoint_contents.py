@@ -14,8 +14,6 @@ from tristep import CheckpointManager, Trainer
 safetensors = pytest.importorskip("safetensors", reason="files need it")
 pytest.importorskip("safetensors.torch", reason="files need it")
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 
 class _Odd(nn.Module):
     """Weights and buffers of all forms, extra states of its own and of a part."""

@@ -16,7 +16,6 @@ from tristep import CheckpointManager, Trainer
 safetensors = pytest.importorskip("safetensors", reason="files need it")
 pytest.importorskip("safetensors.torch", reason="files need it")
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX processes and locks")
 PARTS = ("model", "trainer", "training")
 

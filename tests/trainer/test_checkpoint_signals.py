@@ -20,7 +20,6 @@ import tristep
 from tristep import CheckpointManager, Trainer, fit
 from tristep.trainer.checkpoint import folder as folders
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
 
 

@@ -17,8 +17,6 @@ from tristep.trainer.checkpoint import folder as folders
 safetensors = pytest.importorskip("safetensors", reason="files need it")
 pytest.importorskip("safetensors.torch", reason="files need it")
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 
 class Training:
     """A net with dropout and running means, whose batches are random, too."""

@@ -13,8 +13,6 @@ from compressed_sums import TYPES, Thirds, on_ranks, params_of
 from tristep.kvstore import CompressedAllReduce, create_compressor, ddp_hook
 from tristep.trainer.compression.allreduce import total_residual, wait_all
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 SHAPES = ((64, 50), (50,), (3, 40, 7))  # of the tensors in a bucket; two matrices, the second with 3 rows
 N = 64 * 50 + 50 + 3 * 40 * 7
 

@@ -8,8 +8,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tristep
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 STEPS = 4
 
 

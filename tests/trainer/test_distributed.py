@@ -9,8 +9,6 @@ from rank_training import PARTS, make_batch, make_net, train, weights_after_step
 import tristep
 from tristep import kvstore
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 
 def _run(optimizer, arguments, dtype, store):
     return weights_after_steps(optimizer, arguments, dtype=dtype, **store)

@@ -12,8 +12,6 @@ from torch import nn
 
 import tristep
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 COMPRESSIONS = [
     {"type": "2bit", "threshold": 0.02},
     {"type": "1bit", "threshold": 0.0},

@@ -10,8 +10,6 @@ from dtensors import sent_by, whole_tensors
 import tristep
 from tristep.trainer.optim import shards
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 
 def _net(dtype=torch.float32):
     torch.manual_seed(0)

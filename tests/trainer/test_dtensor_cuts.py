@@ -11,8 +11,6 @@ from dtensors import sent_by, whole_tensors
 
 import tristep
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 
 def _placed(whole, placement, grad=None):
     from torch.distributed.device_mesh import init_device_mesh

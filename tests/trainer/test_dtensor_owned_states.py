@@ -11,8 +11,6 @@ from owner_training import LARGE, MATRICES, RULES, AnyMuon, Pair, backward, full
 import tristep
 from tristep.trainer.optim import shards
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 
 def _optimizer(name, net):
     if name == "several":

@@ -15,7 +15,6 @@ from tristep.trainer import dist_utils
 from tristep.trainer.optim import owners, shards
 
 mixed_types = pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch wants gradients of one type")
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 
 
 def _trained(name, shape, dtype, gradient_dtype):

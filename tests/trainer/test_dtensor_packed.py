@@ -15,8 +15,6 @@ from dtensors import sent_by, whole_tensors
 import tristep
 from tristep.trainer.optim import shards
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 SHAPES = ((192, 96), (7, 3), (9000,))  # the shards of the first and last are packed, on up to three ranks
 
 

@@ -11,8 +11,6 @@ import tristep
 from tristep import Trainer, optimizer
 from tristep.kernels import Rule, storage
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 F64, F32, BF16, U8, I8 = torch.float64, torch.float32, torch.bfloat16, torch.uint8, torch.int8
 SHAPES = ((64, 80), (7,), (41, 100), ())
 

@@ -8,8 +8,6 @@ from tristep import optimizer
 from tristep.kernels import rules
 from tristep.trainer.lr_scheduler import CosineScheduler, FactorScheduler
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 NAMES = [name for name in optimizer.registered() if optimizer.registered()[name].__module__.startswith("tristep")]
 
 

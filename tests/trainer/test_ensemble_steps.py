@@ -14,8 +14,6 @@ from tristep.trainer.ensemble import make_optimizer
 from tristep.trainer.lr_scheduler import CosineScheduler, FactorScheduler
 from tristep.trainer.optimizer.updater import Updater
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 
 def test_stacked_bad_input():
     made = rated("sgd", (0.1, 0.2))()

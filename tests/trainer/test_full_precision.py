@@ -12,8 +12,6 @@ from stored_training import made, parameters, saved, stepped, train, whole_of
 import tristep
 from tristep import Trainer
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 STORED = {
     "float32": (F32, {}),

@@ -11,8 +11,6 @@ from tristep import StaleGradientError, Trainer
 from tristep.trainer import in_backward
 from tristep.trainer.optimizer import Optimizer, registered
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 ARGUMENTS = {"lbsgd": {"batch_scale": 2}, "groupadagrad": {}, "nadam": {}, "lars": {"momentum": 0.9}, "rprop": {}}
 TOGETHER = ("prodigy",)
 

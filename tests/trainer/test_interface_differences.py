@@ -34,8 +34,6 @@ from tristep.trainer.optimizer import (
     settings,
 )
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 # ---- initializers ----------------------------------------------------------------------------------------------------
 
 

@@ -12,8 +12,6 @@ from stored_training import close_to, made, parameters, saved, stepped, train
 import tristep
 from tristep import Trainer, optimizer
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 STORED = {
     "states": (F32, {"state_dtype": "bfloat16"}),

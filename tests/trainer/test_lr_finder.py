@@ -13,8 +13,6 @@ import tristep
 from tristep import lr_scheduler
 from tristep.trainer.checkpoint.snapshot import Snapshot
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 
 class Net(torch.nn.Module):
     """With running means, and random numbers from torch."""

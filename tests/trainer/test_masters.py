@@ -9,8 +9,6 @@ from stored_training import made, parameters, saved, stepped, train, whole_of
 import tristep
 from tristep import Trainer
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 F32, BF16, I16, I8 = torch.float32, torch.bfloat16, torch.int16, torch.int8
 
 

@@ -9,8 +9,6 @@ from torch_peers import ARGUMENTS, CLOSE, CLOSE_IN_FLOAT32, classes_with_argumen
 
 import tristep
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 STEPS = 6
 
 CONFIGURATIONS = [

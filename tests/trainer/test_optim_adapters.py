@@ -14,8 +14,6 @@ import tristep
 from tristep import Trainer
 from tristep.kernels import tl
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 OURS = [
     name
     for name in tristep.optim.__all__

@@ -252,7 +252,7 @@ def _close(optimizer, reference):
 
 @pytest.mark.parametrize("move", MOVES, ids=lambda move: move.__name__[1:])
 @pytest.mark.parametrize(("name", "arguments"), COUNTING, ids=lambda value: value if isinstance(value, str) else "")
-def test_numbers_in_other_memory_go_on_like_torchs(name, arguments, move, eager_in_quick_tier):
+def test_numbers_in_other_memory_go_on_like_torchs(name, arguments, move):
     both = []
     for library in (tristep.optim, torch.optim):
         parameters = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
@@ -269,7 +269,7 @@ def test_numbers_in_other_memory_go_on_like_torchs(name, arguments, move, eager_
 
 
 @pytest.mark.parametrize(("name", "arguments"), COUNTING[:6], ids=lambda value: value if isinstance(value, str) else "")
-def test_two_optimizers_count_in_the_same_memory(name, arguments, eager_in_quick_tier):
+def test_two_optimizers_count_in_the_same_memory(name, arguments):
     """As workers do that share their states. The second one has views of the first one's numbers."""
     both = []
     for library in (tristep.optim, torch.optim):
@@ -286,7 +286,7 @@ def test_two_optimizers_count_in_the_same_memory(name, arguments, eager_in_quick
     _close(both[1], both[3])
 
 
-def test_a_workers_own_numbers_are_advanced(eager_in_quick_tier):
+def test_a_workers_own_numbers_are_advanced():
     """Numbers that are there before the first step, as in A3C's SharedAdam."""
     both = []
     for library in (tristep.optim, torch.optim):
@@ -300,7 +300,7 @@ def test_a_workers_own_numbers_are_advanced(eager_in_quick_tier):
     _close(*both)
 
 
-def test_a_number_is_saved_without_the_others(eager_in_quick_tier):
+def test_a_number_is_saved_without_the_others():
     sizes = []
     for library in (tristep.optim, torch.optim):
         optimizer = library.Adam([torch.nn.Parameter(torch.ones(1)) for _ in range(1000)])
@@ -312,7 +312,7 @@ def test_a_number_is_saved_without_the_others(eager_in_quick_tier):
 
 
 @pytest.mark.parametrize("saved_by", [torch.optim, tristep.optim], ids=["torch", "ours"])
-def test_a_loaded_state_does_not_count_with_what_it_was_loaded_from(saved_by, eager_in_quick_tier):
+def test_a_loaded_state_does_not_count_with_what_it_was_loaded_from(saved_by):
     parameter = torch.nn.Parameter(torch.ones(2))
     source, optimizer = saved_by.NAdam([parameter]), tristep.optim.NAdam([parameter])
     _train(source, 2)

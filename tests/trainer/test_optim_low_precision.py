@@ -7,8 +7,6 @@ import torch
 
 import tristep
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 F32, BF16, U8, I8 = torch.float32, torch.bfloat16, torch.uint8, torch.int8
 SHAPES = ((64, 80), (7,), (41, 100))
 MEANS = [torch.randn(shape, generator=torch.Generator().manual_seed(3)) for shape in SHAPES]

@@ -8,8 +8,6 @@ from torch_peers import CLOSE, CLOSE_IN_FLOAT32, all_data_of
 
 import tristep
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 quiet_sparse = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch makes them unchecked, too
 
 

@@ -10,8 +10,6 @@ import torch
 
 import tristep
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 TORCHS = [name for name in tristep.optim.__all__ if hasattr(torch.optim, name)]
 
 OTHERS = ("as_torch", "clip_grad_norm_", "FusedOptimizer", "MultiOptimizer")

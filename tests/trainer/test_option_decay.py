@@ -11,8 +11,6 @@ from option_training import parameters, train, trained
 
 from tristep import Trainer, lr_scheduler, optimizer
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 SCHEDULES = {
     "cosine": lr_scheduler.CosineScheduler(12, base_lr=0.05, final_lr=0.001, warmup_steps=4, warmup_begin_lr=0.01),
     "one cycle": lr_scheduler.OneCycleScheduler(12, base_lr=0.05),

@@ -12,8 +12,6 @@ from option_training import parameters
 import tristep
 from tristep import Trainer, optimizer
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 NORMS = (1.0, 1.2, 0.7, 1.1, 8.0, 1.0, 0.2, 2.5, 900.0, 1.1)
 
 

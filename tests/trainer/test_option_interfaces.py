@@ -10,9 +10,6 @@ from option_training import SHAPES, parameters, train, trained
 from tristep import Trainer, optimizer
 from tristep.kernels import Rule, rule
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
-
 ELEMENTWISE = [name for name in optimizer.registered() if isinstance(optimizer.create(name).rule, Rule)]
 
 

@@ -8,8 +8,6 @@ import torch
 import tristep
 from tristep import Trainer, optimizer
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 NAMES = ("muon", "normuon", "soap", "came")
 SHAPES = ((6, 5), (5,), (3, 4, 5), (6, 5), (8, 3))  # two of one shape, which are computed as a stack
 STEPS = 4

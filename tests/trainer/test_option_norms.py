@@ -11,8 +11,6 @@ import torch
 
 from tristep import Trainer, optimizer
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 SHAPES = ((5, 3), (7,), (4, 4), ())
 STEPS = 9
 

@@ -9,8 +9,6 @@ from option_training import SHAPES, STEPS, parameters, trained
 
 from tristep import Trainer, lr_scheduler, optimizer
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 
 def adam_steps(lr=0.05, beta1=0.9, beta2=0.999, epsilon=1e-8):
     """For each step the tensors' steps of Adam on the gradients of `train` (Kingma & Ba 2015, alg. 1)."""

@@ -11,8 +11,6 @@ from option_training import SHAPES, STEPS, parameters, train, trained
 from tristep import Trainer
 from tristep.trainer.optimizer import updater as updater_module
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 NO_EPSILON = 1e-300  # it stands in other places
 
 

@@ -483,7 +483,7 @@ def same(answers, reference):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.usefixtures("group", "eager_in_quick_tier")
+@pytest.mark.usefixtures("group")
 def test_an_option_means_the_same_on_every_path(path, option, name, tmp_path):
     check(path, option, name, lambda: PATHS[path](Case(name, option), tmp_path))
 

@@ -11,7 +11,6 @@ from torch import nn
 import tristep
 from tristep.trainer.checkpoint.snapshot import Snapshot
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 ADAM, SGD = {"learning_rate": 0.02, "wd": 0.1, "epsilon": 1e-15}, {"learning_rate": 0.01, "momentum": 0.9}
 TWO = [("ndim<2", "adam", ADAM), ("*", "sgd", SGD)]
 

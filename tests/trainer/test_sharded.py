@@ -27,8 +27,6 @@ from tristep import optimizer as optimizers
 from tristep.kernels.rules.muon import COEFFICIENTS
 from tristep.trainer.kvstore.partition import can_cut, costs_of, owners_of
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 
 def train_alone(name, arguments, steps, dtype=torch.float32):
     net = make_net(dtype)

@@ -21,8 +21,6 @@ import tristep
 from tristep import optimizer as optimizers
 from tristep.kernels import storage
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 
 def _count_bytes(name, arguments):
     torch.manual_seed(0)

@@ -13,8 +13,6 @@ import torch
 import tristep
 from tristep.kernels import metric, tl
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 
 @metric(gradient_cubes="sum", longest="max")
 def extra(w, g, new_w):

@@ -19,8 +19,6 @@ from replicas import (
 
 from tristep import Telemetry, Trainer, kvstore, lr_scheduler
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 
 def _assert_equal_copies(nets):
     first = weights_of(nets[0])

@@ -6,8 +6,6 @@ import torch
 
 import tristep
 
-pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
-
 
 def model(device):
     torch.manual_seed(0)
