@@ -65,11 +65,9 @@ def test_a_picture_takes_the_place_of_a_widget(source):
             assert "application/vnd.jupyter.widget-view+json" not in output.get("data", {})
 
 
-@pytest.mark.parametrize(
-    "source",
-    [pytest.param(each, id=each.stem, marks=() if each is SOURCES[0] else pytest.mark.sample(0)) for each in SOURCES],
-)
+@each_tutorial
 @pytest.mark.slow
+@pytest.mark.sample(0)
 def test_the_source_runs_and_ends_in_checks(source, build, monkeypatch, tmp_path):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # these tests have it; who reads a tutorial does not
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where torchrun leaves a folder

@@ -37,7 +37,7 @@ def test_a_tile_that_is_the_last_may_be_full_or_not(place, rule, more, oracles, 
     _check_step(place, rule, F32, place.tile + more, oracles, ulps)
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("dtype", [F64, F16, BF16], ids=str)
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_step_in_other_types_is_the_oracles(place, rule, dtype, oracles, ulps):

@@ -140,10 +140,13 @@ SCENARIOS = {
 }
 
 
-@pytest.mark.sample(8)
+QUICK = ("norms", "in_backward", "recorders", "replicas", "sparse", "ranks")
+NAMES = [each if each in QUICK else pytest.param(each, marks=pytest.mark.sample(0)) for each in SCENARIOS]
+
+
 @no_gpu
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", NAMES)
 def test_steps_are_done_on_the_tensors_device_and_do_not_wait(name, emulated):
     assert emulated.run(RUN, [name]) == SCENARIOS[name]
 

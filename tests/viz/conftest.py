@@ -6,6 +6,11 @@ import types
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def eager_in_quick_tier():
+    """Pictures take long trainings of few rules, which compiled loops make shorter."""
+
+
 @pytest.fixture
 def chosen_renderer(monkeypatch):
     """The renderer is the one that is chosen by what is found, and the test leaves no other one and no widgets."""

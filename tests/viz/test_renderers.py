@@ -51,6 +51,7 @@ def test_an_output_has_its_renderers_data_and_all_below_and_no_html(renderer, ki
         assert data[WIDGET]["model_id"] == widget.model_id
 
 
+@pytest.mark.sample(0)
 @pytest.mark.packaging
 def test_missing_packages_lower_the_renderer(tmp_path):
     code = f"""
