@@ -67,7 +67,7 @@ def _resumed_on_rank(update, folder, half):
     return train("sgd", arguments, 3, torch.float32, False, 3, net, trainer, **store)[0]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("update", [True, False])
 def test_several_processes_go_on_from_a_checkpoint(processes, tmp_path, update):
     whole = processes(2).run(_resumed_on_rank, update, tmp_path, True)

@@ -57,12 +57,12 @@ result = captured.find_captured(*arguments)
 """
 
 
-# Sums and measures, guards, what is least alike in storage, a code and a product.
+# Sums and measures, guards, packed states, a code and a product.
 QUICK = (
     RuleCase("lamb", metrics=True),
     RuleCase("lamb+agc+zclip+skip_large_updates"),
     RuleCase("adamw", control=(0.125, 0.0), zero_grads=True),
-    RuleCase("adamw", "bfloat16", "bfloat16", "int8", "int8", seed=3),
+    RuleCase("adamw", state="uint8", seed=3),
     CodeCase("2bit", 5000, ranks=3),
     ProductCase((2, 144, 336), turned=True, added=True),
 )

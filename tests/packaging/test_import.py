@@ -61,30 +61,14 @@ def _without(names):
     return f"import sys; missing = {names!r}; sys.modules.update(dict.fromkeys(missing))\n"
 
 
-def test_importing_tristep_loads_no_heavy_module_and_touches_no_device_and_viz_is_loaded_on_first_use(tmp_path):
+def test_importing_tristep_loads_no_heavy_module_and_names_are_imported_on_first_use(tmp_path):
     code = """
         import sys, tristep, torch
         print(*sys.modules)
         assert not torch.cuda.is_initialized()
-        assert "viz" in dir(tristep)
-        assert tristep.viz.__name__ == "tristep.viz"
-    """
-    heavy = {"numba", "matplotlib", "ipywidgets", "IPython", "scipy", "sklearn", "pandas", *LIBRARIES}
-    loaded = _run(code, tmp_path).split()
-    assert "tristep" in loaded
-    assert heavy.isdisjoint(loaded)
-    assert "tristep.viz" not in loaded
-
-
-def test_names_are_imported_on_first_use_and_stay_what_they_are(tmp_path):
-    code = """
-        import sys, tristep
-        names = "race", "sweep", "fit", "optim", "init", "amp", "lr_find", "load_mxnet_params"
+        names = "viz", "race", "sweep", "fit", "optim", "init", "amp", "lr_find", "load_mxnet_params"
         assert set(names) <= set(dir(tristep))
-        later = {f"tristep.trainer.{name}" for name in ("race", "sweep", "fit", "optim", "mxnet", "initializer")}
-        later |= {f"tristep.trainer.{name}" for name in ("compression", "kvstore.allreduce", "kvstore.server")}
-        print(*later & set(sys.modules))
-        import tristep.viz
+        assert tristep.viz.__name__ == "tristep.viz"
         tristep.viz.RaceView
         for name in ("race", "sweep", "fit"):
             assert callable(getattr(tristep.trainer, name))
@@ -94,7 +78,12 @@ def test_names_are_imported_on_first_use_and_stay_what_they_are(tmp_path):
         from tristep import *
         assert race is tristep.race and init is tristep.init
     """
-    assert _run(code, tmp_path).split() == []
+    loaded = set(_run(code, tmp_path).split())
+    assert "tristep" in loaded
+    later = {f"tristep.trainer.{name}" for name in ("sweep", "fit", "optim", "initializer", "compression")}
+    later |= {"tristep.contrib.racing", "tristep.contrib.mxnet_files", "tristep.trainer.kvstore.allreduce", "tristep.viz"}
+    heavy = {"numba", "matplotlib", "ipywidgets", "IPython", "scipy", "sklearn", "pandas", *LIBRARIES}
+    assert loaded.isdisjoint(heavy | later)
 
 
 def test_unknown_names_are_attribute_errors():

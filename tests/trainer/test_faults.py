@@ -91,7 +91,7 @@ def _never_steps(update, first):
     return found, again, np.array_equal(before, _weights(net))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @WAYS
 @pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
 def test_a_rank_that_does_not_step_is_named_in_time(processes, update, first):

@@ -140,7 +140,7 @@ SCENARIOS = {
 }
 
 
-QUICK = ("norms", "in_backward", "recorders", "replicas", "sparse", "ranks")
+QUICK = ("in_backward", "recorders", "replicas", "sparse", "ranks")
 NAMES = [each if each in QUICK else pytest.param(each, marks=pytest.mark.sample(0)) for each in SCENARIOS]
 
 

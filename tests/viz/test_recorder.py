@@ -349,7 +349,7 @@ def _sharded_norms(through):
     return found, np.array(expected).swapaxes(0, 1).tolist()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("through", ["recorder", "lightning"])
 def test_norms_of_sharded_tensors_are_those_of_whole_ones(processes, through):
     for found, expected in processes(2).run(_sharded_norms, through):
