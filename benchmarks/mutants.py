@@ -86,7 +86,7 @@ class Scope(NamedTuple):
 
 def _compiles(decorator: ast.expr) -> bool:
     callee = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return any(word in ast.unparse(callee) for word in COMPILED)
+    return any(word in ast.unparse(callee) for word in COMPILED) or "numba." in ast.unparse(decorator)
 
 
 class Mutant(NamedTuple):

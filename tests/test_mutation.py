@@ -134,6 +134,8 @@ def test_functions_tell_that_they_are_called_and_mutants_in_which_they_are(modul
     text = ast.unparse(module.instrumented(PRODUCT.encode(), "kernels/some.py"))
     told = [line.split("'")[1] for line in text.splitlines() if "__seen__" in line]
     assert told == [f"kernels/some.py:{name}" for name in ("first", "Plan.__repr__", "Plan.step", "Plan.step.inner")]
+    compiled = "@cached(numba.njit)\ndef added(a, b):\n    return a + b"
+    assert ast.unparse(module.instrumented(compiled.encode(), "kernels/some.py")) == compiled
 
 
 def test_a_mutant_meets_the_tests_that_call_its_function(module, tree):
