@@ -284,7 +284,7 @@ class WholeLaunch(_TorchLaunch):
             if bound is not None and (gradient := bound()) is not None:
                 g = gradient.to(self.dtype) * self._factor(i)
                 values = reduction(g, g, (), ())  # it has no use for the weight
-                totals[i] = torch.stack([sum_of(value) for value in values])
+                totals[i] = torch.stack([sum_of(value.reshape(-1)) for value in values])
         totals[:] = totals.sum(dim=0, dtype=widest(totals.device))
 
     @torch.no_grad()

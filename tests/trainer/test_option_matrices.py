@@ -9,7 +9,7 @@ import tristep
 from tristep import Trainer, optimizer
 
 NAMES = ("muon", "normuon", "soap", "came")
-SHAPES = ((6, 5), (5,), (3, 4, 5), (6, 5), (8, 3))  # two of one shape, which are computed as a stack
+SHAPES = ((6, 5), (5,), (3, 4, 5), (6, 5), (8, 3), ())  # two of one shape, which are computed as a stack
 STEPS = 4
 CLOSE = {"rtol": 2e-5, "atol": 1e-6}
 
@@ -93,6 +93,28 @@ def test_a_finite_training_is_as_without(name):
     ours, _ = train(parameters(), name, skip_nonfinite=True)
     theirs, _ = train(parameters(), name)
     assert all(map(torch.equal, ours, theirs))
+
+
+def test_the_norm_does_not_depend_on_threads():
+    @tristep.kernels.tensor_rule
+    def plain(w, g, state, hyper):
+        (lr,) = hyper
+        return w - lr * g, state
+
+    class Plain(optimizer.RuleOptimizer):
+        rule = plain
+
+    ends, before = [], torch.get_num_threads()
+    for threads in (1, 3):
+        params = parameters(shapes=[(3, 50_001)])  # torch shares each row out
+        params[0].grad = params[0].detach().clone()
+        torch.set_num_threads(threads)
+        try:
+            Trainer(params, Plain(learning_rate=1.0, clip_norm=1.0), engine="eager").step(1)
+        finally:
+            torch.set_num_threads(before)
+        ends.append(params[0].detach())
+    assert torch.equal(*ends)
 
 
 def test_soap_that_is_skipped_at_first_finds_its_way():
