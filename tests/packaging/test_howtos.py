@@ -2,6 +2,7 @@
 
 import importlib.util
 import linecache
+import math
 import re
 from pathlib import Path
 
@@ -85,11 +86,40 @@ def test_the_store_averages_the_gradients_of_replicas(clean_stores):
 
 @pytest.fixture
 def clean_stores():
-    registry = tristep.kvstore.KVStore.kv_registry
-    before = dict(registry)
+    registries = (
+        tristep.kvstore.KVStore.kv_registry,
+        tristep.kvstore.Compressor.registry,
+        tristep.initializer.Initializer.registry,
+    )
+    before = [dict(registry) for registry in registries]
     yield
-    registry.clear()
-    registry.update(before)
+    for registry, entries in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(entries)
+
+
+def test_the_codec_rounds_to_small_floats(clean_stores):
+    _example("Add a codec")
+    codec = tristep.kvstore.create_compressor({"type": "e5m2"})
+    values = torch.tensor([1.0, 1.3, -3.0, 2.0**-17, math.inf, -math.inf, math.nan])
+    message = codec.encode(values)
+    assert message.nbytes == len(values)
+    rounded = [1.0, 1.25, -3.0, 0.0, math.inf, -math.inf, math.nan]  # two bits after the point; halves go to the even one
+    torch.testing.assert_close(codec.decode(message, len(values)), torch.tensor(rounded), rtol=0, atol=0, equal_nan=True)
+    residual, total, steps = torch.zeros(1), 0.0, 64
+    for step in range(steps):
+        total += codec.decode(codec.encode_with_feedback(torch.tensor([1.3]), residual, step), 1).item()
+    assert total == pytest.approx(1.3 * steps, abs=0.25)  # nothing is lost but the last residual
+
+
+def test_the_initializer_has_the_papers_variance(clean_stores):
+    _example("Add an initializer")
+    net = Linear(400, 300)
+    tristep.initializer.initialize(net, tristep.initializer.create("lecunnormal", scale=2.0))
+    assert net.weight.var().item() == pytest.approx(2.0 / 400, rel=0.03)  # 120,000 numbers: 3 % are 7 standard errors
+    assert net.weight.mean().abs().item() < 0.001
+    assert not net.bias.any()
+    assert tristep.initializer.create(tristep.initializer.create("lecunnormal", scale=2.0).dumps()).scale == 2.0
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
