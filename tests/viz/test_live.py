@@ -423,3 +423,18 @@ def test_a_loop_that_has_ended_keeps_no_model_and_goes_on_where_there_is_one(kin
     kept[2].branch("again", "here")
     kept[2].resume()
     assert (kept[2].status, kept[2].n_steps) == ("finished", 6)
+
+
+def test_no_task_is_left_once_a_loop_that_was_awaited_has_ended(monkeypatch):
+    monkeypatch.setattr("tristep.viz.live.loop.SLICE", 0)  # who awaits it looks as often as there is a turn
+    loop = sliced(Training().loop(mode="task"))
+
+    async def main():
+        loop.step(3)
+        loop.pause()
+        loop.resume()
+        await loop
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(main()) == set()
+    assert (loop.status, loop.n_steps) == ("finished", 30)

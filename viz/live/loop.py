@@ -680,6 +680,8 @@ class LiveLoop:
                     with interrupts.taken():
                         self._run_slice(turn)
                     for _ in range(TURNS):
+                        if not self._is_on(turn):  # whoever waits for the loop must not find its task at work still
+                            return
                         await asyncio.sleep(0)
             except asyncio.CancelledError:  # the event loop ends
                 self.pause()
