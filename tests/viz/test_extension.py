@@ -224,13 +224,14 @@ def test_errors_point_at_the_lines_of_the_cell(shell, capsys):
     [
         ("x = 1", "the cell has no for or while loop"),
         ("for x in y:\n    await x", "line 2 has await"),
+        ("for x in y:\n    z = [w async for w in x]", "has async for"),
         ("for x in y:\n    async for z in x:\n        pass", "line 2 has async for"),
         ("while True:\n    with a:\n        yield 3", "line 3 has yield"),
     ],
 )
 def test_cells_that_cannot_be_stepped_through(cell, message):
     with pytest.raises(UsageError, match=message):
-        split_at_loop(ast.parse(cell), "cell")
+        split_at_loop(ast.parse(cell))
 
 
 @pytest.mark.parametrize(
@@ -247,9 +248,9 @@ def test_cells_that_cannot_be_stepped_through(cell, message):
     ],
 )
 def test_which_loop_is_stepped_through(cell, line):
-    before, steps = split_at_loop(ast.parse(cell), "cell")
+    before, steps = split_at_loop(ast.parse(cell))
     loops = [node for node in ast.walk(steps) if isinstance(node, (ast.For, ast.While))]
-    found = [loop.lineno for loop in loops if isinstance(getattr(loop.body[0], "value", None), ast.Yield)]
+    found = [loop.lineno for loop in loops if isinstance(getattr(loop.body[0], "value", None), ast.Await)]
     assert found == [line]
     assert [type(statement) for statement in before.body] == ([ast.FunctionDef] if cell.startswith("def") else [])
 

@@ -1,27 +1,41 @@
-"""A cell with a loop as a generator that yields before each of its steps, for `%%train`."""
+"""A cell with a loop as a coroutine that waits before each of its turns, for `%%train`."""
 
 from __future__ import annotations
 
 import ast
-import symtable
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import types
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from IPython.core.error import UsageError
 
-__all__ = ["numbers_of", "split_at_loop", "turns"]
+__all__ = ["numbers_of", "split_at_loop", "turn", "turns"]
 
-FUNCTION = "training_loop"
+_WORDS = {
+    ast.Await: "await",
+    ast.AsyncFor: "async for",
+    ast.AsyncWith: "async with",
+    ast.Yield: "yield",
+    ast.YieldFrom: "yield",
+}
+_TURN = f"await __import__({__name__!r}, fromlist=['turn']).turn()"  # which needs no name in the notebook
 
 
-def split_at_loop(tree: ast.Module, filename: str) -> tuple[ast.Module, ast.Module]:
-    """A cell in two parts: what comes before its first loop, and a generator function of the rest.
+@types.coroutine
+def turn() -> Generator[None, None, None]:
+    """What a loop awaits before each turn."""
+    yield
 
-    The generator yields before each turn of the loop that is stepped through.
+
+def split_at_loop(tree: ast.Module) -> tuple[ast.Module, ast.Module]:
+    """A cell in two parts: what comes before its first loop, and the rest, which awaits `turn` in the loop to step through.
+
+    The rest is compiled as IPython compiles a cell with await: its names are the notebook's, and to evaluate it gives a
+    coroutine.
 
     Raises:
-        UsageError: there is no loop, or one that cannot be made a generator.
+        UsageError: there is no loop, or one that cannot be stepped through.
     """
     at = next((i for i, statement in enumerate(tree.body) if any(_loops(statement))), None)
     if at is None:
@@ -29,33 +43,29 @@ def split_at_loop(tree: ast.Module, filename: str) -> tuple[ast.Module, ast.Modu
     rest = tree.body[at:]
     for statement in rest:
         for node in _own(statement):
-            if isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)):
-                words = {"Await": "await", "AsyncFor": "async for", "AsyncWith": "async with"}
-                word = words.get(type(node).__name__, "yield")
-                raise UsageError(f"%%train: line {node.lineno} has {word}, which cannot be stepped through")
-    names = _names(rest, filename)
+            word = "async for" if getattr(node, "is_async", 0) else _WORDS.get(type(node))
+            if word is not None:
+                line = getattr(node, "lineno", statement.lineno)
+                raise UsageError(f"%%train: line {line} has {word}, which cannot be stepped through")
     loop = _stepped(rest)
-    loop.body.insert(0, ast.copy_location(ast.Expr(ast.Yield(None)), loop.body[0]))
-    rest = [_WithoutAnnotations().visit(statement) for statement in rest]
-    function = ast.parse(f"def {FUNCTION}():\n    global {', '.join(names)}").body[0]
-    assert isinstance(function, ast.FunctionDef)
-    function.body += rest
-    module = ast.Module([function], [])
-    ast.copy_location(function, rest[0])
-    return ast.Module(tree.body[:at], []), ast.fix_missing_locations(module)
+    waits = ast.parse(_TURN).body[0]
+    for node in ast.walk(waits):
+        ast.copy_location(node, loop.body[0])
+    loop.body.insert(0, waits)
+    return ast.Module(tree.body[:at], []), ast.fix_missing_locations(ast.Module(rest, []))
 
 
-def turns(function: Callable[[], Iterator[None]], values: Callable[[], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Turns of a loop whose generator yields before each: one for each `next`, and the numbers after it."""
-    generator = function()
+def turns(cell: Callable[[], Any], values: Callable[[], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Turns of the loop in a coroutine that waits before each: one for each `next`, and the numbers after it."""
+    waits = cell().__await__()
     try:
-        if next(generator, generator) is generator:
+        if next(waits, waits) is waits:
             return
-        while next(generator, generator) is not generator:
+        while next(waits, waits) is not waits:
             yield values()
         yield values()
     finally:
-        generator.close()  # type: ignore[attr-defined]
+        waits.close()
 
 
 def numbers_of(namespace: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -98,28 +108,3 @@ def _calls_step(node: ast.AST) -> bool:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step":
         return True
     return any(map(_calls_step, ast.iter_child_nodes(node)))
-
-
-def _names(statements: Sequence[ast.stmt], filename: str) -> list[str]:
-    """All names that these statements use or set themselves, not in functions inside."""
-    table = symtable.symtable(ast.unparse(ast.Module(list(statements), [])), filename, "exec")
-    return [symbol.get_name() for symbol in table.get_symbols()]
-
-
-class _WithoutAnnotations(ast.NodeTransformer):
-    """Assignments without the types that global names cannot have."""
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
-        if not isinstance(node.target, ast.Name):
-            return node
-        plain = ast.Pass() if node.value is None else ast.Assign([node.target], node.value)
-        return ast.copy_location(plain, node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        return node
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AsyncFunctionDef:
-        return node
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        return node

@@ -22,7 +22,7 @@ from ..render.renderers import set_renderer
 from ..views import Dashboard, LRFinderView, ScheduleView, TrajectoryView, View, reprs
 from ..views.schedule import scheduler
 from . import LiveLoop, stop_loops
-from .cell_loops import FUNCTION, numbers_of, split_at_loop, turns
+from .cell_loops import numbers_of, split_at_loop, turns
 from .doctor import doctor_report, show_ping
 from .loop import MODES
 
@@ -168,8 +168,8 @@ class TristepMagics(Magics):
         one turn of the innermost loop that calls a method `step` in its own body, else of the outermost one. All names that
         the cell sets are the notebook's, as always.
 
-        There are limits: await, yield and import * cannot stand in the loop, a bare expression at the end shows nothing,
-        and what follows the loop is not run if it is stopped.
+        There are limits: await and yield cannot stand in the loop, a bare expression at the end shows nothing, and what
+        follows the loop is not run if it is stopped.
 
         Example:
 
@@ -184,17 +184,17 @@ class TristepMagics(Magics):
         shell, namespace = self.shell, self.shell.user_ns
         source = "\n" + shell.transform_cell(cell)  # an empty line where the magic stands, so that lines have their numbers
         filename = shell.compile.cache(source, shell.execution_count, raw_code=f"%%train {line}\n{cell}")
-        before, steps = split_at_loop(shell.transform_ast(ast.parse(source, filename)), filename)
+        before, steps = split_at_loop(shell.transform_ast(ast.parse(source, filename)))
         exec(shell.compile(before, filename, "exec"), namespace)
-        made: dict[str, Any] = {}
-        exec(shell.compile(steps, filename, "exec"), namespace, made)
+        with shell.compile.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT):
+            code = shell.compile(steps, filename, "exec")
         named = [namespace[node.id] for node in ast.walk(steps) if isinstance(node, ast.Name) and node.id in namespace]
         named = list({id(each): each for each in named}.values())
         trainer = self._value(args.trainer) if args.trainer else _first(named, (Trainer, torch.optim.Optimizer))
         recorder = _first(named, Recorder)
         others = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
         loop = LiveLoop(
-            turns(made[FUNCTION], lambda: numbers_of(namespace, args.show)),
+            turns(lambda: eval(code, namespace), lambda: numbers_of(namespace, args.show)),
             trainer=trainer,
             recorder=recorder,
             stateful=[each for each in named if isinstance(each, others) and each is not trainer],
