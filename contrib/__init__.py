@@ -23,6 +23,10 @@ PLUGINS = {
         "lbsgd": "tristep.contrib.optimizers:LBSGD",
         "test": "tristep.contrib.optimizers:Test",
     },
+    "tristep.stores": {
+        "dist_async": "tristep.contrib.server:ServerStore",
+        "dist_device_async": "tristep.contrib.server:ServerStore",
+    },
     "tristep.viz": {
         "BatteryView": "tristep.contrib.racing.battery_view:BatteryView",
         "RaceView": "tristep.contrib.racing.race_view:RaceView",

@@ -182,6 +182,37 @@ def processes() -> Iterator[Any]:
     forks.end()
 
 
+@pytest.fixture
+def run_job(processes):
+    """A function that runs a worker's function on so many workers, with so many servers; a list of what they return."""
+    from server_jobs import job
+
+    def run(function, workers, servers, *args):
+        path, name = function.__code__.co_filename, function.__name__
+        return processes(workers + servers).run(job, path, name, servers, *args)[:workers]
+
+    return run
+
+
+@pytest.fixture
+def clean_registry():
+    """What a test registers is forgotten after it."""
+    from tristep.contrib.server.updaters import updaters
+    from tristep.initializer import Initializer
+    from tristep.kvstore import Compressor, KVStore
+    from tristep.lr_scheduler import LRScheduler
+    from tristep.optimizer import Optimizer
+    from tristep.trainer.lr_scheduler.config import functions
+
+    stores = [KVStore.kv_registry, Compressor.registry]
+    registries = [Optimizer.opt_registry, Initializer.registry, LRScheduler.registry, functions, updaters, *stores]
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, entries in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(entries)
+
+
 EMULATED = """
 import torch
 from gpu_emulator.driver import install

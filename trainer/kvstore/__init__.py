@@ -6,12 +6,14 @@ Names and semantics are those of MXNet's kvstore; `create` makes one by its name
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .base import KVStore, KVStoreBase, register, register_updater, registered
+from .base import KVStore, KVStoreBase, register, registered
 from .create import create
 from .local import LocalStore
+from .sync import GradientSync, KVStoreSync
 
 if TYPE_CHECKING:
     from ...contrib.compression import ddp_hook
+    from ...contrib.server import ServerStore, Staleness, register_updater, serve
     from ..compression import (
         CompressedAllReduce,
         Compressor,
@@ -20,14 +22,15 @@ if TYPE_CHECKING:
         registered_compressors,
     )
     from .allreduce import CollectiveStore
-    from .server import ServerStore, Staleness, serve
 
 __all__ = [
     "CollectiveStore",
     "CompressedAllReduce",
     "Compressor",
+    "GradientSync",
     "KVStore",
     "KVStoreBase",
+    "KVStoreSync",
     "LocalStore",
     "ServerStore",
     "Staleness",
@@ -48,7 +51,7 @@ if not TYPE_CHECKING:  # type checkers would take any name for an attribute
         """What is for several processes is imported on first use."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        modules = {"CollectiveStore": ".allreduce", "ServerStore": ".server", "Staleness": ".server", "serve": ".server"}
-        modules["ddp_hook"] = "tristep.contrib.compression"
+        modules = dict.fromkeys(("ServerStore", "Staleness", "register_updater", "serve"), "tristep.contrib.server")
+        modules |= {"CollectiveStore": ".allreduce", "ddp_hook": "tristep.contrib.compression"}
         globals()[name] = getattr(import_module(modules.get(name, "..compression"), __name__), name)
         return globals()[name]

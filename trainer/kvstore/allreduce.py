@@ -43,7 +43,12 @@ class CollectiveStore(LocalStore):
     Source: MXNet 1.9.1, `KVStoreDist`; there a server keeps the values.
     """
 
-    in_step = True
+    in_step = several_processes = True
+
+    @classmethod
+    def open(cls, name: str, timeout: float | None = None) -> KVStore:
+        """As `KVStore.open`; the name is the type."""
+        return cls(name) if cls is CollectiveStore and timeout is None else super().open(name, timeout)
 
     def __init__(self, type: str = "dist_sync", group: Any = None) -> None:
         super().__init__(type)

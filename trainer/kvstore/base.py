@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -14,13 +13,11 @@ from ..registry import Registry
 
 LOCAL = ("local", "device", "nccl", "local_update_cpu", "local_allreduce_cpu", "local_allreduce_device")
 SYNCHRONOUS = ("dist", "dist_sync", "dist_device_sync")
-ASYNCHRONOUS = ("dist_async", "dist_device_async")
 
 Key = int | str
 CAPABILITIES = ("optimizer",)
 _Value = TypeVar("_Value")
 _Store = TypeVar("_Store", bound="type[KVStore]")
-_Updater = TypeVar("_Updater", bound=Callable[..., None])
 
 
 class KVStore:
@@ -34,6 +31,8 @@ class KVStore:
         kv_registry: the registered classes by name.
         takes_lists: whether a trainer passes all keys of a step in one call, with a list of values for each; otherwise it
             makes one call per key, with minus the index as priority.
+        several_processes: whether it connects processes, so that a trainer of a single replica needs it, too.
+        sync_class: the subclass of `KVStoreSync` by which a trainer's replicas use it; None for that class itself.
         type: the name that it was created by.
         rank: of this process among those that share the store, from 0.
         num_workers: how many these are.
@@ -42,6 +41,8 @@ class KVStore:
 
     kv_registry: ClassVar[Registry[type[KVStore]]]
     takes_lists: ClassVar[bool] = False
+    several_processes: ClassVar[bool] = False
+    sync_class: ClassVar[Any] = None
     type = ""
     in_step = False
     rank = 0
@@ -54,6 +55,38 @@ class KVStore:
         Another class of that name is replaced, with a warning.
         """
         return KVStore.kv_registry.register(klass, stacklevel=3)
+
+    @classmethod
+    def open(cls, name: str, timeout: float | None = None) -> KVStore:
+        """Make the store that `create` is asked for.
+
+        Args:
+            name: the name of the store, in lower case: a class may have several.
+            timeout: seconds after which another process counts as lost.
+
+        Raises:
+            ValueError: a time limit, which a store of this class has not.
+        """
+        if timeout is not None:
+            raise ValueError(
+                f"timeout={timeout!r} with name={name!r}: it is for stores such as 'dist_async'; others have the time limit "
+                "of their process group, see torch.distributed.init_process_group"
+            )
+        store = cls()
+        if not store.type:  # it may be a property, as in MXNet
+            store.type = name
+        return store
+
+    @classmethod
+    def check_compression(cls, compression_params: Mapping[str, Any]) -> None:
+        """Refuse what `set_gradient_compression` will not take, before there is a store.
+
+        Raises:
+            TypeError, ValueError: they do not fit.
+        """
+        from ..compression import local_compression  # few need it
+
+        local_compression(compression_params)
 
     def init(self, key: Any, value: Any) -> None:
         """Store a copy of this value, or of one for each key. To be called once for each key, before anything else."""
@@ -137,29 +170,6 @@ def _missing(store: KVStore, method: str) -> NotImplementedError:
 KVStore.kv_registry = Registry("store", KVStore, group="tristep.stores")
 KVStoreBase = KVStore
 register = KVStore.register
-
-
-updaters: Registry[Callable[..., None]] = Registry("updater", ignore_case=False)
-
-
-def register_updater(updater: _Updater) -> _Updater:
-    """Decorator: let `set_updater` send this function to servers, which run it.
-
-    Servers run no other functions. It must be defined at the top level of a module that they import, too, such as the
-    script. Another function of that name is replaced, with a warning.
-
-    Raises:
-        TypeError: it is no function, or has no name.
-
-    Example:
-        >>> from tristep import kvstore
-        >>> @kvstore.register_updater
-        ... def add(key, pushed, stored):
-        ...     stored += pushed
-    """
-    if not inspect.isfunction(updater) or updater.__name__ == "<lambda>":
-        raise TypeError(f"updater={updater!r}: must be a function (key, pushed, stored) with a name, written with def")
-    return updaters.register(updater, stacklevel=3)
 
 
 def registered() -> dict[str, type[KVStore]]:

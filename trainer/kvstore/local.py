@@ -32,6 +32,11 @@ class LocalStore(KVStore):
 
     takes_lists = True
 
+    @classmethod
+    def open(cls, name: str, timeout: float | None = None) -> KVStore:
+        """As `KVStore.open`; the name is the type."""
+        return cls(name) if cls is LocalStore and timeout is None else super().open(name, timeout)
+
     def __init__(self, type: str = "local") -> None:
         self.type = type
         self._values: dict[Key, torch.Tensor] = {}
@@ -173,9 +178,9 @@ class LocalStore(KVStore):
         Raises:
             TypeError, ValueError: they do not fit, or this kind of store does not compress.
         """
-        from ..compression import GradientCompression, local_compression  # few need it
+        from ..compression import GradientCompression  # few need it
 
-        local_compression(compression_params)
+        self.check_compression(compression_params)
         if "device" not in self.type:
             raise ValueError(f"a store of type {self.type!r} does not compress gradients: 'device' does")
         self._compression = GradientCompression(compression_params)
@@ -324,6 +329,9 @@ class LocalSync(KVStoreSync):
     def _residuals(self) -> dict[tuple[Any, Any], torch.Tensor]:
         """What compression has kept back so far, by key and replica; live."""
         return {} if self.store._compression is None else self.store._compression.residuals
+
+
+LocalStore.sync_class = LocalSync
 
 
 @KVStore.register

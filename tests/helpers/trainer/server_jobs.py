@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 from processes import module_at
 
-from tristep import optimizer
-from tristep.trainer.kvstore.server import connect, serve
-from tristep.trainer.kvstore.server.core import ServerCore
+from tristep import kvstore, optimizer
+from tristep.contrib.server.core import ServerCore
 
 SECONDS = 60  # until a process that is not heard of counts as lost
 
@@ -39,8 +38,8 @@ def job(path, name, servers, *args):
     settings = {"TRISTEP_NUM_SERVERS": str(servers), "MXNET_KVSTORE_BIGARRAY_BOUND": "10", "TRISTEP_ENGINE": "eager"}
     with mock.patch.dict(os.environ, settings):
         if dist.get_rank() >= dist.get_world_size() - servers:
-            return serve(timeout=SECONDS)
-        store = connect(timeout=SECONDS)
+            return kvstore.serve(timeout=SECONDS)
+        store = kvstore.create("dist_async", timeout=SECONDS)
         try:
             return function(store, *args)
         finally:

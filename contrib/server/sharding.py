@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..base import Key
+from ...trainer.kvstore.base import Key
 from .job import integer_variable
 
 _BIG = 1_000_000  # elements from which an array is cut

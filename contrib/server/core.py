@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from ... import checkpoint
-from ...optimizer import Optimizer, RuleOptimizer, Updater
-from ...optimizer.plan import Plan
-from ...optimizer.settings import check_settings
-from ...validation import number
-from ..base import Key, known_value, optimizer_updater, same_shapes
-from ..partition import can_cut
+from ...trainer import checkpoint
+from ...trainer.kvstore.base import Key, known_value, optimizer_updater, same_shapes
+from ...trainer.kvstore.partition import can_cut
+from ...trainer.optimizer import Optimizer, RuleOptimizer, Updater
+from ...trainer.optimizer.plan import Plan
+from ...trainer.optimizer.settings import check_settings
+from ...trainer.validation import number
 
 _MOST_PLANS = 32
 

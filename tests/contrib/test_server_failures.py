@@ -12,9 +12,10 @@ import torch.distributed as dist
 from server_jobs import SECONDS, pulled_value
 
 from tristep import kvstore, lr_scheduler, optimizer
-from tristep.trainer.kvstore.server import connect, serve
-from tristep.trainer.kvstore.server.job import Roles
-from tristep.trainer.kvstore.server.transport import Opcode
+from tristep.contrib.server.job import Roles
+from tristep.contrib.server.transport import Opcode
+
+pytestmark = pytest.mark.sample(0)  # the quick tier runs four tests of servers
 
 
 def _different_models(store):
@@ -54,6 +55,7 @@ def _errors_wait(store):
     return last
 
 
+@pytest.mark.sample(1)
 def test_a_worker_with_errors_holds_nobody_up(run_job):
     found = run_job(_errors_wait, 2, 1)
     assert found[0] == -1.0
@@ -102,11 +104,11 @@ def test_messages_that_do_not_fit_are_refused_and_nobody_is_held_up(run_job):
 def _hangs(seconds):
     if dist.get_rank() == 2:
         with pytest.raises(TimeoutError, match=r"worker \d has not been heard of for 1 s"):
-            serve(timeout=seconds)
+            kvstore.serve(timeout=seconds)
         for worker in range(2):
             dist.send(torch.ones(1), worker)
         return True
-    store = connect(timeout=SECONDS)
+    store = kvstore.create("dist_async", timeout=SECONDS)
     dist.recv(torch.ones(1), 2)
     with pytest.raises(RuntimeError, match=r"server 0 \(rank 2\) is gone"):
         store.barrier()
@@ -121,7 +123,7 @@ def test_a_server_does_not_wait_forever(processes):
 def _no_server(name):
     if dist.get_rank() == 0:
         with pytest.raises(RuntimeError, match=r"rank 0 is a worker: of 3 processes the last 1 \(TRISTEP_NUM_SERVERS\)"):
-            serve(name)
+            kvstore.serve(name)
         return True
     roles = Roles.of_this_job(SECONDS)
     roles.leave()
@@ -136,19 +138,19 @@ def test_the_environment_is_checked(monkeypatch):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(RuntimeError, match="torchrun --nproc_per_node 2"):
-        connect()
+        kvstore.create("dist_async")
     with pytest.raises(ValueError, match="did you mean|must be one of"):
-        connect("dist_asink")
+        kvstore.create("dist_asink")
     with pytest.raises(ValueError, match="timeout=0"):
-        connect(timeout=0)
+        kvstore.create("dist_async", timeout=0)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("TRISTEP_NUM_SERVERS", "2")
     with pytest.raises(ValueError, match=r"2 processes are too few for TRISTEP_NUM_SERVERS=2 servers .* --nproc_per_node 3"):
-        connect()
+        kvstore.create("dist_async")
     monkeypatch.setenv("TRISTEP_NUM_SERVERS", "none")
     with pytest.raises(ValueError, match="TRISTEP_NUM_SERVERS='none': must be an integer >= 1"):
-        connect()
+        kvstore.create("dist_async")
 
 
 PROGRAM = """
@@ -156,8 +158,7 @@ import os, sys, warnings
 warnings.simplefilter("error")
 import torch
 import torch.distributed as dist
-from tristep import optimizer
-from tristep.trainer.kvstore.server import connect
+from tristep import kvstore, optimizer
 
 @optimizer.register
 class Mine(optimizer.RuleOptimizer):
@@ -165,7 +166,7 @@ class Mine(optimizer.RuleOptimizer):
 
 if "own" in sys.argv:
     dist.init_process_group("gloo")
-store = connect()
+store = kvstore.create("dist_async")
 weight = torch.zeros(3)
 store.set_optimizer(Mine(learning_rate=1.0))
 store.init("w", weight)
@@ -181,7 +182,6 @@ if "own" in sys.argv:
 FAULTS = """
 import os, sys, warnings
 import torch
-from tristep.trainer.kvstore.server import connect
 from tristep import kvstore
 
 @kvstore.register_updater
@@ -190,7 +190,7 @@ def update(key, pushed, stored):
         os._exit(7)
     stored.add_(pushed)
 
-store = connect(timeout=30)
+store = kvstore.create("dist_async", timeout=30)
 store.set_updater(update)
 store.init(["w", "end"], [torch.zeros(1), torch.zeros(1)])
 if store.rank == 1:
@@ -213,7 +213,6 @@ except RuntimeError as error:
 """
 
 
-@pytest.mark.sample(0)
 def test_a_program_under_torchrun_ends_cleanly(tmp_path):
     """Every process ends by itself with status 0 and without a warning, even if the program destroys its process groups."""
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
@@ -227,7 +226,6 @@ def test_a_program_under_torchrun_ends_cleanly(tmp_path):
     assert "terminate" not in done.stderr
 
 
-@pytest.mark.sample(0)
 def test_a_program_without_a_process_group_gets_one(tmp_path):
     codes, outputs, errors = _started(tmp_path, PROGRAM)
     assert codes == [0, 0, 0], errors
@@ -235,7 +233,6 @@ def test_a_program_without_a_process_group_gets_one(tmp_path):
     assert errors == ["", "", ""]
 
 
-@pytest.mark.sample(0)
 def test_a_lost_worker_and_a_lost_server_are_noticed(tmp_path):
     """The others go on without a worker, but cannot wait for it; without a server there is an error that says so."""
     codes, outputs, errors = _started(tmp_path, FAULTS)
@@ -276,13 +273,11 @@ def _started(folder, program):
 
 
 def test_the_time_limit_of_a_store_by_name(monkeypatch):
-    from tristep.trainer.kvstore import server
-
     asked = []
-    monkeypatch.setattr(server, "connect", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(kvstore.ServerStore, "open", lambda *arguments: asked.append(arguments))
     kvstore.create("dist_async")
     kvstore.create("Dist_Device_Async", timeout=300)
-    assert asked == [("dist_async",), ("dist_device_async", 300)]
-    for name in ("device", "dist_sync"):
-        with pytest.raises(ValueError, match="timeout=300 with name=.*: it is for 'dist_async' and 'dist_device_async'"):
+    assert asked == [("dist_async", None), ("dist_device_async", 300)]
+    for name in ("device", "dist_sync", "teststore"):
+        with pytest.raises(ValueError, match="timeout=300 with name=.*: it is for stores such as 'dist_async'"):
             kvstore.create(name, timeout=300)

@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 
-from ...compression import create_compressor
-from ..base import Key, updaters
+from ...trainer.compression import create_compressor
+from ...trainer.kvstore.base import Key
+from ...trainer.validation import choice
 from .core import ServerCore
 from .job import Roles
 from .sharding import with_tensors, without_tensors
 from .transport import Channel, Lost, Message, Opcode, Sent, Tag, copy_all
+from .updaters import updaters
 
 
 class ServerLoop:
@@ -80,7 +82,7 @@ class ServerLoop:
         if "Timed out" in str(error):  # gloo has closed all connections
             raise TimeoutError(
                 f"worker {worker} has not been heard of for {self._roles.timeout:g} s: it hangs, or is slower than the "
-                "timeout of connect() and serve() allows"
+                "timeout of kvstore.create() and serve() allows"
             ) from error
         self._leave(worker, str(error))
 
@@ -201,3 +203,28 @@ class ServerLoop:
                 sent.wait()
             if not keep:
                 self._channel.pool.give(sent.body)
+
+
+def serve(name: str = "dist_async", timeout: float | None = None) -> None:
+    """Be a server until all workers have closed their stores. To be called where they call `kvstore.create(name)`.
+
+    In a server's process that function does the same, and then ends the process.
+
+    Args:
+        name: "dist_async" keeps values on the CPU, "dist_device_async" on this server's GPU where it has one.
+        timeout: seconds after which a worker that has not been heard of counts as lost, > 0; None means 30 minutes.
+
+    Raises:
+        ValueError: fewer processes than servers and one worker, or TRISTEP_NUM_SERVERS is no integer >= 1.
+        RuntimeError: the environment says nothing of other processes, or this one is a worker.
+        TimeoutError: a worker has not been heard of for too long.
+    """
+    name = choice("name", name, ("dist_async", "dist_device_async"), ignore_case=True)
+    roles = Roles.of_this_job(timeout)
+    if roles.rank < roles.workers:
+        roles.leave()
+        raise RuntimeError(
+            f"rank {roles.rank} is a worker: of {roles.workers + roles.servers} processes the last {roles.servers} "
+            f"(TRISTEP_NUM_SERVERS) serve; call kvstore.create({name!r}) here"
+        )
+    ServerLoop(roles, name).run()

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from tristep import kvstore, lr_scheduler, optimizer
+from tristep.contrib.server.transport import Body, Channel, Message
+from tristep.contrib.server.wire import decode, encode
 from tristep.kernels import rules
-from tristep.trainer.kvstore.server.transport import Body, Channel, Message
-from tristep.trainer.kvstore.server.wire import decode, encode
+
+pytestmark = pytest.mark.sample(0)  # the quick tier runs four tests of servers
 
 
 def sent(value):
@@ -193,6 +195,7 @@ PIECES = [
 ]
 
 
+@pytest.mark.sample(1)
 def test_every_message_is_plain_data_or_a_value_error():
     """Thousands of messages of right and wrong pieces, and of right messages with a byte changed."""
     random = np.random.default_rng(0)

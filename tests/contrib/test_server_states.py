@@ -5,7 +5,8 @@ import torch
 from server_jobs import pulled_value
 
 from tristep import kvstore, lr_scheduler, optimizer
-from tristep.trainer.kvstore.server import connect
+
+pytestmark = pytest.mark.sample(0)  # the quick tier runs four tests of servers
 
 
 def _several_servers(store, path, name, settings, grads):
@@ -27,6 +28,7 @@ def _several_servers(store, path, name, settings, grads):
     return places, [out.tolist() for out in before], [out.tolist() for out in outs], made.lr, made.num_update
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["adam", "lamb"])
 def test_keys_on_two_servers_are_updated_and_saved_as_on_one(run_job, tmp_path, name):
     shapes, settings = [(4,), (11,), (2, 9), (25,)], {"learning_rate": 0.1, "wd": 0.01}
@@ -159,7 +161,7 @@ def test_each_worker_has_its_batch_size_and_calls_meant_for_all_count_once(run_j
 
 def _refused(store):
     with pytest.raises(RuntimeError, match="servers serve one store at a time"):
-        connect()
+        kvstore.create("dist_async")
     for params in ({"type": "powersgd"}, {"type": "auto"}):
         with pytest.raises(ValueError, match="'powersgd' and 'auto' are for processes that add up their gradients"):
             store.set_gradient_compression(params)

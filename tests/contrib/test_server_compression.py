@@ -11,6 +11,8 @@ from server_jobs import pulled_value
 
 from tristep import Trainer, kvstore, optimizer
 
+pytestmark = pytest.mark.sample(0)  # the quick tier runs four tests of servers
+
 COMPRESSIONS = [
     {"type": "2bit", "threshold": 0.5},
     {"type": "1bit", "threshold": 0.0},
@@ -75,7 +77,6 @@ def test_two_bits_to_servers_are_mxnets(run_job, servers):
             np.testing.assert_array_equal(kept, residuals[rank])
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("params", COMPRESSIONS, ids=lambda params: params["type"])
 def test_what_is_not_sent_to_servers_is_kept_back(run_job, params):
     """Weights and residuals together are the sums of the gradients, and the error does not grow."""
@@ -143,7 +144,6 @@ def _sent():
 BITS = {"2bit": 2, "1bit": 1, "fp16": 16, "int8": 8 + 32 / 128, "int4": 4 + 32 / 128, "topk": 6.4, "randomk": 3.2}
 
 
-@pytest.mark.sample(3)
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="needs the counters of Linux")
 @pytest.mark.parametrize(
     "params", [each for each in COMPRESSIONS if each["type"] in BITS], ids=lambda params: params["type"]
@@ -209,7 +209,6 @@ def _reaches(store, params, path, half):
     return train(50, 150), ((net(x) - y) ** 2).mean().item()
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("params", [{"type": "2bit", "threshold": 8.0}, {"type": "int8"}, {"type": "topk", "ratio": 0.1}])
 def test_a_trainer_that_compresses_reaches_the_loss_and_goes_on_where_it_was_saved(run_job, tmp_path, params):
     ((weights, loss),) = run_job(_reaches, 1, 1, params, tmp_path / "states", True)

@@ -6,7 +6,9 @@ import torch
 from server_jobs import CURVATURES, WORKERS, core_of, pulled
 
 from tristep import optimizer
-from tristep.trainer.kvstore.server.core import ServerCore, takes_parts
+from tristep.contrib.server.core import ServerCore, takes_parts
+
+pytestmark = pytest.mark.sample(0)  # the quick tier runs four tests of servers
 
 
 class Halving(optimizer.Optimizer):

@@ -8,6 +8,8 @@ from server_jobs import CURVATURES, core_of, pulled, pulled_value
 
 from tristep import Trainer, optimizer
 
+pytestmark = pytest.mark.sample(0)  # the quick tier runs four tests of servers
+
 
 def _all_in_one(store):
     mine = torch.arange(4.0) + 10 * store.rank

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ....kernels import compress
-from ...compression import Compressor, create_compressor
-from ..base import Key
+from ...kernels import compress
+from ...trainer.compression import Compressor, create_compressor
+from ...trainer.kvstore.base import Key
 from .sharding import Entry, Shard
 
 

@@ -112,7 +112,7 @@ class ServerClient:
                     self.request(server, Opcode.SHUTDOWN)
                 self.finish()
         finally:
-            self.lost = self.lost or "this store has been closed: make another one with connect()"
+            self.lost = self.lost or "this store has been closed: make another one with kvstore.create()"
             self._channel.close()
             self._roles.leave()
 

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ....kernels import Rule, TensorRule
-from ... import plugins
-from ...lr_scheduler import LRScheduler
-from ...lr_scheduler.config import functions
-from ...optimizer import Optimizer
-from ...optimizer.counts import StepCounts
-from ..base import updaters
+from ...kernels import Rule, TensorRule
+from ...trainer import plugins
+from ...trainer.lr_scheduler import LRScheduler
+from ...trainer.lr_scheduler.config import functions
+from ...trainer.optimizer import Optimizer
+from ...trainer.optimizer.counts import StepCounts
+from .updaters import updaters
 
 _OBJECTS = (Optimizer, StepCounts, LRScheduler)
 _CLASSES = (*_OBJECTS, torch.optim.lr_scheduler.LRScheduler)

@@ -10,7 +10,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...validation import number
+from ...trainer import dist_utils
+from ...trainer.validation import number
+
+_TIMEOUT = 1800.0  # seconds; torch's own default for gloo
 
 
 @dataclass
@@ -25,8 +28,14 @@ class Roles:
     timeout: float
 
     @classmethod
-    def of_this_job(cls, timeout: float) -> Roles:
-        timeout = number("timeout", timeout, above=0)
+    def of_this_job(cls, timeout: float | None) -> Roles:
+        """Meet the other processes.
+
+        Raises:
+            ValueError: fewer processes than servers and one worker, or TRISTEP_NUM_SERVERS is no integer >= 1.
+            RuntimeError: the environment says nothing of other processes.
+        """
+        timeout = number("timeout", _TIMEOUT if timeout is None else timeout, above=0)
         servers = integer_variable("TRISTEP_NUM_SERVERS", 1)
         known = dist.is_available() and dist.is_initialized()
         if not known and not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
@@ -44,6 +53,7 @@ class Roles:
         if not known:
             dist.init_process_group("gloo", timeout=limit)
         group = dist.new_group(backend="gloo", timeout=limit)
+        dist_utils.barrier(group)  # whoever leaves at once would break connections that others are still making
         return cls(dist.get_rank(), count - servers, servers, group, None if known else dist.group.WORLD, timeout)
 
     def leave(self) -> None:

@@ -5,28 +5,30 @@ from __future__ import annotations
 import atexit
 import copy
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from ... import checkpoint
-from ...lr_scheduler import LRScheduler
-from ...optimizer import MultiOptimizer, Optimizer, Updater
-from ...optimizer.counts import StepCounts
-from ..base import Key, KVStore, dense, known_values, new_values, renamed
-from ..sync import KVStoreSync, Residuals
+from ...trainer import checkpoint
+from ...trainer.kvstore.base import Key, KVStore, dense, known_values, new_values, renamed
+from ...trainer.kvstore.sync import KVStoreSync, Residuals
+from ...trainer.lr_scheduler import LRScheduler
+from ...trainer.optimizer import MultiOptimizer, Optimizer, Updater
+from ...trainer.optimizer.counts import StepCounts
 from .client import ServerClient
-from .compression import PushCompression
+from .compression import PushCompression, compressor_of
 from .core import check_fits, takes_parts
 from .job import Roles
+from .loop import ServerLoop
 from .sharding import Entry, Placement, Shard, join_states, shards_of, states_of_server, with_tensors, without_tensors
 from .transport import Opcode, copy_all
 
 _TAKE_DENSE = "servers take dense tensors; use to_dense()"
 _OUTSTANDING = 2  # pushes that a server need not have taken yet when `push` returns
-open_stores: list[ServerStore] = []  # in this process
+_open: list[ServerStore] = []  # in this process
 
 
 class Staleness(NamedTuple):
@@ -86,7 +88,7 @@ class SyncedSettings:
 
 
 class ServerStore(KVStore):
-    """A worker's side of the servers. Made by `connect`.
+    """A worker's side of the servers: what `kvstore.create("dist_async")` makes.
 
     Each push is applied by the servers as soon as it comes. `push` returns when its values have been copied, and a few may
     be on their way then; an error that a server has with one is raised by the next call that waits for the server: a pull,
@@ -104,7 +106,38 @@ class ServerStore(KVStore):
     Source: MXNet 1.9.1, `KVStoreDist` and `KVStoreDistServer`.
     """
 
-    takes_lists = True
+    takes_lists = several_processes = True
+
+    @classmethod
+    def open(cls, name: str, timeout: float | None = None) -> KVStore:
+        """The store, in a worker. A server serves until all workers have closed theirs, and then ends the process.
+
+        All processes must call it. The processes are those of torch.distributed's default process group, which is made
+        from `torchrun`'s environment if there is none.
+
+        Args:
+            name: "dist_async" keeps values on the servers' CPUs, "dist_device_async" on their GPUs where they have any.
+            timeout: seconds after which a process that has not been heard of counts as lost, > 0; None means 30 minutes.
+                One that ends is noticed at once.
+
+        Raises:
+            ValueError: fewer processes than servers and one worker, or TRISTEP_NUM_SERVERS is no integer >= 1.
+            RuntimeError: the environment says nothing of other processes, or a store is open already.
+
+        Source: MXNet 1.9.1, `mx.kv.create`, and `kvstore_server.py`, which ends a server's process in the same way.
+        """
+        if _open:
+            raise RuntimeError(f"{_open[0]!r} is open: servers serve one store at a time; use it again, or close() it first")
+        roles = Roles.of_this_job(timeout)
+        if roles.rank >= roles.workers:
+            ServerLoop(roles, name).run()
+            sys.exit(0)
+        return cls(roles, name)
+
+    @classmethod
+    def check_compression(cls, compression_params: Mapping[str, Any]) -> None:
+        """As for `KVStore.check_compression`: "powersgd" and "auto" do not fit."""
+        compressor_of(compression_params)
 
     def __init__(self, roles: Roles, type: str) -> None:
         self.type = type
@@ -116,7 +149,7 @@ class ServerStore(KVStore):
         self._calls = Counter[str]()  # of what all workers may call, for the servers to do once
         self._has_updater = False
         self._compression: PushCompression | None = None
-        open_stores.append(self)
+        _open.append(self)
         atexit.register(self.close)
 
     def init(self, key: Any, value: Any) -> None:
@@ -298,12 +331,12 @@ class ServerStore(KVStore):
         Raises:
             RuntimeError: a server had an error with a push that was on its way, or is gone.
         """
-        if self not in open_stores:
+        if self not in _open:
             return
         try:
             self._client.close()
         finally:
-            open_stores.remove(self)
+            _open.remove(self)
             atexit.unregister(self.close)
 
     def __repr__(self) -> str:
@@ -433,6 +466,9 @@ class ServerSync(KVStoreSync):
         if store._compression is not None:
             by_key: dict[Key, Any] = {i: saved.get(name, {}) for i, name in enumerate(self._replicas[0].names)}
             store._compression.load_residuals(by_key, store.placement.entries, store.rank, store.num_workers)
+
+
+ServerStore.sync_class = ServerSync
 
 
 def _staleness(delays: Counter[int]) -> Staleness:
