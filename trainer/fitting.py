@@ -257,11 +257,18 @@ def _checkpointed(given: Any, trainer: Trainer, net: torch.nn.Module, own: list[
         yield None
         return
     manager = given if isinstance(given, CheckpointManager) else CheckpointManager(given, trainer, net)
-    before, manager.stateful = manager.stateful, [*manager.stateful, *own]
+    with saving_with(manager, own):
+        manager.resume()
+        yield manager
+
+
+@contextmanager
+def saving_with(manager: CheckpointManager, stateful: Iterable[Any]) -> Iterator[None]:
+    """A context in which `manager` saves, and notes signals, with more that has a state."""
+    before, manager.stateful = manager.stateful, [*manager.stateful, *stateful]
     try:
         with manager:
-            manager.resume()
-            yield manager
+            yield
     finally:
         manager.stateful = before
 
@@ -294,7 +301,7 @@ class EpochBatches:
         self._random: Any = None  # when the epoch began
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches that are left of this epoch. At their end the next epoch has come.
+        """The batches that are left of this epoch. At their end the next epoch has come, or another place was loaded.
 
         Raises:
             ValueError: there is no batch in an epoch.
@@ -302,9 +309,12 @@ class EpochBatches:
         if self._batches is None:
             self._random = random_state(), [own.get_state() for own in self._generators]
             self._batches, self.batch = iter(self._data), 0
-        for batch in self._batches:
+        batches = self._batches
+        for batch in batches:
             self.batch += 1
             yield batch
+            if self._batches is not batches:
+                return
         if not self.batch:
             raise ValueError(f"data gave no batch in epoch {self.epoch + 1}: it must be iterable again in every epoch")
         self._batches, self.epoch, self.batch = None, self.epoch + 1, 0

@@ -133,7 +133,7 @@ def test_an_interrupt_between_two_slices_pauses_after_a_cell_has_had_its_own(idl
 
 @pytest.mark.parametrize("notebook", [False, True])
 def test_an_interrupt_in_a_step_is_for_a_cell_that_awaits_as_well(notebook, idle, monkeypatch):
-    monkeypatch.setattr("tristep.viz.live.interrupts.in_notebook", lambda: notebook)
+    monkeypatch.setattr("tristep.viz.live.loop.in_notebook", lambda: notebook)
     training, cells = Training(), []
 
     def steps():

@@ -217,3 +217,21 @@ def test_fit_trains_as_tristep_fit_does():
     fit = tristep.fit(other.net, torch.nn.MSELoss(), data, trainer=other.trainer, num_epoch=2, progress=False)
     assert losses(loop.run) == fit.losses
     assert same(training.state(), other.state())
+
+
+def test_fit_goes_back_to_its_end_from_the_middle_of_an_epoch():
+    training = Training()
+    data = [(torch.ones(4, 3), torch.zeros(4, 1))] * 3
+    loop = LiveLoop.fit(training.net, torch.nn.MSELoss(), data, training.trainer, num_epoch=2, view=None)
+    loop.step(2)
+    loop.snapshot("middle")
+    loop.resume()
+    loop.snapshot("end")
+    loop.branch("again", "middle")
+    loop.step(2)
+    loop.branch("over", "end")
+    loop.resume()
+    assert (loop.status, loop.n_steps, len(loop.runs["again"].scalars["loss"])) == ("finished", 6, 2)
+    loop.pick("again")
+    loop.resume()
+    assert (loop.status, loop.n_steps, len(loop.run.scalars["loss"])) == ("finished", 6, 4)

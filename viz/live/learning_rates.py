@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,9 +12,8 @@ import torch
 from ...trainer import Trainer
 from ...trainer.optimizer import Optimizer
 from ...trainer.optimizer.multi import parts_of
-from .steps import weakly
 
-__all__ = ["LearningRate"]
+__all__ = ["LearningRate", "weakly"]
 
 
 class LearningRate:
@@ -37,14 +37,6 @@ class LearningRate:
         """What has it, if there still is such."""
         found: Trainer | torch.optim.Optimizer | None = self._living()
         return found
-
-    @property
-    def params(self) -> list[torch.Tensor]:
-        """Of the trainer, all that it has."""
-        trainer = self.trainer
-        if isinstance(trainer, Trainer):
-            return [param for replica in trainer.replicas for param in replica.params]
-        return [] if trainer is None else [param for group in trainer.param_groups for param in group["params"]]
 
     @property
     def now(self) -> float | None:
@@ -94,20 +86,18 @@ class LearningRate:
                     group["lr"] = lr * (float(group["lr"]) / now) if now else lr
         self.last = lr
 
-    def take(self, step: Callable[[], Any]) -> Any:
-        """What a step gives that is taken at the multiplied rate; what it sets itself stays."""
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """A context in which a step is taken at the multiplied rate; what the step itself sets stays."""
         trainer, used = self.trainer, list[float]()
-        if trainer is None:
-            return step()
         with ExitStack() as multiplied:
             if isinstance(trainer, Trainer):
                 for part in parts_of(trainer.optimizer):
                     multiplied.enter_context(_multiplied(part, self.multiplier))
-            else:
+            elif trainer is not None:
                 multiplied.enter_context(_multiplied_groups(trainer, self.multiplier, used))
-            value = step()
+            yield
             self.last = used[-1] if used else self.now
-        return value
 
 
 @contextmanager
@@ -166,3 +156,11 @@ def _multiplied_groups(optimizer: torch.optim.Optimizer, multiplier: float, used
         for hook in hooks:
             hook.remove()
         end()  # where the step failed between the two
+
+
+def weakly(thing: Any) -> Callable[[], Any]:
+    """A function that gives this thing, or None once nothing else refers to it."""
+    try:
+        return weakref.ref(thing)
+    except TypeError:  # None, and objects of some classes
+        return lambda: thing

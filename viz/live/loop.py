@@ -6,10 +6,13 @@ import asyncio
 import atexit
 import contextvars
 import copy
+import inspect
 import itertools
+import signal
 import threading
 import time
 import traceback
+import types
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -22,15 +25,15 @@ from tqdm import tqdm
 
 from ...trainer import CheckpointManager, Trainer
 from ...trainer.checkpoint.snapshot import Snapshot as TrainerSnapshot
-from ...trainer.interrupts import gets_signals, handled, uninterrupted
+from ...trainer.fitting import EpochBatches, evaluate, saving_with, train_on
+from ...trainer.interrupts import gets_signals, give_back, handled, uninterrupted
+from ...trainer.metrics import checked_metrics
 from ...trainer.validation import choice, integer, number
 from ..record import Recorder, Run, RunSet
 from ..record.scalars import ScalarBuffer, checked_scalars
-from ..render.notebook import has_front_end, request, running_event_loop, show_below_cell, watch_cell
+from ..render.notebook import has_front_end, in_notebook, request, running_event_loop, show_below_cell, watch_cell
 from ..views import FrameBudget, View
-from .interrupts import interrupts
-from .learning_rates import LearningRate
-from .steps import Epochs, Steps, is_stateful, weakly
+from .learning_rates import LearningRate, weakly
 from .view import LiveView
 
 __all__ = ["MODES", "LiveLoop", "Snapshot", "loops", "stop_loops"]
@@ -165,10 +168,11 @@ class LiveLoop:
         self.event_loop = running_event_loop()
         self._task: asyncio.Task[None] | None = None
         # What is trained. A notebook keeps whatever it has displayed, so a loop that has ended refers to it weakly only.
-        own = [*stateful, *([steps] if is_stateful(steps) else [])]
+        own = [*stateful, *([steps] if _is_stateful(steps) else [])]
         self._model = [each for each in (trainer, checkpoint, *own) if each is not None]
         self._living = list(map(weakly, self._model))
-        self._steps, self._stateful, self._checkpoint = Steps(steps), list(map(weakly, own)), weakly(checkpoint)
+        self._stateful, self._checkpoint = list(map(weakly, own)), weakly(checkpoint)
+        self._source, self._iterator = steps, _iterator(steps)
         self._saving: ExitStack | None = None
         self.rate, self.recorder = LearningRate(trainer), recorder
         self.run = Run(name) if recorder is None else recorder.run
@@ -223,8 +227,27 @@ class LiveLoop:
         """
         if not isinstance(trainer, (Trainer, torch.optim.Optimizer)):
             raise TypeError(f"trainer must be a Trainer or a torch.optim.Optimizer, got {type(trainer).__name__}")
-        steps = Epochs(net, loss, data, trainer, integer("num_epoch", num_epoch, low=1), eval_data, eval_metric)
-        stateful = [net, *options.pop("stateful", ())]
+        num_epoch, metrics = integer("num_epoch", num_epoch, low=1), checked_metrics(eval_metric)
+        if eval_data is None and metrics:
+            raise ValueError("eval_metric without eval_data: there is nothing to evaluate on")
+        if isinstance(eval_data, Iterator):
+            raise TypeError("eval_data is an iterator, which ends after one epoch: give a DataLoader, a list, or the like")
+        batches = EpochBatches(data)
+        if eval_data is not None and batches.length is None:
+            raise TypeError("data has no length, so nobody knows which step ends an epoch: give a DataLoader or a list")
+        living_net, living_trainer = weakly(net), weakly(trainer)  # the loop keeps them as long as it needs them
+
+        def steps() -> Iterator[Any]:
+            while batches.epoch < num_epoch:
+                for batch in batches:
+                    _, mean, _, _ = train_on(living_trainer(), living_net(), loss, batch)
+                    if eval_data is None or batches.batch != batches.length:
+                        yield mean
+                    else:
+                        found = evaluate(living_net(), loss, eval_data, metrics)
+                        yield {"loss": mean} | {f"val_{name}": each for name, each in found.items()}
+
+        stateful = [net, *options.pop("stateful", ()), batches]
         return cls(steps, trainer=trainer, stateful=stateful, **options)
 
     @property
@@ -246,7 +269,9 @@ class LiveLoop:
             RuntimeError: it has been started; or mode="task" where no event loop runs.
             Exception: with mode="block", what a step raised.
         """
-        self._start(None)
+        if self.status != "ready":
+            raise RuntimeError(f"start() of a loop that is {self.status} already: resume() goes on with a paused one")
+        self._go_on(None)
         return self
 
     def pause(self) -> None:
@@ -314,8 +339,9 @@ class LiveLoop:
     @property
     def can_go_on(self) -> bool:
         """Whether there may be steps to come."""
-        renewable = self.status == "failed" and not self._is_replaced and self._steps.can_renew
-        return self.status in ("ready", "paused") or renewable
+        if self.status == "failed":
+            return not (self._is_replaced or (self._is_closed and isinstance(self._source, Iterable)))
+        return self.status in ("ready", "paused")
 
     @property
     def steps_per_second(self) -> float:
@@ -492,16 +518,6 @@ class LiveLoop:
     def _is_on(self, turn: int) -> bool:
         return self.status == "running" and self._turn == turn
 
-    def _begin(self, limit: int | None) -> int | None:
-        """Begin to run, for so many steps if there is a limit. Gives the turn; None: it runs already."""
-        with self._changed:
-            if self.status == "running":  # by now; several threads may ask
-                return None
-            self._limit, self.exception, self._asked, self._interrupted = limit, None, None, False
-            self.status, self._turn = "running", self._turn + 1
-            self._since = (self.n_steps, self.clock())
-            return self._turn
-
     def _take_step(self, turn: int) -> None:
         """Take a step as soon as that may be, if it still may be then, and take up the status to which it leads."""
         with self._changed:
@@ -533,7 +549,8 @@ class LiveLoop:
         try:
             try:
                 self._is_breakable = True
-                value = self.rate.take(self._steps.take)
+                with self.rate.applied():
+                    value = next(self._iterator)
             finally:
                 self._is_breakable = False
             self.n_steps += 1
@@ -572,8 +589,8 @@ class LiveLoop:
             self._end_saving()
         except Exception as error:
             self.status, self.exception = "failed", error
-        if status == "stopped":
-            self._steps.close()
+        if status == "stopped" and isinstance(self._iterator, Generator):
+            self._iterator.close()  # which may have something to clean up
         self._model = []
 
     def _tell(self) -> None:
@@ -602,64 +619,54 @@ class LiveLoop:
 
     # The modes: where steps are taken, in slices.
 
-    def _start(self, limit: int | None) -> None:
-        if self.status != "ready":
-            raise RuntimeError(f"start() of a loop that is {self.status} already: resume() goes on with a paused one")
-        if self.mode == "auto":
-            self.mode = "task" if running_event_loop() is not None and has_front_end() else "block"
-        if self.mode == "task":
-            self._own_event_loop()
-        for loop in list(_loops):
-            if loop._cell_is_gone():
-                loop.stop()
-        self._stop_others()
-        self._begin_saving(resumes=True)
-        later = self.mode == "block" and not has_front_end()  # a picture for the file: that of the end
-        if not later:
-            self._show()
-        self._go(limit)
-        if later:
-            self._show()
-        if self.mode == "block":
-            self._raise()
-
     def _go_on(self, limit: int | None) -> None:
-        """Go on after a pause, or start; for so many steps if there is a limit."""
+        """Begin, or go on after a pause; for so many steps if there is a limit."""
         if self.status == "running":
             return
-        if self.status == "ready":
-            self._start(limit)
-            return
-        why = "it has ended"
-        if self.status in ("paused", "failed"):
-            self._keep_model()
-            why = "" if self._steps.renew() else "its generator has been ended by the exception"
-        if why:
-            raise RuntimeError(f"there is nothing to go on with: {why}. branch() goes back to a snapshot where there is one")
-        self._stop_others()
-        self._begin_saving()
-        self._go(limit)
-        if self.mode == "block":
-            self._raise()
-
-    def _go(self, limit: int | None) -> None:
-        self.unseen_from = None
+        begins = self.status == "ready"
+        if begins:
+            if self.mode == "auto":
+                self.mode = "task" if running_event_loop() is not None and has_front_end() else "block"
+            for loop in list(_loops):
+                if loop._cell_is_gone():
+                    loop.stop()
+        else:
+            why = "it has ended"
+            if self.status in ("paused", "failed"):
+                self._keep_model()
+                why = "" if self._renew() else "its generator has been ended by the exception"
+            if why:
+                raise RuntimeError(
+                    f"there is nothing to go on with: {why}. branch() goes back to a snapshot where there is one"
+                )
         event_loop = self._own_event_loop() if self.mode == "task" else None
-        turn = self._begin(limit)
-        if turn is None:
-            return
+        self._stop_others()
+        self._begin_saving(resumes=begins)
+        later = begins and self.mode == "block" and not has_front_end()  # a picture for the file: that of the end
+        if begins and not later:
+            self._show()
+        with self._changed:
+            if self.status == "running":  # by now; several threads may ask
+                return
+            self._limit, self.exception, self._asked, self._interrupted, self.unseen_from = limit, None, None, False, None
+            self.status, self._turn = "running", self._turn + 1
+            self._since = (self.n_steps, self.clock())
+            turn = self._turn
         if event_loop is not None and event_loop is running_event_loop():
             self._make_task(turn)
         elif event_loop is not None:
             event_loop.call_soon_threadsafe(self._make_task, turn)
-        elif self.mode == "block":
-            self._run_here(turn)
-        else:
+        elif self.mode == "thread":
             atexit.unregister(_pause_threads)  # last in, first out: before recorders end
             atexit.register(_pause_threads)
             # With a copy of the context, or what a step prints finds no cell.
             run = contextvars.copy_context().run
             threading.Thread(target=run, args=(self._run_here, turn), name=f"LiveLoop {self.run.name}", daemon=True).start()
+        else:
+            self._run_here(turn)
+            if later:
+                self._show()
+            self._raise()
 
     def _own_event_loop(self) -> asyncio.AbstractEventLoop:
         """The one it was made in runs the task, as long as it runs itself; else the one that runs here."""
@@ -674,18 +681,20 @@ class LiveLoop:
             self._task = asyncio.get_running_loop().create_task(self._run_in_task(turn), name=f"LiveLoop {self.run.name}")
 
     async def _run_in_task(self, turn: int) -> None:
-        with interrupts.reach(self._interrupt):
-            try:
-                while self._is_on(turn):
-                    with interrupts.taken():
-                        self._run_slice(turn)
-                    for _ in range(TURNS):
-                        if not self._is_on(turn):  # whoever waits for the loop must not find its task at work still
-                            return
-                        await asyncio.sleep(0)
-            except asyncio.CancelledError:  # the event loop ends
-                self.pause()
-                raise
+        try:
+            while self._is_on(turn):
+                with _taking_interrupts():
+                    self._run_slice(turn)
+                for _ in range(TURNS):
+                    if not self._is_on(turn):  # whoever waits for the loop must not find its task at work still
+                        return
+                    await asyncio.sleep(0)
+        except asyncio.CancelledError:  # the event loop ends
+            self.pause()
+            raise
+        finally:
+            if gets_signals() and not any(loop.mode == "task" for loop in _loops if loop.status == "running"):
+                give_back({signal.SIGINT: signal.SIG_IGN}, _interrupt_tasks)
 
     def _run_here(self, turn: int, timeout: float | None = None) -> None:
         until = None if timeout is None else self.clock() + timeout
@@ -753,7 +762,7 @@ class LiveLoop:
         """End the loop that an earlier run of this cell has made; without cells, that of the function of this name."""
         for other in list(_loops):
             if other.cell is None and self.cell is None:
-                is_earlier = other._steps.is_redefined(self._steps)
+                is_earlier = _is_redefined(other._source, self._source)
             else:
                 is_earlier = other.cell == self.cell and other._run_of_cell != self._run_of_cell
             if is_earlier:
@@ -766,7 +775,7 @@ class LiveLoop:
         self.remark = "its cell has been run again, and another loop has taken its place"
         self.stop()
         self._is_replaced, self._model = True, []
-        self._steps.forget()
+        self._source = self._iterator = iter(())
         self.snapshots.clear()
         self._left_off.clear()
         if self.exception is not None:
@@ -827,23 +836,17 @@ class LiveLoop:
             metrics = {name: one for name, one in numbers.items() if _is_number(one)}
             manager.step(metrics if manager.metric is None or manager.metric in metrics else None)
 
-    def _begin_saving(self, resumes: bool = False) -> None:
+    def _begin_saving(self, resumes: bool) -> None:
         """Save, and note signals, from now on; before the first step, from where the newest checkpoint leads."""
         manager = self._checkpoint()
         if manager is None or self._saving is not None:
             return
-        self._saving = ExitStack()
-        self._saving.callback(setattr, manager, "stateful", manager.stateful)
         own = (each() for each in self._stateful)
-        manager.stateful = [*manager.stateful, *(each for each in own if each is not manager.net)]
-        self._saving.enter_context(manager)
-        if resumes:
-            try:
+        with ExitStack() as saving:
+            saving.enter_context(saving_with(manager, [each for each in own if each is not manager.net]))
+            if resumes:
                 self.n_steps = manager.resume().step
-            except BaseException:
-                self._saving.close()
-                self._saving = None
-                raise
+            self._saving = saving.pop_all()
 
     def _end_saving(self) -> None:
         """Save where it stands, unless it has failed, and wait for that."""
@@ -866,12 +869,24 @@ class LiveLoop:
             raise RuntimeError(f"there is nothing to go on with: {self.remark if self._is_replaced else gone}")
         self._model = model
 
+    @property
+    def _is_closed(self) -> bool:
+        """Whether steps come from a generator that has ended."""
+        return isinstance(self._iterator, Generator) and inspect.getgeneratorstate(self._iterator) == inspect.GEN_CLOSED
+
+    def _renew(self) -> bool:
+        """Make a generator that has ended again, if a function can. Whether there may be steps to come."""
+        if self._is_closed and not isinstance(self._source, Iterable):
+            self._iterator = _iterator(self._source)
+        return not self._is_closed
+
     def _take_snapshot(self, name: str) -> Snapshot:
         trainer = self.rate.needed("snapshot")
         self.take_in()
+        kept = TrainerSnapshot(trainer)
         state = {
-            "trainer": TrainerSnapshot(trainer),
-            "gradients": [None if param.grad is None else param.grad.detach().clone() for param in self.rate.params],
+            "trainer": kept,
+            "gradients": [None if param.grad is None else param.grad.detach().clone() for param in kept.params],
             "stateful": [copy.deepcopy(each().state_dict()) for each in self._stateful],
             "multiplier": self.rate.multiplier,
             "recorded": 0 if self.recorder is None else self.recorder.last_step,
@@ -885,7 +900,7 @@ class LiveLoop:
         for each, own in zip(self._stateful, state["stateful"], strict=True):
             each().load_state_dict(copy.deepcopy(own))
         state["trainer"].restore()  # and last its random numbers, of which the others may have used some
-        for param, gradient in zip(self.rate.params, state["gradients"], strict=True):
+        for param, gradient in zip(state["trainer"].params, state["gradients"], strict=True):
             param.grad = None if gradient is None else gradient.clone()
         self.rate.multiplier, self.n_steps = state["multiplier"], snapshot.step
         self.rate.last = self.rate.now
@@ -894,7 +909,7 @@ class LiveLoop:
             self.runs.add(run)
         if self.recorder is not None:
             self.recorder.record_into(run, state["recorded"])
-        if self.has_ended and self._steps.renew():
+        if self.has_ended and self._renew():
             self.status, self.exception = "paused", None
         elif self.has_ended:
             self._model = []
@@ -956,6 +971,65 @@ def _row(widgets: Any, loop: LiveLoop) -> Any:
     return widgets.HBox([button, label])
 
 
+_interrupts = [0]  # how many have come while tasks take them
+
+
+def _interrupt_tasks(number: int, frame: Any) -> None:
+    """The handler of SIGINT while loops run as tasks: pause them."""
+    _interrupts[0] += 1
+    broken_off = [loop._interrupt() for loop in list(_loops) if loop.mode == "task"]
+    if any(broken_off):
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _taking_interrupts() -> Iterator[None]:
+    """Take SIGINT while a slice of a task runs, and after it, too, where nobody else would: a kernel ignores it at rest.
+
+    While a cell runs, the kernel has a handler of its own, and then puts back what was there, SIG_IGN or this one.
+    """
+    if not gets_signals():
+        yield
+        return
+    count, before = _interrupts[0], signal.signal(signal.SIGINT, _interrupt_tasks)
+    try:
+        yield
+    finally:
+        if before is not signal.SIG_IGN and before is not _interrupt_tasks:
+            give_back({signal.SIGINT: before}, _interrupt_tasks)
+            cell_awaits = callable(before) and before is not signal.default_int_handler and in_notebook()
+            if _interrupts[0] != count and cell_awaits:
+                signal.raise_signal(signal.SIGINT)  # which the cell is to have as well
+
+
+def _iterator(steps: Any) -> Iterator[Any]:
+    """Training steps, one for each `next`."""
+    if isinstance(steps, Iterable):
+        return iter(steps)
+    return steps() if inspect.isgeneratorfunction(steps) else _called(steps)
+
+
+def _called(step: Callable[[], Any]) -> Iterator[Any]:
+    """What a callable gives, until it is False or StopIteration is raised."""
+    try:
+        while (value := step()) is not False:
+            yield value
+    except StopIteration:
+        return
+
+
+def _is_redefined(steps: Any, newer: Any) -> bool:
+    """Whether newer steps are a function that has taken the name of this one, as in a cell that is run again."""
+    if not (isinstance(steps, types.FunctionType) and isinstance(newer, types.FunctionType)) or steps is newer:
+        return False
+    name, namespace = steps.__qualname__, steps.__globals__
+    return newer.__globals__ is namespace and newer.__qualname__ == name and namespace.get(name) is newer
+
+
+def _is_stateful(thing: Any) -> bool:
+    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+
+
 def _is_number(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
@@ -973,7 +1047,7 @@ def _check_arguments(steps: Any, trainer: Any, recorder: Any, stateful: Sequence
     if recorder is not None and not isinstance(recorder, Recorder):
         raise TypeError(f"recorder must be a Recorder or None, got {type(recorder).__name__}")
     for i, each in enumerate(stateful):
-        if not is_stateful(each):
+        if not _is_stateful(each):
             raise TypeError(f"stateful[{i}] is a {type(each).__name__}: it needs state_dict and load_state_dict")
     if not (checkpoint is None or isinstance(checkpoint, CheckpointManager)):
         raise TypeError(f"checkpoint must be a CheckpointManager or None, got {type(checkpoint).__name__}")
