@@ -256,7 +256,7 @@ def test_a_run_that_goes_back_is_logged_from_where_it_was():
     got = {}
     recorder = _train([got.__setitem__])
     earlier = Run("branch", recorder.run.parameters)
-    with pytest.warns(UserWarning, match=f"goes back to step 2, and .* up to {STEPS} already: it gets none before 8"):
+    with pytest.warns(UserWarning, match=f"goes back to step 2, and .* steps up to {STEPS}: it gets none before 8"):
         recorder.record_into(earlier, 2)
     for step in range(3, 11):
         earlier.add_scalars(step, {"loss": -1.0 * step})

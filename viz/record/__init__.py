@@ -1,4 +1,4 @@
-"""Training runs, recorded as plain arrays of bounded size."""
+"""Record training runs as plain arrays of bounded size."""
 
 from .diagnosis import diagnose
 from .recorder import Recorder

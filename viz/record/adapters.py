@@ -1,4 +1,4 @@
-"""How each logger takes the numbers of a step: files, TensorBoard, MLflow, Weights & Biases, Trackio, a function."""
+"""Adapters to loggers: files, TensorBoard, MLflow, Weights & Biases, Trackio, functions."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ from .event_files import EventFile
 
 __all__ = ["Adapter", "adapter"]
 
-MOST_METRICS = 1000  # that one call of MLflow's store takes
+MOST_METRICS = 1000  # the limit of one call to MLflow's store
 
 
 class Adapter:
-    """A function of a step and its numbers by name. The base of those of loggers that want more than that.
+    """The interface to one logger. Instances call a function; subclasses adapt other loggers.
 
     Args:
-        log: takes the step and the numbers, and nothing else.
-        name: of the logger, for messages.
+        log: called with a step and its numbers by name.
+        name: the logger's name in messages.
+
+    Attributes:
+        takes_histograms: whether `log_histogram` does anything.
     """
 
     takes_histograms = False
@@ -36,17 +39,17 @@ class Adapter:
         self.log, self.name = log, name
 
     def log_histogram(self, step: int, name: str, counts: np.ndarray, edges: np.ndarray) -> None:
-        """Log counts [n] of a step, between edges [n + 1]."""
+        """Log a histogram of one step: counts [n] of the bins between `edges` [n + 1]."""
 
     def flush(self) -> None:
-        """Called after each few steps."""
+        """Write buffered numbers; called every few steps."""
 
     def close(self) -> None:
-        """Close what this adapter has opened; what users have opened stays open."""
+        """Close the files that this adapter has opened. Loggers that the user has opened stay open."""
 
 
 class _File(Adapter):
-    """A new file of text, of which each step is a line that ends in a newline."""
+    """A new text file with one line for each step."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(self._log, f"file {str(path)!r}")
@@ -76,7 +79,7 @@ class _JsonLines(_File):
 class _Csv(_File):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._columns: dict[str, int] = {}  # their places after that of the step
+        self._columns: dict[str, int] = {}  # index of each column, not counting "step"
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         if new := [name for name in values if name not in self._columns]:
@@ -87,7 +90,7 @@ class _Csv(_File):
         csv.writer(self._file, lineterminator="\n").writerow([step, *row])
 
     def _widen(self, new: list[str]) -> None:
-        """Write the file again with these columns, too: a name seldom comes after the first step."""
+        """Rewrite the file with additional columns. That is rare: most names occur from the first step on."""
         columns, more = [*self._columns, *new], [""] * len(new)
         self._file.close()
 
@@ -109,9 +112,9 @@ class _Csv(_File):
 
 
 class _TensorBoard(Adapter):
-    """Another event file in a SummaryWriter's folder.
+    """A further event file in a SummaryWriter's folder.
 
-    One event has all numbers of a step, which takes a small part of the time of an `add_scalar` for each.
+    One event holds all numbers of a step, which is much faster than one `add_scalar` for each number.
     """
 
     takes_histograms = True
@@ -122,7 +125,7 @@ class _TensorBoard(Adapter):
         protocol: Any = import_module("tensorboard.compat.proto.summary_pb2")
         self._summary, self._histogram = protocol.Summary, protocol.HistogramProto
         self._file: Any
-        if "://" in folder:  # a bucket, say, to which TensorBoard's writer knows the way
+        if "://" in folder:  # remote storage, which only TensorBoard's writer can access
             self._file = import_module("torch.utils.tensorboard").FileWriter(folder, filename_suffix=".tristep")
         else:
             self._file = EventFile(folder, import_module("tensorboard.compat.proto.event_pb2").Event)
@@ -134,13 +137,13 @@ class _TensorBoard(Adapter):
         )
 
     def log_histogram(self, step: int, name: str, counts: np.ndarray, edges: np.ndarray) -> None:
-        middle, there = (edges[1:] + edges[:-1]) / 2, np.flatnonzero(counts)
+        centers, nonzero = (edges[1:] + edges[:-1]) / 2, np.flatnonzero(counts)
         histogram = self._histogram(
-            min=edges[there[0]] if there.size else 0.0,
-            max=edges[there[-1] + 1] if there.size else 0.0,
+            min=edges[nonzero[0]] if nonzero.size else 0.0,
+            max=edges[nonzero[-1] + 1] if nonzero.size else 0.0,
             num=counts.sum(),
-            sum=(counts * middle).sum(),
-            sum_squares=(counts * middle**2).sum(),
+            sum=(counts * centers).sum(),
+            sum_squares=(counts * centers**2).sum(),
             bucket_limit=edges[1:].tolist(),
             bucket=counts.tolist(),
         )
@@ -154,7 +157,7 @@ class _TensorBoard(Adapter):
 
 
 class _MLflow(Adapter):
-    """MLflow's module, or a run that it has started. Its active run is that of a thread, so the run is named."""
+    """The module `mlflow`, or a run. Each call names the run, because MLflow's active run belongs to one thread."""
 
     def __init__(self, target: Any) -> None:
         self._mlflow = import_module("mlflow")
@@ -172,7 +175,7 @@ class _MLflow(Adapter):
 
 
 class _LogMethod(Adapter):
-    """What has `log(numbers, step=...)`: the runs and modules of Weights & Biases and of Trackio."""
+    """An object with `log(numbers, step=...)`: a run, or the module, of Weights & Biases or Trackio."""
 
     def __init__(self, target: Any, library: str) -> None:
         super().__init__(lambda step, values: target.log(values, step=step), f"{library}'s {_short(target)}")
@@ -186,11 +189,12 @@ class _LogMethod(Adapter):
 
 
 def adapter(target: Any) -> Adapter:
-    """The adapter of what a user has given as a logger.
+    """Return the adapter for a logger: an element of a recorder's argument `to`.
 
     Raises:
-        TypeError, ValueError: it is nothing that can be logged to.
-        FileExistsError, FileNotFoundError: it is the name of a file that is there, or in no folder.
+        TypeError, ValueError: `target` is not a supported logger.
+        FileExistsError: `target` names an existing file.
+        FileNotFoundError: `target` names a file in a folder that does not exist.
     """
     if isinstance(target, (str, os.PathLike)):
         path = Path(target)
@@ -206,7 +210,7 @@ def adapter(target: Any) -> Adapter:
         return _TensorBoard(target)
     if library == "mlflow":
         return _MLflow(target)
-    if callable(getattr(target, "add_scalar", None)):  # tensorboardX, and others with TensorBoard's methods
+    if callable(getattr(target, "add_scalar", None)):  # tensorboardX, and other libraries with TensorBoard's methods
 
         def add(step: int, values: dict[str, float]) -> None:
             for name, value in values.items():

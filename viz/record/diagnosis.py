@@ -1,4 +1,4 @@
-"""What looks wrong in a recorded run, in sentences with the numbers that they rest on."""
+"""Diagnose recorded runs: sentences that say what looks wrong, with the numbers that show it."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from .statistics import LARGEST, quantiles, smoothed
 
 __all__ = ["Finding", "diagnose", "findings", "nonfinite_gradients"]
 
-# From when on something is worth a sentence. Healthy runs stay below; the tests have some.
-HIGH_RATIO, TIMES_MEDIAN = 0.03, 30.0  # of a tensor's update to its weight, and of that to the median of all tensors
-TOO_HIGH, TOO_LOW = 0.1, 1e-7  # of the median of all tensors
-GROWN, FASTER = 15.0, 5.0  # of a weight's norm to its first, and of that growth to the median of all tensors
-SPIKE, RARE = 10.0, 4.0  # times the median of the gradient norms nearby, and what 95 % of these are below
+# Thresholds. Healthy runs, of which the tests have some, stay below them.
+HIGH_RATIO, TIMES_MEDIAN = 0.03, 30.0  # a tensor's ratio of update to weight, and that ratio over all tensors' median
+TOO_HIGH, TOO_LOW = 0.1, 1e-7  # the median of these ratios over all tensors
+GROWN, FASTER = 15.0, 5.0  # growth of a weight's norm, and that growth over all tensors' median
+SPIKE, RARE = 10.0, 4.0  # a gradient norm over the median nearby, and over the 95 % quantile nearby
 NEARBY = 50  # points
-STALLED = 0.5  # of a tensor's elements that have a gradient, which do not change at half of the steps
-FEWEST, FEWEST_TENSORS = 10, 4  # points, and tensors, for whatever is compared
+STALLED = 0.5  # the share of a tensor's elements with a gradient that do not change, at half of the steps
+FEWEST, FEWEST_TENSORS = 10, 4  # points, and tensors, below which nothing is compared
 MOST = 5  # sentences of one kind
-AT_RANDOM = "stochastic rounding"  # of how a parameter is stored
+AT_RANDOM = "stochastic rounding"  # occurs in `Run.storage`
 
 
 def diagnose(run: Run) -> list[str]:
-    """Sentences on what looks wrong in a run, the worst first; none for one that looks well.
+    """Return sentences about what looks wrong in a run, the worst first; an empty list for a healthy run.
 
-    They tell of gradients and losses that are not finite, of tensors with a gradient of 0, of updates far larger than their
-    weights allow, of updates that are lost in rounding, of weights that blow up, of spikes of the gradients' norm, and of
-    losses that rise, never fell, or have come to stand still.
+    They report non-finite gradients and losses, tensors with a gradient of 0, updates that are too large for their weights
+    or are lost in rounding, weights that blow up, spikes of the gradient norm, and losses that rise, never fell, or stand
+    still.
 
     Args:
-        run: with what has been recorded of it so far; what it lacks is not judged.
+        run: the recording, complete or not. Quantities that it lacks are not judged.
 
     Example:
         >>> from tristep.viz import Run, diagnose
@@ -43,16 +43,16 @@ def diagnose(run: Run) -> list[str]:
         >>> diagnose(run)
         ['loss: not finite first at step 50, 10 steps in all']
     """
-    return [found.words for found in findings(run)]
+    return [finding.words for finding in findings(run)]
 
 
 class Finding(NamedTuple):
-    """What looks wrong, and where.
+    """A problem of a run, and where it shows.
 
     Attributes:
-        words: in a sentence.
-        parameter: the name of the tensor that it tells of first; None: of none.
-        step: the step that it tells of; None: of none.
+        words: a sentence about it.
+        parameter: the name of the first tensor concerned; None if it concerns no single tensor.
+        step: the step at which it shows; None if it concerns no single step.
     """
 
     words: str
@@ -61,24 +61,25 @@ class Finding(NamedTuple):
 
 
 def findings(run: Run) -> list[Finding]:
-    """What `diagnose` says, and of which tensors and steps."""
-    said = [*_not_finite(run), *_bad_losses(run)]
+    """Return what `diagnose` says as `Finding`s, which also name a tensor and a step."""
+    results = [*_not_finite(run), *_bad_losses(run)]
     if _only_skipped(run):
-        return said  # whatever else there is to be seen comes of that
+        return results  # all other symptoms follow from that
     for quantity, judge in JUDGES:
         series = run.tensors.get(quantity)
         if series is not None and len(series):
             curve = series.curve()
             if len(curve.first) >= FEWEST and curve.high.shape[1]:
-                said += judge(run, curve)
-    return said + list(_losses(run))
+                results += judge(run, curve)
+    return results + list(_losses(run))
 
 
 def nonfinite_gradients(run: Run) -> tuple[Curve, np.ndarray] | None:
-    """Where gradients are infinite or NaN; None where neither their counts nor their norms have been recorded.
+    """Find infinite and NaN gradients.
 
     Returns:
-        The curve of what tells, and bool [n_points, n_parameters].
+        A curve of the run, and for each of its points and each parameter whether it has such gradients, bool
+        [n_points, n_parameters]; None if neither counts of them nor gradient norms have been recorded.
     """
     for quantity in ("gradient_nonfinite", "gradient_norm"):
         series = run.tensors.get(quantity)
@@ -87,7 +88,7 @@ def nonfinite_gradients(run: Run) -> tuple[Curve, np.ndarray] | None:
             if quantity == "gradient_nonfinite":
                 return curve, curve.high > 0
             bad = curve.nonfinite > 0
-            return curve, bad & ~bad.all(axis=0)  # a tensor without a gradient has no norm either
+            return curve, bad & ~bad.all(axis=0)  # a tensor that never gets a gradient has no norm either
     return None
 
 
@@ -114,11 +115,11 @@ def _not_finite(run: Run) -> Iterator[Finding]:
 
 
 def _only_skipped(run: Run) -> bool:
-    """Whether each step had gradients that are not finite, and changed no weight."""
+    """Return whether every step had non-finite gradients and was skipped."""
     found, updates = nonfinite_gradients(run), run.tensors.get("update_norm")
     if found is None or updates is None or not len(updates):
         return False
-    sizes = updates.curve().high  # NaN of a tensor that has no gradient
+    sizes = updates.curve().high  # NaN for a tensor without a gradient
     return bool(found[1].any(axis=1).all() and (sizes == 0).any() and not (sizes > 0).any())
 
 
@@ -136,7 +137,7 @@ def _bad_losses(run: Run) -> Iterator[Finding]:
 
 def _dead(run: Run, curve: Curve) -> Iterator[Finding]:
     zero = (curve.high == 0) & (curve.nonfinite == 0)
-    # Points at the end that are 0 without a break.
+    # How many points at the end are 0 without a break.
     run_of_zeros = np.where(zero.all(axis=0), len(zero), zero[::-1].argmin(axis=0))
     enough = max(FEWEST, len(zero) // 4)
     dead = run_of_zeros >= enough
@@ -145,7 +146,7 @@ def _dead(run: Run, curve: Curve) -> Iterator[Finding]:
         yield Finding(f"gradients: all are 0 since step {first:,}", None, first)
         return
     alive = np.any(curve.high[-enough:] > 0, axis=0)
-    # Tensors that follow each other: a layer that lets nothing through leaves all before it without a gradient.
+    # Consecutive tensors: a layer that blocks gradients blocks them for all layers before it.
     groups = [group for group in np.split(np.arange(len(dead)), np.flatnonzero(np.diff(dead)) + 1) if dead[group[0]]]
     for group in groups[:MOST]:
         names = [run.parameters[i] for i in group]
@@ -165,7 +166,7 @@ def _dead(run: Run, curve: Curve) -> Iterator[Finding]:
 
 def _ratios(run: Run, curve: Curve) -> Iterator[Finding]:
     ratios = curve.high
-    # By quarters of the run: weights that begin with a rate too high for them soon are large enough for it.
+    # By quarters of the run, because weights whose learning rate is too high soon grow until it fits.
     quarters = np.array_split(np.arange(len(ratios)), 4)
     typical = np.concatenate([quantiles(ratios[quarter].T, (0.5,)) for quarter in quarters])
     known = np.isfinite(typical)
@@ -177,7 +178,7 @@ def _ratios(run: Run, curve: Curve) -> Iterator[Finding]:
     times[~(typical > HIGH_RATIO)] = 0.0
     norms = run.tensors.get("update_norm")
     if norms is not None and len(norms) == len(run.tensors["update_ratio"]):
-        # A weight near 0, such as a bias, has a large ratio by itself; its updates are as small as those of others.
+        # A weight near 0, such as a bias, has a large ratio although its updates are no larger than usual.
         sizes = np.concatenate([quantiles(norms.curve().high[quarter].T, (0.5,)) for quarter in quarters])
         times[~(sizes > 3 * quantiles(sizes, (0.5,)).T)] = 0.0
     worst = times.max(axis=0)
@@ -191,7 +192,7 @@ def _ratios(run: Run, curve: Curve) -> Iterator[Finding]:
             "its learning rate is too high"
         )
         yield Finding(words, run.parameters[i], int(curve.last[k]))
-    moving = ratios[ratios > 0]  # what gets no gradient need not move
+    moving = ratios[ratios > 0]  # a tensor without a gradient need not move
     if median[-1] > TOO_HIGH:
         yield Finding(
             f"updates: half of all tensors change by over {median[-1]:.1g} of themselves each step: the rate is high"
@@ -205,20 +206,20 @@ def _ratios(run: Run, curve: Curve) -> Iterator[Finding]:
 
 
 def _stalls(run: Run, curve: Curve) -> Iterator[Finding]:
-    """Weights that are stored as they were although they have gradients: updates too small for their types."""
+    """Find weights that do not change although they have gradients: updates that are lost in rounding."""
     zeros, updates = (run.tensors.get(quantity) for quantity in ("gradient_zeros", "update_norm"))
     if zeros is None or updates is None or not len(zeros) == len(updates) == len(run.tensors["weight_unchanged"]):
         return
-    half = len(curve.mean) // 2  # the second one: learning rates often begin at 0
+    half = len(curve.mean) // 2  # judge the second half, because learning rates often begin at 0
     zero, unchanged = zeros.curve().mean[half:], curve.mean[half:]
     with np.errstate(invalid="ignore", divide="ignore"):
-        # At least: without a gradient, as a row of an embedding, most do not change either, but some may by momentum.
+        # A lower bound: most elements without a gradient, as of an embedding, do not change, but momentum moves some.
         shares = (unchanged - zero) / (1 - zero)
     shares[~(updates.curve().high[half:] > 0)] = np.nan  # a learning rate of 0, or a skipped step
     typical = quantiles(shares.T, (0.5,))[0]
     storage = np.array(run.storage or [""] * len(typical))
     stalled = [(i, storage[i]) for i in np.argsort(-typical, kind="stable") if typical[i] >= STALLED]
-    stalled = [(i, kind) for i, kind in stalled if AT_RANDOM not in kind]  # what is lost at one step is added at another
+    stalled = [(i, kind) for i, kind in stalled if AT_RANDOM not in kind]  # rounding errors average out over steps
     for kind in dict.fromkeys(kind for _, kind in stalled):
         members = [i for i, each in stalled if each == kind]
         named = [f"{100 * typical[i]:.0f} % of {run.parameters[i]}" for i in members[:MOST]]
@@ -243,12 +244,12 @@ def _remedy(storage: str) -> str:
 
 
 def _growth(run: Run, curve: Curve) -> Iterator[Finding]:
-    """Weights that blow up: as they grow, their updates become small in comparison."""
+    """Find weights that blow up. Ratios of update to weight miss them, as they fall while a weight grows."""
     known = np.isfinite(curve.low)
     first, columns = known.argmax(axis=0), np.arange(known.shape[1])
     start = np.where(known.any(axis=0), curve.low[first, columns], np.nan)
     if (start > 0).sum() < FEWEST_TENSORS:
-        return  # too few to say what is usual
+        return  # too few for a typical value
     # A bias that begins at 0 may grow to the size that weights begin with.
     usual = float(np.median(start[start > 0]))
     largest = np.where(known, curve.high, -np.inf)
@@ -272,7 +273,7 @@ def _spikes(run: Run, curve: Curve) -> Iterator[Finding]:
     nearby, often = quantiles(np.lib.stride_tricks.sliding_window_view(padded, NEARBY + 1), (0.5, 0.95))
     with np.errstate(divide="ignore", invalid="ignore"):
         times = np.where(nearby > 0, total / nearby, 0.0)
-    # Where training has come near its end most norms are small, and those of the few batches that are still wrong are not.
+    # Late in training most norms are small, but not those of the few batches that are still misclassified.
     spikes = np.flatnonzero((times > SPIKE) & (total > RARE * often))
     if spikes.size:
         k = int(spikes[times[spikes].argmax()])
@@ -309,7 +310,7 @@ def _losses(run: Run) -> Iterator[Finding]:
             yield Finding(words, None, int(steps[since]))
 
 
-# What is looked at in which order, if it is known at enough points.
+# Which quantities are judged, in this order, if they have enough points.
 JUDGES: tuple[tuple[str, Callable[[Run, Curve], Iterator[Finding]]], ...] = (
     ("gradient_norm", _dead),
     ("update_ratio", _ratios),

@@ -1,8 +1,8 @@
-"""TensorBoard's event files, written.
+"""Write TensorBoard's event files.
 
-A record is its length, 8 bytes in little-endian order, a checksum of that, the data, and a checksum of these: see
-`record_writer.h` of TensorFlow. TensorBoard's own writer computes checksums byte by byte in Python, which for 446 numbers
-takes three times as long as all the rest and holds the interpreter's lock meanwhile.
+A record is the length of its data (8 bytes, little-endian), a checksum of the length, the data, and a checksum of the data;
+see `record_writer.h` in TensorFlow. TensorBoard's own writer computes checksums byte by byte in Python. For an event of 446
+numbers that takes three times as long as everything else, and it holds the GIL.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import numpy as np
 
 __all__ = ["EventFile", "crc32c"]
 
-BLOCK = 256  # bytes that NumPy takes at once
+BLOCK = 256  # bytes for which NumPy computes checksums at once
 
 
 class EventFile:
-    """A new event file in a folder, whose name ends in ".tristep".
+    """A new event file, open for writing; its name ends in ".tristep".
 
     Args:
-        folder: where; it is made if it is missing.
-        event: TensorBoard's message class `Event`.
+        folder: the folder of the file; created if it does not exist.
+        event: the class `Event` of TensorBoard's protocol buffers.
     """
 
     def __init__(self, folder: str | os.PathLike[str], event: Any) -> None:
@@ -45,7 +45,7 @@ class EventFile:
         self.flush()
 
     def add_summary(self, summary: Any, step: int) -> None:
-        """Write a `Summary` of a step; the methods are those of torch's `FileWriter`."""
+        """Write a `Summary` for a step. This class has the methods of torch's `FileWriter`."""
         self._write(step=step, summary=summary)
 
     def flush(self) -> None:
@@ -61,22 +61,22 @@ class EventFile:
 
 
 def _masked(data: bytes) -> bytes:
-    """The checksum as records have it: TensorFlow rotates it and adds a number, as one of data with checksums is weak."""
+    """Return the masked CRC-32C of a record. TensorFlow masks it because a CRC of data that contains CRCs is weak."""
     crc = crc32c(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def crc32c(data: bytes) -> int:
-    """The CRC-32C (Castagnoli) of at least 4 bytes, as in RFC 3720, section 12.1."""
+    """Return the CRC-32C (Castagnoli) of at least 4 bytes. Source: RFC 3720, section 12.1."""
     tables = _tables()
     blocks = -(-len(data) // BLOCK)
     padded = np.zeros((blocks, BLOCK), np.uint8)  # zeros in front of data leave a remainder of 0 as it is
     padded.reshape(-1)[-len(data) :] = np.frombuffer(data, np.uint8)
     padded.reshape(-1)[-len(data) :][:4] ^= 0xFF  # the remainder that a CRC begins with
     crc = 0
-    for own in np.bitwise_xor.reduce(tables[np.arange(BLOCK), padded], axis=1).tolist():
+    for block_crc in np.bitwise_xor.reduce(tables[np.arange(BLOCK), padded], axis=1).tolist():
         first = crc.to_bytes(4, "little")
-        crc = own
+        crc = block_crc
         for table, byte in zip(tables[:4], first, strict=True):
             crc ^= int(table[byte])
     return crc ^ 0xFFFFFFFF
@@ -84,7 +84,7 @@ def crc32c(data: bytes) -> int:
 
 @cache
 def _tables() -> np.ndarray:
-    """Remainders [BLOCK, 256] of each byte at each place of a block."""
+    """Return the remainder of each byte value at each position of a block, [BLOCK, 256]."""
     last = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         last = (last >> 1) ^ np.where(last & 1, np.uint32(0x82F63B78), np.uint32(0))

@@ -1,4 +1,4 @@
-"""Loggers: what has arrived in a run goes on to others' tools, in threads of their own."""
+"""Send a run's numbers to loggers, each in a thread of its own, so that training never waits for one."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .series import Series
 __all__ = ["LOGGED", "Loggers"]
 
 LOGGED = ("weight_norm", "gradient_norm", "update_ratio")  # of each parameter, unless others are asked for
-ROOM = 8  # lots of steps that wait for a logger; what follows them waits in the run, which has the last 2,048
-PATIENCE = 60.0  # seconds in which a logger that is closed must have taken something
+ROOM = 8  # batches queued for a logger; further steps wait in the run, which keeps the last 2,048
+PATIENCE = 60.0  # seconds; a logger that logs nothing for so long while it is being closed is given up
 
 
 class Lot(NamedTuple):
-    """Some steps of a run, by series.
+    """A batch of steps for one logger.
 
     Attributes:
-        rows: for each series the names of a row's values, the steps [n], and the values: [n], [n, n_names] or, of
-            histograms, [n, n_names, n_bins].
-        edges: between the histograms' bins.
+        rows: for each series its column names, the steps [n], and the values: [n] for one column, [n, n_names], or
+            [n, n_names, n_bins] for histograms.
+        edges: the edges between the bins of histograms.
     """
 
     rows: list[tuple[list[str], np.ndarray, np.ndarray]]
@@ -40,23 +40,23 @@ class Lot(NamedTuple):
 
 
 class Report:
-    """What one logger's thread has come to."""
+    """The progress of one logger's thread."""
 
     def __init__(self) -> None:
-        self.error: Exception | None = None  # the first one
-        self.failed = self.done = 0  # steps that raised one, and all
+        self.error: Exception | None = None  # the first exception
+        self.failed = self.done = 0  # numbers of steps: that raised an exception, and in all
 
 
 class Loggers:
-    """All loggers of a recorder.
+    """The loggers of a recorder.
 
     Args:
-        to: what users call loggers, see `Recorder`.
-        every: of each series, log the first value in each k steps.
-        quantities: of each parameter.
+        to: loggers, in any form that `Recorder` takes.
+        every: log the first value of each series in every window of this many steps.
+        quantities: the quantities of `Run.tensors` to log, for every parameter.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit; nothing is open then.
+        TypeError, ValueError: an argument is invalid; all files have been closed again.
     """
 
     def __init__(self, to: Iterable[Any], every: int, quantities: Iterable[str]) -> None:
@@ -81,7 +81,7 @@ class Loggers:
         return bool(self._loggers)
 
     def send(self, run: Run, until: int) -> None:
-        """Hand over what the run has of steps up to this one. Never waits, and warns of a logger's first error."""
+        """Queue the run's new steps up to `until` for all loggers. Never waits; warns once for each logger that fails."""
         for logger in self._loggers:
             if not logger.queue.full():
                 lot = self._lot(logger, run, until)
@@ -90,38 +90,38 @@ class Loggers:
             logger.warn()
 
     def go_back(self, old: Run, run: Run, last_step: int) -> None:
-        """From now on steps come from another run, and begin after this one. Those that were sent are not sent again."""
+        """Switch from the run `old` to `run`, which continues after `last_step`. No step is sent twice."""
         for logger in self._loggers:
             logger.lost += sum(len(each) - logger.seen.get(key, (0, 0))[0] for key, each in self._series(old).items())
             logger.seen = {key: (len(series), -1) for key, series in self._series(run).items()}
             logger.after = logger.last
             if logger.last > last_step:
                 warnings.warn(
-                    f"the recording goes back to step {last_step}, and {logger.adapter.name} has had steps up to "
-                    f"{logger.last} already: it gets none before {logger.last + 1}",
+                    f"the recording goes back to step {last_step}, and {logger.adapter.name} already has steps up to "
+                    f"{logger.last}: it gets none before {logger.last + 1}",
                     stacklevel=4,
                 )
 
     def close(self, run: Run, until: int) -> list[str]:
-        """Wait until all has been logged, and close the files. Returns what went wrong."""
+        """Wait until all steps have been logged, close the files, and return messages about problems."""
         loggers, self._loggers = self._loggers, []
         return [problem for logger in loggers for problem in logger.close(self._lot(logger, run, until))]
 
     def _series(self, run: Run) -> dict[tuple[str, str], Series]:
-        """Those that are logged, by kind and name."""
-        found = {("scalars", name): series for name, series in run.scalars.items()}
-        found |= {("tensors", name): run.tensors[name] for name in self._quantities if name in run.tensors}
-        return found | {("histograms", name): series for name, series in run.histograms.items()}
+        """Return the series to log, by kind and name."""
+        series_by_key = {("scalars", name): series for name, series in run.scalars.items()}
+        series_by_key |= {("tensors", name): run.tensors[name] for name in self._quantities if name in run.tensors}
+        return series_by_key | {("histograms", name): series for name, series in run.histograms.items()}
 
     def _lot(self, logger: _Logger, run: Run, until: int) -> Lot | None:
-        """What the logger has not had yet of the run; None if that is nothing."""
+        """Return the steps up to `until` that the logger has not had yet; None if there are none."""
         rows: list[tuple[list[str], np.ndarray, np.ndarray]] = []
         for (kind, name), series in self._series(run).items():
             seen, window = logger.seen.get((kind, name), (0, -1))
             steps, values = series.since(seen)
             logger.lost += len(series) - seen - len(steps)
-            here = slice(0, int(np.searchsorted(steps, until, side="right")))
-            steps, values, seen = steps[here], values[here], len(series) - len(steps) + here.stop
+            end = int(np.searchsorted(steps, until, side="right"))
+            steps, values, seen = steps[:end], values[:end], len(series) - len(steps) + end
             if len(steps):
                 self._first = int(steps[0]) if self._first is None else self._first
                 windows = (steps - self._first) // self._every
@@ -136,12 +136,13 @@ class Loggers:
 
 
 class _Logger:
-    """A logger, its thread, and how far it has come.
+    """A logger, its thread, and its position in the run.
 
     Attributes:
-        seen: of each series, by kind and name, how many values have been looked at, and the last window of `every` steps.
-        last: the last step that was sent, and `after` the one that steps must be later than.
-        lost: values that were no longer in the run when the logger had time for them.
+        seen: for each series, by kind and name, how many values have been considered, and the last window of `every` steps.
+        last: the last step that was sent.
+        after: only steps later than this one are sent.
+        lost: how many values had left the run before the logger had time for them.
     """
 
     def __init__(self, adapter: Adapter) -> None:
@@ -152,9 +153,9 @@ class _Logger:
         self._thread: threading.Thread | None = None
 
     def put(self, lot: Lot) -> None:
-        """Hand it over; there is room for it. The thread begins with the first, and ends with its recorder."""
+        """Queue a lot; the queue must have room. The thread starts with the first lot, and ends with the recorder."""
         if self._thread is None:
-            context = contextvars.copy_context()  # Trackio's current run is in it
+            context = contextvars.copy_context()  # it holds Trackio's current run
             self._thread = threading.Thread(
                 target=context.run, args=(_work, self.adapter, self.queue, self.report), name="tristep logger", daemon=True
             )
@@ -184,16 +185,18 @@ class _Logger:
             self.adapter.close()
         except Exception as error:
             report.error = report.error or error
-        found = []
+        problems = []
         if report.error is not None:
             what = f"{report.failed} steps are missing" if report.failed else "its last steps may be missing"
-            found.append(f"{name}: {what} ({type(report.error).__name__}: {report.error})")
+            problems.append(f"{name}: {what} ({type(report.error).__name__}: {report.error})")
         if self.lost:
-            found.append(f"{name}: {self.lost} values are missing, because it was slower than the training; log fewer steps")
-        return found
+            problems.append(
+                f"{name}: {self.lost} values are missing, because it was slower than the training; log fewer steps"
+            )
+        return problems
 
     def _hurry(self, rest: list[Lot | None]) -> bool:
-        """Hand over the rest and wait until the thread has ended. False if it has come to nothing for too long."""
+        """Queue the remaining lots and wait for the thread to end. Returns False if it makes no progress for `PATIENCE`."""
         assert self._thread is not None
         done, since = self.report.done, time.monotonic()
         while self._thread.is_alive() or rest:
@@ -218,18 +221,18 @@ def _end(lots: queue.Queue[Lot | None]) -> None:
 
 
 def _work(adapter: Adapter, lots: queue.Queue[Lot | None], report: Report) -> None:
-    """A logger's thread: it logs lots until there is None."""
+    """Log lots from the queue until it gives None. This is what a logger's thread runs."""
     while (lot := lots.get()) is not None:
         steps: dict[int, dict[str, float]] = {}
         counted: dict[int, list[tuple[str, np.ndarray]]] = {}
         for names, numbers, values in lot.rows:
             for step, row in zip(numbers.tolist(), values, strict=True):
                 if values.ndim == 3:
-                    there = [(name, counts) for name, counts in zip(names, row, strict=True) if np.isfinite(counts).all()]
-                    counted.setdefault(step, []).extend(there)
+                    recorded = [(name, counts) for name, counts in zip(names, row, strict=True) if np.isfinite(counts).all()]
+                    counted.setdefault(step, []).extend(recorded)
                 else:
                     steps.setdefault(step, {}).update(zip(names, np.atleast_1d(row).tolist(), strict=True))
-        # The first and the last bin are drawn as wide as their powers of 2.
+        # The outer bins have no outer edge; loggers get the next power of 2.
         edges = np.concatenate([2 * lot.edges[:1], lot.edges, 2 * lot.edges[-1:]])
         for step in sorted({*steps, *counted}):
             try:

@@ -1,6 +1,6 @@
-"""What measures the parameters at each step: a Trainer's telemetry, or hooks of an optimizer.
+"""Probes measure parameters at each step, by a Trainer's telemetry or by hooks of a torch optimizer.
 
-Probes refer to what they measure weakly. A view that a notebook has displayed lives as long as the notebook, and with it its
+A probe holds weak references only. A view that a notebook has displayed lives as long as the notebook, and so does its
 recorder; the model must not.
 """
 
@@ -29,9 +29,9 @@ QUANTITIES = (
     *("weight_norm", "gradient_norm", "update_norm", "update_ratio"),
     *("cosine", "gradient_absmax", "gradient_zeros", "gradient_nonfinite", "weight_unchanged"),
 )
-OF_HOOKS = QUANTITIES[:5]  # those that are worth their price where no update measures them
-ROOM = 128  # recorded steps that the device may be ahead
-GROWTH = 16  # of how many steps so far one is the interval until the next histogram
+OF_HOOKS = QUANTITIES[:5]  # cheap enough to compute outside of the update
+ROOM = 128  # steps that telemetry can hold on the device
+GROWTH = 16  # the interval to the next histogram is the number of steps so far, divided by this
 _ALONGSIDE: dict[MasterKind | None, str] = {
     MasterKind.FULL: "float32 master",
     MasterKind.SPLIT: "split master",
@@ -41,7 +41,7 @@ _ALONGSIDE: dict[MasterKind | None, str] = {
 
 
 def copy_to_host(value: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-    """A copy on the CPU that may still be on its way, and the event that says when it has arrived; None if it has."""
+    """Start a copy to the CPU. Returns the copy, and the event that marks its arrival; None if it is complete."""
     if value.device.type != "cuda":
         return value.cpu(), None
     host = streams.pinned(*value.shape, dtype=value.dtype)
@@ -50,7 +50,7 @@ def copy_to_host(value: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | 
 
 
 class TrainerProbe:
-    """Two telemetries that take turns: one for most steps, and one that has histograms, too."""
+    """Measures with two telemetries that take turns: one for most steps, and one that also counts histograms."""
 
     def __init__(self, trainer: Trainer, every: int, histograms: tuple[str, ...], histogram_every: int | None) -> None:
         self.source = weakref.ref(trainer)
@@ -63,7 +63,7 @@ class TrainerProbe:
         self._plain = Telemetry(every, ROOM, QUANTITIES)
         self._counting = Telemetry(1, ROOM, QUANTITIES, histograms) if histograms else None
         self._histogram_every, self._steps, self._counted = histogram_every, 0, 1
-        self._read = [0] * len(self._telemetries())  # the last step of each that was read
+        self._read = [0] * len(self._telemetries())  # for each, the last step that was read
         self._use(trainer)
         self.names = list(self._plain.names)
         self.edges = self._plain.edges if histograms else np.zeros(0)
@@ -73,25 +73,30 @@ class TrainerProbe:
         self.params = [weakref.ref(param) for param in params]
 
     def go_back(self, number: int) -> None:
-        # New ones: those in use have steps in them that are not to be found again.
+        """Continue after update `number`, to which the trainer has been restored."""
+        # Use new ones: those in use hold steps that must not be read again.
         self._plain = copy.copy(self._plain)
         self._counting = None if self._counting is None else copy.copy(self._counting)
         self._read, self._steps, self._counted = [number] * len(self._telemetries()), 0, 1
         self._use(living(self.source))
 
     def described(self) -> str:
+        """Return the optimizer and its settings as text."""
         return repr(living(self.source).optimizer)
 
     @property
     def number(self) -> int:
+        """How many updates there have been."""
         trainer = self.source()
         return 0 if trainer is None else trainer.optimizer.num_update
 
     @property
     def learning_rate(self) -> float:
+        """The learning rate of the last update."""
         return living(self.source).learning_rate
 
     def after_step(self) -> None:
+        """Choose the telemetry for the next step."""
         self._steps += 1
         if self._counting is not None:
             if self._steps == self._counted:  # the step that has just been counted
@@ -100,47 +105,52 @@ class TrainerProbe:
             living(self.source).telemetry = self._counting if due else self._plain
 
     def is_pressed(self) -> bool:
+        """Return whether measurements should be read now, before the device has no room for more."""
         return self._steps % (ROOM // 2) == 0
 
     @property
     def pending(self) -> bool:
+        """Whether measurements are still on the device."""
         return any(telemetry.pending for telemetry in self._telemetries())
 
     def read_into(self, run: Run) -> None:
-        # In the order of steps: what comes after a step that is still on its way waits for it.
-        found, bound = [], None
+        """Move measurements that have arrived into the run. Never waits."""
+        # Series take steps in order, so a step waits for earlier ones of the other telemetry that have not arrived.
+        readings, bound = [], None
         for i, telemetry in enumerate(self._telemetries()):
             arrays = telemetry.read(after=self._read[i])
             if telemetry.pending:
                 last = int(arrays["steps"].max(initial=self._read[i]))
                 bound = last if bound is None else min(bound, last)
-            found.append(arrays)
-        for i, arrays in enumerate(found):
+            readings.append(arrays)
+        for i, arrays in enumerate(readings):
             if bound is not None:
-                known = arrays["steps"] <= bound
-                found[i] = arrays = {name: array[known] for name, array in arrays.items()}
+                complete = arrays["steps"] <= bound
+                readings[i] = arrays = {name: array[complete] for name, array in arrays.items()}
             self._read[i] = int(arrays["steps"].max(initial=self._read[i]))
-        steps = np.concatenate([arrays["steps"] for arrays in found])
+        steps = np.concatenate([arrays["steps"] for arrays in readings])
         if len(steps):
             order = np.argsort(steps)
             run.add_tensors(
-                steps[order], {name: np.concatenate([arrays[name] for arrays in found])[order] for name in QUANTITIES}
+                steps[order], {name: np.concatenate([arrays[name] for arrays in readings])[order] for name in QUANTITIES}
             )
-        counts = {name: array for name, array in found[-1].items() if array.ndim == 3}
-        if counts and len(found[-1]["steps"]):
-            run.add_tensors(found[-1]["steps"], counts)
+        counts = {name: array for name, array in readings[-1].items() if array.ndim == 3}
+        if counts and len(readings[-1]["steps"]):
+            run.add_tensors(readings[-1]["steps"], counts)
 
     def flush(self) -> None:
+        """Wait until all measurements have arrived."""
         for telemetry in self._telemetries():
             telemetry.flush()
 
     def close(self) -> None:
+        """Detach from the trainer."""
         trainer = self.source()
         if trainer is not None and trainer.telemetry in self._telemetries():
             trainer.telemetry = None
 
     def _use(self, trainer: Trainer) -> None:
-        """Attach all telemetries to the trainer, which goes on with the last one."""
+        """Attach all telemetries to the trainer; the last one stays in use."""
         for telemetry in self._telemetries():
             trainer.telemetry = telemetry
             telemetry.is_recorders = True
@@ -150,7 +160,7 @@ class TrainerProbe:
 
 
 class OptimizerProbe:
-    """Norms before and after some steps of an optimizer of torch's interface, by its hooks."""
+    """Measures norms before and after every k-th step of a torch optimizer, in its step hooks."""
 
     edges = np.zeros(0)
     storage: tuple[str, ...] = ()
@@ -160,12 +170,12 @@ class OptimizerProbe:
             raise ValueError(f"every={every!r}: must be an integer >= 1")
         self.source, self._every = weakref.ref(optimizer), every
         self.number = 0
-        self._rate: float | None = None  # of the last step; a scheduler may have set the next one's since
+        self._rate: float | None = None  # of the last step; a scheduler may already have set the next rate
         params = [param for group in optimizer.param_groups for param in group["params"]]
         self.params = [weakref.ref(param) for param in params]
-        known = {} if module is None else {id(param): name for name, param in module.named_parameters()}
+        module_names = {} if module is None else {id(param): name for name, param in module.named_parameters()}
         self.names = [
-            known.get(id(param), name)
+            module_names.get(id(param), name)
             for i, group in enumerate(optimizer.param_groups)
             for param, name in zip(
                 group["params"],
@@ -173,7 +183,7 @@ class OptimizerProbe:
                 strict=True,
             )
         ]
-        if module is not None and not known.keys() & {id(param) for param in params}:
+        if module is not None and not module_names.keys() & {id(param) for param in params}:
             raise ValueError("module has none of the parameters that source steps: give the module that source was made for")
         self._before: dict[int, torch.Tensor] | None = None
         self._rows: deque[tuple[int, torch.Tensor, Any]] = deque()
@@ -221,7 +231,7 @@ class OptimizerProbe:
 
     @staticmethod
     def _add_up(rows: list[torch.Tensor], cuts: dict[int, shards.Cut]) -> None:
-        """Make norms and products of shards those of whole tensors; all ranks have as many numbers for it."""
+        """Replace the norms and products of shards by those of whole tensors, in place. All ranks call this together."""
         for cut in dict.fromkeys(filter(None, cuts.values())):
             members = [i for i, each in cuts.items() if each == cut]
             sums = torch.stack([rows[i] for i in members]).double()
@@ -232,8 +242,7 @@ class OptimizerProbe:
                 rows[i] = row
 
     def _living(self) -> dict[int, torch.Tensor]:
-        found = {i: ref() for i, ref in enumerate(self.params)}
-        return {i: param for i, param in found.items() if param is not None}
+        return {i: param for i, ref in enumerate(self.params) if (param := ref()) is not None}
 
     def after_step(self) -> None:
         pass
@@ -262,21 +271,21 @@ class OptimizerProbe:
 
 
 def living(source: weakref.ref[Any]) -> Any:
-    """What is recorded.
+    """Return the trainer or optimizer that a weak reference refers to.
 
     Raises:
-        RuntimeError: nothing else refers to it any more.
+        RuntimeError: it has been deleted.
     """
-    found = source()
-    if found is None:
+    target = source()
+    if target is None:
         raise RuntimeError(
             "what this Recorder records is gone: a recorder does not keep its Trainer or optimizer; keep it in a variable"
         )
-    return found
+    return target
 
 
 def _storage(optimizer: Optimizer, weight: torch.Tensor) -> str:
-    """How this weight is stored, in words."""
+    """Describe how a weight is stored, such as "bfloat16 with float32 master"."""
     words = str(weight.dtype).removeprefix("torch.")
     if not isinstance(optimizer, RuleOptimizer):
         return words

@@ -1,4 +1,4 @@
-"""Recorder: records a training loop step by step, without making the device wait."""
+"""Recorder: records a training loop step by step, without blocking the device."""
 
 from __future__ import annotations
 
@@ -25,33 +25,37 @@ if TYPE_CHECKING:
 
 __all__ = ["Recorder"]
 
-SECONDS = 0.1  # between two looks at what has arrived
+SECONDS = 0.1  # between two calls of `look`
 
 
 class Recorder:
-    """Records a training run into a `Run`: numbers that it is told, and what each step does to each parameter.
+    """Records a training run: the numbers passed to `step`, and what each step does to each parameter.
 
-    With a `Trainer` the update itself measures (see `tristep.Telemetry`); the recorder becomes its telemetry. With an
-    optimizer of torch's interface norms are taken before and after some of its steps, which reads all weights and gradients
-    again. Norms of a DTensor are those of the whole tensor, summed over its ranks: each of them needs a recorder then.
+    With a `Trainer`, the fused update measures the parameters (see `tristep.Telemetry`), and the recorder becomes the
+    trainer's telemetry. With a torch optimizer, norms are computed before and after every k-th step, which reads all weights
+    and gradients again. Norms of a DTensor are those of the whole tensor, summed over ranks, so every rank needs a recorder.
 
     Args:
-        source: a `Trainer` or a `torch.optim.Optimizer`, which has not been recorded by another one.
-        name: of the run.
-        every: record the parameters at the first step and then at each k-th; None is 1 with a trainer, else 16.
-        histograms: which of "weight", "gradient" and "update" to count by size, with a trainer whose engine can.
-        histogram_every: at the first step and then at each k-th; such a step costs several times as much. None: at growing
-            intervals, a sixteenth of the steps so far, which are 65 histograms in 200 steps and 130 in 10,000.
-        weights: of which parameters, by name, to follow single elements: their places in the flattened parameter.
-        notes: words about the run, by name.
-        module: whose names the tensors of a `torch.optim.Optimizer` have. None: those that it was given, as by
-            `named_parameters()`, or else "0.1" for the second one of its first group, say. A `Trainer` has its own.
-        to: loggers that get the numbers, too: names of new .csv and .jsonl files; a `SummaryWriter`; a run of W&B or
-            Trackio, or `mlflow`; or a function of a step and a dict. Each has a thread of its own; training does not wait.
-        log_every: loggers get the first value of each series in each k steps.
-        log_quantities: what loggers get of each parameter, as "gradient_norm/0.weight"; see `Telemetry`.
+        source: a `Trainer` or a `torch.optim.Optimizer` without another recorder. It is referenced weakly: a recorder keeps
+            what it has recorded, and not the model.
+        name: the name of the run.
+        every: measure the parameters at the first step and then at every k-th, >= 1. None means 1 with a trainer, else 16.
+        histograms: which of "weight", "gradient" and "update" to count in histograms; only with a trainer.
+        histogram_every: count histograms at the first step and then at every k-th; such a step costs several times as much.
+            None means growing intervals, a sixteenth of the steps so far: 65 histograms in 200 steps, 130 in 10,000.
+        weights: single elements to follow: for each parameter name, their indices in the flattened parameter.
+        notes: facts about the run as text, by name, for its pictures.
+        module: names the parameters of a torch optimizer. None means the names that the optimizer got from
+            `named_parameters()`, or else group and index: "0.1" is the second parameter of the first group. Not with a
+            `Trainer`, which has names.
+        to: loggers that also get the numbers: the name of a new .csv or .jsonl file; a `SummaryWriter`; a run of W&B or
+            Trackio; the module `mlflow`; or a function of a step and a dict. Each has its own thread; training never waits.
+        log_every: loggers get the first value of each series in every window of this many steps, >= 1.
+        log_quantities: the quantities of each parameter that loggers get, under names such as "gradient_norm/0.weight"; see
+            `Telemetry` for all quantities.
 
-    Like a view, a recorder keeps what it has recorded and not the model: it refers to `source` weakly.
+    Raises:
+        TypeError, ValueError: an argument is invalid; the message names it.
 
     Example:
         >>> import torch, tristep
@@ -103,26 +107,27 @@ class Recorder:
                     f"histograms={tuple(histograms)!r} need a Trainer, whose update counts them: leave them out"
                 )
             measuring = OptimizerProbe(source, 16 if every is None else every, module)
-        own = {"optimizer": measuring.described()} | dict(notes or {})
+        notes = {"optimizer": measuring.described()} | dict(notes or {})
         try:
             self._watched = _watched(measuring, weights)
             loggers = Loggers(to, log_every, log_quantities)
         except BaseException:
             measuring.close()
             raise
-        self._now = _Recording(Run(name, measuring.names, measuring.edges, own, measuring.storage), measuring, loggers)
+        self._now = _Recording(Run(name, measuring.names, measuring.edges, notes, measuring.storage), measuring, loggers)
         self._looked = time.monotonic()
 
     def step(self, **scalars: float | torch.Tensor) -> None:
-        """Note that a step has been taken, and numbers of it, such as the loss. The learning rate is noted by itself.
+        """Record the step that has just been taken. Call it once after each step; the learning rate is recorded, too.
 
         Args:
-            **scalars: numbers by name, or tensors of one element, which may still be in the making on a device.
+            **scalars: numbers of the step by name, such as the loss, or tensors of one element. Tensors on a GPU are copied
+                asynchronously.
 
         Raises:
-            TypeError, ValueError: a value that is no single number, or no step has been taken since the last call; nothing
-                has been recorded then.
-            RuntimeError: what is recorded is gone.
+            TypeError, ValueError: a value is not a single number, or no step has been taken since the last call; nothing has
+                been recorded.
+            RuntimeError: the trainer or optimizer has been deleted.
         """
         living(self._now.measuring.source)
         number = self._now.measuring.number
@@ -136,20 +141,20 @@ class Recorder:
             watched = self._watched.items()
             self._now.scalars.add(number, {name: _elements(param(), places) for name, (param, places) in watched})
         self._now.measuring.after_step()
-        is_late = (
-            bool(self._now.loggers) and number - self._now.sent >= POINTS // 2
-        )  # the run has that many steps as they were
+        # A run keeps the last `POINTS` steps unchanged; loggers must get a step before it leaves them.
+        is_late = bool(self._now.loggers) and number - self._now.sent >= POINTS // 2
         if time.monotonic() - self._looked > SECONDS or self._now.measuring.is_pressed() or is_late:
             self.look()
 
     def note(self, **scalars: float | torch.Tensor) -> None:
-        """Add numbers of the last step that `step` has noted, which are known later or seldom, such as "val_loss".
+        """Add numbers to the last recorded step, for values that are known later or rarely, such as "val_loss".
 
         Args:
-            **scalars: as for `step`; none that this step has already.
+            **scalars: numbers by name, as for `step`.
 
         Raises:
-            TypeError, ValueError: a value that is no single number, or there has been no step, or it has such a number.
+            TypeError, ValueError: a value is not a single number, no step has been recorded yet, or the step already has a
+                number of this name.
         """
         values = checked_scalars(scalars)
         if not self._now.last:
@@ -163,39 +168,39 @@ class Recorder:
 
     @property
     def source(self) -> Trainer | torch.optim.Optimizer | None:
-        """The Trainer or optimizer that is recorded; None if nothing else refers to it any more."""
+        """The Trainer or optimizer that is recorded; None if it has been deleted."""
         return self._now.measuring.source()
 
     @property
     def run(self) -> Run:
-        """What has been recorded so far, all of it: as `flush`, this waits for what is still in the making on a device."""
+        """The complete recording so far. Waits until all values have arrived from the device, as `flush` does."""
         self.flush()
         return self._now.run
 
     @property
     def last_step(self) -> int:
-        """The number of the last update that `step` has noted, 0 before the first."""
+        """The number of the last recorded update; 0 before the first."""
         return self._now.last
 
     @property
     def due(self) -> bool:
-        """Whether there has been an update that `step` has not noted yet."""
+        """Whether the last update has not been recorded by `step` yet."""
         return self._now.measuring.number > self._now.last
 
     @property
     def pending(self) -> bool:
-        """Whether something that has been recorded has not arrived in the run yet; `flush` waits for it."""
+        """Whether recorded values are still on their way from the device; `flush` waits for them."""
         return self._now.scalars.pending or self._now.measuring.pending
 
     def record_into(self, run: Run, last_step: int) -> None:
-        """Go on in another run, after trainer or optimizer have been restored to where they were after `last_step`.
+        """Continue the recording in another run, after the trainer or optimizer has been restored to an earlier state.
 
         Args:
-            run: of the same parameters; it has nothing that comes later.
-            last_step: the number of the last update, as `last_step` was then.
+            run: a run with the same parameters and without steps after `last_step`.
+            last_step: the number of the last update before the restored state.
 
         Raises:
-            ValueError: the run does not fit; nothing has been changed.
+            ValueError: the run has other parameters or later steps; nothing has changed.
         """
         if run.parameters != self._now.run.parameters:
             raise ValueError(f"run {run.name!r} has other parameters than the one being recorded")
@@ -207,22 +212,22 @@ class Recorder:
         self._now.run, self._now.last, self._now.sent = run, last_step, last_step
 
     def look(self) -> None:
-        """Take what has arrived from the device into the run. `step` does so now and then. Never waits."""
+        """Move values that have arrived from the device into the run, without waiting. `step` calls it every 0.1 s."""
         self._looked = time.monotonic()
         self._now.look()
 
     def flush(self) -> None:
-        """Wait for all that has been recorded, and take it into the run."""
+        """Wait for all values on their way from the device, and move them into the run."""
         self._now.flush()
 
     def close(self) -> None:
-        """`flush`, and leave trainer or optimizer as they were. Also at the end of a `with` block.
+        """Flush, detach from the trainer or optimizer, and finish the loggers. The end of a `with` block does the same.
 
-        Waits until loggers have all of it, and closes their files; what was given open stays open. A recorder with loggers
-        that is not closed does so at the end of the program.
+        Waits until the loggers have logged everything, and closes files that were opened for them; loggers that the user
+        opened stay open. A recorder with loggers that is never closed does this at the end of the program.
 
         Raises:
-            RuntimeError: loggers did not log everything. At the end of a `with` block that ends by another error, a warning.
+            RuntimeError: a logger did not log everything. If a `with` block ends by another exception, this is a warning.
         """
         if problems := self._now.close():
             raise RuntimeError(problems)
@@ -242,29 +247,28 @@ class Recorder:
 
 
 class _Recording:
-    """What a recorder has got so far, which is finished at the end of the program if the recorder has not been closed.
+    """The state of a recorder. It is apart from the `Recorder` so that a function at exit can finish it.
 
     Args:
-        run: what it is recorded into; another one later.
-        measuring: where it comes from.
-        loggers: where it goes to, too.
+        run: the run to record into; `record_into` replaces it.
+        measuring: the probe.
+        loggers: the loggers.
 
     Attributes:
-        run, measuring, loggers: as above.
-        last: the number of the last update that was noted.
-        sent: up to which step loggers have all.
-        scalars: what has not arrived in the run.
+        last: the number of the last recorded update.
+        sent: loggers have all steps up to this one.
+        scalars: values that have not arrived in the run.
     """
 
     def __init__(self, run: Run, measuring: TrainerProbe | OptimizerProbe, loggers: Loggers) -> None:
         self.run, self.measuring, self.loggers = run, measuring, loggers
         self.last = self.sent = 0
         self.scalars = ScalarBuffer()
-        if loggers:  # which may be closed at the end, too, by what was registered before
+        if loggers:  # functions registered before this one may close them later, at exit
             atexit.register(self._end)
 
     def look(self) -> None:
-        """See `Recorder.look`."""
+        """Implements `Recorder.look`."""
         self.scalars.look(self.run)
         was_pending = self.measuring.pending  # asked before reading: what arrives in between is read the next time
         self.measuring.read_into(self.run)
@@ -272,7 +276,7 @@ class _Recording:
             self._send(was_pending)
 
     def flush(self) -> None:
-        """See `Recorder.flush`."""
+        """Implements `Recorder.flush`."""
         self.scalars.flush(self.run)
         self.measuring.flush()
         self.measuring.read_into(self.run)
@@ -280,7 +284,7 @@ class _Recording:
             self._send(False)
 
     def close(self) -> str:
-        """See `Recorder.close`; returns what went wrong."""
+        """Implements `Recorder.close`. Returns messages about problems, or ""."""
         atexit.unregister(self._end)
         try:
             self.flush()
@@ -294,7 +298,7 @@ class _Recording:
             warnings.warn(problems, stacklevel=1)
 
     def _send(self, is_pending: bool) -> None:
-        """Give loggers the steps of which everything is in the run."""
+        """Send loggers the steps whose values have all arrived in the run."""
         steps = [self.last]
         if is_pending:
             steps.append(max((series.last_step or 0 for series in self.run.tensors.values()), default=0))
@@ -305,7 +309,7 @@ class _Recording:
 
 
 def _elements(param: torch.Tensor | None, places: torch.Tensor) -> torch.Tensor:
-    """The values of these elements now; NaN where the parameter is gone."""
+    """Return the current values of elements of a parameter; NaN if it has been deleted."""
     if param is None:
         return torch.full(places.shape, torch.nan)
     return shards.local(param.detach()).reshape(-1)[places]
@@ -314,20 +318,20 @@ def _elements(param: torch.Tensor | None, places: torch.Tensor) -> torch.Tensor:
 def _watched(
     measuring: TrainerProbe | OptimizerProbe, weights: Mapping[str, Any] | None
 ) -> dict[str, tuple[weakref.ref[torch.Tensor], torch.Tensor]]:
-    found = {}
-    known = dict(zip(measuring.names, measuring.params, strict=True))
+    watched = {}
+    params = dict(zip(measuring.names, measuring.params, strict=True))
     for name, places in (weights or {}).items():
-        if name not in known:
-            raise ValueError(f"weights has {name!r}: must be one of {', '.join(map(repr, list(known)[:8]))}")
+        if name not in params:
+            raise ValueError(f"weights has {name!r}: must be one of {', '.join(map(repr, list(params)[:8]))}")
         numbers = np.atleast_1d(np.asarray(places))
-        param = known[name]()
+        param = params[name]()
         if param is not None and shards.cut_among(param):
             raise ValueError(
                 f"weights has {name!r}, of which each rank has a shard: elements of whole tensors can be followed"
             )
-        assert param is not None  # its trainer or optimizer is being given to the recorder
+        assert param is not None  # the recorder has just got its trainer or optimizer
         size = param.numel()
         if numbers.dtype.kind not in "iu" or numbers.ndim != 1 or ((numbers < 0) | (numbers >= size)).any():
             raise ValueError(f"weights[{name!r}]={places!r}: must be integers from 0 to {size - 1}")
-        found[readable(name)] = known[name], torch.as_tensor(numbers, dtype=torch.int64, device=param.device)
-    return found
+        watched[readable(name)] = params[name], torch.as_tensor(numbers, dtype=torch.int64, device=param.device)
+    return watched

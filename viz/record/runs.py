@@ -1,4 +1,4 @@
-"""Recorded runs: curves by name, in memory and in files."""
+"""Recorded runs: series by name, in memory and in files."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ FORMAT = 1
 
 
 def readable(name: str) -> str:
-    """The name with escapes for what no file or picture can have: half of a surrogate pair, as in undecoded file names."""
+    """Return the name with lone surrogates escaped, which neither files nor fonts can represent."""
     return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
 
 
 class Run:
-    """What was recorded of one run.
+    """The recording of one training run.
 
     Attributes:
-        name: what pictures call it.
-        scalars: numbers over steps by name, such as "loss" and "learning_rate".
-        tensors: by quantity, such as "gradient_norm", a number for each parameter, [n_parameters].
-        histograms: by what, such as "gradient", counts for each parameter, [n_parameters, n_bins].
-        weights: by the parameter's name, the values of elements of it that are followed.
-        parameters: names of the parameters, in the order of the tensors' columns.
-        edges: float64 [n_bins - 1], between the histograms' bins.
-        notes: of the run, as words by name: which optimizer, and so on.
-        storage: how each parameter is stored, such as "bfloat16 with float32 master"; empty if that is not known.
-        version: a number that grows with each change, for renderers.
+        name: the run's name in pictures.
+        scalars: series of numbers by name, such as "loss" and "learning_rate".
+        tensors: series by quantity, such as "gradient_norm", of one number for each parameter, [n_parameters].
+        histograms: series by tensor kind ("weight", "gradient", "update") of counts, [n_parameters, n_bins].
+        weights: series by parameter name of the values of single elements, [n_elements]; see the argument `weights` of
+            `Recorder`.
+        parameters: names of the parameters, in the order of the columns of `tensors` and `histograms`.
+        edges: edges between the bins of the histograms, float64 [n_bins - 1].
+        notes: facts about the run as text, by name, such as its optimizer.
+        storage: how each parameter is stored, such as "bfloat16 with float32 master"; empty if unknown.
+        version: a counter of changes, by which renderers notice them.
     """
 
     def __init__(
@@ -60,10 +61,10 @@ class Run:
         self.version = 0
 
     def add_scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Add numbers of one step, by name.
+        """Add the numbers of one step to `scalars`.
 
         Raises:
-            ValueError: the step is not later than the last one of a name; nothing has been changed.
+            ValueError: a name already has a value of this step or a later one; nothing has changed.
         """
         values = {readable(name): value for name, value in values.items()}
         for name in values:
@@ -75,34 +76,35 @@ class Run:
         self.version += 1
 
     def add_tensors(self, steps: Sequence[int] | np.ndarray, values: Mapping[str, np.ndarray]) -> None:
-        """Add what was measured of all parameters: [n_steps, n_parameters], and for histograms their bins."""
+        """Add several steps to `tensors`, [n_steps, n_parameters], and `histograms`, [n_steps, n_parameters, n_bins]."""
         for name, array in values.items():
             kind = self.tensors if array.ndim == 2 else self.histograms
             kind.setdefault(name, Series(array.shape[1:], np.float32)).extend(steps, array)
         self.version += 1
 
     def add_weights(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-        """Add the values of followed elements at one step, by the parameter's name."""
+        """Add the elements of one step to `weights`: values [n_elements] by parameter name."""
         for name, array in values.items():
             self.weights.setdefault(name, Series(array.shape, np.float32)).append(step, array)
         self.version += 1
 
     @property
     def last_step(self) -> int | None:
-        """The last step of which anything is known; None before the first."""
+        """The last step with any value; None for an empty run."""
         lasts = [each.last_step for kind in self._kinds().values() for each in kind.values()]
         return max((last for last in lasts if last is not None), default=None)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file, as a set of one run."""
+        """Write the run to a file, which `Run.load` and `RunSet.load` read."""
         RunSet([self]).save(path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Run:
-        """The run in a file that `save` wrote.
+        """Read a run from a file.
 
         Raises:
-            ValueError: the file has not exactly one run, or is none.
+            FileNotFoundError: the file does not exist.
+            ValueError: the file is damaged, is not a file of runs, or has more than one run.
         """
         runs = RunSet.load(path)
         if len(runs) != 1:
@@ -110,7 +112,7 @@ class Run:
         return next(iter(runs))
 
     def to_pandas(self) -> Any:
-        """A `pandas.DataFrame`: a row for each step that is still there as it was, a column for each scalar.
+        """Return the last 2,048 values of each scalar as a `pandas.DataFrame`: a row for each step, a column for each name.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
@@ -127,17 +129,17 @@ class Run:
         return {"scalars": self.scalars, "tensors": self.tensors, "histograms": self.histograms, "weights": self.weights}
 
     def __repr__(self) -> str:
-        known = ", ".join([*self.scalars, *self.tensors, *(f"{what} histogram" for what in self.histograms)])
+        names = ", ".join([*self.scalars, *self.tensors, *(f"{what} histogram" for what in self.histograms)])
         return (
-            f"Run({self.name!r}, {self.last_step or 0} steps, {len(self.parameters)} parameters, {known or 'nothing yet'})"
+            f"Run({self.name!r}, {self.last_step or 0} steps, {len(self.parameters)} parameters, {names or 'nothing yet'})"
         )
 
 
 class RunSet:
-    """Several runs, by name, to be compared.
+    """Runs by name, for comparison. Iterating gives the runs; `runs["adam"]` is the run of that name.
 
     Args:
-        runs: runs of different names.
+        runs: runs with different names.
 
     Example:
         >>> from tristep.viz import Run, RunSet
@@ -156,7 +158,8 @@ class RunSet:
         """Add a run.
 
         Raises:
-            TypeError, ValueError: it is none, or there is one of its name.
+            TypeError: `run` is not a `Run`.
+            ValueError: the set already has a run of this name.
         """
         if not isinstance(run, Run):
             raise TypeError(f"run must be a Run, got {type(run).__name__}; a Recorder has one as its attribute `run`")
@@ -179,10 +182,10 @@ class RunSet:
         return f"RunSet({', '.join(map(repr, self._runs))})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all runs to one file (NumPy's npz, without pickles): whole, or not at all.
+        """Write all runs to one file in NumPy's npz format, without pickles. The file is written completely or not at all.
 
         Raises:
-            FileNotFoundError: there is no such folder.
+            FileNotFoundError: the folder does not exist.
         """
         arrays: dict[str, np.ndarray] = {}
         described = []
@@ -192,40 +195,40 @@ class RunSet:
                 for k, series in enumerate(members.values()):
                     arrays |= {f"{i}/{kind}/{k}/{part}": array for part, array in series.to_arrays().items()}
             names = {kind: list(members) for kind, members in kinds.items()}
-            own = {"name": run.name, "parameters": run.parameters, "edges": run.edges.tolist(), "notes": run.notes}
-            described.append(own | {"storage": run.storage, "series": names})
+            header = {"name": run.name, "parameters": run.parameters, "edges": run.edges.tolist(), "notes": run.notes}
+            described.append(header | {"storage": run.storage, "series": names})
         files.write_npz("path", path, "runs", {"tristep runs": FORMAT, "runs": described}, arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RunSet:
-        """Read what `save` wrote.
+        """Read a file that `save` has written.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: it is not such a file, or damaged.
+            FileNotFoundError: the file does not exist.
+            ValueError: the file is damaged, or is not a file of runs.
         """
         with files.contents("path", path, "a file of runs"):
             about, arrays = files.read_npz(path, "runs")
-            if about is None:  # as earlier versions have written them
+            if about is None:  # a file of an earlier version
                 about = files.parse_array(arrays.pop("header"))
             if about["tristep runs"] != FORMAT:
                 raise ValueError(f"it has format {about['tristep runs']}, this version knows {FORMAT}")
-            runs = cls(_run(i, own, arrays) for i, own in enumerate(about["runs"]))
+            runs = cls(_run(i, header, arrays) for i, header in enumerate(about["runs"]))
             if arrays:
                 raise ValueError(f"{next(iter(arrays))!r} is of no run")
             return runs
 
 
-def _run(i: int, own: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Run:
-    """The run of this description; its arrays are taken out of those of the file."""
-    storage = own.get("storage", [])  # which earlier versions have not written
-    texts = [own["name"], *own["parameters"], *own["notes"].values(), *storage]
-    if not all(isinstance(text, str) for text in texts) or not isinstance(own["parameters"], list):
+def _run(i: int, header: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Run:
+    """Return run `i` of a file from its header, and remove its arrays from `arrays`."""
+    storage = header.get("storage", [])  # missing in files of earlier versions
+    texts = [header["name"], *header["parameters"], *header["notes"].values(), *storage]
+    if not all(isinstance(text, str) for text in texts) or not isinstance(header["parameters"], list):
         raise ValueError(f"names and notes of run {i} must be strings")
-    run = Run(own["name"], own["parameters"], own["edges"], own["notes"], storage)
-    if run.edges.ndim != 1 or set(own["series"]) != set(run._kinds()):
-        raise ValueError(f"run {i} has edges {own['edges']!r:.80} and series of {', '.join(own['series'])}")
-    for kind, names in own["series"].items():
+    run = Run(header["name"], header["parameters"], header["edges"], header["notes"], storage)
+    if run.edges.ndim != 1 or set(header["series"]) != set(run._kinds()):
+        raise ValueError(f"run {i} has edges {header['edges']!r:.80} and series of {', '.join(header['series'])}")
+    for kind, names in header["series"].items():
         for k, name in enumerate(names):
             state = {part: arrays.pop(f"{i}/{kind}/{k}/{part}") for part in PARTS}
             if not isinstance(name, str) or name in run._kinds()[kind]:

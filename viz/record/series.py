@@ -1,4 +1,4 @@
-"""Values over the steps of a run, as plain arrays of bounded size."""
+"""Values over the steps of a run, kept in arrays of bounded size."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 
 __all__ = ["POINTS", "Curve", "Series"]
 
-PARTS = ("first", "last", "low", "mean", "high", "nonfinite", "recent_steps", "recent", "counts")  # of a series in a file
-POINTS = 2048  # of a curve at most; more than there are pixels across
+PARTS = ("first", "last", "low", "mean", "high", "nonfinite", "recent_steps", "recent", "counts")  # the arrays in a file
+POINTS = 2048  # of a curve, at most: more than the pixels across a screen's plot
 
 
 class Curve(NamedTuple):
-    """Part of a series, in at most 2,048 points, each of one value or of several that follow each other.
+    """A series, or a part of one, as at most 2,048 points. Each point summarizes one value or several consecutive ones.
 
     Attributes:
-        first, last: int64 [n], the first and the last step of each point.
-        low, mean, high: [n, *shape], of a point's finite values; NaN where there is none.
-        nonfinite: int64 [n, *shape], how many of a point's values are infinite or NaN.
+        first, last: the first and the last step of each point, int64 [n].
+        low, mean, high: minimum, mean and maximum of each point's finite values, [n, *shape]; NaN if it has none.
+        nonfinite: how many values of each point are infinite or NaN, int64 [n, *shape].
     """
 
     first: np.ndarray
@@ -31,14 +31,14 @@ class Curve(NamedTuple):
 
 
 class Series:
-    """Values over the steps of a run: the last 2,048 as they are, and all of them in up to 2,048 blocks.
+    """Values over the steps of a run: the last 2,048 unchanged, and all of them summarized in up to 2,048 blocks.
 
-    A block has the smallest, the mean and the largest of as many values as the others. When there is no room for another
-    one, each two become one. So any number of steps fits, at a cost that does not depend on it, and no peak gets lost.
+    A block holds the minimum, mean and maximum of consecutive values, of equally many in each block. When there is no room
+    for another block, each two neighbours are merged. So memory is bounded for any number of steps, and no peak is lost.
 
     Args:
-        shape: of one value; () for numbers.
-        dtype: how values are kept.
+        shape: the shape of one value; () for numbers.
+        dtype: the dtype of stored values.
 
     Example:
         >>> from tristep.viz import Series
@@ -52,16 +52,16 @@ class Series:
 
     def __init__(self, shape: Sequence[int] = (), dtype: Any = np.float64) -> None:
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
-        self._count = 0  # values so far
-        self._whole: tuple[int, Curve] | None = None  # of how many values, and all of the curve
-        # Of how many values a block is and of how many blocks a point, the means of points, and how many are full.
+        self._count = 0  # how many values have been added
+        self._whole: tuple[int, Curve] | None = None  # a cache: a count of values, and their whole curve
+        # A cache for `means`: values in a block and blocks in a point, the means of points, and how many points are full.
         self._coarse: tuple[tuple[int, int], np.ndarray, int] | None = None
         self._blocks = _Blocks(self.shape, self.dtype)
         self._recent_steps = np.zeros(0, dtype=np.int64)  # a ring, once it is full
         self._recent = np.zeros((0, *self.shape), dtype=self.dtype)
 
     def __len__(self) -> int:
-        """How many values there have been."""
+        """How many values have been added."""
         return self._count
 
     @property
@@ -70,18 +70,18 @@ class Series:
         return int(self._recent_steps[(self._count - 1) % len(self._recent_steps)]) if self._count else None
 
     def append(self, step: int, value: Any) -> None:
-        """Add the value of one step, which must be later than all before."""
+        """Add the value of one step, which must be later than all earlier ones."""
         self.extend([step], np.asarray(value, dtype=self.dtype)[None])
 
     def extend(self, steps: Sequence[int] | np.ndarray, values: Any) -> None:
         """Add the values of several steps.
 
         Args:
-            steps: [n], increasing, all later than those before.
+            steps: [n], increasing, and later than the last step.
             values: [n, *shape].
 
         Raises:
-            ValueError: these do not fit; nothing has been changed.
+            ValueError: shapes do not match, or steps do not increase; nothing has changed.
         """
         steps, values = np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=self.dtype)
         if steps.ndim != 1 or values.shape != (len(steps), *self.shape):
@@ -91,15 +91,15 @@ class Series:
         last = self.last_step
         if (np.diff(steps) <= 0).any() or (last is not None and steps[0] <= last):
             raise ValueError(
-                f"steps {_shortened(steps)} after step {last}: each must be later than the one before; what goes on from an "
-                "earlier step is another run"
+                f"steps {_shortened(steps)} after step {last}: each must be later than the one before; to continue from an "
+                "earlier step, use another run"
             )
         self._blocks.extend(self._count, steps, values)
         self._put_into_ring(steps, values)
         self._count += len(steps)
 
     def recent(self) -> tuple[np.ndarray, np.ndarray]:
-        """The last values as they are, at most 2,048: steps int64 [n] and values [n, *shape]."""
+        """Return the last values, at most 2,048: their steps, int64 [n], and the values, [n, *shape]."""
         n = len(self._recent_steps)
         if self._count <= n:
             return self._recent_steps[: self._count].copy(), self._recent[: self._count].copy()
@@ -107,54 +107,59 @@ class Series:
         return self._recent_steps[order], self._recent[order]
 
     def since(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `recent`, without the first `count` values of the series."""
+        """Return steps [n] and values [n, *shape] added after the first `count` values, but at most the last 2,048."""
         n = len(self._recent_steps)
         places = np.arange(max(count, self._count - n), self._count) % max(n, 1)
         return self._recent_steps[places], self._recent[places]
 
     def curve(self, start: int | None = None, stop: int | None = None) -> Curve:
-        """The points that have steps from `start` to `stop`, both included; None is the first and the last step.
+        """Return the points with steps from `start` to `stop`, both included.
 
-        Arrays of the whole curve cannot be written to.
+        Args:
+            start: None means the first step.
+            stop: None means the last step.
+
+        Returns:
+            The curve. Arrays of a whole curve are read-only, because they are shared.
         """
         if start is None and stop is None and self._whole is not None and self._whole[0] == self._count:
-            return self._whole[1]  # pictures ask for one several times
+            return self._whole[1]  # a picture asks several times
         n = len(self._recent_steps)
         oldest = int(self._recent_steps[self._count % n if self._count > n else 0]) if self._count else 0
         if self._count <= n or (start is not None and start >= oldest):
             steps, values = self.recent()
-            there = np.isfinite(values)
-            kept = values if there.all() else np.where(there, values, np.nan).astype(self.dtype)
-            found = Curve(steps, steps, kept, kept, kept, (~there).astype(np.int64))
+            is_finite = np.isfinite(values)
+            finite = values if is_finite.all() else np.where(is_finite, values, np.nan).astype(self.dtype)
+            curve = Curve(steps, steps, finite, finite, finite, (~is_finite).astype(np.int64))
         else:
             n = self._blocks.used(self._count)
-            found = Curve(*(array[:n].copy() for array in self._blocks.arrays))
+            curve = Curve(*(array[:n].copy() for array in self._blocks.arrays))
         if start is not None or stop is not None:
-            inside = np.ones(len(found.first), dtype=bool)
+            inside = np.ones(len(curve.first), dtype=bool)
             if start is not None:
-                inside &= found.last >= start
+                inside &= curve.last >= start
             if stop is not None:
-                inside &= found.first <= stop
-            return Curve(*(array[inside] for array in found))
-        for array in found:
+                inside &= curve.first <= stop
+            return Curve(*(array[inside] for array in curve))
+        for array in curve:
             array.flags.writeable = False
-        self._whole = self._count, found
-        return found
+        self._whole = self._count, curve
+        return curve
 
     def means(self, most: int = 512) -> tuple[np.ndarray, np.ndarray]:
-        """The means of a few points each of which is several of the curve's, for pictures of many lines.
+        """Return the whole series as a few means, for pictures of many lines.
 
         Args:
-            most: how many points there may be, >= 1.
+            most: the greatest number of points, >= 1.
 
         Returns:
-            The steps in the middle of the points, float64 [n], and the means of what is finite, float64 [n, *shape]; NaN
-            where nothing is.
+            The step in the middle of each point, float64 [n], and the mean of its finite values, float64 [n, *shape]; NaN if
+            it has none.
         """
         blocks, arrays, n = self._blocks, self._blocks.arrays, self._blocks.used(self._count)
         each = -(-n // most) or 1
         kind = blocks.each, each
-        # Points that are full stay as they are: a live picture looks at those after them only.
+        # Full points do not change, so a live picture computes only those after them.
         if self._coarse is None or self._coarse[0] != kind or len(self._coarse[1]) != most:
             self._coarse = kind, np.empty((most, *self.shape)), 0
         _, means, done = self._coarse
@@ -163,9 +168,9 @@ class Series:
         padded = np.full((count * each, *self.shape), np.nan)
         padded[: len(part)] = part
         rows = padded.reshape(count, each, *self.shape)
-        there = np.isfinite(rows)
-        number = there.sum(axis=1)
-        total = np.where(there, rows, 0.0).sum(axis=1)
+        is_finite = np.isfinite(rows)
+        number = is_finite.sum(axis=1)
+        total = np.where(is_finite, rows, 0.0).sum(axis=1)
         means[done : done + count] = np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
         self._coarse = kind, means, blocks.full // each
         starts = np.arange(0, n, each)
@@ -182,17 +187,17 @@ class Series:
         self._recent_steps[where], self._recent[where] = steps, values
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """All of it as arrays by name, for a file."""
+        """Return the whole series as arrays by name, for a file; `from_arrays` reads them."""
         n, (steps, values) = self._blocks.used(self._count), self.recent()
         blocks = {name: array[:n] for name, array in self._blocks.arrays._asdict().items()}
         return blocks | {"recent_steps": steps, "recent": values, "counts": np.array([self._count, self._blocks.each])}
 
     @classmethod
     def from_arrays(cls, state: Mapping[str, np.ndarray]) -> Series:
-        """The series of which `to_arrays` gave these.
+        """Make a series from the arrays that `to_arrays` returned.
 
         Raises:
-            ValueError: they contradict each other.
+            ValueError: the arrays are damaged: their shapes, dtypes or counts contradict each other.
         """
         recent, steps, counts = state["recent"], state["recent_steps"], state["counts"]
         if counts.shape != (2,) or counts.dtype.kind != "i" or recent.ndim < 1 or recent.dtype.kind != "f":
@@ -217,7 +222,7 @@ class Series:
             raise ValueError("its steps do not increase")
         blocks.arrays = Curve(*(_longer(state[name], POINTS if n > POINTS // 2 else n) for name in Curve._fields))
         series._recent_steps, series._recent = steps.copy(), recent.copy()
-        if series._count > POINTS:  # the ring begins where its oldest value is to be overwritten
+        if series._count > POINTS:  # turn the ring so that the next value overwrites the oldest
             turn = series._count % POINTS
             series._recent_steps, series._recent = np.roll(steps, turn), np.roll(recent, turn, axis=0)
         return series
@@ -228,16 +233,16 @@ def _shortened(steps: np.ndarray) -> str:
 
 
 class _Blocks:
-    """Values over the steps of a run in up to 2,048 blocks. When there is no room for another one, each two become one.
+    """The blocks of a `Series`, up to 2,048. When there is no room for another one, each two neighbours are merged.
 
     Args:
-        shape: of one value.
-        dtype: how values are kept.
+        shape: the shape of one value.
+        dtype: the dtype of stored values.
 
     Attributes:
-        full: how many blocks are full; there may be one more.
-        each: how many values a full one has.
-        arrays: what is known of the blocks, with room for more.
+        full: how many blocks are full; one more may have begun.
+        each: how many values a full block has.
+        arrays: the summaries of the blocks, and unused rows after them.
     """
 
     def __init__(self, shape: Sequence[int], dtype: Any) -> None:
@@ -248,11 +253,11 @@ class _Blocks:
         self.arrays = Curve(*steps, low, mean, high, np.zeros((0, *self._shape), dtype=np.int64))
 
     def used(self, count: int) -> int:
-        """How many blocks there are of so many values."""
+        """Return how many blocks `count` values take."""
         return self.full + (count > self.full * self.each)
 
     def extend(self, count: int, steps: np.ndarray, values: np.ndarray) -> None:
-        """Add the values [n, *shape] of these steps to `count` values."""
+        """Add values [n, *shape] and their steps [n]; the blocks have `count` values so far."""
         done = 0
         while done < len(steps):
             inside = count - self.full * self.each
@@ -269,27 +274,27 @@ class _Blocks:
             self.full = count // self.each
 
     def _put(self, steps: np.ndarray, values: np.ndarray, inside: int) -> None:
-        """Put values [n, each, *shape] into the next n blocks, the first of which has so many already."""
+        """Put values [n, each, *shape] into the next n blocks, the first of which has `inside` values already."""
         n, start = len(steps), self.full
         if start + n > len(self.arrays.first):
             room = min(POINTS, max(64, 2 * len(self.arrays.first), start + n))
             self.arrays = Curve(*(_longer(array, room) for array in self.arrays))
-        here = Curve(*(array[start : start + n] for array in self.arrays))  # views
+        blocks = Curve(*(array[start : start + n] for array in self.arrays))  # views
         finite = np.isfinite(values)
-        number, known = finite.sum(axis=1), inside - here.nonfinite if inside else np.zeros(())
+        number, before = finite.sum(axis=1), inside - blocks.nonfinite if inside else np.zeros(())
         low = np.fmin.reduce(np.where(finite, values, np.nan), axis=1)
         high = np.fmax.reduce(np.where(finite, values, np.nan), axis=1)
         with np.errstate(invalid="ignore"):
             mean = np.where(finite, values, 0).sum(axis=1, dtype=np.float64)
             if inside:
-                mean += np.where(known > 0, here.mean, 0) * known
-                low, high = np.fmin(low, here.low), np.fmax(high, here.high)
-            mean /= number + known
+                mean += np.where(before > 0, blocks.mean, 0) * before
+                low, high = np.fmin(low, blocks.low), np.fmax(high, blocks.high)
+            mean /= number + before
         if not inside:
-            here.first[:], here.nonfinite[:] = steps[:, 0], 0
-        here.last[:] = steps[:, -1]
-        here.low[:], here.mean[:], here.high[:] = low, mean, high
-        here.nonfinite[:] += values.shape[1] - number
+            blocks.first[:], blocks.nonfinite[:] = steps[:, 0], 0
+        blocks.last[:] = steps[:, -1]
+        blocks.low[:], blocks.mean[:], blocks.high[:] = low, mean, high
+        blocks.nonfinite[:] += values.shape[1] - number
 
     def _halve(self) -> None:
         half, old = POINTS // 2, self.arrays
@@ -305,7 +310,7 @@ class _Blocks:
 
 
 def _longer(array: np.ndarray, room: int) -> np.ndarray:
-    """A copy with room for so many rows, at least those that it has."""
-    found = np.zeros((max(room, len(array)), *array.shape[1:]), dtype=array.dtype)
-    found[: len(array)] = array
-    return found
+    """Return a copy with at least `room` rows; new rows are 0."""
+    longer = np.zeros((max(room, len(array)), *array.shape[1:]), dtype=array.dtype)
+    longer[: len(array)] = array
+    return longer
