@@ -15,13 +15,13 @@ from .telemetry import Telemetry
 from .trainer import StaleGradientError, Trainer, UpdateOnKVStoreError
 
 if TYPE_CHECKING:
+    from ..contrib.cost_model import estimate_cost
     from ..contrib.mxnet_files import load_mxnet_params, load_mxnet_states
     from ..contrib.racing.battery import BatteryResult, battery
     from ..contrib.racing.result import RaceResult
     from ..contrib.racing.run import race
     from . import amp, cost_model, initializer, kvstore, lr_scheduler, optim, optimizer
     from .clipping import clip_global_norm
-    from .cost_model import estimate_cost
     from .data_parallel import replicate, split_and_load, split_data
     from .ensemble import Ensemble
     from .fitting import Fit, fit
@@ -76,7 +76,7 @@ ON_FIRST_USE = {
     "battery": "tristep.contrib.racing",
     "clip_global_norm": ".clipping",
     "collect_params": ".params",
-    "estimate_cost": ".cost_model",
+    "estimate_cost": "tristep.contrib.cost_model",
     "fit": ".fitting",
     "load_mxnet_params": "tristep.contrib.mxnet_files",
     "load_mxnet_states": "tristep.contrib.mxnet_files",

@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy
 
 import tristep
 from tristep import viz
-from tristep.trainer.cost_model import table
+from tristep.contrib.cost_model import table
 from tristep.viz.style import COLOURS, quieten
 
 EPOCHS = 4

@@ -1,13 +1,10 @@
-"""Compressed gradients between the processes of a Trainer: the same bits on all ranks, and what pays on the link."""
-
-import contextlib
-import io
+"""Compressed gradients between the processes of a Trainer: the same bits on all ranks."""
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from rank_training import make_net, train, weights_after_steps
+from rank_training import make_net, weights_after_steps
 from torch import nn
 
 import tristep
@@ -116,36 +113,3 @@ def test_what_was_not_sent_is_kept_back_and_no_more(processes, params):
     if params["type"] != "1bit":  # it sends ones, however small gradients are
         assert np.abs(kept).max() < 60
     np.testing.assert_allclose(sent + kept, total, rtol=0, atol=2e-4)
-
-
-def _automatic(link):
-    """What "auto" takes on a link that is said to be measured, or on the real one, what it prints, and trained weights."""
-    from tristep.trainer import cost_model
-    from tristep.trainer.kvstore import compressed
-
-    store = {"kvstore": "dist_sync", "compression_params": {"type": "auto"}}
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as printed:
-        if link is not None:
-            patch.setattr(cost_model, "measure_link", lambda group: cost_model.Link(*link, measured=True))
-            patch.setattr(compressed, "_copy_speed", lambda device: 20e9)
-        weights, _, trainer = train("sgd", {"learning_rate": 0.01}, dtype=torch.float32, **store)
-    chosen = trainer._sync._compression_params
-    return chosen, printed.getvalue(), weights
-
-
-@pytest.mark.parametrize(
-    ("link", "chosen", "says"),
-    [
-        ((1e6, 0.0), {"type": "int4"}, "int4 is taken"),
-        ((1e15, 0.0), None, "compression costs more than it saves"),
-        (None, ..., "were measured"),
-    ],
-    ids=["slow", "fast", "real"],
-)
-def test_what_pays_on_the_link_is_taken(processes, link, chosen, says):
-    (first, printed, weights), (other, silent, same) = processes(2).run(_automatic, link)
-    assert first == other
-    assert chosen is ... or first == chosen
-    np.testing.assert_array_equal(weights, same)
-    assert says in printed
-    assert not silent

@@ -20,7 +20,7 @@ from ..optimizer import Optimizer
 from ..replica import Replica
 from .base import Key, KVStore, dense, optimizer_updater
 from .buckets import Bucket, GradientBuckets
-from .compressed import AUTO, check_compression, choose_compression, compressed_sum, load_residuals, residuals_of
+from .compressed import check_compression, choice_of, compressed_sum, load_residuals, residuals_of
 from .local import LocalStore
 from .sync import GradientSync, Residuals
 
@@ -216,8 +216,8 @@ class AllReduceSync(GradientSync):
         described = _described({**settings, **classes, **_settings(optimizer)})
         described |= {f"requires_grad of {name}": str(param.requires_grad) for name, param in weights.items()}
         check_same("setting", described, self.group, self._replica.params[0].device)
-        if self._compression_params is not None and self._compression_params["type"] == AUTO:
-            self._compression_params = choose_compression(self._replica.params, self.group)
+        if (choose := choice_of(self._compression_params)) is not None:
+            self._compression_params = choose(self._replica.params, self.group)
         reducer, params = None, self._compression_params
         if params is not None:
             for name, param in weights.items():

@@ -1,24 +1,18 @@
-"""Compressed sums of buckets: which compression pays off, and what it has kept back, by parameter."""
+"""Compressed sums of buckets, and what compression has kept back, by parameter."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from ...kernels import streams
-from .. import cost_model, dist_utils
+from .. import dist_utils, plugins
 from ..compression import CompressedAllReduce, create_compressor
 from .buckets import Bucket, GradientBuckets, gaps_of
 from .partition import in_memory_order, shaped_like
 from .sync import Residuals
 
-AUTO = "auto"
-CANDIDATES = ("bf16", "int8", "int4")  # for it: whatever the gradients, these are close to them
 _SERVER = "server"  # the source of what is left of sums; those of ranks are their numbers
 
 
@@ -28,34 +22,23 @@ def check_compression(compression_params: Any) -> None:
     Raises:
         TypeError, ValueError: it does not fit.
     """
-    if isinstance(compression_params, Mapping) and compression_params.get("type") == AUTO:
+    if choice_of(compression_params) is not None:
         if extra := [key for key in compression_params if key != "type"]:
-            raise ValueError(f"compression_params has the key {extra[0]!r}: {AUTO!r} takes 'type' alone")
+            raise ValueError(
+                f"compression_params has the key {extra[0]!r}: {compression_params['type']!r} takes 'type' alone"
+            )
     elif compression_params is not None:
         create_compressor(compression_params)
 
 
-def choose_compression(params: Sequence[torch.Tensor], group: Any) -> dict[str, Any] | None:
-    """The fastest compression on the link between these processes, by the cost model and measured speeds."""
-    device = params[0].device
-    with streams.on_device(device):
-        link = cost_model.measure_link(group)
-    speed = torch.tensor([_copy_speed(device)], device=device)
-    dist_utils.all_reduce(speed, dist.ReduceOp.MIN, group)
-    shapes = [param.shape for param in params]
-    estimated = cost_model.estimate_cost(shapes, dist.get_world_size(group), link, memory=float(speed) / 1e9)
-    rows = {row.name: row for row in estimated}
-    plain, best = rows["all-reduce"], min((rows[kind] for kind in CANDIDATES), key=lambda row: row.step)
-    chosen = best if best.step < plain.step else None
-    if dist.get_rank(group) == 0:
-        measured = f"{link.bandwidth / 1e9:.3g} GB/s and {link.latency * 1e6:.3g} us a message were measured"
-        times = f"{best.name} {best.step * 1e3:.3g} ms, uncompressed {plain.step * 1e3:.3g} ms"
-        verdict = "compression costs more than it saves" if chosen is None else f"{best.name} is taken"
-        print(
-            f"compression_params={{'type': 'auto'}}: {measured}; by a model a step takes {times}: {verdict}",
-            file=sys.stderr,
-        )
-    return None if chosen is None else {"type": chosen.name}
+def choice_of(compression_params: Any) -> Any:
+    """The plugin's function that chooses the compression where the type is no compressor's, such as "auto"; else None.
+
+    It is called on all ranks with the parameters and the process group, and returns `compression_params`, the same on all
+    ranks, or None for no compression.
+    """
+    kind = compression_params.get("type") if isinstance(compression_params, Mapping) else None
+    return plugins.load("tristep.compression_choices", kind) if isinstance(kind, str) else None
 
 
 def compressed_sum(
@@ -123,18 +106,3 @@ def load_residuals(buckets: GradientBuckets, saved: Mapping[str, Mapping[str, to
             whole = torch.nn.functional.pad(flats["server"], (0, max(ranks * size - len(flats["server"]), 0)))
             state["server"] = whole[rank * size : (rank + 1) * size]
         bucket.reducer.load_state_dict(state)
-
-
-def _copy_speed(device: torch.device) -> float:
-    """Bytes per second that this device reads and writes, of a replica of 32 MiB, the best of three."""
-    values = torch.ones(2**23, device=device)
-    into, times = torch.empty_like(values), []
-    for _ in range(4):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        begin = time.perf_counter()
-        into.copy_(values)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - begin)
-    return 2 * values.nbytes / min(times[1:])

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ...kernels.compress import CODES, TILE
-from ..optimizer import Optimizer
-from ..validation import integer, number
+from ...trainer.optimizer import Optimizer
+from ...trainer.validation import integer, number
 from .links import Link, Network, Transfer, parse_link
 from .strategy import Strategy, format_seconds
 from .update import UpdateCost

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ...kernels import Rule, storage
-from ..optimizer import Optimizer, RuleOptimizer, create
-from ..validation import choice, integer, number
+from ...trainer.optimizer import Optimizer, RuleOptimizer, create
+from ...trainer.validation import choice, integer, number
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 OTHER_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp64": "float64"}

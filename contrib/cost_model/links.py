@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..validation import did_you_mean, integer, number
+from ...trainer.validation import did_you_mean, integer, number
 
 
 class Link(NamedTuple):

@@ -12,9 +12,12 @@ import pytest
 import tristep
 from tristep.__main__ import main
 
-ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
+
+ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.sample(1)
 def test_the_page_shows_what_it_prints(capsys):
     text = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
     shown = re.findall(
@@ -91,7 +94,6 @@ def test_wrong_arguments(arguments, message, capsys, monkeypatch):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.sample(0)
 def test_it_measures_the_link_of_a_torchrun_job(tmp_path):
     command = [
         sys.executable,

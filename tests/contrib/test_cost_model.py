@@ -1,5 +1,7 @@
 """The model of training on many GPUs: its bytes against formulas and counted ones, its memory against real states."""
 
+import contextlib
+import io
 import os
 import socket
 import struct
@@ -8,9 +10,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from rank_training import train
 
 import tristep
-from tristep.trainer import cost_model, dist_utils
+from tristep.contrib import cost_model
+from tristep.contrib.cost_model import automatic
+from tristep.trainer import dist_utils
+
+pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
 
 GPT2 = 124.4e6
 
@@ -30,6 +37,7 @@ def _row(rows, name):
     return found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("ranks", "ring", "half", "int8"), [(8, 871, 435, 218), (64, 980, 490, 245)])
 def test_bytes_on_the_wire_are_those_of_the_formulas(ranks, ring, half, int8):
     rows = tristep.estimate_cost(GPT2, ranks, "nvlink")
@@ -329,3 +337,34 @@ def test_the_table_has_all_rows_and_verdicts():
     ]
     assert len({len(line) for line in lines[:14]}) == 1
     assert len(lines) == 1 + 13 + 1 + 9
+
+
+def _automatic(link):
+    """What "auto" takes on a link that is said to be measured, or on the real one, what it prints, and trained weights."""
+    store = {"kvstore": "dist_sync", "compression_params": {"type": "auto"}}
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as printed:
+        if link is not None:
+            patch.setattr(automatic, "measure_link", lambda group: cost_model.Link(*link, measured=True))
+            patch.setattr(automatic, "_copy_speed", lambda device: 20e9)
+        weights, _, trainer = train("sgd", {"learning_rate": 0.01}, dtype=torch.float32, **store)
+    chosen = trainer._sync._compression_params
+    return chosen, printed.getvalue(), weights
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    ("link", "chosen", "says"),
+    [
+        ((1e6, 0.0), {"type": "int4"}, "int4 is taken"),
+        ((1e15, 0.0), None, "compression costs more than it saves"),
+        (None, ..., "were measured"),
+    ],
+    ids=["slow", "fast", "real"],
+)
+def test_what_pays_on_the_link_is_taken(processes, link, chosen, says):
+    (first, printed, weights), (other, silent, same) = processes(2).run(_automatic, link)
+    assert first == other
+    assert chosen is ... or first == chosen
+    np.testing.assert_array_equal(weights, same)
+    assert says in printed
+    assert not silent

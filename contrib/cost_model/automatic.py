@@ -1,0 +1,59 @@
+"""Choose the compression that pays off on the link between these processes: `compression_params={"type": "auto"}`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...kernels import streams
+from ...trainer import dist_utils
+from .links import measure_link
+from .model import estimate_cost
+
+CANDIDATES = ("bf16", "int8", "int4")  # whatever the gradients, these are close to them
+
+
+def choose_compression(params: Sequence[torch.Tensor], group: Any) -> dict[str, Any] | None:
+    """The fastest compression on the link between these processes, by the cost model and measured speeds.
+
+    To be called on all of them, with the parameters of a model. None if none is faster than an uncompressed all-reduce.
+    """
+    device = params[0].device
+    with streams.on_device(device):
+        link = measure_link(group)
+    speed = torch.tensor([_copy_speed(device)], device=device)
+    dist_utils.all_reduce(speed, dist.ReduceOp.MIN, group)
+    shapes = [param.shape for param in params]
+    estimated = estimate_cost(shapes, dist.get_world_size(group), link, memory=float(speed) / 1e9)
+    rows = {row.name: row for row in estimated}
+    plain, best = rows["all-reduce"], min((rows[kind] for kind in CANDIDATES), key=lambda row: row.step)
+    chosen = best if best.step < plain.step else None
+    if dist.get_rank(group) == 0:
+        measured = f"{link.bandwidth / 1e9:.3g} GB/s and {link.latency * 1e6:.3g} us a message were measured"
+        times = f"{best.name} {best.step * 1e3:.3g} ms, uncompressed {plain.step * 1e3:.3g} ms"
+        verdict = "compression costs more than it saves" if chosen is None else f"{best.name} is taken"
+        print(
+            f"compression_params={{'type': 'auto'}}: {measured}; by a model a step takes {times}: {verdict}",
+            file=sys.stderr,
+        )
+    return None if chosen is None else {"type": chosen.name}
+
+
+def _copy_speed(device: torch.device) -> float:
+    """Bytes per second that this device reads and writes, of a replica of 32 MiB, the best of three."""
+    values = torch.ones(2**23, device=device)
+    into, times = torch.empty_like(values), []
+    for _ in range(4):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        into.copy_(values)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - begin)
+    return 2 * values.nbytes / min(times[1:])
