@@ -208,8 +208,8 @@ for name, sentences in found.items():
 # way to this picture: `save` and `load` keep all that was recorded, in NumPy's own format.
 
 # %%
-runs.save(Path(folder.name, "runs.npz"))
-loaded = viz.RunSet.load(Path(folder.name, "runs.npz"))
+runs.save(Path(folder.name, "runs.safetensors"))
+loaded = viz.RunSet.load(Path(folder.name, "runs.safetensors"))
 viz.LossView(loaded)
 
 # %% [markdown]

@@ -77,7 +77,7 @@ def read_run(
         array([2.5, 1.5])
     """
     path = Path(path)
-    if path.suffix == ".npz":
+    if path.suffix in (".safetensors", ".npz"):  # earlier versions wrote npz files
         run = Run.load(path)
         run.name = run.name if name is None else name
         return run
@@ -117,8 +117,8 @@ def _readers(path: Path, step: str | None) -> tuple[str, list[tuple[Path, Reader
     if len(runs) == 1 and not events:
         return "Weights & Biases", [(runs[0], partial(wandb_rows, runs[0]))]
     raise ValueError(
-        f"path={str(path)!r}: must be a .csv, .jsonl or .npz file, an event file of TensorBoard or a .wandb file, or a "
-        f"folder with those of one run; here are {len(events)} event files and {len(runs)} .wandb files"
+        f"path={str(path)!r}: must be a .csv, .jsonl or .safetensors file, an event file of TensorBoard, a .wandb file, or "
+        f"a folder with those of one run; here are {len(events)} event files and {len(runs)} .wandb files"
     )
 
 

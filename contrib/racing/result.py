@@ -180,7 +180,7 @@ class RaceResult:
         return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all to a NumPy file (.npz), whole or not at all.
+        """Write all to a safetensors file, whole or not at all.
 
         Raises:
             FileNotFoundError: there is no such folder.
@@ -190,7 +190,7 @@ class RaceResult:
         arrays = {name: getattr(self, name) for name in _ARRAYS}
         for i, own in enumerate(self.searched):
             arrays |= {f"searched {i} {name}": values for name, values in own.items()}
-        files.write_npz("path", path, "race", about, arrays)
+        files.write_arrays("path", path, "race", about, arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RaceResult:
@@ -201,8 +201,8 @@ class RaceResult:
             ValueError: another kind of file, or a damaged one.
         """
         with files.contents("path", path, "a file that was written by RaceResult.save"):
-            about, arrays = files.read_npz(path, "race")
-            if about is None or about["format"] != FORMAT:
+            about, arrays = files.read_arrays(path, "race")
+            if about["format"] != FORMAT:
                 raise ValueError(f"it has no format that this version knows; that is {FORMAT}")
             searched = tuple(
                 {str(name): arrays[f"searched {i} {name}"] for name in own} for i, own in enumerate(about["searched"])

@@ -38,12 +38,12 @@ class Store:
         if not self._folder.absolute().parent.is_dir():
             raise FileNotFoundError(f"folder={str(folder)!r}: there is no folder {str(self._folder.absolute().parent)!r}")
         self._folder.mkdir(exist_ok=True)
-        path = self._folder / "race.npz"
+        path = self._path(("race",))
         if not path.exists():
-            files.write_npz("folder", path, "race settings", settings, {})
+            files.write_arrays("folder", path, "race settings", settings, {})
             return
         with files.contents("folder", path, "the settings of a race"):
-            before, _ = files.read_npz(path, "race settings")
+            before, _ = files.read_arrays(path, "race settings")
         difference = _difference("", before, settings)
         if difference is not None:
             name, then, now = difference
@@ -56,7 +56,7 @@ class Store:
         """The arrays of a training, if it has ended."""
         if key not in self._found and self._folder is not None and (path := self._path(key)).exists():
             with files.contents("folder", path, "a training of a race"):
-                about, arrays = files.read_npz(path, KIND)
+                about, arrays = files.read_arrays(path, KIND)
                 if about != {"key": list(key)}:
                     raise ValueError(f"it is of {about}")
             self._found[key] = arrays
@@ -65,12 +65,14 @@ class Store:
     def put(self, arrays: Mapping[str, np.ndarray], *key: Any) -> None:
         """Keep what a training gave."""
         if self._folder is not None:
-            files.write_npz("folder", self._path(key), KIND, {"key": list(key)}, arrays)
+            files.write_arrays("folder", self._path(key), KIND, {"key": list(key)}, arrays)
         self._found[key] = dict(arrays)
 
     def _path(self, key: tuple[Any, ...]) -> Path:
+        """Where the file is: with the name that earlier versions gave it, if they wrote it."""
         assert self._folder is not None
-        return self._folder / ("-".join(map(str, key)) + ".npz")
+        earlier = self._folder / f"{'-'.join(map(str, key))}.npz"
+        return earlier if earlier.exists() else earlier.with_suffix(".safetensors")
 
 
 def _difference(name: str, one: Any, other: Any) -> tuple[str, Any, Any] | None:

@@ -189,7 +189,7 @@ def test_damaged_event_files(tmp_path):
         ("a.jsonl", '{"loss": 1}\n', "no column"),
         ("a.jsonl", '{"step": [], "loss": 1}\n', "not a JSON lines file"),
         ("a.jsonl", "[" * 100_000, "not a JSON lines file"),
-        ("a.txt", "step,loss\n", "must be a .csv, .jsonl or .npz file"),
+        ("a.txt", "step,loss\n", "must be a .csv, .jsonl or .safetensors file"),
     ],
 )
 def test_files_that_are_refused(tmp_path, name, text, message):
@@ -239,8 +239,8 @@ def test_numbers_of_parameters_are_those_of_a_recorded_run(tmp_path):
     assert steps.tolist() == list(range(1, 2000))
     np.testing.assert_array_equal(values, [[1, np.nan]] + [[k, 2 * k] for k in range(2, 2000)])
     assert len(run.scalars["loss"]) == 1999
-    run.save(tmp_path / "a.npz")
-    assert read_run(tmp_path / "a.npz").parameters == run.parameters
+    run.save(tmp_path / "a.safetensors")
+    assert read_run(tmp_path / "a.safetensors").parameters == run.parameters
 
 
 @pytest.mark.parametrize(

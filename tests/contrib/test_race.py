@@ -210,9 +210,9 @@ def test_examples(name):
 def test_a_damaged_training_is_named(tmp_path):
     settings = {"steps": 4, "trials": 1, "seeds": 1, "folder": tmp_path / "race"}
     raced(**settings)
-    path = settings["folder"] / "1-0-0.npz"
+    path = settings["folder"] / "1-0-0.safetensors"
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(ValueError, match=r"1-0-0\.npz.*damaged"):
+    with pytest.raises(ValueError, match=r"1-0-0\.safetensors.*damaged"):
         raced(**settings)
 
 

@@ -108,7 +108,7 @@ def test_what_makes_a_comparison_doubtful_is_said():
 
 
 def test_saved_and_loaded(tmp_path):
-    result, path = planted([[40, 60, 50], [20, None, 30]]), tmp_path / "race.npz"
+    result, path = planted([[40, 60, 50], [20, None, 30]]), tmp_path / "race.safetensors"
     result.save(path)
     found = RaceResult.load(path)
     assert str(found) == str(result)

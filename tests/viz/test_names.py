@@ -48,8 +48,8 @@ def test_names_are_shown_as_they_are(tmp_path, name):
         viz.set_renderer(None)
         page = view.html(tmp_path / "page.html").read_text(encoding="utf-8")
         assert html.escape(shown) in page
-    recorder.run.save(tmp_path / "run.npz")
-    assert Run.load(tmp_path / "run.npz").parameters == [shown]
+    recorder.run.save(tmp_path / "run.safetensors")
+    assert Run.load(tmp_path / "run.safetensors").parameters == [shown]
 
 
 def test_names_that_no_file_can_have_come_from_json_and_in_tables(tmp_path):

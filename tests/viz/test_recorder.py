@@ -212,8 +212,8 @@ def test_closing_leaves_trainer_and_optimizer_as_they_were(tmp_path):
         assert optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_post_hooks
-    recorder.run.save(tmp_path / "run.npz")
-    assert Run.load(tmp_path / "run.npz").parameters == recorder.run.parameters
+    recorder.run.save(tmp_path / "run.safetensors")
+    assert Run.load(tmp_path / "run.safetensors").parameters == recorder.run.parameters
 
 
 def _recorded():

@@ -1,11 +1,11 @@
-"""Files of states, runs and sweeps: written atomically, and fully checked when they are read. Nothing is unpickled.
+"""Files of states, checkpoints, runs, sweeps and races: written atomically, fully checked when read, never unpickled.
 
-Tensors go into safetensors files, which other programs read without NumPy; long series of numbers, which compress well, into
-NumPy's npz. Both have a JSON text next to the arrays, and checksums of everything.
+All are safetensors files, which other programs can read, with a JSON text in their metadata and checksums of everything.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -14,7 +14,7 @@ import stat
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -24,9 +24,8 @@ import numpy as np
 import torch
 
 fcntl: Any = import_module("fcntl") if os.name == "posix" else None  # on Windows nobody can remove a file that is open
-_TEXT, _CHECKSUM = "tristep", "tristep checksum"  # in a safetensors file's metadata; the first also names an array of an npz
-_MOST_HEADER = 100_000_000  # bytes of JSON in a safetensors file, as its form allows
-_MOST_TEXT = 1 << 24  # bytes of JSON in an npz; parsed, they take some twenty times as much memory
+_TEXT, _CHECKSUM = "tristep", "tristep checksum"  # in a file's metadata
+_MOST_HEADER = 100_000_000  # bytes of JSON in a file, as safetensors allows
 _NAMES_OF_DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
     "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
@@ -34,7 +33,8 @@ _NAMES_OF_DTYPES = {
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
 _DTYPES = {name: getattr(torch, kind) for name, kind in _NAMES_OF_DTYPES.items() if hasattr(torch, kind)}
-SMALL, RATIO = 1 << 26, 128  # what an npz may unpack to: so many bytes, or so many times its size
+SMALL, RATIO = 1 << 26, 128  # what an npz file may unpack to: so many bytes, or so many times its size
+_MOST_TEXT = 1 << 24  # bytes of JSON in an npz file; parsed, they take some twenty times as much memory
 
 
 def replace(argument: str, path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]) -> None:
@@ -119,13 +119,21 @@ def contents(argument: str, path: str | os.PathLike[str], what: str) -> Iterator
         raise ValueError(f"{name}: not {what}, or a damaged one ({error})") from error
 
 
-def write_tensors(
+def write(
     argument: str, path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Write a safetensors file with a JSON header, as `replace` does. Tensors are those that `check_writable` takes.
+    """Write a safetensors file with a JSON header, as `replace` does.
 
-    What the format does not have goes in another way, of which the header tells: complex128, say, as pairs of numbers, and a
-    tensor whose name is not allowed under that name's JSON text.
+    What safetensors does not have is stored in another form, which the header tells: complex128, say, as pairs of numbers,
+    and a tensor whose name is not allowed under that name's JSON text.
+
+    Args:
+        argument, path: as for `replace`.
+        header: what JSON has, by names other than "names", "dtypes" and "checksums".
+        tensors: by name, such as `check_writable` takes.
+
+    Raises:
+        ValueError: names and header take more than 100 MB, the most that safetensors reads.
     """
     stored, names, dtypes = dict[str, torch.Tensor](), dict[str, str](), dict[str, str]()
     for key, tensor in tensors.items():
@@ -141,7 +149,6 @@ def write_tensors(
     more = {"names": names} if names else {}
     more |= {"dtypes": dtypes} if dtypes else {}
     text = json.dumps({**header, **more, "checksums": checksums})
-    metadata = {_TEXT: text, _CHECKSUM: str(zlib.crc32(text.encode()))}
 
     try:
         from safetensors.torch import save  # here, because a training without files does not need it
@@ -150,7 +157,27 @@ def write_tensors(
             f"{argument}: files need the package safetensors: pip install safetensors", name=error.name
         ) from error
 
-    replace(argument, path, lambda file: file.write(save(stored, metadata)))
+    data = save(stored, {_TEXT: text, _CHECKSUM: str(zlib.crc32(text.encode()))})
+    if (size := int.from_bytes(data[:8], "little")) > _MOST_HEADER:
+        raise ValueError(
+            f"{argument}={str(path)!r}: names and header take {size:,} bytes: a file has at most {_MOST_HEADER:,}"
+        )
+    replace(argument, path, lambda file: file.write(data))
+
+
+def write_arrays(
+    argument: str, path: str | os.PathLike[str], kind: str, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Write a file of a kind, as `write` does.
+
+    Args:
+        argument, path: as for `replace`.
+        kind: what it is a file of, to tell it from others.
+        about: what JSON has; anything else becomes text.
+        arrays: of numbers, by name.
+    """
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}  # copies, which may be written to
+    write(argument, path, {"kind": kind, "about": json.loads(json.dumps(about, default=repr))}, tensors)
 
 
 def check_writable(what: str, tensor: torch.Tensor) -> None:
@@ -167,105 +194,46 @@ def check_writable(what: str, tensor: torch.Tensor) -> None:
         raise TypeError(f"{what} is of {kind}, which files of safetensors do not have: convert it before it is saved")
 
 
-def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
-    """What `write_tensors` has written, inside of `contents`: the header, and the tensors in the order of writing.
+def read(path: str | os.PathLike[str], with_tensors: bool = True) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
+    """The header and the tensors that `write` wrote, to be called inside of `contents`; None of a file from elsewhere.
 
-    None of a safetensors file from elsewhere. The file is opened once, so that another one may take its place meanwhile; and
-    no library calls back, which would make an error of the file of a handler's KeyboardInterrupt.
+    The file is opened once, so that another one may take its place meanwhile; and no library calls back, which would make an
+    error of the file of a handler's KeyboardInterrupt.
     """
     with open(path, "rb") as file:
-        text, places = _begin(file)
-        if text is None:
-            return None
-        header = _parsed(text)
-        checksums = _checksums_of(header)
-        names, dtypes = _texts(header, "names"), _texts(header, "dtypes")
-        keys = {names.get(key, key): key for key in checksums}
-        if set(keys) != set(places):
-            raise ValueError(f"damaged; checksums differ for {_odd(set(keys), set(places))}")
-        found = {
-            keys[name]: _read_tensor(file, *place) for name, place in sorted(places.items(), key=lambda item: item[1][2])
-        }
-    _compare(checksums, found)
-    return header, {key: _as_written(found[key], dtypes.get(key)) for key in checksums}
+        return _read(file, with_tensors)
 
 
-def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The header alone of what `read_tensors` reads."""
+def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What `write_arrays` wrote, to be called inside of `contents`; also the npz files of earlier versions."""
     with open(path, "rb") as file:
-        text, _ = _begin(file)
+        is_npz = file.read(2) == b"PK"
+        file.seek(0)
+        if is_npz:
+            return _read_npz(file, kind)
+        content = _read(file)
+    if content is None:
+        raise ValueError("a safetensors file from elsewhere")
+    header, tensors = content
+    if header.get("kind") != kind:
+        raise ValueError(f"it is a file of {header.get('kind', 'states')}, not of {kind}")
+    return header["about"], {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def _read(file: IO[bytes], with_tensors: bool = True) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
+    text, places = _begin(file)
     if text is None:
         return None
     header = _parsed(text)
-    _checksums_of(header)
-    _texts(header, "names")
-    _texts(header, "dtypes")
-    return header
-
-
-def write_npz(
-    argument: str, path: str | os.PathLike[str], kind: str, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
-) -> None:
-    """Write a compressed npz file with a JSON text in the array "tristep", as `replace` does.
-
-    Args:
-        argument, path: as for `replace`.
-        kind: what it is a file of, to tell it from others.
-        about: what JSON has; anything else becomes text.
-        arrays: of numbers, by name.
-
-    Raises:
-        ValueError: `about` is longer than 16 MiB.
-    """
-    checksums = {name: _checksum(array) for name, array in arrays.items()}
-    text = json.dumps({"kind": kind, "about": about, "checksums": checksums}, default=repr).encode()
-    if len(text) > _MOST_TEXT:
-        raise ValueError(f"names and values of {kind} take {len(text):,} bytes: a file has at most {_MOST_TEXT:,} of them")
-    members = {_TEXT: np.frombuffer(text, dtype=np.uint8), **arrays}
-    size = sum(array.nbytes + 1024 for array in members.values())
-
-    def write(file: IO[bytes]) -> None:
-        _write_zip(file, members, zipfile.ZIP_DEFLATED)
-        if size > _most(file.tell()):  # too good to be read again: nobody could tell it from a file that is to fill memory
-            file.seek(0)
-            file.truncate()
-            _write_zip(file, members, zipfile.ZIP_STORED)
-
-    replace(argument, path, write)
-
-
-def read_npz(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any] | None, dict[str, np.ndarray]]:
-    """What `write_npz` has written, inside of `contents`; of other npz files None and their arrays."""
-    arrays = {}
-    with open(path, "rb") as file, zipfile.ZipFile(file) as archive:  # opened once: another file may take its place
-        members = archive.infolist()
-        size, most = sum(member.file_size for member in members), _most(os.fstat(file.fileno()).st_size)
-        if size > most:
-            raise ValueError(f"it would unpack to {size:,} bytes; for its size at most {most:,} are read")
-        if len({member.filename for member in members}) < len(members):
-            raise ValueError("two of its arrays have one name")
-        for member in members:
-            if not member.filename.endswith(".npy"):
-                raise ValueError(f"{member.filename!r} is no array")
-            arrays[member.filename[:-4]] = _read_array(archive, member)
-    if _TEXT not in arrays:
-        return None, arrays
-    header = _parsed(_bytes(arrays.pop(_TEXT)))
-    checksums = _checksums_of(header)
-    if header["kind"] != kind:
-        raise ValueError(f"it is a file of {header['kind']}, not of {kind}")
-    if set(arrays) != set(checksums):
-        raise ValueError(f"damaged; missing or unexpected: {_odd(set(arrays), set(checksums))}")
-    _compare(checksums, arrays)
-    about = header["about"]
-    if not isinstance(about, dict):
-        raise ValueError("what it says about itself is no JSON object")
-    return about, arrays
-
-
-def parse_array(array: np.ndarray) -> Any:
-    """The JSON text in an array of bytes, or in one string, as files of earlier versions have it."""
-    return _parsed(str(array) if array.dtype.kind == "U" else _bytes(array))
+    checksums, names, dtypes = (_section(header, *each) for each in (("checksums", int), ("names", str), ("dtypes", str)))
+    keys = {names.get(key, key): key for key in checksums}
+    _refuse_damaged(set(keys) ^ set(places))
+    if not with_tensors:
+        return header, {}
+    in_order = sorted(places.items(), key=lambda item: item[1][2])
+    tensors = {keys[name]: _read_tensor(file, *place) for name, place in in_order}
+    _refuse_damaged(key for key, tensor in tensors.items() if _checksum(tensor) != checksums[key])
+    return header, {key: _as_written(tensors[key], dtypes.get(key)) for key in checksums}
 
 
 def _remove_stale(target: Path) -> None:
@@ -295,35 +263,6 @@ def _create(target: Path) -> tuple[IO[bytes], Path]:
         if temporary.exists():  # and was not taken for a stale one before it was locked
             return file, temporary
         file.close()
-
-
-def _write_zip(file: IO[bytes], members: Mapping[str, np.ndarray], compression: int) -> None:
-    with zipfile.ZipFile(file, "w", compression) as archive:
-        for name, array in members.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
-
-
-def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """One array: no more memory than the archive says, whatever the array's own header says."""
-    with archive.open(member) as file:
-        version = np.lib.format.read_magic(file)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"{member.filename!r} is an array of version {version}")
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-        if dtype.kind not in "biufU" or dtype.hasobject or min(shape, default=0) < 0:
-            raise ValueError(f"{member.filename!r} has {dtype} {shape}: must be numbers")
-        count, size = 1, member.file_size - file.tell()
-        for length in shape:
-            count *= length
-        if count * dtype.itemsize != size:
-            raise ValueError(f"{member.filename!r} has {size} bytes for {dtype} {shape}")
-        data = file.read()  # to its end, where zipfile compares the checksum
-        if len(data) != size:
-            raise ValueError(f"{member.filename!r} ends too early")
-    array = np.frombuffer(data, dtype) if dtype.itemsize else np.zeros(count, dtype)
-    return array.reshape(shape, order="F" if fortran else "C").copy()  # which may be written to
 
 
 def _is_name(name: str) -> bool:
@@ -393,58 +332,64 @@ def _read_tensor(file: IO[bytes], kind: torch.dtype, shape: list[int], start: in
     return torch.frombuffer(data, dtype=kind).reshape(shape)
 
 
-def _texts(header: dict[str, Any], key: str) -> dict[str, str]:
-    """Texts by name, that are taken out of a header."""
-    found = header.pop(key, {})
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise ValueError(f"its {key} are no texts")
-    return found
-
-
-def _most(size: int) -> int:
-    return max(SMALL, RATIO * size)
+def _section(header: Any, key: str, kind: type) -> dict[str, Any]:
+    """Values by name that are taken out of a header; only checksums must be there."""
+    section = header.pop(key, {} if key != "checksums" else None) if isinstance(header, dict) else None
+    if not isinstance(section, dict) or not all(type(value) is kind for value in section.values()):
+        raise ValueError(f"it has no {key}")
+    return section
 
 
 def _parsed(text: str | bytes) -> Any:
-    if len(text) > _MOST_TEXT and isinstance(text, bytes):
-        raise ValueError(f"its text has {len(text):,} bytes, more than {_MOST_TEXT:,}")
     try:
         return json.loads(text)
     except RecursionError:
         raise ValueError("its text is nested too deeply") from None
 
 
-def _bytes(array: np.ndarray) -> bytes:
-    if array.dtype != np.uint8 or array.ndim != 1:
-        raise ValueError(f"its text is {array.dtype} {array.shape}: must be bytes")
-    return array.tobytes()
-
-
-def _checksums_of(header: Any) -> dict[str, int]:
-    """The checksums, that are taken out of a header."""
-    found = header.pop("checksums") if isinstance(header, dict) and "checksums" in header else None
-    if not isinstance(found, dict) or not all(type(value) is int for value in found.values()):
-        raise ValueError("it has no checksums")
-    return found
-
-
-def _compare(checksums: Mapping[str, int], arrays: Mapping[str, Any]) -> None:
-    damaged = {key for key, array in arrays.items() if _checksum(array) != checksums[key]}
-    if damaged:
-        raise ValueError(f"damaged; checksums differ for {_odd(damaged, set())}")
-
-
-def _odd(a: set[str], b: set[str]) -> str:
-    return ", ".join(sorted(a ^ b)[:5])
-
-
-def _checksum(array: torch.Tensor | np.ndarray) -> int:
+def _checksum(tensor: torch.Tensor) -> int:
     """Of its type, its shape and its bytes."""
-    if isinstance(array, np.ndarray):
-        flat, start = np.ascontiguousarray(array).reshape(-1), f"{array.dtype.str}{list(array.shape)}"
-        data = flat.view(np.uint8) if flat.size else flat
-    else:
-        tensor = array.detach().cpu().contiguous().reshape(-1)
-        start = f"{array.dtype}{list(array.shape)}"
-        data = tensor.view(torch.uint8).numpy() if tensor.numel() else np.zeros(0, np.uint8)
-    return zlib.crc32(data.data, zlib.crc32(start.encode())) if data.size else zlib.crc32(start.encode())
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    start = zlib.crc32(f"{tensor.dtype}{list(tensor.shape)}".encode())
+    return zlib.crc32(flat.view(torch.uint8).numpy().data, start) if flat.numel() else start
+
+
+def _refuse_damaged(names: Iterable[str]) -> None:
+    if odd := sorted(names):
+        raise ValueError(f"damaged; checksums differ for {', '.join(odd[:5])}")
+
+
+def _read_npz(file: IO[bytes], kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What earlier versions wrote of runs, sweeps and races; the oldest files have neither a kind nor checksums."""
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        size, most = sum(member.file_size for member in members), max(SMALL, RATIO * os.fstat(file.fileno()).st_size)
+        if size > most:
+            raise ValueError(f"it would unpack to {size:,} bytes; for its size at most {most:,} are read")
+        arrays = {member.filename.removesuffix(".npy"): _array(archive.read(member)) for member in members}
+    (name,) = arrays.keys() & {_TEXT, "header", "about"}
+    text = arrays.pop(name)
+    if text.nbytes > _MOST_TEXT:
+        raise ValueError(f"its text has {text.nbytes:,} bytes, more than {_MOST_TEXT:,}")
+    header = _parsed(str(text) if text.dtype.kind == "U" else text.tobytes())
+    if "checksums" not in header:
+        return header, arrays
+    if header["kind"] != kind:
+        raise ValueError(f"it is a file of {header['kind']}, not of {kind}")
+    sums = {
+        name: zlib.crc32(array.tobytes(), zlib.crc32(f"{array.dtype.str}{list(array.shape)}".encode()))
+        for name, array in arrays.items()
+    }
+    _refuse_damaged({name for name, _ in sums.items() ^ header["checksums"].items()})
+    return header["about"], arrays
+
+
+def _array(data: bytes) -> np.ndarray:
+    """An array of numbers of an npz file, whose own header cannot make it larger than `data`."""
+    npy = io.BytesIO(data)
+    version = np.lib.format.read_magic(npy)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(npy)
+    if dtype.kind not in "biufU" or min(shape, default=0) < 0:
+        raise ValueError(f"it has an array of {dtype} {shape}: must be numbers")
+    return np.frombuffer(data[npy.tell() :], dtype).reshape(shape, order="F" if fortran else "C").copy()

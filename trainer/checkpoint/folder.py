@@ -183,7 +183,8 @@ def read_about(path: Path) -> Checkpoint:
         FileNotFoundError, ValueError: it is no checkpoint, or damaged.
     """
     with files.contents("checkpoint", path / _REST, "a part of a checkpoint"):
-        return _about(path, files.read_header(path / _REST))
+        found = files.read(path / _REST, with_tensors=False)
+        return _about(path, None if found is None else found[0])
 
 
 def read_checkpoint(path: Path) -> Content:
@@ -234,9 +235,9 @@ def write_checkpoint(folder: Path, content: Content) -> Checkpoint:
             "metadata": content.about.metadata,
             "ranks": pack(content.ranks, rest, "ranks"),
         }
-        files.write_tensors("folder", hidden / _MODEL, {_IDENTITY: identity}, content.model)
+        files.write("folder", hidden / _MODEL, {_IDENTITY: identity}, content.model)
         state.write(hidden / _STATES, {**content.states, _IDENTITY: identity})
-        files.write_tensors("folder", hidden / _REST, header, rest)
+        files.write("folder", hidden / _REST, header, rest)
         os.rename(hidden, folder / name)
     except BaseException:
         shutil.rmtree(hidden, ignore_errors=True)
@@ -311,7 +312,7 @@ def _check_rank(rank: Any) -> None:
 
 
 def _tensors(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    found = files.read_tensors(path)
+    found = files.read(path)
     if found is None:
         raise ValueError("a safetensors file from elsewhere")
     return found
@@ -326,7 +327,7 @@ def _remove(path: Path) -> None:
     try:
         if path.is_symlink() or not _FILES.issuperset(os.listdir(path)):
             return
-        if any(files.read_header(each) is None for each in path.iterdir()):
+        if any(files.read(each, with_tensors=False) is None for each in path.iterdir()):
             return
     except (OSError, ValueError, LookupError, TypeError):
         return  # damaged, or not ours

@@ -141,7 +141,7 @@ def write(path: str | os.PathLike[str], collected: Mapping[str, Any]) -> None:
         for slot, tensor in slots.items()
     }
     header = {key: value for key, value in collected.items() if key not in _SECTIONS}
-    files.write_tensors("fname", path, header | {"states of": list(collected["state"])}, tensors)
+    files.write("fname", path, header | {"states of": list(collected["state"])}, tensors)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         ValueError: it is not such a file, or its contents are damaged.
     """
     with files.contents("fname", path, f"a state file of tristep{_hint(path)}"):
-        found = files.read_tensors(path)
+        found = files.read(path)
         if found is not None:
             return _put_together(*found)
     raise ValueError(f"fname={str(path)!r}: a safetensors file, but not one that Trainer.save_states wrote")

@@ -120,7 +120,7 @@ class Sweep:
         return pd.DataFrame(self.rows())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all but `make_model` to a NumPy file (.npz), whole or not at all. What JSON lacks becomes text in the axes.
+        """Write all but `make_model` to a safetensors file, whole or not at all. What JSON lacks becomes text in the axes.
 
         Raises:
             FileNotFoundError: there is no such folder.
@@ -129,7 +129,7 @@ class Sweep:
         about["axes"] = [[name, list(values)] for name, values in self.axes.items()]
         arrays: dict[str, Any] = {f"score {name}": each for name, each in self.scores.items()}
         arrays |= {f"weight {name}": each.detach().cpu().numpy() for name, each in self.weights.items()}
-        files.write_npz("path", path, "sweep", about, {"losses": self.losses, **arrays})
+        files.write_arrays("path", path, "sweep", about, {"losses": self.losses, **arrays})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], make_model: Callable[[], torch.nn.Module] | None = None) -> Sweep:
@@ -140,9 +140,7 @@ class Sweep:
             ValueError: another kind of file, or a damaged one.
         """
         with files.contents("path", path, "a file that was written by Sweep.save"):
-            about, arrays = files.read_npz(path, "sweep")
-            if about is None:  # as earlier versions have written them
-                about = files.parse_array(arrays.pop("about"))
+            about, arrays = files.read_arrays(path, "sweep")
             if about["format"] != FORMAT:
                 raise ValueError(f"it has format {about['format']!r}, this version knows {FORMAT}")
             axes = {str(name): tuple(values) for name, values in about["axes"]}

@@ -182,7 +182,7 @@ class RunSet:
         return f"RunSet({', '.join(map(repr, self._runs))})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all runs to one file in NumPy's npz format, without pickles. The file is written completely or not at all.
+        """Write all runs to one safetensors file. The file is written completely or not at all.
 
         Raises:
             FileNotFoundError: the folder does not exist.
@@ -197,7 +197,7 @@ class RunSet:
             names = {kind: list(members) for kind, members in kinds.items()}
             header = {"name": run.name, "parameters": run.parameters, "edges": run.edges.tolist(), "notes": run.notes}
             described.append(header | {"storage": run.storage, "series": names})
-        files.write_npz("path", path, "runs", {"tristep runs": FORMAT, "runs": described}, arrays)
+        files.write_arrays("path", path, "runs", {"tristep runs": FORMAT, "runs": described}, arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RunSet:
@@ -208,9 +208,7 @@ class RunSet:
             ValueError: the file is damaged, or is not a file of runs.
         """
         with files.contents("path", path, "a file of runs"):
-            about, arrays = files.read_npz(path, "runs")
-            if about is None:  # a file of an earlier version
-                about = files.parse_array(arrays.pop("header"))
+            about, arrays = files.read_arrays(path, "runs")
             if about["tristep runs"] != FORMAT:
                 raise ValueError(f"it has format {about['tristep runs']}, this version knows {FORMAT}")
             runs = cls(_run(i, header, arrays) for i, header in enumerate(about["runs"]))
@@ -230,7 +228,8 @@ def _run(i: int, header: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Ru
         raise ValueError(f"run {i} has edges {header['edges']!r:.80} and series of {', '.join(header['series'])}")
     for kind, names in header["series"].items():
         for k, name in enumerate(names):
-            state = {part: arrays.pop(f"{i}/{kind}/{k}/{part}") for part in PARTS}
+            places = {part: f"{i}/{kind}/{k}/{part}" for part in PARTS}
+            state = {part: arrays.pop(place) for part, place in places.items() if place in arrays}
             if not isinstance(name, str) or name in run._kinds()[kind]:
                 raise ValueError(f"a name of {kind} of run {i} is {name!r}")
             run._kinds()[kind][name] = Series.from_arrays(state)

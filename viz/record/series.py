@@ -187,14 +187,17 @@ class Series:
         self._recent_steps[where], self._recent[where] = steps, values
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Return the whole series as arrays by name, for a file; `from_arrays` reads them."""
+        """Return the whole series as arrays by name, for a file; `from_arrays` reads them.
+
+        Blocks are left out if no values have been merged, because they follow from the values then.
+        """
         n, (steps, values) = self._blocks.used(self._count), self.recent()
-        blocks = {name: array[:n] for name, array in self._blocks.arrays._asdict().items()}
-        return blocks | {"recent_steps": steps, "recent": values, "counts": np.array([self._count, self._blocks.each])}
+        arrays = {"recent_steps": steps, "recent": values, "counts": np.array([self._count, self._blocks.each])}
+        return arrays if self._count <= POINTS else arrays | {k: v[:n] for k, v in self._blocks.arrays._asdict().items()}
 
     @classmethod
     def from_arrays(cls, state: Mapping[str, np.ndarray]) -> Series:
-        """Make a series from the arrays that `to_arrays` returned.
+        """Make a series from the arrays that `to_arrays` returned. Earlier versions returned blocks of every series.
 
         Raises:
             ValueError: the arrays are damaged: their shapes, dtypes or counts contradict each other.
@@ -203,6 +206,9 @@ class Series:
         if counts.shape != (2,) or counts.dtype.kind != "i" or recent.ndim < 1 or recent.dtype.kind != "f":
             raise ValueError(f"its values are {recent.dtype} {recent.shape}, with counts {counts.dtype} {counts.shape}")
         series = cls(recent.shape[1:], recent.dtype)
+        if len(state) == 3 and counts.tolist() == [len(steps), 1] and steps.dtype == np.int64:
+            series.extend(steps, recent)
+            return series
         blocks = series._blocks
         series._count, blocks.each = (int(number) for number in counts)
         if series._count < 0 or blocks.each < 1 or len(recent) != min(series._count, POINTS):
