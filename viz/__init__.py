@@ -1,14 +1,14 @@
-"""Pictures of training in a notebook: what is recorded of it, scenes of that, and the views that show them.
+"""tristep.viz: records training, and shows it in notebooks as pictures with controls.
 
-Imports ``tristep.trainer`` and ``tristep.kernels``; nothing imports it. It needs the ``notebook`` extra, and so it is
-loaded on first use only.
+It imports ``tristep.trainer`` and ``tristep.kernels``; no core package imports it. It needs the extra ``notebook``, and is
+imported on first use.
 """
 
 if not __name__.startswith("tristep."):
     raise ImportError(f"this folder is 'tristep.viz'; import it by that name (imported as {__name__!r})")
 
 try:
-    import matplotlib as mpl  # noqa: F401  # asked for here, so that the error can say where it comes from
+    import matplotlib as mpl  # noqa: F401  # imported here first, for a helpful error
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "tristep.viz draws with matplotlib, which is missing: pip install 'tristep[notebook]'", name=error.name
@@ -167,7 +167,7 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
     def __getattr__(name: str) -> Any:
-        """What a plugin adds by this name, above all a view; its package declares it as an entry point "tristep.viz"."""
+        """Return a plugin's view or function; its package declares it as an entry point in the group "tristep.viz"."""
         view = None if name.startswith("_") else plugins.load("tristep.viz", name)
         if view is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

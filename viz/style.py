@@ -1,7 +1,7 @@
-"""How our pictures look: themes, colours and dashes, the figure, and the axes' quiet frame. For the views.
+"""The look of pictures: themes, colours, dash patterns, and matplotlib figures.
 
-Everything is set on the artists themselves, because matplotlib's settings are global and belong to the user, and no
-figure is made by pyplot, which would keep it alive.
+Styles are set on artists, because matplotlib's rcParams are global and belong to the user. Figures are not made by pyplot,
+which would keep them alive.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Theme:
     """The colours of a picture, as "#rrggbb".
 
     Args:
-        background: of all.
-        ink: words that matter.
-        quiet: words that explain, and the axes' frame.
-        grid: lines behind all.
-        colours: of the lines, in their order.
+        background: the background of the whole picture.
+        ink: titles and labels.
+        quiet: ticks, explanations and the frame of the axes.
+        grid: grid lines.
+        colours: the colours of lines, in order.
     """
 
     background: str
@@ -39,10 +39,9 @@ class Theme:
     colours: tuple[str, ...]
 
 
-# Of a theme's line colours any two differ by more than 20 in Lab, also as people see them who lack one kind of cone, and
-# each stands out from the background by 3 to 1 or more, words by 4.5 to 1. The first eight lines differ in grey, too, by
-# 20 in lightness or by dashes, of which one leaves free what the other covers. A test measures all of it. A line has nearly
-# the same hue in both.
+# A test measures what we ask of a theme. Any two line colours differ by more than 20 in Lab, also as people with any kind
+# of colour blindness see them. Lines have a contrast to the background of at least 3:1, text of 4.5:1. The first eight lines
+# also differ in grayscale, by 20 in lightness or by dashes whose gaps do not coincide. Hues are similar in both themes.
 THEMES = {
     "light": Theme(
         background="#ffffff",
@@ -62,38 +61,41 @@ THEMES = {
 _ON_AND_OFF: tuple[tuple[float, ...], ...] = (
     (), (4.5, 2.5), (1.2, 1.5), (5, 2, 1.2, 2), (2.5, 1.8), (4, 1.8, 1.2, 1.8, 1.2, 1.8), (8, 4), (1.2, 2.8)
 )  # fmt: skip
-# Of line number i, in the line's widths: from one round of colours to the next they are moved by one.
+# The dash pattern of line i, in line widths. Patterns shift by one each time the colours repeat, so pairs repeat late.
 DASHES: tuple[Any, ...] = tuple(
     (0, _ON_AND_OFF[(i + i // 8) % 8]) if (i + i // 8) % 8 else "-" for i in range(8 * len(_ON_AND_OFF))
 )
 
 COLOURS, INK, QUIET, GRID = (getattr(THEMES["light"], name) for name in ("colours", "ink", "quiet", "grid"))
 
-# Held while matplotlib draws or measures: its caches of fonts and texts are shared by all figures and not made for
-# several threads, and a front end may call from another one than the cell's.
+# Held while matplotlib draws or measures text. Its caches of fonts and texts are shared by all figures and are not
+# thread-safe, and a front end may call from another thread than the cell's.
 LOCK = threading.RLock()
 
 
 class Figure(MatplotlibFigure):
-    """A matplotlib figure that a notebook shows as it is, without pyplot; `savefig` writes it to a file.
+    """A matplotlib figure that a notebook displays without pyplot; `savefig` writes it to a file.
+
+    Args:
+        width, height: the size in inches.
+        background: the background colour.
 
     Attributes:
-        alt: the picture in words, for pages that show it; empty for none.
+        alt: alternative text for pages that show the picture; "" for none.
     """
 
     alt = ""
 
     def __init__(self, width: float, height: float, background: str = THEMES["light"].background) -> None:
-        """Sizes in inches."""
         super().__init__(figsize=(width, height), dpi=100, facecolor=background)
         FigureCanvasAgg(self)
 
     def png(self, dpi: float, colours: int = 256) -> bytes:
-        """The picture as a PNG file with a palette, which is a third as long as one without.
+        """Return the picture as a PNG file with a palette, a third of the size of one without.
 
         Args:
             dpi: pixels per inch, > 0.
-            colours: in the palette, from 8 to 256.
+            colours: the size of the palette, from 8 to 256.
         """
         drawn, file = io.BytesIO(), io.BytesIO()
         with LOCK:
@@ -103,20 +105,20 @@ class Figure(MatplotlibFigure):
         return file.getvalue()
 
     def _repr_png_(self, scale: float = 1.5) -> tuple[bytes, dict[str, Any]]:
-        # More pixels than the space has points, for screens that show them.
+        # More pixels than CSS pixels, for screens of high resolution.
         width, height = (round(inches * self.dpi) for inches in self.get_size_inches())
         about = {"width": width, "height": height} | ({"alt": self.alt} if self.alt else {})
         return self.png(scale * self.dpi, 256 if scale > 1 else 96), about
 
 
 def line_style(i: int, theme: str = "light") -> dict[str, Any]:
-    """Colour and dashes of line number `i`. There are 64 of them before a pair comes again."""
+    """Return colour and dashes of line `i` as arguments of matplotlib's `Line2D`; the first 64 lines differ."""
     colours = THEMES[theme].colours
     return {"color": colours[i % len(colours)], "linestyle": DASHES[i % len(DASHES)]}
 
 
 def quieten(axes: Axes, size: float = 9, theme: str = "light") -> None:
-    """Leave of the frame what the eye needs: two thin lines and small ticks, grid lines behind all."""
+    """Reduce the frame of axes to two thin lines with small ticks, with the grid behind everything."""
     colours = THEMES[theme]
     axes.set_facecolor(colours.background)
     axes.set_axisbelow(True)
@@ -130,9 +132,9 @@ def quieten(axes: Axes, size: float = 9, theme: str = "light") -> None:
 
 
 def _with_few_colours(image: Image.Image, number: int) -> Image.Image:
-    """The picture in so many colours: three quarters for what there is most of, the others for what is unlike that.
+    """Reduce an image to a palette: three quarters for frequent colours, a quarter for rare ones.
 
-    Median cut alone gives all of them to a large shaded surface, and none to a thin line on it.
+    Median cut alone would spend the whole palette on a large shaded surface, and nothing on a thin line on it.
     """
     palette: list[int] = []
     rare = number // 4
@@ -141,8 +143,8 @@ def _with_few_colours(image: Image.Image, number: int) -> Image.Image:
     pixels = np.asarray(image).astype(np.int32)
     colours, where = np.unique(pixels @ np.array([1 << 16, 1 << 8, 1]), return_inverse=True)
     wanted = np.stack([colours >> 16, colours >> 8 & 255, colours & 255], axis=1).astype(np.float32)
-    there = np.array(palette, dtype=np.float32).reshape(-1, 3)
-    nearest = ((there**2).sum(axis=1) - 2 * wanted @ there.T).argmin(axis=1).astype(np.uint8)
+    available = np.array(palette, dtype=np.float32).reshape(-1, 3)
+    nearest = ((available**2).sum(axis=1) - 2 * wanted @ available.T).argmin(axis=1).astype(np.uint8)
     few = Image.fromarray(nearest[where.reshape(pixels.shape[:2])])
     few.putpalette(palette)
     return few

@@ -1,1 +1,1 @@
-"""What shows scenes: matplotlib, a canvas in the browser, core widgets of ipywidgets. Text is a scene's description."""
+"""Renderers of scenes: matplotlib, a canvas in the browser, ipywidgets, and text."""

@@ -1,6 +1,6 @@
-"""A scene in a browser: as a widget of a notebook, and as a page that needs neither kernel nor network.
+"""Show a scene in a browser: as a notebook widget, and as a page that needs neither kernel nor network.
 
-Both are drawn by static/scene.js. This file hands it the scene and takes what a person does with it.
+static/scene.js draws both. This file passes it the scene, and receives the user's events.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ __all__ = ["Event", "SceneWidget", "checked", "page"]
 
 MODULE = Path(__file__).parent / "static" / "scene.js"
 Event = dict[str, Any]
-# What a browser may tell, and which fields it then has.
+# The kinds of events that a browser sends, and their fields.
 EVENTS: dict[str, dict[str, type]] = {
-    "control": {"name": str, "index": int},  # a control was set to its value of this number
+    "control": {"name": str, "index": int},  # a control was set to its value of this index
     "button": {"name": str},
-    "click": {"name": str, "x": float, "y": float},  # a place in a panel; name is Click.event
-    "drag": {"name": str, "number": int, "x": float, "y": float},  # name is Points.drag
-    "entry": {"name": str, "text": str},  # typed into the field of a control
-    "seen": {},  # a page has got what there is to be seen; told every few seconds at most
+    "click": {"name": str, "x": float, "y": float},  # a position in a panel; name is Click.event
+    "drag": {"name": str, "number": int, "x": float, "y": float},  # point `number` was moved; name is Points.drag
+    "entry": {"name": str, "text": str},  # a text was typed into a control's field
+    "seen": {},  # a page is open and up to date; sent every few seconds at most
 }
 
 
 class SceneWidget(anywidget.AnyWidget):
-    """A scene on a canvas in a notebook's cell.
+    """A scene on a canvas in the output of a notebook's cell.
 
-    Setting `payload` shows another scene in its place; controls that are in both, with as many values, stay as they are set.
+    Set `payload` to show another scene. A control keeps its value if the new scene has a control of the same name with as
+    many values.
 
     Args:
-        payload: of `Scene.to_bytes`.
-        on_event: called with what a person does, a dictionary: "kind" is "control" (with "name" and "index"), "button"
-            ("name"), "click" ("name", "x", "y"), "drag" ("name", "number", "x", "y") or "entry" ("name", "text"); and with
-            what a page does, "seen". None: nobody is told.
+        payload: the result of `Scene.to_bytes`.
+        on_event: called with each event, a dictionary of "kind" and the fields of that kind: "control" ("name", "index"),
+            "button" ("name"), "click" ("name", "x", "y"), "drag" ("name", "number", "x", "y"), "entry" ("name", "text"), and
+            "seen" when a page has shown the payload. None ignores events.
 
     Example:
         >>> from tristep.viz.render.canvas import SceneWidget
@@ -58,7 +59,9 @@ class SceneWidget(anywidget.AnyWidget):
 
     _esm = MODULE
     payload = traitlets.Bytes().tag(sync=True)
-    pictured = traitlets.Bool(False).tag(sync=True)  # whether the output that follows is a picture of this, to be hidden
+    pictured = traitlets.Bool(False).tag(
+        sync=True
+    )  # whether the next output is a static picture of this scene, to be hidden
 
     def __init__(self, payload: bytes, on_event: Callable[[Event], object] | None = None) -> None:
         super().__init__(payload=payload)
@@ -73,21 +76,21 @@ class SceneWidget(anywidget.AnyWidget):
                     self._on_event(event)
             finally:
                 if event["kind"] != "seen":
-                    self.send({"kind": "answered"})  # it would tell of silence otherwise
+                    self.send({"kind": "answered"})  # without it the page says that Python does not answer
 
 
 def checked(message: object) -> Event | None:
-    """The event that a message from a browser tells, with nothing else in it; None where it is not one of ours."""
+    """Validate a message from a browser. Returns the event, with the fields of its kind only; None if it is invalid."""
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
         return None
-    asked = EVENTS.get(message["kind"])
-    if asked is None:
+    event_fields = EVENTS.get(message["kind"])
+    if event_fields is None:
         return None
     event: Event = {"kind": message["kind"]}
-    for name, kind in asked.items():
+    for name, kind in event_fields.items():
         value = message.get(name)
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)  # JSON does not tell 1.0 from 1
+            value = float(value)  # JSON writes 1.0 as 1
         if not isinstance(value, kind) or isinstance(value, bool):
             return None
         if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, int) and value < 0):
@@ -97,15 +100,15 @@ def checked(message: object) -> Event | None:
 
 
 def page(payload: bytes, title: str, description: str) -> str:
-    """A file that shows a scene by itself, opened from a disk or sent by mail: HTML with the module and the scene in it.
+    """Return an HTML page that shows a scene by itself, also from a disk: it contains the script and the data.
 
-    Numbers are kept to five digits where that cannot be seen: not in arrays of integers, nor where all are close to
-    one another. A sweep of 41 rates, 8 optimizers and 200 steps then takes 0.2 to 0.3 MB.
+    Arrays are rounded to five digits where that is not visible: integers are not, nor are values that lie close together. A
+    sweep of 41 rates, 8 optimizers and 200 steps takes 0.2 to 0.3 MB.
 
     Args:
-        payload: of `Scene.to_bytes`.
-        title: of the page.
-        description: the picture in words, for where scripts do not run.
+        payload: the result of `Scene.to_bytes`.
+        title: the title of the page.
+        description: the picture in words, shown where scripts do not run.
     """
     data = base64.b64encode(zlib.compress(_packed(payload), 9)).decode("ascii")
     return PAGE.format(
@@ -119,11 +122,10 @@ def page(payload: bytes, title: str, description: str) -> str:
 
 
 def _packed(payload: bytes) -> bytes:
-    """The scene for a page: `unpack` of scene.js is the way back.
+    """Rearrange the arrays of a payload so that they compress well; `unpack` in scene.js is the inverse.
 
-    Of its arrays every word of 4 bytes is stored as the difference from the one before, and of these first all first bytes,
-    then all second bytes, and so on. Numbers of a curve differ in their last bytes only, and so most of what there is to
-    compress is the same byte over and over.
+    Each 4-byte word is replaced by its difference to the word before. Then all first bytes of the words are stored, then all
+    second bytes, and so on. Neighbours on a curve differ in their last bytes only, so most bytes repeat.
     """
     (length,) = struct.unpack_from("<I", payload)
     start = -(-(4 + length) // 8) * 8
@@ -138,18 +140,18 @@ def _packed(payload: bytes) -> bytes:
 
 
 def _rounded(array: np.ndarray) -> np.ndarray:
-    """float32 [n] with the last 7 of 23 binary places zero, if that moves none by a 50,000th of what they span."""
-    there = np.isfinite(array)
-    finite = array[there]
+    """Round float32 [n] to 16 bits of mantissa, unless that moves a value by 1/50,000 of their range."""
+    is_finite = np.isfinite(array)
+    finite = array[is_finite]
     if not finite.size or (finite == np.round(finite)).all():
         return array
     near = ((array.view(np.uint32) + 64) & ~np.uint32(127)).view(np.float32)
-    near = np.where(there & np.isfinite(near), near, array)
-    moved = np.abs(near[there].astype(np.float64) - finite).max()
+    near = np.where(is_finite & np.isfinite(near), near, array)
+    moved = np.abs(near[is_finite].astype(np.float64) - finite).max()
     return near if moved < np.ptp(finite.astype(np.float64)) / 50_000 else array
 
 
-# The policy keeps the page from the network. Base64 has no "<", so that nothing in a scene ends the script that holds it.
+# The policy blocks the network. Base64 has no "<", so no scene can end the script element that holds it.
 PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>

@@ -1,4 +1,4 @@
-"""A scene as characters, for a terminal."""
+"""Draw a scene with characters, for a terminal."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from ..scene import Axis, Band, Heatmap, Line, Panel, Points, RefLine, Scene, St
 
 __all__ = ["in_characters"]
 
-WIDTH, HEIGHT = 72, 14  # characters of a panel, without its axes
-SHADES = " .:-=+*#%@"  # of a heatmap, from the least to the largest value
-SIGNS = "ox+*#@%&"  # of lines, by their styles
+WIDTH, HEIGHT = 72, 14  # the size of a panel in characters, without its axes
+SHADES = " .:-=+*#%@"  # for heatmaps, from the smallest to the largest value
+SIGNS = "ox+*#@%&"  # for lines, by style
 ROLES = {"ink": "/", "quiet": ":", "grid": "."}
 MARKERS = {"dot": "o", "ring": "O", "cross": "x", "star": "*"}
 
 
 def in_characters(scene: Scene) -> str:
-    """The panels below each other, each with the ends of its axes, and the signs of its lines."""
+    """Return the panels as text, one below the other, each with the ends of its axes and a legend."""
     state = scene.state()
     pictures = [_panel(scene, panel, state) for panel in scene.panels if panel.frame]
     return "\n\n".join([scene.title] * bool(scene.title) + pictures)
@@ -66,18 +66,18 @@ def _ends(axis: Axis) -> tuple[str, str]:
 
 
 def _shares(axis: Axis, values: np.ndarray) -> np.ndarray:
-    """Where values lie, from 0 at the left or at the bottom to 1; NaN where they have no place."""
+    """Return the positions of values on an axis, from 0 at the left or bottom to 1; NaN for values that have none."""
     ends = np.array([axis.low, axis.high], dtype=np.float64)
     values = np.asarray(values, dtype=np.float64)
     if axis.scale == "log":
         with np.errstate(divide="ignore", invalid="ignore"):
             ends, values = np.log(ends), np.log(values)
-    found = (values - ends[0]) / (ends[1] - ends[0])
-    return found if axis.upwards else 1 - found
+    shares = (values - ends[0]) / (ends[1] - ends[0])
+    return shares if axis.upwards else 1 - shares
 
 
 def _filled(shares: np.ndarray) -> np.ndarray:
-    """As many points between each two of a line as there may be characters."""
+    """Interpolate a line's points, so densely that no character of the line is skipped."""
     between = np.arange(WIDTH) / WIDTH
     return np.append(shares[:-1, None] * (1 - between) + shares[1:, None] * between, shares)
 
@@ -94,5 +94,5 @@ def _shade(cells: np.ndarray, panel: Panel, layer: Heatmap, state: State) -> Non
     rows = rows if panel.y.upwards else values.shape[0] - rows
     inside = ((rows >= 0) & (rows < values.shape[0]))[:, None] & (columns >= 0) & (columns < values.shape[1])
     chosen = share[rows.clip(0, values.shape[0] - 1).astype(int)][:, columns.clip(0, values.shape[1] - 1).astype(int)]
-    known = inside & np.isfinite(chosen) & (chosen > -1e-9 if layer.palette == "categories" else True)
-    cells[known] = np.array(list(SHADES))[(chosen[known].clip(0, 1) * (len(SHADES) - 1) + 0.5).astype(int)]
+    filled = inside & np.isfinite(chosen) & (chosen > -1e-9 if layer.palette == "categories" else True)
+    cells[filled] = np.array(list(SHADES))[(chosen[filled].clip(0, 1) * (len(SHADES) - 1) + 0.5).astype(int)]

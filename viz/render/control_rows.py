@@ -1,4 +1,4 @@
-"""Core widgets of ipywidgets with which the controls of a scene are set."""
+"""Core ipywidgets for the controls of a scene."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class ControlRows:
     """Widgets for the controls, buttons, clicks, listings and the message of a scene.
 
     Args:
-        scene, state: what they show first; only scenes of the same `structure_of` can be shown later.
-        select: called with a control's name and the index that it has been set to.
-        tell: called with what else a person does, as `SceneWidget` of `render.canvas` calls it.
+        scene, state: the scene, and the state of its controls.
+        select: called with the name of a control and its new index.
+        tell: called with all other events, as dictionaries in the form of `render.canvas.EVENTS`.
 
     Attributes:
-        widgets: those that set something, one below the other.
-        about: listings and the message.
-        selectors: by the control's name, what its value is chosen with.
-        links: between widgets of a browser.
+        widgets: rows of widgets for controls, buttons and clicks.
+        about: widgets for listings and the message.
+        selectors: the widget that chooses each control's value, by the control's name.
+        links: links between widgets that work in the browser, without Python.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ControlRows:
         self.fill(scene, state)
 
     def fill(self, scene: Scene, state: State) -> None:
-        """Show what may differ from one scene to the next in the same widgets."""
+        """Update the widgets for another scene, which must have the same `structure_of`."""
         for button, widget in zip(scene.buttons, self._buttons, strict=True):
             widget.disabled = not button.enabled
         for listing, shown in zip(scene.listings, self._listings, strict=True):
@@ -66,7 +66,7 @@ class ControlRows:
             shown.value = f"<span role='status'>{said}</span>" if said else ""
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all widgets and links."""
         for link in self.links:
             link.close()
         for widget in (*self.widgets, *self.about):
@@ -78,7 +78,7 @@ class ControlRows:
         return button
 
     def _field(self, control: Control, **look: Any) -> Any:
-        """What a value is typed into."""
+        """Make the text field of a control."""
         field = ipywidgets.Text(continuous_update=False, tooltip=control.label, **look)
         self._fields[control.name] = field
 
@@ -90,7 +90,7 @@ class ControlRows:
         return field
 
     def _row(self, control: Control, state: State) -> Any:
-        """What a control is set with."""
+        """Make the row of widgets that sets a control."""
         if control.kind == "text":
             return self._field(control, description=control.label, style={"description_width": "initial"})
         options = [(control.words(i), i) for i in range(len(control.values))]
@@ -104,7 +104,7 @@ class ControlRows:
         if control.kind == "choice":
             selector = ipywidgets.Dropdown(**look)
         else:
-            # Or a long label leaves nothing to the slider.
+            # Without it, a long label leaves no room for the slider.
             width = f"calc({12 if control.typed else 24}em + {len(control.label)}ch)"
             layout = ipywidgets.Layout(width=width, max_width="100%")
             selector = ipywidgets.SelectionSlider(**look, layout=layout, readout=not control.typed)
@@ -117,7 +117,7 @@ class ControlRows:
             return selector
         n = len(control.values)
         each = 1000 * control.seconds / n
-        step = max(1, math.ceil(50 / each))  # no browser keeps up with more than twenty a second of these
+        step = max(1, math.ceil(50 / each))  # browsers do not keep up with more than 20 steps a second
         play = ipywidgets.Play(
             min=0, max=n - 1, value=state[control.name], step=step, interval=round(each * step), tooltip=control.label
         )
@@ -125,7 +125,7 @@ class ControlRows:
         return ipywidgets.HBox([play, selector], layout=ipywidgets.Layout(flex_flow="row wrap"))
 
     def _place(self, event: str, x_label: str, y_label: str) -> Any:
-        """Two numbers in place of a click."""
+        """Make two number fields and a button that do what a click does."""
         style = {"description_width": "initial"}
         layout = ipywidgets.Layout(width="12em")
         x, y = (
@@ -137,7 +137,7 @@ class ControlRows:
 
 
 class _Listing(ipywidgets.Accordion):
-    """Lines to be copied, which can be folded."""
+    """A `Listing` as text that can be copied and folded."""
 
     def __init__(self, listing: Listing) -> None:
         self._text = ipywidgets.Textarea(disabled=True, layout=ipywidgets.Layout(width="100%"))
@@ -150,9 +150,9 @@ class _Listing(ipywidgets.Accordion):
 
 
 def structure_of(scene: Scene) -> list[Any]:
-    """What the widgets follow from: with another structure they are others."""
+    """Return what determines a scene's widgets: scenes with equal structures can share them."""
     controls = [
-        # Of a field all but what is in it.
+        # A field's text may change, so it is no part of the structure.
         (c.name, c.label, [] if c.kind == "text" else [c.words(i) for i in range(len(c.values))], c.kind, c.remote, c.typed)
         for c in scene.controls
     ]
@@ -162,17 +162,17 @@ def structure_of(scene: Scene) -> list[Any]:
 
 
 def _says(scene: Scene) -> bool:
-    """Whether there is room for a message."""
+    """Return whether the scene has notes or can get a message, and so needs a widget for them."""
     return bool(scene.notes or scene.message) or any(control.typed or control.kind == "text" for control in scene.controls)
 
 
 def close_all(widget: Any) -> None:
-    """Close a widget and all in it."""
+    """Close a widget and its children."""
     for child in getattr(widget, "children", ()):
         close_all(child)
     widget.close()
 
 
 def _is_set(control: Control) -> bool:
-    """Whether there is anything to be set."""
+    """Return whether the control offers a choice."""
     return len(control.values) > 1 or control.kind == "text" or control.typed

@@ -1,7 +1,7 @@
-"""SceneBox: a scene in core widgets of ipywidgets, for notebooks that have no other.
+"""SceneBox: shows a scene with core ipywidgets, for notebooks without anywidget.
 
-One control is shown by frames that the browser has beforehand, which also works while the kernel is busy. More of them
-are answered by the kernel, with a picture for each state that is asked for.
+With one control, the browser gets all frames beforehand, so the control also works while the kernel is busy. With several,
+the kernel draws a picture for each state.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from .matplotlib import Picture
 
 __all__ = ["Event", "SceneBox"]
 
-MOST_BELOW = 4  # rows of controls below the picture
-MOST_FRAMES = 64  # sent beforehand, some 40 kB each
-ROOM, MOST_ROOM, MARGIN = 0.15, 0.5, 0.01  # shares of an axis: what it has more where it grows, and what may be cut off
+MOST_BELOW = 4  # rows of controls below the picture; more stand next to it
+MOST_FRAMES = 64  # frames sent beforehand, some 40 kB each
+ROOM, MOST_ROOM, MARGIN = 0.15, 0.5, 0.01  # shares of an axis: extra room when it grows, and what may be cut off
 PICTURED = "tristep-pictured"
 HIDING = f".jp-OutputArea-child:has(.{PICTURED}) + .jp-OutputArea-child:has(.jp-RenderedImage) {{ display: none; }}"
 Event = dict[str, Any]
 
 
 class SceneBox(ipywidgets.VBox):
-    """A scene's picture with its controls below.
+    """A scene as a picture, with its controls below or next to it.
 
     Args:
-        scene: what is to be seen.
-        on_event: called with what a person does, as `SceneWidget` of `render.canvas` calls it. None: nobody is told.
+        scene: the scene.
+        on_event: called with each event, a dictionary as for `render.canvas.SceneWidget`; None ignores events.
         theme: "light" or "dark".
     """
 
     def __init__(self, scene: Scene, on_event: Callable[[Event], object] | None = None, theme: str = "light") -> None:
         super().__init__(
             layout={"flex_flow": "row wrap", "align_items": "flex-start"}
-        )  # controls at the side, if there is room
+        )  # controls stand next to the picture if there is room
         self.scene, self._theme = scene, theme
         self._on_event = on_event or (lambda event: None)
         self._state = scene.state()
@@ -58,11 +58,12 @@ class SceneBox(ipywidgets.VBox):
         self._put_together()
 
     def show(self, scene: Scene, live: bool = False) -> None:
-        """Another scene in its place. Controls that are in both, with as many values, stay as they are set.
+        """Show another scene. A control keeps its value if both scenes have it, with as many values.
 
         Args:
-            live: whether it shows the same as the one before, some steps later. Then axes that grow get room for what may
-                come next, so that most pictures have the axes of the one before: these take a sixth of the time.
+            scene: the scene.
+            live: whether it is the same picture some steps later. Then an axis that grows gets extra room, so that most
+                pictures can keep the axes of the one before; drawing those takes a sixth of the time.
         """
         before = {control.name: control for control in self.scene.controls}
         self._state = scene.state() | {
@@ -75,7 +76,7 @@ class SceneBox(ipywidgets.VBox):
         if not same:
             self._rows.close()
             self._rows = self._new_rows()
-        if not isinstance(self._shown, ipywidgets.Image):  # frames for every state take too long to be made again and again
+        if not isinstance(self._shown, ipywidgets.Image):  # drawing frames for every state again would take too long
             close_all(self._shown)
             self._shown = self._image()
             same = False
@@ -85,14 +86,14 @@ class SceneBox(ipywidgets.VBox):
         self._draw()
 
     def hide_picture(self) -> None:
-        """Hide the output that follows, a picture of this, as long as this is to be seen."""
+        """Hide the next output of the cell, a static picture of this scene, while the widget is visible."""
         self.add_class(PICTURED)
         self._hiding = [ipywidgets.HTML(f"<style>{HIDING}</style>", layout={"display": "none"})]
         self._put_together()
 
     @property
     def links(self) -> list[Any]:
-        """What is done in the browser, without Python."""
+        """The links between widgets that work in the browser, without Python."""
         return self._rows.links
 
     def _new_rows(self) -> ControlRows:
@@ -106,7 +107,7 @@ class SceneBox(ipywidgets.VBox):
         self.children = [self._shown, *rows, *self._hiding]
 
     def close(self) -> None:
-        """Close it and all in it."""
+        """Close the widget and its children."""
         self._rows.close()
         for child in self.children:
             close_all(child)
@@ -114,7 +115,7 @@ class SceneBox(ipywidgets.VBox):
         super().close()
 
     def _frames(self, control: Control) -> ipywidgets.Stack:
-        """All pictures that one control chooses from, chosen in the browser."""
+        """Draw a picture for each value of a control; the browser switches between them."""
         frames, picture = [], Picture(self.scene, self._state, self._theme, values=False)
         for index in range(len(control.values)):
             picture.show(state=self._state | {control.name: index})
@@ -135,7 +136,7 @@ class SceneBox(ipywidgets.VBox):
         return image
 
     def _draw(self) -> None:
-        """Draw what is wanted now. What other threads want meanwhile is drawn by the one that is at it, the last only."""
+        """Draw the current state. If another thread is drawing, that thread draws the latest state when it is done."""
         self._stale = True
         while self._stale and self._drawing.acquire(blocking=False):
             try:
@@ -143,7 +144,7 @@ class SceneBox(ipywidgets.VBox):
                 if self.picture is None or not isinstance(self._shown, ipywidgets.Image):
                     return
                 self.picture.show(self.scene, self._state)
-                with self._shown.hold_sync():  # the browser reads the picture at each message again
+                with self._shown.hold_sync():  # the browser decodes the picture again at each message
                     self._shown.value = self.picture.png()
                     self._shown.tooltip = _in_words(self.scene)
             finally:
@@ -161,9 +162,9 @@ class SceneBox(ipywidgets.VBox):
 
 
 class _Image(ipywidgets.Image):
-    """A picture with a tooltip, which is also what a screen reader says.
+    """An image with a tooltip, which screen readers also use.
 
-    The front end of ipywidgets 8 gives a tooltip only where the description is empty, and fails where there is none at all.
+    The front end of ipywidgets 8 shows a tooltip only if the description is "", and fails without a description.
     """
 
     description = traitlets.Unicode("").tag(sync=True)
@@ -174,7 +175,7 @@ def _in_words(scene: Scene) -> str | None:
 
 
 def _with_room(scene: Scene, before: Scene) -> Scene:
-    """The scene on the axes and with the colours of the one before where it fits, or with axes that the next may fit on."""
+    """Return the scene with the axes and colour limits of the one before where it fits, else with room to grow."""
     if [[type(layer) for layer in panel.layers] for panel in scene.panels] != [
         [type(layer) for layer in panel.layers] for panel in before.panels
     ]:
@@ -193,11 +194,11 @@ def _held(axis: Axis, old: Axis) -> Axis:
     reach, old_reach = high - low, old_high - old_low
     if reach < 0.6 * old_reach:
         return axis
-    # What is drawn has a margin, which grows with the axis.
+    # Axes have a margin, which grows with them.
     below, above = low < old_low - MARGIN * reach, high > old_high + MARGIN * reach
     if not (below or above):
         return old
-    room = reach * min(max(reach / old_reach - 1, ROOM), MOST_ROOM)  # as much as it has grown by
+    room = reach * min(max(reach / old_reach - 1, ROOM), MOST_ROOM)  # as much as it has just grown
     low, high = (low - room if below else old_low), (high + room if above else old_high)
     low, high = (10.0**low, 10.0**high) if axis.scale == "log" else (low, high)
     return replace(axis, low=float(low), high=float(high))

@@ -1,4 +1,4 @@
-"""The notebook that runs this code, as far as can be seen from inside: shell, kernel, front end and event loop."""
+"""Find out about the notebook that runs this code: its shell, kernel, front end and event loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JUPYTER, UNKNOWN = "Jupyter", "a kernel without a known front end"
 
 
 def running_event_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop that runs in this thread."""
+    """Return the event loop that runs in this thread; None if there is none."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -37,26 +37,26 @@ def running_event_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def current_shell() -> Any:
-    """IPython's, if it runs this. It is not imported for that."""
+    """Return IPython's shell; None outside of IPython. Never imports IPython."""
     ipython = sys.modules.get("IPython")
     return None if ipython is None else ipython.get_ipython()
 
 
 def current_kernel() -> Any:
-    """IPython's kernel, if this runs in one."""
+    """Return the IPython kernel that runs this code; None outside of a kernel."""
     return getattr(current_shell(), "kernel", None)
 
 
 def in_notebook() -> bool:
-    """Whether a kernel of Jupyter runs this."""
+    """Return whether a Jupyter kernel runs this code."""
     return current_kernel() is not None
 
 
 def has_front_end() -> bool:
-    """Whether a person's notebook asked for what runs now, one that can send back what is done to widgets.
+    """Return whether the running code was sent by an interactive notebook, in which widgets can call back.
 
-    JupyterLab, Notebook and VS Code send the cell's id with it; nbclient and papermill do not. marimo knows the page's
-    request, unless it exports.
+    JupyterLab, Notebook and VS Code send the cell's id with the code; nbclient and papermill do not. marimo has the page's
+    request, except when it exports.
     """
     marimo = _marimo()
     if marimo is not None:
@@ -65,13 +65,13 @@ def has_front_end() -> bool:
 
 
 def request() -> Mapping[str, Any]:
-    """The message that made the kernel run this; empty where there is no kernel of Jupyter."""
+    """Return the message by which the front end ran this code; empty outside of a Jupyter kernel."""
     get_parent = getattr(current_kernel(), "get_parent", None)
     return {} if get_parent is None else get_parent("shell") or {}
 
 
 def guess_front_end() -> tuple[str, bool]:
-    """A guess at what shows the output, and whether there is a kernel."""
+    """Guess the front end that shows the output. Returns its name, and whether the code runs in a kernel."""
     if _marimo() is not None:
         return MARIMO, True
     shell = current_shell()
@@ -96,10 +96,10 @@ def guess_front_end() -> tuple[str, bool]:
 
 @functools.cache
 def enable_colab_widgets() -> bool:
-    """Turn on Colab's manager of custom widgets, which loads anywidget's scripts; whether it is on. It is asked once."""
+    """Turn on Colab's manager of custom widgets, which loads anywidget's scripts. Returns whether that worked."""
     try:
         importlib.import_module("google.colab.output").enable_custom_widget_manager()
-    except Exception as error:  # whatever it is, core widgets need no manager
+    except Exception as error:  # of any kind: core widgets work without the manager
         warnings.warn(
             f"Colab's manager of custom widgets could not be turned on ({error!r}); views use core widgets without a canvas",
             RuntimeWarning,
@@ -110,7 +110,7 @@ def enable_colab_widgets() -> bool:
 
 
 def show_below_cell(thing: Any) -> bool:
-    """Show this among the outputs of the cell that runs; nothing where there is no notebook. Whether there is one."""
+    """Display an object among the outputs of the running cell. Returns False, and does nothing, outside of a notebook."""
     marimo = _marimo()
     if marimo is not None:
         marimo.output.append(thing)
@@ -124,16 +124,16 @@ def show_below_cell(thing: Any) -> bool:
 
 
 def watch_cell() -> Callable[[], bool]:
-    """A function that tells whether marimo has run the present cell again since, or deleted it; elsewhere it says no."""
+    """Return a function that says whether marimo has since rerun or deleted the current cell; elsewhere it returns False."""
     marimo = _marimo()
     if marimo is None:
         return lambda: False
-    # Never started: marimo tells its threads, and nobody else, what has happened to the cell that made them.
+    # Never started: marimo tells only its own threads when the cell that made them is rerun or deleted.
     thread = marimo.Thread()
     return lambda: bool(thread.should_exit)
 
 
 def _marimo() -> Any:
-    """The module, if a notebook of marimo runs this. It is not imported for that."""
+    """Return the module marimo if one of its notebooks runs this code, else None. Never imports marimo."""
     marimo = sys.modules.get("marimo")
     return marimo if marimo is not None and marimo.running_in_notebook() else None

@@ -1,4 +1,4 @@
-"""Which renderer shows views: the best one that is likely to work here, or the one that was chosen."""
+"""Choose the renderer that shows views: the user's choice, or the best one that is likely to work here."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["Capabilities", "capabilities", "installed_version", "set_renderer"]
 
 RENDERERS = ("auto", "canvas", "ipywidgets", "matplotlib", "text")
 NEEDS = {"canvas": ("anywidget", "ipywidgets"), "ipywidgets": ("ipywidgets",)}
-VARIABLE = "TRISTEP_VIZ"  # of the environment: the renderer where `set_renderer` has not said one
+VARIABLE = "TRISTEP_VIZ"  # the environment variable that chooses the renderer, unless `set_renderer` does
 _chosen: str | None = None
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What there is to show views with.
+    """What this process can show views with; see `capabilities`.
 
     Args:
-        front_end: where this runs, as far as can be seen from inside.
-        kernel: whether a kernel runs it, of Jupyter or marimo.
-        ipywidgets, anywidget: their versions; None where they are missing.
-        renderer: what shows views.
-        reason: why.
+        front_end: the front end, as far as can be seen from inside, such as "Colab" or "a terminal".
+        kernel: whether the code runs in a kernel, of Jupyter or marimo.
+        ipywidgets, anywidget: the installed versions; None if missing.
+        renderer: the renderer in use.
+        reason: why this renderer is in use.
     """
 
     front_end: str
@@ -37,7 +37,7 @@ class Capabilities:
 
     @property
     def widget_renderer(self) -> str | None:
-        """The best renderer by widgets that works here; None if none does."""
+        """The best widget renderer that works here, "canvas" or "ipywidgets"; None if neither does."""
         return _best_widgets(self.front_end, self.ipywidgets, self.anywidget)[0]
 
     def __str__(self) -> str:
@@ -46,16 +46,16 @@ class Capabilities:
 
 
 def set_renderer(renderer: str | None) -> None:
-    """Choose what shows views from now on.
+    """Choose the renderer of all views.
 
     Args:
-        renderer: "canvas" draws in the browser (anywidget), "ipywidgets" has the pictures of matplotlib with core widgets,
-            "matplotlib" is a PNG, "text" is the description; "auto" is the best one that is likely to work here. None: the
-            one in the environment variable TRISTEP_VIZ, else "auto".
+        renderer: "canvas" draws in the browser (needs anywidget); "ipywidgets" shows matplotlib's pictures with core
+            widgets; "matplotlib" shows a PNG; "text" shows the description; "auto" chooses the best one that is likely to
+            work here. None means the value of the environment variable TRISTEP_VIZ, or "auto" without it.
 
     Raises:
-        ValueError: there is no such renderer.
-        ModuleNotFoundError: what it needs is not installed.
+        ValueError: the renderer does not exist.
+        ModuleNotFoundError: a package that it needs is not installed.
     """
     if renderer is not None:
         _check_renderer("renderer", renderer)
@@ -64,13 +64,13 @@ def set_renderer(renderer: str | None) -> None:
 
 
 def capabilities() -> Capabilities:
-    """What was found to show views with, and the renderer that follows from it.
+    """Return the front end, the installed widget packages, and the renderer that follows from them.
 
-    In Colab this turns on its manager of custom widgets.
+    In Colab this turns on the manager of custom widgets.
 
     Raises:
-        ValueError: TRISTEP_VIZ is set to something that is no renderer.
-        ModuleNotFoundError: what the renderer of TRISTEP_VIZ needs is not installed.
+        ValueError: TRISTEP_VIZ is set to a renderer that does not exist.
+        ModuleNotFoundError: a package that the renderer of TRISTEP_VIZ needs is not installed.
     """
     front_end, kernel = guess_front_end()
     ipywidgets, anywidget = installed_version("ipywidgets"), installed_version("anywidget")
@@ -92,25 +92,25 @@ def capabilities() -> Capabilities:
 
 
 def _best_widgets(front_end: str, ipywidgets: str | None, anywidget: str | None) -> tuple[str | None, str]:
-    """The best renderer by widgets for this front end and these versions, if there is one, and why it is that one."""
+    """Return the best widget renderer for a front end and versions, or None, and the reason in words."""
     if ipywidgets is None:
         return None, "ipywidgets is missing"
     if anywidget is None:
         if front_end == MARIMO:
             return None, "anywidget is missing, and marimo shows no core widgets"
         return "ipywidgets", "anywidget is missing"
-    there = f"anywidget {anywidget} is there"
+    installed = f"anywidget {anywidget} is there"
     if front_end == COLAB:
         if not enable_colab_widgets():
             return "ipywidgets", "Colab's manager of custom widgets could not be turned on"
-        return "canvas", f"{there}, and Colab's manager of custom widgets is on"
+        return "canvas", f"{installed}, and Colab's manager of custom widgets is on"
     if front_end == UNKNOWN:
-        return "canvas", f"{there}, and a picture follows for a page that shows no widgets"
-    return "canvas", f"{there}, and {front_end} shows its widgets"
+        return "canvas", f"{installed}, and a picture follows for a page that shows no widgets"
+    return "canvas", f"{installed}, and {front_end} shows its widgets"
 
 
 def installed_version(name: str) -> str | None:
-    """The version of a library; None if it cannot be imported."""
+    """Return the version of a package; None if it cannot be imported."""
     try:
         return str(import_module(name).__version__)
     except ImportError:

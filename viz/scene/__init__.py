@@ -1,4 +1,4 @@
-"""Scenes: pictures as plain data, which renderers draw."""
+"""Scenes describe pictures as plain data, which renderers draw."""
 
 from .controls import Axis, Button, Click, Control, Listing, Note
 from .layers import Arrows, Band, Heatmap, Layer, Line, Points, RefLine, State, Text

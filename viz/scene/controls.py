@@ -1,4 +1,4 @@
-"""What a person sets in a scene, and the axes of its panels: `Axis`, `Control`, `Button`, `Click`, `Listing` and `Note`."""
+"""The parts of a scene besides layers: axes, controls, buttons, clicks, listings and notes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ KINDS = ("slider", "choice", "play", "text")
 
 @dataclass(frozen=True)
 class Axis:
-    """One direction of a panel.
+    """The x or y axis of a panel.
 
     Args:
-        label: what it shows, with its unit.
-        low, high: what the panel reaches from and to, finite, low < high; above 0 on a log scale.
+        label: the label with its unit, such as "time (s)".
+        low, high: the ends of the axis: finite, low < high, and > 0 with scale "log".
         scale: "linear" or "log".
-        ticks: values and their words, where these are not to be numbers; None leaves it to the renderer.
-        upwards: whether values grow upwards, or to the right.
+        ticks: pairs of a value and its text, for ticks that are words; None lets the renderer choose numbers.
+        upwards: whether values grow upwards or to the right; False reverses the axis.
+
+    Raises:
+        ValueError: `low`, `high` or `scale` is invalid.
     """
 
     label: str
@@ -46,9 +49,15 @@ class Axis:
 
     @classmethod
     def over(cls, label: str, *values: Any, scale: str = "linear", margin: float = 0.04, ticks: Any = None) -> Axis:
-        """An axis on which all of these finite values, above 0 on a log scale, have room."""
-        known = [np.asarray(array, dtype=np.float64).ravel() for array in values]
-        together = np.concatenate(known) if known else np.zeros(0)
+        """Make an axis that covers values.
+
+        Args:
+            label, scale, ticks: as for `Axis`.
+            *values: arrays of any shape. Non-finite values are ignored, and values <= 0 with scale "log".
+            margin: the free space at each end, as a share of the range of the values.
+        """
+        arrays = [np.asarray(array, dtype=np.float64).ravel() for array in values]
+        together = np.concatenate(arrays) if arrays else np.zeros(0)
         together = together[np.isfinite(together)]
         if scale == "log":
             together = np.log10(together[together > 0])
@@ -62,19 +71,24 @@ class Axis:
 
 @dataclass(frozen=True)
 class Control:
-    """Something a person sets: a slider, a choice of words, a slider that plays by itself, or a field to type into.
+    """A control that the user sets: a slider, a drop-down, a slider with a play button, or a text field.
 
     Args:
-        name: by which layers refer to it.
+        name: the name by which layers refer to it.
         label: the text next to it.
-        values: what it steps through, numbers or words, at least one.
-        index: which of them is set at first.
-        kind: "slider", "choice", "play", or "text": a field that shows the one value; Python gets what is typed.
-        unit: stands behind a number.
-        remote: whether Python is told of every change; nothing in the scene depends on it. Without Python it is left out.
+        values: the numbers or words to choose from, at least one.
+        index: the index of the initial value.
+        kind: "slider", "choice" (a drop-down), "play" (a slider that can run by itself), or "text" (a field that shows the
+            only value, and sends Python what is typed).
+        unit: follows the numbers.
+        remote: whether Python is told of every change, for what only Python can compute. No layer may depend on a remote
+            control. Pages without Python leave it out.
         seconds: how long "play" takes from the first value to the last.
-        texts: what the label shows for each value, where that is not the number; empty for the numbers.
-        typed: whether the number of a remote slider can be typed, too; Python gets the text.
+        texts: what to show for each value; empty means the value itself.
+        typed: whether a remote slider also has a field to type a number; Python gets the text.
+
+    Raises:
+        ValueError: an argument is invalid; the message names it and the control.
     """
 
     name: str
@@ -100,7 +114,7 @@ class Control:
             raise ValueError(f"index={self.index!r} of control {self.name!r}: must be from 0 to {len(self.values) - 1}")
 
     def words(self, index: int) -> str:
-        """A value as the control's label shows it."""
+        """Return a value as text, with its unit."""
         value = self.values[index]
         if self.texts:
             return self.texts[index]
@@ -112,12 +126,12 @@ class Control:
 
 @dataclass(frozen=True)
 class Button:
-    """Something to be pressed; Python is told. It is left out where there is no Python.
+    """A button, which calls Python. Pages without Python leave it out.
 
     Args:
-        name: under which Python is told.
-        label: what stands on it.
-        enabled: whether it does something now; else it is grey.
+        name: the name that Python gets when it is pressed.
+        label: the text on it.
+        enabled: False makes it grey.
     """
 
     name: str
@@ -127,14 +141,15 @@ class Button:
 
 @dataclass(frozen=True)
 class Click:
-    """What a click into a panel, or Enter on its cursor, does: set a control to what is nearest, or tell Python.
+    """The effect of a click on a panel (or Enter at its cursor): it sets controls, or sends the position to Python.
 
     Args:
-        control: the one to be set; its values are compared with the place along `along`, "x" or "y"; words are numbered.
-        other: another one, which the place in the other direction sets in the same way.
-        event: the name under which Python gets the place instead, as (x, y).
-        double: whether it takes a double click, or Enter, to tell Python.
-        does: what Python then does, in words, such as "move the start"; stands below the picture.
+        control: the control to set to its value nearest to the click; values that are words count as 0, 1, ...
+        along: the axis along which `control` is set, "x" or "y".
+        other: a control to set along the other axis; None for none.
+        event: the name under which Python gets the position (x, y); None if the click only sets controls.
+        double: whether Python is only told of a double click or Enter.
+        does: what Python does then, such as "move the start", for the hint below the picture.
     """
 
     control: str | None = None
@@ -147,12 +162,12 @@ class Click:
 
 @dataclass(frozen=True)
 class Listing:
-    """Lines of code or the like below the picture, to be copied.
+    """Text below the picture that the user may copy, such as code.
 
     Args:
-        title: what they are.
-        text: the lines.
-        folded: whether only the title is to be seen at first.
+        title: its heading.
+        text: its lines.
+        folded: whether only the heading is shown at first.
     """
 
     title: str
@@ -161,12 +176,12 @@ class Listing:
 
 
 class Note(str):
-    """A sentence below the picture that leads to what it tells of, when it is clicked.
+    """A sentence below the picture; a click on it shows what it is about.
 
     Args:
         words: the sentence.
-        sets: by the names of controls the indices that they are set to.
-        x: the place along the first panel that has it, where the cursor is put; None: none.
+        sets: the controls that the click sets: value indices by control name.
+        x: where the click puts the cursor, on the x axis of the first panel that covers it; None leaves the cursor.
     """
 
     sets: Mapping[str, int]

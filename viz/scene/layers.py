@@ -1,4 +1,4 @@
-"""What is drawn in a panel: lines, bands, heatmaps, points, arrows, reference lines and text."""
+"""The layers of a panel: lines, bands, heatmaps, points, arrows, reference lines and text."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from .palettes import PALETTES, palette_colours
 
 __all__ = ["Arrows", "Band", "Heatmap", "Layer", "Line", "Points", "RefLine", "State", "Text"]
 
-ROLES = ("ink", "quiet", "grid")  # colours that a theme has in addition to those of the lines
-State = Mapping[str, int]
+ROLES = ("ink", "quiet", "grid")  # a theme's colours besides those of lines
+State = Mapping[str, int]  # the index of each control's value, by name
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Something drawn in a panel.
+    """The base class of everything that is drawn in a panel.
 
-    The arrays of a layer have its own dimensions, given with each, and in front of them one for each control named in `by`,
-    in that order; an array that none of them changes may leave all of these out.
+    Subclasses document the shapes of their arrays. With `by=("a", "b")` an array has two more dimensions in front, one for
+    each control; the controls' values index them. An array that does not depend on controls may leave these dimensions out.
 
     Args:
-        name: what the legend and readouts call it; empty: it is not mentioned.
-        style: a line's number, which gives colour and dashes, or "ink", "quiet" or "grid".
-        by: names of the controls whose indices choose what is drawn.
-        legend_by: the name of a control whose value the legend puts behind the name; None for none.
+        name: its name in the legend and in readouts; "" leaves it out of both.
+        style: the number of a line style (colour and dashes), >= 0, or "ink", "quiet" or "grid".
+        by: names of the controls that choose what is drawn.
+        legend_by: the name of a control whose value follows the name in the legend; None for none.
+
+    Raises:
+        ValueError: `style` is invalid, or an array has the wrong number of dimensions.
     """
 
     name: str = field(default="", kw_only=True)
@@ -35,26 +38,26 @@ class Layer:
     style: int | str = field(default=0, kw_only=True)
     by: tuple[str, ...] = field(default=(), kw_only=True)
 
-    arrays: ClassVar[Mapping[str, int]] = {}  # names of the fields that are arrays, and how many dimensions are their own
+    arrays: ClassVar[Mapping[str, int]] = {}  # the fields that are arrays, and their dimensions without controls
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by", tuple(self.by))
         if not (isinstance(self.style, int) and self.style >= 0) and self.style not in ROLES:
             raise ValueError(f"style={self.style!r}: must be a line's number or one of {', '.join(map(repr, ROLES))}")
-        for name, own in self.arrays.items():
-            given = getattr(self, name)
-            array = np.array(given, dtype=object) if name == "texts" else np.asarray(given)
+        for name, ndim in self.arrays.items():
+            value = getattr(self, name)
+            array = np.array(value, dtype=object) if name == "texts" else np.asarray(value)
             if name != "texts" and array.dtype not in (np.uint8, np.int16, np.int32):
                 array = array.astype(np.float32, copy=False)
-            if array.ndim not in (own, own + len(self.by)):
+            if array.ndim not in (ndim, ndim + len(self.by)):
                 raise ValueError(
-                    f"{type(self).__name__}.{name} has shape {array.shape}: it must have {own} dimensions of its own"
+                    f"{type(self).__name__}.{name} has shape {array.shape}: it must have {ndim} dimensions of its own"
                     + (f", and in front of them one for each of {', '.join(map(repr, self.by))}" if self.by else "")
                 )
             object.__setattr__(self, name, array)
 
     def chosen(self, name: str, state: State) -> np.ndarray:
-        """The array of this name as the controls choose it, without the dimensions in front."""
+        """Return the array `name` for the given values of the controls, without the dimensions of controls."""
         array: np.ndarray = getattr(self, name)
         if array.ndim == self.arrays[name]:
             return array
@@ -63,14 +66,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Line(Layer):
-    """A line through points, with gaps where a coordinate is not finite.
+    """A line through points, with gaps at points that are not finite.
 
     Args:
         x, y: [n].
-        upto: the name of a control: only the points up to the one whose number is the control's value are drawn.
-        head: put a dot on the last point drawn.
-        marker: put a dot on every point.
-        width: in points of 1/72 inch.
+        upto: the name of a control whose value is the index of the last point to draw; None draws all points.
+        head: draw a dot on the last point.
+        marker: draw a dot on every point.
+        width: in points (1/72 inch).
         alpha: opacity, in (0, 1].
     """
 
@@ -104,17 +107,18 @@ class Band(Layer):
 
 @dataclass(frozen=True)
 class Heatmap(Layer):
-    """Values as colours, in cells that fill a rectangle; cells of non-finite values stay empty.
+    """A grid of cells, coloured by value. Cells with non-finite values stay empty.
 
     Args:
-        values: [n_rows, n_columns], the first row lowest; of "categories" integers from 0, below 0 for none.
-        x, y: [2], where the first cell begins and the last one ends, on the axes' scales.
-        palette: "sequential", "diverging", "categories", or "quiet", on which lines can be seen.
-        limits: the values of the first and the last colour; None: the least and the largest there are, of a "diverging"
-            palette as far below 0 as above.
-        scale: of the colours, "linear" or "log".
-        label: what the colours show, with the unit; stands at their bar. Empty: there is none.
-        words: of "categories", what each number means.
+        values: [n_rows, n_columns], the lowest row first. With palette "categories", integers: the index of a category, or
+            a negative number for an empty cell.
+        x, y: [2], where the first cell begins and the last one ends, in units of the axes.
+        palette: "sequential", "diverging", "categories", or "quiet" (pale, for lines on top).
+        limits: the values of the first and the last colour; None means the range of the values, and for "diverging" a
+            range symmetric around 0.
+        scale: the scale of the colours, "linear" or "log".
+        label: the label of the colour bar, with the unit; "" for no bar.
+        words: the names of the categories.
         alpha: opacity, in (0, 1].
     """
 
@@ -147,7 +151,7 @@ class Heatmap(Layer):
             object.__setattr__(self, "limits", (low, high))
 
     def colours(self, theme: str = "light") -> np.ndarray:
-        """uint8 [n, 3], from the first colour to the last; of "categories" those of the theme's lines."""
+        """Return the palette as RGB, uint8 [n, 3]; "categories" have the colours of the theme's lines."""
         return palette_colours(self.palette, theme).copy()
 
 
@@ -157,10 +161,11 @@ class Points(Layer):
 
     Args:
         x, y: [n].
-        size: across, in points of 1/72 inch.
+        size: the diameter, in points (1/72 inch).
         marker: "dot", "ring", "cross" or "star".
-        words: for each what a readout says of it; empty for nothing.
-        drag: the name under which Python gets (number, x, y) of a point that has been moved; None: they stay.
+        words: a text for each point, for readouts; empty for none.
+        drag: makes the points draggable: the name under which Python gets (index, x, y) of a moved point; None for fixed
+            points.
     """
 
     x: Any
@@ -180,11 +185,11 @@ class Points(Layer):
 
 @dataclass(frozen=True)
 class Arrows(Layer):
-    """Arrows from places, by amounts, both in the axes' units. Those that are not finite are left out.
+    """Arrows from (x, y) to (x + dx, y + dy). Arrows that are not finite are left out.
 
     Args:
-        x, y, dx, dy: [n].
-        width: of the shaft, in points of 1/72 inch.
+        x, y, dx, dy: [n], in units of the axes.
+        width: the width of the shaft, in points (1/72 inch).
     """
 
     x: Any
@@ -198,13 +203,13 @@ class Arrows(Layer):
 
 @dataclass(frozen=True)
 class RefLine(Layer):
-    """Straight lines across the panel.
+    """Reference lines: straight lines across the whole panel.
 
     Args:
-        at: [n], where they cross the axis.
-        axis: which one, "x" or "y".
-        label: stands at the line.
-        width: in points of 1/72 inch.
+        at: [n], their positions on the axis.
+        axis: the axis that they cross, "x" or "y".
+        label: a text at the line.
+        width: in points (1/72 inch).
     """
 
     at: Any
@@ -220,11 +225,11 @@ class Text(Layer):
     """Text in a panel.
 
     Args:
-        texts: str [], one text; may have several lines.
-        x, y: [], where, as shares of the panel from its lower left corner.
-        align: "left", "center" or "right" of them is at x; the middle of the lines is at y.
-        size: in points of 1/72 inch.
-        fixed: whether all letters are of equal width.
+        texts: one text, str []; may have several lines.
+        x, y: its position [], from 0 at the panel's left or bottom to 1 at its right or top.
+        align: which part of the text is at x: "left", "center" or "right". Its vertical middle is at y.
+        size: in points (1/72 inch).
+        fixed: whether to use a fixed-width font.
     """
 
     texts: Any

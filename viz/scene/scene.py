@@ -1,7 +1,7 @@
 """A scene: a whole picture as plain data, with the controls that change it.
 
-A view says once what is to be seen, and each renderer draws the same scene in its own way. Whatever a control changes is in
-the scene beforehand: an array with one more dimension in front.
+A view describes its picture once, and each renderer draws the same scene. A scene holds everything that its controls can
+show: arrays have one more dimension in front for each control.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes with what is drawn in it, in this order.
+    """A pair of axes and the layers drawn in them.
 
     Args:
         x, y: the axes.
-        layers: what is drawn.
-        title: stands above it.
-        row, column: its place in the grid, from 0 at the top left.
-        rows, columns: how many places it takes.
-        equal: whether a unit is as long on one axis as on the other.
-        click: what a click does; None: nothing.
-        frame: whether axes are drawn; without them it is room for words.
-        legend: None: its names are in the legend of the whole picture. Else they stand above the panel, and behind that of a
-            line its value where the control of this name is along x; empty: without values.
+        layers: the layers, the lowest first.
+        title: stands above the panel.
+        row, column: its cell in the scene's grid, from 0 at the top left.
+        rows, columns: how many cells it spans.
+        equal: whether both axes have the same scale, so that circles are round.
+        click: the effect of a click; None for none.
+        frame: False hides the axes, for panels of text.
+        legend: None puts the names of its layers into the legend of the scene. A string gives the panel a legend of its own:
+            the name of a control, at whose value of x the legend shows each line's y, or "" for names alone.
     """
 
     x: Axis
@@ -58,22 +58,23 @@ class Panel:
 
 @dataclass(frozen=True)
 class Scene:
-    """All of a picture.
+    """A picture as data: panels in a grid, and controls that change them.
 
     Args:
-        panels: at least one.
-        title: stands above all.
-        controls, buttons: in the order in which they stand below the picture.
-        width, height: in inches, without the controls.
-        widths, heights: the shares of the grid's columns and rows; empty for equal ones.
-        description: the picture in words, for those who do not see it.
-        listings: code and the like, below the controls; not in an image.
-        notes: what is to be known before one believes the picture, each in a sentence, or a `Note` that leads to it; below
-            the picture, in an image, too.
-        message: what there is to be said to a person who has just done something; not in an image.
+        panels: the panels, at least one.
+        title: stands above the picture.
+        controls, buttons: stand below the picture, in this order.
+        width, height: the size of the picture in inches, without the controls.
+        widths, heights: the relative sizes of the grid's columns and rows; empty for equal ones.
+        description: the picture in words, for screen readers.
+        listings: text to copy, below the controls; images leave it out.
+        notes: warnings about what the picture shows, each a sentence or a `Note`; they stand below the picture, also in
+            images.
+        message: an answer to what the user has just done, such as an error; images leave it out.
 
     Raises:
-        ValueError: something is called for that is not there, or an array does not fit its controls.
+        ValueError: a layer, click, legend or note refers to a control or value that does not exist, two controls have the
+            same name, or an array does not have the dimensions of its controls.
 
     Example:
         >>> import numpy as np
@@ -122,9 +123,9 @@ class Scene:
                 if missing := [name for name in asked if name not in sizes]:
                     raise ValueError(f"{type(layer).__name__} {layer.name!r} depends on {missing[0]!r}: no such control")
                 expected = tuple(sizes[name] for name in layer.by)
-                for name, own in layer.arrays.items():
+                for name, ndim in layer.arrays.items():
                     shape = getattr(layer, name).shape
-                    if len(shape) > own and shape[: len(expected)] != expected:
+                    if len(shape) > ndim and shape[: len(expected)] != expected:
                         raise ValueError(
                             f"{type(layer).__name__} {layer.name!r}: {name} has shape {shape}, but its controls "
                             f"{', '.join(map(repr, layer.by))} have {expected} values"
@@ -132,30 +133,33 @@ class Scene:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """How many rows and columns there are."""
+        """The numbers of rows and columns of the grid."""
         rows = max(panel.row + panel.rows for panel in self.panels)
         return rows, max(panel.column + panel.columns for panel in self.panels)
 
     def state(self, **indices: int) -> dict[str, int]:
-        """Which value each control has: as given, else as at first.
+        """Return the index of each control's value, by control name.
+
+        Args:
+            **indices: indices to set; other controls have their initial value.
 
         Raises:
-            ValueError: no such control, or no such value.
+            ValueError: a control does not exist, or does not have that many values.
         """
-        found = {control.name: control.index for control in self.controls}
+        state = {control.name: control.index for control in self.controls}
         for name, index in indices.items():
-            if name not in found:
+            if name not in state:
                 raise ValueError(
-                    f"{name!r} is no control of this picture; there are {', '.join(map(repr, found)) or 'none'}"
+                    f"{name!r} is no control of this picture; there are {', '.join(map(repr, state)) or 'none'}"
                 )
             n = next(len(control.values) for control in self.controls if control.name == name)
             if not 0 <= index < n:
                 raise ValueError(f"{name}={index!r}: must be from 0 to {n - 1}")
-            found[name] = int(index)
-        return found
+            state[name] = int(index)
+        return state
 
     def drawn(self, line: Line, state: State) -> tuple[np.ndarray, np.ndarray]:
-        """The points of a line that are to be drawn, x and y."""
+        """Return the points of a line that are drawn in a state, as x [n] and y [n]; see `Line.upto`."""
         x, y = line.chosen("x", state), line.chosen("y", state)
         if line.upto is not None:
             control = next(control for control in self.controls if control.name == line.upto)
@@ -164,10 +168,12 @@ class Scene:
         return x, y
 
     def named(self, layer: Layer, state: State, at: str | None = None) -> str:
-        """What a legend calls a layer while the controls are set like this.
+        """Return the text of a layer in the legend.
 
         Args:
-            at: the control at whose value along x that of a line stands behind its name; None or empty: none.
+            layer: the layer.
+            state: the state of the controls.
+            at: the name of a control: the y of a line at the control's value of x follows its name. None or "" for none.
         """
         words = layer.name
         controls = {control.name: control for control in self.controls}
@@ -181,35 +187,35 @@ class Scene:
 
     @property
     def alt(self) -> str:
-        """The picture in words: its title, its description, and the notes that this has not."""
+        """The picture in words: its title, its description, and those notes that the description does not contain."""
         return ". ".join(
             [self.title, self.description, *(each for each in self.notes if each not in self.description)]
         ).strip(". ")
 
     def legend(self, panels: Sequence[Panel]) -> dict[tuple[str, int | str], Layer]:
-        """By name and style the first layer of these panels that has them; words of categories have numbers as styles."""
-        found: dict[tuple[str, int | str], Layer] = {}
+        """Return the legend of panels: the first layer of each name and style. A category has its index as style."""
+        entries: dict[tuple[str, int | str], Layer] = {}
         for layer in (layer for panel in panels for layer in panel.layers if not isinstance(layer, Text)):
             if layer.name:
-                found.setdefault((layer.name, layer.style), layer)
+                entries.setdefault((layer.name, layer.style), layer)
             if isinstance(layer, Heatmap) and layer.palette == "categories":
                 for i, word in enumerate(layer.words):
-                    found.setdefault((word, i), layer)
-        return found
+                    entries.setdefault((word, i), layer)
+        return entries
 
     def to_bytes(self) -> bytes:
-        """All of it for a browser: the length of the header, the header as JSON, and the arrays, each at a multiple of 8.
+        """Serialize the scene for a browser: the length of a header, the header as JSON, and the arrays.
 
-        The length is 4 bytes, little-endian. The header has all fields by their names; in place of an array stands
-        {"array": k}, and header["arrays"][k] has its "dtype", "shape" and "start", in bytes after the header's end, which
-        is filled up to a multiple of 8. header["style"] has the dashes, and by a theme's name, "light" or "dark", its
-        colours; an image has its own, by theme, too.
+        The length is 4 bytes, little-endian. The header has all fields by name, with {"array": k} in place of an array;
+        header["arrays"][k] has the array's "dtype", "shape" and "start". Starts are in bytes from the end of the header, and
+        header and arrays are padded to multiples of 8 bytes. header["style"] has the dash patterns, and the colours of the
+        themes "light" and "dark"; heatmaps have the colours of their palette for each theme.
         """
         buffers: list[np.ndarray] = []
         places: dict[int, int] = {}
 
         def plain(value: Any) -> Any:
-            if type(value) in (str, float, int, bool):  # most are
+            if type(value) in (str, float, int, bool):  # the usual case, made fast
                 return value
             if isinstance(value, Note):
                 return {"words": str(value), "sets": value.sets, "x": value.x}
@@ -218,7 +224,7 @@ class Scene:
                     return value.tolist()
                 if id(value) not in places:
                     places[id(value)] = len(buffers)
-                    buffers.append(np.ascontiguousarray(value).reshape(value.shape))  # which has made [1] of []
+                    buffers.append(np.ascontiguousarray(value).reshape(value.shape))  # it turns shape [] into [1]
                 return {"array": places[id(value)]}
             if isinstance(value, (Layer, Panel, Axis, Control, Button, Click, Listing)):
                 kind: Any = type(value)
@@ -240,7 +246,7 @@ class Scene:
             header["arrays"].append({"dtype": str(array.dtype), "shape": list(array.shape), "start": start})
             start += -(-array.nbytes // 8) * 8
         text = json.dumps(header, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-        words = text.encode("utf-8", "backslashreplace")  # of half a surrogate pair, which JSON has as an escape
+        words = text.encode("utf-8", "backslashreplace")  # a lone surrogate, which JSON can escape
         parts = [struct.pack("<I", len(words)), words, bytes(-(4 + len(words)) % 8)]
         for array in buffers:
             parts += [array.tobytes(), bytes(-array.nbytes % 8)]

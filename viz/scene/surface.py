@@ -1,4 +1,4 @@
-"""Layers that show a function of two variables: its values as colours, and lines of equal value."""
+"""Layers that show a function of two variables: a heatmap and contour lines."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["level_lines", "surface_layers"]
 
 
 def level_lines(x: Any, y: Any, values: Any, levels: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Where a function has one of these values, as one line with gaps.
+    """Return the contour lines of a function as a single line with gaps.
 
     Args:
-        x, y: [n_columns] and [n_rows], increasing.
-        values: [n_rows, n_columns].
-        levels: [n].
+        x, y: the grid, [n_columns] and [n_rows], increasing.
+        values: the function's values on the grid, [n_rows, n_columns].
+        levels: the values of the contours, [n].
 
     Returns:
-        x and y, each float32 [n_points], with NaN between pieces.
+        x and y, float32 [n_points] each, with NaN between pieces.
 
     Example:
         >>> import numpy as np
@@ -44,13 +44,16 @@ def level_lines(x: Any, y: Any, values: Any, levels: Any) -> tuple[np.ndarray, n
 def surface_layers(
     x: Any, y: Any, values: Any, *, label: str = "", levels: int = 14, by: tuple[str, ...] = ()
 ) -> list[Layer]:
-    """Colours by the height above the least value, on a log scale, and lines of equal height.
+    """Return a heatmap and contour lines of a surface, such as a loss over two weights.
+
+    Colours show the height above the lowest value, on a log scale.
 
     Args:
-        x, y: [n_columns] and [n_rows], increasing and evenly spaced: the middles of the cells.
-        values: [n_rows, n_columns]; cells of non-finite values stay empty.
-        label: of the colours, with the unit; empty: there is no bar.
-        levels: how many lines, >= 0; each encloses as much more of the area as the next.
+        x, y: the centers of the cells, [n_columns] and [n_rows], increasing and evenly spaced.
+        values: [n_rows, n_columns]; cells with non-finite values stay empty.
+        label: the label of the colour bar, with the unit; "" for no bar.
+        levels: the number of contour lines, >= 0. They are at quantiles, so each encloses the same additional area.
+        by: names of controls, for the layers.
     """
     x, y, values = (np.asarray(array, dtype=np.float64) for array in (x, y, values))
     finite = values[np.isfinite(values)]
