@@ -26,6 +26,9 @@ PLUGINS = {
         "lbsgd": "tristep.contrib.optimizers:LBSGD",
         "test": "tristep.contrib.optimizers:Test",
     },
+    "tristep.plans": {
+        "whole_dtensors": "tristep.contrib.owners:OwnedPlan",
+    },
     "tristep.stores": {
         "dist_async": "tristep.contrib.server:ServerStore",
         "dist_device_async": "tristep.contrib.server:ServerStore",

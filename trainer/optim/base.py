@@ -23,10 +23,8 @@ from ..optimizer.options import check_state_dtype
 from . import shards
 from .full_precision import float32_weights, load_float32_weights
 from .groups import Group, GroupOptimizer, name_of, refuse_evaluated
-from .owned import OwnedPlan, shown_states
-from .owners import OwnerGroup, check_shards, stages_of
-from .plan import GroupPlan
-from .saved import check_numbers, converted
+from .plan import GroupPlan, check_shards, exchanges_of
+from .saved import check_numbers, converted, shown_states
 
 
 class FusedOptimizer(GroupOptimizer):
@@ -35,8 +33,8 @@ class FusedOptimizer(GroupOptimizer):
     A subclass says which rule a group takes (`_rule`) and with what hyper-parameters (`_hyper`), and how the rule's states
     are called in `state` (`_keys`). States of 16-bit parameters are float32, also after `load_state_dict`, unless the group
     has a `state_dtype`, which means the same as that of `tristep.optimizer`. A group has this key only where it was given,
-    so that `state_dict` fits torch's own class. Of DTensors each rank updates its own shards, see shards.py, or wholes, see
-    owned.py.
+    so that `state_dict` fits torch's own class. Of DTensors each rank updates its own shards, see shards.py; where the rule
+    needs whole tensors, one rank updates each, see contrib/owners.
 
     Raises:
         ValueError: `differentiable=True`, as no graph is recorded through a fused step; a parameter that is sparse; a
@@ -191,7 +189,7 @@ class FusedOptimizer(GroupOptimizer):
         load_float32_weights(self, weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's. All ranks are to call it where owners have the states of cut parameters; see owned.py.
+        """As torch's. All ranks are to call it where owners have the states of cut parameters.
 
         Packed states are bfloat16 in it, exactly, of the parameter's shape and placed as it: one format for one process and
         for shards, which can be cut otherwise. The next step after loading packs them again: where blocks have the same
@@ -261,7 +259,7 @@ class Plans:
         members: dict[Any, list[tuple[Group, int]]] = {}
         self._waiting: list[torch.Tensor] = []  # those that have had no gradient yet, and so have no state
         seen: set[int] = set()
-        stages = stages_of(optimizer)
+        exchanges = exchanges_of(optimizer)
         for group in optimizer.param_groups:
             kind = optimizer._rule(group), optimizer._narrow(group), optimizer._rounding(group)
             for k, parameter in enumerate(group["params"]):
@@ -276,17 +274,16 @@ class Plans:
                 if parameter.grad is None and not optimizer.state.get(parameter):
                     self._waiting.append(parameter)
                 else:
-                    exchange = (OwnerGroup.of(parameter), stages[parameter]) if parameter in stages else None
-                    members.setdefault((*kind, exchange), []).append((group, k))
+                    members.setdefault((*kind, exchanges.get(parameter)), []).append((group, k))
         self._plans: list[GroupPlan] = []
         arrays = []
         for (rule, *_, exchange), those in sorted(members.items(), key=lambda each: each[0][-1] is not None):
             groups, parameters = [group for group, _ in those], [group["params"][k] for group, k in those]
-            make = GroupPlan if exchange is None else OwnedPlan
+            make = GroupPlan if exchange is None else shards.whole_plan()
             self._plans.append(make(optimizer, rule, parameters, groups, [name_of(*each) for each in those]))
             arrays += [shown.array for shown in self._plans[-1].rows.tensors.values()]
         optimizer._number_arrays, optimizer._is_copy = arrays, False
-        self._owned = [plan for plan in self._plans if isinstance(plan, OwnedPlan)]
+        self._exchanging = [plan for plan in self._plans if plan.exchanges]
         self._sharded = [parameter for plan in self._plans for parameter in plan.sharded]
         self._groups = [(group, group["params"], optimizer._rule(group)) for group in optimizer.param_groups]
         self._parameters = [parameter for _, params, _ in self._groups for parameter in params]
@@ -324,17 +321,17 @@ class Plans:
 
     def run(self) -> None:
         """Update the parameters and, if that went well, their numbers. Exchanges go on during the updates of others."""
-        for owned in self._owned:
-            owned.start()
+        for plan in self._exchanging:
+            plan.start()
         for plan in self._plans:
-            if isinstance(plan, OwnedPlan):
+            if plan.exchanges:
                 plan.arrive()
                 plan.launch()
                 plan.send_back()
             else:
                 plan.launch()
-        for owned in self._owned:
-            owned.finish()
+        for plan in self._exchanging:
+            plan.finish()
         if self._sharded:
             self._count_change()
         if (recording := current_recording.get()) is not None:

@@ -12,7 +12,7 @@ from ..full_precision import check_weights, float32_of, parts_of
 from ..optimizer.states import put_master
 from . import shards
 from .groups import MASTER_KEYS, Group, GroupOptimizer, as_real, master_key, name_of
-from .owned import shown_states
+from .saved import shown_states
 
 
 def float32_weights(optimizer: GroupOptimizer) -> dict[torch.Tensor, torch.Tensor]:

@@ -35,7 +35,7 @@ class GroupOptimizer(torch.optim.Optimizer):
     _plan: Any = None  # how its parameters are stepped, as long as that is known
     _number_arrays: Sequence[np.ndarray] = ()  # in which the optimizer's own tensors of `_shown` are
     _is_copy = False  # whether `state` is new, copied or loaded, so that nobody has other views of its tensors
-    _owners: dict[torch.Tensor, int] | None = None  # the ranks that parameters belong to; see owners.py
+    _owners: dict[torch.Tensor, int] | None = None  # the ranks that parameters belong to as wholes
     _control: torch.Tensor | None = None  # float32 [2], what gradients are multiplied by, and whether a step is skipped
 
     def _rule(self, group: Group) -> Rule | TensorRule:

@@ -18,8 +18,7 @@ from . import adapters, ports
 from .base import FusedOptimizer
 from .groups import name_of
 from .joined import JoinedOptimizers
-from .owned import shown_states
-from .saved import check_numbers
+from .saved import check_numbers, shown_states
 
 _classes: Registry[type[torch.optim.Optimizer]] = Registry("optimizer of tristep.optim", torch.optim.Optimizer)
 for _name in (*ports.__all__, *adapters.__all__):

@@ -19,7 +19,6 @@ from ..optimizer.sparse import is_sparse
 from ..optimizer.states import MASTER, State, match_states, states_and_masters
 from . import shards
 from .groups import Group, GroupOptimizer, GroupRows, as_real, master_key, same_objects
-from .owners import check_shards
 
 
 class GroupPlan(StepPlan):
@@ -35,9 +34,12 @@ class GroupPlan(StepPlan):
     Attributes:
         rows: the `GroupRows`.
         sharded: the DTensors among the parameters.
+        exchanges: whether ranks exchange tensors in a step: `start` sends, `arrive` receives before the launch, `send_back`
+            sends after it, `finish` receives, after the launches of all plans.
     """
 
     rows: GroupRows
+    exchanges = False
 
     def __init__(
         self,
@@ -94,6 +96,14 @@ class GroupPlan(StepPlan):
 
     def fits(self, update: Update) -> bool:
         return update.fits(partial(self._optimizer._master_dtype, self._groups[0]))
+
+    def start(self) -> None: ...
+
+    def arrive(self) -> None: ...
+
+    def send_back(self) -> None: ...
+
+    def finish(self) -> None: ...
 
     def gradients(self) -> list[torch.Tensor | None]:
         """The gradients of the parameters, as an `Update` needs them."""
@@ -187,3 +197,22 @@ class GroupPlan(StepPlan):
             new = dict(zip(names, row, strict=True))
             states[i] = states[i] | new
             self._show(i, new)
+
+
+def check_shards(optimizer: GroupOptimizer, rule: Rule | TensorRule, parameters: Sequence[torch.Tensor]) -> None:
+    """Refuse DTensors that the rule cannot update, neither by their shards nor as wholes."""
+    whole = [parameter for parameter in parameters if shards.needs_whole(rule, parameter)]
+    by_shard = [parameter for parameter in parameters if not shards.needs_whole(rule, parameter)]
+    refusal = shards.whole_plan().refusal(rule, whole) if whole else None
+    refusal = refusal or shards.rule_refusal(rule, by_shard)
+    if refusal is not None:
+        raise NotImplementedError(f"{type(optimizer).__name__} with sharded parameters: {refusal}")
+
+
+def exchanges_of(optimizer: GroupOptimizer) -> dict[torch.Tensor, Any]:
+    """By parameter, of those that are updated as wholes but not whole on this rank, with which others."""
+    for group in optimizer.param_groups:
+        rule = optimizer._rule(group)
+        if any(shards.needs_whole(rule, parameter) for parameter in group["params"]):
+            return shards.whole_plan().exchanges_of(optimizer)
+    return {}

@@ -1,19 +1,62 @@
-"""Checks of a saved state, which torch's own `load_state_dict` takes as it comes."""
+"""What `state_dict` shows, and checks of a saved state, which torch's own `load_state_dict` takes as it comes."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import torch
 
-from ...kernels.storage import check_scales, is_packed
+from ...kernels import TensorRule, storage
+from ...kernels.states import PACK_FROM
 from ..checkpoint import MOST_UPDATES
 from ..optimizer import registered
 from ..validation import integer
+from . import shards
 from .groups import MASTER_KEYS, GroupOptimizer, as_real, name_of
+
+
+@contextmanager
+def shown_states(optimizer: GroupOptimizer, only: Collection[str] | None = None) -> Iterator[None]:
+    """A context in which `optimizer.state` is as `state_dict` shows it, for all ranks to enter.
+
+    Packed states are bfloat16 tensors of the parameter's shape, and states that one rank alone has are DTensors.
+
+    Args:
+        optimizer: whose states they are.
+        only: keys of states and masters that are needed; by default all.
+    """
+    kept, owners = optimizer.state, optimizer._owners or {}
+    shown = copy.copy(kept)  # rows that are shown as they are stay the same objects, as in torch
+    for group in optimizer.param_groups:
+        rule = optimizer._rule(group)
+        unsigned = {optimizer._keys.get(slot, slot): slot in rule.nonnegative for slot in rule.slots}
+        for parameter in group["params"]:
+            if not isinstance(kept.get(parameter), dict) or (parameter in owners and isinstance(rule, TensorRule)):
+                continue
+            row, shape = dict(kept[parameter]), shards.local(parameter).shape
+            for key in unsigned:
+                state: Any = row.get(key)
+                if not storage.is_packed(state) or shards.is_dtensor(state) or (only is not None and key not in only):
+                    continue
+                if len(state) == storage.packed_size(shape.numel(), state.dtype):  # it may be another model's
+                    # One type for all ranks: those with few elements do not pack them.
+                    show = storage.unpacked if shards.fewest_elements(parameter) < PACK_FROM else storage.as_bfloat16
+                    row[key] = shards.placed_as(parameter, show(state, shape, unsigned[key]))
+                    shown[parameter] = row
+    if owners:
+        shards.whole_plan().show(optimizer, shown, only)
+    try:
+        if not all(map(is_, shown.values(), kept.values())):
+            optimizer.state = shown
+        yield
+    finally:
+        optimizer.state = kept
 
 
 def converted(optimizer: GroupOptimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,8 +110,8 @@ def check_numbers(optimizer: GroupOptimizer, saved: Mapping[str, Any], shown: Co
         _check_slots(optimizer, k, group, state)
     for key, row in state.items():
         for name, value in row.items() if isinstance(row, Mapping) else ():
-            if isinstance(value, torch.Tensor) and is_packed(value) and value.dim() == 1 and name not in MASTER_KEYS:
-                check_scales(f"saved state: {name!r} of parameter {key!r}", value)
+            if isinstance(value, torch.Tensor) and storage.is_packed(value) and value.dim() == 1 and name not in MASTER_KEYS:
+                storage.check_scales(f"saved state: {name!r} of parameter {key!r}", value)
             value = _number_in(value)
             if name == "step" and isinstance(value, int | float):
                 count = int(value) if math.isfinite(value) and value == int(value) else value

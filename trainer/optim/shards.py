@@ -2,8 +2,8 @@
 
 `torch.distributed.fsdp.fully_shard` and `distribute_tensor` make such parameters. States are DTensors, too, placed as their
 parameter is, as torch's own optimizers have them, except for packed ones, whose blocks are those of the rank's shard: they
-are plain tensors, and DTensors only in what `state_dict` returns. Nothing here waits for the device. For rules
-that need whole tensors, see owned.py.
+are plain tensors, and DTensors only in what `state_dict` returns. Nothing here waits for the device. A rule
+that needs whole tensors gets them by a plugin, see `whole_plan`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from ...kernels import Rule, TensorRule
 from ...kernels.layouts import is_wrapper
+from .. import plugins
 
 # The groups of processes among which a tensor is cut, each a mesh and the number of its dimension; none of them where every
 # process has all of it.
@@ -137,6 +138,25 @@ def rule_refusal(rule: Rule | TensorRule, parameters: Sequence[torch.Tensor]) ->
             "them are cut among the same ranks: clip by tristep.optim.clip_grad_norm_ instead, or give it those that are"
         )
     return None
+
+
+def needs_whole(rule: Rule | TensorRule, parameter: torch.Tensor) -> bool:
+    """Whether a parameter is cut, and cannot be updated by its shards."""
+    whole = isinstance(rule, TensorRule) and not rule.elementwise(parameter.shape)
+    return whole and bool(cut_among(parameter))
+
+
+def whole_plan() -> Any:
+    """The plugin's plan of such parameters: a subclass of `GroupPlan` that brings whole tensors to a rank.
+
+    Besides the methods of `GroupPlan`, all of which it may override, it has these static ones:
+
+        refusal(rule, parameters) -> str | None     why it cannot plan one of these parameters
+        exchanges_of(optimizer) -> dict             by parameter a key; those of equal keys have a plan together
+        show(optimizer, shown, only)                put its states into `shown`, rows of `optimizer.state`, as `state_dict`
+                                                    is to have them; called where `optimizer._owners` has parameters
+    """
+    return plugins.load("tristep.plans", "whole_dtensors")
 
 
 def join_shards(update: Any, parameters: Sequence[torch.Tensor]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import dist_utils
+from ...trainer import dist_utils
 
 _ALIGNMENT = 16  # bytes between the starts of two tensors in a message, so that each can be viewed in its type
 

@@ -11,6 +11,8 @@ from owner_training import LARGE, MATRICES, RULES, AnyMuon, Pair, backward, full
 import tristep
 from tristep.trainer.optim import shards
 
+pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
+
 
 def _optimizer(name, net):
     if name == "several":

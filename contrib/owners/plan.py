@@ -14,13 +14,10 @@ orthogonalization, too.
 
 from __future__ import annotations
 
-import copy
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, MutableMapping, Sequence
 from functools import cached_property
 from itertools import chain
-from operator import is_
 from typing import Any
 
 import torch
@@ -28,13 +25,13 @@ import torch
 from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.guards import PointerGuard
 from ...kernels.layouts import is_wrapper
-from ...kernels.states import PACK_FROM, goes_with, master_like, slot_shapes, states_for
-from ..optimizer.states import MASTER, State, match_states, new_master, states_and_masters
-from . import shards
+from ...kernels.states import goes_with, master_like, slot_shapes, states_for
+from ...trainer.optim import shards
+from ...trainer.optim.groups import MASTER_KEYS, Group, GroupOptimizer, master_key, same_objects
+from ...trainer.optim.plan import GroupPlan, check_shards
+from ...trainer.optimizer.states import MASTER, State, match_states, new_master, states_and_masters
 from .exchange import CutTensor, Exchange, shard_bounds
-from .groups import MASTER_KEYS, Group, GroupOptimizer, master_key, same_objects
-from .owners import OwnerGroup, assign_owners, check_shards
-from .plan import GroupPlan
+from .ranks import OwnerGroup, assign_owners, exchanges_of, refusal
 
 
 class Owned:
@@ -67,6 +64,10 @@ class OwnedPlan(GroupPlan):
 
     An update has whole tensors for this rank's own parameters, and tensors without elements for the others'.
     """
+
+    exchanges = True
+    refusal = staticmethod(refusal)
+    exchanges_of = staticmethod(exchanges_of)
 
     _new: list[tuple[int, State, list[str]]]  # parameters, their states, and which of these are to be filled
     _new_masters: list[tuple[int, torch.Tensor, torch.Tensor | None]]  # and what was the master so far
@@ -159,6 +160,41 @@ class OwnedPlan(GroupPlan):
         self._there = self._back = None
         self._shards_of_gradients = []
 
+    @staticmethod
+    def show(optimizer: GroupOptimizer, shown: MutableMapping[Any, Any], only: Collection[str] | None = None) -> None:
+        """As DTensors, packed states as bfloat16 ones of the parameter's shape."""
+        owners = optimizer._owners or {}
+        tensors: dict[OwnerGroup, list[CutTensor]] = {}
+        for group in optimizer.param_groups:
+            rule = optimizer._rule(group)
+            unsigned = {optimizer._keys.get(slot, slot) for slot in rule.nonnegative}
+            for parameter in group["params"]:
+                if parameter not in owners or not isinstance(rule, TensorRule) or not isinstance(shown.get(parameter), dict):
+                    continue
+                ranks, row = OwnerGroup.of(parameter), dict(shown[parameter])
+                for key, shape in _states_in(optimizer, rule, parameter, row):
+                    state = row[key]
+                    # A DTensor was loaded, and there has been no step since.
+                    if shards.is_dtensor(state) or (only is not None and key not in only):
+                        continue
+                    if storage.is_packed(state) and key not in MASTER_KEYS:
+                        shape = parameter.shape
+                        if ranks.rank == owners[parameter]:
+                            state = storage.as_bfloat16(state, shape, key in unsigned)
+                        else:
+                            state = torch.empty(0, dtype=torch.bfloat16, device=state.device)
+                    dim, size = _dimension(parameter, shape), list(shape)
+                    if dim is not None:
+                        start, stop = shard_bounds(shape[dim], ranks.ranks, ranks.rank)
+                        size[dim] = stop - start
+                    own = torch.empty(size, dtype=state.dtype, device=state.device)
+                    whole = state if ranks.rank == owners[parameter] else None
+                    tensors.setdefault(ranks, []).append(CutTensor(own, whole, shape, dim, owners[parameter]))
+                    row[key] = _dtensor(own, shape, parameter)
+                    shown[parameter] = row
+        for ranks, those in tensors.items():
+            _exchange(ranks, those, to_owners=False)
+
     def _cut_tensor(self, member: Owned, shard: torch.Tensor, whole: torch.Tensor | None) -> CutTensor:
         return CutTensor(shard, whole if member.mine else None, member.parameter.shape, member.dim, member.owner)
 
@@ -247,69 +283,6 @@ class OwnedPlan(GroupPlan):
                 self._new_masters.append((i, master, found))
             member.row[key] = found = master
         return found
-
-
-@contextmanager
-def shown_states(optimizer: GroupOptimizer, only: Collection[str] | None = None) -> Iterator[None]:
-    """A context in which `optimizer.state` is as `state_dict` shows it, for all ranks to enter.
-
-    Packed states are bfloat16 tensors of the parameter's shape, and the states that only owners have are DTensors.
-
-    Args:
-        optimizer: whose states they are.
-        only: keys of states and masters that are needed; by default all.
-    """
-    kept, owners = optimizer.state, optimizer._owners or {}
-    shown = copy.copy(kept)  # rows that are shown as they are stay the same objects, as in torch
-    tensors: dict[OwnerGroup, list[CutTensor]] = {}
-    for group in optimizer.param_groups:
-        rule = optimizer._rule(group)
-        unsigned = {optimizer._keys.get(slot, slot) for slot in rule.nonnegative}
-        for parameter in group["params"]:
-            if not isinstance(kept.get(parameter), dict):
-                continue
-            row = dict(kept[parameter])
-            if parameter not in owners or not isinstance(rule, TensorRule):
-                shape = shards.local(parameter).shape
-                for key in (optimizer._keys.get(slot, slot) for slot in rule.slots):
-                    state: Any = row.get(key)
-                    if not storage.is_packed(state) or shards.is_dtensor(state) or (only is not None and key not in only):
-                        continue
-                    if len(state) == storage.packed_size(shape.numel(), state.dtype):  # it may be another model's
-                        # One type for all ranks: those with few elements do not pack them.
-                        show = storage.unpacked if shards.fewest_elements(parameter) < PACK_FROM else storage.as_bfloat16
-                        row[key] = shards.placed_as(parameter, show(state, shape, key in unsigned))
-                        shown[parameter] = row
-                continue
-            ranks = OwnerGroup.of(parameter)
-            for key, shape in _states_in(optimizer, rule, parameter, row):
-                state = row[key]
-                # A DTensor was loaded, and there has been no step since.
-                if shards.is_dtensor(state) or (only is not None and key not in only):
-                    continue
-                if storage.is_packed(state) and key not in MASTER_KEYS:
-                    shape = parameter.shape
-                    if ranks.rank == owners[parameter]:
-                        state = storage.as_bfloat16(state, shape, key in unsigned)
-                    else:
-                        state = torch.empty(0, dtype=torch.bfloat16, device=state.device)
-                dim, size = _dimension(parameter, shape), list(shape)
-                if dim is not None:
-                    start, stop = shard_bounds(shape[dim], ranks.ranks, ranks.rank)
-                    size[dim] = stop - start
-                own = torch.empty(size, dtype=state.dtype, device=state.device)
-                whole = state if ranks.rank == owners[parameter] else None
-                tensors.setdefault(ranks, []).append(CutTensor(own, whole, shape, dim, owners[parameter]))
-                row[key] = _dtensor(own, shape, parameter)
-                shown[parameter] = row
-    for ranks, those in tensors.items():
-        _exchange(ranks, those, to_owners=False)
-    try:
-        if not all(map(is_, shown.values(), kept.values())):
-            optimizer.state = shown
-        yield
-    finally:
-        optimizer.state = kept
 
 
 @torch.no_grad()

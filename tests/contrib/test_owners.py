@@ -11,8 +11,11 @@ from dtensors import sent_by, whole_tensors
 from owner_training import MATRICES, RULES, AnyMuon, Pair, backward, fully_sharded, make_mesh, make_net, placed
 
 import tristep
+from tristep.contrib.owners import ranks
 from tristep.trainer import dist_utils
-from tristep.trainer.optim import owners, shards
+from tristep.trainer.optim import shards
+
+pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
 
 mixed_types = pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch wants gradients of one type")
 
@@ -136,11 +139,11 @@ def test_a_step_calls_two_collectives_and_torchs_more_than_there_are_matrices(pr
 
 
 def _in_stages():
-    with mock.patch.object(owners, "STAGE_BYTES", 100), _counted_exchanges() as sent:
+    with mock.patch.object(ranks, "STAGE_BYTES", 100), _counted_exchanges() as sent:
         pair = Pair(*RULES["muon"])
         for k in range(3):
             pair.step(k)
-    return len(sent), len(pair.optimizers[0]._plan._owned), pair.results()
+    return len(sent), len(pair.optimizers[0]._plan._exchanging), pair.results()
 
 
 def test_many_weights_go_in_several_exchanges(processes):
@@ -157,11 +160,11 @@ def _added():
     pair = Pair(lambda groups: AnyMuon(groups[0]["params"], lr=0.02), shapes)
     optimizer = pair.optimizers[0]
     pair.step(0)
-    first = [owners.assign_owners(optimizer)[p] for p in pair.cut[:4] if shards.cut_among(p)]
+    first = [ranks.assign_owners(optimizer)[p] for p in pair.cut[:4] if shards.cut_among(p)]
     for each, params in zip(pair.optimizers, (pair.cut, pair.alone), strict=True):
         each.add_param_group({"params": params[4:]})
     pair.step(1)
-    found = owners.assign_owners(optimizer)
+    found = ranks.assign_owners(optimizer)
     costs = Counter()
     for p in found:
         costs[found[p]] += optimizer._rule(optimizer.param_groups[0]).cost(p.shape)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
 from ...kernels import Rule, TensorRule
-from ..kvstore.partition import owners_of
-from . import shards
-from .groups import GroupOptimizer
+from ...trainer.kvstore.partition import owners_of
+from ...trainer.optim import shards
+from ...trainer.optim.groups import GroupOptimizer
 
 STAGE_BYTES = 2**27  # of the weights of an exchange, about; those of one are updated while those of the next are sent
 
@@ -24,7 +24,7 @@ class OwnerGroup(NamedTuple):
 
     @classmethod
     def of(cls, parameter: torch.Tensor) -> OwnerGroup:
-        """The one of a parameter that `owner_refusal` does not refuse."""
+        """The one of a parameter that `refusal` does not refuse."""
         ((mesh, mesh_dim),) = shards.cut_among(parameter)
         return cls(mesh, mesh_dim)
 
@@ -44,13 +44,7 @@ class OwnerGroup(NamedTuple):
         return self.mesh.size(self.mesh_dim)
 
 
-def needs_owner(rule: Rule | TensorRule, parameter: torch.Tensor) -> bool:
-    """Whether a parameter is cut, and cannot be updated by its shards."""
-    whole = isinstance(rule, TensorRule) and not rule.elementwise(parameter.shape)
-    return whole and bool(shards.cut_among(parameter))
-
-
-def owner_refusal(rule: Rule | TensorRule, parameters: Iterable[torch.Tensor]) -> str | None:
+def refusal(rule: Rule | TensorRule, parameters: Iterable[torch.Tensor]) -> str | None:
     """Why one of these parameters, which need owners, cannot have one, or None."""
     for parameter in parameters:
         if rule.reductions:
@@ -66,15 +60,6 @@ def owner_refusal(rule: Rule | TensorRule, parameters: Iterable[torch.Tensor]) -
                 "(ignored_params=...), or use an optimizer whose rule is one of single elements"
             )
     return None
-
-
-def check_shards(optimizer: GroupOptimizer, rule: Rule | TensorRule, parameters: Sequence[torch.Tensor]) -> None:
-    """Refuse DTensors that the rule cannot update, neither by their shards nor by owners."""
-    owned = [parameter for parameter in parameters if needs_owner(rule, parameter)]
-    by_shard = [parameter for parameter in parameters if not needs_owner(rule, parameter)]
-    refusal = owner_refusal(rule, owned) or shards.rule_refusal(rule, by_shard)
-    if refusal is not None:
-        raise NotImplementedError(f"{type(optimizer).__name__} with sharded parameters: {refusal}")
 
 
 def _obstacle(parameter: Any) -> str | None:
@@ -101,7 +86,7 @@ def assign_owners(optimizer: GroupOptimizer) -> dict[torch.Tensor, int]:
     for group in optimizer.param_groups:
         rule = optimizer._rule(group)
         for parameter in group["params"]:
-            if needs_owner(rule, parameter):
+            if shards.needs_whole(rule, parameter):
                 costs.setdefault(OwnerGroup.of(parameter), {})[parameter] = rule.cost(parameter.shape)
     for ranks, found in costs.items():
         loads = [0.0] * ranks.ranks
@@ -113,16 +98,16 @@ def assign_owners(optimizer: GroupOptimizer) -> dict[torch.Tensor, int]:
     return owners
 
 
-def stages_of(optimizer: GroupOptimizer) -> dict[torch.Tensor, int]:
-    """By parameter the number of its exchange. As with owners, all ranks find the same."""
-    stages: dict[torch.Tensor, int] = {}
+def exchanges_of(optimizer: GroupOptimizer) -> dict[torch.Tensor, tuple[OwnerGroup, int]]:
+    """By parameter its exchange: the ranks, and a number. As with owners, all ranks find the same."""
+    exchanges: dict[torch.Tensor, tuple[OwnerGroup, int]] = {}
     sizes: dict[OwnerGroup, int] = {}
     for group in optimizer.param_groups:
         rule = optimizer._rule(group)
         for parameter in group["params"]:
-            if needs_owner(rule, parameter) and parameter not in stages:
+            if shards.needs_whole(rule, parameter) and parameter not in exchanges:
                 ranks = OwnerGroup.of(parameter)
                 before = sizes.get(ranks, 0)
-                stages[parameter] = before // STAGE_BYTES
+                exchanges[parameter] = ranks, before // STAGE_BYTES
                 sizes[ranks] = before + parameter.numel() * parameter.element_size()
-    return stages
+    return exchanges
