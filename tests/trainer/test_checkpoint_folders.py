@@ -250,7 +250,7 @@ def test_a_folder_that_is_removed_and_made_again_is_locked_again(tmp_path):
 
 def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_damaged(tmp_path, monkeypatch):
     """Somebody who saves here removes the one that is read: there is a newer one."""
-    resuming = importlib.import_module("tristep.trainer.checkpoint.content")
+    resuming = importlib.import_module("tristep.trainer.checkpoint.folder")
     manager, read, calls = _training(tmp_path, 1), resuming.read_checkpoint, []
 
     def replaced(path):

@@ -13,13 +13,14 @@ from ...kernels.layouts import compute_dtype
 from ...kernels.states import slot_shapes
 from ...kernels.storage import PACKED, check_scales, is_packed, kind_of
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer
+from ..optimizer.multi import part_of
 from ..optimizer.settings import SPLIT_MASTERS, check_settings
 from ..optimizer.states import MASTER
 from ..validation import boolean, integer, number
 from .nesting import check_layout
-from .parts import check_parts, shares
 
 FORMAT = 1
+_PART_KEYS = {"pattern", "optimizer", "settings", "lr_scheduler", "names"}
 MOST_UPDATES = 2**53  # that a float64 counts exactly, as bias corrections do
 
 
@@ -53,13 +54,27 @@ def check_form(saved: Any) -> None:
             raise TypeError(f"saved state: the shape of {name!r} is {shape!r}: must be a list of integers, or None")
     for name, layout in saved["layout"].items():
         check_layout(name, layout)
-    check_parts(saved)
+    _check_parts(saved)
     for name, slots in saved["state"].items():
         if not isinstance(slots, Mapping):
             raise TypeError(f"saved state: the state of {name!r} must be a dict, got {type(slots).__name__}")
         for slot, tensor in slots.items():
             if not isinstance(tensor, torch.Tensor):
                 raise TypeError(f"saved state: {slot} of {name!r} must be a tensor, got {type(tensor).__name__}")
+
+
+def _check_parts(saved: Mapping[str, Any]) -> None:
+    """Refuse `optimizers` that `collect` has not given, whatever the model and the optimizers are."""
+    parts = saved.get("optimizers", [])
+    if not isinstance(parts, (list, tuple)):
+        raise TypeError(f"saved state: optimizers must be a list, got {type(parts).__name__}")
+    for k, part in enumerate(parts):
+        if not isinstance(part, Mapping) or set(part) != _PART_KEYS:
+            raise ValueError(f"saved state: optimizers[{k}] must have {', '.join(sorted(_PART_KEYS))}, and nothing else")
+        if not isinstance(part["settings"], Mapping) or any(not isinstance(name, str) for name in part["settings"]):
+            raise TypeError(f"saved state: settings of optimizers[{k}] must be a dict with names")
+        if not isinstance(part["names"], (list, tuple)) or any(not isinstance(name, str) for name in part["names"]):
+            raise TypeError(f"saved state: names of optimizers[{k}] must be a list of strings")
 
 
 def check(optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Tensor], saved: Mapping[str, Any]) -> None:
@@ -84,6 +99,31 @@ def check(optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Ten
             _check_rule_state(part, dict(zip(names, params, strict=True)), own)
     if isinstance(optimizer, MultiOptimizer):
         _check_together(saved["settings"])
+
+
+def shares(optimizer: Optimizer, names: Sequence[str], saved: Mapping[str, Any]) -> list[tuple[Optimizer, dict[str, Any]]]:
+    """Each optimizer that there is, with what was saved of it and its parameters.
+
+    Raises:
+        ValueError: the state is of other optimizers, or of others for some parameters.
+    """
+    if not isinstance(optimizer, MultiOptimizer):
+        return [(optimizer, dict(saved))]
+    parts, found = saved.get("optimizers", []), []
+    of = {name: part for part in parts for name in part["names"]}
+    for i, name in enumerate(names):
+        mine, theirs = type(part_of(optimizer, i)).__name__.lower(), of.get(name, {"optimizer": None})["optimizer"]
+        if mine != theirs:
+            raise ValueError(f"saved state: {name!r} is a parameter of optimizer {theirs!r}, in this trainer of {mine!r}")
+    if len(parts) != len(optimizer.optimizers):
+        raise ValueError(f"saved state is of {len(parts)} optimizers, this trainer has {len(optimizer.optimizers)}")
+    for k, (part, own) in enumerate(zip(optimizer.optimizers, parts, strict=True)):
+        here = [name for i, name in enumerate(names) if part_of(optimizer, i) is part]
+        if other := sorted(set(here) ^ set(own["names"])):
+            raise ValueError(f"saved state: {other[0]!r} belongs to optimizers[{k}] in the saved state or here, not in both")
+        state = {name: slots for name, slots in saved["state"].items() if name in own["names"]}
+        found.append((part, {**saved, **own, "state": state}))
+    return found
 
 
 def _check_together(settings: Mapping[str, Any]) -> None:

@@ -10,8 +10,10 @@ import shutil
 import socket
 import threading
 import uuid
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +28,7 @@ fcntl: Any = import_module("fcntl") if os.name == "posix" else None
 _NAME = re.compile(r"step-(\d{10,})(?:-(\d+))?")  # the step, and how often that step has been saved before
 _HIDDEN = re.compile(r"\.(step-.*)\.[0-9a-f]{32}\.tmp")  # being written, or removed
 _MODEL, _STATES, _REST = "model.safetensors", "trainer.safetensors", "training.safetensors"
+_PART = "a part of a checkpoint"
 _FILES, _IDENTITY = {_MODEL, _STATES, _REST}, "checkpoint"  # all of a checkpoint's files have the same identity
 _OF_RANK = {"random", "stateful", "extra", "buffers"}
 _FORMAT = 1
@@ -64,26 +67,46 @@ class Content(NamedTuple):
 
 
 class Claim:
-    """This process is the only one that saves into a folder, for one of its trainings at a time.
+    """A lock on a folder: no other process saves there, and one training of this process at a time.
 
     Args:
-        descriptor: of the open file whose lock says so.
+        path: of the file that is locked while it is open. A lock of `lockf` stays with the process that has taken it.
 
     Attributes:
-        trainer: a weak reference to the one whose checkpoints are saved.
-        writing: a lock, of those who write.
+        trainer: a weak reference to the trainer whose checkpoints are saved.
+        writing: a lock for the threads that write.
+
+    Raises:
+        RuntimeError: another process saves here.
+        OSError: the system's own.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, path: Path) -> None:
         self.trainer: Callable[[], Any] = lambda: None
         self.writing = threading.Lock()
-        self._descriptor = descriptor
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        if fcntl is None:
+            return
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):  # a file system without locks
+                return
+            who = os.read(self._descriptor, 200).decode(errors="replace") or "another process"
+            self.close()
+            raise RuntimeError(
+                f"folder={str(path.parent)!r}: {who} saves checkpoints here, and those of two processes would be taken for "
+                "each other: give each its own folder, or end the other one, or its CheckpointManager by close()"
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
 
     def holds(self, path: Path) -> bool:
-        """Whether the lock is that of the folder as it is now, which may have been removed and made again."""
+        """Whether this is the folder's lock as it is now: the folder may have been removed and made again."""
         return path.exists() and os.path.samestat(os.fstat(self._descriptor), path.stat())
 
     def close(self) -> None:
+        """Let others save here. In a forked process this does not release the lock of its parent."""
         os.close(self._descriptor)
 
 
@@ -104,13 +127,12 @@ def claim(folder: Path, trainer: Any, before: Claim | None) -> Claim:
     """
     folder.mkdir(parents=True, exist_ok=True)
     key, path = os.path.realpath(folder), folder / ".lock"
-    found = _claims.get(key)
-    if found is not None and not found.holds(path):
+    if key in _claims and not _claims[key].holds(path):
         _claims.pop(key).close()
-        found = None
-    if found is None:
-        found = _claims[key] = Claim(_locked(path))
-    elif found is before and found.trainer() not in (trainer, None):
+    if key not in _claims:
+        _claims[key] = Claim(path)
+    found = _claims[key]
+    if found is before and found.trainer() not in (trainer, None):
         raise RuntimeError(
             f"folder={str(folder)!r}: another trainer of this process has begun to save here, and checkpoints of two "
             "trainings in one folder would be taken for each other: give each its own folder"
@@ -127,33 +149,12 @@ def disclaim(folder: Path, trainer: Any) -> None:
 
 
 def _after_fork() -> None:
-    """A lock of `lockf` stays with the process that has taken it; closing the file here does not release it."""
     while _claims:
         _claims.popitem()[1].close()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def _locked(path: Path) -> int:
-    """The descriptor of the file, which is locked while that is open."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        if fcntl is not None:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EAGAIN):  # a file system without locks
-            return descriptor
-        who = os.read(descriptor, 200).decode(errors="replace") or "another process"
-        os.close(descriptor)
-        raise RuntimeError(
-            f"folder={str(path.parent)!r}: {who} saves checkpoints here, and those of two processes would be taken for each "
-            "other: give each its own folder, or end the other one, or its CheckpointManager by close()"
-        ) from None
-    return descriptor
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -176,15 +177,41 @@ def step_of(path: Path) -> int | None:
     return None if match is None else int(match[1])
 
 
-def read_about(path: Path) -> Checkpoint:
-    """What a checkpoint says about itself.
+def checkpoints(folder: Path) -> list[Checkpoint]:
+    """What the checkpoints of a folder say about themselves, from the oldest to the newest, without damaged ones."""
+    found = []
+    for path in list_checkpoints(folder):
+        with suppress(OSError, ValueError), files.contents("checkpoint", path / _REST, _PART):
+            found.append(_about(path, _read(path / _REST, with_tensors=False)[0]))
+    return found
+
+
+def newest(folder: Path) -> Content | None:
+    """The newest checkpoint of a folder, or the one that this is; None: there is none. Warns of newer damaged ones.
 
     Raises:
-        FileNotFoundError, ValueError: it is no checkpoint, or damaged.
+        ValueError: all of them are damaged.
     """
-    with files.contents("checkpoint", path / _REST, "a part of a checkpoint"):
-        found = files.read(path / _REST, with_tensors=False)
-        return _about(path, None if found is None else found[0])
+    damaged: dict[Path, str] = {}
+    while paths := [each for each in _paths(folder) if each not in damaged]:
+        path = paths[-1]
+        try:
+            content = read_checkpoint(path)
+        except (OSError, ValueError) as error:
+            if path.exists():  # if not, somebody who saves here has removed it meanwhile: there is a newer one
+                damaged[path] = f"{path.name}: {error}"
+            continue
+        if damaged:
+            warnings.warn(
+                f"folder={str(folder)!r}: {path.name} is resumed, newer ones are damaged. {next(iter(damaged.values()))}",
+                stacklevel=5,
+            )
+        return content
+    if damaged:
+        raise ValueError(
+            f"folder={str(folder)!r}: all of its {len(damaged)} checkpoints are damaged. {next(iter(damaged.values()))}"
+        )
+    return None
 
 
 def read_checkpoint(path: Path) -> Content:
@@ -193,15 +220,15 @@ def read_checkpoint(path: Path) -> Content:
     Raises:
         FileNotFoundError, ValueError: it is no checkpoint, or damaged.
     """
-    with files.contents("checkpoint", path / _REST, "a part of a checkpoint"):
-        header, tensors = _tensors(path / _REST)
+    with files.contents("checkpoint", path / _REST, _PART):
+        header, tensors = _read(path / _REST)
         about, ranks = _about(path, header), unpack(header["ranks"], tensors)
         if not (isinstance(ranks, list) and ranks):
             raise ValueError("it does not have the states of generators")
         for rank in ranks:
             _check_rank(rank)
-    with files.contents("checkpoint", path / _MODEL, "a part of a checkpoint"):
-        of_model, model = _tensors(path / _MODEL)
+    with files.contents("checkpoint", path / _MODEL, _PART):
+        of_model, model = _read(path / _MODEL)
     states = state.read(path / _STATES)
     if len({str(each) for each in (header.get(_IDENTITY), of_model.get(_IDENTITY), states.pop(_IDENTITY, None))}) > 1:
         raise ValueError(
@@ -256,7 +283,7 @@ def prune(folder: Path, keep: int | None, best: tuple[str, str] | None, newest: 
     """
     if keep is None:
         return
-    abouts = [about for about in map(about_or_none, list_checkpoints(folder)) if about is not None]
+    abouts = checkpoints(folder)
     spared = {about.path for about in abouts[-keep:]} | {newest}
     if best is not None and len(abouts) > keep and (found := best_of(abouts, *best)) is not None:
         spared.add(found.path)
@@ -272,19 +299,16 @@ def best_of(checkpoints: Sequence[Checkpoint], name: str, mode: str) -> Checkpoi
     return min(reversed(ranked), key=lambda one: sign * one.metrics[name], default=None)
 
 
-def about_or_none(path: Path) -> Checkpoint | None:
-    """What a checkpoint says about itself, None of a damaged one."""
-    try:
-        return read_about(path)
-    except (OSError, ValueError):
-        return None
+def _paths(folder: Path) -> list[Path]:
+    """The one checkpoint that this is, or those in it."""
+    return [folder] if is_checkpoint(folder) else list_checkpoints(folder)
 
 
-def _about(path: Path, header: Mapping[str, Any] | None) -> Checkpoint:
-    if header is None or header.get("format") != _FORMAT:
+def _about(path: Path, header: Mapping[str, Any]) -> Checkpoint:
+    if header.get("format") != _FORMAT:
         raise ValueError(
-            f"it has format {None if header is None else header.get('format')!r}: this version of tristep reads format "
-            f"{_FORMAT}; it may come from a newer version"
+            f"it has format {header.get('format')!r}: this version of tristep reads format {_FORMAT}; it may come from a "
+            "newer version"
         )
     step, metrics = header["step"], header["metrics"]
     if type(step) is not int or step < 0 or not isinstance(metrics, dict):
@@ -311,11 +335,11 @@ def _check_rank(rank: Any) -> None:
     check_random_state(rank["random"], with_gpus=False)
 
 
-def _tensors(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    found = files.read(path)
-    if found is None:
+def _read(path: Path, with_tensors: bool = True) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    content = files.read(path, with_tensors)
+    if content is None:
         raise ValueError("a safetensors file from elsewhere")
-    return found
+    return content
 
 
 def _hidden(folder: Path, name: str) -> Path:
@@ -327,8 +351,8 @@ def _remove(path: Path) -> None:
     try:
         if path.is_symlink() or not _FILES.issuperset(os.listdir(path)):
             return
-        if any(files.read(each, with_tensors=False) is None for each in path.iterdir()):
-            return
+        for each in path.iterdir():
+            _read(each, with_tensors=False)
     except (OSError, ValueError, LookupError, TypeError):
         return  # damaged, or not ours
     hidden = _hidden(path.parent, path.name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import traceback
 import warnings
 import weakref
@@ -17,17 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .. import dist_utils
 from ..interrupts import StopSignals, checked_signals, uninterrupted
 from ..validation import boolean, choice, integer, number
-from .content import ALONE, collect_rank, extra_states_of, group_of, rank_of, resume, tensors_of
+from .content import Ranks, Training, resume
 from .files import check_writable
 from .folder import (
     Checkpoint,
     Claim,
     Content,
-    about_or_none,
     best_of,
+    checkpoints,
     claim,
     disclaim,
     list_checkpoints,
@@ -133,9 +131,8 @@ class CheckpointManager:
         self.metric, self._mode = best, choice("mode", mode, ("min", "max"))
         self._asynchronous = boolean("asynchronous", asynchronous)
         self._signals = StopSignals(checked_signals(signals))
-        for name, same in tensors_of(trainer, net).items():
+        for name, same in Training(trainer, net).tensors.items():
             check_writable(f"net's {name!r}", same[0])
-        extra_states_of(trainer, net)
         self._claim: Claim | None = None
         self._seen = trainer.optimizer.num_update
         self.saved_step: int | None = None
@@ -153,15 +150,14 @@ class CheckpointManager:
         """
         step, before = self.trainer.optimizer.num_update, self._seen
         self._seen = step
-        group = group_of(self.trainer)
-        if self._claim is None and not rank_of(group):
+        ranks = Ranks(self.trainer)
+        if self._claim is None and ranks.rank == 0:
             self._take_folder()
-        signal = _arrived(self.trainer, self._signals, group)
+        signal = ranks.largest(self._signals.arrived) if self._signals.numbers else self._signals.arrived
         if signal:
             self.save(metrics, metadata)
             self.wait()
-            if group is not ALONE:  # no rank may end before it is on the disk
-                dist_utils.barrier(group)
+            ranks.wait()  # none may end before it is on the disk
             self._signals.deliver(signal)
             return True
         if self._interval is None or step // self._interval <= before // self._interval:
@@ -191,18 +187,15 @@ class CheckpointManager:
             raise TypeError(f"metadata={metadata!r:.200}: must be data that JSON has ({error})") from None
         self.wait()
         states = self.trainer.state_dict()
-        group = group_of(self.trainer)  # which a store knows now
-        here = tensors_of(self.trainer, self.net)
-        ranks = [collect_rank(here, extra_states_of(self.trainer, self.net), self.stateful)]
-        if group is not ALONE:
-            ranks = dist_utils.all_gather_objects(ranks[0], group)
-        if rank_of(group):
+        ranks, training = Ranks(self.trainer), Training(self.trainer, self.net, self.stateful)
+        of_ranks = ranks.gather(training.collect())
+        if ranks.rank:
             self.saved_step = step
             return
         writing = self._take_folder().writing
         tensors: dict[str, torch.Tensor] = {}
-        model = {name: same[0] for name, same in here.items()}
-        packed = pack({"model": model, "states": states, "ranks": ranks, "metrics": values}, tensors, "checkpoint")
+        model = {name: same[0] for name, same in training.tensors.items()}
+        packed = pack({"model": model, "states": states, "ranks": of_ranks, "metrics": values}, tensors, "checkpoint")
         copies, wait = _host_copies(tensors)
 
         def write() -> None:
@@ -215,7 +208,9 @@ class CheckpointManager:
                 prune(self.folder, self._keep, None if self.metric is None else (self.metric, self._mode), new.path)
 
         self.saved_step = step
-        self._writing.append(_in_thread(write))
+        thread = futures.ThreadPoolExecutor(1, "tristep checkpoint")  # the interpreter waits for it before it ends
+        self._writing.append(thread.submit(write))
+        thread.shutdown(wait=False)
         if not self._asynchronous:
             self.wait()
 
@@ -256,7 +251,7 @@ class CheckpointManager:
     def all_checkpoints(self) -> list[Checkpoint]:
         """The checkpoints in the folder, from the oldest to the newest, without damaged ones; waits for the last."""
         self.wait()
-        return [about for about in map(about_or_none, list_checkpoints(self.folder)) if about is not None]
+        return checkpoints(self.folder)
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint; None: there is none."""
@@ -292,7 +287,7 @@ class CheckpointManager:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         signal = self._signals.arrived if self._signals.entered == 1 else 0
         try:
-            if signal and kind is None and group_of(self.trainer) is ALONE:  # others may not know of it
+            if signal and kind is None and Ranks(self.trainer).alone:  # others may not know of it
                 if self.saved_step != self.trainer.optimizer.num_update:
                     self.save()
         finally:
@@ -328,22 +323,6 @@ def _host_copies(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.T
     return copies, wait
 
 
-def _in_thread(write: Callable[[], None]) -> futures.Future[None]:
-    """Call `write` in another thread, for which the interpreter waits before it ends."""
-    outcome: futures.Future[None] = futures.Future()
-
-    def call() -> None:
-        try:
-            write()
-        except BaseException as error:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(None)
-
-    threading.Thread(target=call, name="tristep checkpoint").start()
-    return outcome
-
-
 def _abandon(writing: list[futures.Future[None]]) -> None:
     """Nobody will ask any more: print what goes wrong."""
     for outcome in writing:
@@ -371,12 +350,3 @@ def _checked(metrics: Mapping[str, Any] | None, needed: str | None) -> dict[str,
     if metrics is not None and needed is not None and needed not in found:
         raise ValueError(f"metrics lack {needed!r}, which decides which checkpoint is the best: {sorted(found)}")
     return found
-
-
-def _arrived(trainer: Trainer, signals: StopSignals, group: Any) -> int:
-    """The signal that has come, to any process."""
-    if group is ALONE or not signals.numbers:
-        return signals.arrived
-    own = torch.tensor([signals.arrived], device=trainer.replicas[0].params[0].device)
-    dist_utils.all_reduce(own, torch.distributed.ReduceOp.MAX, group)
-    return int(own)

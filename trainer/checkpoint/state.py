@@ -11,15 +11,17 @@ import torch
 
 from ...kernels.states import states_for
 from ...kernels.storage import copy
+from .. import lr_scheduler
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater
 from ..optimizer.counts import Index
 from ..optimizer.multi import part_of
+from ..optimizer.patterns import pattern_text
 from ..optimizer.states import MASTER, State, current_state, put_master
 from . import files
-from .check import FORMAT, check, check_form, check_format, few, saved_rule, shape_of
+from .check import FORMAT, check, check_form, check_format, few, saved_rule, shape_of, shares
 from .nesting import flatten, tensor_names, unflatten
-from .parts import collect_parts, saved_schedule, schedule_of, shared_settings, shares
 
+CALLABLE = "callable"  # stands for a schedule that is a function, or has one in it, that only the program has
 _SECTIONS: dict[str, tuple[str, ...]] = {"state": (), "residuals": ("residual",)}  # of tensors, and what marks their keys
 
 
@@ -33,8 +35,9 @@ def collect(
     Keys: "format", "optimizer" (name of its class), "settings", "lr_scheduler" (None where there is none, "callable" where
     it is or has a function without a name to be saved by), "num_update", "counts", "parameters" (shapes by name, None where
     not initialized yet), "layout" (nesting of each parameter's state) and "state" (tensors by parameter and by slot; none
-    before the first step). Of several optimizers "settings" are those that they have together, and "optimizers" is what
-    `collect_parts` gives. A trainer may add "residuals" (tensors by parameter and by source).
+    before the first step). Of several optimizers "settings" are those that they have together, and "optimizers" is a list
+    with "pattern", "optimizer", "settings", "lr_scheduler" and "names" of the parameters of each. A trainer may add
+    "residuals" (tensors by parameter and by source).
     """
     optimizer = updater.optimizer
     state: dict[str, dict[str, torch.Tensor]] = {}
@@ -50,12 +53,24 @@ def collect(
             state[name] = {}
             layout[name] = flatten(updater.state[i], "", state[name])
     counts = optimizer.counts
-    own = {} if not isinstance(optimizer, MultiOptimizer) else {"optimizers": collect_parts(optimizer, names, indices)}
+    if isinstance(optimizer, MultiOptimizer):
+        own: dict[str, Any] = {
+            "optimizer": type(optimizer).__name__.lower(),
+            "settings": {"clip_norm": optimizer.clip_norm, "skip_nonfinite": optimizer.skip_nonfinite},
+            "lr_scheduler": None,
+            "optimizers": [
+                _described(part)
+                | {
+                    "pattern": pattern_text(pattern),
+                    "names": [name for i, name in zip(indices, names, strict=True) if part_of(optimizer, i) is part],
+                }
+                for pattern, part in zip(optimizer.patterns, optimizer.optimizers, strict=True)
+            ],
+        }
+    else:
+        own = _described(optimizer)
     return own | {
         "format": FORMAT,
-        "optimizer": type(optimizer).__name__.lower(),
-        "settings": shared_settings(optimizer),
-        "lr_scheduler": None if own else schedule_of(optimizer),
         "num_update": optimizer.num_update,
         "counts": {name: counts[i] for i, name in zip(indices, names, strict=True) if i in counts},
         "parameters": dict(zip(names, map(shape_of, params), strict=True)),
@@ -81,7 +96,7 @@ def restore(
     states: dict[Any, Any] = {}
     found = []
     for part, own in shares(optimizer, names, saved):
-        found.append((part, own["settings"], saved_schedule(part, own["lr_scheduler"])))
+        found.append((part, own["settings"], _saved_schedule(part, own["lr_scheduler"])))
         states |= _saved_states(part, names, params, own)
     for part, settings, scheduler in found:
         converted = settings.get("multi_precision") and part.multi_precision
@@ -122,6 +137,45 @@ def _saved_states(
             state[MASTER] = put_master(weight, None, slots[MASTER])
         states[index[name]] = state
     return states
+
+
+def _described(optimizer: Optimizer) -> dict[str, Any]:
+    """The name, settings and schedule of one optimizer."""
+    return {
+        "optimizer": type(optimizer).__name__.lower(),
+        "settings": optimizer.settings(),
+        "lr_scheduler": _schedule_of(optimizer),
+    }
+
+
+def _schedule_of(optimizer: Optimizer) -> dict[str, Any] | str | None:
+    """A schedule as plain data; None where there is none."""
+    scheduler = optimizer.lr_scheduler
+    if isinstance(scheduler, lr_scheduler.LRScheduler):
+        try:
+            return scheduler.to_config()
+        except TypeError:  # it has a function in it that is known by no name
+            return CALLABLE
+    return None if scheduler is None else CALLABLE
+
+
+def _saved_schedule(optimizer: Optimizer, schedule: Any) -> Any:
+    """The schedule that was saved, or the optimizer's own, if that is a function that could not be.
+
+    Raises:
+        ValueError: there is no such function, or the data are no schedule's.
+    """
+    if schedule is None:
+        return None
+    if schedule != CALLABLE:
+        return lr_scheduler.from_config(schedule)
+    mine = optimizer.lr_scheduler
+    if _schedule_of(optimizer) != CALLABLE:
+        raise ValueError(
+            f"saved state had a plain callable as its lr_scheduler, which cannot be saved; this trainer has {mine!r}: give "
+            "it that callable before loading"
+        )
+    return mine
 
 
 def load_read(load: Callable[[dict[str, Any]], None], state: dict[str, Any], name: str) -> None:
