@@ -85,10 +85,19 @@ class Seen:
         button.click()
 
     def slider(self):
-        return self.browser.find(f"{self.cell} " + ("input[data-control=multiplier]" if self.canvas else ".noUi-handle"))
+        return self.rate("input, .noUi-handle")
 
     def multiplier(self):
-        return self.browser.find(f"{self.cell} " + ("output" if self.canvas else ".widget-readout")).text
+        return self.rate("output, .widget-readout").text
+
+    def rate(self, part):
+        """A part of the control of the learning rate, one of several."""
+        script = (
+            "const [cell, part] = arguments;"
+            "const rows = document.querySelectorAll(`${cell} :is(.tristep-control, .widget-slider)`);"
+            "return [...rows].find((row) => row.innerText.includes('learning rate'))?.querySelector(part)"
+        )
+        return self.browser.until(lambda: self.browser.run(script, self.cell, part), part)
 
 
 @pytest.mark.sample(0)  # test_live_kernel.py has its Python half

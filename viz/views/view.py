@@ -209,22 +209,29 @@ class View(ABC):
         # No HTML: it would be preferred to the picture where there are no widgets.
         renderer = capabilities().renderer
         with_widget = renderer in ("canvas", "ipywidgets")
-        data: dict[str, Any] = {}
-        about: dict[str, Any] = {}
         with self._sharing():
-            data["text/plain"] = self.describe() or f"<{type(self).__name__}>"
-            if renderer != "text":
-                # Behind a widget the picture is kept in the file of the notebook, where half as many bytes are better.
-                png, about["image/png"] = self.figure()._repr_png_(1.0 if with_widget else 1.5)
-                data["image/png"] = base64.b64encode(png).decode("ascii")
+            data, about = self._picture(with_widget) if renderer != "text" else ({"text/plain": self._plain_text()}, {})
             if with_widget:
-                widget = self.widget()
-                replace_in_cell(self.display, widget)
-                bundle = widget._repr_mimebundle_()
-                own, own_about = bundle if isinstance(bundle, tuple) else (bundle, {})
-                data[WIDGET] = own[WIDGET]
-                about |= own_about  # from where Colab has the scripts of a custom widget
+                own, own_about = self._widget_of_cell()
+                data, about = data | own, about | own_about
         return data, about
+
+    def _plain_text(self) -> str:
+        return self.describe() or f"<{type(self).__name__}>"
+
+    def _picture(self, with_widget: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A PNG and the words."""
+        # Behind a widget the picture is kept in the file of the notebook, where half as many bytes are better.
+        png, about = self.figure()._repr_png_(1.0 if with_widget else 1.5)
+        return {"image/png": base64.b64encode(png).decode("ascii"), "text/plain": self._plain_text()}, {"image/png": about}
+
+    def _widget_of_cell(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A new widget, in place of those that this cell showed before; Colab has its scripts from what is about it."""
+        widget = self.widget()
+        replace_in_cell(self.display, widget)
+        bundle = widget._repr_mimebundle_()
+        data, about = bundle if isinstance(bundle, tuple) else (bundle, {})
+        return {WIDGET: data[WIDGET]}, about
 
     def _display_(self) -> Any:
         """What marimo shows: it takes a widget of anywidget, a figure of matplotlib or a text as such."""
@@ -242,14 +249,16 @@ class View(ABC):
             raise NotImplementedError  # by which IPython is told to ask for the bundle
         from IPython.display import display
 
-        data, about = self._repr_mimebundle_()
-        if WIDGET not in data:
+        if capabilities().renderer not in ("canvas", "ipywidgets"):
+            data, about = self._repr_mimebundle_()
             display(data, metadata=about, raw=True)
             return
-        self.display.latest.pictured()
-        picture = {name: data[name] for name in ("image/png", "text/plain")}
-        display({WIDGET: data[WIDGET], "text/plain": ""}, raw=True)  # words would stay as they are now
-        self.display.pictures.add(self.display, picture, {"image/png": about["image/png"]})
+        with self._sharing():
+            data, _ = self._widget_of_cell()
+            self.display.latest.pictured()
+            # Before the picture, which takes longer; and without words, which would stay as they are.
+            display(data | {"text/plain": ""}, raw=True)
+            self.display.pictures.add(self.display, *self._picture(with_widget=True))
 
     def _now(self) -> Scene:
         if self._shared is not None:
