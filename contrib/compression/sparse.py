@@ -82,6 +82,7 @@ class RandomK(Compressor):
     """The values at random indices, the same on all ranks: one of each of as many ranges of equal size."""
 
     type, exchange = "randomk", "all_reduce"
+    keeps_nonfinite = False  # it is sent when its index is drawn
     reduce_algorithm: ClassVar[Any] = RandomKReduce
 
     def __init__(self, ratio: float = 0.01, seed: int = 0) -> None:

@@ -36,6 +36,18 @@ def test_one_rank_compresses_too():
     assert (reduce.ranks, reduce.bytes_sent) == (1, 0)
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("kind", sorted(kvstore.registered_compressors()))
+def test_which_sums_show_an_overflow(kind, value):
+    reduce = CompressedAllReduce({"type": kind}, 4096, [(64, 64)])
+    for step in range(3):
+        bucket = torch.randn(4096)
+        if step == 1:
+            bucket[4095] = value
+        reduce.start(bucket).wait()
+        assert bool(bucket.isfinite().all()) == (step != 1 or not reduce.compressor.keeps_nonfinite)
+
+
 def test_topk_sends_the_largest():
     values = torch.tensor([0.1, -5.0, 0.0, 3.0, 0.2, -0.3])
     compressor = create_compressor({"type": "topk", "ratio": 0.3})

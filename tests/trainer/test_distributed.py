@@ -208,10 +208,10 @@ def test_rates_multipliers_and_averages_are_those_of_one_process(processes, upda
             np.testing.assert_allclose(ours, alone, rtol=0, atol=1e-10)
 
 
-def _scaled(update):
+def _scaled(update, compression_params=None):
     """Loss scaling where one rank's gradient overflows once: scales, and which steps changed the weights."""
     net = make_net(torch.float32)
-    trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.01}, kvstore="dist_sync", update_on_kvstore=update)
+    trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.01}, "dist_sync", compression_params, update)
     tristep.amp.init()
     tristep.amp.init_trainer(trainer, tristep.amp.LossScaler(2.0**10, scale_window=2))
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -230,9 +230,11 @@ def _scaled(update):
     return scales, changed, weights_of(net)
 
 
-@pytest.mark.parametrize("update", [True, False])
-def test_an_overflow_on_one_rank_is_one_on_all(processes, update):
-    found = processes(2).run(_scaled, update)
+@pytest.mark.parametrize(
+    ("update", "compression_params"), [(True, None), (False, None), (False, {"type": "bf16"}), (False, {"type": "topk"})]
+)
+def test_an_overflow_on_one_rank_is_one_on_all(processes, update, compression_params):
+    found = processes(2).run(_scaled, update, compression_params)
     for scales, changed, weights in found:
         assert scales == [1024.0, 2048.0, 1024.0, 1024.0, 2048.0]
         assert changed == [True, True, False, True, True]
@@ -271,6 +273,7 @@ def _refused():
         lambda: weights_after_steps("sgd", {}, kvstore="dist_sync", compression_params={"type": "2bit"}),
         lambda: tristep.Trainer(net, "sgd", kvstore="dist_sync").update(1),
         lambda: tristep.amp.init_trainer(tristep.Trainer(net, "muon", kvstore="dist_sync")),
+        lambda: _scaled(False, {"type": "2bit"}),
         lambda: tristep.Trainer(net, "sgd", kvstore="dist_sync", telemetry=True),
         lambda: weights_after_steps(
             "sgd", {}, dtype=torch.float32 if dist.get_rank() else torch.float64, kvstore="dist_sync"
@@ -289,6 +292,7 @@ def test_what_does_not_fit_is_refused_on_all_ranks(processes):
         "the gradient of '0.weight' is torch.float64, which cannot be compressed",
         "update() where the store updates the weights",
         "a loss scaler with Muon and update_on_kvstore=True",
+        "a loss scaler with compression_params={'type': '2bit'}: this compression hides an overflow",
         "telemetry=True where each process updates its share of the weights",
         "parameter number 0 is '0.weight' torch.float64 (40, 7) on rank 0 and '0.weight' torch.float32 (40, 7) on rank 1",
     )

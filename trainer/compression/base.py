@@ -31,6 +31,8 @@ class Compressor(abc.ABC):
         registry: the registered classes by type.
         type: its name in `compression_params`; by default that of the class, in lower case.
         error_feedback: whether what a message leaves out is added to the next values; default True.
+        keeps_nonfinite: whether an infinite or NaN value makes the sum non-finite on all ranks in the same step; default
+            True. A loss scaler, which notices overflows by that, is refused with other compressors.
         exchange: "all_to_all" if ranks may encode a chunk each, and the sums of chunks again; "all_gather" if a
             message must encode the whole bucket; then all ranks get the messages of all ranks.
         reduce_algorithm: a subclass of `compression.reduce.ReduceAlgorithm` by which buckets are summed over ranks; None for
@@ -52,6 +54,7 @@ class Compressor(abc.ABC):
     registry: ClassVar[Registry[type[Compressor]]]
     type = ""
     error_feedback = True
+    keeps_nonfinite = True
     exchange = "all_to_all"
     reduce_algorithm: ClassVar[Any] = None
 

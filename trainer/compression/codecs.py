@@ -82,6 +82,8 @@ class CodecCompressor(Compressor):
 
 
 class ThresholdCompressor(CodecCompressor):
+    keeps_nonfinite = False  # infinity is sent as the threshold
+
     def __init__(self, threshold: float = 0.5) -> None:
         self.threshold = number(option_name("threshold"), threshold, **self._limits)
 
