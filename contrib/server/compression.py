@@ -10,7 +10,8 @@ import torch
 from ...kernels import compress
 from ...trainer.compression import Compressor, create_compressor
 from ...trainer.kvstore.base import Key
-from .sharding import Entry, Shard
+from .sharding import Shard
+from .transport import copy_all
 
 
 class PushCompression:
@@ -18,19 +19,22 @@ class PushCompression:
 
     Args:
         compression_params: as for `compressor_of`.
+
+    Attributes:
+        residuals: by key what has been left out so far, float32 of the key's shape.
     """
 
     def __init__(self, compression_params: Mapping[str, Any]) -> None:
         self._compressor = compressor_of(compression_params)
         self._params = dict(compression_params)
-        self._kept: dict[tuple[Key, int], torch.Tensor] = {}  # residuals by key and server; flat
-        self._count = 0  # of messages to each server
+        self._count = 0  # of pushes
+        self.residuals: dict[Key, torch.Tensor] = {}
 
-    def check(self, keys: Sequence[Key], gradients: Sequence[torch.Tensor]) -> None:
-        """Refuse gradients that cannot be compressed, and begin a push.
+    def begin(self, keys: Sequence[Key], gradients: Sequence[torch.Tensor]) -> None:
+        """Begin a push of these gradients.
 
         Raises:
-            TypeError: a gradient of another type.
+            TypeError: one cannot be compressed.
         """
         for key, gradient in zip(keys, gradients, strict=True):
             if gradient.dtype not in compress.VALUES:
@@ -39,50 +43,37 @@ class PushCompression:
                     f"the gradient of key {key!r} is {gradient.dtype}: compression takes {kinds}; convert the model"
                 )
         self._count += 1
+        for key, gradient in zip(keys, gradients, strict=True) if self._compressor.error_feedback else ():
+            residual = self.residuals.get(key)
+            self.residuals[key] = (
+                torch.zeros(gradient.shape, device=gradient.device) if residual is None else residual.to(gradient.device)
+            )
 
     def encode(self, shard: Shard, gradients: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
         """What a server needs to decode the message, and the message, of a server's parts of the gradients."""
         device, step = gradients[0].device, self._count - 1
-        names = [(key, shard.server) for key in shard.keys]
-        values = torch.cat([gradient.detach().reshape(-1).to(device, torch.float32) for gradient in gradients])
-        residual = None
+        values = torch.cat([gradient.reshape(-1).to(device, torch.float32) for gradient in gradients])
+        parts, residual = [], None
         if self._compressor.error_feedback:
-            for name, gradient in zip(names, gradients, strict=True):
-                if name not in self._kept:
-                    self._kept[name] = torch.zeros(gradient.numel(), device=device)
-            residual = torch.cat([self._kept[name].to(device) for name in names])
+            ranges = [slice(None) if part is None else part for _, part in shard.parts]
+            parts = [self.residuals[key].view(-1)[part] for key, part in zip(shard.keys, ranges, strict=True)]
+            residual = torch.cat([part.to(device) for part in parts])
         message = self._compressor.encode_with_feedback(values, residual, step)
         if residual is not None:
-            self._kept.update(zip(names, residual.split([gradient.numel() for gradient in gradients]), strict=True))
+            copy_all(parts, residual.split([part.numel() for part in parts]))
         return (self._params, step, [(gradient.shape, gradient.dtype) for gradient in gradients]), [message]
 
-    def residuals(self, entries: Mapping[Key, Entry]) -> dict[Key, torch.Tensor]:
-        """Copies of the residuals, by key."""
-        found = {}
-        for key, entry in entries.items():
-            parts = [self._kept.get((key, server)) for server, _, _ in entry.parts]
-            if any(part is not None for part in parts):
-                sizes = [stop - start for _, start, stop in entry.parts]
-                flats = [torch.zeros(n) if part is None else part.cpu() for part, n in zip(parts, sizes, strict=True)]
-                found[key] = torch.cat(flats).view(entry.shape)
-        return found
-
-    def load_residuals(
-        self, saved: Mapping[Key, Mapping[str, torch.Tensor]], entries: Mapping[Key, Entry], rank: int, workers: int
-    ) -> None:
+    def load_residuals(self, saved: Mapping[Key, Mapping[str, torch.Tensor]], rank: int, workers: int) -> None:
         """Load the residuals of worker `rank`, and an equal share of those whose sources are no workers here."""
-        if not self._compressor.error_feedback:
-            return
-        names = set(map(str, range(workers)))
-        for key, sources in saved.items():
-            own = torch.zeros(entries[key].shape.numel())
-            for source, residual in sources.items():
-                if source == str(rank):
-                    own += residual.cpu().reshape(-1)
-                elif source not in names:
-                    own += residual.cpu().reshape(-1) / workers
-            for server, start, stop in entries[key].parts:
-                self._kept[key, server] = own[start:stop]
+        self.residuals = {}
+        for key, sources in saved.items() if self._compressor.error_feedback else ():
+            shares = [
+                residual.cpu() / (1 if source == str(rank) else workers)
+                for source, residual in sources.items()
+                if source == str(rank) or source not in map(str, range(workers))
+            ]
+            if shares:
+                self.residuals[key] = torch.stack(shares).sum(dim=0)
 
 
 def compressor_of(compression_params: Any) -> Compressor:

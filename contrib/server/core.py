@@ -82,27 +82,18 @@ class ServerCore:
             self.values[key] = torch.empty(value.shape, dtype=value.dtype, device=self.device).copy_(value)
         self._keep_weights(values)
 
-    def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Let this optimizer update the values from now on, with states of its own.
+    def use(self, updater: Optimizer | Callable[[Key, torch.Tensor, torch.Tensor], None]) -> None:
+        """Let this optimizer, with states of its own, or this function `(key, pushed, stored)` update values from now on.
 
         Raises:
             ValueError: it needs whole what it would get in parts; nothing has been changed.
         """
-        check_fits(optimizer, self._cut, self._servers)
-        self._updater = Updater(optimizer)
+        check_fits(updater, self._cut, self._servers)
+        self._updater = Updater(updater) if isinstance(updater, Optimizer) else updater
         self._plans, self._rule = {}, None
         for worker in self._workers:
             worker.rescale_grad, worker.weights = None, {}
         self._keep_weights(self.values)
-
-    def set_updater(self, updater: Callable[[Key, torch.Tensor, torch.Tensor], None]) -> None:
-        """Let `updater(key, pushed, stored)` change what is stored.
-
-        Raises:
-            ValueError: there are parts of arrays; nothing has been changed.
-        """
-        check_fits(updater, self._cut, self._servers)
-        self._updater = updater
 
     def change(self, worker: int, changes: Mapping[str, Any]) -> None:
         """What this worker has changed of its optimizer since it was last told.

@@ -16,6 +16,7 @@ import torch
 
 from ...trainer.compression import create_compressor
 from ...trainer.kvstore.base import Key
+from ...trainer.optimizer import Optimizer
 from ...trainer.validation import choice
 from .core import ServerCore
 from .job import Roles
@@ -123,15 +124,13 @@ class ServerLoop:
         if opcode == Opcode.INIT:
             keys, cut = value
             core.init(dict(zip(keys, message.tensors(), strict=True)), cut)
-        elif opcode == Opcode.OPTIMIZER:
-            what, updater = value
+        elif opcode == Opcode.UPDATER:
+            if not isinstance(value, Optimizer) and value not in updaters.values():
+                raise ValueError(
+                    f"{value!r} is no optimizer, and no updater that this process has registered with register_updater"
+                )
             if self._first("set", message.number):
-                if what == "optimizer":
-                    core.set_optimizer(updater)
-                elif updater in updaters.values():
-                    core.set_updater(updater)
-                else:
-                    raise ValueError(f"{updater!r} is no updater that this process has registered with register_updater")
+                core.use(value)
         elif opcode == Opcode.LOAD:
             if self._first("load", message.number):
                 core.load_states(with_tensors(value, message.tensors()))

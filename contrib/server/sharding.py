@@ -42,13 +42,17 @@ class Shard(NamedTuple):
 class Placement:
     """Where each key is.
 
+    Args:
+        servers: how many there are.
+        entries: those of keys that have a place already.
+
     Attributes:
         entries: by key.
     """
 
-    def __init__(self, servers: int) -> None:
+    def __init__(self, servers: int, entries: Mapping[Key, Entry] | None = None) -> None:
         self._servers = servers
-        self.entries: dict[Key, Entry] = {}
+        self.entries = dict(entries or {})
         self._shards: dict[tuple[Key, ...], list[Shard]] = {}
 
     @property
@@ -75,19 +79,14 @@ class Placement:
     def shards(self, keys: Sequence[Key]) -> list[Shard]:
         """What of these keys each server has; servers that have nothing are left out."""
         if tuple(keys) not in self._shards:
-            self._shards[tuple(keys)] = shards_of(keys, self.entries, self._servers)
+            shards = [Shard(server, [], []) for server in range(self._servers)]
+            for i, key in enumerate(keys):
+                parts = self.entries[key].parts
+                for server, start, stop in parts:
+                    shards[server].keys.append(key)
+                    shards[server].parts.append((i, slice(start, stop) if len(parts) > 1 else None))
+            self._shards[tuple(keys)] = [shard for shard in shards if shard.keys]
         return self._shards[tuple(keys)]
-
-
-def shards_of(keys: Sequence[Key], entries: Mapping[Key, Entry], servers: int) -> list[Shard]:
-    """What of these keys each server has; servers that have nothing are left out."""
-    shards = [Shard(server, [], []) for server in range(servers)]
-    for i, key in enumerate(keys):
-        parts = entries[key].parts
-        for server, start, stop in parts:
-            shards[server].keys.append(key)
-            shards[server].parts.append((i, slice(start, stop) if len(parts) > 1 else None))
-    return [shard for shard in shards if shard.keys]
 
 
 def without_tensors(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:

@@ -23,7 +23,7 @@ from .compression import PushCompression, compressor_of
 from .core import check_fits, takes_parts
 from .job import Roles
 from .loop import ServerLoop
-from .sharding import Entry, Placement, Shard, join_states, shards_of, states_of_server, with_tensors, without_tensors
+from .sharding import Entry, Placement, Shard, join_states, states_of_server, with_tensors, without_tensors
 from .transport import Opcode, copy_all
 
 _TAKE_DENSE = "servers take dense tensors; use to_dense()"
@@ -246,7 +246,7 @@ class ServerStore(KVStore):
                 f"optimizer={optimizer!r}: servers update with one optimizer; use a synchronous store, such as 'dist_sync'"
             )
         check_fits(optimizer, self.placement.cut, self.num_servers)
-        self._set("optimizer", _bare_copy(optimizer))
+        self._set(_bare_copy(optimizer))
         self._optimizer = optimizer
         self._synced = [SyncedSettings(optimizer) for _ in range(self.num_servers)]
 
@@ -260,7 +260,7 @@ class ServerStore(KVStore):
         if not callable(updater):
             raise TypeError(f"updater must be a function (key, pushed, stored), got {type(updater).__name__}")
         check_fits(updater, self.placement.cut, self.num_servers)
-        self._set("updater", updater)
+        self._set(updater)
         self._optimizer = None
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
@@ -371,7 +371,7 @@ class ServerStore(KVStore):
             synced.record_loaded(optimizer, loaded)
 
     def _send_values(self, entries: Mapping[Key, Entry], values: Sequence[torch.Tensor]) -> None:
-        for shard in shards_of(list(entries), entries, self.num_servers):
+        for shard in Placement(self.num_servers, entries).shards(list(entries)):
             cut = [key for key, (_, part) in zip(shard.keys, shard.parts, strict=True) if part is not None]
             self._client.request(shard.server, Opcode.INIT, (shard.keys, cut), shard.of(values))
         self._client.finish()
@@ -393,7 +393,7 @@ class ServerStore(KVStore):
     def _push(self, opcode: Opcode, keys: Sequence[Key], totals: Sequence[torch.Tensor]) -> list[Shard]:
         """Send gradients to the servers, compressed if that is wanted; what each server gets."""
         if self._compression is not None:
-            self._compression.check(keys, totals)
+            self._compression.begin(keys, totals)
         shards = self.placement.shards(keys)
         for shard in shards:
             tensors, compression = shard.of(totals), None
@@ -429,10 +429,10 @@ class ServerStore(KVStore):
         for message in messages:
             self._client.release(message)
 
-    def _set(self, what: str, updater: Any) -> None:
+    def _set(self, updater: Any) -> None:
         self._calls["set"] += 1
         for server in range(self.num_servers):
-            self._client.request(server, Opcode.OPTIMIZER, (what, updater), number=self._calls["set"])
+            self._client.request(server, Opcode.UPDATER, updater, number=self._calls["set"])
         self._client.finish()
         self._has_updater = True
 
@@ -457,15 +457,15 @@ class ServerSync(KVStoreSync):
 
     def residuals(self) -> Residuals:
         store = self.store
-        kept = {} if store._compression is None else store._compression.residuals(store.placement.entries)
-        return {self._by_key[str(key)]: {str(store.rank): residual} for key, residual in kept.items()}
+        kept = {} if store._compression is None else store._compression.residuals
+        return {self._by_key[str(key)]: {str(store.rank): each.to("cpu", copy=True)} for key, each in kept.items()}
 
     def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """This worker's own; of sources that are no workers here, its share."""
         store = self.store
         if store._compression is not None:
             by_key: dict[Key, Any] = {i: saved.get(name, {}) for i, name in enumerate(self._replicas[0].names)}
-            store._compression.load_residuals(by_key, store.placement.entries, store.rank, store.num_workers)
+            store._compression.load_residuals(by_key, store.rank, store.num_workers)
 
 
 ServerStore.sync_class = ServerSync

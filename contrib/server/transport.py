@@ -25,7 +25,7 @@ class Opcode(enum.IntEnum):
     """What a worker asks for."""
 
     INIT = 0
-    OPTIMIZER = 1
+    UPDATER = 1
     PUSH = 2
     PULL = 3
     PUSHPULL = 4

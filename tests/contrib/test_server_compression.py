@@ -39,7 +39,7 @@ def _gradients(step, rank):
 
 
 def _kept(store):
-    return store._compression.residuals(store.placement.entries)
+    return store._compression.residuals
 
 
 def _compressed(store, params, steps):
@@ -223,7 +223,7 @@ def _takes(store, saved):
     store.set_gradient_compression({"type": "2bit"})
     store.init([0], [torch.zeros(4, 3)])
     theirs = {0: {source: torch.full((4, 3), value) for source, value in saved.items()}}
-    store._compression.load_residuals(theirs, store.placement.entries, store.rank, store.num_workers)
+    store._compression.load_residuals(theirs, store.rank, store.num_workers)
     return _kept(store)[0].tolist()
 
 

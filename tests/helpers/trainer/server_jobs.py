@@ -18,7 +18,7 @@ def core_of(values, name=None, workers=2, **settings):
     core = ServerCore(workers)
     core.init(values)
     if name is not None:
-        core.set_optimizer(optimizer.create(name, **settings))
+        core.use(optimizer.create(name, **settings))
     return core
 
 
