@@ -234,8 +234,8 @@ class AllReduceSync(GradientSync):
         params = self._compression_params
         if params is not None and choice_of(params) is None and not create_compressor(params).keeps_nonfinite:
             raise RuntimeError(
-                f"a loss scaler with compression_params={dict(params)!r}: this compression hides an overflow from the scaler; "
-                "use another type, such as 'bf16', or leave one of them out"
+                f"a loss scaler with compression_params={dict(params)!r}: this compression hides an overflow from the "
+                "scaler; use another type, such as 'bf16', or leave one of them out"
             )
 
     def _make(self, reducer: Callable[[Bucket], Any] | None) -> GradientBuckets:
