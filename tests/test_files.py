@@ -10,11 +10,12 @@ import sys
 import tracemalloc
 import zipfile
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from saved_states import check_refused, make_gradients, make_params, take_step, twins_of
+from saved_states import check_refused, make_gradients, make_params, take_step
 
 from tristep import Trainer, lr_scheduler
 from tristep.trainer import Sweep, checkpoint
@@ -24,6 +25,7 @@ viz = pytest.importorskip("tristep.viz", reason="runs are pictures, too, which n
 safetensors = pytest.importorskip("safetensors", reason="files need it")
 pytest.importorskip("safetensors.torch", reason="files need it")
 
+EARLIER = Path(__file__).parent / "golden" / "earlier"
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX files")
 
 
@@ -411,59 +413,77 @@ def test_states_that_say_nonsense_are_a_value_error(header, tmp_path):
     assert repr(trainer.state_dict()) == before
 
 
-NOT_ONE = "fname='.*a.states': not a state file of tristep, or a damaged one"
+def _described(*tensors):
+    keys = "dtype", "shape", "data_offsets"
+    return json.dumps({f"t{k}": dict(zip(keys, each, strict=True)) for k, each in enumerate(tensors)})
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda path: path.write_bytes(b""), NOT_ONE),
-        (lambda path: path.write_text("these are no states\n" * 100), NOT_ONE),
-        (lambda path: torch.save({"momentum": torch.ones(3)}, path), NOT_ONE),
-        (lambda path: _runs().save(path), "saved state has format None"),
-        (
-            lambda path: safetensors.torch.save_file({"body": torch.ones(2, 3)}, path),
-            "fname='.*a.states': a safetensors file, but not one that Trainer.save_states wrote",
-        ),
-        (
-            lambda path: _changed(path, _sets(format=2)),
-            "saved state has format 2: this version of tristep reads format 1; .*newer",
-        ),
-        (
-            lambda path: _changed(path, _sets(optimizer="sgd")),
-            r"is of optimizer 'sgd', this trainer has 'adam': .*Trainer\(params, 'sgd'",
-        ),
-    ],
-    ids=["empty", "text", "pickle", "runs", "weights", "format", "optimizer"],
-)
-def test_what_is_no_state_file_is_refused(spoil, message, trained, tmp_path, everything):
-    trainer, params = trained
-    path = tmp_path / "a.states"
-    trainer.save_states(path)
-    spoil(path)
-    check_refused(trainer, params, everything, lambda: trainer.load_states(path), ValueError, message)
-    other = Trainer(twins_of(params), "adam")
-    trainer.save_states(path)
-    other.load_states(str(path))
-    assert other.optimizer.num_update == 2
+LIES = {  # about 8 bytes of data
+    "length": (2**63, "{}"),
+    "length beyond the end": (20, "{}"),
+    "no text": (0, ""),
+    "nested too deeply": (None, "[" * 100_000),
+    "no object": (None, "[]"),
+    "type": (None, _described(("F12", [1], [0, 8]))),
+    "size": (None, _described(("F32", [1], [0, 8]))),
+    "no integer": (None, _described(("F32", [2.0], [0, 8]))),
+    "negative": (None, _described(("F32", [-1, -2], [0, 8]))),
+    "overlap": (None, _described(("F32", [2], [0, 8]), ("F32", [2], [0, 8]))),
+    "gap": (None, _described(("F32", [1], [4, 8]))),
+    "too many bytes": (None, _described(("F32", [1], [0, 4]))),
+    "too few bytes": (None, _described(("F32", [3], [0, 12]))),
+}
 
 
-@pytest.mark.parametrize("load", [Sweep.load, viz.RunSet.load])
-def test_what_is_neither_runs_nor_a_sweep_is_refused(load, trained, tmp_path):
-    path = tmp_path / "a"
-    for write, message in (
-        (lambda: trained[0].save_states(path), "it is a file of states, not of"),
-        (
-            lambda: (_sweep() if load != Sweep.load else _runs()).save(path),
-            "it is a file of (sweep, not of runs|runs, not of sweep)",
-        ),
-        (lambda: safetensors.torch.save_file({"losses": torch.ones(2)}, path), "a safetensors file from elsewhere"),
-        (lambda: path.write_bytes(b"no"), "or a damaged one"),
-        (lambda: _npz(path, losses=_npy(np.zeros(3))), "or a damaged one"),
-    ):
-        write()
+@pytest.mark.parametrize("lie", LIES)
+def test_headers_that_lie_are_refused(lie, tmp_path):
+    length, text = LIES[lie]
+    (tmp_path / "a").write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text.encode() + bytes(8))
+    with pytest.raises(ValueError, match="not a state file of tristep, or a damaged one"):
+        checkpoint.read(tmp_path / "a")
+
+
+NOT_ONE = "or a damaged one"
+FOREIGN = {  # what is at the path, and what loading states, runs and a sweep says
+    "empty": (lambda path: path.write_bytes(b""), [NOT_ONE] * 3),
+    "text": (lambda path: path.write_text("these are no states\n" * 100), [NOT_ONE] * 3),
+    "pickle": (lambda path: torch.save({"momentum": torch.ones(3)}, path), [NOT_ONE] * 3),
+    "npz": (lambda path: _npz(path, losses=_npy(np.zeros(3))), [NOT_ONE] * 3),
+    "weights": (
+        lambda path: safetensors.torch.save_file({"w": torch.ones(3)}, path),
+        [
+            "fname='.*a': a safetensors file, but not one that Trainer.save_states wrote",
+            "not a file of runs, or a damaged one .*from elsewhere",
+            "not a file that was written by Sweep.save, or a damaged one .*from elsewhere",
+        ],
+    ),
+    "states": (lambda path: _trainer().save_states(path), [None, "of states, not of runs", "of states, not of sweep"]),
+    "runs": (lambda path: _runs().save(path), ["saved state has format None", None, "of runs, not of sweep"]),
+    "sweep": (lambda path: _sweep().save(path), ["saved state has format None", "of sweep, not of runs", None]),
+    "format": (
+        lambda path: (_trainer().save_states(path), _changed(path, _sets(format=2))),
+        ["saved state has format 2: this version of tristep reads format 1; .*newer", NOT_ONE, NOT_ONE],
+    ),
+    "optimizer": (
+        lambda path: (_trainer().save_states(path), _changed(path, _sets(optimizer="adam"))),
+        [r"is of optimizer 'adam', this trainer has 'sgd': .*Trainer\(params, 'adam'", NOT_ONE, NOT_ONE],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_files_of_another_kind_are_refused(what, tmp_path, everything):
+    write, messages = FOREIGN[what]
+    path, trainer = tmp_path / "a", _trainer()
+    write(path)
+    before = everything(trainer, [])
+    for load, message in zip((trainer.load_states, viz.RunSet.load, Sweep.load), messages, strict=True):
+        if message is None:
+            load(path)
+            continue
         with pytest.raises(ValueError, match=message):
             load(path)
+        assert everything(trainer, []) == before
 
 
 # ---- npz files, which earlier versions wrote -------------------------------------------------------------------------
@@ -481,56 +501,29 @@ def _npy(array):
     return file.getvalue()
 
 
-def _text(text):
-    return np.frombuffer(text.encode(), np.uint8)
+def _text(data):
+    return np.frombuffer(json.dumps(data).encode(), np.uint8)
 
 
-def _of_runs(runs):
-    """What such a file says of runs, and its arrays: blocks of all series."""
-    arrays, described = {}, []
-    for i, run in enumerate(runs):
-        names = {kind: list(members) for kind, members in run._kinds().items()}
-        for kind, members in run._kinds().items():
-            for k, series in enumerate(members.values()):
-                count, (steps, values) = len(series), series.recent()
-                blocks = series.curve() if count > 2048 else series._blocks.arrays
-                own = {part: array[: len(steps)] for part, array in blocks._asdict().items()}
-                own |= {"recent_steps": steps, "recent": values, "counts": np.array([count, series._blocks.each])}
-                arrays |= {f"{i}/{kind}/{k}/{part}": array for part, array in own.items()}
-        described.append({"name": run.name, "parameters": run.parameters, "edges": run.edges.tolist(), "notes": run.notes})
-        described[-1]["series"] = names
-    return {"tristep runs": 1, "runs": described}, arrays
-
-
-def _of_sweep(sweep):
-    about = {"format": 1, "steps_per_epoch": 5, "scores": ["loss"], "axes": [["wd", [0.0, 0.5]], ["seed", [0, 1]]]}
-    arrays = {"score loss": sweep.scores["loss"]} | {f"weight {k}": v.numpy() for k, v in sweep.weights.items()}
-    return about, arrays | {"losses": np.asfortranarray(sweep.losses)}
-
-
-def _with_checksums(kind, about, arrays):
-    sums = {
-        name: zlib.crc32(array.tobytes(), zlib.crc32(f"{array.dtype.str}{list(array.shape)}".encode()))
-        for name, array in arrays.items()
-    }
-    return {"tristep": _text(json.dumps({"kind": kind, "about": about, "checksums": sums}))} | arrays
-
-
-@pytest.mark.parametrize(("kind", "describe"), [("sweep", _of_sweep), ("runs", _of_runs)])
-def test_files_of_earlier_versions_are_loaded(kind, describe, tmp_path):
+@pytest.mark.parametrize("kind", ["sweep", "runs"])
+def test_files_of_earlier_versions_are_loaded(kind, tmp_path):
+    """They were written by such a version, from what is made here."""
     make, _, load = SAVED[kind]
-    about, arrays = describe(make())
-    oldest = {"header": _text(json.dumps(about))} if kind == "runs" else {"about": np.array(json.dumps(about))}
-    path, whole = tmp_path / "a.npz", _with_checksums(kind, about, arrays)
-    for members in (oldest | arrays, whole):
-        np.savez_compressed(path, **members)
-        assert _plain(load(path)) == _plain(make())
+    path, whole = tmp_path / "a.npz", dict(np.load(EARLIER / f"{kind}.npz"))
+    assert _plain(load(EARLIER / f"{kind}.npz")) == _plain(make())
+    header, arrays = json.loads(whole["tristep"].tobytes()), {key: whole[key] for key in whole if key != "tristep"}
+    about = np.array(json.dumps(header["about"])) if kind == "sweep" else _text(header["about"])
+    np.savez(path, **arrays, **{"about" if kind == "sweep" else "header": about})  # as the first ones were
+    assert _plain(load(path)) == _plain(make())
     name = next(iter(arrays))
     for members, message in (
         (whole | {name: arrays[name] + 1}, f"checksums differ for {name}"),
+        (whole | {name: np.asfortranarray(arrays[name][..., None])}, f"checksums differ for {name}"),
         ({key: array for key, array in whole.items() if key != name}, f"checksums differ for {name}"),
         (whole | {"more": np.zeros(3)}, "checksums differ for more"),
-        (_with_checksums("race", about, arrays), f"it is a file of race, not of {kind}"),
+        (whole | {"tristep": _text(header | {"kind": "race"})}, f"it is a file of race, not of {kind}"),
+        (arrays, "or a damaged one"),
+        ({"tristep": _text([])}, "or a damaged one"),
     ):
         np.savez_compressed(path, **members)
         with pytest.raises(ValueError, match=message):
@@ -548,8 +541,8 @@ def test_files_that_would_fill_memory_are_refused_before_they_do(load, tmp_path,
         {"losses": zeros},
         {"tristep": zeros},
         {"losses": lie},
-        {"tristep": _npy(_text("[" * 1_000_000))},
-        {"tristep": _npy(_text('{"kind": "runs"}' + " " * (1 << 22)))},
+        {"tristep": _npy(np.full(1_000_000, ord("["), np.uint8))},
+        {"tristep": _npy(np.full(1 << 22, ord(" "), np.uint8))},
     ):
         _npz(path, **members)
         tracemalloc.start()

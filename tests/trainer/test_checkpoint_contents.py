@@ -83,23 +83,31 @@ def test_weights_buffers_and_extra_states_of_any_form(asynchronous, tmp_path):
     assert other.part.seen["scale"] == 3.0
 
 
-def test_values_that_an_expanded_buffer_cannot_hold_are_refused(tmp_path, everything):
+def _wide():
     net = _Odd(3.0)
     net.expanded = torch.arange(10.0).view(2, 5)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("make", "make_other", "message"),
+    [
+        (_wide, _Odd, "'expanded' is expanded here, with one element for several, which differ"),
+        (
+            lambda: nn.Sequential(nn.Linear(2, 2), _Extra(1.0)),
+            lambda: nn.Sequential(nn.Linear(2, 2)),
+            "'1._extra_state' is in the checkpoint or in net, not in both",
+        ),
+    ],
+)
+def test_what_another_model_cannot_hold_is_refused(make, make_other, message, tmp_path, everything):
+    net, other = make(), make_other()
     CheckpointManager(tmp_path, _stepped(net), net, asynchronous=False).save()
-    other = _Odd()
     trainer = _stepped(other)
     before = everything(trainer, other.parameters()), _plain(other.state_dict())
-    with pytest.raises(ValueError, match="'expanded' is expanded here, with one element for several, which differ"):
+    with pytest.raises(ValueError, match=message):
         trainer.resume(tmp_path, other)
     assert (everything(trainer, other.parameters()), _plain(other.state_dict())) == before
-
-
-def test_extra_states_of_another_model_are_refused(tmp_path):
-    nets = nn.Sequential(nn.Linear(2, 2), _Extra(1.0)), nn.Sequential(nn.Linear(2, 2))
-    CheckpointManager(tmp_path, _stepped(nets[0]), nets[0], asynchronous=False).save()
-    with pytest.raises(ValueError, match=r"'1._extra_state' is in the checkpoint or in net, not in both"):
-        _stepped(nets[1]).resume(tmp_path, nets[1])
 
 
 class _Made(nn.Linear):

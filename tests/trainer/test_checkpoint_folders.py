@@ -47,25 +47,20 @@ def _names(folder):
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_file_of_another_checkpoint_is_noticed(part, tmp_path):
+    """Of another step, or of the same step of another training."""
     manager = _training(tmp_path, 2)
-    shutil.copy(tmp_path / "step-0000000001" / f"{part}.safetensors", tmp_path / "step-0000000002")
-    message = (
-        "step-0000000002: .*of step 1, and its folder" if part == "training" else "its files are of different checkpoints"
-    )
+    first, second = (tmp_path / f"step-000000000{k}" for k in (1, 2))
+    shutil.copy(first / f"{part}.safetensors", second)
+    mixed = "its files are of different checkpoints"
+    message = "step-0000000002: .*of step 1, and its folder" if part == "training" else mixed
     with pytest.warns(UserWarning, match=message):
         assert manager.resume().step == 1
     assert manager.trainer.optimizer.num_update == 1
     assert manager.net.weight[0, 0] == -1.0
-
-
-def test_a_copy_of_a_training_from_elsewhere_is_noticed(tmp_path):
-    """The same step of the same model, from another folder."""
-    manager = _training(tmp_path / "a", 1)
-    _training(tmp_path / "b", 1)
-    name = "step-0000000001/model.safetensors"
-    shutil.copy(tmp_path / "b" / name, tmp_path / "a" / name)
-    with pytest.raises(ValueError, match="its files are of different checkpoints"):
-        manager.resume()
+    _training(tmp_path / "elsewhere", 1)
+    shutil.copy(tmp_path / "elsewhere" / first.name / f"{part}.safetensors", first)
+    with pytest.raises(ValueError, match=mixed):
+        manager.trainer.resume(first, manager.net)
 
 
 def test_a_checkpoint_with_the_name_of_another_step_is_refused(tmp_path):
@@ -121,13 +116,15 @@ def test_only_what_is_certainly_a_checkpoint_is_removed_or_counted(tmp_path):
     assert _names(tmp_path) == [".lock", *foreign[:2], "step-0000000003", "step-0000000006", foreign[2]]
 
 
-def test_the_same_step_saved_again_leaves_folders_of_others(tmp_path):
+def test_the_same_step_saved_again_replaces_it_and_leaves_folders_of_others(tmp_path):
     (tmp_path / "step-0000000001").mkdir()
     (tmp_path / "step-0000000001" / "model.safetensors").write_text("not one of ours")
     manager = _training(tmp_path, 1)
-    manager.save()
-    assert _names(tmp_path) == [".lock", "step-0000000001", "step-0000000001-2"]
-    assert manager.latest().step == 1
+    for k in range(2):
+        manager.save(metadata=k)
+        assert _names(tmp_path) == [".lock", "step-0000000001", f"step-0000000001-{k + 2}"]
+    assert (manager.latest().step, manager.latest().metadata) == (1, 1)
+    assert manager.resume().metadata == 1
 
 
 def test_a_damaged_checkpoint_takes_no_place_of_a_whole_one(tmp_path):

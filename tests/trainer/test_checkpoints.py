@@ -148,16 +148,6 @@ def test_the_newest_and_the_best_stay(options, kept, best, tmp_path):
             manager.best()
 
 
-def test_the_same_step_again_replaces_the_checkpoint(tmp_path):
-    training = Training()
-    manager = CheckpointManager(tmp_path, training.trainer)
-    training.step()
-    for k in range(3):
-        manager.save(metadata=k)
-    assert [(each.step, each.metadata) for each in manager.all_checkpoints()] == [(1, 2)]
-    assert training.trainer.resume(tmp_path).metadata == 2
-
-
 class _Gate:
     """Lets the thread that writes wait."""
 
@@ -173,7 +163,7 @@ class _Gate:
         monkeypatch.setattr("tristep.trainer.checkpoint.manager.write_checkpoint", wait)
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_one_waits(tmp_path, monkeypatch):
     gate, training = _Gate(monkeypatch), Training("adam")
     training.step()
     before = {name: tensor.clone() for name, tensor in training.net.state_dict().items()}
@@ -182,26 +172,18 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     gate.came.wait()
     for _ in range(3):  # in place, while nothing is on the disk yet
         training.step()
-    assert not folders.list_checkpoints(tmp_path)
-    gate.open.set()
-    manager.close()
-    assert training.trainer.resume(tmp_path, training.net).step == 1
-    assert all(torch.equal(tensor, before[name]) for name, tensor in training.net.state_dict().items())
-
-
-def test_one_checkpoint_is_written_at_a_time(tmp_path, monkeypatch):
-    gate, training = _Gate(monkeypatch), Training()
-    manager = CheckpointManager(tmp_path, training.trainer)
-    manager.save()
-    gate.came.wait()
-    training.step()
     second = threading.Thread(target=manager.save)
     second.start()
     assert len([each for each in threading.enumerate() if each.name.startswith("tristep checkpoint")]) == 1
     assert second.is_alive()
+    assert not folders.list_checkpoints(tmp_path)
     gate.open.set()
     second.join()
-    assert [each.step for each in manager.all_checkpoints()] == [0, 1]
+    manager.close()
+    first, last = folders.checkpoints(tmp_path)
+    assert (first.step, last.step) == (1, 4)
+    assert training.trainer.resume(first.path, training.net).step == 1
+    assert all(torch.equal(tensor, before[name]) for name, tensor in training.net.state_dict().items())
 
 
 def test_errors_of_the_writer_are_raised_at_the_next_call(tmp_path, monkeypatch):
