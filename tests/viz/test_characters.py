@@ -58,6 +58,11 @@ def test_a_map_gets_darker_with_its_values_and_has_holes(upwards):
     assert {"".join(row) for row in high} == {" " * half + "@" * half}
 
 
+def test_a_map_of_categories_may_have_none():
+    seen = rows(Drawn(Heatmap(np.full((2, 2), -1), [0, WIDE], [0, HIGH], palette="categories")))
+    assert (seen == " ").all()
+
+
 def test_points_and_straight_lines():
     seen = rows(Drawn(RefLine([20.5, 500.0]), RefLine([3.5], axis="y"), Points([40.5], [7.5], marker="star")))
     assert seen[HIGH - 8, 40] == "*"

@@ -204,6 +204,15 @@ def test_a_leap_out_of_the_map_and_back_is_no_good_rate():
     assert np.isfinite(beyond.losses).all()
 
 
+def test_each_element_of_a_gradient_has_its_own_noise_where_both_are_equal():
+    """Of (x + y)**2 they are the same array."""
+    where = Function("valley", "(x + y)**2", noise=0.5)
+    paths = simulate(where, {"sgd": {"learning_rate": 0.01}}, np.zeros((200, 2)), 1).paths[0, 0]
+    noise = paths[:, 1] / -0.01
+    assert abs(np.corrcoef(noise.T)[0, 1]) < 0.25
+    assert noise.std(axis=0) == pytest.approx([0.5, 0.5], rel=0.2)
+
+
 def test_quartiles_over_noise():
     found = tune_learning_rates(noisy_ravine(2.0), ["sgd"], steps=50, learning_rates=[0.01, 0.1], repeats=8)
     assert found.losses.shape == (1, 2, 8)

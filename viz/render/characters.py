@@ -86,7 +86,7 @@ def _shade(cells: np.ndarray, panel: Panel, layer: Heatmap, state: State) -> Non
     values = layer.chosen("values", state).astype(np.float64)
     low, high = layer.limits or (0.0, 1.0)
     if layer.palette == "categories":
-        low, high = -0.5, len(layer.words) - 0.5
+        low, high = -0.5, max(len(layer.words), 1) - 0.5
     share = _shares(Axis("", low, high, layer.scale), values)
     across, up = (np.sort(_shares(axis, layer.chosen(name, state))) for axis, name in ((panel.x, "x"), (panel.y, "y")))
     columns = ((np.arange(WIDTH) + 0.5) / WIDTH - across[0]) / (across[1] - across[0]) * values.shape[1]

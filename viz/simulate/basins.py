@@ -10,11 +10,9 @@ import numpy as np
 import torch
 
 from ...trainer.validation import integer, number
-from .candidates import Candidate
-from .catalog import function
+from .candidates import one_optimizer
 from .functions import Function, Minimum
-from .runners import BatchedRunner, Runner, SequentialRunner
-from .trajectories import gradient_noise
+from .trajectories import Simulation
 
 __all__ = ["Basins", "basin_map"]
 
@@ -70,82 +68,39 @@ def basin_map(
         >>> sorted(set(found.reached.flatten().tolist()))
         [0, 1, 2, 3]
     """
-    where, n, steps = function(on), integer("n", n, low=2), integer("steps", steps, low=1)
+    n, simulation = integer("n", n, low=2), Simulation(on, one_optimizer(optimizer), steps, seed=seed, engine=engine)
+    where, steps = simulation.function, simulation.steps
     side = max(high - low for low, high in (where.xlim, where.ylim))
     near = side / 100 if tolerance is None else number("tolerance", tolerance, above=0)
-    label = optimizer if isinstance(optimizer, str) else "optimizer"
     xs, ys = np.linspace(*where.xlim, n, dtype=np.float32), np.linspace(*where.ylim, n, dtype=np.float32)
     starts = np.stack(np.meshgrid(xs, ys), axis=-1).reshape(-1, 2)
-    ends = np.empty_like(starts)
-    looks = np.array([t for t in range(steps + 1) if t % EVERY == 0 or t == steps])
-    waited = np.zeros((len(where.minima), len(starts)), np.int32)  # looks until it was near
-    parts = [slice(first, min(first + CHUNK, len(starts))) for first in range(0, len(starts), CHUNK)]
-    snapshots: list[list[np.ndarray]] = [[] for _ in parts]
-    noise = gradient_noise(where, seed, steps, len(starts))
-
-    runner: Runner | None = None
-    for k, part in enumerate(parts):
-        chunk = starts[part]
-        away = np.ones((len(where.minima), len(chunk)), bool)  # whether it has never been near
-        count = len(chunk)
-        if runner is None or count != runner.size or not runner.restart(chunk):
-            own = Candidate(label, {} if isinstance(optimizer, str) else optimizer, [{}], False)
-            if own.together is None:
-                runner = SequentialRunner(own.trainings, chunk)
-            else:
-                runner = BatchedRunner(own.trainings, chunk, own.together, engine)
-            evaluate, near_one = where.evaluator((count,)), _Near(count, near)
-            x, y = np.empty(count, np.float32), np.empty(count, np.float32)
-        for t in range(steps + 1):
-            runner.read(x, y)
-            if t % EVERY == 0 or t == steps:
-                for minimum, never, looked in zip(where.minima, away, waited[:, part], strict=True):
-                    np.greater(never, near_one(x, y, minimum), out=never)  # it was never near, and is not now
-                    np.add(looked, never, out=looked)
-                if not where.minima:
-                    snapshots[k].append(np.stack([x, y]))
-            if t == steps:
-                break
-            _, dx, dy = evaluate(x, y)
-            if noise is not None:
-                dx, dy = dx + noise[t, 0, part], dy + noise[t, 1, part]
-            runner.step(dx, dy)
-        ends[part, 0], ends[part, 1] = x, y
-
-    minima, arrivals = where.minima, np.append(looks, steps + 1)[waited].astype(np.int32)
-    if not minima:
-        minima = _found_minima(where, starts, ends, near)
-        arrivals = _arrivals(minima, snapshots, steps, near)
+    ends, looks = np.empty_like(starts), [t for t in range(steps + 1) if t % EVERY == 0 or t == steps]
+    noise = simulation.noise(len(starts))
+    seen: list[np.ndarray] = []  # where the points of a part were at each look; empty once that is not needed any more
+    arrivals: list[np.ndarray] = []
+    for first in range(0, len(starts), CHUNK):
+        part = slice(first, min(first + CHUNK, len(starts)))
+        ways = simulation.walk(starts[part], None if noise is None else noise[..., part])
+        seen.append(np.stack([np.stack([x, y]) for t, (x, y, *_) in enumerate(ways) if t in looks]))
+        ends[part] = seen[-1][-1].T
+        if where.minima:
+            arrivals.append(_arrivals(where.minima, seen.pop(), looks, near))
+    minima = where.minima or _found_minima(where, starts, ends, near)
+    arrivals += [_arrivals(minima, each, looks, near) for each in seen]
+    steps_to = np.concatenate(arrivals, axis=1)
     reached, when = np.full(len(starts), -1, np.int8), np.full(len(starts), -1, np.int32)
     nearest = np.full(len(starts), np.inf, np.float32)
     for i, minimum in enumerate(minima):
         distance = np.hypot(ends[:, 0] - np.float32(minimum.x), ends[:, 1] - np.float32(minimum.y))
         mine = (distance <= near) & (distance < nearest)
-        reached[mine], when[mine], nearest[mine] = i, arrivals[i][mine], distance[mine]
+        reached[mine], when[mine], nearest[mine] = i, steps_to[i, mine], distance[mine]
     return Basins(where, xs, ys, minima, reached.reshape(n, n), when.reshape(n, n), near)
 
 
-class _Near:
-    """As `_near`, again and again, with room that is made once."""
-
-    def __init__(self, count: int, distance: float) -> None:
-        self._dx, self._dy = np.empty((2, count), np.float32)
-        self._found = np.empty(count, bool)
-        self._most = np.float32(distance * distance)
-
-    def __call__(self, x: np.ndarray, y: np.ndarray, minimum: Minimum) -> np.ndarray:
-        dx, dy = self._dx, self._dy
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.subtract(x, np.float32(minimum.x), out=dx)
-            np.subtract(y, np.float32(minimum.y), out=dy)
-            np.multiply(dx, dx, out=dx)
-            np.multiply(dy, dy, out=dy)
-            np.add(dx, dy, out=dx)
-            return np.less_equal(dx, self._most, out=self._found)
-
-
 def _near(x: np.ndarray, y: np.ndarray, minimum: Minimum, distance: float) -> np.ndarray:
-    return _Near(len(x), distance)(x, y, minimum)
+    with np.errstate(over="ignore", invalid="ignore"):
+        dx, dy = x - np.float32(minimum.x), y - np.float32(minimum.y)
+        return dx * dx + dy * dy <= np.float32(distance * distance)
 
 
 def _found_minima(where: Function, starts: np.ndarray, ends: np.ndarray, near: float) -> tuple[Minimum, ...]:
@@ -172,13 +127,10 @@ def _found_minima(where: Function, starts: np.ndarray, ends: np.ndarray, near: f
     return tuple(found)
 
 
-def _arrivals(minima: Sequence[Minimum], snapshots: Sequence[Sequence[np.ndarray]], steps: int, near: float) -> np.ndarray:
-    times = [t for t in range(steps + 1) if t % EVERY == 0 or t == steps]
-    found = []
-    for minimum in minima:
-        parts = []
-        for seen in snapshots:
-            inside = np.stack([_near(x, y, minimum, near) for x, y in seen])
-            parts.append(np.where(inside.any(axis=0), np.array(times)[inside.argmax(axis=0)], steps + 1))
-        found.append(np.concatenate(parts))
-    return np.array(found, dtype=np.int32)
+def _arrivals(minima: Sequence[Minimum], seen: np.ndarray, looks: Sequence[int], near: float) -> np.ndarray:
+    """For each minimum the step of the first look at which a point [looks, 2, n] was near it: [n_minima, n]."""
+    found = np.full((len(minima), seen.shape[-1]), looks[-1] + 1, np.int32)
+    for t, (x, y) in zip(reversed(looks), reversed(seen), strict=True):
+        for minimum, when in zip(minima, found, strict=True):
+            when[_near(x, y, minimum, near)] = t
+    return found

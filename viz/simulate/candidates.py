@@ -18,7 +18,7 @@ from ...trainer.optimizer.counts import StepCounts
 from ...trainer.presets import named
 from ...trainer.validation import number
 
-__all__ = ["Candidate", "PlainUpdate", "TorchFactory", "named_optimizers", "settings_to_try"]
+__all__ = ["Candidate", "PlainUpdate", "TorchFactory", "named_optimizers", "one_optimizer", "settings_to_try"]
 
 
 class Candidate:
@@ -174,6 +174,11 @@ def named_optimizers(optimizers: Any) -> dict[str, Any]:
     if not found:
         raise ValueError("optimizers is empty: name at least one")
     return found
+
+
+def one_optimizer(optimizer: Any) -> dict[str, Any]:
+    """A single optimizer by its label, which is its name, or "optimizer" where it has none."""
+    return {optimizer: {}} if isinstance(optimizer, str) else {"optimizer": optimizer}
 
 
 def settings_to_try(rates: Sequence[float] | None, sweep: Mapping[str, Sequence[Any]] | None) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ class BatchedRunner:
     def __init__(self, optimizers: Sequence[Optimizer], starts: np.ndarray, together: bool, engine: str | None) -> None:
         if not together:
             optimizers = [copy.deepcopy(each) for each in optimizers for _ in range(len(starts))]
+        self._together, self._n_starts = together, len(starts)
         n, count = len(optimizers), len(starts)
         self.size = n * count if together else n
         # Rows that begin at multiples of 16 bytes, so that all go into one launch.
@@ -44,15 +45,16 @@ class BatchedRunner:
 
     def restart(self, starts: np.ndarray) -> bool:
         """Start again at as many points; False where it cannot be done."""
+        if len(starts) != self._n_starts:
+            return False
         self._set(starts)
         return self._many.restart()
 
     def _set(self, starts: np.ndarray) -> None:
-        count, n = len(starts), len(self._points)
-        if self._points.shape[-1] == count:
+        if self._together:
             self._points[:] = starts.T
         else:
-            self._points[:, :, 0] = np.tile(starts, (n // count, 1))
+            self._points[:, :, 0] = np.tile(starts, (len(self._points) // len(starts), 1))
 
     def read(self, x: np.ndarray, y: np.ndarray) -> None:
         """Put where the points are into these arrays [size]."""
@@ -68,8 +70,10 @@ class BatchedRunner:
         else:
             next(self._steps)
 
-    def states(self, training: int) -> tuple[torch.Tensor, ...]:
-        return self._many.updaters[training].states[0]
+    def states(self, training: int) -> list[np.ndarray]:
+        """Copies of a training's states, of the first of its starts."""
+        states = [state.detach().float().numpy() for state in self._many.updaters[training].states[0]]
+        return [(state[:, 0] if self._together and state.ndim > 1 else state).copy() for state in states]
 
 
 class SequentialRunner:

@@ -6,7 +6,8 @@ weights are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from .catalog import function
 from .functions import Function
 from .runners import BatchedRunner, Runner, SequentialRunner
 
-__all__ = ["Simulation", "Trajectories", "checked_starts", "farthest", "gradient_noise", "one_start", "simulate"]
+__all__ = ["Simulation", "Trajectories", "checked_starts", "farthest", "one_start", "simulate"]
 
 SETTLED = 1e-6  # what share of the loss at the start is as good as none
 FAR = 100.0  # times half the drawn width from its middle: who gets there has diverged
@@ -177,66 +178,89 @@ class Simulation:
         self.steps, self._seed, self._engine = integer("steps", steps, low=1), integer("seed", seed, low=0), engine
         self._values, self._relative = settings_to_try(learning_rates, sweep), relative
         self._given = named_optimizers(optimizers)
-        self._candidates: list[Candidate] | None = self._make_candidates()
+        self.candidates = self._make_candidates()
         self._runners: list[Runner] = []
-        self._n_starts = 0
 
     def run(self, start: Any = None) -> Trajectories:
         """The trajectories from (x, y), or from [n_starts, 2]; from the function's own start if left out."""
         where, steps, starts = self.function, self.steps, checked_starts(self.function, start)
-        candidates = self._make_ready(starts)
-        runners = self._runners
-        n, v, s = len(candidates), len(self._values), len(starts)
-        noise = gradient_noise(where, self._seed, steps, s)
+        n, v, s = len(self._given), len(self._values), len(starts)
         points = np.empty((steps + 1, 2, n * v * s), np.float32)
         losses = np.empty((steps + 1, n * v * s), np.float32)
-        evaluate = where.evaluator((n * v * s,))
-        x, y = np.empty(n * v * s, np.float32), np.empty(n * v * s, np.float32)
-        stops = np.cumsum([runner.size for runner in runners])
-        parts = [slice(stop - runner.size, stop) for runner, stop in zip(runners, stops, strict=True)]
-        for t in range(steps + 1):
-            for runner, part in zip(runners, parts, strict=True):
-                runner.read(x[part], y[part])
-            points[t, 0], points[t, 1] = x, y
-            losses[t], *slopes = evaluate(x, y)
-            if t == steps:
-                break
-            if noise is not None:
-                for slope, each in zip(slopes, noise[t], strict=True):
-                    slope.reshape(-1, s)[:] += each
-            with interrupts_wait():  # once for all runners, each of which would do it
-                for runner, part in zip(runners, parts, strict=True):
-                    runner.step(slopes[0][part], slopes[1][part])
-
-        order = [candidate for kind in (True, False, None) for candidate in candidates if candidate.together is kind]
-        back = [order.index(candidate) for candidate in candidates]  # no two are equal
+        for t, (x, y, loss, *_) in enumerate(self.walk(starts, self.noise(s))):
+            points[t], losses[t] = (x, y), loss
+        order = self._in_order()
+        back = [order.index(candidate) for candidate in self.candidates]  # no two are equal
         paths = np.ascontiguousarray(points.reshape(steps + 1, 2, n, v, s).transpose(2, 3, 4, 0, 1)[back])
         found = np.ascontiguousarray(losses.reshape(steps + 1, n, v, s).transpose(1, 2, 3, 0)[back])
-        rates = np.array([candidate.rates for candidate in candidates])
-        names = tuple(candidate.name for candidate in candidates)
+        rates = np.array([candidate.rates for candidate in self.candidates])
         values = tuple(map(dict, self._values))
-        return Trajectories(where, names, values, rates, starts, paths, found, _diverged(where, paths, found))
+        return Trajectories(where, tuple(self._given), values, rates, starts, paths, found, _diverged(where, paths, found))
+
+    def walk(self, starts: np.ndarray, noise: np.ndarray | None) -> Iterator[tuple[np.ndarray, ...]]:
+        """Take all steps from these starts, and yield before each one, and after the last, where the points are.
+
+        Args:
+            starts: float32 [n_starts, 2].
+            noise: of these, a part of what `noise` gives.
+
+        Yields:
+            x and y, the losses there, and the gradients' two elements with their noise, each [n_points], for all
+            `candidates` in the order of `_in_order`, their values and the starts. The next step overwrites them.
+        """
+        self._put_at(starts)
+        size = sum(runner.size for runner in self._runners)
+        stops = np.cumsum([runner.size for runner in self._runners])
+        parts = [(runner, slice(stop - runner.size, stop)) for runner, stop in zip(self._runners, stops, strict=True)]
+        evaluate, x, y = self.function.evaluator((size,)), np.empty(size, np.float32), np.empty(size, np.float32)
+        for t in range(self.steps + 1):
+            for runner, part in parts:
+                runner.read(x[part], y[part])
+            loss, *slopes = evaluate(x, y)
+            if noise is not None and t < self.steps:
+                slopes = [
+                    (slope.reshape(-1, len(starts)) + each).ravel() for slope, each in zip(slopes, noise[t], strict=True)
+                ]
+            yield x, y, loss, *slopes
+            if t < self.steps:
+                with interrupts_wait():  # once for all runners, each of which would do it
+                    for runner, part in parts:
+                        runner.step(slopes[0][part], slopes[1][part])
+
+    def noise(self, n_starts: int) -> np.ndarray | None:
+        """What is added to gradients, [steps, 2, n_starts]."""
+        if not self.function.noise:
+            return None
+        draw = np.random.default_rng([self.function.seed, self._seed])
+        drawn = draw.standard_normal((n_starts, self.steps, 2), dtype=np.float32)
+        return np.ascontiguousarray(drawn.transpose(1, 2, 0)) * np.float32(self.function.noise)
+
+    def states(self) -> list[np.ndarray]:
+        """The states, where a walk is now, of a rule optimizer that is alone, from the first start."""
+        (runner,) = self._runners
+        assert isinstance(runner, BatchedRunner)
+        return runner.states(0)
 
     def _make_candidates(self) -> list[Candidate]:
         return [Candidate(name, given, self._values, self._relative) for name, given in self._given.items()]
 
-    def _make_ready(self, starts: np.ndarray) -> list[Candidate]:
-        """Put all runners at their starts: those of the run before where that can be done, else new ones."""
-        candidates = self._candidates
+    def _in_order(self) -> list[Candidate]:
+        """The candidates by how they are updated: all starts as one weight, one weight for each, and one by one."""
+        return [each for together in (True, False, None) for each in self.candidates if each.together is together]
+
+    def _put_at(self, starts: np.ndarray) -> None:
+        """Put all runners at their starts: those of the walk before where that can be done, else new ones."""
         if self._runners:
-            if candidates is not None and len(starts) == self._n_starts and all(r.restart(starts) for r in self._runners):
-                return candidates
-            candidates = None  # they have run
-        self._candidates = candidates = self._make_candidates() if candidates is None else candidates
-        self._runners, self._n_starts = [], len(starts)
-        for together in (True, False):
-            trainings = [each for candidate in candidates if candidate.together is together for each in candidate.trainings]
-            if trainings:
+            if all(runner.restart(starts) for runner in self._runners):
+                return
+            self.candidates = self._make_candidates()  # others have run
+        self._runners = []
+        for together, members in itertools.groupby(self._in_order(), key=lambda candidate: candidate.together):
+            if together is None:
+                self._runners += [SequentialRunner(candidate.trainings, starts) for candidate in members]
+            else:
+                trainings = [training for candidate in members for training in candidate.trainings]
                 self._runners.append(BatchedRunner(trainings, starts, together, self._engine))
-        self._runners += [
-            SequentialRunner(candidate.trainings, starts) for candidate in candidates if candidate.together is None
-        ]
-        return candidates
 
 
 def checked_starts(where: Function, start: Any) -> np.ndarray:
@@ -257,14 +281,6 @@ def one_start(where: Function, start: Any) -> tuple[float, float]:
         raise ValueError(f"start has {len(found)} points: must be one, (x, y)")
     x, y = np.reshape(where.start if start is None else start, 2)
     return float(x), float(y)
-
-
-def gradient_noise(where: Function, seed: int, steps: int, n_starts: int) -> np.ndarray | None:
-    """What is added to gradients, [steps, 2, n_starts]."""
-    if not where.noise:
-        return None
-    draw = np.random.default_rng([where.seed, seed]).standard_normal((n_starts, steps, 2), dtype=np.float32)
-    return np.ascontiguousarray(draw.transpose(1, 2, 0)) * np.float32(where.noise)
 
 
 def _diverged(where: Function, paths: np.ndarray, losses: np.ndarray) -> np.ndarray:

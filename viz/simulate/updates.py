@@ -13,12 +13,9 @@ import torch
 from ...kernels import Rule
 from ...trainer.optimizer import Optimizer, RuleOptimizer, create
 from ...trainer.presets import named
-from ...trainer.validation import integer
-from .candidates import Candidate
-from .catalog import function
+from .candidates import one_optimizer
 from .functions import Function
-from .runners import BatchedRunner
-from .trajectories import checked_starts, gradient_noise, one_start
+from .trajectories import Simulation, one_start
 
 __all__ = ["UpdateTrace", "rule_source", "trace_updates"]
 
@@ -72,31 +69,21 @@ def trace_updates(
         >>> found.gradients[0].tolist(), sorted(found.states), found.states["mean"].round(3).tolist()
         ([1.0, 100.0], ['mean', 'var'], [[0.0, 0.0], [0.10000000149011612, 10.0]])
     """
-    where, steps = function(on), integer("steps", steps, low=1)
-    starts = checked_starts(where, one_start(where, start))
-    label = optimizer if isinstance(optimizer, str) else "optimizer"
-    candidate = Candidate(label, {} if isinstance(optimizer, str) else optimizer, [{}], False)
-    own = candidate.trainings[0]
+    simulation = Simulation(on, one_optimizer(optimizer), steps, seed=seed, engine=engine)
+    steps, own = simulation.steps, simulation.candidates[0].trainings[0]
     if not isinstance(own, RuleOptimizer):
-        raise TypeError(f"{candidate.name} is no optimizer by a rule, whose states have names")
-    runner = BatchedRunner([own], starts, False, engine)
-    noise, evaluate = gradient_noise(where, seed, steps, 1), where.evaluator((1,))
+        raise TypeError(f"{simulation.candidates[0].name} is no optimizer by a rule, whose states have names")
+    rule = own.composed_rule
     points, losses = np.empty((steps + 1, 2), np.float32), np.empty(steps + 1, np.float32)
     gradients = np.empty((steps, 2), np.float32)
-    rule = own.composed_rule
     kept: dict[str, list[np.ndarray]] = {name: [] for name in rule.slots}
-    x, y = np.empty(1, np.float32), np.empty(1, np.float32)
-    for t in range(steps + 1):
-        runner.read(x, y)
-        points[t] = x[0], y[0]
-        for name, state in zip(rule.slots, runner.states(0), strict=True):
-            kept[name].append(state.detach().float().numpy().copy())
-        losses[t : t + 1], dx, dy = evaluate(x, y)
+    starts = np.array([one_start(simulation.function, start)], np.float32)
+    for t, (x, y, loss, dx, dy) in enumerate(simulation.walk(starts, simulation.noise(1))):
+        points[t], losses[t : t + 1] = (x[0], y[0]), loss
+        for name, state in zip(rule.slots, simulation.states(), strict=True):
+            kept[name].append(state)
         if t < steps:
-            if noise is not None:
-                dx, dy = dx + noise[t, 0], dy + noise[t, 1]
             gradients[t] = dx[0], dy[0]
-            runner.step(dx, dy)
     states = {name: np.stack(each) for name, each in kept.items()}
     updates = np.diff(points, axis=0)
     preconditioners = None
