@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from ..scene import Axis, Button, Control, Panel, Scene, Text
 from ..views import LossView, View
 from ..views.run_view import OneRunView, RunView
 
+if TYPE_CHECKING:
+    from .loop import LiveLoop
+
 __all__ = ["LiveView"]
 
 _PACKAGE = Path(__file__).parents[2]
@@ -24,34 +27,34 @@ MULTIPLIERS = [2.0 ** (k / 2) for k in range(-12, 13)]  # that the view's slider
 
 
 class LiveView(View):
-    """Another view while a live loop trains, and what steers the loop.
+    """Another view with the status of a live loop above it, and controls that steer the loop.
 
-    Above it stands how far the loop is, how fast, and which share of the time drawing takes; if a step has raised an error,
-    that. Buttons pause, resume, take one step, stop, keep a snapshot, branch here or from the snapshot that is chosen, and
-    go on with the run that is chosen where it was left; a slider sets the multiplier of the rate.
+    The status is the step, the speed and the share of the time that drawing takes, or the error that a step raised. Buttons
+    pause, resume, take one step, stop, keep a snapshot, branch here or at the chosen snapshot, and go on with the chosen
+    run where it was left. A slider sets the multiplier of the learning rate.
 
     Args:
-        loop: a `LiveLoop`, which has this as its `view`.
-        of: the other view; None is a `LossView` of all its runs. If it shows a run of the loop, it shows branches, too;
-            one that shows a single run has the present one.
+        loop: the `LiveLoop` whose `view` this is.
+        of: the other view; None: a `LossView` of all runs of the loop. A view of runs of the loop shows its branches, too; a
+            view of one run shows the current run.
         **settings: as for `View`.
 
     Attributes:
         of: the other view.
-        message: what the last button has to say; empty for nothing.
+        message: the answer to the last button; empty if there is none.
     """
 
-    def __init__(self, loop: Any, of: View | None = None, **settings: Any) -> None:
+    def __init__(self, loop: LiveLoop, of: View | None = None, **settings: Any) -> None:
         self.loop, self.message = loop, ""
         self.of = LossView(loop.runs) if of is None else of
         self._is_default = of is None
-        self._chosen = {"from": "", "with": ""}  # a snapshot, a run
+        self._chosen = {"from": "", "with": ""}  # the names of a snapshot and of a run
         super().__init__(**settings)
 
     def scene(self) -> Scene:
         """The picture as data."""
         loop = self.loop
-        with loop.at_rest():  # nothing is recorded meanwhile
+        with loop.at_rest():  # no step records anything
             self._take_in_runs()
             scene = self.of.scene()
         status = Panel(Axis("", 0, 1), Axis("", 0, 1), [Text(self.status(), 0.0, 0.5)], frame=False, columns=scene.grid[1])
@@ -59,7 +62,7 @@ class LiveView(View):
         if loop.rate.trainer is not None:
             nearest = int(np.argmin([abs(value - loop.multiplier) for value in MULTIPLIERS]))
             base = None if loop.rate.is_scheduled else loop.rate.now
-            # With a schedule another rate at each step, which stands in the status; a slider's words stay.
+            # A schedule's rate changes with each step, but the slider's texts stay: the status shows it.
             texts = [f"× {each:.3g}" if base is None else f"{base * each:.3g} (× {each:.3g})" for each in MULTIPLIERS]
             controls.append(Control("multiplier", "learning rate", MULTIPLIERS, nearest, remote=True, texts=texts))
             for name, label in (("from", "snapshot"), ("with", "run")):
@@ -72,14 +75,14 @@ class LiveView(View):
             scene,
             panels=[status, *(replace(panel, row=panel.row + 1) for panel in scene.panels)],
             controls=controls,
-            buttons=[*scene.buttons, *self._buttons()],
+            buttons=[*scene.buttons, *(button for button, _ in self._actions())],
             height=scene.height + height,
             heights=[height / scene.height * sum(shares), *shares],
             description=self.status() if self._is_default else f"{self.status()}\n{scene.description}",
         )
 
     def _take_in_runs(self) -> None:
-        """Let the other view show branches."""
+        """Let the other view show the branches."""
         view, runs = self.of, list(self.loop.runs)
         if isinstance(view, RunView) and any(run is each for run in view.runs for each in runs):
             others = [run for run in runs if all(run is not each for each in view.runs)]
@@ -94,52 +97,60 @@ class LiveView(View):
         usual = loop.run.name if name == "with" else names[-1] if names else ""
         return names, self._chosen[name] if self._chosen[name] in names else usual
 
-    def _buttons(self) -> list[Button]:
+    def _actions(self) -> list[tuple[Button, Callable[[], str | None]]]:
+        """The buttons, and what each does; this may return a message."""
         loop = self.loop
         running, goes_on = loop.status == "running", loop.status != "running" and loop.can_go_on
-        named = [("pause", "Pause", running), ("resume", "Resume", goes_on), ("one step", "Step", goes_on)]
-        named.append(("stop", "Stop", not loop.has_ended))
+        actions: list[tuple[Button, Callable[[], str | None]]] = [
+            (Button("pause", "Pause", running), loop.pause),
+            (Button("resume", "Resume", goes_on), loop.resume),
+            (Button("one step", "Step", goes_on), loop.step),
+            (Button("stop", "Stop", not loop.has_ended), loop.stop),
+        ]
         if loop.rate.trainer is not None:
-            named += [("snapshot", "Snapshot", True), ("branch", "Branch here", True)]
-            named += [("back", "Back to snapshot", True)] if loop.snapshots else []
-            runs, chosen = self._choice("with")
-            named += [("pick", "Go on with run", chosen != loop.run.name)] if runs else []
-        return [Button(*each) for each in named]
+            (snapshots, at), (runs, run) = self._choice("from"), self._choice("with")
+            actions.append((Button("snapshot", "Snapshot"), lambda: f"snapshot {loop.snapshot().name!r}"))
+            actions.append((Button("branch", "Branch here"), lambda: f"now in {loop.branch().name!r}"))
+            if snapshots:
+                back = lambda: f"now in {loop.branch(at=at).name!r}, from snapshot {at!r}"  # noqa: E731
+                actions.append((Button("back", "Back to snapshot"), back))
+            if runs:
+                pick = lambda: f"now in {loop.pick(run).name!r}"  # noqa: E731
+                actions.append((Button("pick", "Go on with run", run != loop.run.name), pick))
+        return actions
 
     def take_in(self, wait: bool) -> bool:
         self.loop.take_in(wait)
         return self.of.take_in(wait)
 
     def refresh(self) -> None:
-        """Draw what is to be seen now, here and where the other view is shown by itself."""
+        """Redraw this view, and the other one where it is shown by itself."""
         self.of.refresh()
         super().refresh()
 
     def catch_up(self) -> None:
-        """Draw now what `refresh` has put off."""
+        """Draw now what `refresh` has postponed."""
         self.of.catch_up()
         super().catch_up()
 
     def at_rest(self) -> AbstractContextManager[None]:
-        """Between two steps: a step may draw, too, so nobody may have the view and wait for its end."""
-        rest: AbstractContextManager[None] = self.loop.at_rest()
-        return rest
+        """Between two steps: a step may draw, too, so nobody may lock the view and then wait for the step to end."""
+        return self.loop.at_rest()
 
     def is_live(self) -> bool:
         """Whether the loop is running."""
-        return bool(self.loop.status == "running")
+        return self.loop.status == "running"
 
     def picture_seconds(self) -> float:
-        """A minute while the loop runs: every frame is another one, and to draw a picture takes a quarter of a second."""
+        """A minute while the loop runs: each frame differs, and drawing the picture takes a tenth of a second or more."""
         return 60.0 if self.is_live() else 0.0
 
     def event_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The one that runs the steps."""
-        found: asyncio.AbstractEventLoop | None = self.loop.event_loop
-        return found
+        """The event loop that runs the steps."""
+        return self.loop.event_loop
 
     def status(self) -> str:
-        """How far the loop is, in words."""
+        """The status of the loop, in words."""
         loop = self.loop
         if loop.exception is not None:
             return f"{loop.run.name}: failed after step {loop.n_steps:,}\n{_traceback(loop.exception)}"
@@ -149,7 +160,7 @@ class LiveView(View):
             words.append(f"{speed:,.0f} steps/s" if speed >= 100 else f"{speed:.3g} steps/s")
         rate = loop.rate.last
         if loop.status in ("ready", "paused") and loop.rate.now is not None:
-            rate = loop.rate.now * loop.multiplier  # whatever has been set since the last step
+            rate = loop.rate.now * loop.multiplier  # which may have been set since the last step
         if rate is not None:
             multiplied = "" if loop.multiplier == 1 else f" (× {loop.multiplier:.3g})"
             words.append(f"learning rate {rate:.4g}{multiplied}")
@@ -161,69 +172,59 @@ class LiveView(View):
         return ", ".join(words) + (f"\n{self.message}" if self.message else "")
 
     def describe(self) -> str:
-        """How far the loop is, and what there is to be seen, in sentences."""
+        """The status of the loop, and what the other view shows, in sentences."""
         self.loop.take_in()
         self._take_in_runs()
         return f"{self.status()}\n{self.of.describe()}"
 
     def on_control(self, name: str, value: Any, index: int) -> None:
-        """The multiplier of the rate, or a choice for a button; others are the other view's."""
+        """Set the multiplier, or remember the choice for a button; other controls are passed on to the other view."""
         if name == "multiplier":
             self.loop.multiplier = float(value)
         elif name in self._chosen:
             self._chosen[name] = str(value)
         else:
             self.of.on_control(name, value, index)
-        self.refresh()  # no step does it for a loop that is paused
+        self.refresh()  # while the loop is paused, no step does it
 
     def on_button(self, name: str) -> None:
-        """What the buttons do; what cannot be done is said in the picture."""
-        loop = self.loop
-        act: dict[str, Callable[[], Any]] = {
-            "pause": loop.pause,
-            "resume": loop.resume,
-            "one step": loop.step,
-            "stop": loop.stop,
-            "snapshot": lambda: f"snapshot {loop.snapshot().name!r}",
-            "branch": lambda: f"now in {loop.branch().name!r}",
-            "back": lambda: f"now in {loop.branch(at=at).name!r}, from snapshot {at!r}",
-            "pick": lambda: f"now in {loop.pick(self._choice('with')[1]).name!r}",
-        }
-        if name not in act:
+        """Do what the button says; if that is impossible, the picture says why."""
+        loop, action = self.loop, next((action for button, action in self._actions() if button.name == name), None)
+        if action is None:
             self.of.on_button(name)
         else:
-            at = self._choice("from")[1]
             if loop.mode in ("auto", "block") and running_event_loop() is not None:
-                loop.mode = "task"  # here there is no cell to be blocked, and pressing a button must not last
+                loop.mode = "task"  # no cell runs that could be blocked, and a button must not block the kernel
             try:
-                said = act[name]()
-                self.message = said if isinstance(said, str) else ""
-                self._chosen["with"] = "" if name in ("branch", "back", "pick") else self._chosen["with"]
+                self.message = action() or ""
+                if name in ("branch", "back", "pick"):
+                    self._chosen["with"] = ""
             except RuntimeError as error:
                 self.message = str(error)
         self.refresh()
 
     def on_click(self, event: str, x: float, y: float) -> None:
-        """The other view's."""
+        """Passed on to the other view."""
         self.of.on_click(event, x, y)
         self.refresh()
 
     def on_drag(self, event: str, number: int, x: float, y: float) -> None:
-        """The other view's."""
+        """Passed on to the other view."""
         self.of.on_drag(event, number, x, y)
         self.refresh()
 
     def on_entry(self, name: str, text: str) -> None:
-        """The other view's."""
+        """Passed on to the other view."""
         self.of.on_entry(name, text)
         self.refresh()
 
 
 def _traceback(error: BaseException) -> str:
-    """An exception with the line that raised it, or the last one before it went into a package."""
-    frames = traceback.extract_tb(error.__traceback__)
+    """The exception, and the last line of the user's own code in its traceback."""
     own = [
-        frame for frame in frames if "site-packages" not in frame.filename and _PACKAGE not in Path(frame.filename).parents
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and _PACKAGE not in Path(frame.filename).parents
     ]
     words = f"{type(error).__name__}: {error}"
     if not own:
