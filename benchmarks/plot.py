@@ -13,7 +13,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from tristep.viz.style import COLOURS, INK, QUIET, Figure, line_style, quieten
+from tristep.viz.render.matplotlib.figure import Figure, quieten
+from tristep.viz.style import COLOURS, INK, QUIET, line_style
 
 __all__ = ["draw"]
 

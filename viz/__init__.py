@@ -7,19 +7,18 @@ imported on first use.
 if not __name__.startswith("tristep."):
     raise ImportError(f"this folder is 'tristep.viz'; import it by that name (imported as {__name__!r})")
 
-try:
-    import matplotlib as mpl  # noqa: F401  # imported here first, for a helpful error
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "tristep.viz draws with matplotlib, which is missing: pip install 'tristep[notebook]'", name=error.name
-    ) from error
-
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+if find_spec("matplotlib") is None:
+    raise ModuleNotFoundError(
+        "tristep.viz draws with matplotlib, which is missing: pip install 'tristep[notebook]'", name="matplotlib"
+    )
 
 from ..trainer import plugins
 from .live import LiveLoop, LiveView, Snapshot, loops
 from .record import Curve, Recorder, Run, RunSet, Series, diagnose
-from .render.matplotlib import draw
 from .render.renderers import Capabilities, capabilities, set_renderer
 from .scene import (
     Arrows,
@@ -60,7 +59,6 @@ from .simulate import (
     trace_updates,
     tune_learning_rates,
 )
-from .style import Figure
 from .views import (
     BasinMap,
     Dashboard,
@@ -87,6 +85,7 @@ if TYPE_CHECKING:
     from ..contrib.imported_runs import read_run
     from ..contrib.racing.battery_view import BatteryView
     from ..contrib.racing.race_view import RaceView
+    from .render.matplotlib import Figure, draw
 
 __all__ = [
     "FUNCTIONS",
@@ -168,6 +167,9 @@ if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
     def __getattr__(name: str) -> Any:
         """Return a plugin's view or function; its package declares it as an entry point in the group "tristep.viz"."""
+        if name in ("Figure", "draw"):  # matplotlib takes long to import, and a canvas needs none
+            globals()[name] = getattr(import_module(".render.matplotlib", __name__), name)
+            return globals()[name]
         view = None if name.startswith("_") else plugins.load("tristep.viz", name)
         if view is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -86,6 +86,12 @@ def test_importing_tristep_loads_no_heavy_module_and_names_are_imported_on_first
     assert loaded.isdisjoint(heavy | later)
 
 
+def test_pictures_import_what_draws_or_computes_them_when_there_is_one(tmp_path):
+    pytest.importorskip("matplotlib")
+    code = "import sys; from tristep import viz; viz.View; print(*(name.split('.')[0] for name in sys.modules))"
+    assert set(_run(code, tmp_path).split()).isdisjoint({"numba", "matplotlib", "PIL", "ipywidgets", "IPython", "scipy"})
+
+
 def test_unknown_names_are_attribute_errors():
     with pytest.raises(AttributeError, match="module 'tristep' has no attribute 'no_such_name'"):
         tristep.no_such_name  # noqa: B018

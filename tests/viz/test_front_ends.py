@@ -15,8 +15,8 @@ from tristep.viz import LiveLoop
 from tristep.viz.render import notebook
 from tristep.viz.render.canvas import SceneWidget
 from tristep.viz.render.ipywidgets import SceneBox
+from tristep.viz.render.matplotlib import Figure
 from tristep.viz.render.renderers import capabilities, set_renderer
-from tristep.viz.style import Figure
 from tristep.viz.views.view import WIDGET
 
 pytestmark = pytest.mark.usefixtures("chosen_renderer")

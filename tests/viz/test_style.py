@@ -11,7 +11,8 @@ mpl = pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
 from PIL import Image  # noqa: E402
 
 from tristep.viz import TrajectoryView  # noqa: E402
-from tristep.viz.style import THEMES, Figure, line_style, quieten  # noqa: E402
+from tristep.viz.render.matplotlib.figure import Figure, quieten  # noqa: E402
+from tristep.viz.style import THEMES, line_style  # noqa: E402
 
 # Linear RGB as seen without one kind of cone. Machado, Oliveira & Fernandes (2009), table 1, severity 1.
 SIGHTS = {

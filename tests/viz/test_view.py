@@ -13,8 +13,8 @@ pytest.importorskip("ipywidgets")
 
 from curve_views import PACE, RATE, STEP, Curve, scene_of
 
+from tristep.viz.render.matplotlib import Figure
 from tristep.viz.render.renderers import set_renderer
-from tristep.viz.style import Figure
 from tristep.viz.views import FrameBudget
 
 pytestmark = pytest.mark.usefixtures("chosen_renderer")

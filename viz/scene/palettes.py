@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import matplotlib as mpl
 import numpy as np
 
 from ..style import THEMES
@@ -32,6 +31,8 @@ def palette_colours(palette: str, theme: str) -> np.ndarray:
         share = np.linspace(0, QUIETEST, 256)[:, None]
         mixed = (1 - share) * _channels(colors.background) + share * _channels(colors.quiet)
     else:
+        import matplotlib as mpl  # takes long, and few palettes need it
+
         mixed = 255 * mpl.colormaps[colormap](np.linspace(0, 1, 256))[:, :3]
     return np.asarray(mixed + 0.5, dtype=np.uint8)
 

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ..render.matplotlib import draw
 from ..render.notebook import current_shell, request
 from ..scene import Scene
 
@@ -63,6 +62,8 @@ class CellPictures:
         if now - self._renewed < min(seconds, max(SOON, self._renewed - self._added)):
             return
         from IPython.display import update_display
+
+        from ..render.matplotlib import draw
 
         self._shown, self._renewed = scene, now
         png, about = draw(scene, {}, self._theme)._repr_png_(1.0)

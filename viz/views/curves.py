@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..record import Curve, Series
-from ..render.matplotlib import draw
 from ..scene import Axis, Line, Panel, Scene
-from ..style import Figure
 from .series import axis_from_zero, drawable, fits_log, held, middle_steps, scalar_panel, smoothing_of
+
+if TYPE_CHECKING:
+    from ..render.matplotlib import Figure
 
 __all__ = ["plot_schedules", "plot_training"]
 
@@ -145,6 +146,8 @@ def _rate_panel(rates: Mapping[str, Curve], names: Sequence[str], across: Axis, 
 def _drawn(scene: Scene, label: str, curves: Mapping[str, Curve]) -> Figure:
     """The figure, with its last finite values in words."""
     ends = {name: curve.mean[np.isfinite(curve.mean)][-1:] for name, curve in curves.items()}
+    from ..render.matplotlib import draw
+
     figure = draw(scene)
     words = ", ".join(f"{name} {end[0]:.4g}" if end.size else f"{name} never finite" for name, end in ends.items())
     figure.alt = ". ".join(filter(None, [scene.alt, f"{label} at the end: {words}"]))

@@ -19,7 +19,7 @@ from ...trainer.optimizer import MultiOptimizer, Optimizer
 from ..record import Run
 from ..record.runs import readable
 from ..simulate.schedules import simulate_scheduler
-from ..style import COLOURS, Figure
+from ..style import COLOURS
 
 __all__ = ["mimebundle", "to_html"]
 
@@ -194,6 +194,8 @@ def _sparkline(schedule: Callable[[int], float] | None, now: int) -> str:
 
 def _picture(numbers: np.ndarray, rates: Sequence[float], now: int) -> str:
     """The rates as a small picture without axes, with a dot at the present one; what it shows stands in words next to it."""
+    from ..render.matplotlib import Figure
+
     figure = Figure(2.4, 0.5)
     axes = figure.add_axes((0.02, 0.08, 0.96, 0.84))
     axes.set_axis_off()

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...trainer.checkpoint import files
 from ..render.characters import in_characters
-from ..render.matplotlib import draw
 from ..render.notebook import JUPYTER, UNKNOWN
 from ..render.renderers import Capabilities, capabilities
 from ..scene import Scene
-from ..style import THEMES, Figure
+from ..style import THEMES
 from .budget import FrameBudget
 from .cells import replace_in_cell
 from .display import Display
@@ -30,6 +29,8 @@ from .widgets import canvas_module
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from ..render.matplotlib import Figure
 
 __all__ = ["View"]
 
@@ -98,6 +99,8 @@ class View(ABC):
         Args:
             state: by the name of a control the index of its value; those left out are as at first.
         """
+        from ..render.matplotlib import draw
+
         return draw(self._now(), state, self.theme)
 
     def widget(self) -> Any:

@@ -1,5 +1,6 @@
 """Scenes as matplotlib figures."""
 
+from .figure import Figure
 from .picture import Picture, draw
 
-__all__ = ["Picture", "draw"]
+__all__ = ["Figure", "Picture", "draw"]

@@ -12,8 +12,9 @@ from matplotlib.spines import Spine
 from matplotlib.transforms import Bbox
 
 from ...scene import Axis, Heatmap, Panel
-from ...style import THEMES, Figure, quieten
+from ...style import THEMES
 from .artists import ARTISTS, RefLineArtist, TextArtist, limits_of
+from .figure import Figure, quieten
 from .scales import ScaleArtist
 from .text import agg_renderer, put, text_size, wrapped
 from .ticks import choose_ticks, set_ticks

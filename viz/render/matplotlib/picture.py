@@ -13,8 +13,9 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text as MatplotlibText
 
 from ...scene import Arrows, Band, Heatmap, Layer, Line, Panel, Points, RefLine, Scene, State
-from ...style import LOCK, THEMES, Figure
+from ...style import THEMES
 from .artists import colour_and_dashes
+from .figure import LOCK, Figure
 from .panel import PanelAxes
 from .png import encode_png
 from .text import agg_canvas, agg_renderer, put, shortened, text_height, text_width, wrapped

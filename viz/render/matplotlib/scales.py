@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.path import Path
 from matplotlib.transforms import IdentityTransform
 
-from ...style import THEMES, Figure
+from ...style import THEMES
+from .figure import Figure
 from .text import font, legible, text_size, text_width
 from .ticks import TURN, Ticks
 

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.text import Text
 
-from ...style import Figure
+from .figure import Figure
 
 __all__ = [
     "agg_canvas", "agg_renderer", "font", "legible", "put", "shortened", "text_height", "text_size", "text_width", "wrapped"

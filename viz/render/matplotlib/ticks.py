@@ -14,7 +14,7 @@ from matplotlib.axis import XAxis
 from matplotlib.ticker import Formatter, Locator, LogLocator, MaxNLocator, NullLocator
 
 from ...scene import Axis
-from ...style import Figure
+from .figure import Figure
 from .text import legible, put, shortened, text_width
 
 __all__ = ["TURN", "Ticks", "choose_ticks", "set_ticks"]
