@@ -2,15 +2,13 @@
 
 import contextlib
 import io
-import os
-import socket
-import struct
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from rank_training import train
+from sent_bytes import bytes_sent, needs_counters
 
 import tristep
 from tristep.contrib import cost_model
@@ -208,20 +206,6 @@ def test_links_are_given_by_name_or_by_numbers(text, bandwidth, latency):
     assert not link.measured
 
 
-def _bytes_sent():
-    """What has arrived of all that this process has sent over TCP: tcpi_bytes_acked of Linux's tcp_info."""
-    total = 0
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            connection = socket.socket(fileno=os.dup(int(number)))
-        except OSError:  # no socket, or the folder itself
-            continue
-        with connection:
-            if connection.type == socket.SOCK_STREAM and connection.family in (socket.AF_INET, socket.AF_INET6):
-                total += struct.unpack_from("Q", connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 120)[0]
-    return total
-
-
 def _counted(n):
     """Bytes that this rank sends for n values, by the collectives of an all-reduce, ZeRO-1 and compression to 16 bits."""
     ranks = dist.get_world_size()
@@ -245,15 +229,14 @@ def _counted(n):
     for collective in (all_reduce, sharded, compressed):
         collective()  # makes connections
         dist.barrier()
-        before = _bytes_sent()
+        before = bytes_sent()
         collective()
         dist.barrier()
-        dist.barrier()  # by now what has been sent before is acknowledged
-        found.append(_bytes_sent() - before)
+        found.append(bytes_sent() - before)
     return found
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="counts bytes as Linux does")
+@needs_counters
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_counted_bytes_are_the_models(processes, ranks):
     n = 1_500_000
@@ -368,3 +351,9 @@ def test_what_pays_on_the_link_is_taken(processes, link, chosen, says):
     np.testing.assert_array_equal(weights, same)
     assert says in printed
     assert not silent
+
+
+def test_the_automatic_choice_has_no_options():
+    params = {"type": "auto", "threshold": 1.0}
+    with pytest.raises(ValueError, match="has the key 'threshold': 'auto' takes 'type' alone"):
+        tristep.Trainer(torch.nn.Linear(2, 1), "sgd", kvstore="dist_sync", compression_params=params)

@@ -1,12 +1,9 @@
 """The parameter server in several processes: compressed gradients."""
 
-import os
-import socket
-import struct
-
 import numpy as np
 import pytest
 import torch
+from sent_bytes import bytes_sent, needs_counters
 from server_jobs import pulled_value
 
 from tristep import Trainer, kvstore, optimizer
@@ -121,30 +118,17 @@ def _counted(store, params, n, times):
     values = [torch.randn(n - 100), torch.randn(100)]
     store.push([0, 1], values)
     store.barrier()
-    before = _sent()
+    before = bytes_sent()
     for _ in range(times):
         store.push([0, 1], values)
     store.barrier()
-    return _sent() - before
-
-
-def _sent():
-    """The bytes that this process has sent over TCP: `tcpi_bytes_sent` less `tcpi_bytes_retrans` of each connection."""
-    total = 0
-    for name in os.listdir("/proc/self/fd"):
-        if not os.path.lexists(f"/proc/self/fd/{name}") or not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-            continue
-        with socket.socket(fileno=os.dup(int(name))) as own:
-            if own.family in (socket.AF_INET, socket.AF_INET6) and own.type == socket.SOCK_STREAM:
-                sent, again = struct.unpack_from("QQ", own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 200)
-                total += sent - again
-    return total
+    return bytes_sent() - before
 
 
 BITS = {"2bit": 2, "1bit": 1, "fp16": 16, "int8": 8 + 32 / 128, "int4": 4 + 32 / 128, "topk": 6.4, "randomk": 3.2}
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="needs the counters of Linux")
+@needs_counters
 @pytest.mark.parametrize(
     "params", [each for each in COMPRESSIONS if each["type"] in BITS], ids=lambda params: params["type"]
 )

@@ -164,6 +164,40 @@ def test_a_registered_store_is_used(clean_registry, update_on_kvstore):
     assert together._sync.store.priorities == [0, -1, -2, -3] * 2
 
 
+def test_a_store_of_ones_own_may_connect_processes(clean_registry):
+    """It says how it is made and used, and which compression it takes; a trainer of a single replica uses it, too."""
+
+    class Noting(kvstore.KVStoreSync):
+        def reduce(self, chosen, fresh):
+            super().reduce(chosen, fresh)
+            self.store.reduced = True
+
+    @kvstore.register
+    class Connected(LocalStore):
+        several_processes, sync_class = True, Noting
+
+        @classmethod
+        def open(cls, name, timeout=None):
+            made = cls("device")
+            made.opened = name, timeout
+            return made
+
+        @classmethod
+        def check_compression(cls, compression_params):
+            raise ValueError("it compresses nothing")
+
+    assert kvstore.create("connected", timeout=3).opened == ("connected", 3)
+    with pytest.raises(ValueError, match="it compresses nothing"):
+        Trainer(small_net(), "sgd", kvstore="connected", compression_params=TWO_BIT)
+    model, other = small_net(), small_net()
+    trainer = Trainer(model, "sgd", {"learning_rate": 0.1}, kvstore="Connected", update_on_kvstore=False)
+    train_copies(trainer, [model], make_batches(2))
+    assert trainer._sync.store.opened == ("connected", None)
+    assert trainer._sync.store.reduced
+    train_copies(Trainer(other, "sgd", {"learning_rate": 0.1}), [other], make_batches(2))
+    assert all(map(torch.equal, weights_of(model), weights_of(other)))
+
+
 def test_a_store_that_only_adds_up_trains_as_mxnets_teststore():
     """MXNet's test_trainer_with_teststore: two copies of a weight, whose gradients of 1 add up; the store cannot update."""
     nets = [torch.nn.ParameterDict({"x": Parameter(torch.zeros(10))}) for _ in range(2)]

@@ -65,7 +65,7 @@ class KVStore:
             timeout: seconds after which another process counts as lost.
 
         Raises:
-            ValueError: a time limit, which a store of this class has not.
+            ValueError: a time limit, where stores of this class have none.
         """
         if timeout is not None:
             raise ValueError(
