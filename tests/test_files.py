@@ -168,6 +168,22 @@ def test_what_a_killed_process_has_left_is_removed_and_nothing_else(tmp_path):
 
 
 @posix
+def test_two_saves_at_once_leave_each_other_alone(tmp_path, monkeypatch):
+    """Another one begins and ends while a file is being written."""
+    fsync, trainers = os.fsync, [_trainer(2.0)]
+
+    def save_another(fd):
+        fsync(fd)
+        if trainers:
+            trainers.pop().save_states(tmp_path / "a")
+
+    monkeypatch.setattr("os.fsync", save_another)
+    _trainer().save_states(tmp_path / "a")
+    assert repr(checkpoint.read(tmp_path / "a")["state"]) == repr(_trainer().state_dict()["state"])
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@posix
 @EACH
 def test_what_is_no_file_is_left_alone(make, save, load, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -121,7 +121,11 @@ def _set(*path, value):
         (_set("num_update", value=10**30), ValueError, "must be 9,007,199,254,740,992 or less"),
         (_set("counts", "body", value=10**30), ValueError, "must be 9,007,199,254,740,992 or less"),
         (_set("counts", "tail", value=2), ValueError, "'tail' have a count or state, but are not among its parameters"),
-        (_set("state", "head", "mean", value=[1.0, 2.0]), TypeError, "mean of 'head' must be a tensor, got list"),
+        (
+            _set("state", "head", "mean", value=[1.0, 2.0]),
+            TypeError,
+            "mean in the state of 'head' must be a tensor, got list",
+        ),
         (
             _set("state", "head", "mean", value=torch.ones(3)),
             ValueError,

@@ -1,4 +1,4 @@
-"""Checks of a saved state: all of it is checked before anything is changed."""
+"""Check a saved state completely, before anything is changed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .nesting import check_layout
 
 FORMAT = 1
 _PART_KEYS = {"pattern", "optimizer", "settings", "lr_scheduler", "names"}
-MOST_UPDATES = 2**53  # that a float64 counts exactly, as bias corrections do
+MOST_UPDATES = 2**53  # a float64, of which bias corrections are computed, counts exactly so far
 
 
 def check_format(saved: Mapping[str, Any]) -> None:
-    """Refuse a state of another format."""
+    """Raise ValueError if a saved state has another format number than this version writes."""
     if saved.get("format") != FORMAT:
         raise ValueError(
             f"saved state has format {saved.get('format')!r}: this version of tristep reads format {FORMAT}; "
@@ -34,7 +34,7 @@ def check_format(saved: Mapping[str, Any]) -> None:
 
 
 def check_form(saved: Any) -> None:
-    """Refuse what no `collect` has given, whatever the model and the optimizer are."""
+    """Raise TypeError or ValueError if `collect` cannot have returned `saved` for any model and optimizer."""
     if not isinstance(saved, Mapping):
         raise TypeError(f"state_dict must be a dict, as Trainer.state_dict gives it, got {type(saved).__name__}")
     check_format(saved)
@@ -42,10 +42,7 @@ def check_form(saved: Any) -> None:
     if missing := sorted(keys - set(saved)):
         raise ValueError(f"saved state lacks {', '.join(missing)}: it must be as Trainer.state_dict gave it")
     for key in ("settings", "counts", "parameters", "layout", "state"):
-        if not isinstance(saved[key], Mapping):
-            raise TypeError(f"saved state: {key} must be a dict, got {type(saved[key]).__name__}")
-        if odd := [name for name in saved[key] if not isinstance(name, str)]:
-            raise TypeError(f"saved state: names in {key} must be strings, got {odd[0]!r}")
+        _check_dict(key, saved[key])
     integer("saved state: num_update", saved["num_update"], low=0, high=MOST_UPDATES)
     for name, count in saved["counts"].items():
         integer(f"saved state: the count of {name!r}", count, low=0, high=MOST_UPDATES)
@@ -54,80 +51,83 @@ def check_form(saved: Any) -> None:
             raise TypeError(f"saved state: the shape of {name!r} is {shape!r}: must be a list of integers, or None")
     for name, layout in saved["layout"].items():
         check_layout(name, layout)
-    _check_parts(saved)
     for name, slots in saved["state"].items():
-        if not isinstance(slots, Mapping):
-            raise TypeError(f"saved state: the state of {name!r} must be a dict, got {type(slots).__name__}")
-        for slot, tensor in slots.items():
-            if not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"saved state: {slot} of {name!r} must be a tensor, got {type(tensor).__name__}")
-
-
-def _check_parts(saved: Mapping[str, Any]) -> None:
-    """Refuse `optimizers` that `collect` has not given, whatever the model and the optimizers are."""
+        _check_dict(f"the state of {name!r}", slots, of_tensors=True)
     parts = saved.get("optimizers", [])
     if not isinstance(parts, (list, tuple)):
         raise TypeError(f"saved state: optimizers must be a list, got {type(parts).__name__}")
     for k, part in enumerate(parts):
         if not isinstance(part, Mapping) or set(part) != _PART_KEYS:
             raise ValueError(f"saved state: optimizers[{k}] must have {', '.join(sorted(_PART_KEYS))}, and nothing else")
-        if not isinstance(part["settings"], Mapping) or any(not isinstance(name, str) for name in part["settings"]):
-            raise TypeError(f"saved state: settings of optimizers[{k}] must be a dict with names")
+        _check_dict(f"settings of optimizers[{k}]", part["settings"])
         if not isinstance(part["names"], (list, tuple)) or any(not isinstance(name, str) for name in part["names"]):
             raise TypeError(f"saved state: names of optimizers[{k}] must be a list of strings")
 
 
+def _check_dict(what: str, value: Any, of_tensors: bool = False) -> None:
+    """Raise TypeError if `value` is not a dict whose keys are strings, and its values tensors if that is asked for."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"saved state: {what} must be a dict, got {type(value).__name__}")
+    for key, item in value.items():
+        if not isinstance(key, str):
+            raise TypeError(f"saved state: names in {what} must be strings, got {key!r}")
+        if of_tensors and not isinstance(item, torch.Tensor):
+            raise TypeError(f"saved state: {key} in {what} must be a tensor, got {type(item).__name__}")
+
+
 def check(optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Tensor], saved: Mapping[str, Any]) -> None:
-    """Refuse a state that is not of this optimizer and these parameters."""
+    """Raise TypeError or ValueError if a saved state does not fit this optimizer and the parameters of these names."""
     check_form(saved)
     if saved["num_update"] > optimizer.begin_num_update and not saved["counts"] and names:
         raise ValueError(
             f"saved state: num_update is {saved['num_update']}, but no parameter has a count: states are missing, as where "
             "torch.distributed.checkpoint loads into a new Trainer's state_dict; see tristep.integrations.dcp.TrainerState"
         )
-    mine = type(optimizer).__name__.lower()
-    if saved["optimizer"] != mine:
+    name = type(optimizer).__name__.lower()
+    if saved["optimizer"] != name:
         wanted = [part["pattern"] for part in saved.get("optimizers", ())] or saved["optimizer"]
         raise ValueError(
-            f"saved state is of optimizer {saved['optimizer']!r}, this trainer has {mine!r}: make the trainer with "
+            f"saved state is of optimizer {saved['optimizer']!r}, this trainer has {name!r}: make the trainer with "
             + (f"Trainer(params, {wanted!r}) to load it" if wanted == saved["optimizer"] else f"optimizers for {wanted}")
         )
     _check_parameters(names, params, saved)
-    for part, own in shares(optimizer, names, saved):
-        _check_settings(part, own["settings"])
+    for part, part_state in shares(optimizer, names, saved):
+        _check_settings(part, part_state["settings"])
         if isinstance(part, RuleOptimizer):
-            _check_rule_state(part, dict(zip(names, params, strict=True)), own)
+            _check_rule_state(part, dict(zip(names, params, strict=True)), part_state)
     if isinstance(optimizer, MultiOptimizer):
-        _check_together(saved["settings"])
+        _check_common_settings(saved["settings"])
 
 
 def shares(optimizer: Optimizer, names: Sequence[str], saved: Mapping[str, Any]) -> list[tuple[Optimizer, dict[str, Any]]]:
-    """Each optimizer that there is, with what was saved of it and its parameters.
+    """Return each optimizer with its part of a saved state; a `MultiOptimizer` has several.
 
     Raises:
-        ValueError: the state is of other optimizers, or of others for some parameters.
+        ValueError: the saved optimizers, or their parameters, are not those of `optimizer`.
     """
     if not isinstance(optimizer, MultiOptimizer):
         return [(optimizer, dict(saved))]
-    parts, found = saved.get("optimizers", []), []
-    of = {name: part for part in parts for name in part["names"]}
+    parts, pairs = saved.get("optimizers", []), []
+    saved_names = {name: part["optimizer"] for part in parts for name in part["names"]}
     for i, name in enumerate(names):
-        mine, theirs = type(part_of(optimizer, i)).__name__.lower(), of.get(name, {"optimizer": None})["optimizer"]
-        if mine != theirs:
-            raise ValueError(f"saved state: {name!r} is a parameter of optimizer {theirs!r}, in this trainer of {mine!r}")
+        here, there = type(part_of(optimizer, i)).__name__.lower(), saved_names.get(name)
+        if here != there:
+            raise ValueError(f"saved state: {name!r} is a parameter of optimizer {there!r}, in this trainer of {here!r}")
     if len(parts) != len(optimizer.optimizers):
         raise ValueError(f"saved state is of {len(parts)} optimizers, this trainer has {len(optimizer.optimizers)}")
-    for k, (part, own) in enumerate(zip(optimizer.optimizers, parts, strict=True)):
-        here = [name for i, name in enumerate(names) if part_of(optimizer, i) is part]
-        if other := sorted(set(here) ^ set(own["names"])):
-            raise ValueError(f"saved state: {other[0]!r} belongs to optimizers[{k}] in the saved state or here, not in both")
-        state = {name: slots for name, slots in saved["state"].items() if name in own["names"]}
-        found.append((part, {**saved, **own, "state": state}))
-    return found
+    for k, (part, part_state) in enumerate(zip(optimizer.optimizers, parts, strict=True)):
+        part_names = {name for i, name in enumerate(names) if part_of(optimizer, i) is part}
+        if differing := sorted(part_names ^ set(part_state["names"])):
+            raise ValueError(
+                f"saved state: {differing[0]!r} belongs to optimizers[{k}] in the saved state or here, not in both"
+            )
+        state = {name: slots for name, slots in saved["state"].items() if name in part_names}
+        pairs.append((part, {**saved, **part_state, "state": state}))
+    return pairs
 
 
-def _check_together(settings: Mapping[str, Any]) -> None:
-    """Refuse settings of several optimizers together that they would refuse."""
+def _check_common_settings(settings: Mapping[str, Any]) -> None:
+    """Raise if these are not the settings that the optimizers of a `MultiOptimizer` have in common."""
     if set(settings) != {"clip_norm", "skip_nonfinite"}:
         raise ValueError(f"saved state: settings are {sorted(settings)}: must be clip_norm and skip_nonfinite")
     if settings["clip_norm"] is not None:
@@ -135,29 +135,29 @@ def _check_together(settings: Mapping[str, Any]) -> None:
     boolean("saved state: skip_nonfinite", settings["skip_nonfinite"])
 
 
-def _check_settings(optimizer: Optimizer, given: Mapping[str, Any]) -> None:
-    known = optimizer.settings()
-    if unknown := sorted(set(given) - set(known)):
+def _check_settings(optimizer: Optimizer, settings: Mapping[str, Any]) -> None:
+    current = optimizer.settings()
+    if unknown := sorted(set(settings) - set(current)):
         raise ValueError(f"saved state has settings that {type(optimizer).__name__} does not know: {', '.join(unknown)}")
-    for name, value in given.items():
-        allowed = {_kind(known[name]), _kind(value)} - {None}
+    for name, value in settings.items():
+        kinds = {_kind(current[name]), _kind(value)} - {None}
         if name == "multi_precision" and isinstance(optimizer, RuleOptimizer):
             if isinstance(value, bool) or value in list(SPLIT_MASTERS):
                 continue
-            allowed.add("bool")
-        if len(allowed) > 1 or "other" in allowed:
+            kinds.add("bool")
+        if len(kinds) > 1 or "other" in kinds:
             raise TypeError(
-                f"saved state: setting {name!r} is {value!r}: must be a {_kind(known[name])}, such as this trainer's "
-                f"{known[name]!r}"
+                f"saved state: setting {name!r} is {value!r}: must be a {_kind(current[name])}, such as this trainer's "
+                f"{current[name]!r}"
             )
     try:
-        check_settings(optimizer, given)
+        check_settings(optimizer, settings)
     except (TypeError, ValueError) as error:
         raise type(error)(f"saved state: {error}") from None
 
 
 def _kind(value: Any) -> str | None:
-    """What may stand for what in a setting; None may stand for anything, as the limit of clip_gradient does."""
+    """Return the kind of a setting; None, which is compatible with every kind, for None."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -166,22 +166,22 @@ def _kind(value: Any) -> str | None:
 
 
 def _check_parameters(names: Sequence[str], params: Sequence[torch.Tensor], saved: Mapping[str, Any]) -> None:
-    theirs = saved["parameters"]
-    if other := sorted(set(theirs) ^ set(names)):
+    shapes = saved["parameters"]
+    if differing := sorted(set(shapes) ^ set(names)):
         raise ValueError(
-            f"saved state is of {len(theirs)} parameters, {few(theirs)}; this trainer has {len(names)}, {few(names)}: "
-            f"{few(other)} {'is' if len(other) == 1 else 'are'} in one of them only"
+            f"saved state is of {len(shapes)} parameters, {few(shapes)}; this trainer has {len(names)}, {few(names)}: "
+            f"{few(differing)} {'is' if len(differing) == 1 else 'are'} in one of them only"
         )
     if lazy := [name for name, param in zip(names, params, strict=True) if shape_of(param) is None]:
         if saved["state"]:
             raise ValueError(f"{few(lazy)} of params not initialized yet: run the model once before states are loaded")
     for name, param in zip(names, params, strict=True):
-        if theirs[name] is not None and shape_of(param) not in (None, list(theirs[name])):
+        if shapes[name] is not None and shape_of(param) not in (None, list(shapes[name])):
             raise ValueError(
-                f"saved state: {name!r} has shape {tuple(theirs[name])}, in this trainer it has {tuple(param.shape)}"
+                f"saved state: {name!r} has shape {tuple(shapes[name])}, in this trainer it has {tuple(param.shape)}"
             )
-    if other := sorted((set(saved["counts"]) | set(saved["layout"]) | set(saved["state"])) - set(names)):
-        raise ValueError(f"saved state: {few(other)} have a count or state, but are not among its parameters")
+    if unknown := sorted((set(saved["counts"]) | set(saved["layout"]) | set(saved["state"])) - set(names)):
+        raise ValueError(f"saved state: {few(unknown)} have a count or state, but are not among its parameters")
     if saved["state"] and (missing := [name for name in names if name not in saved["state"]]):
         raise ValueError(f"saved state lacks the state of {few(missing)}: it must have that of all parameters or of none")
 
@@ -217,33 +217,27 @@ def _check_rule_state(optimizer: RuleOptimizer, params: Mapping[str, torch.Tenso
 
 
 def saved_rule(optimizer: RuleOptimizer, settings: Mapping[str, Any]) -> Rule:
-    """The rule that the optimizer has with these settings."""
+    """Return the rule that the optimizer would have with these settings."""
     probe = copy.copy(optimizer)
     probe.set_together({"lr_scheduler": None, **settings}, with_states=True)
     return probe.composed_rule
 
 
 def few(names: Any, most: int = 5) -> str:
-    """The first names, for a message."""
+    """Return the first `most` names as text for a message."""
     names = list(map(repr, names))
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def check_residuals(names: Sequence[str], params: Sequence[torch.Tensor], saved: Any) -> None:
-    """Refuse what no exchange of a trainer with these parameters gave as its residuals.
-
-    Raises:
-        TypeError, ValueError: it does not fit.
-    """
-    if not isinstance(saved, Mapping):
-        raise TypeError(f"saved state: residuals must be a dict, got {type(saved).__name__}")
+    """Raise TypeError or ValueError if these are not residuals of gradient compression for the parameters of these names."""
+    _check_dict("residuals", saved)
     by_name = dict(zip(names, params, strict=True))
     for name, sources in saved.items():
         if name not in by_name:
             raise ValueError(f"saved state: {name!r} has residuals, but is not among this trainer's parameters")
+        _check_dict(f"residuals of {name!r}", sources, of_tensors=True)
         for source, tensor in sources.items():
-            if not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"saved state: residual {source} of {name!r} must be a tensor, got {type(tensor).__name__}")
             shape = shape_of(by_name[name])
             if shape not in (None, list(tensor.shape)) or tensor.dtype != torch.float32:
                 raise ValueError(
@@ -253,12 +247,12 @@ def check_residuals(names: Sequence[str], params: Sequence[torch.Tensor], saved:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what torch.compile puts into those of a compiled module."""
+    """Return a parameter's name without the prefix that torch.compile adds."""
     return name.replace("_orig_mod.", "")
 
 
 def with_plain_names(saved: Any) -> Any:
-    """A collected state with plain names, where it is one from when names were not."""
+    """Return a saved state with plain names of parameters; early versions saved the names that torch.compile made."""
     if not isinstance(saved, Mapping) or "_orig_mod." not in "".join(map(str, saved.get("parameters") or ())):
         return saved
     keys = [key for key in ("counts", "parameters", "layout", "state", "residuals") if isinstance(saved.get(key), Mapping)]
@@ -266,5 +260,5 @@ def with_plain_names(saved: Any) -> Any:
 
 
 def shape_of(param: torch.Tensor) -> list[int] | None:
-    """The shape of a parameter, None if it is not initialized yet."""
+    """Return the shape of a parameter; None if it is not initialized yet."""
     return None if isinstance(param, torch.nn.UninitializedParameter) else list(param.shape)

@@ -1,4 +1,4 @@
-"""The folder of checkpoints: one folder for each, which is whole as soon as it has its name."""
+"""Read, write and remove checkpoints in a folder, of which one training at a time has the lock."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _FORMAT = 1
 
 
 class Checkpoint(NamedTuple):
-    """One checkpoint.
+    """What a checkpoint says about itself.
 
     Attributes:
-        step: after how many updates it was saved; 0 where there is none.
-        metrics: by name.
-        metadata: the user's.
-        path: its folder; None where there is none.
+        step: the number of updates after which it was saved; 0 if nothing has been saved.
+        metrics: the metrics that were saved with it, by name.
+        metadata: the user's data that were saved with it.
+        path: the folder of the checkpoint; None if nothing has been saved.
     """
 
     step: int = 0
@@ -51,13 +51,13 @@ class Checkpoint(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What is in a checkpoint.
+    """All of a checkpoint.
 
     Attributes:
-        about: its place and what it says about itself.
-        model: the model's tensors by name.
-        states: as `Trainer.state_dict`.
-        ranks: of each process the states of random generators and of others, and the buffers of its replicas.
+        about: its step, metrics, metadata and path.
+        model: weights and buffers of the model by name.
+        states: what `Trainer.state_dict` returned.
+        ranks: for each process what `Training.collect` returned: random generators, other objects, buffers of its replicas.
     """
 
     about: Checkpoint
@@ -114,15 +114,15 @@ _claims: dict[str, Claim] = {}  # by real path
 
 
 def claim(folder: Path, trainer: Any, before: Claim | None) -> Claim:
-    """Let no other process save here until this one ends or calls `disclaim`, and no other training of this one unasked.
+    """Take the lock of a folder, which no other process gets until this one ends or calls `disclaim`.
 
     Args:
-        folder: made if it is not there.
-        trainer: whose checkpoints are to be saved.
-        before: what this has returned the last time for it.
+        folder: the folder; made if it does not exist.
+        trainer: the trainer whose checkpoints are saved; it takes over from another one of this process.
+        before: what the last call for this trainer returned; None: there was none.
 
     Raises:
-        RuntimeError: another process saves here; or another training of this one has begun to since.
+        RuntimeError: another process saves here, or another trainer of this process has taken over since the last call.
         OSError: the system's own.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ def claim(folder: Path, trainer: Any, before: Claim | None) -> Claim:
 
 
 def disclaim(folder: Path, trainer: Any) -> None:
-    """Let others save here, if it is this training that does."""
+    """Release the lock of a folder, if this trainer has it."""
     key = os.path.realpath(folder)
     if key in _claims and _claims[key].trainer() is trainer:
         _claims.pop(key).close()
@@ -158,7 +158,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, from the oldest to the newest. Empty where there is no folder."""
+    """Return the checkpoints in a folder, from the oldest to the newest; none if the folder does not exist."""
     if not folder.is_dir():
         return []
     entries = [(_NAME.fullmatch(entry.name), entry) for entry in folder.iterdir() if is_checkpoint(entry)]
@@ -167,18 +167,18 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether there is a checkpoint, or what is left of one; folders of others may have such names, too."""
+    """Return whether a folder has any file of a checkpoint; other programs' folders may have names of checkpoints."""
     return any((path / name).is_file() for name in _FILES)
 
 
 def step_of(path: Path) -> int | None:
-    """The step by a folder's name; None where it has none."""
+    """Return the step in the name of a checkpoint's folder; None if it has another name."""
     match = _NAME.fullmatch(path.name)
     return None if match is None else int(match[1])
 
 
 def checkpoints(folder: Path) -> list[Checkpoint]:
-    """What the checkpoints of a folder say about themselves, from the oldest to the newest, without damaged ones."""
+    """Return the checkpoints in a folder that are not damaged, from the oldest to the newest."""
     found = []
     for path in list_checkpoints(folder):
         with suppress(OSError, ValueError), files.contents("checkpoint", path / _REST, _PART):
@@ -187,10 +187,13 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def newest(folder: Path) -> Content | None:
-    """The newest checkpoint of a folder, or the one that this is; None: there is none. Warns of newer damaged ones.
+    """Read the newest checkpoint in a folder, or the one that the folder itself is. None: there is no checkpoint.
 
     Raises:
-        ValueError: all of them are damaged.
+        ValueError: all checkpoints are damaged.
+
+    Warns:
+        UserWarning: newer checkpoints are damaged.
     """
     damaged: dict[Path, str] = {}
     while paths := [each for each in _paths(folder) if each not in damaged]:
@@ -215,10 +218,10 @@ def newest(folder: Path) -> Content | None:
 
 
 def read_checkpoint(path: Path) -> Content:
-    """All of a checkpoint, on the CPU. No more memory is taken than the files have bytes.
+    """Read a checkpoint into the CPU's memory, of which it takes no more than the files have bytes.
 
     Raises:
-        FileNotFoundError, ValueError: it is no checkpoint, or damaged.
+        FileNotFoundError, ValueError: the folder is not a checkpoint, or is damaged.
     """
     with files.contents("checkpoint", path / _REST, _PART):
         header, tensors = _read(path / _REST)
@@ -238,9 +241,9 @@ def read_checkpoint(path: Path) -> Content:
 
 
 def write_checkpoint(folder: Path, content: Content) -> Checkpoint:
-    """Write a checkpoint, which appears with its name once it is complete and on the disk, where nobody else writes.
+    """Write a checkpoint. It gets its name when it is complete and on the disk.
 
-    Leftovers of killed processes are removed first.
+    Leftovers of killed processes are removed first: the caller has the folder's lock, so nobody else writes there.
 
     Raises:
         OSError: the system's own; there is no new checkpoint.
@@ -277,9 +280,13 @@ def write_checkpoint(folder: Path, content: Content) -> Checkpoint:
 
 
 def prune(folder: Path, keep: int | None, best: tuple[str, str] | None, newest: Path | None) -> None:
-    """Remove all but the newest `keep` checkpoints, the best one by a metric, (name, "min" or "max"), and `newest`.
+    """Remove checkpoints. Damaged ones do not count, and only folders that certainly are checkpoints are removed.
 
-    Damaged ones do not count, and what may not be ours is not removed.
+    Args:
+        folder: has the checkpoints.
+        keep: how many of the newest stay; None: all.
+        best: name of a metric, and "min" or "max": the best checkpoint stays, too. None: none does.
+        newest: a checkpoint that stays, too.
     """
     if keep is None:
         return
@@ -293,14 +300,14 @@ def prune(folder: Path, keep: int | None, best: tuple[str, str] | None, newest: 
 
 
 def best_of(checkpoints: Sequence[Checkpoint], name: str, mode: str) -> Checkpoint | None:
-    """The one with the smallest or largest metric of this name, of equal ones the newest; NaN is never the best."""
+    """Return the checkpoint with the smallest ("min") or largest metric, the newest of equal ones; NaN is never the best."""
     ranked = [one for one in checkpoints if not math.isnan(one.metrics.get(name, math.nan))]
     sign = 1 if mode == "min" else -1
     return min(reversed(ranked), key=lambda one: sign * one.metrics[name], default=None)
 
 
 def _paths(folder: Path) -> list[Path]:
-    """The one checkpoint that this is, or those in it."""
+    """Return the folder itself if it is a checkpoint, and otherwise the checkpoints in it."""
     return [folder] if is_checkpoint(folder) else list_checkpoints(folder)
 
 
@@ -321,7 +328,7 @@ def _about(path: Path, header: Mapping[str, Any]) -> Checkpoint:
 
 
 def _check_rank(rank: Any) -> None:
-    """Refuse what `collect_rank` has not given; those of earlier versions have no extra states."""
+    """Raise ValueError if `Training.collect` cannot have returned `rank`. Earlier versions saved no extra states."""
     if not isinstance(rank, dict) or set(rank) | {"extra"} != _OF_RANK:
         raise ValueError("it does not have the states of generators")
     rank.setdefault("extra", [])
@@ -347,7 +354,7 @@ def _hidden(folder: Path, name: str) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint, if it certainly is one and has nothing else: first its name, so that no part is taken for one."""
+    """Remove a folder if it is a whole checkpoint with nothing else in it. It loses its name first."""
     try:
         if path.is_symlink() or not _FILES.issuperset(os.listdir(path)):
             return
@@ -361,7 +368,7 @@ def _remove(path: Path) -> None:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Whoever has claimed the folder is the only one who writes here."""
+    """Remove what killed processes left; the caller has the folder's lock."""
     for entry in folder.iterdir():
         if _HIDDEN.fullmatch(entry.name):
             shutil.rmtree(entry, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Nestings of values as JSON data and a flat dict of their tensors: states of optimizers without a rule, and any other."""
+"""Split nested values into JSON data and a flat dict of tensors, and put them together again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_DEPTH = 50
 
 
 def flatten(state: Any, path: str, into: dict[str, torch.Tensor]) -> Any:
-    """The nesting of a state that a user's optimizer made; its tensors go `into` a flat dict."""
+    """Return the layout of a state that a user's optimizer made, and put its tensors into the dict `into`."""
     if state is None:
         return None
     if isinstance(state, torch.Tensor):
@@ -31,7 +31,7 @@ def flatten(state: Any, path: str, into: dict[str, torch.Tensor]) -> Any:
 
 
 def tensor_names(layout: Any) -> list[str]:
-    """The names of the tensors in a nesting."""
+    """Return the names of the tensors in a layout."""
     if layout is None or isinstance(layout, str):
         return [] if layout is None else [layout]
     items = next(iter(layout.values())) if isinstance(layout, dict) else layout
@@ -39,7 +39,7 @@ def tensor_names(layout: Any) -> list[str]:
 
 
 def unflatten(layout: Any, tensors: Mapping[str, torch.Tensor], device: torch.device) -> Any:
-    """A state of this layout, of copies of the tensors on the device."""
+    """Make the state that `flatten` split, from copies of the tensors on a device."""
     if layout is None:
         return None
     if isinstance(layout, str):
@@ -52,27 +52,26 @@ def unflatten(layout: Any, tensors: Mapping[str, torch.Tensor], device: torch.de
 
 
 def check_layout(name: str, layout: Any, depth: int = 0) -> None:
-    """Refuse what `flatten` does not return."""
-    items = layout
-    if isinstance(layout, dict) and len(layout) == 1 and next(iter(layout)) in ("tuple", "with master"):
-        (items,) = layout.values()
-    if depth > 50 or not (items is None or isinstance(items, (str, list))) or (isinstance(layout, dict) and items is None):
+    """Raise ValueError if `flatten` cannot have returned `layout`, for the parameter `name`."""
+    is_wrapped = isinstance(layout, dict) and list(layout) in (["tuple"], ["with master"])
+    items = next(iter(layout.values())) if is_wrapped else layout
+    if depth > _MOST_DEPTH or not (isinstance(items, list) or (not is_wrapped and isinstance(items, (str, type(None))))):
         raise ValueError(f"saved state: the layout of {name!r} is no nesting of a state: {str(layout)[:80]}")
     for item in items if isinstance(items, list) else ():
         check_layout(name, item, depth + 1)
 
 
 def pack(value: Any, tensors: dict[str, torch.Tensor], what: str, depth: int = 0) -> Any:
-    """A value as data for JSON; its tensors go into a flat dict, not copied.
+    """Return a value as data for JSON, and put its tensors into the dict `tensors`, without a copy.
 
     Args:
-        value: None, a bool, number, string, tensor or array of numbers, or a list, tuple or dict of such, whose keys are
-            strings or integers.
-        tensors: what the tensors go into.
-        what: what messages call it.
+        value: None, a bool, number, string, tensor or array of numbers; or a list or tuple of these, or a dict with strings
+            or integers as its keys, nested up to 50 deep.
+        tensors: gets the tensors, with numbers as names.
+        what: the name of the value in error messages.
 
     Raises:
-        TypeError: it is something else, or has that inside, or a tensor that files do not have.
+        TypeError: the value, or something in it, is of another type, or is a tensor that files cannot have.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -100,10 +99,10 @@ def pack(value: Any, tensors: dict[str, torch.Tensor], what: str, depth: int = 0
 
 
 def unpack(data: Any, tensors: Mapping[str, torch.Tensor], depth: int = 0) -> Any:
-    """What `pack` was given.
+    """Make the value that `pack` split.
 
     Raises:
-        ValueError, TypeError, KeyError: it has not come from `pack`.
+        ValueError, TypeError, KeyError: `pack` cannot have returned `data`.
     """
     if isinstance(data, _PLAIN):
         return data
@@ -119,6 +118,6 @@ def unpack(data: Any, tensors: Mapping[str, torch.Tensor], depth: int = 0) -> An
             raise ValueError(f"it has a dict with the key {odd[0]!r}")
         return {key: unpack(item, tensors, depth + 1) for key, item in items}
     if kind in ("tuple", "list"):
-        found = [unpack(item, tensors, depth + 1) for item in items]
-        return tuple(found) if kind == "tuple" else found
+        values = [unpack(item, tensors, depth + 1) for item in items]
+        return tuple(values) if kind == "tuple" else values
     raise ValueError(f"it has a {kind!r}")

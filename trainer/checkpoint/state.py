@@ -1,4 +1,4 @@
-"""The state of an optimizer: collected into a dict, restored from one, and written to a safetensors file with JSON."""
+"""Collect the state of an optimizer into a dict, restore it from one, and write and read it as a file."""
 
 from __future__ import annotations
 
@@ -28,9 +28,13 @@ _SECTIONS: dict[str, tuple[str, ...]] = {"state": (), "residuals": ("residual",)
 def collect(
     updater: Updater, names: Sequence[str], params: Sequence[torch.Tensor], indices: Sequence[Index] | None = None
 ) -> dict[str, Any]:
-    """The state of an updater whose parameters have these names: JSON-able data, and tensors under "state".
+    """Return the state of an updater as a dict of plain data, and of tensors under "state".
 
-    `indices` are what the updater knows the parameters by, default 0, 1, and so on.
+    Args:
+        updater: has the optimizer and the states.
+        names: of the parameters, in the dict.
+        params: the parameters.
+        indices: their names in the updater; None: 0, 1, and so on.
 
     Keys: "format", "optimizer" (name of its class), "settings", "lr_scheduler" (None where there is none, "callable" where
     it is or has a function without a name to be saved by), "num_update", "counts", "parameters" (shapes by name, None where
@@ -86,61 +90,60 @@ def restore(
     saved: Mapping[str, Any],
     indices: Sequence[Index] | None = None,
 ) -> None:
-    """Load a collected state. All checks come first.
+    """Load what `collect` returned into an updater; arguments are those of `collect`.
 
     Raises:
-        ValueError, TypeError: it does not fit; nothing has been changed.
+        ValueError, TypeError: `saved` does not fit the optimizer or the parameters. Nothing has been changed.
     """
     optimizer = updater.optimizer
     check(optimizer, names, params, saved)
-    states: dict[Any, Any] = {}
-    found = []
-    for part, own in shares(optimizer, names, saved):
-        found.append((part, own["settings"], _saved_schedule(part, own["lr_scheduler"])))
-        states |= _saved_states(part, names, params, own)
-    for part, settings, scheduler in found:
+    states: dict[str, Any] = {}
+    changes = []
+    for part, part_state in shares(optimizer, names, saved):
+        settings = part_state["settings"]
+        # How states are stored is the trainer's own choice, for masters if there are any in both.
         converted = settings.get("multi_precision") and part.multi_precision
-        stored = ("state_dtype", "multi_precision") if converted else ("state_dtype",)  # which is the trainer's own choice
-        part.set_together({k: v for k, v in settings.items() if k not in stored} | {"lr_scheduler": scheduler}, True)
+        stays = ("state_dtype", "multi_precision") if converted else ("state_dtype",)
+        kept = {name: value for name, value in settings.items() if name not in stays}
+        changes.append((part, kept | {"lr_scheduler": _saved_schedule(part, part_state["lr_scheduler"])}))
+        states |= _saved_states(part, dict(zip(names, params, strict=True)), part_state)
+    for part, settings in changes:
+        part.set_together(settings, True)
     if isinstance(optimizer, MultiOptimizer):
         optimizer.clip_norm, optimizer.skip_nonfinite = saved["settings"]["clip_norm"], saved["settings"]["skip_nonfinite"]
     indices = range(len(names)) if indices is None else indices
-    slots = optimizer.slots(indices)
+    slots = optimizer.slots(indices)  # for which there is room in `values` then
     optimizer.step_counts.values[slots] = [saved["counts"].get(name, optimizer.begin_num_update) for name in names]
     optimizer.num_update = saved["num_update"]
-    updater.state = {indices[i]: state for i, state in states.items()}
+    updater.state = {i: states[name] for i, name in zip(indices, names, strict=True) if name in states}
     updater.forget_plan()
 
 
-def _saved_states(
-    optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Tensor], saved: Mapping[str, Any]
-) -> dict[Any, Any]:
-    """Copies of the saved states and masters by parameter index, on the parameters' devices, in their order of elements."""
-    index = {name: i for i, name in enumerate(names)}
-    states: dict[Any, Any] = {}
+def _saved_states(optimizer: Optimizer, params: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy the saved states and masters to the devices and the memory formats of their parameters; by name."""
+    states: dict[str, Any] = {}
     if not isinstance(optimizer, RuleOptimizer):
         for name, slots in saved["state"].items():
             layout = saved["layout"].get(name)
             if sorted(tensor_names(layout)) != sorted(slots):
                 raise ValueError(f"saved state: {name!r} has {few(slots) or 'no tensors'}, its layout is {layout!r}")
-            states[index[name]] = unflatten(layout, slots, params[index[name]].device)
+            states[name] = unflatten(layout, slots, params[name].device)
         return states
-    slots_of = saved["state"]
     rule = saved_rule(optimizer, saved["settings"])
-    copies = states_for(rule, [params[index[name]].detach() for name in slots_of], optimizer.narrow)
-    for (name, slots), made in zip(slots_of.items(), copies, strict=True):
-        weight = params[index[name]].detach()
-        state: State = dict(zip(rule.slots, made, strict=True))
-        for slot, new in state.items():
-            copy(new, slots[slot].to(new.device), weight.shape, slot in rule.nonnegative)
+    empty = states_for(rule, [params[name].detach() for name in saved["state"]], optimizer.narrow)
+    for (name, slots), tensors in zip(saved["state"].items(), empty, strict=True):
+        weight = params[name].detach()
+        state: State = dict(zip(rule.slots, tensors, strict=True))
+        for slot, tensor in state.items():
+            copy(tensor, slots[slot].to(tensor.device), weight.shape, slot in rule.nonnegative)
         if MASTER in slots:
             state[MASTER] = put_master(weight, None, slots[MASTER])
-        states[index[name]] = state
+        states[name] = state
     return states
 
 
 def _described(optimizer: Optimizer) -> dict[str, Any]:
-    """The name, settings and schedule of one optimizer."""
+    """Return the name, the settings and the schedule of one optimizer."""
     return {
         "optimizer": type(optimizer).__name__.lower(),
         "settings": optimizer.settings(),
@@ -149,7 +152,7 @@ def _described(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _schedule_of(optimizer: Optimizer) -> dict[str, Any] | str | None:
-    """A schedule as plain data; None where there is none."""
+    """Return the optimizer's schedule as plain data, `CALLABLE` for a function; None if there is no schedule."""
     scheduler = optimizer.lr_scheduler
     if isinstance(scheduler, lr_scheduler.LRScheduler):
         try:
@@ -160,26 +163,25 @@ def _schedule_of(optimizer: Optimizer) -> dict[str, Any] | str | None:
 
 
 def _saved_schedule(optimizer: Optimizer, schedule: Any) -> Any:
-    """The schedule that was saved, or the optimizer's own, if that is a function that could not be.
+    """Make the schedule that was saved; for a function, which cannot be saved, return the optimizer's own.
 
     Raises:
-        ValueError: there is no such function, or the data are no schedule's.
+        ValueError: a function is needed and the optimizer has none, or the data are not of a schedule.
     """
     if schedule is None:
         return None
     if schedule != CALLABLE:
         return lr_scheduler.from_config(schedule)
-    mine = optimizer.lr_scheduler
     if _schedule_of(optimizer) != CALLABLE:
         raise ValueError(
-            f"saved state had a plain callable as its lr_scheduler, which cannot be saved; this trainer has {mine!r}: give "
-            "it that callable before loading"
+            f"saved state had a plain callable as its lr_scheduler, which cannot be saved; this trainer has "
+            f"{optimizer.lr_scheduler!r}: give it that callable before loading"
         )
-    return mine
+    return optimizer.lr_scheduler
 
 
 def load_read(load: Callable[[dict[str, Any]], None], state: dict[str, Any], name: str) -> None:
-    """Call `load` with what was read; errors of contents of another kind become ValueError with this name."""
+    """Call `load(state)`; errors that a state of another kind causes become ValueError. `name` is the file's in its text."""
     try:
         load(state)
     except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
@@ -187,7 +189,7 @@ def load_read(load: Callable[[dict[str, Any]], None], state: dict[str, Any], nam
 
 
 def write(path: str | os.PathLike[str], collected: Mapping[str, Any]) -> None:
-    """Write a collected state to `path`, replacing what is there only when the new file is complete."""
+    """Write what `collect` returned to a file. A file of that name is replaced when the new one is complete."""
     tensors = {
         json.dumps([name, slot, *section]): tensor.detach().contiguous()
         for key, section in _SECTIONS.items()
@@ -199,21 +201,21 @@ def write(path: str | os.PathLike[str], collected: Mapping[str, Any]) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read what `write` wrote.
+    """Read a file of `write`, and return what `collect` returned.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is not such a file, or its contents are damaged.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is damaged, or is not one of `write`.
     """
     with files.contents("fname", path, f"a state file of tristep{_hint(path)}"):
-        found = files.read(path)
-        if found is not None:
-            return _put_together(*found)
+        content = files.read(path)
+        if content is not None:
+            return _put_together(*content)
     raise ValueError(f"fname={str(path)!r}: a safetensors file, but not one that Trainer.save_states wrote")
 
 
 def _hint(path: str | os.PathLike[str]) -> str:
-    """For a file of MXNet's Trainer, which is a pickle."""
+    """Return what to do with a file of MXNet's Trainer, which is a pickle; empty for other files."""
     if not os.path.isfile(path):
         return ""
     with open(path, "rb") as file:
@@ -222,7 +224,7 @@ def _hint(path: str | os.PathLike[str]) -> str:
 
 
 def _put_together(header: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """What was collected, from a file's header and tensors, which are there by JSON texts of names."""
+    """Return what `collect` returned, from the header of a file and its tensors, whose names are JSON texts."""
     check_format(header)
     state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in header.pop("states of")}
     residuals: dict[str, dict[str, torch.Tensor]] = {}
