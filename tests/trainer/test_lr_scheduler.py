@@ -450,7 +450,7 @@ def test_bad_values_are_named(name):
         (lambda: lr.sequence(), ValueError, "parts: must hold at least one schedule"),
         (lambda: lr.sequence(abs, abs), TypeError, r"parts\[0\]=<.*: must be a pair of a schedule and its number"),
         (lambda: lr.sequence((abs, 0), abs), ValueError, r"parts\[0\]\[1\]=0: must be 1 or more"),
-        (lambda: lr.sequence((abs, 3), (abs, 3)), TypeError, r"parts\[1\]=.*: the last must be a schedule alone"),
+        (lambda: lr.sequence((abs, 3), (abs, 3)), TypeError, r"parts\[1\]=.*: must be a schedule without a number"),
         (lambda: lr.CosineScheduler(5)(-1), ValueError, "num_update=-1: must be 0 or more"),
         (lambda: lr.CosineScheduler(5)(1.5), TypeError, "num_update=1.5: must be an integer"),
         (lambda: lr.CosineScheduler(5)(np.array([3, -2])), ValueError, "num_update holds -2"),
@@ -464,7 +464,7 @@ def test_bad_values_are_named(name):
         (
             lambda: lr.from_torch(torchs.StepLR(_two_groups(), 3)),
             TypeError,
-            r"is bound to its optimizer already; give its class and its arguments, from_torch\(StepLR, ...\)",
+            r"is bound to its optimizer already; give its class and arguments, from_torch\(StepLR, ...\)",
         ),
         (
             lambda: lr.from_torch("LambdaLR", lr_lambda=math.exp).to_config(),

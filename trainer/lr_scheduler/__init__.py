@@ -1,11 +1,11 @@
-"""Learning-rate schedules, functions of the update count: MXNet 1.9.1's, by name and number, and others.
+"""Learning-rate schedules as functions of the update count: MXNet 1.9.1's, with its names and numbers, and others.
 
-MXNet's schedulers change as they are called. These are pure functions: the result depends on the arguments, on ``base_lr``
-(and when it was set) and on the update count, and equals that of MXNet for a run that asks from update 0 onwards. So an
-array of update counts may be asked at once (to draw a schedule, say), and a scheduler is restored from its arguments alone.
+MXNet's schedulers change as they are called. These are pure functions: the result depends only on the arguments, on
+``base_lr`` (and when it was set) and on the update count. For a run that starts at update 0 it equals MXNet's result. So a
+schedule accepts an array of update counts (to draw a curve, say), and is restored from its arguments alone.
 
-An optimizer asks for the update count including the update that it is about to make, so its first update has the learning
-rate of count 1. `from_torch` and `to_torch` keep to that: torch's epoch 0 is our update 1.
+An optimizer calls its schedule with the count that includes the update it is about to make, so the first update has the
+learning rate of count 1. `from_torch` and `to_torch` follow this: torch's epoch 0 is our update 1.
 """
 
 from .base import LRScheduler, create, from_config, register

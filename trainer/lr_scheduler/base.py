@@ -1,4 +1,4 @@
-"""The base class of the schedules, and schedules by name and as configurations."""
+"""`LRScheduler`, the base class of all schedules; making schedules by name; saving them as configurations."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from .config import constructor_arguments, functions, is_plain, shown, to_plain
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_NOT_COMPARED = ("_kept", "_position", "_base_lr_given")  # caches, and how a schedule was made
+_NOT_COMPARED = ("_recording", "_position", "_base_lr_given")  # caches, and how a schedule was made
 
 
 class LRScheduler:
-    """Base class of the schedules: the warm-up, and what every schedule can do.
+    """Base class of learning-rate schedules, callables from the update count to the learning rate, with a warm-up.
 
     With n the update count and W = ``warmup_steps``, the learning rate is ::
 
         linear      warmup_begin_lr + (base_lr - warmup_begin_lr) * n / W     for n < W
         constant    warmup_begin_lr                                           for n < W
 
-    and for n >= W the subclass decides. The subclass counts n from the start of training unless it says otherwise.
+    and for n >= W the subclass decides. In the formulas of subclasses, n counts from the start of training, too.
 
     To define a schedule, write a subclass with ``__call__(num_update)``. To have it printed and saved, keep each constructor
     argument in an attribute of the same name, and decorate the class with ``@register``. As in MXNet, a call may change the
     schedule, ``self.base_lr *= self.factor``: numbers, strings and lists of them in its other attributes are saved too.
 
     Args:
-        base_lr: the learning rate after the warm-up, >= 0. Setting it later changes the warm-up and the rule. An optimizer
-            with a ``learning_rate`` sets it. In :class:`FactorScheduler` and :class:`MultiFactorScheduler` the attribute
-            is the present learning rate, as in MXNet.
-        warmup_steps: number of updates of the warm-up, an int >= 0; 0 means none.
+        base_lr: the learning rate after the warm-up, >= 0. The attribute may be set later, which changes both the warm-up
+            and the rates after it; an optimizer that is given a ``learning_rate`` sets it. In :class:`FactorScheduler` and
+            :class:`MultiFactorScheduler` the attribute is the present learning rate, as in MXNet.
+        warmup_steps: number of updates of the warm-up, an int >= 0; 0 means no warm-up.
         warmup_begin_lr: the learning rate at update 0 of a warm-up, from 0 to ``base_lr``.
-        warmup_mode: ``"linear"`` or ``"constant"``.
+        warmup_mode: shape of the warm-up, ``"linear"`` or ``"constant"``.
 
     Raises:
-        TypeError: an argument is not a number, or not an integer where it must be one.
-        ValueError: an argument is out of range; an update count is negative.
+        TypeError: an argument has the wrong type, such as a float for a number of updates.
+        ValueError: an argument is out of range, or the schedule is called with a negative update count.
         NotImplementedError: this base class itself is called.
 
     Source: MXNet 1.9.1, ``python/mxnet/lr_scheduler.py``.
@@ -60,11 +60,11 @@ class LRScheduler:
     """
 
     registry: ClassVar[Registry[type[LRScheduler]]]
-    final_lr: float = 0.0  # the learning rate at height 0
-    _peaks: ClassVar[tuple[str, ...]] = ()  # attributes whose largest value no rate of this very class exceeds
-    _warmup_final_lr: float | None = None  # None: base_lr
+    final_lr: float = 0.0  # the learning rate where `_height` is 0
+    _peaks: ClassVar[tuple[str, ...]] = ()  # attributes whose maximum is `peak_lr`; subclasses do not inherit it
+    _warmup_final_lr: float | None = None  # None means base_lr
     _position: int | None = None  # the update count of the last call
-    _base_lr_given: bool  # to the constructor
+    _base_lr_given: bool  # whether the constructor was called with base_lr
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         made = super().__new__(cls)
@@ -92,31 +92,36 @@ class LRScheduler:
     @base_lr.setter
     def base_lr(self, value: float) -> None:
         value = number("base_lr", value, low=0)
-        if not self._defines_call():  # such a class may go below warmup_begin_lr once the warm-up is over
+        if not self._defines_call():  # a class with its own __call__ may lower base_lr below warmup_begin_lr later
             self._check_base_lr(value)
         self._base_lr = value
 
     @property
     def has_default_base_lr(self) -> bool:
-        """Whether the constructor was called without ``base_lr``, and nobody has changed it."""
+        """Whether ``base_lr`` still has its default: neither given to the constructor nor changed since."""
         return not self._base_lr_given and self._base_lr == constructor_arguments(type(self)).get("base_lr")
 
     @property
     def peak_lr(self) -> float | None:
-        """The largest learning rate of the schedule.
+        """The largest learning rate that the schedule can return, as a float.
 
-        None if it is not known: for torch's schedules, functions, and subclasses of other packages that do not define it.
+        None means unknown: schedules of torch, functions, and subclasses that do not define this property.
         """
         values = [getattr(self, name) for name in vars(type(self)).get("_peaks", ())]
         return max((rate for value in values for rate in (value if isinstance(value, list) else [value])), default=None)
 
     @property
     def warmup_final_lr(self) -> float:
-        """The learning rate at the end of the warm-up: the first ``base_lr``, for a subclass that changes it."""
+        """The learning rate at the end of the warm-up: ``base_lr`` as first set, even where calls have changed it since."""
         return self._base_lr if self._warmup_final_lr is None else self._warmup_final_lr
 
     def start_from(self, base_lr: float) -> None:
-        """Set ``base_lr`` as the constructor does."""
+        """Set ``base_lr`` as if the schedule had been constructed with it, forgetting earlier changes of it.
+
+        Raises:
+            TypeError: ``base_lr`` is not a number.
+            ValueError: ``base_lr`` is negative, or below ``warmup_begin_lr``.
+        """
         value = number("base_lr", base_lr, low=0)
         self._check_base_lr(value)
         self._base_lr = value
@@ -127,13 +132,13 @@ class LRScheduler:
     @overload
     def __call__(self, num_update: np.ndarray) -> np.ndarray: ...
     def __call__(self, num_update):
-        """Return the learning rate of an update.
+        """Return the learning rate at an update count.
 
         Args:
-            num_update: the update count, an int >= 0, or a NumPy array of such ints of any shape.
+            num_update: the update count, an int >= 0, or a NumPy array of update counts of any shape.
 
         Returns:
-            The learning rate as a float; for an array a float64 array of its shape.
+            The learning rate as a float; for an array of counts, a float64 array of the same shape.
         """
         if isinstance(num_update, np.ndarray):
             if num_update.dtype.kind not in "iu":
@@ -149,17 +154,23 @@ class LRScheduler:
         return rate
 
     def get_warmup_lr(self, num_update):
-        """Return the learning rate of an update (or array of them) below ``warmup_steps``; for subclasses."""
+        """Return the learning rate during the warm-up; subclasses with their own ``__call__`` may call it, as in MXNet.
+
+        Args:
+            num_update: the update count, less than ``warmup_steps``, or a NumPy array of such counts.
+        """
         rise = self.warmup_final_lr - self.warmup_begin_lr if self.warmup_mode == "linear" else 0.0
         return self.warmup_begin_lr + rise * num_update / max(self.warmup_steps, 1)
 
     def to_config(self) -> dict[str, Any]:
-        """Return the schedule as data for JSON, ``{"class": name, "kwargs": arguments}``; see :func:`from_config`.
+        """Return the schedule as a dict that JSON can hold, ``{"class": name, "kwargs": arguments}``.
 
-        There is a third key, ``"state"``, if calls or a new ``base_lr`` have changed the schedule.
+        A third key, ``"state"``, is added if calls or a new ``base_lr`` have changed the schedule since its construction.
+        :func:`from_config` makes the schedule again.
 
         Raises:
-            TypeError: a subclass keeps a constructor argument under another name than the argument's.
+            TypeError: a constructor argument of a subclass has no attribute of the same name, or holds a function that is
+                not registered.
 
         >>> create("poly", max_update=100, pwr=1).to_config()["kwargs"]["max_update"]
         100
@@ -177,25 +188,29 @@ class LRScheduler:
         return {"class": name, "kwargs": kwargs} | ({"state": state} if state else {})
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load the ``"state"`` of a configuration.
+        """Restore the changes since construction that :meth:`to_config` saved under ``"state"``.
+
+        Args:
+            state: attribute names and their values, from a configuration.
 
         Raises:
-            ValueError: it has a key or value that no :meth:`to_config` of this class gives; nothing has been changed.
+            ValueError: ``state`` has a name or value that :meth:`to_config` of this class never saves; nothing has been
+                changed.
         """
         for name, value in state.items():
             if not self._defines_call() or name[:1] == "_" or not is_plain(value):
-                raise ValueError(f"state of {type(self).__name__} has {name!r}, which such a schedule does not save")
+                raise ValueError(f"state of {type(self).__name__}: has {name!r}, which this class does not save")
         for name, value in state.items():
             setattr(self, name, copy.deepcopy(value))
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        mine, theirs = ({k: v for k, v in vars(each).items() if k not in _NOT_COMPARED} for each in (self, other))
-        return mine == theirs
+        compared = [{k: v for k, v in vars(side).items() if k not in _NOT_COMPARED} for side in (self, other)]
+        return compared[0] == compared[1]
 
     def __hash__(self) -> int:
-        return hash(type(self))  # whatever else may change
+        return hash(type(self))  # the attributes may change
 
     def __repr__(self) -> str:
         arguments = constructor_arguments(type(self))
@@ -205,15 +220,15 @@ class LRScheduler:
         return f"{type(self).__name__}({', '.join(f'{name}={shown(value)}' for name, value, d in values if value != d)})"
 
     def _after_warmup(self, n):
-        """The learning rate at n >= warmup_steps, n an int or a float64 array: by default from a height in [0, 1]."""
+        """Return the learning rate at n >= warmup_steps, n an int or a float64 array; by default `_height`, scaled."""
         return self.final_lr + (self.base_lr - self.final_lr) * self._height(n - self.warmup_steps)
 
     def _height(self, n):
-        """The schedule as a function of the updates since the warm-up: 1 is base_lr, 0 is final_lr."""
+        """Return the schedule's height n updates after the warm-up: 1 stands for base_lr, 0 for final_lr."""
         raise NotImplementedError(f"{type(self).__name__}: a subclass must define __call__(num_update)")
 
     def _check_base_lr(self, value: float) -> None:
-        """Raise if `value` contradicts the other learning rates, which are set before it."""
+        """Raise ValueError if `value` contradicts the other learning rates, which are set before it."""
         if self.warmup_begin_lr > value:
             raise ValueError(
                 f"warmup_begin_lr={self.warmup_begin_lr!r}: must not exceed base_lr={value!r}, "
@@ -221,20 +236,20 @@ class LRScheduler:
             )
 
     def _argument(self, name: str) -> Any:
-        """The constructor argument that makes this schedule."""
+        """Return the value of a constructor argument that makes a schedule equal to this one."""
         return self.warmup_final_lr if name == "base_lr" and hasattr(self, "_base_lr") else getattr(self, name)
 
     def _state(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The changes since construction: plain attributes of a class with its own `__call__`, without its arguments."""
+        """Return the attributes to save in addition to the arguments: only a class with its own `__call__` has some."""
         if not self._defines_call():
             return {}
-        own = {name: value for name, value in vars(self).items() if name[0] != "_" and name not in kwargs}
-        state = {name: copy.deepcopy(value) for name, value in own.items() if is_plain(value)}
+        attributes = {name: value for name, value in vars(self).items() if name[0] != "_" and name not in kwargs}
+        state = {name: copy.deepcopy(value) for name, value in attributes.items() if is_plain(value)}
         return state | ({"base_lr": self._base_lr} if self._base_lr != self.warmup_final_lr else {})
 
     @classmethod
     def _defines_call(cls) -> bool:
-        """Whether the class has a `__call__` of its own, which takes no arrays and may change the schedule."""
+        """Return whether the class overrides `__call__`, which then takes single counts only and may change the schedule."""
         return cls.__call__ is not LRScheduler.__call__
 
 
@@ -243,19 +258,20 @@ Registered = TypeVar("Registered", bound=Callable[..., Any])
 
 
 def register(cls: Registered) -> Registered:
-    """Decorator: let :func:`create` and :func:`from_config` find a class or a function by its name.
+    """Register a scheduler class, or a function used by a scheduler, under its name; a decorator.
 
-    A class is a scheduler of your own; a function is one that a scheduler is made with, such as
-    :class:`FunctionScheduler`. Another class or function of that name is replaced, with a warning.
+    :func:`create` and :func:`from_config` find registered classes by name. Functions are registered so that schedules that
+    hold them, such as :class:`FunctionScheduler`, can be saved. Registering a second class or function of the same name
+    replaces the first, with a warning.
 
     Args:
-        cls: a subclass of :class:`LRScheduler`, known by its name in any case; or a function.
+        cls: a subclass of :class:`LRScheduler`, found by its name in any case; or a function with a name.
 
     Returns:
         ``cls``, unchanged.
 
     Raises:
-        TypeError: ``cls`` is neither; or it is a function without a name.
+        TypeError: ``cls`` is neither a subclass of :class:`LRScheduler` nor a function, or it is a lambda.
 
     >>> @register
     ... def slower(n):
@@ -265,7 +281,7 @@ def register(cls: Registered) -> Registered:
     """
     if inspect.isfunction(cls):
         if cls.__name__ == "<lambda>":
-            raise TypeError(f"cls={cls!r}: has no name to be found by; write it with def")
+            raise TypeError(f"cls={cls!r}: a lambda has no name to be found by; write it with def")
         return functions.register(cls, stacklevel=3)
     if not (isinstance(cls, type) and issubclass(cls, LRScheduler)):
         raise TypeError(f"cls={cls!r}: must be a subclass of LRScheduler, or a function")
@@ -273,15 +289,15 @@ def register(cls: Registered) -> Registered:
 
 
 def create(name: str, **kwargs: Any) -> LRScheduler:
-    """Make a scheduler by the name of its class.
+    """Construct a scheduler from the name of its class.
 
     Args:
-        name: the class's name, with or without ``Scheduler`` at its end, in upper or lower case.
-        **kwargs: the class's arguments.
+        name: the name of a registered class, in any case, with or without ``Scheduler`` at its end.
+        **kwargs: the arguments of the class.
 
     Raises:
-        TypeError: ``name`` is not a string, or an argument is unknown.
-        ValueError: no class has that name, or an argument is out of range.
+        TypeError: ``name`` is not a string, or the class has no argument of that name.
+        ValueError: no class of that name is registered, or an argument is out of range.
 
     >>> create("cosine", max_update=100, base_lr=0.5)
     CosineScheduler(max_update=100, base_lr=0.5)
@@ -290,14 +306,14 @@ def create(name: str, **kwargs: Any) -> LRScheduler:
 
 
 def from_config(config: Mapping[str, Any]) -> LRScheduler:
-    """Make the scheduler that :meth:`LRScheduler.to_config` described.
+    """Construct a scheduler from a configuration that :meth:`LRScheduler.to_config` returned.
 
     Args:
-        config: a mapping with the keys ``"class"``, ``"kwargs"`` and perhaps ``"state"``, possibly read back from JSON.
+        config: a mapping with the keys ``"class"``, ``"kwargs"`` and optionally ``"state"``, possibly read back from JSON.
 
     Raises:
-        TypeError: ``config``, its ``kwargs`` or its ``state`` is no mapping.
-        ValueError: it has other keys; or as in :func:`create` and :meth:`LRScheduler.load_state`.
+        TypeError: ``config``, its ``kwargs`` or its ``state`` is not a mapping.
+        ValueError: ``config`` has other keys, no class of that name is registered, or a value is not allowed.
 
     >>> schedule = create("factor", step=10, factor=0.9)
     >>> from_config(schedule.to_config()) == schedule
@@ -306,7 +322,7 @@ def from_config(config: Mapping[str, Any]) -> LRScheduler:
     if not isinstance(config, Mapping):
         raise TypeError(f"config={config!r}: must be a mapping, as made by to_config()")
     if not _is_config(config):
-        raise ValueError(f"config has the keys {sorted(map(str, config))}: must be 'class', 'kwargs' and perhaps 'state'")
+        raise ValueError(f"config has the keys {sorted(map(str, config))}: must be 'class', 'kwargs' and optionally 'state'")
     for key in set(config) - {"class"}:
         if not isinstance(config[key], Mapping):
             raise TypeError(f"config[{key!r}]={config[key]!r}: must be a mapping of arguments")
@@ -316,12 +332,18 @@ def from_config(config: Mapping[str, Any]) -> LRScheduler:
 
 
 def evaluate(function: Callable[[Any], Any], n: Any, name: str) -> Any:
-    """The learning rates of any schedule or callable at n, an int or a float64 array of integers.
+    """Return the learning rate of any schedule or callable at update `n`; for an array of updates, an array of rates.
 
-    A callable, or a schedule with its own `__call__`, is called with one int at a time.
+    A callable that is not of this package, or a schedule with its own `__call__`, is called with one int at a time.
+
+    Args:
+        function: the schedule or callable.
+        n: the update count, an int or a float64 array of integers.
+        name: the argument name to show in messages.
 
     Raises:
-        TypeError, ValueError: an answer is not a finite number >= 0; the message names `name` and the update.
+        TypeError: a returned value is not a number.
+        ValueError: a returned value is negative or not finite.
     """
     if not isinstance(n, np.ndarray):
         return number(f"{name}({n})", function(n), low=0)
@@ -332,7 +354,7 @@ def evaluate(function: Callable[[Any], Any], n: Any, name: str) -> Any:
 
 
 def increasing(name: str, values: Any, least: int = 1) -> list[float]:
-    """`values` as a list, if they are at least so many update counts >= 1, strictly increasing."""
+    """Return `values` as a list; raise unless they are strictly increasing update counts >= 1, at least `least` of them."""
     if not isinstance(values, list | tuple):
         raise TypeError(f"{name}={values!r}: must be a list or tuple of update counts")
     if len(values) < least:
@@ -344,17 +366,17 @@ def increasing(name: str, values: Any, least: int = 1) -> list[float]:
 
 
 def final_update(max_update: Any, warmup_steps: int) -> int:
-    """`max_update`, if it is an int above `warmup_steps`."""
+    """Return `max_update`; raise TypeError or ValueError unless it is an int above `warmup_steps`."""
     max_update = integer("max_update", max_update, low=1)
     if warmup_steps >= max_update:
         raise ValueError(
-            f"warmup_steps={warmup_steps}: must be less than max_update={max_update}, else no update follows the warm-up"
+            f"warmup_steps={warmup_steps}: must be less than max_update={max_update}, so that updates follow the warm-up"
         )
     return max_update
 
 
 def half_cosine(t):
-    """From 1 at t = 0 to 0 at t = 1 along half a cosine wave."""
+    """Return the height at t of half a cosine wave that falls from 1 at t = 0 to 0 at t = 1."""
     return (1 + np.cos(np.pi * t)) / 2
 
 

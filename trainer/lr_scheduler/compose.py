@@ -15,20 +15,21 @@ from .config import as_function
 
 @register
 class FunctionScheduler(LRScheduler):
-    """A function of the update count, scaled: ``base_lr * function(n - warmup_steps)``.
+    """Schedule whose learning rate after the warm-up is ``base_lr * function(n - warmup_steps)``, n the update count.
 
-    A function that returns the learning rate itself needs none of this: an optimizer takes any callable as its schedule.
-    To be saved, the function is registered under its name (``@register`` above its ``def``), before loading too; for one
-    that is not, a trainer's saved states only say that the schedule must be given again.
+    A function that returns the learning rate itself does not need this class: an optimizer takes any callable as its
+    schedule. To save the schedule, register the function (``@register`` above its ``def``), and register it again before
+    loading. A trainer that has an unregistered function saves a note that the schedule must be given again.
 
     Args:
         function: a pure function from an int >= 0 to a number >= 0; or its registered name.
-        base_lr: as in :class:`LRScheduler`.
-        warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`.
+        base_lr: the factor of ``function``, >= 0.
+        warmup_steps, warmup_begin_lr, warmup_mode: length, first rate and shape of the warm-up; see :class:`LRScheduler`.
 
     Raises:
-        TypeError: ``function`` cannot be called; and as in :class:`LRScheduler`.
-        ValueError: it returned no learning rate; no function has that name; and as in :class:`LRScheduler`.
+        TypeError: ``function`` is not callable, or another argument has the wrong type.
+        ValueError: ``function`` returned a negative or infinite number, no function is registered under that name, or
+            another argument is out of range.
 
     Source: torch's ``LambdaLR``.
 
@@ -54,23 +55,24 @@ class FunctionScheduler(LRScheduler):
 
 @register
 class SequenceScheduler(LRScheduler):
-    """Several schedules in sequence, each counted from its own start; :func:`sequence` makes it from lengths.
+    """Schedule that runs several schedules one after the other, each counting updates from its own start.
 
     ::
 
         schedulers[0](n)                       for n < starts[0]
         schedulers[k + 1](n - starts[k])       for starts[k] <= n < starts[k + 1], or to the end
 
-    It has no ``base_lr`` of its own; those of its schedules are set on them.
+    It has no ``base_lr``: set the attribute of the inner schedules instead. :func:`sequence` makes the same from durations.
 
     Args:
-        schedulers: list or tuple of schedules, at least one: of this package, or callables from update count to learning
-            rate (or registered names of functions).
-        starts: list or tuple of the update counts, ints >= 1, strictly increasing, at which the second and each
-            further one starts; one less than there are ``schedulers``.
+        schedulers: list or tuple of at least one schedule: schedules of this package, callables from update count to
+            learning rate, or registered names of functions.
+        starts: list or tuple of update counts at which the second and each later schedule starts: ints >= 1, strictly
+            increasing, one fewer than ``schedulers``.
 
     Raises:
-        TypeError, ValueError: as in :class:`LRScheduler`.
+        TypeError: an argument has the wrong type.
+        ValueError: ``schedulers`` is empty, or ``starts`` has the wrong length or does not increase.
 
     Source: torch's ``SequentialLR``, where ``starts`` are ``milestones``.
 
@@ -88,14 +90,14 @@ class SequenceScheduler(LRScheduler):
         self.starts = [integer(f"starts[{k}]", start) for k, start in enumerate(increasing("starts", starts, least=0))]
         if len(self.starts) != len(schedulers) - 1:
             raise ValueError(
-                f"starts={starts!r}: must hold one number for each of the schedulers but the first, {len(schedulers) - 1}"
+                f"starts={starts!r}: must hold one number for each scheduler but the first, {len(schedulers) - 1} in all"
             )
         self.warmup_steps = 0  # each schedule has its own
 
     @property
     def base_lr(self) -> float:
-        """There is none: reading and setting it raise AttributeError."""
-        raise AttributeError("a SequenceScheduler has no base_lr: see those of its schedulers")
+        """Raise AttributeError, when read or set: only the inner schedules have a ``base_lr``."""
+        raise AttributeError("a SequenceScheduler has no base_lr: read it from one of its schedulers")
 
     @base_lr.setter
     def base_lr(self, value: float) -> None:
@@ -103,8 +105,8 @@ class SequenceScheduler(LRScheduler):
 
     @property
     def peak_lr(self) -> float | None:
-        """That of its schedules, if it is known of all; see :attr:`LRScheduler.peak_lr`."""
-        peaks = [peak for each in self.schedulers if (peak := getattr(each, "peak_lr", None)) is not None]
+        """The largest ``peak_lr`` of the inner schedules, as a float; None if one of them does not know its own."""
+        peaks = [peak for schedule in self.schedulers if (peak := getattr(schedule, "peak_lr", None)) is not None]
         return max(peaks) if len(peaks) == len(self.schedulers) else None
 
     def _after_warmup(self, n):
@@ -119,13 +121,16 @@ class SequenceScheduler(LRScheduler):
 
 
 def sequence(*parts: Any) -> SequenceScheduler:
-    """Several schedules in sequence, each for a number of updates, and counted from its own start.
+    """Return a schedule that runs several schedules one after the other, each for a given number of updates.
+
+    Each schedule counts updates from its own start.
 
     Args:
-        *parts: pairs (schedule, number of updates, an int >= 1), and as the last a schedule for the rest.
+        *parts: pairs (schedule, number of updates as an int >= 1), then one schedule alone for all later updates.
 
     Raises:
-        TypeError, ValueError: a part is neither; as in :class:`SequenceScheduler`.
+        TypeError: a part before the last is not a pair, the last is a pair, or a schedule is not callable.
+        ValueError: there is no part, or a number of updates is below 1.
 
     >>> schedule = sequence((lambda n: 0.1, 100), (create("poly", max_update=50, base_lr=1.0, pwr=1), 50), lambda n: 0.01)
     >>> [schedule(n) for n in (99, 100, 125, 150)]
@@ -141,5 +146,5 @@ def sequence(*parts: Any) -> SequenceScheduler:
         schedulers.append(pair[0])
         lengths.append(integer(f"parts[{k}][1]", pair[1], low=1))
     if isinstance(last, list | tuple):
-        raise TypeError(f"parts[{len(pairs)}]={last!r}: the last must be a schedule alone, which lasts to the end")
+        raise TypeError(f"parts[{len(pairs)}]={last!r}: must be a schedule without a number, as the last part never ends")
     return SequenceScheduler([*schedulers, last], list(itertools.accumulate(lengths)))

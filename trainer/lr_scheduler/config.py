@@ -1,4 +1,4 @@
-"""Arguments of schedules as data for JSON: registered functions by name, other schedules as their configurations."""
+"""Conversion of schedules' arguments to JSON data: registered functions by name, inner schedules as configurations."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ functions: Registry[Callable[..., Any]] = Registry("function", ignore_case=False
 
 
 def as_function(name: str, function: Any) -> Callable[[int], float]:
-    """A callable, or the registered function of that name.
+    """Return `function` if it is callable, or the function registered under that name.
 
     Raises:
-        TypeError: it cannot be called.
-        ValueError: no function has that name.
+        TypeError: `function` is neither a string nor callable.
+        ValueError: no function is registered under that name.
     """
     if isinstance(function, str):
         return functions.lookup(function, name)
@@ -27,10 +27,10 @@ def as_function(name: str, function: Any) -> Callable[[int], float]:
 
 
 def to_plain(name: str, value: Any) -> Any:
-    """A copy of an argument for JSON.
+    """Return a copy of an argument that JSON can hold.
 
     Raises:
-        TypeError: a function that is not registered, or one inside a mapping.
+        TypeError: `value` holds a function that is not registered, or a mapping that holds a function.
     """
     if hasattr(value, "to_config"):
         return value.to_config()
@@ -42,29 +42,30 @@ def to_plain(name: str, value: Any) -> Any:
                 f"{name}={value!r}: is not registered, so it cannot be saved: write it with def, and @register above that"
             )
         return value.__name__
-    if isinstance(value, Mapping) and (found := [key for key, item in value.items() if callable(item)]):
+    if isinstance(value, Mapping) and (function_keys := [key for key, item in value.items() if callable(item)]):
         raise TypeError(
-            f"{name}[{found[0]!r}] is a function, which cannot be saved: wrap it in a function with @register above its def"
+            f"{name}[{function_keys[0]!r}] is a function, which cannot be saved: wrap it in a function with @register above "
+            "its def"
         )
     return copy.deepcopy(value)
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is a number, a string, None, or a list of such."""
+    """Return whether a value is a bool, number, string or None, or a list of such values."""
     if isinstance(value, list | tuple):
         return all(map(is_plain, value))
     return isinstance(value, bool | int | float | str | None)
 
 
 def shown(value: Any) -> str:
-    """As `repr`, with registered functions by name."""
+    """Return the `repr` of a value, in which registered functions appear by name."""
     if isinstance(value, list):
         return f"[{', '.join(map(shown, value))}]"
     return repr(value.__name__ if _is_registered(value) else value)
 
 
 def constructor_arguments(cls: type) -> dict[str, Any]:
-    """Names and defaults of the constructor's arguments, and of its base class's where it takes **kwargs."""
+    """Return the names and defaults of a constructor's arguments, including its base class's if it takes **kwargs."""
     arguments: dict[str, Any] = {}
     for base in cls.__mro__:
         if "__init__" not in vars(base):

@@ -1,4 +1,4 @@
-"""Schedules that MXNet does not have: periodic, exponential, piecewise, and from papers with a warm-up of their own."""
+"""Schedules that MXNet does not have: one cycle, warm-up-stable-decay, restarts, cyclic, exponential, piecewise, ..."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ from .base import LRScheduler, final_update, half_cosine, increasing, register
 
 @register
 class OneCycleScheduler(LRScheduler):
-    """Raise the learning rate to its peak, and anneal it to far below its first value.
+    """One-cycle schedule: raise the learning rate to its peak, then anneal it to far below its first value.
 
-    ::
+    With n the update count, the learning rate moves ::
 
-        first = base_lr / div_factor        last = first / final_div_factor
         from first to base_lr               for n from 0 to P = pct_start * max_update
         from base_lr to last                for n from P to max_update
+        first = base_lr / div_factor        last = first / final_div_factor
 
-    With ``three_phase`` it falls from base_lr to first for n from P to 2 P, and from there to last. From a to b, with s the
-    fraction of the phase, "cos" is ``b + (a - b) * (1 + cos(pi * s)) / 2`` and "linear" is ``a + (b - a) * s``. After
-    ``max_update`` the learning rate is constant. The paper also moves the momentum; this schedule does not.
+    With ``three_phase`` it falls from base_lr to first for n from P to 2 P, and then to last. A phase from a to b takes the
+    values ``b + (a - b) * (1 + cos(pi * s)) / 2`` with "cos" and ``a + (b - a) * s`` with "linear", where s is the fraction
+    of the phase that has passed. After ``max_update`` the learning rate is constant. The paper also varies the momentum;
+    this schedule does not.
 
     Args:
-        max_update: the update at which the learning rate is lowest, an int >= 1.
-        base_lr: the peak, >= 0; torch's ``max_lr``.
-        pct_start: the peak's place as a fraction of ``max_update``: between 0 and 1, with ``three_phase`` at most 0.5.
-        div_factor: ``base_lr`` divided by the first learning rate, >= 1.
-        final_div_factor: the first learning rate divided by the last, >= 1.
-        anneal_strategy: "cos" or "linear".
+        max_update: the last update of the cycle, where the learning rate is lowest, an int >= 1.
+        base_lr: the peak learning rate, >= 0; torch calls it ``max_lr``.
+        pct_start: fraction of ``max_update`` at which the peak is reached, above 0 and below 1 (with ``three_phase`` at most
+            0.5).
+        div_factor: ratio of the peak to the first learning rate, >= 1.
+        final_div_factor: ratio of the first learning rate to the last, >= 1.
+        anneal_strategy: shape of each phase, "cos" or "linear".
         three_phase: whether the learning rate falls in two phases, the first as long as the rise.
 
     Raises:
-        TypeError, ValueError: as in :class:`LRScheduler`.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range.
 
     Source: Smith and Topin, "Super-convergence" (2018), section 4. With M = ``max_update`` and P its peak, torch's
     ``OneCycleLR`` with ``total_steps=M + 1`` and ``pct_start=(P + 1) / (M + 1)`` is the same.
@@ -84,9 +87,9 @@ class OneCycleScheduler(LRScheduler):
 
 @register
 class WarmupStableDecayScheduler(LRScheduler):
-    """Keep the learning rate constant, and lower it to its final value in the last updates only.
+    """Warm-up-stable-decay schedule: keep the learning rate constant and decay it only in the last ``decay_steps`` updates.
 
-    ::
+    With n the update count, the learning rate is ::
 
         base_lr                                              for n <= max_update - decay_steps
         final_lr + (base_lr - final_lr) * shape(t)           after that, constant after max_update
@@ -95,10 +98,11 @@ class WarmupStableDecayScheduler(LRScheduler):
 
     Args:
         max_update: the update at which the learning rate reaches its final value, an int >= 1.
-        decay_steps: number of updates of the decay, an int >= 1; with the warm-up at most ``max_update``.
+        decay_steps: number of updates of the decay, an int from 1 to ``max_update - warmup_steps``.
         final_lr: the learning rate at ``max_update`` and later, >= 0.
         decay: shape of the decay, "linear", "sqrt" or "cosine".
-        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+        base_lr: the learning rate after the warm-up, >= 0.
+        warmup_steps, warmup_begin_lr, warmup_mode: length, first rate and shape of the warm-up; see :class:`LRScheduler`.
 
     Source: Hu et al., "MiniCPM" (2024), section 4; Hägele et al., "Scaling laws and compute-optimal training beyond
     fixed training durations" (2024), section 3, for the shapes.
@@ -142,15 +146,16 @@ _DECAYS = {"linear": lambda t: 1 - t, "sqrt": lambda t: 1 - np.sqrt(t), "cosine"
 
 @register
 class InverseSquareRootScheduler(LRScheduler):
-    """Decay of the learning rate with the inverse square root of the update count.
+    """Schedule that decays the learning rate with the inverse square root of the update count.
 
-    ``base_lr * sqrt(T / (n - warmup_steps + T))`` with T = ``timescale``, by default ``base_lr * sqrt(warmup_steps / n)``.
+    At update n it is ``base_lr * sqrt(T / (n - warmup_steps + T))`` with T = ``timescale``. By default T is
+    ``warmup_steps``, which makes this ``base_lr * sqrt(warmup_steps / n)``.
 
     Args:
         base_lr: the learning rate at the end of the warm-up; in the paper ``1 / sqrt(width of the model * warmup_steps)``.
         timescale: number of updates, > 0, after which the learning rate has fallen to ``base_lr / sqrt(2)``; None means
             ``warmup_steps``, or 1 without a warm-up.
-        warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+        warmup_steps, warmup_begin_lr, warmup_mode: length, first rate and shape of the warm-up; see :class:`LRScheduler`.
 
     Source: Vaswani et al., "Attention is all you need" (2017), section 5.3, equation 3.
 
@@ -179,18 +184,18 @@ class InverseSquareRootScheduler(LRScheduler):
 
 @register
 class CosineRestartsScheduler(LRScheduler):
-    """Cosine annealing with warm restarts (SGDR).
+    """Cosine annealing schedule with warm restarts (SGDR).
 
-    ``final_lr + (base_lr - final_lr) * (1 + cos(pi * t / T)) / 2`` with t the number of updates since the last restart, and
-    T the length of this period. Periods are ``period``, ``period * period_mult``, ``period * period_mult**2``, ... long,
-    counted from the end of the warm-up. The update at which a period ends has ``base_lr``.
+    The learning rate is ``final_lr + (base_lr - final_lr) * (1 + cos(pi * t / T)) / 2``, where t is the number of updates
+    since the last restart and T the length of the current period. From the end of the warm-up on, periods have the lengths
+    ``period``, ``period * period_mult``, ``period * period_mult**2``, ... The update at which a period ends has ``base_lr``.
 
     Args:
         period: number of updates of the first period, >= 1.
-        period_mult: the length of a period divided by the length of the one before, >= 1.
-        base_lr: the learning rate after each restart; as in :class:`LRScheduler`.
+        period_mult: the ratio of a period's length to the previous period's, >= 1.
+        base_lr: the learning rate after the warm-up and after each restart, >= 0.
         final_lr: the learning rate that each period falls to, >= 0.
-        warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+        warmup_steps, warmup_begin_lr, warmup_mode: length, first rate and shape of the warm-up; see :class:`LRScheduler`.
 
     Source: Loshchilov and Hutter, "SGDR: Stochastic gradient descent with warm restarts" (2017), section 3;
     torch's ``CosineAnnealingWarmRestarts``.
@@ -230,10 +235,10 @@ class CosineRestartsScheduler(LRScheduler):
 
 @register
 class CyclicScheduler(LRScheduler):
-    """Cyclical learning rate: linear rise and fall, over and over.
+    """Cyclical schedule: the learning rate rises and falls linearly between two values, again and again.
 
-    ``base_lr + (max_lr - base_lr) * height * scale`` where height goes from 0 to 1 in ``step_up`` updates and back to 0 in
-    ``step_down``, and scale is, with n counted from the end of the warm-up ::
+    It is ``base_lr + (max_lr - base_lr) * height * scale``, where height rises from 0 to 1 in ``step_up`` updates and falls
+    to 0 in ``step_down`` updates. With n the number of updates since the warm-up, scale is ::
 
         triangular      1
         triangular2     0.5**c     c = number of cycles completed
@@ -242,11 +247,11 @@ class CyclicScheduler(LRScheduler):
     Args:
         step_up: number of updates from ``base_lr`` to ``max_lr``, >= 1.
         max_lr: the highest learning rate, at least ``base_lr``.
-        base_lr: the lowest learning rate; as in :class:`LRScheduler`.
-        step_down: number of updates of the fall, >= 1; None means ``step_up``.
-        mode: "triangular", "triangular2" or "exp_range".
-        gamma: for "exp_range", from 0 to 1.
-        warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+        base_lr: the lowest learning rate, after the warm-up, from 0 to ``max_lr``.
+        step_down: number of updates from ``max_lr`` back to ``base_lr``, >= 1; None means ``step_up``.
+        mode: how the height of cycles shrinks, "triangular" (not at all), "triangular2" or "exp_range".
+        gamma: the factor per update of "exp_range", from 0 to 1; other modes ignore it.
+        warmup_steps, warmup_begin_lr, warmup_mode: length, first rate and shape of the warm-up; see :class:`LRScheduler`.
 
     Source: Smith, "Cyclical learning rates for training neural networks" (2017), section 3; torch's ``CyclicLR``.
 
@@ -295,12 +300,13 @@ class CyclicScheduler(LRScheduler):
 
 @register
 class ExponentialScheduler(LRScheduler):
-    """Exponential decay of the learning rate, ``base_lr * factor**((n - warmup_steps) / step)``.
+    """Schedule that decays the learning rate exponentially: ``base_lr * factor**((n - warmup_steps) / step)`` at update n.
 
     Args:
-        factor: what the learning rate is multiplied by in ``step`` updates, from 0 to 1; torch's ``gamma``.
-        step: number of updates, > 0, in which the learning rate changes by ``factor``.
-        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+        factor: multiplier of the learning rate over ``step`` updates, from 0 to 1; torch calls it ``gamma``.
+        step: number of updates, > 0, over which the learning rate is multiplied by ``factor``.
+        base_lr: the learning rate after the warm-up, >= 0.
+        warmup_steps, warmup_begin_lr, warmup_mode: length, first rate and shape of the warm-up; see :class:`LRScheduler`.
 
     Source: torch's ``ExponentialLR``. :class:`FactorScheduler` is its staircase form.
 
@@ -331,20 +337,21 @@ class ExponentialScheduler(LRScheduler):
 
 @register
 class PiecewiseScheduler(LRScheduler):
-    """Piecewise constant learning rates.
+    """Schedule with a constant learning rate between listed updates.
 
-    ::
+    With n the update count, the learning rate is ::
 
         base_lr          for n <= step[0]
-        rates[k]         for step[k] < n <= step[k + 1], and the last of them for all n > step[-1]
+        rates[k]         for step[k] < n <= step[k + 1]
+        rates[-1]        for n > step[-1]
 
-    so a change comes one update after the number in ``step``, as with :class:`MultiFactorScheduler`.
+    so it changes one update after each number in ``step``, as in :class:`MultiFactorScheduler`.
 
     Args:
-        step: list or tuple of update counts, each >= 1, strictly increasing, at least one.
-        rates: as many learning rates, each >= 0.
-        base_lr: the learning rate before the first of them; as in :class:`LRScheduler`.
-        warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+        step: list or tuple of at least one update count, each >= 1, strictly increasing.
+        rates: list or tuple of the learning rates after these updates, each >= 0, as many as ``step``.
+        base_lr: the learning rate from the warm-up to update ``step[0]``, >= 0.
+        warmup_steps, warmup_begin_lr, warmup_mode: length, first rate and shape of the warm-up; see :class:`LRScheduler`.
 
     Source: He et al., "Deep residual learning" (2016), section 4.2, a warm-up at a low learning rate and two drops.
 
@@ -365,7 +372,7 @@ class PiecewiseScheduler(LRScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.step, self.rates = _knots(step, rates)
+        self.step, self.rates = _points(step, rates)
 
     def _after_warmup(self, n):
         return np.array([self.base_lr, *self.rates])[np.searchsorted(self.step, n, side="left")]
@@ -373,22 +380,22 @@ class PiecewiseScheduler(LRScheduler):
 
 @register
 class InterpolatedScheduler(LRScheduler):
-    """Linear interpolation between given learning rates at given updates.
+    """Schedule that interpolates linearly between learning rates listed for certain updates.
 
-    ::
+    With n the update count, the learning rate is ::
 
         linear    r[k] + (r[k + 1] - r[k]) * t
         log       r[k] * (r[k + 1] / r[k])**t
         t = (n - s[k]) / (s[k + 1] - s[k])    for s[k] <= n <= s[k + 1]
 
-    with s = (warmup_steps, *step) and r = (base_lr, *rates); after the last update it keeps the last learning rate.
+    with s = (warmup_steps, *step) and r = (base_lr, *rates). After ``step[-1]`` it stays ``rates[-1]``.
 
     Args:
-        step: list or tuple of update counts, each >= 1 and above ``warmup_steps``, strictly increasing, at least one.
-        rates: as many learning rates, each >= 0, with "log" > 0.
+        step: list or tuple of at least one update count, each >= 1 and above ``warmup_steps``, strictly increasing.
+        rates: list or tuple of the learning rates at these updates, each >= 0 (> 0 for "log"), as many as ``step``.
         scale: ``"linear"``, or ``"log"`` for interpolation on a log scale.
-        base_lr: the learning rate at the end of the warm-up; with "log" > 0.
-        warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+        base_lr: the learning rate at the end of the warm-up, >= 0 (> 0 for "log").
+        warmup_steps, warmup_begin_lr, warmup_mode: length, first rate and shape of the warm-up; see :class:`LRScheduler`.
 
     Source: NumPy's ``interp``.
 
@@ -411,7 +418,7 @@ class InterpolatedScheduler(LRScheduler):
     ) -> None:
         self.scale = choice("scale", scale, ("linear", "log"))
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.step, self.rates = _knots(step, rates)
+        self.step, self.rates = _points(step, rates)
         if self.step[0] <= self.warmup_steps:
             raise ValueError(f"step={step!r}: must begin after warmup_steps={warmup_steps}")
         if scale == "log" and min(self.rates) == 0:
@@ -429,8 +436,8 @@ class InterpolatedScheduler(LRScheduler):
             raise ValueError("base_lr=0: must be above 0 with scale='log'")
 
 
-def _knots(step: Any, rates: Any) -> tuple[list[float], list[float]]:
-    """Update counts and the learning rates at them, checked."""
+def _points(step: Any, rates: Any) -> tuple[list[float], list[float]]:
+    """Return update counts and their learning rates as lists; raise TypeError or ValueError if they do not match."""
     step = increasing("step", step)
     if not isinstance(rates, list | tuple):
         raise TypeError(f"rates={rates!r}: must be a list or tuple of learning rates")

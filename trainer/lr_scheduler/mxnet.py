@@ -1,4 +1,4 @@
-"""MXNet's schedules, by name and number."""
+"""MXNet's four schedules, with MXNet's names, arguments and numbers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from .base import LRScheduler, final_update, half_cosine, increasing, register
 
 
 class _DropScheduler(LRScheduler):
-    """Multiplies the learning rate by ``factor`` at drops; its ``base_lr`` is the present learning rate, as in MXNet.
+    """Base class of schedules that multiply the learning rate by ``factor`` at certain updates, called drops.
 
-    A new ``base_lr`` is the next learning rate, whatever drops there have been; later drops multiply it.
+    As in MXNet, ``base_lr`` is the present learning rate. When it is set, it is the next learning rate, however many drops
+    have happened; later drops multiply it.
     """
 
     factor: float
-    _since = 0  # number of drops before base_lr was set
+    _since = 0  # number of drops before base_lr was last set
 
     @property
     def base_lr(self) -> float:
-        """The learning rate of the last call, or after the warm-up; may be set."""
+        """The present learning rate: of the last call, or until the warm-up ends the rate after it; may be set."""
         return float(self._after_warmup(self._position)) if self._is_past_warmup() else self._base_lr
 
     @base_lr.setter
@@ -58,15 +59,15 @@ class _DropScheduler(LRScheduler):
         return self._base_lr * self.factor ** np.maximum(self._drops(n) - self._since, 0)
 
     def _drops(self, n):
-        """The number of drops before an update, or an array of updates."""
+        """Return the number of drops before update `n`; for an array of updates, an array."""
         raise NotImplementedError
 
 
 @register
 class FactorScheduler(_DropScheduler):
-    """Multiply the learning rate by a factor every so many updates.
+    """Schedule that multiplies the learning rate by ``factor`` after every ``step`` updates.
 
-    ::
+    With n the update count, the learning rate is ::
 
         base_lr                                            for n <= step
         max(base_lr * factor**k, stop_factor_lr)           for k*step < n <= (k + 1)*step, k >= 1
@@ -75,9 +76,10 @@ class FactorScheduler(_DropScheduler):
 
     Args:
         step: number of updates between two drops, >= 1.
-        factor: the factor, from 0 to 1. The default 1 keeps the learning rate.
-        stop_factor_lr: the learning rate that no drop goes below.
-        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+        factor: multiplier of the learning rate at each drop, from 0 to 1; the default 1 leaves it constant.
+        stop_factor_lr: the lowest learning rate that drops lead to.
+        base_lr: the learning rate after the warm-up, >= 0.
+        warmup_steps, warmup_begin_lr, warmup_mode: length, first rate and shape of the warm-up; see :class:`LRScheduler`.
 
     Source: MXNet 1.9.1, ``FactorScheduler``.
 
@@ -113,14 +115,15 @@ class FactorScheduler(_DropScheduler):
 
 @register
 class MultiFactorScheduler(_DropScheduler):
-    """Multiply the learning rate by a factor after each of a list of updates.
+    """Schedule that multiplies the learning rate by ``factor`` after each update listed in ``step``.
 
-    It is ``base_lr * factor**k``, where k is how many of the numbers in ``step`` are smaller than n.
+    At update n it is ``base_lr * factor**k``, where k is the count of numbers in ``step`` smaller than n.
 
     Args:
-        step: list or tuple of update counts, each >= 1, strictly increasing, at least one.
-        factor: the factor, from 0 to 1. The default 1 keeps the learning rate.
-        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+        step: list or tuple of at least one update count, each >= 1, strictly increasing.
+        factor: multiplier of the learning rate at each drop, from 0 to 1; the default 1 leaves it constant.
+        base_lr: the learning rate after the warm-up, >= 0.
+        warmup_steps, warmup_begin_lr, warmup_mode: length, first rate and shape of the warm-up; see :class:`LRScheduler`.
 
     Source: MXNet 1.9.1, ``MultiFactorScheduler``.
 
@@ -150,16 +153,17 @@ class MultiFactorScheduler(_DropScheduler):
 
 @register
 class PolyScheduler(LRScheduler):
-    """Polynomial decay of the learning rate to its final value.
+    """Schedule that decays the learning rate as a polynomial of the update count, from ``base_lr`` to ``final_lr``.
 
-    ``final_lr + (base_lr - final_lr) * (1 - t)**pwr`` with t = (n - warmup_steps) / (max_update - warmup_steps), constant
-    after ``max_update``.
+    At update n it is ``final_lr + (base_lr - final_lr) * (1 - t)**pwr`` with t = (n - warmup_steps) / (max_update -
+    warmup_steps), and constant after ``max_update``.
 
     Args:
         max_update: the update at which the learning rate reaches its final value, an int >= 1, above ``warmup_steps``.
         pwr: the power of the polynomial, >= 0.
         final_lr: the learning rate at ``max_update`` and later, >= 0.
-        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+        base_lr: the learning rate after the warm-up, >= 0.
+        warmup_steps, warmup_begin_lr, warmup_mode: length, first rate and shape of the warm-up; see :class:`LRScheduler`.
 
     Source: MXNet 1.9.1, ``PolyScheduler``.
 
@@ -192,15 +196,16 @@ class PolyScheduler(LRScheduler):
 
 @register
 class CosineScheduler(LRScheduler):
-    """Decay of the learning rate to its final value along half a cosine wave.
+    """Schedule that decays the learning rate along half a cosine wave, from ``base_lr`` to ``final_lr``.
 
-    ``final_lr + (base_lr - final_lr) * (1 + cos(pi * t)) / 2`` with t = (n - warmup_steps) / (max_update - warmup_steps),
-    constant after ``max_update``.
+    At update n it is ``final_lr + (base_lr - final_lr) * (1 + cos(pi * t)) / 2`` with t = (n - warmup_steps) / (max_update -
+    warmup_steps), and constant after ``max_update``.
 
     Args:
         max_update: the update at which the learning rate reaches its final value, an int >= 1, above ``warmup_steps``.
         final_lr: the learning rate at ``max_update`` and later, >= 0.
-        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+        base_lr: the learning rate after the warm-up, >= 0.
+        warmup_steps, warmup_begin_lr, warmup_mode: length, first rate and shape of the warm-up; see :class:`LRScheduler`.
 
     Source: MXNet 1.9.1, ``CosineScheduler``; Loshchilov and Hutter, "SGDR" (2017), equation 5, without restarts.
 

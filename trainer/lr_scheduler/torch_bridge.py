@@ -1,4 +1,4 @@
-"""torch's schedules for our optimizers, and our schedules for torch's optimizers."""
+"""Adapters: schedules of torch for our optimizers (`from_torch`), and our schedules for torch's optimizers (`to_torch`)."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from .config import functions
 
 @register
 class TorchScheduler(LRScheduler):
-    """A schedule of ``torch.optim.lr_scheduler`` as one of ours; :func:`from_torch` makes it.
+    """Schedule of ``torch.optim.lr_scheduler``, usable with tristep's optimizers; :func:`from_torch` makes it.
 
-    It is stepped with an optimizer of one dummy parameter, and its learning rates are recorded. So it may be asked in any
-    order, and the same update has the same learning rate as in a torch run whose schedule is stepped once after each
-    update: update 1 that of torch's epoch 0, update n that of epoch n - 1 (and update 0 that of update 1). Momentum, which
-    some of torch's schedules change as well, is left alone. The first request for update n steps torch's schedule n - 1
-    times, about a second per million; tristep's own need no such steps. To be saved, a ``factory`` that is no class of
-    torch's is registered under its name (``@register`` above its ``def``).
+    The torch schedule is stepped with an optimizer of one dummy parameter, and its learning rates are recorded. So updates
+    may be asked for in any order, and update n has the learning rate of torch's epoch n - 1 (update 0 that of epoch 0), as
+    in a torch run that steps its schedule once after each update. Momentum, which some of torch's schedules change as well,
+    is left alone. The first request for update n steps torch's schedule n - 1 times, about a second per million; tristep's
+    own schedules need no such steps. To save a schedule whose ``factory`` is a function, register the function
+    (``@register`` above its ``def``).
 
     Args:
-        factory: a class of ``torch.optim.lr_scheduler`` or its name; or a function from an optimizer to a schedule, such
-            as one of several combined, or the registered name of such a function.
+        factory: a class of ``torch.optim.lr_scheduler`` or its name; or a function from a torch optimizer to a torch
+            schedule, which may combine several, or the registered name of such a function.
         kwargs: the arguments of ``factory`` other than the optimizer, as a dict.
-        base_lr: the optimizer's learning rate from which the schedule starts. Some, such as ``OneCycleLR``, set their own.
+        base_lr: the learning rate of the optimizer when the schedule starts. Some schedules, such as ``OneCycleLR``, replace
+            it.
 
     Raises:
-        TypeError: ``factory`` does not return a schedule, or one that needs losses (``ReduceLROnPlateau``).
-        ValueError: no class or function has that name; asked for an update after the end of a schedule that has one.
+        TypeError: ``factory`` returns no torch schedule, or one that needs losses (``ReduceLROnPlateau``).
+        ValueError: no class or function has that name; when called, the torch schedule has ended before this update.
 
     Source: ``torch.optim.lr_scheduler``.
 
@@ -53,18 +54,18 @@ class TorchScheduler(LRScheduler):
         if kwargs is not None and not isinstance(kwargs, Mapping):
             raise TypeError(f"kwargs={kwargs!r}: must be a dict of arguments")
         self.kwargs = {name: list(v) if isinstance(v, tuple) else v for name, v in (kwargs or {}).items()}
-        self._kept: Any = self._record()
+        self._recording: Any = self._record()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies: without the recording, whose schedule may not be picklable."""
-        return {**vars(self), "_kept": None}
+        """Return the attributes to copy: without the recording, whose torch schedule may not be picklable."""
+        return {**vars(self), "_recording": None}
 
     def _after_warmup(self, n):
         epoch = np.maximum(n - 1, 0)
         last = int(np.max(epoch, initial=0))
-        if self._kept is None or self._kept[0] != self.base_lr:
-            self._kept = self._record()
-        _, schedule, rates = self._kept
+        if self._recording is None or self._recording[0] != self.base_lr:
+            self._recording = self._record()
+        _, schedule, rates = self._recording
         while len(rates) <= last:
             try:
                 schedule.step()
@@ -76,7 +77,7 @@ class TorchScheduler(LRScheduler):
         return np.array(rates)[epoch.astype(np.int64)] if isinstance(n, np.ndarray) else rates[last]
 
     def _record(self) -> tuple[float, torch.optim.lr_scheduler.LRScheduler, list[float]]:
-        """A new schedule of torch's with its base_lr, and its learning rates by epoch: so far the first."""
+        """Return (base_lr, new torch schedule, learning rates by epoch); the list has only epoch 0 yet."""
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=self.base_lr, momentum=0.9)
         factory = getattr(torch.optim.lr_scheduler, self.factory) if isinstance(self.factory, str) else self.factory
         schedule = factory(optimizer, **copy.deepcopy(self.kwargs))
@@ -89,20 +90,22 @@ class TorchScheduler(LRScheduler):
                 f"factory={self.factory!r}: ReduceLROnPlateau needs losses, so it is not a function of the update count; "
                 "call trainer.set_learning_rate instead"
             )
-        optimizer.step()  # a no-op; torch warns if schedules are stepped without
+        optimizer.step()  # changes nothing, but torch warns if a schedule is stepped before its optimizer
         return self.base_lr, schedule, [float(optimizer.param_groups[0]["lr"])]
 
 
 def from_torch(factory: Callable[..., Any] | str, *, base_lr: float = 0.01, **kwargs: Any) -> TorchScheduler:
-    """A schedule of torch's, for an optimizer or a Trainer of ours; see :class:`TorchScheduler`.
+    """Return a torch schedule as a :class:`TorchScheduler`, for use with tristep's optimizers and Trainer.
 
     Args:
-        factory: a class of ``torch.optim.lr_scheduler`` or its name; or a function from an optimizer to a schedule.
-        base_lr: the learning rate that the schedule starts from.
+        factory: a class of ``torch.optim.lr_scheduler`` or its name; or a function from a torch optimizer to a torch
+            schedule.
+        base_lr: the learning rate of the optimizer when the schedule starts.
         **kwargs: the arguments of ``factory`` other than the optimizer.
 
     Raises:
-        TypeError, ValueError: as in :class:`TorchScheduler`.
+        TypeError: ``factory`` returns no torch schedule, or one that needs losses (``ReduceLROnPlateau``).
+        ValueError: no class or function has that name.
 
     >>> from torch.optim.lr_scheduler import ConstantLR, ExponentialLR, SequentialLR
     >>> def both(optimizer):
@@ -118,22 +121,22 @@ def from_torch(factory: Callable[..., Any] | str, *, base_lr: float = 0.01, **kw
 def to_torch(
     scheduler: Callable[[int], float], optimizer: torch.optim.Optimizer, last_epoch: int = -1
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """A schedule of ours as one of torch's, bound to a torch optimizer.
+    """Attach a tristep schedule to a torch optimizer, as a ``torch.optim.lr_scheduler.LRScheduler``.
 
-    Every group gets the schedule's learning rate, times its ``"lr_mult"`` if it has one, instead of its own. Step it once
-    after each ``optimizer.step()``: the first update then has the learning rate of update 1, as with a Trainer.
-    ``state_dict`` holds the update count, not the schedule.
+    Each parameter group gets the schedule's learning rate, times the group's ``"lr_mult"`` if it has one, instead of its own
+    rate. Step the returned schedule once after each ``optimizer.step()``: the first update then has the learning rate of
+    update 1, as with a Trainer. Its ``state_dict`` holds the update count, not the schedule.
 
     Args:
         scheduler: a schedule of this package, or another callable from update count to learning rate.
         optimizer: the torch optimizer.
-        last_epoch: number of updates made already, less one; -1 at the start.
+        last_epoch: number of updates made already, minus 1; -1 at the start.
 
     Returns:
-        An object of a subclass of ``torch.optim.lr_scheduler.LRScheduler``.
+        The torch schedule, of a subclass of ``torch.optim.lr_scheduler.LRScheduler``.
 
     Raises:
-        TypeError: an argument of a wrong type.
+        TypeError: an argument has the wrong type.
         ValueError: ``last_epoch`` is less than -1.
 
     >>> weight = torch.nn.Parameter(torch.zeros(1))
@@ -152,35 +155,35 @@ def to_torch(
 
 
 class TristepLR(torch.optim.lr_scheduler.LRScheduler):
-    """The schedule that :func:`to_torch` makes."""
+    """torch schedule that takes its learning rates from a tristep schedule; :func:`to_torch` makes it."""
 
     def __init__(self, schedule: Callable[[int], float], optimizer: torch.optim.Optimizer, last_epoch: int) -> None:
         self.schedule = schedule
-        if last_epoch >= 0:  # torch asks for these where a run goes on
+        if last_epoch >= 0:  # torch requires initial_lr when a run is resumed
             for group in optimizer.param_groups:
                 group.setdefault("initial_lr", group["lr"])
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[Any]:
-        """The learning rate of each group for the next update."""
+        """Return the learning rate of each parameter group for the next update."""
         rate = evaluate(self.schedule, self.last_epoch + 1, "scheduler")
         return [rate * group.get("lr_mult", 1.0) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts; the schedule is created again from its arguments."""
+        """Return the counts without the schedule, which the user creates again."""
         state = super().state_dict()
         del state["schedule"]
         return state
 
 
 def _factory(factory: Any) -> Callable[..., Any] | str:
-    """The name of a class of torch's, or the function that makes a schedule."""
+    """Return the name of a torch schedule class, or the function that makes a schedule; raise for anything else."""
     module = torch.optim.lr_scheduler
     classes = [name for name in module.__all__ if name != "LRScheduler"]
     if isinstance(factory, module.LRScheduler):
         raise TypeError(
-            f"factory={factory!r}: is bound to its optimizer already; give its class and its arguments, "
-            f"from_torch({type(factory).__name__}, ...), or a function from an optimizer to it"
+            f"factory={factory!r}: is bound to its optimizer already; give its class and arguments, "
+            f"from_torch({type(factory).__name__}, ...), or a function that makes it from an optimizer"
         )
     if isinstance(factory, str):
         if factory not in classes and factory not in functions:
