@@ -1,7 +1,4 @@
-"""Training: ``Trainer``, optimizers, learning-rate schedules, initializers and stores.
-
-Imports ``tristep.kernels``.
-"""
+"""Training: `Trainer`, optimizers, learning-rate schedules, initializers and stores. Imports `tristep.kernels`."""
 
 if not __name__.startswith("tristep."):
     raise ImportError(f"this folder is 'tristep.trainer'; import it by that name (imported as {__name__!r})")
@@ -64,8 +61,8 @@ __all__ = [
     "sweep",
 ]
 
-# Imported on first use, as a first `Trainer` does not need them: which module has which name. None has its own name, which
-# would stand for the module once that is imported.
+# Modules of names that are imported on first use, because a `Trainer` does not need them. No module may have the name
+# of its function: importing it would bind the name to the module.
 ON_FIRST_USE = {
     "BatteryResult": "tristep.contrib.racing",
     "Ensemble": ".ensemble",

@@ -1,4 +1,4 @@
-"""AccumulationWatch: notices a missing zero_grad(), where a backward pass adds to gradients that a step has used."""
+"""AccumulationWatch: warns of a missing zero_grad(), when a backward pass adds to gradients that a step has used."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 
 class AccumulationWatch:
-    """Watches from the first step to the second; MXNet replaces gradients there, torch adds to them.
+    """Watches the backward pass between the first two steps: MXNet replaces gradients there, torch adds to them.
 
     Args:
-        params: of the trainer.
-        is_over: whether there is nothing more to watch.
+        params: the trainer's parameters.
+        is_over: True if the second step has been taken, so that nothing is left to watch.
     """
 
     def __init__(self, params: Sequence[torch.nn.Parameter], is_over: bool = False) -> None:
@@ -23,7 +23,7 @@ class AccumulationWatch:
         self._hook: Any = None
 
     def after_step(self, applies: bool) -> None:
-        """Begin after the first step, if it `applies`, and end after the second."""
+        """Begin to watch after the first step, unless `applies` is False; end after the second step."""
         if self._hook is not None:
             self._hook.remove()
             self._hook, self.is_over = None, True

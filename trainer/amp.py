@@ -1,4 +1,4 @@
-"""Loss scaling, as in MXNet's amp: losses are multiplied so that gradients in float16 do not vanish, steps divide again.
+"""Loss scaling, as in MXNet's amp: losses are multiplied so that float16 gradients do not underflow, and steps divide again.
 
     tristep.amp.init()
     tristep.amp.init_trainer(trainer)
@@ -8,8 +8,8 @@
         scaled.backward()
     trainer.step(1)
 
-The scale, the count of good steps and the overflow flag stay on the device: nothing waits for it. `torch.autocast`
-decides which operations run in which type.
+The scale, the count of good steps and the overflow flag stay on the device, so that the host never waits for them.
+`torch.autocast` decides which operations run in which dtype.
 
 Source: MXNet 1.9.1, `mxnet.contrib.amp`; Micikevicius et al. (2018), "Mixed Precision Training", section 3.2.
 """
@@ -34,22 +34,29 @@ _target_dtype: str | None = None
 
 
 def init(target_dtype: str = "float16") -> None:
-    """Get ready for `init_trainer`. To be called once, before it.
+    """Choose the low-precision dtype for loss scaling; call it once, before `init_trainer`.
 
     Args:
-        target_dtype: "float16", or "bfloat16", whose gradients do not vanish: the scale is 1 then, and stays so, but steps
-            whose gradients are not finite are left out, too.
+        target_dtype: "float16", or "bfloat16", whose gradients do not underflow: the scale then stays 1, and only steps with
+            non-finite gradients are skipped.
+
+    Raises:
+        TypeError, ValueError: another `target_dtype`.
     """
     global _target_dtype
     _target_dtype = choice("target_dtype", target_dtype, ("float16", "bfloat16"))
 
 
 def init_trainer(trainer: Any, loss_scaler: LossScaler | None = None) -> None:
-    """Give a trainer a loss scaler, a new one by default. Steps with non-finite gradients then change nothing.
+    """Attach a loss scaler to a trainer; from then on steps with non-finite gradients are skipped.
+
+    Args:
+        trainer: a `tristep.Trainer`.
+        loss_scaler: a `LossScaler`; None makes one with its defaults, for bfloat16 with the constant scale 1.
 
     Raises:
-        RuntimeError: before `init`, or for a trainer that has one.
-        TypeError: something else than a trainer, or than a scaler.
+        RuntimeError: `init` has not been called, or the trainer has a loss scaler already.
+        TypeError: `trainer` is no Trainer, or `loss_scaler` no LossScaler.
     """
     if not isinstance(trainer, Trainer):
         hint = ": give the Trainer that has it" if isinstance(trainer, Optimizer) else ""
@@ -67,10 +74,16 @@ def init_trainer(trainer: Any, loss_scaler: LossScaler | None = None) -> None:
 
 @contextmanager
 def scale_loss(loss: Any, trainer: Trainer) -> Iterator[Any]:
-    """A context that returns the loss, or each of a list of losses, multiplied by the current scale; call backward on these.
+    """Multiply a loss by the trainer's current loss scale: `with scale_loss(loss, trainer) as scaled: scaled.backward()`.
 
-    The next step of the trainer divides gradients by it. The loss must be float32, as `torch.autocast` makes it, or its own
-    gradient overflows already.
+    The next step of the trainer divides gradients by the scale.
+
+    Args:
+        loss: a tensor, or a list of tensors, in float32, as `torch.autocast` makes it: a float16 loss overflows when scaled.
+        trainer: a trainer with a loss scaler, see `init_trainer`.
+
+    Returns:
+        A context manager, which gives the scaled loss, or the list of scaled losses.
 
     Raises:
         RuntimeError: the trainer has no loss scaler: call `init_trainer` first.
@@ -81,19 +94,19 @@ def scale_loss(loss: Any, trainer: Trainer) -> Iterator[Any]:
     if isinstance(loss, torch.Tensor):
         yield loss * scaler.scale.to(loss.device)
     else:
-        yield [each * scaler.scale.to(each.device) for each in loss]
+        yield [one_loss * scaler.scale.to(one_loss.device) for one_loss in loss]
 
 
 @torch.no_grad()
 def unscale(trainer: Trainer) -> None:
-    """Divide all gradients by the scale, in place, to inspect or clip them; the next step does not divide again.
+    """Divide a trainer's gradients by its loss scale, in place, to inspect or clip them; the next step does not divide.
 
     Raises:
         RuntimeError: the trainer has no loss scaler.
     """
     scaler = _scaler_of(trainer)
-    for params in (replica.params for replica in trainer.replicas):
-        gradients = [parameter.grad for parameter in params if parameter.grad is not None]
+    for replica in trainer.replicas:
+        gradients = [parameter.grad for parameter in replica.params if parameter.grad is not None]
         if gradients:
             factor = scaler.control[0].to(gradients[0].device)
             torch._foreach_mul_([g._values() if is_sparse(g) else g for g in gradients], factor)
@@ -104,16 +117,16 @@ class LossScaler:
     """A dynamic loss scale: it decreases when gradients overflow, and increases after a number of steps without overflow.
 
     Args:
-        init_scale: where it begins, > 0.
-        scale_factor: what it is divided by after a step that overflowed, and multiplied by after good ones, > 1.
-        scale_window: after so many good steps in a row, >= 1.
-        max_scale: it does not grow beyond that.
+        init_scale: the first scale, > 0.
+        scale_factor: the divisor of the scale after a step that overflowed, and its factor after good steps, > 1.
+        scale_window: the number of good steps in a row after which the scale grows, >= 1.
+        max_scale: the largest scale, >= init_scale.
 
     Attributes:
-        scale: float32 [], on the device of the parameters.
-        good_steps: int32 [], how many there have been since the scale has changed, or a step has overflowed.
-        control: float32 [2], what gradients are multiplied by, and whether the current step is skipped, if that is known
-            before it.
+        scale: the scale, float32 [], on the device of the parameters.
+        good_steps: the number of steps since the last overflow or change of the scale, int32 [].
+        control: float32 [2], read by the update kernels: the factor of the gradients, and 1 if the current step is to be
+            skipped, as far as that is known before the step.
     """
 
     def __init__(
@@ -130,24 +143,24 @@ class LossScaler:
         self.scale = torch.tensor(init_scale, dtype=torch.float32, device="cpu")
         self.good_steps = torch.tensor(0, dtype=torch.int32, device="cpu")
         self.control = torch.tensor([1.0, 0.0], dtype=torch.float32, device="cpu")
-        self._found_by_rule = False
+        self._rule_detects_overflow = False
 
     @property
     def loss_scale(self) -> float:
-        """The scale as a number. Waits for the device."""
+        """The present scale as a float. Waits for the device."""
         return float(self.scale)
 
     def attach(self, trainer: Trainer) -> None:
-        """Become the scaler of this trainer."""
-        trainer._use_control(self.control)  # which may refuse it
+        """Become the loss scaler of this trainer. `init_trainer` calls it."""
+        trainer._use_control(self.control)  # raises if the trainer does not support it
         optimizer = trainer.optimizer
         if isinstance(optimizer, RuleOptimizer) and isinstance(optimizer.rule, Rule):
-            optimizer._skips_overflow = self._found_by_rule = True
+            optimizer._skips_overflow = self._rule_detects_overflow = True
         trainer._loss_scaler = self
         self.follow(trainer)
 
     def follow(self, trainer: Trainer) -> None:
-        """Go where the parameters are."""
+        """Move the scale to the device of the trainer's parameters."""
         device = trainer._params[0].device
         if self.scale.device != device:
             self.scale, self.good_steps = self.scale.to(device), self.good_steps.to(device)
@@ -156,28 +169,32 @@ class LossScaler:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """The loss is about to be scaled: let the next step divide by it."""
+        """Let the next step divide gradients by the present scale."""
         torch.reciprocal(self.scale.view(1), out=self.control[:1])
 
     @torch.no_grad()
     def look(self, *copies: Sequence[torch.Tensor | None], always: bool = False) -> None:
-        """Before a step: find out whether it is to be left out, where its rule cannot find that out by itself.
+        """Before a step, mark it as skipped if a gradient is not finite, unless the update rule detects that by itself.
 
         Args:
-            *copies: the gradients of each copy of the model.
-            always: even if the rule can.
+            *copies: the gradients of each replica of the model.
+            always: look even if the rule detects it.
         """
-        if self._found_by_rule and not always:
+        if self._rule_detects_overflow and not always:
             return
         norms = []
         for gradients in copies:
-            found = [g.coalesce().values() if is_sparse(g) else g for g in gradients if g is not None]
-            norms.append(global_norm(found, float("inf")).to(self.control.device))
+            values = [g.coalesce().values() if is_sparse(g) else g for g in gradients if g is not None]
+            norms.append(global_norm(values, float("inf")).to(self.control.device))
         self.control[1:].copy_(~torch.stack(norms).isfinite().all())
 
     @torch.no_grad()
     def end(self, total: torch.Tensor | None) -> None:
-        """After a step: change the scale, by whether the sum of squares of all gradients, or what `look` saw, is finite."""
+        """After a step, decrease the scale if it overflowed, or count a good step.
+
+        Args:
+            total: the sum of squares of all gradients, which is finite without overflow; None: `look` has decided.
+        """
         overflow = self.control[1] if total is None else (~total.isfinite()).to(self.scale.device, torch.float32)
         torch._amp_update_scale_(
             self.scale, self.good_steps, overflow, self.scale_factor, 1.0 / self.scale_factor, self.scale_window
@@ -187,12 +204,12 @@ class LossScaler:
         self.control[:1].fill_(1.0)
 
     def state_dict(self) -> dict[str, float]:
-        """Scale and count, as numbers. Waits for the device."""
+        """Return the scale and the count of good steps, as numbers. Waits for the device."""
         return {"loss_scale": self.loss_scale, "good_steps": int(self.good_steps)}
 
     @staticmethod
     def check(saved: Any) -> None:
-        """Refuse what `state_dict` did not give."""
+        """Raise TypeError or ValueError if `saved` is no result of `state_dict`."""
         if not isinstance(saved, Mapping) or set(saved) != {"loss_scale", "good_steps"}:
             raise ValueError(f"saved state: loss_scaler is {saved!r}: must be a dict of loss_scale and good_steps")
         number("saved state: loss_scale", saved["loss_scale"], above=0)
@@ -200,7 +217,7 @@ class LossScaler:
 
     @torch.no_grad()
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Set the scale and the count of good steps from a result of `state_dict`."""
         self.check(saved)
         self.scale.fill_(saved["loss_scale"])
         self.good_steps.fill_(saved["good_steps"])

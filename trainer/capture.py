@@ -1,7 +1,7 @@
 """A whole training step as a CUDA graph: recorded once, then replayed; learning rates, decay and loss scale stay adjustable.
 
-A replay does on the host what a step does there (counts, schedule, hyper-parameters), copies what has changed to the
-device, and lets the graph do the rest. Everything that changes is read from device memory by the kernels.
+A replay does the host's part of a step (counts, schedule, hyper-parameters), copies changed hyper-parameters to the device,
+and launches the graph, whose kernels read them from device memory.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from .validation import integer
 
 
 class CapturedStep:
-    """A function that trains, which becomes a graph after some calls. Made by `Trainer.capture`.
+    """A training function that is recorded as a CUDA graph after some calls; `Trainer.capture` returns it.
 
-    Each call is one training step, the first ones too, which run as they are.
+    Each call is one training step, the warm-up calls too.
 
     Args:
-        fn: forward, backward and step, with tensors as arguments.
-        device: where the parameters are.
-        warmup: how many calls run as they are before the graph is recorded, >= 2.
+        fn: forward pass, backward pass and step, with tensors as arguments.
+        device: the device of the parameters.
+        warmup: the number of calls that run normally before the graph is recorded, >= 2.
 
     Attributes:
-        is_recorded: whether there is a graph.
+        is_recorded: whether the graph has been recorded.
     """
 
     def __init__(self, fn: Callable[..., Any], device: torch.device, warmup: int = 3) -> None:
@@ -52,15 +52,14 @@ class CapturedStep:
         self._outputs: Any = None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Train one step; returns what the function returns.
+        """Take one training step and return the results of the function.
 
-        Tensors among that are the graph's own, without history, and the next call overwrites them: clone what is to stay.
-        Inputs of another form than those the graph was recorded with, such as a last smaller batch, are trained on without
-        the graph.
+        Returned tensors are detached, and the next call overwrites them: clone those that you keep. Inputs with other shapes
+        or dtypes than the recorded ones, such as a last smaller batch, run without the graph.
         """
         if not _possible(self._device):
             return self._fn(*inputs)
-        with torch.cuda.device(self._device):  # streams and graphs are of the current one
+        with torch.cuda.device(self._device):  # streams and graphs belong to the current device
             return self._step(inputs)
 
     def _step(self, inputs: tuple[Any, ...]) -> Any:
@@ -84,7 +83,7 @@ class CapturedStep:
     def _run(self, leaves: list[Any], form: Any) -> Any:
         with _rules_for_all_steps():
             outputs = self._fn(*_pytree.tree_unflatten(leaves, form))
-        # Without history, which would keep alive what autograd knows of streams.
+        # Detached, because an autograd graph would keep nodes alive that remember streams.
         return _pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
 
     def _holds(self) -> bool:
@@ -106,7 +105,7 @@ class CapturedStep:
         if len(set(updates)) < len(updates):
             raise RuntimeError("the captured function has taken several steps with one optimizer: it must take one")
         self._recording, self._inputs, self._form, self.is_recorded = recording, inputs, form, True
-        return self._replay(leaves)  # nothing has been run so far, but the host's part
+        return self._replay(leaves)  # recording has run the host's part only
 
     @torch.no_grad()
     def _replay(self, leaves: list[Any]) -> Any:
@@ -120,7 +119,7 @@ class CapturedStep:
 
 
 def check_capture(updater: Updater, device: torch.device, telemetry: Any) -> None:
-    """Refuse what `Trainer.capture` cannot record.
+    """Raise if `Trainer.capture` cannot record the steps of this updater.
 
     Raises:
         ValueError: the optimizer, the engine or the telemetry does not allow it.
@@ -130,30 +129,30 @@ def check_capture(updater: Updater, device: torch.device, telemetry: Any) -> Non
         if not (isinstance(part, RuleOptimizer) and isinstance(part.rule, Rule)):
             raise ValueError(
                 f"capture() with {type(part).__name__}: its step is torch operations with numbers from the host, which "
-                "a graph would repeat as they were; use an optimizer with an elementwise rule"
+                "a graph would never update; use an optimizer with an elementwise rule"
             )
     if _limits(optimizer):
         raise ValueError(
-            "capture() with clip_norm or skip_nonfinite of several optimizers together, which is computed apart from their "
-            "updates with numbers from the host: must be None and False; in an entry of its own it can be captured"
+            "capture() with clip_norm or skip_nonfinite over several optimizers, which is computed with numbers from the "
+            "host: must be None and False; set them in the entries of the single optimizers instead"
         )
     if device.type == "cuda" and choose_engine(device, updater.engine) != "triton":
-        raise ValueError("capture() needs engine='triton': others have the host's numbers in their operations")
+        raise ValueError("capture() needs engine='triton': operations of other engines contain numbers from the host")
     if telemetry is not None:
-        raise ValueError("capture() of a trainer with telemetry, which is written elsewhere at every step: must be None")
+        raise ValueError("capture() of a trainer with telemetry, whose memory is another at every step: must be None")
 
 
 def record_step(recording: Recording, replica: Replica, rescale_grad: float) -> None:
-    """Let a replay do on the host what the step just taken did, with gradients multiplied by `rescale_grad`."""
+    """Add to `recording` the host's part of the step just taken, with gradients multiplied by `rescale_grad`."""
     whole = replica.plan
     plans: list[Any] = [plan for plan, _ in whole.parts] if isinstance(whole, MultiPlan) else [whole]
-    plans.sort(key=lambda plan: not plan.optimizer.reads_rate_first)  # before others move the count
+    plans.sort(key=lambda plan: not plan.optimizer.reads_rate_first)  # before other plans move the count
     for plan in plans:
         recording.owners.append(_owner(replica, plan, rescale_grad))
 
 
 def _owner(replica: Replica, plan: UpdaterPlan, rescale_grad: float) -> tuple[Callable[[], bool], Callable[[], None]]:
-    """Whether a recorded step of one optimizer can still be replayed, and what a replay does on the host for it."""
+    """Return two functions: whether one optimizer's recorded step is still valid, and the host's part of a replay."""
     optimizer, whole, update, active = replica.updater.optimizer, replica.plan, plan.update, list(plan.rows.active)
 
     def holds() -> bool:
@@ -172,13 +171,13 @@ def _owner(replica: Replica, plan: UpdaterPlan, rescale_grad: float) -> tuple[Ca
 
 
 def _limits(optimizer: Optimizer) -> bool:
-    """Whether several optimizers clip or skip together."""
+    """Return whether several optimizers clip or skip together."""
     return isinstance(optimizer, MultiOptimizer) and (optimizer.clip_norm is not None or optimizer.skip_nonfinite)
 
 
 @contextmanager
 def _rules_for_all_steps() -> Iterator[None]:
-    """Before the graph is recorded, too, so that its kernels have been compiled then."""
+    """Use the kernels of a graph in warm-up steps, too, so that they have been compiled before recording."""
     before = for_all_steps.set(True)
     try:
         yield
@@ -201,21 +200,21 @@ def _possible(device: torch.device) -> bool:
 
 
 class _CudaGraph:
-    """torch's graph, and what has to be done around it."""
+    """A `torch.cuda.CUDAGraph` with its stream."""
 
     def __init__(self) -> None:
         self._graph, self._stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
 
     def warm_up(self, run: Callable[[], Any]) -> Any:
-        """Run on the stream of the recording, since autograd remembers where gradients have been added up."""
+        """Run on the recording's stream, because autograd remembers the stream on which gradients are accumulated."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            found = run()
+            outputs = run()
         torch.cuda.current_stream().wait_stream(self._stream)
-        return found
+        return outputs
 
     def record(self, run: Callable[[], Any]) -> Any:
-        # Other threads, such as those that pin batches in memory, may do what they like meanwhile.
+        # "thread_local": other threads, such as those that pin batches in memory, may call CUDA while this one records.
         with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
             return run()
 

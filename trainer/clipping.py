@@ -15,19 +15,23 @@ from .validation import boolean, number
 
 @torch.no_grad()
 def clip_global_norm(arrays: Iterable[torch.Tensor], max_norm: float, check_isfinite: bool = True) -> float | torch.Tensor:
-    """Multiply all arrays by max_norm / (norm + 1e-8), in place, if that is less than 1; returns their norm from before.
+    """Clip the joint 2-norm of tensors in place, and return the norm from before.
+
+    If max_norm / (norm + 1e-8) < 1, all arrays are multiplied by it.
 
     Args:
-        arrays: floating-point tensors, at least one, dense or as gradients of `torch.nn.Embedding(sparse=True)` are.
-        max_norm: what their 2-norm together is to be at most.
-        check_isfinite: look at the norm, which waits for the device: the result is a float then, and a norm that is not
-            finite gives a warning. A NaN leaves the arrays as they are then; otherwise it spreads to all of them.
+        arrays: one or more floating-point tensors, dense or sparse along the first axis, as the gradients of
+            `torch.nn.Embedding(sparse=True)` are.
+        max_norm: the largest allowed 2-norm of all arrays together, >= 0.
+        check_isfinite: read the norm on the host, which waits for the device, and warn if it is not finite; the arrays then
+            stay as they are if it is NaN. With False a NaN spreads to all arrays.
 
     Returns:
-        A float, or without `check_isfinite` a tensor of shape (1,).
+        The norm: a float, or with `check_isfinite=False` a tensor of shape (1,).
 
     Raises:
-        TypeError, ValueError: no arrays, something that is no such tensor, or a negative norm; nothing has been changed.
+        TypeError, ValueError: an empty list, an element that is no such tensor, or a negative `max_norm`; nothing has been
+            changed.
 
     Example:
         >>> import torch, tristep
@@ -45,20 +49,20 @@ def clip_global_norm(arrays: Iterable[torch.Tensor], max_norm: float, check_isfi
     if not arrays:
         raise ValueError("arrays is empty: there must be one tensor at least")
     max_norm, check_isfinite = number("max_norm", max_norm, low=0), boolean("check_isfinite", check_isfinite)
-    found: list[float] = []
+    norms: list[float] = []
 
-    def smaller(norm: torch.Tensor) -> bool:
-        found.append(norm.item())
-        return max_norm / (found[0] + 1e-8) < 1.0
+    def exceeds(norm: torch.Tensor) -> bool:
+        norms.append(norm.item())
+        return max_norm / (norms[0] + 1e-8) < 1.0
 
     summed = [array.detach().coalesce() if is_sparse(array) else array for array in arrays]
     values = [array.values() if is_sparse(array) else array for array in summed]
-    norm = scale_to_norm_("arrays", values, max_norm, epsilon=1e-8, decide=smaller if check_isfinite else None)
+    norm = scale_to_norm_("arrays", values, max_norm, epsilon=1e-8, decide=exceeds if check_isfinite else None)
     for array, total in zip(arrays, summed, strict=True):
-        if is_sparse(array) and not array.is_coalesced():  # others share their values
+        if is_sparse(array) and not array.is_coalesced():  # coalesced arrays share their values with `total`
             array.copy_(total)
     if not check_isfinite:
         return norm.reshape(1)
-    if not math.isfinite(found[0]):
+    if not math.isfinite(norms[0]):
         warnings.warn("nan or inf is detected. Clipping results will be undefined.", stacklevel=2)
-    return found[0]
+    return norms[0]

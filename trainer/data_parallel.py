@@ -12,25 +12,25 @@ from .validation import boolean, integer
 
 
 def replicate(module: torch.nn.Module, devices: Sequence[torch.device | str]) -> list[torch.nn.Module]:
-    """Deep copies of a module, one for each device, for `Trainer([copy, copy, ...])`. The module stays as it is.
+    """Return deep copies of a module, one on each device, for `Trainer([copy, copy, ...])`.
 
-    Multipliers and other attributes of parameters are copied, too; gradients are not.
+    Multipliers and other attributes of parameters are copied, too; gradients are not. The module itself stays as it is.
 
         nets = tristep.replicate(net, devices)
         trainer = tristep.Trainer(nets, "adam")
         for x, y in data:
             parts = zip(nets, tristep.split_and_load(x, devices), tristep.split_and_load(y, devices))
-            for net, own_x, own_y in parts:
-                loss(net(own_x), own_y).sum().backward()
+            for net, x_part, y_part in parts:
+                loss(net(x_part), y_part).sum().backward()
             trainer.step(batch_size=len(x))
             trainer.zero_grad()
 
     Args:
-        module: its parameters must be initialized.
-        devices: one or more; the same one may come several times.
+        module: the module to copy; its parameters must be initialized.
+        devices: one or more devices, with repetitions if several copies share a device.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit.
+        TypeError, ValueError: `module` is no module, a parameter is not initialized, or `devices` is no list of devices.
 
     Example:
         >>> import torch, tristep
@@ -45,24 +45,25 @@ def replicate(module: torch.nn.Module, devices: Sequence[torch.device | str]) ->
         if isinstance(parameter, torch.nn.UninitializedParameter):
             raise ValueError(f"module: {name!r} is not initialized yet: run the model once before it is copied")
     copies = [copy.deepcopy(module).to(place) for place in places]
-    for made in copies:
-        for new, old in zip(made.parameters(), module.parameters(), strict=True):
+    for replica in copies:
+        for new, old in zip(replica.parameters(), module.parameters(), strict=True):
             vars(new).update(vars(old))
     return copies
 
 
 def split_data(data: torch.Tensor, num_slice: int, batch_axis: int = 0, even_split: bool = True) -> list[torch.Tensor]:
-    """Views of the parts of a batch, in order.
+    """Split a batch into parts, and return views of them, in order.
 
     Args:
-        data: a batch.
-        num_slice: how many parts, >= 1.
+        data: a batch, a tensor.
+        num_slice: the number of parts, >= 1.
         batch_axis: the axis of the samples.
-        even_split: refuse a batch that does not divide evenly; otherwise the first parts have one sample more, and the last
-            ones may be empty.
+        even_split: True raises an error if the batch does not divide evenly; False gives the first parts one sample more,
+            and the last ones may be empty.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit.
+        TypeError: `data` is no tensor, or another argument has the wrong type.
+        ValueError: `data` has no such axis, or does not divide evenly.
 
     Example:
         >>> import torch, tristep
@@ -88,15 +89,18 @@ def split_data(data: torch.Tensor, num_slice: int, batch_axis: int = 0, even_spl
 def split_and_load(
     data: Any, ctx_list: Sequence[torch.device | str], batch_axis: int = 0, even_split: bool = True
 ) -> list[torch.Tensor]:
-    """The parts of a batch, each on a device of its own.
+    """Split a batch into one part for each device, and return the parts, each on its device.
 
     Args:
-        data: a batch, as a tensor or anything that `torch.as_tensor` takes.
-        ctx_list: the devices, one or more, such as `["cuda:0", "cuda:1"]`.
-        batch_axis, even_split: as for `split_data`.
+        data: a batch, a tensor or anything that `torch.as_tensor` takes.
+        ctx_list: one or more devices, such as `["cuda:0", "cuda:1"]`.
+        batch_axis: the axis of the samples.
+        even_split: True raises an error if the batch does not divide evenly; False gives the first parts one sample more,
+            and the last ones may be empty.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit.
+        TypeError: an argument has the wrong type.
+        ValueError: `data` has no such axis or does not divide evenly, or `ctx_list` has no valid devices.
 
     Example:
         >>> import torch, tristep
@@ -109,7 +113,7 @@ def split_and_load(
     places = _devices("ctx_list", ctx_list)
     data = torch.as_tensor(data)
     parts = [data] if len(places) == 1 else split_data(data, len(places), batch_axis, even_split)
-    # The CPU would not wait for what comes from a GPU.
+    # Asynchronously to GPUs only: on the CPU a program could read a part before it has arrived.
     return [part.to(place, non_blocking=place.type != "cpu") for part, place in zip(parts, places, strict=True)]
 
 

@@ -1,8 +1,8 @@
 """torch.distributed's collectives under one set of names, with errors that name the missing ranks.
 
-torch 2.12 renamed some of them and warns of the old names. Where a rank has ended or hangs, the backend tells the others
-which connection broke, or that time is up. So the first thing that a rank does then is to leave a mark in the store of its
-process group, where all ranks look for those of the others: ranks without a mark are missing.
+torch 2.12 renamed some collectives, and warns of the old names. If a rank has ended or hangs, torch tells the other ranks
+only which connection broke, or that time is up. So a rank whose collective fails first leaves a mark in the store of its
+process group, then looks for the marks of all other ranks: ranks without a mark are missing.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_GRACE = 5.0  # seconds in which ranks that have noticed that one is missing wait for each other's marks
+_GRACE = 5.0  # seconds for which ranks with a failed collective wait for each other's marks
 _MARK = "tristep/noticed/{}"
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_BYTES = 25 * 2**20  # of a message in which several tensors travel together
+_BYTES = 25 * 2**20  # the most that several tensors in one message take
 
-# There are none in a torch that was built without torch.distributed.
+# None in a torch that was built without torch.distributed.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)
-_lost: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # what was wrong with a process group
+_lost: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # the error of each process group that lacks a rank
 
 
 class Work:
-    """A collective that is under way; after it `wait` calls `then`."""
+    """An asynchronous collective; when it is complete, `wait` calls `then`, if that is set."""
 
     def __init__(self, work: Any, group: Any) -> None:
         self._work, self._group = work, group
         self.then: Callable[[], None] | None = None
 
     def wait(self) -> None:
-        """Wait until it is over; on a GPU, let the stream do so.
+        """Wait until the collective is complete; on a GPU the current stream waits, not the host.
 
         Raises:
             RuntimeError: a rank is missing.
@@ -49,17 +49,17 @@ class Work:
 
 
 def all_reduce(values: torch.Tensor, op: Any = None, group: Any = None, async_op: bool = False) -> Any:
-    """Make `values` the sums over all ranks, or what `op` says. With `async_op` a `Work` to wait for, else None."""
+    """Sum `values` over all ranks in place, or reduce them by `op`. Returns a `Work` with `async_op`, else None."""
     return _run(group, async_op, dist.all_reduce, values, dist.ReduceOp.SUM if op is None else op)
 
 
 def all_gather(output: torch.Tensor, own: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
-    """Fill `output` with the `own` of all ranks in their order. As all of these, it gives what `all_reduce` gives."""
+    """Fill `output` with the tensors `own` of all ranks, in their order. Returns a `Work` with `async_op`, else None."""
     return _run(group, async_op, _all_gather, output, own)
 
 
 def reduce_scatter(output: torch.Tensor, values: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
-    """Fill `output` with the own part, of as many as there are ranks, of the sum of the `values` of all ranks."""
+    """Sum `values` over all ranks, and fill `output` with this rank's part of the sum. Returns a `Work` with `async_op`."""
     return _run(group, async_op, _reduce_scatter, output, values)
 
 
@@ -71,53 +71,61 @@ def all_to_all(
     *,
     sizes: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> Any:
-    """Send part i of `values`, of as many as there are ranks, to rank i; `output` gets the parts in the ranks' order.
+    """Send part i of `values` to rank i; `output` gets the parts from all ranks, in their order.
 
     Args:
-        sizes: those of the parts in `output`, and in `values`; by default all are equal.
+        output: the tensor for the received parts.
+        values: the tensor of the sent parts, one for each rank.
+        group: the process group; None: all ranks.
+        async_op: whether to return a `Work` instead of waiting.
+        sizes: the lengths of the parts in `output`, and in `values`; None: equal parts.
     """
-    got, sent = (None, None) if sizes is None else map(list, sizes)
-    return _run(group, async_op, dist.all_to_all_single, output, values, got, sent)
+    received, sent = (None, None) if sizes is None else map(list, sizes)
+    return _run(group, async_op, dist.all_to_all_single, output, values, received, sent)
 
 
 def broadcast(values: torch.Tensor, source: int, group: Any = None) -> None:
-    """Give all ranks the values of rank `source` of this group."""
+    """Overwrite `values` on all ranks by those of rank `source` of the group."""
     _run(group, False, dist.broadcast, values, _global_rank(group, source))
 
 
 def all_gather_objects(own: Any, group: Any = None) -> list[Any]:
-    """The objects of all ranks in their order. Slow."""
-    found: list[Any] = [None] * dist.get_world_size(group)
-    _call(group, dist.all_gather_object, found, own, group=group)
-    return found
+    """Return the picklable objects `own` of all ranks, in their order. Slow."""
+    objects: list[Any] = [None] * dist.get_world_size(group)
+    _call(group, dist.all_gather_object, objects, own, group=group)
+    return objects
 
 
 def broadcast_object(own: Any, group: Any = None) -> Any:
-    """Rank 0's object. Slow."""
-    found = [own]
-    _call(group, dist.broadcast_object_list, found, src=_global_rank(group, 0), group=group)
-    return found[0]
+    """Return the picklable object `own` of rank 0. Slow."""
+    objects = [own]
+    _call(group, dist.broadcast_object_list, objects, src=_global_rank(group, 0), group=group)
+    return objects[0]
 
 
 def barrier(group: Any = None) -> None:
-    """Wait until every rank has come here."""
+    """Wait until every rank has called this."""
     _call(group, dist.barrier, group=group)
 
 
 def refuse_lost(group: Any) -> None:
-    """An error where a rank has been found to be missing before: the others cannot go on without it."""
+    """Raise RuntimeError if an earlier collective of this group found a rank missing: the others cannot go on without it."""
     if _lost and (world := _made(group)) is not None and (text := _lost.get(world)) is not None:
         raise RuntimeError(text)
 
 
 def process_group(group: Any = None, name: str = "dist_sync") -> Any:
-    """This group; or None, which says that of all ranks. If there is none it is made of torchrun's environment.
+    """Initialize torch.distributed from torchrun's environment if need be, and return the group, None for all ranks.
 
-    It is made with NCCL for CUDA, and gloo else. A reference to it, rather than None, keeps its threads alive after
-    `destroy_process_group`, and these may end a program that is about to end anyway with an error.
+    The backend is NCCL for CUDA, gloo otherwise. The group of all ranks is returned as None, because a reference to it would
+    keep its threads alive after `destroy_process_group`, and these may end a finished program with an error.
+
+    Args:
+        group: a process group, or None for all ranks.
+        name: the name of the store, for messages.
 
     Raises:
-        RuntimeError: there is no group of all ranks, and the environment is not torchrun's.
+        RuntimeError: torch.distributed is not initialized, and torchrun's environment variables are missing.
     """
     if not dist.is_available():
         raise RuntimeError(f"kvstore={name!r} needs a torch with torch.distributed")
@@ -132,13 +140,13 @@ def process_group(group: Any = None, name: str = "dist_sync") -> Any:
 
 
 def _global_rank(group: Any, rank: int) -> int:
-    """The number among all ranks of a rank of this group."""
+    """Return the number among all ranks of a rank of this group."""
     return rank if group is None else dist.get_global_rank(group, rank)
 
 
 @torch.no_grad()
 def broadcast_coalesced(tensors: Sequence[torch.Tensor], group: Any) -> None:
-    """Give all ranks rank 0's values of these tensors, which are of the same shapes and types there. In few messages."""
+    """Overwrite tensors on all ranks by rank 0's, which have the same shapes and dtypes, in few messages."""
     for members in _messages(tensors):
         if len(members) == 1 and tensors[members[0]].is_contiguous():
             broadcast(tensors[members[0]].detach(), 0, group)
@@ -149,43 +157,54 @@ def broadcast_coalesced(tensors: Sequence[torch.Tensor], group: Any) -> None:
 
 
 def check_alike(what: str, named: Mapping[str, torch.Tensor], group: Any) -> None:
-    """See that all ranks have tensors of the same names, shapes and types, in the same order.
+    """Check that all ranks have tensors with the same names, shapes and dtypes, in the same order.
+
+    Args:
+        what: the noun for a tensor in the message.
+        named: this rank's tensors by name.
+        group: the process group; None: all ranks.
 
     Raises:
-        ValueError: on all ranks, naming the first difference. `what` is what messages call a tensor.
+        ValueError: ranks differ; raised on all ranks, and names the first difference.
     """
     device = next((tensor.device for tensor in named.values()), torch.device("cpu"))
     check_same(what, {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in named.items()}, group, device)
 
 
 def check_same(what: str, described: Mapping[str, str], group: Any, device: torch.device) -> None:
-    """See that all ranks have the same names and descriptions, in the same order. Of what is the same little is sent.
+    """Check that all ranks have the same names and descriptions, in the same order; equal ranks exchange a hash only.
+
+    Args:
+        what: the noun for a name in the message.
+        described: this rank's descriptions by name.
+        group: the process group; None: all ranks.
+        device: a device that the group's backend supports.
 
     Raises:
-        ValueError: on all ranks, naming the first difference.
+        ValueError: ranks differ; raised on all ranks, and names the first difference.
     """
-    mine = list(described.items())
-    digest = hashlib.sha256(json.dumps(mine).encode()).digest()
+    entries = list(described.items())
+    digest = hashlib.sha256(json.dumps(entries).encode()).digest()
     own = torch.tensor([int.from_bytes(digest[:8], "big", signed=True)], device=device)
     ranks = dist.get_world_size(group)
-    found = torch.zeros(ranks, dtype=own.dtype, device=own.device)
-    all_gather(found, own, group)
-    if len(set(found.tolist())) == 1:
+    digests = torch.zeros(ranks, dtype=own.dtype, device=own.device)
+    all_gather(digests, own, group)
+    if len(set(digests.tolist())) == 1:
         return
-    lists = all_gather_objects(mine, group)
+    lists = all_gather_objects(entries, group)
     rank = next(rank for rank in range(ranks) if lists[rank] != lists[0])
     first, other = lists[0], lists[rank]
     pairs = enumerate(zip(first, other, strict=False))
     k = next((k for k, (a, b) in pairs if a != b), min(len(first), len(other)))
-    there = ["{!r} {}".format(*each[k]) if k < len(each) else "nothing" for each in (first, other)]
+    texts = ["{!r} {}".format(*entries[k]) if k < len(entries) else "nothing" for entries in (first, other)]
     raise ValueError(
-        f"ranks differ: {what} number {k} is {there[0]} on rank 0 and {there[1]} on rank {rank} (of {len(first)} and "
+        f"ranks differ: {what} number {k} is {texts[0]} on rank 0 and {texts[1]} on rank {rank} (of {len(first)} and "
         f"{len(other)}): all ranks must have the same, in the same order"
     )
 
 
 def all_reduce_coalesced(tensors: Sequence[torch.Tensor], group: Any) -> list[torch.Tensor]:
-    """The sums over all ranks of these tensors, which are overwritten; in one message for each type."""
+    """Sum tensors over all ranks in place, and return them; in one message for each dtype."""
     running = []
     for members in _messages(tensors, limit=None):
         flat = torch.cat([tensors[i].reshape(-1) for i in members])
@@ -197,7 +216,7 @@ def all_reduce_coalesced(tensors: Sequence[torch.Tensor], group: Any) -> list[to
 
 
 def _messages(tensors: Sequence[torch.Tensor], limit: int | None = _BYTES) -> list[list[int]]:
-    """Which tensors travel together: those of one device and type, up to `limit` bytes."""
+    """Return the indices of the tensors of each message: of one device and dtype, up to `limit` bytes."""
     messages: list[list[int]] = []
     filled: dict[Any, tuple[list[int], int]] = {}
     for i, tensor in enumerate(tensors):
@@ -234,17 +253,17 @@ def _made(group: Any) -> Any:
 
 
 def _noticed(group: Any, error: RuntimeError) -> str:
-    """What is to be said of a collective that has failed, from now on."""
-    ranks, found = dist.get_process_group_ranks(group), _missing(_made(group))
+    """Return the message of a failed collective, and store it for later calls of this group."""
+    ranks, missing = dist.get_process_group_ranks(group), _missing(_made(group))
     count = len(ranks)
-    if found is None:
+    if missing is None:
         who = f"a rank of {count} is missing, probably rank 0, which keeps the list of all: it has ended, hangs, or makes"
-    elif not found:
+    elif not missing:
         who = f"the {count} ranks are not at the same call: one came too late for the others, or makes"
-    elif len(found) == 1:
-        who = f"rank {ranks[found[0]]} of {count} is missing: it has ended, hangs, or makes"
+    elif len(missing) == 1:
+        who = f"rank {ranks[missing[0]]} of {count} is missing: it has ended, hangs, or makes"
     else:
-        named = ", ".join(str(ranks[place]) for place in found)
+        named = ", ".join(str(ranks[place]) for place in missing)
         who = f"ranks {named} of {count} are missing: they have ended, hang, or make"
     why = re.sub(r"^\[[^\]]*\] ", "", str(error)).split(". ")[0]
     text = (
@@ -258,7 +277,7 @@ def _noticed(group: Any, error: RuntimeError) -> str:
 
 
 def _missing(group: Any) -> list[int] | None:
-    """The numbers in a process group of the ranks that leave no mark while others wait for it; None if nobody can say."""
+    """Return the ranks of a process group that leave no mark within the grace period; None if the store is unreachable."""
     own, others = dist.get_rank(group), [rank for rank in range(dist.get_world_size(group)) if rank != dist.get_rank(group)]
     get_store = getattr(group, "get_group_store", None)
     if get_store is None:

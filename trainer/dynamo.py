@@ -1,4 +1,4 @@
-"""What `torch.compile` must leave alone."""
+"""outside_dynamo: a decorator for methods that `torch.compile` must not trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def outside_dynamo(method: Callable[P, T]) -> Callable[P, T]:
-    """Run the method as it is where `torch.compile` meets it, as torch does with its own optimizers: a graph ends there."""
+    """Decorate a method so that `torch.compile` breaks its graph there and runs it eagerly, as with torch's optimizers."""
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,11 +1,11 @@
-"""Errors of a `Trainer` that are caught by name."""
+"""The exception classes of a `Trainer`."""
 
 from __future__ import annotations
 
 
 class StaleGradientError(UserWarning, RuntimeError):
-    """A parameter has had no backward pass since the last step. (Gluon raises UserWarning, which this is, too.)"""
+    """Raised when a step needs a gradient that was not written since the last step. A UserWarning, too, as in Gluon."""
 
 
 class UpdateOnKVStoreError(AssertionError, RuntimeError):
-    """Half a step was asked for where the store takes it as a whole. (Gluon raises AssertionError, which this is, too.)"""
+    """Raised by `allreduce_grads` and `update` if the store updates the weights. An AssertionError, too, as in Gluon."""

@@ -1,4 +1,4 @@
-"""fit: train a model in one call, in the way of MXNet's `Module.fit`, with progress and a report for each epoch."""
+"""fit: train a model in one call, as MXNet's `Module.fit` does, with a progress bar and a report for each epoch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from .validation import boolean, integer
 
 @dataclass(frozen=True)
 class Batch:
-    """What callbacks after a batch are told.
+    """The argument of a `batch_end_callback` of `fit`.
 
     Attributes:
-        epoch, batch: their numbers, from 0.
-        loss: the mean over the batch.
+        epoch: the number of the epoch, from 0.
+        batch: the number of the batch in the epoch, from 0.
+        loss: the mean loss over the batch.
         trainer: the trainer in use.
     """
 
@@ -39,14 +40,14 @@ class Batch:
 
 @dataclass
 class Fit:
-    """What `fit` did.
+    """The result of `fit`: the trainer, and the losses and metrics of the training.
 
     Attributes:
         trainer: the trainer, ready for more steps.
-        epochs: for each epoch that was finished a dict of "epoch", "loss", the metrics by name, the same with "eval_" before
-            them where there was `eval_data`, "learning_rate" at its end, and "seconds".
-        losses: the mean loss of every batch.
-        interrupted: whether it was stopped early, by Ctrl-C or a callback.
+        epochs: one dict for each finished epoch: "epoch", "loss", the metrics by name, with `eval_data` the same names with
+            the prefix "eval_", "learning_rate" at the end of the epoch, and "seconds".
+        losses: the mean loss of each batch.
+        interrupted: whether training was stopped early, by Ctrl-C or a callback.
     """
 
     trainer: Trainer
@@ -76,38 +77,45 @@ def fit(
     recorder: Any = None,
     progress: bool = True,
 ) -> Fit:
-    """Train `net` for some epochs.
+    """Train a model for some epochs, and return the losses and metrics.
 
-    A first Ctrl-C, or the notebook's stop button, ends training after the current batch, with model and trainer as after any
-    other batch. A second one raises KeyboardInterrupt at once.
+    The first Ctrl-C, or the notebook's stop button, ends training after the current batch, and `fit` returns. A second one
+    raises KeyboardInterrupt at once.
 
     Args:
         net: the model, called with the inputs of a batch.
-        loss: from outputs and labels to one number for each sample, shape [batch_size], or to their mean, of no dimension.
+        loss: a function of (outputs, labels) that returns one loss for each sample, shape [batch_size], or their mean,
+            shape [].
         data: batches (inputs, labels), iterated again in every epoch: a DataLoader or a list, say. Inputs may be a tuple of
-            tensors, which become several arguments. Tensors are moved to where the model is.
-        optimizer, optimizer_params, kvstore: as for `Trainer`.
-        initializer: applied to the model first, as `tristep.initializer.initialize` takes it; None leaves it as it is.
-        lr_scheduler: from the number of updates to the rate; instead of one in `optimizer_params`.
-        num_epoch: which epoch to end before, > begin_epoch.
-        begin_epoch: the number of the first epoch, >= 0; for going on.
-        eval_data: batches to be evaluated after each epoch, without gradients and with the model in evaluation mode.
-        eval_metric: "accuracy" (or "acc"), "mse", "mae", or a callable from labels and outputs to the mean over a batch; or
-            several. They are averaged over samples, during training too.
-        batch_end_callback: called with a `Batch` after each; one that returns True ends training.
-        epoch_end_callback: called with the `Fit` so far after each epoch; one that returns True ends training.
-        trainer: one to go on with, instead of `optimizer`, `optimizer_params`, `lr_scheduler` and `kvstore`.
-        checkpoint: a `CheckpointManager` of `trainer` and `net`, or a folder for one with its defaults. Training continues
-            from the newest checkpoint there, with the batch that comes next, as long as `data` depend on nothing but random
-            numbers and the loader's own generator. Checkpoints are saved after each epoch, with its means as metrics, when
-            the manager's interval is over, with the batch's loss, and when training ends early.
-        recorder: a `viz.Recorder` of the trainer, which is then used: it gets loss and number of the epoch at every step,
-            and after each epoch the metrics, and "val_loss" and "val_" with the names of the metrics where there is
-            `eval_data`.
-        progress: show a progress bar and a line for each epoch.
+            tensors, which become several arguments. Tensors are moved to the model's device.
+        optimizer: the name of an optimizer, or an `Optimizer`, as for `Trainer`.
+        optimizer_params: arguments of the optimizer by name, as for `Trainer`.
+        initializer: an initializer for the model's parameters, as for `tristep.initializer.initialize`; None leaves them as
+            they are.
+        lr_scheduler: a function from the number of updates to the learning rate; it may be in `optimizer_params` instead.
+        num_epoch: the end of the range of epochs, exclusive, > begin_epoch.
+        begin_epoch: the number of the first epoch, >= 0; more than 0 to continue a training.
+        eval_data: batches to evaluate after each epoch, without gradients and with the model in evaluation mode.
+        eval_metric: "accuracy" (or "acc"), "mse", "mae", or a function of (labels, outputs) that returns the mean over a
+            batch; or a list of these. Metrics are averaged over samples, during training too.
+        batch_end_callback: a function, or a list of functions, called with a `Batch` after each batch; True ends training.
+        epoch_end_callback: a function, or a list of functions, called with the `Fit` so far after each epoch; True ends
+            training.
+        kvstore: the name of a store, or None, as for `Trainer`.
+        trainer: an existing trainer, instead of `optimizer`, `optimizer_params`, `lr_scheduler` and `kvstore`.
+        checkpoint: a `CheckpointManager` of `trainer` and `net`, or a folder for a manager with defaults. Training resumes
+            from the newest checkpoint there, at the next batch, if `data` depends only on the global random-number
+            generators and on its own `generator`. Checkpoints are saved after each epoch, with its means as metrics; when
+            the manager's interval is over, with the batch's loss; and when training ends early.
+        recorder: a `viz.Recorder` of a trainer, which is used as `trainer`. It records the loss and the epoch at every step,
+            and after each epoch the metrics, and with `eval_data` "val_loss" and the metrics with the prefix "val_".
+        progress: whether to show a progress bar, and a line for each epoch.
+
+    Returns:
+        A `Fit`, with the trainer, the finished epochs and the loss of each batch.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit; nothing has been changed.
+        TypeError, ValueError: an invalid argument; nothing has been changed.
 
     Example:
         >>> import torch, tristep
@@ -123,11 +131,11 @@ def fit(
         raise TypeError(f"net must be a torch.nn.Module, got {type(net).__name__}")
     if not callable(loss):
         raise TypeError(f"loss must be callable with outputs and labels, got {type(loss).__name__}")
-    for name, given in (("data", data), ("eval_data", eval_data)):
-        if isinstance(given, Iterator):
+    for name, batches in (("data", data), ("eval_data", eval_data)):
+        if isinstance(batches, Iterator):
             raise TypeError(f"{name} is an iterator, which ends after one epoch: give a DataLoader, a list, or the like")
-        if given is not None and not isinstance(given, Iterable):
-            raise TypeError(f"{name} must give batches (inputs, labels), got {type(given).__name__}")
+        if batches is not None and not isinstance(batches, Iterable):
+            raise TypeError(f"{name} must give batches (inputs, labels), got {type(batches).__name__}")
     begin_epoch = integer("begin_epoch", begin_epoch, low=0)
     num_epoch = integer("num_epoch", num_epoch, low=begin_epoch + 1)
     metrics = checked_metrics(eval_metric)
@@ -149,7 +157,7 @@ def fit(
             raise ValueError("recorder records another Trainer than trainer: make it of this one, or leave trainer out")
         if taken := {"epoch", "learning_rate"} & metrics.keys():
             raise ValueError(f"eval_metric {min(taken)!r}: recorder has a number of this name at every step")
-        batch_callbacks.insert(0, lambda told: recorder.step(loss=told.loss, epoch=told.epoch))
+        batch_callbacks.insert(0, lambda batch: recorder.step(loss=batch.loss, epoch=batch.epoch))
         trainer = source
     if trainer is not None and not isinstance(trainer, Trainer):
         raise TypeError(f"trainer must be a Trainer, got {type(trainer).__name__}")
@@ -160,45 +168,51 @@ def fit(
     if isinstance(checkpoint, CheckpointManager):
         if checkpoint.trainer is not trainer:
             raise ValueError("checkpoint is a CheckpointManager of another trainer: give its trainer here, too, or a folder")
-        known = {"loss", *metrics, *(f"eval_{name}" for name in ("loss", *metrics) if eval_data is not None)}
-        if checkpoint.metric not in {None, *known}:
-            raise ValueError(f"checkpoint decides by {checkpoint.metric!r} which is the best: here are {sorted(known)}")
-    made = Trainer(net, optimizer, arguments or None, kvstore=kvstore) if trainer is None else trainer
+        names = {"loss", *metrics, *(f"eval_{name}" for name in ("loss", *metrics) if eval_data is not None)}
+        if checkpoint.metric not in {None, *names}:
+            raise ValueError(
+                f"checkpoint has metric={checkpoint.metric!r}: fit computes {', '.join(sorted(names))}; make the manager "
+                "with one of these"
+            )
+    if trainer is None:
+        trainer = Trainer(net, optimizer, arguments or None, kvstore=kvstore)
     if initializer is not None:
         from .initializer import initialize
 
         initialize(net, initializer)
-    from tqdm.auto import tqdm  # which looks for widgets when it is imported
+    from tqdm.auto import tqdm  # it looks for widgets when it is imported
 
-    done, batches, sums = Fit(made), EpochBatches(data, begin_epoch), _Sums(metrics)
-    with _checkpointed(checkpoint, made, net, [batches, sums]) as manager, _interruptible() as interrupted:
-        while batches.epoch < num_epoch:
-            if not _one_epoch(done, net, loss, batches, sums, num_epoch, batch_callbacks, interrupted, manager, progress):
-                done.interrupted = True
+    result, position, sums = Fit(trainer), EpochBatches(data, begin_epoch), _Sums(metrics)
+    epochs = result.epochs
+    with _checkpointed(checkpoint, trainer, net, [position, sums]) as manager, _interruptible() as interrupted:
+        while position.epoch < num_epoch:
+            if not _one_epoch(result, net, loss, position, sums, num_epoch, batch_callbacks, interrupted, manager, progress):
+                result.interrupted = True
                 break
             if eval_data is not None:
-                found = evaluate(net, loss, eval_data, metrics)
-                done.epochs[-1] |= {f"eval_{name}": value for name, value in found.items()}
+                epochs[-1] |= {f"eval_{name}": mean for name, mean in evaluate(net, loss, eval_data, metrics).items()}
             if recorder is not None:
-                recorder.note(**_of_epoch(done.epochs[-1], metrics))
+                recorder.note(**_of_epoch(epochs[-1], metrics))
             if progress:
-                tqdm.write(_line(done.epochs[-1], num_epoch))
+                tqdm.write(_line(epochs[-1], num_epoch))
             if manager is not None:
-                manager.save(done.epochs[-1], {"epoch": batches.epoch})
-            if _ends(epoch_callbacks, done) or interrupted.is_set():
-                done.interrupted = batches.epoch < num_epoch
+                manager.save(epochs[-1], {"epoch": position.epoch})
+            if _ends(epoch_callbacks, result) or interrupted.is_set():
+                result.interrupted = position.epoch < num_epoch
                 break
-    return done
+    return result
 
 
 def evaluate(
     net: torch.nn.Module, loss: Callable[[Any, Any], torch.Tensor], data: Iterable[Any], metrics: Mapping[str, Metric]
 ) -> dict[str, float]:
-    """Mean loss and metrics over data, without gradients; the model is in evaluation mode meanwhile.
+    """Return the mean loss and metrics over data, without gradients and with the model in evaluation mode.
 
     Args:
-        net, loss, data: as for `fit`.
-        metrics: by name, from labels and outputs to the mean over a batch.
+        net: the model.
+        loss: a function of (outputs, labels) that returns one loss for each sample, or their mean.
+        data: batches (inputs, labels).
+        metrics: functions of (labels, outputs) by name, which return the mean over a batch.
     """
     sums, place, training = _Sums(metrics), device_of(net), net.training
     net.eval()
@@ -214,7 +228,7 @@ def evaluate(
 
 
 def _one_epoch(
-    done: Fit,
+    result: Fit,
     net: torch.nn.Module,
     loss: Callable[[Any, Any], torch.Tensor],
     data: EpochBatches,
@@ -225,46 +239,47 @@ def _one_epoch(
     manager: CheckpointManager | None,
     progress: bool,
 ) -> bool:
-    """Train for an epoch, or what is left of it; whether it came to its end."""
+    """Train for the rest of an epoch; return False if training is to end before the epoch's end."""
     from tqdm.auto import tqdm
 
-    trainer, epoch, start = done.trainer, data.epoch, time.perf_counter()
-    about = {"desc": f"epoch {epoch + 1}/{num_epoch}", "unit": " batches", "leave": False, "disable": not progress}
-    with tqdm(data, total=data.length, initial=data.batch, **about) as batches:
+    trainer, epoch, start = result.trainer, data.epoch, time.perf_counter()
+    bar = {"desc": f"epoch {epoch + 1}/{num_epoch}", "unit": " batches", "leave": False, "disable": not progress}
+    with tqdm(data, total=data.length, initial=data.batch, **bar) as batches:
         for batch in batches:
             size, mean, labels, outputs = train_on(trainer, net, loss, batch)
             sums.add(size, mean, labels, outputs)
-            done.losses.append(mean.item())
-            batches.set_postfix(loss=f"{done.losses[-1]:.4g}", refresh=False)
-            told = Batch(epoch, data.batch - 1, done.losses[-1], trainer)
-            ends = _ends(callbacks, told) or interrupted.is_set()
+            result.losses.append(mean.item())
+            batches.set_postfix(loss=f"{result.losses[-1]:.4g}", refresh=False)
+            ends = _ends(callbacks, Batch(epoch, data.batch - 1, result.losses[-1], trainer)) or interrupted.is_set()
             if manager is not None:
-                about_batch = {"loss": done.losses[-1]} if manager.metric in (None, "loss") else None
-                if not manager.step(about_batch, {"epoch": epoch}) and ends:
-                    manager.save(about_batch, {"epoch": epoch})
+                saved_metrics = {"loss": result.losses[-1]} if manager.metric in (None, "loss") else None
+                if not manager.step(saved_metrics, {"epoch": epoch}) and ends:
+                    manager.save(saved_metrics, {"epoch": epoch})
             if ends:
                 return False
-    found = {"epoch": epoch + 1, **sums.means(), "learning_rate": trainer.learning_rate}
-    done.epochs.append(found | {"seconds": time.perf_counter() - start})
+    means = {"epoch": epoch + 1, **sums.means(), "learning_rate": trainer.learning_rate}
+    result.epochs.append(means | {"seconds": time.perf_counter() - start})
     sums.clear()
     return True
 
 
 @contextmanager
-def _checkpointed(given: Any, trainer: Trainer, net: torch.nn.Module, own: list[Any]) -> Iterator[CheckpointManager | None]:
-    """A context in which training is saved, and has been resumed; gives the manager."""
-    if given is None:
+def _checkpointed(
+    checkpoint: Any, trainer: Trainer, net: torch.nn.Module, stateful: list[Any]
+) -> Iterator[CheckpointManager | None]:
+    """Resume the training, and save it inside this context; yields the manager, None without `checkpoint`."""
+    if checkpoint is None:
         yield None
         return
-    manager = given if isinstance(given, CheckpointManager) else CheckpointManager(given, trainer, net)
-    with saving_with(manager, own):
+    manager = checkpoint if isinstance(checkpoint, CheckpointManager) else CheckpointManager(checkpoint, trainer, net)
+    with saving_with(manager, stateful):
         manager.resume()
         yield manager
 
 
 @contextmanager
 def saving_with(manager: CheckpointManager, stateful: Iterable[Any]) -> Iterator[None]:
-    """A context in which `manager` saves, and notes signals, with more that has a state."""
+    """Inside this context let `manager` note signals, and save more objects with a `state_dict`."""
     before, manager.stateful = manager.stateful, [*manager.stateful, *stateful]
     try:
         with manager:
@@ -274,19 +289,19 @@ def saving_with(manager: CheckpointManager, stateful: Iterable[Any]) -> Iterator
 
 
 class EpochBatches:
-    """The batches of data, epoch by epoch.
+    """An iterator over the batches of each epoch that can be saved, and resumed in the middle of an epoch.
 
-    Its place can be gone back to as long as the data depend on nothing but the random numbers of torch, NumPy and Python,
-    and a generator of the loader's own: the epoch is begun again with those that it began with, and batches are skipped.
+    To resume, it sets the random-number generators to their states at the beginning of the epoch, and skips batches. So the
+    data must depend only on the generators of torch, NumPy and Python and on their own attribute `generator`.
 
     Args:
         data: batches, iterated again in every epoch.
         epoch: the number of the first epoch.
 
     Attributes:
-        epoch: the number of the epoch from which the next batch comes.
-        batch: how many batches of this epoch there have been.
-        length: how many there are in an epoch, None if the data do not say.
+        epoch: the number of the epoch of the next batch.
+        batch: the number of batches of this epoch so far.
+        length: the number of batches in an epoch, None if the data have no length.
     """
 
     def __init__(self, data: Iterable[Any], epoch: int = 0) -> None:
@@ -296,18 +311,19 @@ class EpochBatches:
         except TypeError:  # such as a DataLoader's of an IterableDataset
             self.length = None
         self._data = data
-        self._generators = [own for own in (getattr(data, "generator", None),) if own is not None]
+        generator = getattr(data, "generator", None)
+        self._generators = [] if generator is None else [generator]
         self._batches: Iterator[Any] | None = None
-        self._random: Any = None  # when the epoch began
+        self._random: Any = None  # the states of all generators when the epoch began
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches that are left of this epoch. At their end the next epoch has come, or another place was loaded.
+        """Yield the remaining batches of this epoch, then go to the next epoch; ends early if a state is loaded.
 
         Raises:
             ValueError: there is no batch in an epoch.
         """
         if self._batches is None:
-            self._random = random_state(), [own.get_state() for own in self._generators]
+            self._random = random_state(), [generator.get_state() for generator in self._generators]
             self._batches, self.batch = iter(self._data), 0
         batches = self._batches
         for batch in batches:
@@ -320,26 +336,30 @@ class EpochBatches:
         self._batches, self.epoch, self.batch = None, self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the position in the data, and the states of generators that lead to it."""
         begun = self._batches is not None
         own = [generator.get_state() for generator in self._generators]
         return {"epoch": self.epoch, "batch": self.batch if begun else None, "random": self._random, "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to the position of a `state_dict`, by iterating over the batches before it."""
         self.epoch, self.batch, self._batches = state["epoch"], 0, None
         if state["batch"] is not None:
             self._random = state["random"]
             set_random_state(self._random[0])
-            for generator, own in zip(self._generators, self._random[1], strict=True):
-                generator.set_state(own)
+            self._set_generators(self._random[1])
             self._batches = iter(self._data)
             for self.batch in range(1, state["batch"] + 1):
                 next(self._batches)
-        for generator, own in zip(self._generators, state["own"], strict=True):
-            generator.set_state(own)
+        self._set_generators(state["own"])
+
+    def _set_generators(self, states: Sequence[torch.Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
 
 
 class _Sums:
-    """Means of loss and metrics over samples, added up batch by batch."""
+    """Sums of loss and metrics over the samples of an epoch, from which `means` computes their means."""
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
         self._metrics = metrics
@@ -369,30 +389,30 @@ class _Sums:
         return {name: float(total) / self.count if self.count else float("nan") for name, total in self._totals.items()}
 
 
-def _callables(name: str, given: Any) -> list[Callable[..., Any]]:
-    several = [given] if callable(given) else list(given)
-    for one in several:
-        if not callable(one):
-            raise TypeError(f"{name} must be callable, or a list of callables, got {type(one).__name__}")
-    return several
+def _callables(name: str, callbacks: Any) -> list[Callable[..., Any]]:
+    callbacks = [callbacks] if callable(callbacks) else list(callbacks)
+    for callback in callbacks:
+        if not callable(callback):
+            raise TypeError(f"{name} must be callable, or a list of callables, got {type(callback).__name__}")
+    return callbacks
 
 
-def _ends(callbacks: Sequence[Callable[[Any], Any]], told: Any) -> bool:
-    """Call all of them; whether one returned True."""
-    answers = [callback(told) for callback in callbacks]
+def _ends(callbacks: Sequence[Callable[[Any], Any]], argument: Any) -> bool:
+    """Call all callbacks; return whether one returned True."""
+    answers = [callback(argument) for callback in callbacks]
     return any(answer is True for answer in answers)
 
 
 def _of_epoch(epoch: Mapping[str, float], metrics: Iterable[str]) -> dict[str, float]:
-    """What a recorder gets at the end of an epoch."""
-    found = {name: epoch[name] for name in metrics}
-    return found | {f"val_{name}": epoch[f"eval_{name}"] for name in ("loss", *metrics) if f"eval_{name}" in epoch}
+    """Return the numbers that a recorder gets at the end of an epoch."""
+    trained = {name: epoch[name] for name in metrics}
+    return trained | {f"val_{name}": epoch[f"eval_{name}"] for name in ("loss", *metrics) if f"eval_{name}" in epoch}
 
 
 def train_on(
     source: Trainer | torch.optim.Optimizer, net: torch.nn.Module, loss: Callable[[Any, Any], torch.Tensor], batch: Any
 ) -> tuple[int, torch.Tensor, Any, Any]:
-    """Train for one step on a batch: its size, the mean loss, the labels and the outputs."""
+    """Take one training step on a batch; return its size, the mean loss, the labels and the outputs."""
     inputs, labels = unpack_batch("data", batch, device_of(net))
     outputs = net(*inputs)
     value, size = loss(outputs, labels), len(inputs[0])
@@ -405,32 +425,38 @@ def train_on(
     return size, mean, labels, outputs.detach() if isinstance(outputs, torch.Tensor) else outputs
 
 
-def step_on(source: Trainer | torch.optim.Optimizer, value: torch.Tensor, size: int) -> torch.Tensor:
-    """Take a step by the losses of so many samples, or their mean, which this returns."""
+def step_on(source: Trainer | torch.optim.Optimizer, loss: torch.Tensor, size: int) -> torch.Tensor:
+    """Take a step and return the mean loss; `loss` has one loss for each of `size` samples, or is their mean."""
     source.zero_grad()
     if isinstance(source, Trainer):
-        value.sum().backward()
-        source.step(size if value.dim() else 1)
+        loss.sum().backward()
+        source.step(size if loss.dim() else 1)
     else:
-        value.mean().backward()
+        loss.mean().backward()
         source.step()
-    return value.detach().mean()
+    return loss.detach().mean()
 
 
 def device_of(net: torch.nn.Module) -> torch.device:
+    """Return the device of a model's first parameter; the CPU if it has none."""
     return next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
 
 
-def unpack_batch(name: str, batch: Any, place: torch.device) -> tuple[tuple[Any, ...], Any]:
+def unpack_batch(name: str, batch: Any, device: torch.device) -> tuple[tuple[Any, ...], Any]:
+    """Return the inputs of a batch, as a tuple, and its labels, moved to a device.
+
+    Raises:
+        TypeError: the batch is no pair; `name` is the argument that it comes from.
+    """
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
         raise TypeError(f"{name} must give pairs (inputs, labels), got {type(batch).__name__}")
     inputs, labels = batch
     inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-    return tuple(_moved(each, place) for each in inputs), _moved(labels, place)
+    return tuple(_moved(value, device) for value in inputs), _moved(labels, device)
 
 
-def _moved(value: Any, place: torch.device) -> Any:
-    return value.to(place, non_blocking=True) if isinstance(value, torch.Tensor) else value
+def _moved(value: Any, device: torch.device) -> Any:
+    return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
 
 
 def _line(epoch: Mapping[str, float], num_epoch: int) -> str:
@@ -441,7 +467,7 @@ def _line(epoch: Mapping[str, float], num_epoch: int) -> str:
 
 @contextmanager
 def _interruptible() -> Iterator[threading.Event]:
-    """An event that a first Ctrl-C sets, instead of raising in the middle of something; a second one raises."""
+    """Yield an event that the first Ctrl-C sets, instead of raising; a second one raises KeyboardInterrupt."""
     asked = threading.Event()
 
     def ask(number: int, frame: Any) -> None:

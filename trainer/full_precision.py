@@ -1,4 +1,4 @@
-"""Weights in float32, out of any kind of master and into it: `Trainer.float32_weights` and `load_float32_weights`."""
+"""Conversion of weights and their masters to float32 and back: `Trainer.float32_weights` and `load_float32_weights`."""
 
 from __future__ import annotations
 
@@ -17,49 +17,47 @@ from .replica import Replica
 
 
 def float32_weights(replicas: Sequence[Replica], sync: GradientSync, optimizer: Optimizer) -> dict[str, torch.Tensor]:
-    """See `Trainer.float32_weights`."""
+    """Return the weights of the first replica by name, in float32; the implementation of `Trainer.float32_weights`."""
     first = replicas[0]
-    with_master = _master_dtypes(first.params, optimizer)
+    dtypes = _master_dtypes(first.params, optimizer)
     masters: Mapping[Any, torch.Tensor] = {}
-    if any(with_master):
+    if any(dtypes):
         masters = sync.masters() if sync.updates else first.updater.masters
-    found = {}
-    for i, (name, param, dtype) in enumerate(zip(first.names, first.params, with_master, strict=True)):
-        found[name] = float32_of(param.detach(), None if dtype is None else masters.get(i))
-    return found
+    rows = enumerate(zip(first.names, first.params, dtypes, strict=True))
+    return {name: float32_of(param.detach(), None if dtype is None else masters.get(i)) for i, (name, param, dtype) in rows}
 
 
 @torch.no_grad()
 def load_float32_weights(replicas: Sequence[Replica], sync: GradientSync, optimizer: Optimizer, weights: Any) -> None:
-    """See `Trainer.load_float32_weights`."""
+    """Set weights and masters from `float32_weights`; the implementation of `Trainer.load_float32_weights`."""
     first = replicas[0]
-    with_master = _master_dtypes(first.params, optimizer)
+    dtypes = _master_dtypes(first.params, optimizer)
     check_weights(dict(zip(first.names, first.params, strict=True)), weights)
     for replica in replicas:
-        rows = zip(replica.names, replica.params, with_master, strict=True)
+        rows = zip(replica.names, replica.params, dtypes, strict=True)
         parts = [parts_of(param.detach(), weights[name], dtype) for name, param, dtype in rows]
         masters = {i: master for i, (_, master) in enumerate(parts) if master is not None}
         if not sync.updates:
             replica.updater.put_masters(masters, dict(enumerate(replica.params)) if masters else {})
             replica.forget_plan()
         elif replica is first:
-            sync.masters(masters)  # or refuses, before anything has changed
+            sync.masters(masters)  # raises, before anything has changed, if another process has the masters
         for param, (weight, _) in zip(replica.params, parts, strict=True):
             param.copy_(weight)
 
 
 def float32_of(weight: torch.Tensor, master: torch.Tensor | None) -> torch.Tensor:
-    """The weight as its rule knows it, in float32 and in memory of its own."""
-    if master is not None and storage.kind_of(weight.dtype, master.dtype) is None:  # of the type that the weight was of
+    """Return a weight combined with its master, in float32, in a new tensor."""
+    if master is not None and storage.kind_of(weight.dtype, master.dtype) is None:  # the weight had another dtype before
         master = None
-    whole = storage.combined(weight, None if master is None else master.to(weight.device))
-    return whole.to(torch.float32, copy=True)
+    combined = storage.combined(weight, None if master is None else master.to(weight.device))
+    return combined.to(torch.float32, copy=True)
 
 
 def parts_of(
     weight: torch.Tensor, value: torch.Tensor, dtype: torch.dtype | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What is to be stored for this value: as the weight and, if `dtype` is the type of its master, as that."""
+    """Split a value into the stored weight and the master of this dtype; no master if `dtype` is None."""
     value = value.detach().to(weight.device, compute_dtype(weight.dtype))
     if dtype is None:
         return value.to(weight.dtype), None
@@ -71,7 +69,7 @@ def parts_of(
 
 
 def check_weights(params: Mapping[str, torch.Tensor], weights: Any) -> None:
-    """Refuse what is no mapping from each of these names to a tensor of the parameter's shape."""
+    """Raise if `weights` is no mapping from each parameter's name to a floating-point tensor of its shape."""
     if not isinstance(weights, Mapping):
         raise TypeError(f"weights must be a dict as float32_weights() returns it, got {type(weights).__name__}")
     missing, unknown = [name for name in params if name not in weights], [name for name in weights if name not in params]
@@ -90,14 +88,14 @@ def check_weights(params: Mapping[str, torch.Tensor], weights: Any) -> None:
 
 
 def _master_dtypes(params: Sequence[torch.Tensor], optimizer: Optimizer) -> list[torch.dtype | None]:
-    """For each parameter the type of its master, or None."""
-    found: list[torch.dtype | None] = []
+    """Return for each parameter the dtype of its master, or None."""
+    dtypes: list[torch.dtype | None] = []
     for i, param in enumerate(params):
         part = part_of(optimizer, i)
-        found.append(part.master_dtype(param) if isinstance(part, RuleOptimizer) else None)
+        dtypes.append(part.master_dtype(param) if isinstance(part, RuleOptimizer) else None)
         if part.keeps_master(param) and not isinstance(part, RuleOptimizer):
             raise TypeError(
                 f"{type(part).__name__} updates by hand, and keeps float32 copies in states of its own: it must be a "
                 "RuleOptimizer, or have multi_precision=False"
             )
-    return found
+    return dtypes

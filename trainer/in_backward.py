@@ -1,7 +1,7 @@
 """Steps inside backward: each parameter is updated once its gradient is complete, and the gradient is then freed.
 
-All that a step asks of the optimizer is asked before the backward pass, in the order of the parameters, because some
-optimizers answer differently in another one. What is left to do for gradients is an update with known numbers.
+The hyper-parameters of the step are computed before the backward pass, in the order of the parameters, because with some
+optimizers they depend on that order. During the backward pass, gradients arrive in any order.
 """
 
 from __future__ import annotations
@@ -26,11 +26,16 @@ from .params import listed
 from .replica import Replica
 from .telemetry import Telemetry
 
-GROUP_BYTES = 2**20  # gradients are collected up to so many bytes, for few launches
+GROUP_BYTES = 2**20  # small gradients are collected up to this many bytes, for few launches
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
-    """An error for optimizers whose step needs more than one parameter at a time."""
+    """Raise if a step of this optimizer needs more than one parameter at a time.
+
+    Raises:
+        TypeError: it is no rule.
+        ValueError: it sums over all gradients.
+    """
     for part in parts_of(optimizer):
         name = type(part).__name__
         if not isinstance(part, RuleOptimizer):
@@ -42,20 +47,20 @@ def check_optimizer(optimizer: Optimizer) -> None:
         if together:
             raise ValueError(
                 f"step_in_backward() with {name}: its rule sums over all gradients together ({', '.join(together)}), which "
-                "are never there at once; use step()"
+                "are never in memory at once; use step()"
             )
     if isinstance(optimizer, MultiOptimizer) and (optimizer.clip_norm is not None or optimizer.skip_nonfinite):
         raise ValueError(
-            "step_in_backward() with clip_norm or skip_nonfinite of several optimizers: they need all gradients together, "
-            "which are never there at once; use step()"
+            "step_in_backward() with clip_norm or skip_nonfinite over several optimizers, which needs all gradients "
+            "together: they are never in memory at once; use step()"
         )
 
 
 class BackwardStep:
-    """The updates of a trainer's parameters as their gradients come, kept from one such step to the next.
+    """Updates the parameters of a trainer inside backward passes, each when its gradient is complete.
 
     Args:
-        replica: whose parameters are updated.
+        replica: the trainer's only replica.
 
     Attributes:
         updated: for each parameter whether the present step has updated it.
@@ -64,31 +69,31 @@ class BackwardStep:
     def __init__(self, replica: Replica) -> None:
         self._replica, self._updater = replica, replica.updater
         self._params, self._names = list(replica.params), list(replica.names)
-        self._plans: dict[tuple[int, ...], UpdaterPlan] = {}  # by which parameters are updated together
+        self._plans: dict[tuple[int, ...], UpdaterPlan] = {}  # by the parameters that are updated together
         self._hooks: list[Any] = []
         self._slots = np.zeros(0, dtype=np.int64)
-        # For each parameter the number of its optimizer, and the rule and the row of the step.
+        # By parameter: the index of its optimizer, and the rule and the hyper-parameters of the step.
         self._formed: dict[int, tuple[int, Rule, list[float] | None]] = {}
-        self._number = 0
-        self._carried: tuple[Any, ...] = ()
+        self._number = 0  # the number of the step
+        self._host_state: tuple[Any, ...] = ()  # the optimizer's before the step
         self._into: MetricsBuffer | None = None
-        self._waiting: list[int] = []  # parameters whose gradients are there, but so small that more are waited for
+        self._waiting: list[int] = []  # parameters with a small gradient, which wait to be updated together
         self._waiting_bytes = 0
         self.updated = [False] * len(self._params)
 
     @property
     def is_open(self) -> bool:
-        """Whether it waits for gradients."""
+        """Whether it waits for gradients: a `take` context is open."""
         return bool(self._hooks)
 
     @contextmanager
     def take(self, rescale_grad: float, ignore_stale_grad: bool, telemetry: Telemetry | None) -> Iterator[None]:
-        """A context whose one backward pass is a step.
+        """Take a step inside the one backward pass of this context.
 
         Args:
-            rescale_grad: what gradients are multiplied by.
-            ignore_stale_grad: leave parameters that get no gradient as they are.
-            telemetry: the trainer's.
+            rescale_grad: the factor of the gradients.
+            ignore_stale_grad: skip parameters that get no gradient, instead of raising an error.
+            telemetry: records the step; or None.
 
         Raises:
             StaleGradientError: on leaving, some parameters got no gradient; the others have been updated.
@@ -124,58 +129,59 @@ class BackwardStep:
             )
 
     def _begin(self, ignore_stale_grad: bool, into: MetricsBuffer | None = None) -> None:
-        """Ask the optimizer for everything, then wait for gradients. If that fails, no count has moved."""
+        """Compute rules and hyper-parameters, then register the hooks. If it fails, no count has moved."""
         optimizer: Any = self._updater.optimizer
         self._into = into
         params = self._params
         if any(i not in self._updater.state for i in range(len(params))):
-            self._updater.make_plan(range(len(params)), params, self._names)  # makes states, in few pieces of memory
+            self._updater.make_plan(range(len(params)), params, self._names)  # makes all states in few allocations
         wanted = [param.requires_grad for param in params]
         self.updated = [False] * len(params)
         self._slots = optimizer.slots(range(len(params)))
         self._number = optimizer.step_counts.largest_after(self._slots[wanted])
-        self._carried = optimizer.host_state()
+        self._host_state = optimizer.host_state()
         try:
             for k, part in enumerate(parts_of(optimizer)):
                 members = [i for i in range(len(params)) if part_of(optimizer, i) is part]
                 if any(wanted[i] for i in members):
                     self._form(k, part, members, [wanted[i] for i in members], ignore_stale_grad)
         except BaseException:
-            optimizer.load_host_state(self._carried)
+            optimizer.load_host_state(self._host_state)
             raise
         hooks = [(i, param) for i, param in enumerate(params) if wanted[i]]
         self._hooks = [param.register_post_accumulate_grad_hook(partial(self._arrived, i)) for i, param in hooks]
 
     def _form(self, k: int, optimizer: Any, members: list[int], active: list[bool], ignore_stale_grad: bool) -> None:
-        """Ask the optimizer of number `k` for the rule of the step and the rows of its parameters."""
+        """Compute the rule of the step and the hyper-parameters of the parameters `members` of optimizer `k`."""
         rows = HyperRows(optimizer, members)
         rows.use(active)
         rule, formed = rows.form_all(self._number)
         self._formed |= {i: (k, rule, row) for i, row in zip(members, formed, strict=True)}
         if ignore_stale_grad and optimizer.host_state_names:
-            carried = optimizer.host_state()
+            before = optimizer.host_state()
             optimizer.hyper_of(members[0], 1, optimizer.lr, optimizer.wd)
-            if optimizer.host_state() != carried:
+            if optimizer.host_state() != before:
                 raise ValueError(
-                    f"ignore_stale_grad=True in step_in_backward() with {type(optimizer).__name__}, whose numbers depend on "
-                    "which parameters get a gradient: that is not known beforehand, so it must be False; or use step()"
+                    f"ignore_stale_grad=True in step_in_backward() with {type(optimizer).__name__}: must be False, because "
+                    "its hyper-parameters depend on which parameters get a gradient; or use step()"
                 )
 
     def _end(self) -> None:
-        """Wait no longer. If no gradient came, the optimizer is as it was before."""
+        """Remove the hooks; if no gradient came, restore the optimizer's host state."""
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._waiting, self._waiting_bytes = [], [], 0
         if not any(self.updated):
-            self._updater.optimizer.load_host_state(self._carried)
+            self._updater.optimizer.load_host_state(self._host_state)
 
     def _arrived(self, i: int, param: torch.Tensor) -> None:
+        """Update parameter `i`, whose gradient is complete; or let it wait for more small ones."""
         gradient: Any = param.grad
         if self.updated[i] or i in self._waiting:
             raise RuntimeError(
                 f"a second gradient for {self._names[i]!r} inside step_in_backward(), which was updated with the first: "
-                "there can be one backward() in it, without reentrant checkpoints; to add gradients up, let all backward "
-                "passes but the last one come before it"
+                "there can be one backward() in it, without reentrant checkpoints; to accumulate gradients, run all "
+                "backward passes but the last before it"
             )
         if gradient.requires_grad:
             raise ValueError(
@@ -188,7 +194,7 @@ class BackwardStep:
             return
         if self._waiting and self._formed[self._waiting[0]][0] != self._formed[i][0]:  # another optimizer's
             self._update_waiting()
-        if not self._waiting:  # the end of this backward pass will not wait for more
+        if not self._waiting:  # at the end of this backward pass those that wait are updated
             torch.autograd.Variable._execution_engine.queue_callback(self._update_waiting)
         self._waiting.append(i)
         self._waiting_bytes += size
@@ -206,7 +212,7 @@ class BackwardStep:
         params = [self._params[i] for i in members]
         plan = self._plans.get(tuple(members))
         if plan is None or not plan.is_current(plan.update):
-            if len(self._plans) > 2 * len(self._params):  # gradients come in another order again and again
+            if len(self._plans) > 2 * len(self._params):  # gradients keep coming in new orders
                 self._plans.clear()
             names = [self._names[i] for i in members]
             plan = self._plans[tuple(members)] = UpdaterPlan(self._updater, optimizer, members, params, names, own=True)

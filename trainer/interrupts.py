@@ -1,7 +1,7 @@
-"""Handlers of signals: set in the main thread, and given back.
+"""Signals during training: Ctrl-C waits for the end of a step, and a signal to end waits for a checkpoint.
 
-Signals wait until a step has ended: one that raises midway would leave weights updated but not counted. Those that ask a
-training to end are noted, and acted on once a checkpoint has been written.
+A handler that raises in the middle of a step would leave weights updated but not counted. Handlers are set in the main
+thread, and restored.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from threading import get_ident, main_thread
 from typing import Any, TypeVar
 
 try:
-    # Up to Python 3.12 the functions of `signal` try to convert each handler to an enum. In a step of a small network, which
-    # sets handlers twice, that took a quarter of the time.
+    # Up to Python 3.12 the functions of `signal` try to convert each handler to an enum: a quarter of the time of a small
+    # network's step, which sets handlers twice.
     from _signal import getsignal  # type: ignore[import-not-found]
     from _signal import signal as set_handler
-except ImportError:  # of another Python than CPython and PyPy
+except ImportError:  # neither CPython nor PyPy
     from signal import getsignal
     from signal import signal as set_handler
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _Handlers = dict[int, Callable[..., Any]]
-# Ctrl-C, and those for which programs have handlers that raise: time limits, and what asks a job to end.
+# Ctrl-C, and signals for which programs set handlers that raise: time limits, and requests to end a job.
 _NUMBERS = [int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1") if hasattr(signal, name)]
-_waiting: list[_Handlers] = [{}]  # whose signals wait
-_came: list[tuple[int, Any]] = []
+_waiting: list[_Handlers] = [{}]  # the handlers of the signals that wait
+_came: list[tuple[int, Any]] = []  # the signals that wait
 
 
 def gets_signals() -> bool:
-    """Whether this thread is the one that signals come to."""
+    """Return whether this is the main thread, in which Python calls signal handlers."""
     return get_ident() == main_thread().ident
 
 
 def give_back(before: Mapping[int, Any], handler: Any) -> None:
-    """Set the handlers from before, unless somebody has set another one than `handler` meanwhile."""
+    """Restore the handlers `before`, by number of signal, unless a program has replaced `handler` meanwhile."""
     for number, earlier in before.items():
         present = set_handler(number, earlier if callable(earlier) else int(earlier or signal.SIG_DFL))
         if present != handler and present is not None:
@@ -49,7 +49,7 @@ def give_back(before: Mapping[int, Any], handler: Any) -> None:
 
 @contextmanager
 def handled(handler: Callable[[int, Any], Any], number: int = signal.SIGINT) -> Iterator[None]:
-    """A context in which this handles a signal; in a thread that gets none nothing changes."""
+    """Handle a signal by `handler` inside this context; it does nothing outside of the main thread."""
     if not gets_signals():
         yield
         return
@@ -61,7 +61,7 @@ def handled(handler: Callable[[int, Any], Any], number: int = signal.SIGINT) -> 
 
 
 def uninterrupted(function: _F) -> _F:
-    """A decorator: as `interrupts_wait` around each call."""
+    """Decorate a function so that signals wait until a call has ended, see `interrupts_wait`."""
 
     @wraps(function)
     def whole(*args: Any, **kwargs: Any) -> Any:
@@ -77,11 +77,11 @@ def uninterrupted(function: _F) -> _F:
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """A context at whose end the handlers of signals act that came inside: SIGINT, SIGTERM, SIGALRM and SIGUSR1.
+    """Let signals wait until the end of this context: SIGINT, SIGTERM, SIGALRM and SIGUSR1.
 
-    A second SIGINT acts at once, should the end never come. It does something in the main thread only, where Python handles
-    signals: other threads get none. One inside another is part of that. Handlers of others, such as a notebook's, get the
-    signal as if it came at the end; signals without a handler in Python act as ever.
+    The handlers of the program, such as a notebook's, are called at the end. A second SIGINT acts at once, in case the end
+    never comes. Signals without a Python handler are not delayed. Nested contexts act as the outermost one. Outside of the
+    main thread, which alone gets signals, it does nothing.
     """
     before = _begin()
     try:
@@ -91,13 +91,12 @@ def interrupts_wait() -> Iterator[None]:
             _end(before)
 
 
-# A signal may come between any two lines of these while a handler from before is in force, and end them there. So nothing
-# but the handlers says whether signals wait, and what is left in `_waiting` and `_came` by then has no meaning; and whatever
-# ends them, all handlers are those from before.
+# While handlers are replaced, a signal may come between any two lines and raise. So only the handlers in force say whether
+# signals wait, not `_waiting` and `_came`, which may be stale; and after any exception all handlers are restored.
 
 
 def _begin() -> _Handlers | None:
-    """Let signals wait; gives the handlers from before, None where there is nothing to be done."""
+    """Let signals wait; return the handlers from before, or None if signals wait already or there are none to delay."""
     if get_ident() != main_thread().ident:  # as `gets_signals`, in every step
         return None
     before = {number: handler for number in _NUMBERS if callable(handler := getsignal(number))}
@@ -128,7 +127,7 @@ def _end(before: _Handlers) -> None:
 
 
 def _deliver(came: list[tuple[int, Any]], before: _Handlers) -> None:
-    """Call the handlers, all of them, whatever they raise."""
+    """Call the handlers of all signals that came, even if some raise."""
     if came:
         try:
             before[came[0][0]](*came[0])
@@ -137,42 +136,42 @@ def _deliver(came: list[tuple[int, Any]], before: _Handlers) -> None:
 
 
 def _note(number: int, frame: Any) -> None:
-    if number not in [each for each, _ in _came]:
+    if number not in [waiting for waiting, _ in _came]:
         _came.append((number, frame))
     elif number == signal.SIGINT:
-        _came[:] = [each for each in _came if each[0] != number]
+        _came[:] = [(waiting, its_frame) for waiting, its_frame in _came if waiting != number]
         _waiting[0][number](number, frame)
 
 
-def checked_signals(given: Sequence[str]) -> tuple[int, ...]:
-    """The numbers of signals by their names.
+def checked_signals(names: Sequence[str]) -> tuple[int, ...]:
+    """Return the numbers of signals by their names.
 
     Raises:
-        TypeError, ValueError: there is none of that name here, or no handler can be set.
+        TypeError, ValueError: this system has no signal of a name, or the signal cannot have a handler.
     """
-    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
-        raise TypeError(f"signals={given!r}: must be a list of names, such as ('SIGTERM', 'SIGUSR1')")
-    for name in given:
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"signals={names!r}: must be a list of names, such as ('SIGTERM', 'SIGUSR1')")
+    for name in names:
         if not (name[:3] == "SIG" and isinstance(getattr(signal, name, None), signal.Signals)):
             raise ValueError(f"signals has {name!r}: must be names of signals of this system, such as 'SIGTERM'")
         if name in ("SIGKILL", "SIGSTOP"):
             raise ValueError(f"signals has {name!r}, for which no program can have a handler")
-    return tuple(int(getattr(signal, name)) for name in given)
+    return tuple(int(getattr(signal, name)) for name in names)
 
 
 class StopSignals:
-    """Notes signals from `install` to `restore`.
+    """Notes the signals that ask a training to end, from `install` to `restore`, instead of ending it at once.
 
-    After `deliver` or `restore` the signal acts as it would have before, in the main thread. One that comes again meanwhile
-    is the same. Processes that are forked meanwhile have the handlers from before.
+    `deliver` and `restore` then let the noted signal act, in the main thread. Several signals count as one. Forked processes
+    get the handlers from before.
 
     Args:
-        numbers: of the signals.
+        numbers: the numbers of the signals.
 
     Attributes:
-        numbers: as above.
+        numbers: the numbers of the signals.
         arrived: the number of the signal that has come, 0 if none has.
-        entered: how many calls of `install` there have been without one of `restore`; only the first of them matters.
+        entered: the number of `install` calls without a `restore`; only the outermost pair has an effect.
     """
 
     def __init__(self, numbers: Sequence[int]) -> None:
@@ -183,7 +182,7 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def install(self) -> None:
-        """Begin. Warns outside of the main thread, where no handler can be set."""
+        """Begin to note signals. Warns outside of the main thread, where no handler can be set."""
         self.entered += 1
         if self.entered > 1:
             return
@@ -202,7 +201,10 @@ class StopSignals:
         _installed.add(self)
 
     def restore(self) -> None:
-        """End: the handlers are those from before, and get what has come. In another thread they act as those now."""
+        """Restore the handlers from before, and let a noted signal act.
+
+        In another thread the handlers stay installed, and forward signals to the handlers from before.
+        """
         self.entered = max(0, self.entered - 1)
         if self.entered:
             return
@@ -215,13 +217,13 @@ class StopSignals:
             signal.raise_signal(arrived)
 
     def give_back(self) -> None:
-        """The handlers are those from before."""
+        """Restore the handlers from before."""
         give_back(self._before, self._note)
         self._before = {}
         _installed.discard(self)
 
     def deliver(self, number: int) -> None:
-        """Let a signal act as it would have before `install`. What it does may be to end the process."""
+        """Let a signal act as it would have before `install`, which may end the process."""
         self.arrived, self._delivers = 0, True
         signal.raise_signal(number)
 
@@ -233,25 +235,25 @@ class StopSignals:
         before = self._before.get(number)
         signal.signal(number, signal.SIG_DFL if before is None else before)
         signal.raise_signal(number)
-        if not self._is_over:  # it has not ended the process: the next one is noted
+        if not self._is_over:  # the process goes on: note the next signal
             signal.signal(number, self._note)
 
 
 _installed: weakref.WeakSet[StopSignals] = weakref.WeakSet()
 
 
-# A forked process saves no checkpoint: who asks it to end is to be heard, also while it begins.
+# A forked process saves no checkpoint, so signals must end it as before, even if they come while it starts.
 
 
 def _before_fork() -> None:
-    numbers = {number for each in _installed for number in each.numbers}
+    numbers = {number for signals in _installed for number in signals.numbers}
     _of_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
 
 def _after_fork(in_child: bool) -> None:
-    for each in list(_installed) if in_child else ():
-        each.arrived = 0
-        each.give_back()
+    for signals in list(_installed) if in_child else ():
+        signals.arrived = 0
+        signals.give_back()
     signal.pthread_sigmask(signal.SIG_SETMASK, _of_thread.mask)
 
 

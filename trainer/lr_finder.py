@@ -1,4 +1,4 @@
-"""lr_find: a learning-rate range test for any training loop, after which all state is restored."""
+"""lr_find: a learning-rate range test for any training loop, which restores all state afterwards."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from .trainer import Trainer
 from .validation import choice, integer, number
 
 SUGGESTERS = ("valley", "slide", "minimum", "steep")
-ENOUGH = 40  # losses to tell a fall from noise
-NOISE = 6.5  # standard deviations of the averages that these span by themselves, in 49 of 50 tests without any fall
+ENOUGH = 40  # the number of losses from which a fall can be told from noise
+NOISE = 6.5  # in 49 of 50 tests without a fall, noise alone spans less than so many standard deviations of the averages
 
 
 @dataclass(frozen=True)
 class LRFinder:
-    """What a learning-rate range test has found.
+    """The result of `lr_find`: the losses over the learning rate, and the suggested rates.
 
     Attributes:
-        name: of what was tried.
-        rates: float64 [n], the learning rate of each step.
-        losses: float64 [n], of the batches that these steps were taken with.
-        smoothed: float64 [n], the losses averaged over their neighbours.
-        diverged: whether the test ended early because the loss had become far too large, or not finite.
-        suggestions: rates by the names of the rules that suggest them; a rule that finds nothing is missing.
-        flat: whether the loss falls by less than 0.5 %, or by no more than it differs from batch to batch, as that of a net
-            that is trained already. Then nothing is suggested, since each rule would pick a rate at random.
+        name: the name of the tested optimizer, for legends.
+        rates: the learning rate of each step, float64 [n].
+        losses: the loss of each step, before its update, float64 [n].
+        smoothed: the losses averaged over neighbouring steps, float64 [n].
+        diverged: whether the test ended early because the loss became far too large, or not finite.
+        suggestions: learning rates by the names of the rules that suggest them; a rule that finds none is missing.
+        flat: whether the loss falls by less than 0.5 %, or by no more than it differs from batch to batch, as with a net
+            that is trained already. Then nothing is suggested, because each rule would pick a rate at random.
     """
 
     name: str
@@ -46,10 +46,10 @@ class LRFinder:
 
     @property
     def value(self) -> float:
-        """The rate to begin with: that of the first of "valley", "slide", "minimum" and "steep" that suggests one.
+        """The learning rate to begin with, by the first of "valley", "slide", "minimum" and "steep" that suggests one.
 
         Raises:
-            ValueError: none does, because the loss never fell, or the curve is flat.
+            ValueError: no rule suggests a rate, because the loss never fell, or the curve is flat.
         """
         for rule in SUGGESTERS:
             if rule in self.suggestions:
@@ -58,7 +58,7 @@ class LRFinder:
 
     @property
     def nothing(self) -> str:
-        """Why no rate is suggested, in a sentence; empty where one is."""
+        """A sentence why no rate is suggested; "" if one is."""
         if self.suggestions:
             return ""
         why = (
@@ -71,9 +71,9 @@ class LRFinder:
         return f"no rate to suggest: {why} {tried}; try other rates, larger batches or more of them (n){unless}"
 
     def __repr__(self) -> str:
-        found = ", ".join(f"{rule} {rate:.2g}" for rule, rate in self.suggestions.items()) or "no suggestion"
-        found += ", the curve is flat" * self.flat
-        return f"LRFinder({self.name!r}, {len(self.rates)} rates up to {self.rates[-1]:.2g}: {found})"
+        suggested = ", ".join(f"{rule} {rate:.2g}" for rule, rate in self.suggestions.items()) or "no suggestion"
+        suggested += ", the curve is flat" * self.flat
+        return f"LRFinder({self.name!r}, {len(self.rates)} rates up to {self.rates[-1]:.2g}: {suggested})"
 
 
 def lr_find(
@@ -88,39 +88,42 @@ def lr_find(
     smoothing: float | None = None,
     name: str | None = None,
 ) -> LRFinder:
-    """Train for some steps at rising learning rates, record the losses, and restore all state bit for bit.
+    """Run a learning-rate range test: train for some steps at rising rates, record the losses, and restore all state.
 
-    What is restored: weights, gradients, the optimizer's states, counts, settings and schedule, the buffers of all modules
-    that are called meanwhile, and the random numbers of Python, NumPy and torch. So two optimizers can be tried on one
-    model, one after the other, and see the same random numbers. Batches taken from an iterator are consumed.
+    Restored bit for bit: weights, gradients, the optimizer's states, counts, settings and schedule, the buffers of all
+    modules that are called in between, and the random-number generators of Python, NumPy and torch. So two optimizers can be
+    tested on one model, one after the other, with the same random numbers. Batches taken from an iterator are consumed.
 
-    Groups of a torch optimizer keep the ratios of their learning rates to that of the first group.
+    Groups of a torch optimizer keep the ratios of their learning rates to the first group's.
 
-    The rules, on the smoothed losses over the logarithm of the rate, with fastai's names:
+    The rules that suggest rates, with fastai's names, use the smoothed losses over the logarithm of the rate:
 
-    - "valley": the middle member of the longest subsequence that falls, each time by 1 % of the whole fall or more;
-    - "slide": where an interval of 15 % of the points that is slid down from the last rate first has equal slopes at both
-      ends, up to 0.5 % of the whole fall for a point;
+    - "valley": the middle point of the longest subsequence in which each point is lower than the one before by at least 1 %
+      of the whole fall;
+    - "slide": an interval of 15 % of the points slides down from the last rate; the rule suggests its left end when the
+      slopes at both ends first agree to 0.5 % of the whole fall per point;
     - "minimum": a tenth of the rate with the smallest loss;
     - "steep": the rate at which the loss falls fastest.
 
-    None suggests anything where the curve is flat, see `LRFinder.flat`.
+    If the curve is flat, no rule suggests a rate, see `LRFinder.flat`.
 
     Args:
-        source: the `Trainer`, or an optimizer of torch's interface, whose rate is to be found.
-        step: does one training step, with `source`, and returns the loss, a number or a tensor of one element; or an
-            iterator, such as a generator, that does so each time it is asked for the next loss; or (net, loss, data) as for
-            `tristep.fit`. It is to do nothing else: no step of a schedule, no recording.
+        source: the `Trainer`, or an optimizer with torch's interface, to find a rate for.
+        step: a function that takes one training step with `source` and returns the loss, a number or a tensor of one
+            element; or an iterator, such as a generator, that takes a step for each loss it yields; or (net, loss, data) as
+            for `tristep.fit`. It must not step a schedule or record.
         low, high: the first and the last rate, 0 < low < high.
-        n: how many steps, >= 4.
-        spacing: "exponential", with which each rate is the same multiple of the one before, or "linear".
-        stop: end when the smoothed loss is larger than this many times its smallest value, > 1; None: only where the loss
-            is not finite.
-        smoothing: the standard deviation of the average over neighbours, in steps, >= 0; None is a fiftieth of n.
-        name: of what is tried; None is the class of the optimizer.
+        n: the number of steps, >= 4.
+        spacing: "exponential" (a constant ratio of consecutive rates) or "linear".
+        stop: end when the smoothed loss exceeds `stop` times its smallest value, > 1; None: only if a loss is not finite.
+        smoothing: the standard deviation of the bell-shaped average over neighbours, in steps, >= 0; None: n / 50.
+        name: the name of the result; None: the class of the optimizer.
+
+    Returns:
+        An `LRFinder`, whose `value` is the suggested rate.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit, or fewer than 4 losses were finite. All is as it was.
+        TypeError, ValueError: an invalid argument, or fewer than 4 losses were finite. All state has been restored.
 
     Example:
         >>> import torch, tristep
@@ -151,7 +154,7 @@ def lr_find(
             losses, smoothed, diverged = _search(source, take, rates, before, width, stop)
         finally:
             before.restore()
-    except KeyboardInterrupt:  # which may have come just before that lets interrupts wait
+    except KeyboardInterrupt:  # it may have come before `restore` let interrupts wait
         before.restore()
         raise
     if len(losses) < 4:
@@ -170,12 +173,12 @@ def _search(
     width: float,
     stop: float | None,
 ) -> tuple[list[float], np.ndarray, bool]:
-    """Train at these rates: the losses, their averages, and whether the last one was far too large, or not finite."""
+    """Train at these rates; return the losses, the smoothed losses, and whether training diverged."""
     losses: list[float] = []
     smoothed = np.array(losses)
     set_rate = _rate_setter(source)
     for parameter in before.params:
-        parameter.grad = None  # those there are must not be written to
+        parameter.grad = None  # the snapshot has the gradients themselves: they must not be written to
     with _keeping_buffers(before):
         for rate in rates:
             set_rate(float(rate))
@@ -252,12 +255,12 @@ def _rate_setter(source: Trainer | torch.optim.Optimizer) -> Callable[[float], N
 
 @contextmanager
 def _keeping_buffers(snapshot: Snapshot) -> Iterator[None]:
-    """Add the buffers of each module that is called, before its first call."""
-    known: set[int] = set()
+    """Add the buffers of each module that is called inside this context to the snapshot, before its first call."""
+    seen: set[int] = set()
 
     def before_call(module: torch.nn.Module, _: Any) -> None:
-        if id(module) not in known:
-            known.update(map(id, module.modules()))
+        if id(module) not in seen:
+            seen.update(map(id, module.modules()))
             snapshot.add_buffers(module)
 
     hook = torch.nn.modules.module.register_module_forward_pre_hook(before_call)
@@ -279,7 +282,7 @@ def _number(loss: Any) -> float:
 
 
 def _smoothed(values: np.ndarray, width: float) -> np.ndarray:
-    """Averages around each value, weighted by a bell of this standard deviation."""
+    """Return the average around each value, weighted by a Gaussian of standard deviation `width`."""
     if width == 0:
         return values
     reach = min(math.ceil(3 * width), len(values))
@@ -290,7 +293,7 @@ def _smoothed(values: np.ndarray, width: float) -> np.ndarray:
 
 
 def _fall(losses: np.ndarray) -> float:
-    """How far a curve falls, without its rise to the end, which may be of any height."""
+    """Return how far a curve falls, from its highest point before the minimum; the rise after it does not count."""
     best = int(losses.argmin())
     return float(losses[: best + 1].max() - losses[best])
 
@@ -301,10 +304,10 @@ def _is_flat(losses: np.ndarray, smoothed: np.ndarray, width: float) -> bool:
         return True
     if fall == 0 or len(losses) < ENOUGH:
         return False
-    # A median, which the rise to the end does not change, of second differences, which a steady fall does not change.
+    # The median is insensitive to the rise at the end, and second differences to a steady fall.
     noise = np.median(np.abs(np.diff(losses, 2))) / (0.6745 * math.sqrt(6))
-    alone = np.eye(1, len(losses), len(losses) // 2)[0]
-    return bool(fall < NOISE * noise * np.linalg.norm(_smoothed(alone, width)))
+    impulse = np.eye(1, len(losses), len(losses) // 2)[0]
+    return bool(fall < NOISE * noise * np.linalg.norm(_smoothed(impulse, width)))
 
 
 def _suggestions(rates: np.ndarray, losses: np.ndarray) -> dict[str, float]:
@@ -312,25 +315,25 @@ def _suggestions(rates: np.ndarray, losses: np.ndarray) -> dict[str, float]:
     if fall == 0:
         return {}
     slopes = np.gradient(losses) / np.gradient(np.log(rates))
-    found: dict[str, float] = {}
+    suggestions: dict[str, float] = {}
     members = _longest_fall(losses, 0.01 * fall)
     if len(members) > 1:
-        found["valley"] = float(rates[members[len(members) // 2]])
+        suggestions["valley"] = float(rates[members[len(members) // 2]])
     if (place := _slide(np.gradient(losses) / fall)) is not None:
-        found["slide"] = float(rates[place])
-    found["minimum"] = float(rates[best]) / 10
+        suggestions["slide"] = float(rates[place])
+    suggestions["minimum"] = float(rates[best]) / 10
     if slopes.min() < 0:
-        found["steep"] = float(rates[slopes.argmin()])
-    return found
+        suggestions["steep"] = float(rates[slopes.argmin()])
+    return suggestions
 
 
 def _longest_fall(losses: np.ndarray, least: float) -> list[int]:
-    """The longest subsequence whose members, neighbours or not, fall by more than `least` each."""
+    """Return the indices of the longest subsequence in which each loss is lower than the one before by more than `least`."""
     lengths, before = np.ones(len(losses), dtype=np.int64), np.full(len(losses), -1)
     for i in range(1, len(losses)):
         above = np.where(losses[:i] > losses[i] + least, lengths[:i], 0)
         if above.any():
-            before[i] = i - 1 - above[::-1].argmax()  # of several the nearest: what is flat before is no part of it
+            before[i] = i - 1 - above[::-1].argmax()  # the nearest of several, which leaves out a flat part before
             lengths[i] = above[before[i]] + 1
     members = [int(lengths.argmax())]
     while before[members[-1]] >= 0:
@@ -339,7 +342,7 @@ def _longest_fall(losses: np.ndarray, least: float) -> list[int]:
 
 
 def _slide(slopes: np.ndarray) -> int | None:
-    """The left end of the first interval, from the right, with nearly equal slopes at both ends."""
+    """Return the left end of the first interval, from the right, with nearly equal slopes at both ends; None if none has."""
     reach = max(round(0.15 * len(slopes)), 1)
     for right in range(len(slopes) - 1, reach - 1, -1):
         if abs(slopes[right] - slopes[right - reach]) <= 0.005:

@@ -1,4 +1,4 @@
-"""Metrics of `fit` and of sweeps, by name or as functions of labels and outputs."""
+"""Evaluation metrics of `fit` and `sweep`: functions of (labels, outputs), some of which have names."""
 
 from __future__ import annotations
 
@@ -33,15 +33,18 @@ _METRICS: dict[str, tuple[str, Metric]] = {
 }
 
 
-def checked_metrics(given: Any) -> dict[str, Metric]:
-    several = given if isinstance(given, Sequence) and not isinstance(given, str) else [] if given is None else [given]
-    found: dict[str, Metric] = {}
-    for metric in several:
+def checked_metrics(eval_metric: Any) -> dict[str, Metric]:
+    """Return the metrics by name, from one name or function, a list of them, or None."""
+    if eval_metric is None:
+        return {}
+    is_list = isinstance(eval_metric, Sequence) and not isinstance(eval_metric, str)
+    metrics: dict[str, Metric] = {}
+    for metric in eval_metric if is_list else [eval_metric]:
         if callable(metric):
             name = getattr(metric, "__name__", type(metric).__name__)
         else:
             name, metric = _METRICS[choice("eval_metric", metric, _METRICS, ignore_case=True)]
-        if name in found or name == "loss":
-            raise ValueError(f"eval_metric: there are two of the name {name!r}")
-        found[name] = metric
-    return found
+        if name in metrics or name == "loss":
+            raise ValueError(f"eval_metric: there are two metrics of the name {name!r}")
+        metrics[name] = metric
+    return metrics

@@ -1,4 +1,4 @@
-"""The parameters of a trainer: extracted from the user's argument, named and checked; or collected from a module by name."""
+"""The parameters of a trainer: taken from the argument `params`, named and checked; or collected from a module by name."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ def is_lazy(parameter: torch.Tensor) -> bool:
 
 
 def listed(names: list[str], most: int = 8) -> str:
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+    """Join names by commas, at most `most` of them."""
+    omitted = len(names) - most
+    return ", ".join(names[:most]) + (f" and {omitted} more" if omitted > 0 else "")
 
 
 def modules_of(params: Any) -> list[torch.nn.Module]:
-    """The copies of a model, where `params` is a list of them, else nothing."""
-    if isinstance(params, (list, tuple)) and params and all(isinstance(each, torch.nn.Module) for each in params):
+    """Return the replicas of a model if `params` is a list of modules, else an empty list."""
+    if isinstance(params, (list, tuple)) and params and all(isinstance(module, torch.nn.Module) for module in params):
         return list(params)
     return []
 
@@ -38,11 +39,11 @@ def modules_of(params: Any) -> list[torch.nn.Module]:
 def replica_of(
     r: int, module: torch.nn.Module, first: list[tuple[str, torch.nn.Parameter, Any]]
 ) -> list[torch.nn.Parameter]:
-    """The parameters of a copy, if it is like the first one."""
+    """Return the parameters of replica `r`, after a check that they match the `first` replica's."""
     named = named_parameters(module)
-    names, others = [name for name, _, _ in first], [name for name, _, _ in named]
-    if names != others:
-        odd = sorted(set(names) ^ set(others)) or names
+    first_names, names = [name for name, _, _ in first], [name for name, _, _ in named]
+    if names != first_names:
+        odd = sorted(set(names) ^ set(first_names)) or names
         raise ValueError(
             f"params[{r}] is no copy of params[0]: {listed(list(map(repr, odd)))} of their parameters differ in name or "
             "order; make copies with tristep.replicate(module, devices)"
@@ -54,6 +55,7 @@ def replica_of(
 
 
 def check_alike(r: int, names: Sequence[str], params: Sequence[torch.Tensor], first: Sequence[torch.Tensor]) -> None:
+    """Raise if a parameter of replica `r` has another shape or dtype than the first replica's."""
     for name, parameter, model in zip(names, params, first, strict=True):
         if is_lazy(parameter) or is_lazy(model):
             continue
@@ -65,6 +67,7 @@ def check_alike(r: int, names: Sequence[str], params: Sequence[torch.Tensor], fi
 
 
 def check_distinct(replicas: Sequence[Sequence[torch.nn.Parameter]]) -> None:
+    """Raise if two replicas share a parameter."""
     seen: dict[int, int] = {}
     for r, params in enumerate(replicas):
         for parameter in params:
@@ -76,7 +79,11 @@ def check_distinct(replicas: Sequence[Sequence[torch.nn.Parameter]]) -> None:
 
 
 def named_parameters(params: Any) -> list[tuple[str, torch.nn.Parameter, dict[str, float]]]:
-    """Name, parameter and own multipliers of each, every parameter once."""
+    """Return name, parameter and multipliers of each parameter, without repetitions, from a trainer's argument `params`.
+
+    Raises:
+        TypeError, ValueError: it has something else than parameters, invalid groups, or a name for several parameters.
+    """
     if isinstance(params, DistributedDataParallel):
         params = params.module
     if isinstance(params, torch.nn.Module):
@@ -91,7 +98,7 @@ def named_parameters(params: Any) -> list[tuple[str, torch.nn.Parameter, dict[st
     else:
         entries = list(params)
     named: list[tuple[Any, Any, dict[str, float]]] = []
-    grouped: dict[int, int] = {}  # by the id of a parameter the group that has it
+    grouped: dict[int, int] = {}  # the group of each parameter, by the parameter's id
     for i, entry in enumerate(entries):
         if isinstance(entry, Mapping):
             members = _group(i, entry)
@@ -112,24 +119,24 @@ def named_parameters(params: Any) -> list[tuple[str, torch.nn.Parameter, dict[st
         if not isinstance(parameter, torch.nn.Parameter):
             hint = "; wrap it in torch.nn.Parameter" if isinstance(parameter, torch.Tensor) else ""
             raise TypeError(f"params: {name!r} must be a torch.nn.Parameter, got {type(parameter).__name__}{hint}")
-    named = [(checkpoint.plain_name(name), parameter, own) for name, parameter, own in named]
     once: dict[int, Any] = {}
-    for entry in named:
-        once.setdefault(id(entry[1]), entry)
+    for name, parameter, multipliers in named:
+        once.setdefault(id(parameter), (checkpoint.plain_name(name), parameter, multipliers))
     result = list(once.values())
     names = [name for name, _, _ in result]
     if twice := sorted(name for name, count in Counter(names).items() if count > 1):
-        raise ValueError(f"params: the names {listed(twice)} stand for several parameters: give each its own")
+        raise ValueError(f"params: the names {listed(twice)} stand for several parameters: give each a name of its own")
     return result
 
 
 def gluons_order(named: Sequence[tuple[str, Any, Any]], optimizer: Optimizer) -> list[int]:
-    """The order to update a module's parameters in: that of sorted names, where numbers depend on it, else the module's."""
+    """Return the indices of a module's parameters in the order of updates: by name if numbers depend on the order."""
     places = list(range(len(named)))
     return sorted(places, key=lambda i: named[i][0]) if optimizer.depends_on_order else places
 
 
 def _group(i: int, group: Mapping[str, Any]) -> list[tuple[str, Any, dict[str, float]]]:
+    """Return name, parameter and multipliers of each parameter of group `i`."""
     allowed = ("params", "lr_mult", "wd_mult")
     for key in group:
         if key not in allowed:
@@ -139,20 +146,21 @@ def _group(i: int, group: Mapping[str, Any]) -> list[tuple[str, Any, dict[str, f
             )
     if "params" not in group:
         raise ValueError(f"params[{i}] has no 'params': a group is a dict with 'params' and, if wanted, multipliers")
-    own = {key: number(f"params[{i}][{key!r}]", group[key], low=0) for key in allowed[1:] if key in group}
+    multipliers = {key: number(f"params[{i}][{key!r}]", group[key], low=0) for key in allowed[1:] if key in group}
     members = group["params"]
     if isinstance(members, torch.Tensor):
         members = [members]
     if not isinstance(members, Iterable):
-        raise TypeError(f"params[{i}]['params'] must be a parameter or a list of such, got {type(members).__name__}")
+        raise TypeError(f"params[{i}]['params'] must be a parameter or a list of parameters, got {type(members).__name__}")
     named = []
     for j, member in enumerate(members):
         name, parameter = member if isinstance(member, tuple) and len(member) == 2 else (f"{i}.{j}", member)
-        named.append((name, parameter, own))
+        named.append((name, parameter, multipliers))
     return named
 
 
 def check_parameters(named: list[tuple[str, torch.nn.Parameter, Any]]) -> None:
+    """Raise if there are no parameters, one has a dtype or layout that cannot be trained, or they are on several devices."""
     if not named:
         raise ValueError(
             "params is empty: there is nothing to train (was a generator used up before, or a model without layers given?)"
@@ -170,8 +178,8 @@ def check_parameters(named: list[tuple[str, torch.nn.Parameter, Any]]) -> None:
             raise TypeError(f"params: {name!r} is sparse ({parameter.layout}): weights must be dense")
         if parameter.is_inference():
             raise ValueError(
-                f"params: {name!r} was made under torch.inference_mode(), where autograd is not told of changes: make the "
-                "model outside"
+                f"params: {name!r} was made under torch.inference_mode(), where autograd does not track changes: make the "
+                "model outside of it"
             )
         if is_wrapper(parameter):
             raise TypeError(
@@ -185,16 +193,16 @@ def check_parameters(named: list[tuple[str, torch.nn.Parameter, Any]]) -> None:
 
 
 def collect_params(module: torch.nn.Module, select: str | None = None) -> Parameters:
-    """The parameters of a module by name, sorted by these, as Gluon's method of blocks gives them.
+    """Return a module's parameters by name, sorted by name, as `Block.collect_params` of Gluon does.
 
-    A `Trainer` takes them, and updates them in this order.
+    A `Trainer` takes the result as `params`, and updates the parameters in this order.
 
     Args:
         module: the module, with all its submodules.
-        select: a regular expression that a name must match from its beginning, such as ".*bias|.*norm"; None means all.
+        select: a regular expression that names must match from their beginning, such as ".*bias|.*norm"; None selects all.
 
     Raises:
-        TypeError: no module, or no string.
+        TypeError: `module` is no module, or `select` is no string.
         ValueError: `select` is no regular expression.
 
     Example:
@@ -218,19 +226,19 @@ def collect_params(module: torch.nn.Module, select: str | None = None) -> Parame
 
 
 class Parameters(dict[str, torch.nn.Parameter]):
-    """Parameters by name, all of which get an attribute in one call."""
+    """A dict of parameters by name, with a method to set an attribute of all of them."""
 
     def setattr(self, name: str, value: Any) -> None:
-        """Set an attribute that a `Trainer` or `tristep.init.initialize` reads of all these parameters.
+        """Set an attribute of all parameters: a multiplier, the initializer, or whether they are trained.
 
         Args:
-            name: "lr_mult" or "wd_mult", relative to the optimizer's rate and decay, >= 0; "init", an initializer; or
-                "grad_req", "null" for parameters that are not to be trained, "write" or "add" for others, which is
-                `requires_grad` in torch.
-            value: what it is to be.
+            name: "lr_mult", "wd_mult", "init" or "grad_req".
+            value: for "lr_mult" and "wd_mult" the factor of the optimizer's learning rate and weight decay, >= 0; for "init"
+                an initializer; for "grad_req" "null", which sets `requires_grad` to False, or "write" or "add", which set it
+                to True.
 
         Raises:
-            TypeError, ValueError: another attribute, or a value that it does not take; nothing has been changed.
+            TypeError, ValueError: another attribute, or a value that the attribute does not take; nothing has been changed.
         """
         choice("name", name, _SETTABLE)
         if name == "grad_req":

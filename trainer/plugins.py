@@ -1,7 +1,7 @@
-"""Plugins: what other packages add to tristep by name, imported when the name is first asked for.
+"""Plugins: optimizers and other objects that packages add to tristep by name, imported when a name is first looked up.
 
-A package declares each name as an entry point; docs/plugins.md shows how. `tristep.contrib` declares its own in a table,
-so that they are found in a checkout that was never installed, too.
+A package declares each name as an entry point; docs/plugins.md shows how. `tristep.contrib` declares its names in a table,
+so that they work in a checkout that was never installed, too.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from typing import Any
 
 
 def names(group: str) -> list[str]:
-    """The names that plugins declare in a group such as "tristep.optimizers", in alphabetical order; nothing is imported."""
+    """Return the names that plugins declare in a group such as "tristep.optimizers", sorted; nothing is imported."""
     return sorted({entry.name for entry in _declared(group)})
 
 
 def load(group: str, name: str) -> Any:
-    """Import what a plugin declares by this name; None if no plugin does.
+    """Import and return the object that a plugin declares by this name; None if no plugin declares it.
 
     Raises:
-        ImportError: it cannot be imported.
+        ImportError: the object cannot be imported.
         ValueError: several packages declare the name.
     """
-    found = [entry for entry in _declared(group) if entry.name == name]
-    if not found:
+    entries = [entry for entry in _declared(group) if entry.name == name]
+    if not entries:
         return None
-    if len({entry.value for entry in found}) > 1:
-        values = " and ".join(sorted(entry.value for entry in found))
+    if len({entry.value for entry in entries}) > 1:
+        values = " and ".join(sorted(entry.value for entry in entries))
         raise ValueError(f"{name!r} in the entry points {group!r} means both {values}: uninstall one of these packages")
     try:
-        return found[0].load()
+        return entries[0].load()
     except Exception as error:
         raise ImportError(
-            f"{name!r}, which the entry points {group!r} declare as {found[0].value}, cannot be imported: "
+            f"{name!r}, which the entry points {group!r} declare as {entries[0].value}, cannot be imported: "
             f"{type(error).__name__}: {error}"
         ) from error
 
 
 def in_contrib(group: str) -> dict[str, str]:
-    """What `tristep.contrib` declares in a group: "module:name" by name."""
+    """Return the names that `tristep.contrib` declares in a group, with their objects as "module:name"."""
     return import_module("tristep.contrib").PLUGINS.get(group, {})
 
 
@@ -53,12 +53,12 @@ def _declared(group: str) -> list[EntryPoint]:
 
 @functools.lru_cache(maxsize=32)
 def _installed(group: str, _folders: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
-    """What installed packages declare in a group. Their files are read again when a folder of `sys.path` has changed."""
+    """Return the entry points of installed packages in a group, cached until a folder of `sys.path` changes."""
     return tuple(entry_points(group=group))
 
 
 def _changed(path: str) -> int:
-    """When a folder of packages changed last, as it does when pip installs or removes one; 0 for a missing one."""
+    """Return when a folder was last modified, as pip does when it installs or removes a package; 0 if it is missing."""
     try:
         return os.stat(path or ".").st_mtime_ns
     except OSError:

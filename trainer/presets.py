@@ -1,4 +1,4 @@
-"""What optimizers are called where they are compared, and which of them take a plainer one's steps there."""
+"""Comparisons of optimizers: the names to compare, and which optimizers take the same steps as a plainer one."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from .optimizer import NAG, SGD, Optimizer, registered
 
 __all__ = ["COMPARED", "PRESETS", "label", "named", "plainer"]
 
-# Names that mean more than an optimizer's defaults: without momentum, NAG takes SGD's steps, and both would be one curve.
+# Names with other arguments than an optimizer's defaults: without momentum, NAG takes SGD's steps, and both give one curve.
 PRESETS: Mapping[str, tuple[type[Optimizer], Mapping[str, Any]]] = {
     "momentum": (SGD, {"momentum": 0.9}),
     "nag": (NAG, {"momentum": 0.9}),
 }
-COMPARED = ("sgd", "momentum", "nag", "adagrad", "rmsprop", "adam", "lion", "adabelief")  # what views compare by default
-FEW, MANY = 6, 100  # steps of a comparison: those after which most differ, and those after which they do not by chance
+COMPARED = ("sgd", "momentum", "nag", "adagrad", "rmsprop", "adam", "lion", "adabelief")  # compared by default
+FEW, MANY = 6, 100  # steps: most optimizers differ after FEW; those that are equal after MANY are not equal by chance
 
 
 def named(name: str, arguments: Mapping[str, Any]) -> tuple[str | type[Optimizer], dict[str, Any]]:
-    """The optimizer of a name and its arguments, to which a preset adds what is not given."""
-    kind, own = PRESETS.get(name.lower(), (name, {}))
-    if isinstance(kind, type) and registered().get(name.lower(), kind) is not kind:  # the user's own has this name
+    """Return the optimizer of a name, and its arguments: those of the preset of this name, replaced by `arguments`."""
+    kind, preset = PRESETS.get(name.lower(), (name, {}))
+    if isinstance(kind, type) and registered().get(name.lower(), kind) is not kind:  # a user has registered this name
         return name, dict(arguments)
-    return kind, {**own, **arguments}
+    return kind, {**preset, **arguments}
 
 
 def plainer(name: str, given: Any) -> str | None:
-    """The name of a plainer optimizer that takes the same steps on a vector, as AdamW's are Muon's; None: there is none.
+    """Return the name of a plainer optimizer that takes the same steps on a vector, or None.
 
-    Found by running both on two variables. Plainer are those of `COMPARED`, in their order, and then those whose elements
-    are updated independently, with less state.
+    Muon, for example, takes AdamW's steps there. Both are run on two variables. Plainer optimizers are those of `COMPARED`,
+    in their order, then those that update elements independently, by increasing size of their states.
 
     Args:
-        name: what it is called.
-        given: its arguments, with its name or class as "optimizer" if it is called otherwise; or its class. The rate does
-            not count, since all have the same here.
+        name: the name of the optimizer, or any label if `given` has "optimizer".
+        given: the arguments of the optimizer, with its name or class as "optimizer" if `name` is a label; or its class.
+            The learning rate is ignored.
     """
     arguments: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"optimizer": given}
     kind = arguments.pop("optimizer", name)
-    for own in ("learning_rate", "lr_scheduler"):
-        arguments.pop(own, None)
+    for ignored in ("learning_rate", "lr_scheduler"):
+        arguments.pop(ignored, None)
     if isinstance(kind, str):
         kind, arguments = _resolved(kind, arguments)
     if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
@@ -55,40 +55,42 @@ def plainer(name: str, given: Any) -> str | None:
     decay = {"wd": arguments.pop("wd")} if arguments.get("wd") else {}
     if (kind, arguments) in map(_resolved, COMPARED):
         return None
-    own_start = _path(kind, {**arguments, **decay}, FEW)
-    for other in _by_plainness():
-        klass, preset = _resolved(other)
+    first_steps = _path(kind, {**arguments, **decay}, FEW)
+    for candidate in _by_plainness():
+        klass, preset = _resolved(candidate)
         if (klass, preset) == (kind, arguments):
-            break  # it is the plainest itself
-        theirs = functools.partial(_known_path, klass, tuple({**preset, **decay}.items()))
-        if _same(own_start, theirs(FEW)) and _same(_path(kind, {**arguments, **decay}, MANY), theirs(MANY)):
-            return other
+            break  # the optimizer itself: no plainer one takes its steps
+        path_of_candidate = functools.partial(_cached_path, klass, tuple({**preset, **decay}.items()))
+        if _same(first_steps, path_of_candidate(FEW)) and _same(
+            _path(kind, {**arguments, **decay}, MANY), path_of_candidate(MANY)
+        ):
+            return candidate
     return None
 
 
 def _resolved(name: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> tuple[Any, dict[str, Any]]:
-    """The class, None where there is none, and the arguments."""
-    kind, found = named(name, arguments)
-    return registered().get(kind.lower()) if isinstance(kind, str) else kind, found
+    """Return the class of an optimizer, None for an unknown name, and its arguments."""
+    kind, with_preset = named(name, arguments)
+    return registered().get(kind.lower()) if isinstance(kind, str) else kind, with_preset
 
 
 def _by_plainness() -> Iterator[str]:
-    """Names of our optimizers, the plainest first."""
+    """Yield the names of tristep's own optimizers, the plainest first."""
     yield from COMPARED
-    ours = SGD.__module__.rpartition(".")[0]
-    known: Mapping[str, Any] = registered()
-    others = [name for name in known.keys() - set(COMPARED) if known[name].__module__.startswith(ours)]
-    yield from sorted(others, key=lambda name: (_size(known[name]), name))
+    package = SGD.__module__.rpartition(".")[0]
+    classes: Mapping[str, Any] = registered()
+    names = [name for name in classes.keys() - set(COMPARED) if classes[name].__module__.startswith(package)]
+    yield from sorted(names, key=lambda name: (_size(classes[name]), name))
 
 
 def label(name: str, other: str | None) -> str:
-    """What an optimizer is called in a legend, and whose steps it takes, if it does."""
+    """Return the legend of an optimizer, with the plainer optimizer `other` that takes the same steps, if any."""
     return name if other is None else f"{name} (= {other})"
 
 
 @functools.cache
 def _size(klass: Any) -> int:
-    """How much state there is for an element; more than any for those that do not update elements independently."""
+    """Return the number of states for each element; 100 if elements are not updated independently."""
     rule = getattr(klass(), "composed_rule", None)
     return len(rule.slots) if isinstance(rule, Rule) and not rule.reductions else 100
 
@@ -100,12 +102,15 @@ def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
 
 
 @functools.cache
-def _known_path(klass: Any, arguments: tuple[tuple[str, Any], ...], steps: int) -> np.ndarray | None:
+def _cached_path(klass: Any, arguments: tuple[tuple[str, Any], ...], steps: int) -> np.ndarray | None:
     return _path(klass, dict(arguments), steps)
 
 
 def _path(klass: type[Optimizer], arguments: Mapping[str, Any], steps: int) -> np.ndarray | None:
-    """float32 [steps + 1, 2], down a bent ravine, in which signs of gradients change; None for one that refuses vectors."""
+    """Return an optimizer's path down a bent ravine, float32 [steps + 1, 2]; None if it does not update vectors.
+
+    The signs of gradients change on the way.
+    """
     points = torch.tensor([[0.6, 0.3]])
     path = [points.clone()]
     try:
@@ -113,8 +118,8 @@ def _path(klass: type[Optimizer], arguments: Mapping[str, Any], steps: int) -> n
         with torch.random.fork_rng(devices=[]):
             for _ in range(steps):
                 x, y = points.T
-                away = 20.0 * (y - x * x)
-                alone.step([torch.stack([x - 2.0 * x * away, away], dim=1)])
+                slope = 20.0 * (y - x * x)
+                alone.step([torch.stack([x - 2.0 * x * slope, slope], dim=1)])
                 path.append(points.clone())
     except (TypeError, ValueError):
         return None

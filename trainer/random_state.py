@@ -1,4 +1,4 @@
-"""The generators of random numbers that training depends on: torch's, on the CPU and on GPUs, NumPy's and Python's."""
+"""Save, check and restore the global random-number generators: torch's, on the CPU and on GPUs, NumPy's and Python's."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-_WORDS = 624  # of a Mersenne twister, which all three are on the CPU
+_WORDS = 624  # the words of a Mersenne twister, which all three generators are on the CPU
 
 
 def random_state() -> dict[str, Any]:
-    """What decides the next random numbers of torch, on the CPU and on GPUs in use, NumPy and Python."""
+    """Return the states of the global random-number generators of torch, on the CPU and on GPUs in use, NumPy and Python."""
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     return {"torch": torch.get_rng_state(), "gpus": gpus, "numpy": np.random.get_state(), "python": random.getstate()}  # noqa: NPY002
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Go back to what `random_state` has given."""
+    """Restore the states that `random_state` returned."""
     torch.set_rng_state(state["torch"])
     if state["gpus"] is not None:
         torch.cuda.set_rng_state_all(state["gpus"])
@@ -29,12 +29,16 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
 
 def check_random_state(state: Any, with_gpus: bool = True) -> None:
-    """Refuse what `random_state` has not given, before anything is changed; with GPUs, these must be those that there are.
+    """Raise if `state` is no result of `random_state`, for example from a damaged file.
 
-    Generators read their words at the position that a state has, and some do not look whether it is among them.
+    Some generators do not check whether the position in a state is among their words, and would read other memory.
+
+    Args:
+        state: the object to check.
+        with_gpus: whether the states of GPUs are checked, too, against the number of GPUs in this machine.
 
     Raises:
-        ValueError: it is no such state.
+        ValueError: `state` is no such state.
     """
     if not isinstance(state, Mapping) or set(state) != {"torch", "gpus", "numpy", "python"}:
         raise ValueError("random numbers: must be the states of torch, gpus, numpy and python")
@@ -51,22 +55,22 @@ def check_random_state(state: Any, with_gpus: bool = True) -> None:
 
 
 def _check_torch(state: torch.Tensor) -> None:
-    torch.Generator().set_state(state)  # which checks its size, and each number of it, but not how two of them fit
-    varying, known = _torch_positions()
-    if state.numpy()[varying].tobytes() not in known:
+    torch.Generator().set_state(state)  # checks the size and each number, but not whether two numbers fit together
+    varying, positions = _torch_positions()
+    if state.numpy()[varying].tobytes() not in positions:
         raise ValueError("random numbers of torch have a position that is not among their words")
 
 
 @cache
 def _torch_positions() -> tuple[np.ndarray, set[bytes]]:
-    """Which bytes of a state move as numbers are drawn, and all that these can be: a generator has 624 words."""
+    """Return which bytes of a state change when numbers are drawn, as a mask, and all values of these bytes."""
     generator = torch.Generator()
     states = [generator.get_state().numpy()]
     for _ in range(_WORDS):
         torch.rand(1, generator=generator)
         states.append(generator.get_state().numpy())
     varying = (np.stack(states[1:]) != states[1]).any(0)
-    return varying, {each[varying].tobytes() for each in states}
+    return varying, {state[varying].tobytes() for state in states}
 
 
 def _check_numpy(state: Any) -> None:

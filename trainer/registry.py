@@ -13,20 +13,19 @@ Entry = TypeVar("Entry")
 
 
 class Registry(dict[str, T]):
-    """Classes, or functions, by name; a dict, as MXNet's `Optimizer.opt_registry` is.
+    """A dict of classes or functions by name, with a `register` decorator, like MXNet's `Optimizer.opt_registry`.
 
-    A name that is registered twice means the later entry. This is silent for a new definition of the same class, one of the
-    same module and qualified name, as when a notebook cell is run again; any other class replaces the first with a
-    UserWarning, as in MXNet.
+    If a name is registered twice, the later entry replaces the first: silently if both have the same module and qualified
+    name, as when a notebook cell is run again; otherwise with a UserWarning, as in MXNet.
 
     Args:
-        kind: what the entries are, for messages: "optimizer".
-        base: the class that entries must be subclasses of; None means that they are not checked.
-        argument: the argument that names an entry, for messages.
-        suffix: an ending, in lower case, that a name may leave out when it is looked up.
-        hint: a sentence for lookups of an unknown name.
-        ignore_case: whether names are kept in lower case, and looked up in any.
-        group: the entry points by which other packages add entries, such as "tristep.optimizers"; "" for none.
+        kind: the noun for an entry in messages, such as "optimizer".
+        base: the class that entries must be subclasses of; None: entries are not checked.
+        argument: the name of the argument that names an entry, for messages.
+        suffix: a lower-case ending that a lookup may omit.
+        hint: a sentence for the error message of an unknown name.
+        ignore_case: whether names are stored in lower case, and looked up in any case.
+        group: the group of entry points with which other packages add entries, such as "tristep.optimizers"; "" for none.
     """
 
     def __init__(
@@ -50,12 +49,12 @@ class Registry(dict[str, T]):
         self.group = group
 
     def register(self, entry: Entry, *names: str, stacklevel: int = 2) -> Entry:
-        """Decorator: make a class known by its name, or by `names` instead.
+        """Register a class or function by its name, or by `names`; works as a decorator.
 
         Args:
             entry: the class or function.
-            names: what it is known by, instead of its own name.
-            stacklevel: of the warning about a name that is taken; a function that calls this for its caller adds 1.
+            names: the names to register, instead of the entry's own.
+            stacklevel: the `stacklevel` of the warning about a name that is taken; a wrapper around `register` adds 1.
 
         Returns:
             `entry`, unchanged.
@@ -67,9 +66,9 @@ class Registry(dict[str, T]):
         definition: Any = entry
         for name in names or (definition.__name__,):
             key = self._key(name)
-            known = self._known(key)
-            if known is not None and _place(known) != _place(definition):
-                warnings.warn(f"{self.kind} {key!r} now means {entry!r}, before {known!r}", stacklevel=stacklevel)
+            former = self.get(key) or (plugins.in_contrib(self.group).get(key) if self.group else None)
+            if former is not None and _place(former) != _place(definition):
+                warnings.warn(f"{self.kind} {key!r} now means {entry!r}, before {former!r}", stacklevel=stacklevel)
             self[key] = definition
         return entry
 
@@ -79,15 +78,16 @@ class Registry(dict[str, T]):
             raise TypeError(f"@register takes a subclass of {self.base.__name__}, got {entry!r}")
 
     def lookup(self, name: str, argument: str | None = None) -> T:
-        """The entry of this name.
+        """Return the entry of a name, or raise an error that lists the registered names.
 
         Args:
             name: the name.
-            argument: the argument that it was given as, for messages.
+            argument: the name of the user's argument, for messages; None is the registry's.
 
         Raises:
             TypeError: `name` is not a string.
-            ValueError: no entry has that name; the message lists those there are, and the nearest.
+            ValueError: no entry has that name.
+            ImportError: the plugin with that name cannot be imported.
         """
         argument = argument or self.argument
         if not isinstance(name, str):
@@ -97,45 +97,44 @@ class Registry(dict[str, T]):
         entry = self.find(name)
         if entry is not None:
             return entry
-        known, wrong = self.names(), self._key(name).removesuffix(self.suffix)
+        names = self.names()
         raise ValueError(
-            f"{argument}={name!r}: no {self.kind} is registered by that name; there are {', '.join(known) or 'none'}."
-            f"{did_you_mean(wrong, known)} {self.hint}".rstrip()
+            f"{argument}={name!r}: no {self.kind} is registered by that name; there are {', '.join(names) or 'none'}."
+            f"{did_you_mean(self._key(name).removesuffix(self.suffix), names)} {self.hint}".rstrip()
         )
 
     def find(self, name: str) -> T | None:
-        """The entry of this name, for which a plugin may have to be imported; None if there is none.
+        """Return the entry of a name, imported from a plugin if need be; None if there is none.
 
         Raises:
-            ImportError, TypeError, ValueError: the plugin cannot be imported, or what it declares does not fit.
+            ImportError: the plugin cannot be imported.
+            TypeError: the plugin's object is not a subclass of the base class.
+            ValueError: several plugins declare the name.
         """
         key = self._key(name)
-        for each in (key, key + self.suffix):
-            if each in self:
-                return self[each]
+        for full_key in (key, key + self.suffix):
+            if full_key in self:
+                return self[full_key]
         if not self.group or (entry := plugins.load(self.group, key)) is None:
             return None
         self.check(entry)
         return self.setdefault(key, entry)  # the plugin's module may have registered it
 
     def everything(self) -> dict[str, T]:
-        """All entries in the order of their names, with the plugins', which are imported."""
+        """Import all plugins, and return all entries, sorted by name."""
         for name in self.names():
             self.find(name)
         return dict(sorted(self.items()))
 
     def names(self) -> list[str]:
-        """The names in alphabetical order, with the plugins', without the suffix; nothing is imported."""
+        """Return all names, with those of plugins, sorted and without the suffix; nothing is imported."""
         declared = plugins.names(self.group) if self.group else ()
         return sorted({key.removesuffix(self.suffix) for key in (*self, *declared)})
-
-    def _known(self, key: str) -> Any:
-        """The entry of this key, or where `tristep.contrib` has it; None for a new key."""
-        return self.get(key) or (plugins.in_contrib(self.group).get(key) if self.group else None)
 
     def _key(self, name: str) -> str:
         return name.lower() if self.ignore_case else name
 
 
 def _place(entry: Any) -> str:
+    """Return "module:qualified name" of an entry, which `tristep.contrib` has as a string."""
     return entry if isinstance(entry, str) else f"{entry.__module__}:{entry.__qualname__}"

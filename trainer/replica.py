@@ -1,4 +1,4 @@
-"""Replica: one copy of a model's parameters, which of its gradients have been used, and what updates it in this process."""
+"""Replica: one copy of a model's parameters, with the guard of its gradients and the plan that updates it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from .optimizer.plan import Plan
 
 
 class Replica:
-    """One copy of a model.
+    """One copy of a model on one device.
 
     Args:
-        params: its parameters, in the same order in all replicas.
-        names: of the parameters.
-        updater: has the states of this replica, unless a store updates it; all have one optimizer.
-        zero_grads: let updates fill the gradients with zeros.
+        params: the parameters, in the same order in all replicas.
+        names: the names of the parameters.
+        updater: holds the optimizer's states for this replica, unless a store updates it. All replicas share one optimizer.
+        zero_grads: whether updates fill the gradients with zeros.
 
     Attributes:
         guard: remembers which gradients the last step has used.
-        plan: how it is updated; None before the first update, and after anything that a plan cannot follow.
-        counts, host_state: update counts and `host_state` of a replica that is not the first; None: as the first one's.
+        plan: the plan of the next update; None before the first update, and after a change that a plan cannot follow.
+        counts, host_state: update counts and `Optimizer.host_state` of a replica that is updated independently; None: those
+            of the optimizer.
     """
 
     def __init__(self, params: Sequence[torch.Tensor], names: Sequence[str], updater: Updater, zero_grads: bool) -> None:
@@ -39,15 +40,15 @@ class Replica:
         self._zero_grads = zero_grads
 
     def fresh(self, written: tuple[list[Any], list[int]] | None = None) -> list[bool]:
-        """For each gradient whether it has been written since the last step; `written` if the guard knows that of all."""
+        """Return for each gradient whether it was written since the last step; all were if `written` is not None."""
         return self.guard.written(self.guard.collect()) if written is None else [True] * len(self.params)
 
     def gradients(self, chosen: Sequence[bool]) -> list[torch.Tensor | None]:
-        """Those of the chosen parameters, None for the others."""
+        """Return the gradients of the chosen parameters, None for the others."""
         return [param.grad if wanted else None for param, wanted in zip(self.params, chosen, strict=True)]
 
     def zero_grad(self, set_to_none: bool) -> None:
-        """Forget gradients, or fill them with zeros, which makes none fresh."""
+        """Set gradients to None, or fill them with zeros without making used ones fresh."""
         if set_to_none:
             for param in self.params:
                 param.grad = None
@@ -58,20 +59,20 @@ class Replica:
         self.guard.use([None if new else gradient for gradient, new in zip(gradients, fresh, strict=True)])
 
     def marks(self) -> list[tuple[int, int]]:
-        """Of each gradient which tensor it is, and how often it has been written to."""
+        """Return the id and the version of each gradient."""
         return [(id(param.grad), -1 if param.grad is None else param.grad._version) for param in self.params]
 
     def weights(self) -> list[torch.Tensor]:
-        """The parameters as plain tensors, that can be written to."""
+        """Return the parameters as detached tensors, which can be written to."""
         return [param.detach() for param in self.params]
 
     def make_plan(self) -> Plan:
-        """Make the plan, and states where there are none; `undo` gives what takes them away again."""
+        """Make and return the plan, and the optimizer states that are missing."""
         self.plan = self.updater.make_plan(range(len(self.params)), self.params, self.names, True, self._zero_grads)
         return self.plan
 
     def undo(self) -> Callable[[], None]:
-        """A function that restores the states that there are now, before a plan is made."""
+        """Return a function that restores the present states and drops the plan."""
         updater = self.updater
         state = dict(updater.state)
 
@@ -81,12 +82,12 @@ class Replica:
         return restore
 
     def forget_plan(self) -> None:
-        """Make the plan again, after states or rules have been replaced."""
+        """Drop the plan, after states or rules have been replaced."""
         self.plan = None
         self.updater.forget_plan()
 
     def forget_counts(self) -> None:
-        """Count as the first replica does, after that has loaded saved counts."""
+        """Use the optimizer's counts and host state again, after it has loaded saved ones."""
         self.counts = self.host_state = None
 
 
@@ -103,9 +104,9 @@ def update_together(
     gradients: Sequence[Sequence[torch.Tensor | None]],
     into: MetricsBuffer | None,
 ) -> None:
-    """Update all replicas, each as if it were the only one, with counts and host state of its own; after `prepare`.
+    """Update all replicas independently, each with its own counts and host state; their plans must be prepared.
 
-    The optimizer is left as the first replica's update leaves it. `into` is where that puts what it measures.
+    Afterwards the optimizer has the counts and the host state of the first replica. `into` gets the first one's metrics.
     """
     counts, host_state = optimizer.step_counts.copy(), optimizer.host_state()
     plans: list[Any] = [replica.plan for replica in replicas]
@@ -113,11 +114,11 @@ def update_together(
     first_counts, first_state = optimizer.step_counts, optimizer.host_state()
     after = first_counts.largest
     try:
-        for replica, plan, own in zip(replicas[1:], plans[1:], gradients[1:], strict=True):
+        for replica, plan, grads in zip(replicas[1:], plans[1:], gradients[1:], strict=True):
             optimizer.step_counts = counts.copy() if replica.counts is None else replica.counts
             optimizer.step_counts.largest = counts.largest
             optimizer.load_host_state(host_state if replica.host_state is None else replica.host_state)
-            plan.prepare(own)  # once more, as the rule may depend on its counts
+            plan.prepare(grads)  # once more, because the rule may depend on the counts
             plan.run()
             replica.counts, replica.host_state = optimizer.step_counts, optimizer.host_state()
             after = max(after, optimizer.num_update)
@@ -128,14 +129,14 @@ def update_together(
 
 
 class DisplacedWeights:
-    """What the weights of replicas were before they were moved, and whether they have been written to since.
+    """A copy of the weights of replicas, to restore them after a temporary move, with a check for writes in between.
 
     Args:
-        replicas: whose weights are about to be moved; they are copied.
-        before: the weights to restore, of each replica, where they have been moved already.
+        replicas: the replicas whose weights are about to be moved.
+        before: [replica][parameter], the weights to restore; None copies the present ones.
 
     Attributes:
-        before: the weights to restore.
+        before: [replica][parameter], the weights to restore.
     """
 
     def __init__(self, replicas: Sequence[Replica], before: list[list[torch.Tensor]] | None = None) -> None:
@@ -146,11 +147,11 @@ class DisplacedWeights:
         self._marks = self._present_marks()
 
     def mark(self) -> None:
-        """The weights are now where they are to stay until `restore`."""
+        """Note that the move is complete: `written` reports writes from now on."""
         self._marks = self._present_marks()
 
     def written(self) -> list[str]:
-        """Names, in quotes, of the parameters that have been written to, or given other memory, since `mark`."""
+        """Return the names, in quotes, of parameters that were written to, or got other memory, since `mark`."""
         changed = [now != then for now, then in zip(self._present_marks(), self._marks, strict=True)]
         names = self._replicas[0].names
         return [repr(name) for i, name in enumerate(names) if any(changed[i :: len(names)])]
@@ -158,7 +159,7 @@ class DisplacedWeights:
     @uninterrupted
     @torch.no_grad()
     def restore(self) -> None:
-        """Give the weights their values from before."""
+        """Copy the weights of `before` back."""
         for replica, weights in zip(self._replicas, self.before, strict=True):
             for parameter, weight in zip(replica.params, weights, strict=True):
                 parameter.copy_(weight)

@@ -1,7 +1,8 @@
-"""Telemetry: what each step did to each parameter, computed by the update itself and stored for the last steps."""
+"""Telemetry: statistics of weights, gradients and updates, computed by the update itself and kept for the last steps."""
 
 from __future__ import annotations
 
+import itertools
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -11,36 +12,36 @@ import numpy as np
 import torch
 
 from ..kernels import Metric, MetricsBuffer
-from ..kernels import metrics as known
+from ..kernels import metrics as builtin
 from .optimizer import Optimizer, RuleOptimizer
 from .optimizer.multi import parts_of
 from .validation import choice, did_you_mean, integer
 
-_Values = dict[str, np.ndarray]  # by the names of measured values, each [n_steps, n_tensors]
+_Values = dict[str, np.ndarray]  # the measured values by name, each [n_steps, n_tensors]
 
 
 def _root(name: str) -> Callable[[_Values, np.ndarray], np.ndarray]:
-    return lambda found, sizes: np.sqrt(found[name])
+    return lambda values, sizes: np.sqrt(values[name])
 
 
 def _itself(name: str) -> Callable[[_Values, np.ndarray], np.ndarray]:
-    return lambda found, sizes: found[name]
+    return lambda values, sizes: values[name]
 
 
-def _ratio(found: _Values, sizes: np.ndarray) -> np.ndarray:
-    return np.sqrt(found["update_square"]) / np.sqrt(found["weight_square"])
+def _ratio(values: _Values, sizes: np.ndarray) -> np.ndarray:
+    return np.sqrt(values["update_square"]) / np.sqrt(values["weight_square"])
 
 
-def _cosine(found: _Values, sizes: np.ndarray) -> np.ndarray:
-    lengths = np.sqrt(found["gradient_square"]) * np.sqrt(found["update_square"])
-    return found["gradient_times_update"] / lengths
+def _cosine(values: _Values, sizes: np.ndarray) -> np.ndarray:
+    lengths = np.sqrt(values["gradient_square"]) * np.sqrt(values["update_square"])
+    return values["gradient_times_update"] / lengths
 
 
 def _share(name: str) -> Callable[[_Values, np.ndarray], np.ndarray]:
-    return lambda found, sizes: found[name] / sizes
+    return lambda values, sizes: values[name] / sizes
 
 
-# What is measured for each quantity, and how it is made of that.
+# For each quantity the values that the update measures, and the function from these values to the quantity.
 _QUANTITIES: dict[str, tuple[tuple[str, ...], Callable[[_Values, np.ndarray], np.ndarray]]] = {
     "weight_norm": (("weight_square",), _root("weight_square")),
     "gradient_norm": (("gradient_square",), _root("gradient_square")),
@@ -57,51 +58,52 @@ _QUANTITIES: dict[str, tuple[tuple[str, ...], Callable[[_Values, np.ndarray], np
 
 
 class Telemetry:
-    """What the last steps of a `Trainer` did to each parameter, as arrays of [n_steps, n_parameters].
+    """Statistics of each parameter's weights, gradients and updates in the last steps of a `Trainer`.
 
-    The update computes it from the weights, gradients and new weights that it has loaded; nothing is read a second
-    time, and the weights have the same bits as without it. On a GPU results are copied to the host asynchronously: a step
-    never waits for them, and neither does reading, which returns what has arrived. `flush` waits for all.
+    `telemetry[quantity]` is an array [n_steps, n_parameters]. The update computes it from values that it has loaded anyway,
+    and the weights have the same bits as without it. On a GPU, results are copied to the host asynchronously: neither a step
+    nor reading waits for them; reading returns the steps that have arrived, and `flush` waits for all.
 
     Quantities, for each parameter:
 
-    - "weight_norm", "gradient_norm", "update_norm": Euclidean norms of the weight before the step, of the gradient divided
-      by the batch size, and of what the step added to the weight;
-    - "weight_absmax", "gradient_absmax", "update_absmax": the largest absolute values of these; NaN if one of them is that;
-    - "update_ratio": the norm of the update over that of the weight;
-    - "cosine": of the angle between gradient and update, -1 for a plain step of gradient descent, NaN if one of them is 0;
+    - "weight_norm", "gradient_norm", "update_norm": the Euclidean norms of the weight before the step, of the gradient
+      divided by the batch size, and of the update, which is the change of the weight;
+    - "weight_absmax", "gradient_absmax", "update_absmax": the largest absolute values; NaN if an element is NaN;
+    - "update_ratio": the norm of the update divided by the norm of the weight;
+    - "cosine": the cosine of the angle between gradient and update, -1 for plain gradient descent, NaN if one of them is 0;
     - "gradient_zeros": the share of zeros among the gradient's elements;
-    - "gradient_nonfinite": how many of these are infinite or NaN;
-    - "weight_unchanged": the share of elements that are stored as they were, because the update was 0 or lost in rounding.
-      Compared is what is in memory, after rounding: the weight together with a split master or Kahan's compensation; if
-      there is a float32 master copy, that copy. 0.0 and -0.0 are equal, and NaN counts as changed;
+    - "gradient_nonfinite": the number of infinite and NaN elements of the gradient;
+    - "weight_unchanged": the share of elements whose stored value did not change, because the update was 0 or lost in
+      rounding. It compares stored values after rounding: the weight with its split master or Kahan compensation, or the
+      float32 master copy if there is one. 0.0 equals -0.0, and NaN counts as changed;
     - "weight_histogram", "gradient_histogram", "update_histogram": counts of values, [n_steps, n_parameters, 65].
-      Bin 0 has those below `edges[0]`, bin k those from `edges[k - 1]` to below `edges[k]`, and the last one the rest,
-      infinities too. `edges` are the powers of 2 from 2^-28 to 4, those with a minus before them, and 0 and 2^-126: between
-      these is bin 32, the one of zeros. NaN is in none.
+      Bin 0 counts values below `edges[0]`, bin k values from `edges[k - 1]` to below `edges[k]`, and the last bin all larger
+      values, infinity too. `edges` are the powers of 2 from 2^-28 to 4, their negatives, and 0 and 2^-126; bin 32, between
+      the latter two, counts zeros. NaN is in no bin.
 
-    The gradient is the rule's input: clipping, decay and the like come later and show in the update. Weights are in the
-    arithmetic's type, those of the master copy if there is one, and the update is taken before rounding to the weight's
-    type, but for "weight_unchanged". All is NaN for a parameter that a step skipped, or of whose sparse gradient it used
-    rows only. Sums of squares are added up in float32 (float64 for float64 weights): they are 0 for norms below 1e-22 and
-    infinite above 1e19. Counts are exact up to 2^24 elements of a parameter.
+    The gradient is the input of the update rule, before clipping, decay and the like, which show in the update. Weights have
+    the dtype of the arithmetic, from the master copy if there is one, and the update is taken before rounding to the
+    weight's dtype, except in "weight_unchanged". All quantities are NaN for a parameter that a step skipped, or of which it
+    updated only the rows of a sparse gradient. Squares are summed in float32 (float64 for float64 weights): sums are 0 for
+    norms below 1e-22 and infinite above 1e19. Counts are exact up to 2^24 elements of a parameter.
 
     Args:
-        every: record the first step and then each k-th; those between cost nothing.
-        size: steps to keep. Each takes up to 8 bytes for each parameter and quantity, 520 for each histogram.
-        metrics: names of quantities, and your own metrics (see `tristep.kernels.metric`), whose values' sums or
-            maxima are quantities then.
-        histograms: which of "weight", "gradient" and "update" to have a histogram of. A step that computes one takes up to
-            several times as long: record only some.
+        every: record the first step and then every k-th one, >= 1; steps between cost nothing.
+        size: the number of steps to keep, >= 1. Each takes up to 8 bytes for each parameter and quantity, 520 for each
+            histogram.
+        metrics: names of quantities, and your own metrics (see `tristep.kernels.metric`), whose sums or maxima become
+            quantities.
+        histograms: any of "weight", "gradient" and "update", to record histograms of. A step with a histogram takes up to
+            several times as long: use a large `every`.
 
     Attributes:
-        names: of the parameters, in the order of the arrays' columns; empty before it is given to a `Trainer`.
-        quantities: the names of all that is recorded.
-        edges: float64 [64], between the bins of histograms.
-        is_recorders: whether a `viz.Recorder` has made it for itself; a copy of the trainer is not recorded then.
+        names: the names of the parameters, in the order of the arrays' columns; empty until a `Trainer` has it.
+        quantities: the names of all recorded quantities.
+        edges: the edges between the bins of histograms, float64 [64].
+        is_recorders: whether a `viz.Recorder` has made it for itself; then a copy of the trainer is not recorded.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit.
+        TypeError, ValueError: an invalid argument, two quantities of one name, or nothing to record.
 
     Example:
         >>> import torch, tristep
@@ -130,43 +132,42 @@ class Telemetry:
     ) -> None:
         self.every = integer("every", every, 1)
         self.size = integer("size", size, 1)
-        self._wanted = _wanted(metrics)
-        self._histograms = _histograms(histograms)
-        own = [measure for measure in self._wanted if isinstance(measure, Metric)]
-        basic = [name for wanted in self._wanted if isinstance(wanted, str) for name in _QUANTITIES[wanted][0]]
-        parts = [getattr(known, name) for name in dict.fromkeys(basic)] + own
-        parts += [known.histogram(what) for what in self._histograms]
+        self._metrics = _checked_metrics(metrics)
+        self._histograms = _checked_histograms(histograms)
+        users = [metric for metric in self._metrics if isinstance(metric, Metric)]
+        measured = [name for metric in self._metrics if isinstance(metric, str) for name in _QUANTITIES[metric][0]]
+        parts = [getattr(builtin, name) for name in dict.fromkeys(measured)] + users
+        parts += [builtin.histogram(what) for what in self._histograms]
         if not parts:
             raise ValueError("metrics and histograms are both empty: there is nothing to record")
-        named = [wanted if isinstance(wanted, str) else wanted.names for wanted in self._wanted]
-        self.quantities = tuple(name for each in named for name in ([each] if isinstance(each, str) else each))
-        self.quantities += tuple(f"{what}_histogram" for what in self._histograms)
+        names = [[metric] if isinstance(metric, str) else metric.names for metric in self._metrics]
+        self.quantities = (*itertools.chain(*names), *(f"{what}_histogram" for what in self._histograms))
         if twice := sorted({name for name in self.quantities if self.quantities.count(name) > 1}):
             raise ValueError(f"metrics: there are two quantities {twice[0]!r}: each needs a name of its own")
-        self._measure = known.joined(*parts)
+        self._measure = builtin.joined(*parts)
         self.names: list[str] = []
-        self.edges = np.array(known.EDGES)
+        self.edges = np.array(builtin.EDGES)
         self.is_recorders = False
-        self._params: list[weakref.ref[torch.Tensor]] = []  # what is displayed of a run must not keep its model
-        self._sizes = np.zeros(0)  # of the parameters
-        self._found: MetricsBuffer | None = None
+        self._params: list[weakref.ref[torch.Tensor]] = []  # weak, so that a displayed run does not keep its model alive
+        self._sizes = np.zeros(0)  # the numbers of elements of the parameters
+        self._buffer: MetricsBuffer | None = None
         self._numbers = np.zeros(self.size + 1, dtype=np.int64)
         self._done = 0  # steps, recorded or not
 
     @property
     def steps(self) -> np.ndarray:
-        """int64 [n_steps]: which steps were recorded, by the optimizer's `num_update` after each, of those that arrived."""
+        """The optimizer's `num_update` after each recorded step that has arrived, int64 [n_steps]."""
         return self._step_numbers(self._arrived())
 
     def __len__(self) -> int:
-        """How many steps can be read now."""
+        """The number of recorded steps that have arrived."""
         return len(self._arrived())
 
     def __getitem__(self, quantity: str) -> np.ndarray:
-        """float64 [n_steps, n_parameters], or [n_steps, n_parameters, 65] of a histogram, of the steps that arrived.
+        """Return a quantity at the steps that have arrived, float64 [n_steps, n_parameters], or [..., 65] for a histogram.
 
         Raises:
-            KeyError: it is not recorded; the message says what is.
+            KeyError: the quantity is not recorded; the message lists the recorded ones.
         """
         if quantity not in self.quantities:
             hint = did_you_mean(str(quantity), self.quantities)
@@ -174,18 +175,18 @@ class Telemetry:
         return self._all(self._arrived())[quantity]
 
     def read(self, after: int = 0) -> dict[str, np.ndarray]:
-        """All arrays by quantity, and "steps", of one moment: a step that arrives meanwhile is in none of them.
+        """Return the arrays of all quantities, and "steps", consistently: all have the same steps.
 
         Args:
-            after: leave out the steps up to this one, which have been read before, say.
+            after: leave out steps with numbers up to this one.
         """
         steps = self._arrived()
         numbers = self._step_numbers(steps)
-        known = int(np.searchsorted(numbers, after, side="right"))
-        return {"steps": numbers[known:]} | self._all(steps[known:])
+        first = int(np.searchsorted(numbers, after, side="right"))
+        return {"steps": numbers[first:]} | self._all(steps[first:])
 
     def latest(self) -> dict[str, dict[str, Any]]:
-        """The quantities of the last step that arrived, by name of the parameter; empty before the first."""
+        """Return the quantities of the last step that has arrived, by name of the parameter; {} before the first step."""
         steps = self._arrived()[-1:]
         if not steps:
             return {}
@@ -197,42 +198,42 @@ class Telemetry:
 
     @property
     def pending(self) -> bool:
-        """Whether steps that were recorded have not arrived yet."""
-        return self._found is not None and self._found.arrived().stop < self._found.count
+        """Whether recorded steps have not arrived on the host yet."""
+        return self._buffer is not None and self._buffer.arrived().stop < self._buffer.count
 
     def flush(self) -> None:
         """Wait until all recorded steps have arrived."""
-        if self._found is not None:
-            self._found.arrived(wait=True)
+        if self._buffer is not None:
+            self._buffer.arrived(wait=True)
 
     def __repr__(self) -> str:
         return f"Telemetry({len(self)} steps, {len(self.names)} parameters, {', '.join(self.quantities)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, as of a trainer that is pickled, has the settings and no steps. The trainer attaches it."""
-        return Telemetry, (self.every, self.size, self._wanted, self._histograms)
+        """Copy and pickle the settings without the steps. A copied trainer attaches the copy."""
+        return Telemetry, (self.every, self.size, self._metrics, self._histograms)
 
-    # What follows is for the trainer.
+    # Methods for the trainer.
 
     def _attach(self, names: Sequence[str], params: Sequence[torch.Tensor]) -> None:
-        known = [ref() for ref in self._params]
-        if known and not (len(params) == len(known) and all(map(operator.is_, params, known))):
+        attached = [ref() for ref in self._params]
+        if attached and not (len(params) == len(attached) and all(map(operator.is_, params, attached))):
             raise ValueError("telemetry: this Telemetry belongs to another trainer; make one for each")
         self.names, self._params = list(names), [weakref.ref(param) for param in params]
         self._sizes = np.full(len(params), np.nan)
 
     def _begin(self) -> MetricsBuffer | None:
-        """Where the coming step is to put what it measures, or None if it is not to be recorded."""
+        """Return the buffer for the measurements of the coming step, or None if the step is not recorded."""
         if self._done % self.every:
             return None
-        if self._found is None:
-            self._found = MetricsBuffer(self._measure, len(self._params), self.size)
+        if self._buffer is None:
+            self._buffer = MetricsBuffer(self._measure, len(self._params), self.size)
             self._measure_sizes()
-        self._found.begin_step()
-        return self._found
+        self._buffer.begin_step()
+        return self._buffer
 
     def _end(self, into: MetricsBuffer | None, number: int) -> None:
-        """The step is over; `number` is its number."""
+        """End step number `number`, with the buffer that `_begin` returned."""
         if into is not None:
             place = into.count % len(self._numbers)
             if not into.end_step():
@@ -247,51 +248,52 @@ class Telemetry:
                 self._sizes[i] = param.numel()
 
     def _arrived(self) -> range:
-        return range(0) if self._found is None else self._found.arrived()
+        return range(0) if self._buffer is None else self._buffer.arrived()
 
     def _step_numbers(self, steps: range) -> np.ndarray:
         return self._numbers[np.arange(steps.start, steps.stop) % len(self._numbers)]
 
     def _all(self, steps: range) -> dict[str, np.ndarray]:
         names = self._measure.names
-        if self._found is None:
+        if self._buffer is None:
             values = np.empty((0, len(self._params), len(names)))
         else:
-            values = self._found.values(steps)
-        found = {name: values[:, :, k] for k, name in enumerate(names)}
+            values = self._buffer.values(steps)
+        by_name = {name: values[:, :, k] for k, name in enumerate(names)}
         self._measure_sizes()
-        sizes = self._sizes
-        result = {}
+        quantities = {}
         with np.errstate(divide="ignore", invalid="ignore"):
-            for wanted in self._wanted:
-                if isinstance(wanted, str):
-                    result[wanted] = _QUANTITIES[wanted][1](found, sizes)
+            for metric in self._metrics:
+                if isinstance(metric, str):
+                    quantities[metric] = _QUANTITIES[metric][1](by_name, self._sizes)
                 else:
-                    result |= {name: found[name] for name in wanted.names}
+                    quantities |= {name: by_name[name] for name in metric.names}
         for what in self._histograms:
             first = names.index(f"{what}_from_0")
-            result[f"{what}_histogram"] = known.bins_of(values[:, :, first : first + known.BINS])
-        return result
+            quantities[f"{what}_histogram"] = builtin.bins_of(values[:, :, first : first + builtin.BINS])
+        return quantities
 
 
 def attached(
     telemetry: Any, optimizer: Optimizer, is_reported: bool, names: Sequence[str], params: Sequence[torch.Tensor]
 ) -> Telemetry | None:
-    """The telemetry that a trainer asks for, attached to its parameters.
+    """Return a trainer's telemetry, attached to its parameters; None for none.
 
     Args:
-        telemetry: True, a `Telemetry`, or None or False for none.
-        optimizer, names, params: those of the trainer.
-        is_reported: whether its updates see whole parameters.
+        telemetry: True for a new `Telemetry`, a `Telemetry`, or None or False for none.
+        optimizer: the trainer's optimizer.
+        is_reported: whether the trainer's updates see whole parameters.
+        names: the names of the trainer's parameters.
+        params: the trainer's parameters.
 
     Raises:
-        TypeError, ValueError: it cannot be; nothing has been changed.
+        TypeError, ValueError: the trainer's steps cannot be recorded, or not by this `Telemetry`; nothing has been changed.
     """
-    wanted: Any = Telemetry() if telemetry is True else telemetry
-    if wanted is None or wanted is False:
+    attached: Any = Telemetry() if telemetry is True else telemetry
+    if attached is None or attached is False:
         return None
-    if not isinstance(wanted, Telemetry):
-        raise TypeError(f"telemetry={wanted!r}: must be True, a Telemetry or None, not {type(wanted).__name__}")
+    if not isinstance(attached, Telemetry):
+        raise TypeError(f"telemetry={attached!r}: must be True, a Telemetry or None, not {type(attached).__name__}")
     by_hand = [part for part in parts_of(optimizer) if not isinstance(part, RuleOptimizer)]
     if by_hand:
         raise TypeError(
@@ -303,24 +305,24 @@ def attached(
             f"telemetry={telemetry!r} where each process updates its share of the weights, and sees pieces of them: "
             "make the trainer with update_on_kvstore=False"
         )
-    wanted._attach(names, params)
-    return wanted
+    attached._attach(names, params)
+    return attached
 
 
-def _wanted(metrics: Any) -> tuple[str | Metric, ...]:
+def _checked_metrics(metrics: Any) -> tuple[str | Metric, ...]:
     if isinstance(metrics, (str, Metric)) or not isinstance(metrics, Iterable):
         raise TypeError(f"metrics={metrics!r}: must be a list of names and metrics")
-    wanted = tuple(metrics)
-    for each in wanted:
-        if not isinstance(each, (str, Metric)):
-            raise TypeError(f"metrics has {each!r}: must be a name or made with @metric, not {type(each).__name__}")
-        if isinstance(each, str):
-            choice("metrics", each, _QUANTITIES)
-    return wanted
+    metrics = tuple(metrics)
+    for metric in metrics:
+        if not isinstance(metric, (str, Metric)):
+            raise TypeError(f"metrics has {metric!r}: must be a name or made with @metric, not {type(metric).__name__}")
+        if isinstance(metric, str):
+            choice("metrics", metric, _QUANTITIES)
+    return metrics
 
 
-def _histograms(histograms: Any) -> tuple[str, ...]:
+def _checked_histograms(histograms: Any) -> tuple[str, ...]:
     if isinstance(histograms, str) or not isinstance(histograms, Iterable):
         raise TypeError(f"histograms={histograms!r}: must be a list of names, such as ['gradient']")
-    names = [choice("histograms", each, ("weight", "gradient", "update")) for each in histograms]
+    names = [choice("histograms", name, ("weight", "gradient", "update")) for name in histograms]
     return tuple(dict.fromkeys(names))

@@ -1,8 +1,8 @@
 """Trainer: Gluon's `Trainer`, which applies an optimizer to a model's parameters, on PyTorch.
 
-The path of a step is `step`, `_step`, `_choose` and `_apply`, for any number of replicas and any synchronization of
-gradients. With small models Python is what costs, so the usual case, one replica whose gradients are all fresh, asks nothing
-that it need not ask.
+A step runs `step`, `_step`, `_choose` and `_apply`, for any number of replicas and any synchronization of gradients. With
+small models the Python code dominates the time of a step, so the usual case, one replica whose gradients are all fresh,
+skips every check that it does not need.
 """
 
 from __future__ import annotations
@@ -52,57 +52,58 @@ from .replica import DisplacedWeights, Replica, update_together, zero
 from .telemetry import Telemetry, attached
 from .validation import boolean, number
 
-# The gradients of a replica, with their versions, if all are fresh; else None.
+# The gradients of a replica and their versions, if all gradients are fresh; else None.
 _Written = tuple[list[Any], list[int]] | None
-# For each replica and parameter whether its gradient is fresh; for each parameter whether it is updated, None where all are,
-# by the only replica; and for each replica the gradients, if all are fresh.
+# [replica][parameter]: whether the gradient is fresh; [parameter]: whether it is updated, None for all of the only replica;
+# [replica]: its gradients if all are fresh.
 _Choice = tuple[list[list[bool]], list[bool] | None, list[_Written]]
 
 
 class Trainer:
-    """Applies an optimizer to parameters, from the gradients that `backward` left in them.
+    """Updates the parameters of a model with an optimizer, from the gradients in `.grad`, as Gluon's `Trainer` does.
 
     Args:
-        params: what to train: a `torch.nn.Module`, an iterable of parameters or of (name, parameter), a dict of them (in
-            the order of their sorted names, as in Gluon; a module's parameters, too, where the order changes numbers: with
-            Nadam and user-defined optimizers), or torch-style groups, dicts with "params" and optionally
-            "lr_mult" and "wd_mult". Parameters with `requires_grad=False` are skipped. Or a list of modules that are
-            replicas of one model on different devices (see `tristep.replicate`): they are kept equal, and each gets its
-            part of a batch. Names, multipliers and `requires_grad` are those of the first replica's parameters. For a
-            module in torch's DistributedDataParallel, which reduces gradients itself, names are those of the inner module.
+        params: the parameters to train: a `torch.nn.Module`; an iterable of parameters or of (name, parameter) pairs; a
+            dict of parameters by name, which are updated in the order of their sorted names, as in Gluon; or torch-style
+            groups, dicts with "params" and optionally "lr_mult" and "wd_mult". (A module's parameters are sorted by name,
+            too, if the order changes numbers: with Nadam and user-defined optimizers.) Parameters with
+            `requires_grad=False` are skipped. Or a list of modules, replicas of one model on different devices (see
+            `tristep.replicate`): the trainer keeps them equal, and each computes gradients of its part of a batch. The
+            first replica determines names, multipliers and `requires_grad`. A module in torch's DistributedDataParallel,
+            which reduces gradients itself, has the parameter names of its inner module.
         optimizer: a name, such as "sgd" or "adam", or an `Optimizer`. Or a list of (pattern, optimizer) and (pattern,
-            optimizer, arguments), by which each parameter gets the optimizer of the first pattern that it matches: see
+            optimizer, arguments): each parameter gets the optimizer of the first pattern that its name matches, see
             `tristep.optimizer.MultiOptimizer`.
-        optimizer_params: arguments of the optimizer by name, as a dict or as pairs; None if `optimizer` is an instance. Of
-            several optimizers the arguments of each, where its entry does not have them.
+        optimizer_params: arguments of the optimizer by name, as a dict or as pairs; None if `optimizer` is an instance.
+            With a list of optimizers, defaults for the arguments that an entry does not give.
         kvstore: which store sums the gradients of several replicas: "local" (on the CPU), "device" or "nccl" (on the
-            replicas' device; see `tristep.kvstore.create` for MXNet's other names), the name of a registered store, or None,
-            with which replicas are updated independently. A single replica needs no store and gets none, unless a `KVStore`
+            replicas' device; see `tristep.kvstore.create` for MXNet's other names), the name of a registered store, or None
+            to update the replicas independently. A single replica needs no store and gets none, unless a `KVStore`
             object is passed. "dist_sync", "dist_device_sync" and "dist" are for several synchronous processes, started by
             torchrun, with one replica each: all of them must make the same calls. The first step broadcasts the weights of
-            rank 0. With "dist_async" and "dist_device_async" they do not wait for each other: the last process, or the last
-            TRISTEP_NUM_SERVERS, are servers, which update the weights, and whose program ends here when the others have
-            finished. See docs/scaling.md.
-        compression_params: gradient compression, {"type": "2bit" or "1bit", "threshold": 0.5}, with which "device"
-            sums the gradients of several replicas; what is not sent is stored in a residual per replica. With "local" it is
-            an error, and without a store it has no effect. With "dist_sync" and "dist_async" there are more types, see
-            `tristep.kvstore.create_compressor`; with "dist_sync" also "auto", which measures the link at the first step and
-            chooses what pays off. With "dist_async" each worker compresses what it pushes, and pulls uncompressed weights.
-        update_on_kvstore: whether the store updates the weights, with one state for all replicas, and returns them; if
-            not, each replica is updated, with its own state, from the sum of the gradients, which is then in `.grad`. None
-            means True if the store can update, unless there are sparse gradients, the environment variable
-            MXNET_UPDATE_ON_KVSTORE is 0, or "local" would update a parameter of more than 2**24 elements. True without a
-            store is an error. With "dist_sync" each process updates its shard of the weights, and stores the states of
-            that shard only.
+            rank 0. With "dist_async" and "dist_device_async" processes do not wait for each other: the last process, or the
+            last TRISTEP_NUM_SERVERS processes, are servers, which update the weights; the program of a server ends in this
+            constructor, when all workers have finished. See docs/scaling.md.
+        compression_params: gradient compression, {"type": "2bit" or "1bit", "threshold": 0.5}, used when the store "device"
+            sums the gradients of several replicas; each replica keeps a residual of the unsent part. With "local" it is an
+            error, and without a store it has no effect. "dist_sync" and "dist_async" have more types, see
+            `tristep.kvstore.create_compressor`; "dist_sync" also has "auto", which measures the link at the first step and
+            chooses a type that saves time. With "dist_async" each worker compresses its gradients, and pulls uncompressed
+            weights.
+        update_on_kvstore: True: the store updates the weights, with one state for all replicas, and returns them. False:
+            the sum of the gradients is written to `.grad`, and each replica is updated with its own state. None means True
+            if the store can update, unless there are sparse gradients, the environment variable MXNET_UPDATE_ON_KVSTORE is
+            0, or "local" would update a parameter of more than 2**24 elements. True without a store is an error. With
+            "dist_sync" and True each process updates its shard of the weights, and stores the states of that shard only.
         engine: "triton", "cpu", "eager", or None for the fastest that is available (see `tristep.kernels`).
-        telemetry: a `Telemetry` that records what each step does to each parameter, or True for one with its defaults;
-            None records nothing. The attribute of this name may be set to another one, or None, between steps.
-        zero_grads: let each step fill the gradients that it has used with zeros, in the same pass, so that the next ones
-            accumulate in the same memory. A gradient that autograd has not written to since counts as stale.
+        telemetry: a `Telemetry` that records statistics of each parameter at each step, or True for one with its defaults;
+            None records nothing. The attribute `telemetry` may be set to another `Telemetry`, or None, between steps.
+        zero_grads: whether each step fills the gradients that it has used with zeros, in the same pass, so that the next
+            backward pass accumulates into the same memory. A gradient is stale until autograd writes to it again.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit; the message says which and what is allowed.
-        RuntimeError: a dist store without several processes.
+        TypeError, ValueError: an invalid argument; the message says which, and what is allowed.
+        RuntimeError: a dist store in a program that is one process.
 
     Example:
         >>> import torch, tristep
@@ -149,8 +150,8 @@ class Trainer:
             model = modules[0] if modules else params
             self._optimizer.layers = layers_of(model) if isinstance(model, torch.nn.Module) else None
         self._optimizer.use_parameters(replicas[0], [name for name, _, _ in named])
-        for _, parameter, own in named:
-            for multiplier, value in own.items():
+        for _, parameter, multipliers in named:
+            for multiplier, value in multipliers.items():
                 setattr(parameter, multiplier, value)
         self._names = [name for name, _, _ in named]
         self._params = replicas[0]
@@ -161,8 +162,8 @@ class Trainer:
         self._backward: BackwardStep | None = None
         self._watch = AccumulationWatch(self._params)
         self._ascended: DisplacedWeights | None = None  # between `ascend` and the next step
-        self._averaging = False  # whether the weights are those of `averaged_weights` now
-        self._replaced = False  # whether another trainer has taken the optimizer over
+        self._averaging = False  # whether a context of `averaged_weights` is open
+        self._replaced = False  # whether the optimizer has been given to another trainer since
         models = [Replica(self._params, self._names, self._updater, zero_grads)]
         models += [Replica(each, self._names, Updater(self._optimizer, engine), zero_grads) for each in replicas[1:]]
         self._updater.be_that_of(self._optimizer)  # and not the last replica's
@@ -172,12 +173,12 @@ class Trainer:
         _adopt(self._optimizer, self)
 
     def _use_replicas(self, replicas: list[Replica], sync: GradientSync) -> None:
-        """Begin with these replicas, whose gradients, and those of other processes, this makes one."""
+        """Set the replicas, and what reduces their gradients with each other and with those of other processes."""
         self._replicas, self._sync = replicas, sync
         self._is_alone = len(replicas) == 1 and not sync.reduces  # one replica, and no store
-        self._started = False  # whether `sync` is
-        # In how many replicas each gradient was fresh when `allreduce_grads` was called; and which gradients are sums
-        # already, after a step that failed later.
+        self._started = False  # whether `sync` has been started
+        # In how many replicas each gradient was fresh when `allreduce_grads` was called; and, after a step that failed
+        # when gradients had been summed, the marks of the sums.
         self._reduced: list[int] | None = None
         self._summed: list[list[tuple[int, int]]] | None = None
 
@@ -198,7 +199,7 @@ class Trainer:
 
     @property
     def telemetry(self) -> Telemetry | None:
-        """What records the steps, or None."""
+        """The `Telemetry` that records statistics of each step, or None."""
         return self._telemetry
 
     @telemetry.setter
@@ -206,22 +207,27 @@ class Trainer:
         self._telemetry = attached(telemetry, self._optimizer, self._sync.reports_metrics, self._names, self._params)
 
     def set_learning_rate(self, lr: float) -> None:
-        """Set the learning rate. Raises UserWarning if a scheduler determines it, ValueError if it is negative."""
+        """Set the optimizer's learning rate, before multipliers.
+
+        Raises:
+            UserWarning: a scheduler determines the learning rate.
+            ValueError: it is negative.
+        """
         self._optimizer.set_learning_rate(lr)
 
     @outside_dynamo
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
-        """Reduce gradients and update the weights, with gradients divided by `batch_size`.
+        """Sum the gradients over all replicas, divide them by `batch_size`, and update the weights.
 
-        A gradient is stale unless `backward`, or anything else, has written to it since the last step. Gradients are not
-        changed, except by a trainer with `zero_grads=True`, or if each of several replicas is updated with their sum, which
-        then replaces them.
+        A gradient is stale unless `backward`, or anything else, has written to it since the last step. A step leaves
+        gradients as they are, with two exceptions: `zero_grads=True` fills them with zeros, and with several replicas whose
+        weights the store does not update, the sum replaces them.
 
-        The gradients of several replicas are summed, not averaged: `batch_size` is that of all their parts together.
+        The gradients of several replicas are summed, not averaged: `batch_size` counts the samples of all of them.
 
-        Gradients of several backward passes accumulate, and make one step with the number of all their samples. After
-        `zero_grad(set_to_none=False)` the next ones accumulate in the same memory. Those of 16-bit parameters accumulate in
-        float32 with `parameter.grad_dtype = torch.float32`, if torch supports it.
+        Gradients of several backward passes accumulate; one step then applies them, with `batch_size` the number of all
+        samples. After `zero_grad(set_to_none=False)` the next gradients accumulate in the same memory. With
+        `parameter.grad_dtype = torch.float32` gradients of 16-bit parameters accumulate in float32, if torch supports it.
 
             for x, y in parts:
                 loss(net(x), y).backward()
@@ -229,23 +235,24 @@ class Trainer:
             trainer.zero_grad(set_to_none=False)
 
         Args:
-            batch_size: > 0; 1 if the loss is a mean already.
-            ignore_stale_grad: skip parameters with a stale gradient, including their state and count, instead of raising
-                an error. A parameter with a new gradient in some replicas is updated in all, with the sum of these.
+            batch_size: the number of samples, > 0; 1 if the loss is a mean already.
+            ignore_stale_grad: skip parameters with a stale gradient, including their states and counts, instead of raising
+                an error. A parameter with a fresh gradient in some replicas is updated in all, with the sum of the fresh
+                gradients.
 
         Raises:
             StaleGradientError: some parameters have a stale gradient, or none; nothing has been changed.
-            ValueError, TypeError: an invalid batch size or gradient; nothing has been changed. Of several processes, one
-                has other parameters or settings, or had in the last step.
-            RuntimeError: of several synchronous processes, one is missing.
+            ValueError, TypeError: an invalid batch size or gradient; nothing has been changed. Or the parameters or
+                settings of several processes differ, or differed in the last step.
+            RuntimeError: one of several synchronous processes is missing.
         """
         self._step(batch_size, ignore_stale_grad)
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """A context that accumulates gradients locally, without communication, like DDP's `no_sync()`.
+        """Accumulate gradients without communication inside this context, as DDP's `no_sync()` does.
 
-        In one process it changes nothing.
+        In a single process it changes nothing.
 
             with trainer.accumulate():
                 for x, y in parts[:-1]:
@@ -258,26 +265,26 @@ class Trainer:
 
     @contextmanager
     def step_in_backward(self, batch_size: float, ignore_stale_grad: bool = False) -> Iterator[None]:
-        """A context whose one backward pass is a step: each parameter is updated as soon as its gradient is complete.
+        """Take a step inside the one backward pass of this context: update each parameter once its gradient is complete.
 
-        The gradient is then freed (`grad` becomes None), so that the gradients of a model never need memory all at once;
-        small ones are collected, up to 1 MiB, and used together. Results, counts and states are those of `step`. To
-        accumulate gradients of several batches, run all backward passes but the last before the context.
+        Each gradient is then freed (`grad` becomes None), so that the gradients of a model never need memory all at once;
+        small gradients are collected, up to 1 MiB, and applied together. Weights, counts and states become the same as with
+        `step`. To accumulate gradients of several batches, run all backward passes but the last before the context.
 
             with trainer.step_in_backward(batch_size):
                 loss(net(x), y).backward()
 
         Args:
-            batch_size: > 0; 1 if the loss is a mean already.
-            ignore_stale_grad: skip parameters that get no gradient, instead of raising an error in the end. A schedule is
-                called as if all of them got one.
+            batch_size: the number of samples, > 0; 1 if the loss is a mean already.
+            ignore_stale_grad: skip parameters that get no gradient, instead of raising an error at the end. A schedule is
+                called as if all parameters got a gradient.
 
         Raises:
-            TypeError, ValueError: an argument that does not fit, or an optimizer that needs all gradients together, such as
-                Prodigy; nothing has been changed.
-            RuntimeError: after `ascend`, inside another such context, with several copies of the model or a store, with
-                DistributedDataParallel, or with a loss scaler, which must see all gradients before a step, nothing has been
-                changed; or, from `backward`, a second gradient for a parameter, which is not used.
+            TypeError, ValueError: an invalid argument, or an optimizer that needs all gradients together, such as Prodigy;
+                nothing has been changed.
+            RuntimeError: after `ascend`, inside another `step_in_backward`, with several replicas of the model or a store,
+                with DistributedDataParallel, or with a loss scaler, which must see all gradients before a step; nothing has
+                been changed. Or, from `backward`, a parameter got a second gradient, which is not applied.
             StaleGradientError: on leaving, some parameters got no gradient; the others have been updated.
         """
         batch_size = number("batch_size", batch_size, above=0)
@@ -287,13 +294,13 @@ class Trainer:
 
     @outside_dynamo
     def allreduce_grads(self) -> None:
-        """Replace the gradients by their sums over all replicas, without updating.
+        """Replace the gradients by their sums over all replicas, without updating the weights.
 
-        To be followed by `update`, for example after clipping; `step` would sum them again. With one replica it does
-        nothing.
+        Call `update` next, for example after clipping the sums; `step` would sum them again. With one replica and no store
+        it does nothing.
 
         Raises:
-            UpdateOnKVStoreError: the store updates the weights, so that there are no two halves of a step.
+            UpdateOnKVStoreError: the store updates the weights, so that a step cannot be split.
         """
         if self._is_alone:
             return
@@ -306,10 +313,16 @@ class Trainer:
 
     @outside_dynamo
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
-        """As `step`, without reducing: the second half, after `allreduce_grads`.
+        """Update the weights with the gradients as they are: the second half of a step, after `allreduce_grads`.
+
+        Args:
+            batch_size: the number of samples, > 0, by which gradients are divided; 1 if the loss is a mean already.
+            ignore_stale_grad: skip parameters with a stale gradient, instead of raising an error.
 
         Raises:
-            UpdateOnKVStoreError: the store updates the weights.
+            StaleGradientError: some parameters have a stale gradient, or none; nothing has been changed.
+            ValueError, TypeError: an invalid batch size or gradient; nothing has been changed.
+            UpdateOnKVStoreError: the store updates the weights, so that a step cannot be split.
         """
         self._refuse_step("update()")
         self._start("update()")
@@ -317,7 +330,12 @@ class Trainer:
 
     @outside_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop all gradients, or fill them with zeros. A gradient that a step has used does not count as new after that."""
+        """Drop all gradients, or fill them with zeros; a gradient that a step has used stays stale.
+
+        Args:
+            set_to_none: True sets `grad` to None; False fills gradients with zeros, so that the next ones accumulate in the
+                same memory.
+        """
         boolean("set_to_none", set_to_none)
         self._reduced = self._summed = None
         for replica in self._replicas:
@@ -326,9 +344,9 @@ class Trainer:
     @outside_dynamo
     @uninterrupted
     def ascend(self, rho: float = 0.05, *, adaptive: bool = False) -> None:
-        """Move the weights up their gradients, for sharpness-aware minimization; the next step first moves them back.
+        """Move the weights along their gradients, for sharpness-aware minimization; the next step first moves them back.
 
-        Between the two, compute the gradients again, at the moved weights:
+        Between `ascend` and `step`, compute the gradients at the moved weights:
 
             loss(net(x), y).backward()
             trainer.ascend()
@@ -337,13 +355,13 @@ class Trainer:
             trainer.step(batch_size)
 
         Args:
-            rho: how far, in the norm of all weights together, > 0.
-            adaptive: measure the distance relative to each weight, as ASAM does; `rho` is then about ten times as large.
+            rho: the distance, as a 2-norm over all weights, > 0.
+            adaptive: measure the distance relative to each weight, as ASAM does; use a `rho` about ten times as large.
 
         Raises:
             StaleGradientError: some parameters have a stale gradient, or none; nothing has been changed.
-            RuntimeError: the weights have been moved already, with no step since; or there are several replicas of the
-                model, or a store.
+            RuntimeError: there has been no step since the last `ascend`, `averaged_weights` is open, there are several
+                replicas of the model, or there is a store.
 
         Source: Foret et al. (2021), "Sharpness-Aware Minimization"; Kwon et al. (2021), "ASAM".
         """
@@ -365,15 +383,16 @@ class Trainer:
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
-        """A context in which the model has its averaged weights, for evaluation, if the optimizer maintains an average.
+        """Give the model the optimizer's averaged weights inside this context, for evaluation.
 
-        It does with `ema_decay`, a moving average; some optimizers do by themselves. Of several optimizers, parameters of
-        those that keep none have their weights. Afterwards weights are restored bit for bit. No step may be taken inside.
+        An optimizer keeps a moving average if it has `ema_decay`; some, such as `ScheduleFreeSGD`, always keep an average.
+        With several optimizers, parameters whose optimizer keeps no average keep their weights. On leaving, weights are
+        restored bit for bit. No step may be taken inside.
 
         Raises:
             ValueError: no optimizer keeps an average; nothing has been changed.
-            RuntimeError: a store of another process keeps it; or inside another such context, or after `ascend`; or, on
-                leaving, the weights have been written to inside, which is undone.
+            RuntimeError: a store in another process keeps the average; or it is called inside another `averaged_weights`,
+                or after `ascend`; or, on leaving, weights were written to inside: they are restored all the same.
 
         Example:
             >>> import torch, tristep
@@ -418,12 +437,13 @@ class Trainer:
             )
 
     def float32_weights(self) -> dict[str, torch.Tensor]:
-        """The weights by name in float32, in new tensors: those of 16 bits with what their masters add, of float64 rounded.
+        """Return the weights of the first replica by name, in float32, in new tensors.
 
-        Of several replicas they are the first one's; with dist stores every process must call this, and gets all of them.
+        A 16-bit parameter with a master has the precision of its master; float64 weights are rounded. With a dist store
+        every process must call this, and gets all weights.
 
         Raises:
-            RuntimeError: a store of another process has the masters; or inside `averaged_weights`, or after `ascend`.
+            RuntimeError: a store in another process has the masters; or inside `averaged_weights`, or after `ascend`.
             TypeError: a user-defined optimizer with `multi_precision`.
         """
         self._refuse_averaged("float32_weights()", or_ascended=True)
@@ -434,16 +454,18 @@ class Trainer:
 
     @uninterrupted
     def load_float32_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Set weights and masters to what `float32_weights` returned, as near as they are stored; states and counts stay.
+        """Set the weights and masters of all replicas, rounded to their dtypes; optimizer states and counts stay.
 
-        All replicas get the weights; with dist stores every process must call this, with the same.
+        With a dist store every process must call this, with the same weights.
 
         Args:
-            weights: by name a floating-point tensor for each parameter, of its shape.
+            weights: for each parameter's name a floating-point tensor of its shape, as `float32_weights` returns them.
 
         Raises:
-            ValueError, TypeError: it does not fit this trainer; nothing has been changed.
-            RuntimeError: as `float32_weights`; nothing has been changed.
+            ValueError, TypeError: `weights` lacks a parameter, or has another name, shape or dtype, or the optimizer is a
+                user-defined one with `multi_precision`; nothing has been changed.
+            RuntimeError: a store in another process has the masters; or inside `averaged_weights`, or after `ascend`;
+                nothing has been changed.
         """
         self._refuse_averaged("load_float32_weights()", or_ascended=True)
         self._check_initialized()
@@ -452,9 +474,9 @@ class Trainer:
         load_float32_weights(self._replicas, self._sync, self._optimizer, weights)
 
     def capture(self, fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
-        """Capture a training function as a CUDA graph: the result is called like the function, without its work on the host.
+        """Return a callable that runs a training function as a CUDA graph, which saves its work on the host.
 
-        Each call is one training step. The first ones run normally; then the graph is recorded, and replayed from then on.
+        Each call is one training step. The first calls run normally; then the graph is recorded, and from then on replayed.
         Learning rate, schedule, decay, multipliers, betas, clipping, update counts and loss scale stay adjustable. On a
         device without CUDA graphs the function is simply called.
 
@@ -469,18 +491,19 @@ class Trainer:
                 loss = step(x, y)
 
         Args:
-            fn: takes tensors, which are copied to the parameters' device, and makes one step of this trainer. It must not
-                read values on the host (`loss.item()`), and its control flow is recorded once.
-            warmup: how many calls run normally, >= 2.
+            fn: a function of tensors, which are copied to the parameters' device; it takes one step of this trainer. It must
+                not read values on the host (`loss.item()`), and its control flow is recorded once.
+            warmup: the number of calls that run normally, >= 2.
 
         Returns:
-            A callable. Tensors that it returns are overwritten by the next call; gradients are those of the last one.
+            A callable with the arguments and results of `fn`. The next call overwrites the tensors that it returns, and the
+            gradients.
 
         Raises:
             TypeError: `fn` is not callable.
-            ValueError: an optimizer whose rule is not elementwise, such as Muon's; an engine other than triton on a GPU; a
+            ValueError: an optimizer without an elementwise rule, such as Muon; an engine other than triton on a GPU; a
                 trainer with telemetry.
-            RuntimeError: several copies of the model, or a store.
+            RuntimeError: several replicas of the model, or a store.
 
         Source: `torch.cuda.graph`.
         """
@@ -490,15 +513,18 @@ class Trainer:
         return CapturedStep(fn, device, warmup)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's settings, counts, schedule and states, as plain data and tensors (not copied).
+        """Return the optimizer's settings, counts, schedule and states, as plain data and tensors (not copied).
 
-        With a loss scaler it includes its state, and with compression the residuals. Of several replicas of the model it is
-        the first one's, and may be loaded with more or fewer. Between `ascend` and `step` it raises RuntimeError.
+        It includes the state of a loss scaler, and the residuals of gradient compression. With several replicas of the
+        model it holds the first one's states, and can be loaded by a trainer with more or fewer replicas.
+
+        Raises:
+            RuntimeError: it is called between `ascend` and `step`.
         """
         if self._ascended is not None:
             raise RuntimeError(
-                "between ascend() and step() the weights are not those that training goes on with, and nothing is to be "
-                "saved: save after step()"
+                "between ascend() and step() the weights are displaced, and training will not go on from there: save after "
+                "step()"
             )
         if not self._is_alone:
             self._start()
@@ -511,14 +537,14 @@ class Trainer:
 
     @uninterrupted
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned. Checks all of it first.
+        """Restore the optimizer's settings, schedule, counts and states from `state_dict`, as Gluon does.
 
-        The optimizer's settings, its schedule and its counts become the saved ones, as in Gluon; the multipliers, which
-        belong to the parameters, stay. Residuals of compression are dropped if there is none now, and are divided equally
-        among all replicas if there are fewer of them.
+        Multipliers, which belong to the parameters, stay. Residuals of gradient compression are dropped if this trainer does
+        not compress, and divided equally among the replicas if it has another number of replicas.
 
         Raises:
-            ValueError, TypeError: it does not fit this trainer; nothing has been changed.
+            ValueError, TypeError: `state_dict` does not fit this trainer; everything is checked first, and nothing has been
+                changed.
         """
         saved = checkpoint.with_plain_names(state_dict)
         scaling = saved.get("loss_scaler") if isinstance(saved, Mapping) else None
@@ -542,7 +568,7 @@ class Trainer:
             replica.forget_counts()
         if scaling is not None:
             self._loss_scaler.load_state_dict(scaling)
-        if self._ascended is not None:  # weights that have been written since `ascend` are those that were loaded
+        if self._ascended is not None:  # weights that were written to since `ascend` have been loaded: they stay
             if not self._ascended.written():
                 self._ascended.restore()
             self._ascended = None
@@ -550,34 +576,37 @@ class Trainer:
             replica.forget_plan()
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
-        """Write `state_dict` to a file (safetensors with JSON in its metadata), atomically."""
+        """Write `state_dict()` to a file (safetensors with JSON in its metadata), atomically."""
         state = self.state_dict()
         if self._sync.writes:
             checkpoint.write(fname, state)
         self._sync.end_save()
 
     def load_states(self, fname: str | os.PathLike[str]) -> None:
-        """Read what `save_states` wrote, as `load_state_dict`.
+        """Restore the optimizer's settings, schedule, counts and states from a file of `save_states`.
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: it is not a state file, is damaged, or does not fit this trainer; nothing has been changed.
+            ValueError: the file is not a state file, is damaged, or does not fit this trainer; nothing has been changed.
         """
         checkpoint.load_read(self.load_state_dict, checkpoint.read(fname), f"fname={str(fname)!r}")
 
     @uninterrupted
     def resume(self, folder: str | os.PathLike[str], net: Any = None) -> Checkpoint:
-        """Continue from the newest complete checkpoint of a `CheckpointManager`; random numbers are restored, too.
+        """Restore the newest complete checkpoint of a `CheckpointManager`, with the states of random-number generators.
+
+        It warns of newer checkpoints that are damaged.
 
         Args:
-            folder: of checkpoints, or one of them. One that is empty, or not there, changes nothing.
-            net: the model, or the list of its replicas, if it was given to the manager.
+            folder: a folder of checkpoints, or one checkpoint. If it is empty or missing, nothing is changed.
+            net: the model, or the list of its replicas, if the manager was given it.
 
         Returns:
-            What was saved with it: `step`, `metrics`, `metadata`, `path`; step 0 if there is none.
+            The checkpoint, with the attributes `step`, `metrics`, `metadata` and `path`; its step is 0 if there is none.
 
         Raises:
-            ValueError: it does not fit, or all are damaged; nothing has been changed. It warns of newer damaged ones.
+            ValueError: the checkpoint does not fit this trainer, or all are damaged; nothing has been changed.
+            RuntimeError: it is called inside `averaged_weights`, or after `ascend`; nothing has been changed.
         """
         self._refuse_averaged("resume()", or_ascended=True)
         return resume(self, folder, net)
@@ -591,7 +620,7 @@ class Trainer:
 
     @uninterrupted
     def _step(self, batch_size: float, ignore_stale_grad: bool, reduce: bool = True) -> None:
-        """See `step` and, for `reduce=False`, `update`."""
+        """Take a step; `reduce=False` leaves out the sum over replicas."""
         if type(batch_size) is not int or batch_size <= 0:
             batch_size = number("batch_size", batch_size, above=0)
         if ignore_stale_grad is not False:
@@ -612,7 +641,7 @@ class Trainer:
             self._ascended = None
         optimizer, telemetry = self._optimizer, self._telemetry
         before, rescale_grad = optimizer.rescale_grad, self._scale / batch_size
-        if before != rescale_grad or isinstance(optimizer, MultiOptimizer):  # whose optimizers have their own, too
+        if before != rescale_grad or isinstance(optimizer, MultiOptimizer):  # which sets it for each of its optimizers
             optimizer.rescale_grad = rescale_grad
         into = None if telemetry is None else telemetry._begin()
         try:
@@ -624,23 +653,26 @@ class Trainer:
             telemetry._end(into, optimizer.num_update)
         recording = current_recording.get()
         if not self._watch.is_over:
-            # Where gradients are reduced while backward runs, they are written to the tensors of the last step anyway.
+            # If gradients are reduced while backward runs, every backward pass writes to the same tensors.
             reduced = self._reduced_by_torch or self._sync.in_step
             self._watch.after_step(not (self._zero_grads or reduced or recording is not None))
         if recording is not None:
             record_step(recording, self._replicas[0], rescale_grad)
 
     def _choose(self, ignore_stale_grad: bool, reduce: bool = True) -> _Choice:
-        """Which gradients a step uses. An error for stale ones; nothing has been changed then.
+        """Return which gradients a step uses.
 
         Args:
-            ignore_stale_grad: leave parameters without a fresh gradient alone.
-            reduce: False where `allreduce_grads` has been called.
+            ignore_stale_grad: skip parameters without a fresh gradient.
+            reduce: False if `allreduce_grads` has been called.
+
+        Raises:
+            StaleGradientError: a gradient is stale and `ignore_stale_grad` is False; nothing has been changed.
         """
         written = [replica.guard.collect_written() for replica in self._replicas]
         if self._is_alone and written[0] is not None:
             return [], None, written
-        fresh = [replica.fresh(all_of) for replica, all_of in zip(self._replicas, written, strict=True)]
+        fresh = [replica.fresh(all_written) for replica, all_written in zip(self._replicas, written, strict=True)]
         counts = self._sync.count_fresh(fresh, ignore_stale_grad) if reduce else self._counts_after_reduce(fresh)
         if not ignore_stale_grad:
             self._refuse_stale(counts)
@@ -658,16 +690,16 @@ class Trainer:
         reduce: bool,
         into: MetricsBuffer | None,
     ) -> None:
-        """Reduce the gradients and update the weights. Where it fails before any weight has changed, so have no states.
+        """Reduce the gradients and update the weights. If it fails before any weight changed, states are unchanged too.
 
         Args:
-            fresh, chosen, written: what `_choose` gave just now.
-            reduce: as for that.
-            into: where the updates put what they measure.
+            fresh, chosen, written: the result of `_choose`.
+            reduce: whether to sum the gradients over replicas.
+            into: the buffer for the metrics of the update, or None.
         """
         replicas, sync, scaler = self._replicas, self._sync, self._loss_scaler
         separate = len(replicas) > 1 and not sync.reduces
-        # Of each replica which gradients are used; None where all are that `_choose` has found.
+        # [replica][parameter]: whether the gradient is used; None: all of `written`.
         used = None if chosen is None else fresh if separate else [chosen] * len(replicas)
         gradients = [written[0][0]] if used is None else self._gradients(used)  # type: ignore[index]  # not None then
         undo = [replica.undo() for replica in replicas if replica.plan is None]
@@ -679,15 +711,15 @@ class Trainer:
                 sync.update(chosen, fresh, into)  # type: ignore[arg-type]  # only a replica alone has no choice
                 total = sync.total()
             else:
-                for replica, own in zip(replicas, gradients, strict=True):
-                    (replica.plan or replica.make_plan()).prepare(own)
+                for replica, grads in zip(replicas, gradients, strict=True):
+                    (replica.plan or replica.make_plan()).prepare(grads)
                 if reduce and sync.reduces:
-                    again = self._not_summed(chosen)  # type: ignore[arg-type]  # as above
+                    unsummed = self._not_summed(chosen)  # type: ignore[arg-type]  # as above
                     reducing = True
-                    sync.reduce(again, fresh)
+                    sync.reduce(unsummed, fresh)
                     gradients = self._gradients(used)  # type: ignore[arg-type]  # as above
-                    for replica, own in zip(replicas, gradients, strict=True):
-                        replica.plan.prepare(own)  # type: ignore[union-attr]  # there is one by now
+                    for replica, grads in zip(replicas, gradients, strict=True):
+                        replica.plan.prepare(grads)  # type: ignore[union-attr]  # there is one by now
                 if scaler is not None:
                     scaler.look(*gradients, always=separate)
                 if len(replicas) == 1:
@@ -707,24 +739,24 @@ class Trainer:
         if sync.updates:
             gradients = self._gradients(used)  # type: ignore[arg-type]  # as above
             if self._zero_grads:
-                for own in gradients:
-                    zero(own)
+                for grads in gradients:
+                    zero(grads)
         if used is None and not self._zero_grads:
             versions, references = written[0][1], replicas[0].plan.references  # type: ignore[index, union-attr]  # as above
             replicas[0].guard.use(gradients[0], versions, references)
         else:
-            for replica, own in zip(replicas, gradients, strict=True):
-                replica.guard.use(own)
+            for replica, grads in zip(replicas, gradients, strict=True):
+                replica.guard.use(grads)
         if scaler is not None:
             scaler.end(total)
         self._reduced = self._summed = None
 
     def _gradients(self, used: Sequence[Sequence[bool]]) -> list[list[Any]]:
-        """Those to use of each replica, as they are now; None for others."""
-        return [replica.gradients(own) for replica, own in zip(self._replicas, used, strict=True)]
+        """Return the present gradients of each replica; None where [replica][parameter] is not `used`."""
+        return [replica.gradients(chosen) for replica, chosen in zip(self._replicas, used, strict=True)]
 
     def _refuse_stale(self, counts: Sequence[int]) -> None:
-        """An error for parameters that are not fresh in all replicas, by in how many each is."""
+        """Raise if a gradient is not fresh in all replicas; `counts` has in how many replicas each one is."""
         n, stale = self._sync.num_replicas, []
         for name, param, count in zip(self._names, self._params, counts, strict=True):
             if param.requires_grad and count < n:
@@ -734,12 +766,12 @@ class Trainer:
             raise StaleGradientError(
                 f"no fresh gradient since the last step for {listed(stale)}: call backward() on a loss that depends on "
                 "them before step(), or use step(batch_size, ignore_stale_grad=True) to leave such parameters as they "
-                "are; of what a CUDA graph or a kernel of your own writes torch knows once you have called "
+                "are; if a CUDA graph or a kernel of your own has written the gradients, tell torch by "
                 "torch.autograd.graph.increment_version(gradients)"
             )
 
     def _counts_after_reduce(self, fresh: Sequence[Sequence[bool]]) -> list[int]:
-        """In how many replicas each gradient is fresh, where a sum has made it so in all."""
+        """Return in how many replicas each gradient was fresh before `allreduce_grads` wrote the sum to all of them."""
         here = list(map(sum, zip(*fresh, strict=True)))
         if self._is_alone:
             return here
@@ -748,37 +780,36 @@ class Trainer:
         return [count if now else 0 for count, now in zip(self._reduced, here, strict=True)]
 
     def _not_summed(self, chosen: Sequence[bool]) -> list[bool]:
-        """Of the chosen parameters those whose gradients are not sums already, from a step that failed after that."""
+        """Return which chosen parameters have gradients that are no sums yet; a step that failed late leaves sums."""
         if self._summed is None:
             return list(chosen)
-        now = [replica.marks() for replica in self._replicas]
-        same = [all(own[i] == then[i] for own, then in zip(now, self._summed, strict=True)) for i in range(len(chosen))]
-        return [wanted and not done for wanted, done in zip(chosen, same, strict=True)]
+        marks = list(zip([replica.marks() for replica in self._replicas], self._summed, strict=True))
+        return [wanted and any(now[i] != then[i] for now, then in marks) for i, wanted in enumerate(chosen)]
 
     def _check_rate(self, chosen: Sequence[bool]) -> None:
-        """A learning rate that is not valid must be detected before gradients are summed up."""
+        """Raise if a scheduler returns an invalid learning rate, before gradients are summed."""
         optimizer = self._optimizer
         if any(chosen) and any(part.lr_scheduler is not None for part in parts_of(optimizer)):
             counts = optimizer.counts
             reached = [counts.get(i, optimizer.begin_num_update) + 1 for i, wanted in enumerate(chosen) if wanted]
             optimizer.rate_at(max(optimizer.num_update, *reached))
 
-    # What it is made of, and what must not be.
+    # Start and checks.
 
     def _start(self, what: str | None = None) -> None:
-        """Start the synchronization, once. `what` is what cannot be called where a store updates the weights."""
+        """Start the synchronization, once. Raise if a store updates the weights and `what`, a method, must not be called."""
         if not self._started:
             self._check_initialized()
             self._sync.start()
             self._started = True
         if what is not None and self._sync.updates:
             raise UpdateOnKVStoreError(
-                f"{what} where the store updates the weights, which it does with gradients and all in one: call step(), or "
-                "make the trainer with update_on_kvstore=False"
+                f"{what} where the store updates the weights: it sums gradients and updates in one; call step(), or make "
+                "the trainer with update_on_kvstore=False"
             )
 
     def _check_initialized(self) -> None:
-        """Refuse lazy parameters that have not been initialized."""
+        """Raise if a lazy parameter has not been initialized."""
         for r, replica in enumerate(self._replicas):
             where = "params" if len(self._replicas) == 1 else f"params[{r}]"
             lazy = [repr(name) for name, parameter in zip(self._names, replica.params, strict=True) if is_lazy(parameter)]
@@ -788,14 +819,14 @@ class Trainer:
                 check_alike(r, self._names, replica.params, self._params)
 
     def _use_control(self, control: torch.Tensor) -> None:
-        """Take a loss scaler's control for updates from now on. Raises RuntimeError where that cannot be."""
+        """Let all updates read a loss scaler's `control`. Raises RuntimeError if the synchronization does not support it."""
         self._sync.use_control(control)
         for replica in self._replicas:
             replica.updater.control = control
-            replica.forget_plan()  # it works with other kernels from now on
+            replica.forget_plan()  # updates use other kernels from now on
 
     def _backward_step(self) -> BackwardStep:
-        """What takes steps inside backward, where that can be.
+        """Return the object that takes steps inside backward, after all checks.
 
         Raises:
             TypeError, ValueError, RuntimeError: see `Trainer.step_in_backward`; nothing has been changed.
@@ -833,7 +864,7 @@ class Trainer:
             )
 
     def _refuse_together(self, what: str) -> None:
-        """An error for what is for one replica without a store, where there are several, or a store."""
+        """Raise if there are several replicas or a store; `what`, a method, works with one replica only."""
         if not self._is_alone:
             raise RuntimeError(
                 f"{what} of a trainer with several copies of the model, or a store: it is for one copy without a store; use "
@@ -842,27 +873,27 @@ class Trainer:
 
     @property
     def _kv_initialized(self) -> bool:
-        """Whether the store is there, if one is needed, under the name that tools for MXNet's Trainer read it by."""
+        """Whether synchronization has started; tools for MXNet's Trainer read this name."""
         return self._started
 
     def _init_kvstore(self) -> None:
-        """Make the store, which the first step does otherwise, as tools for MXNet ask for."""
+        """Start the synchronization before the first step; tools for MXNet's Trainer call this name."""
         self._start()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: all but what the next step creates again. A copy's parameters have no gradients yet."""
+        """Return everything but what `__setstate__` makes again. Gradients are not copied."""
         if not self._is_alone:
             raise TypeError(
                 "a Trainer of several copies of a model, or with a store, cannot be copied or pickled: use state_dict()"
             )
         if self._averaging or (self._backward is not None and self._backward.is_open):
             raise RuntimeError("a Trainer cannot be copied inside averaged_weights() or step_in_backward(): leave it first")
-        again = ("_replicas", "_sync", "_is_alone", "_started", "_reduced", "_summed")
-        without = {k: v for k, v in vars(self).items() if k not in again}
+        remade = ("_replicas", "_sync", "_is_alone", "_started", "_reduced", "_summed")
+        state = {name: value for name, value in vars(self).items() if name not in remade}
         before = None if self._ascended is None else self._ascended.before
         recorded = self._telemetry is not None and self._telemetry.is_recorders
         telemetry = None if recorded else self._telemetry
-        return without | {"_backward": None, "_watch": None, "_ascended": before, "_telemetry": telemetry}
+        return state | {"_backward": None, "_watch": None, "_ascended": before, "_telemetry": telemetry}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -894,10 +925,10 @@ def _make_optimizer(optimizer: Any, optimizer_params: Any) -> Optimizer:
 
 
 def _adopt(optimizer: Optimizer, trainer: Trainer) -> None:
-    """Make this the trainer of the optimizer, which counts the updates of one."""
-    before = None if optimizer.trainer is None else optimizer.trainer()
-    if before is not None:
-        before._replaced = True
+    """Make `trainer` the optimizer's only trainer: a former one can take no more steps, and counts go on with a warning."""
+    former = None if optimizer.trainer is None else optimizer.trainer()
+    if former is not None:
+        former._replaced = True
     if optimizer.trainer is not None and optimizer.counts:
         warnings.warn(
             f"{type(optimizer).__name__} has counted {optimizer.num_update} updates for another Trainer, and counts on: "
@@ -909,17 +940,17 @@ def _adopt(optimizer: Optimizer, trainer: Trainer) -> None:
 
 
 def _averages_of(optimizer: Optimizer) -> list[tuple[Rule, dict[str, float], list[int]]]:
-    """The rules that compute averaged weights, with their hyper-parameters and the indices of the parameters.
+    """Return the rules that compute averaged weights, each with its hyper-parameters and the indices of its parameters.
 
     Raises:
         ValueError: the optimizer, or each of several, keeps no average.
     """
-    found = []
+    averages: list[Any] = []
     for part in parts_of(optimizer):
         average = part.average_in_use() if isinstance(part, RuleOptimizer) else None
         if average is not None:
-            found.append((*average, [i for i in optimizer.param_names if part_of(optimizer, i) is part]))
-    if not found:
+            averages.append((*average, [i for i in optimizer.param_names if part_of(optimizer, i) is part]))
+    if not averages:
         names = " and ".join(type(part).__name__ for part in parts_of(optimizer))
         raise ValueError(f"{names} keeps no averaged weights: give it ema_decay=0.999, say")
-    return found  # type: ignore[return-value]  # a Trainer's indices are integers
+    return averages

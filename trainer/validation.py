@@ -1,4 +1,4 @@
-"""Checks of what users pass, with errors that name the argument, what came and what is allowed."""
+"""Checks of users' arguments, whose errors name the argument, the value and what is allowed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ def number(
     below: float = math.inf,
     above: float = -math.inf,
 ) -> float:
-    """`value` as a float, if it is a finite number with low <= value <= high and above < value < below."""
+    """Return `value` as a float, or raise unless it is a finite number with low <= value <= high and above < value < below.
+
+    Raises:
+        TypeError: it is no number, but a bool or a string, say.
+        ValueError: it is outside of the range.
+    """
     try:
         if isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value):
             raise TypeError
@@ -43,13 +48,18 @@ def number(
 
 
 def int_or_float(name: str, value: Any, low: float = -math.inf) -> float:
-    """As `number`, but an int stays one, for the sake of how it prints."""
+    """Return `value` as an int if it is one, which prints without a decimal point, else as a float; see `number`."""
     checked = number(name, value, low)
     return int(value) if isinstance(value, (int, np.integer)) else checked
 
 
 def integer(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> int:
-    """`value` as an int, if it is an integer of at least `low` and at most `high`."""
+    """Return `value` as an int, or raise unless it is an integer with low <= value <= high.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is outside of the range.
+    """
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
@@ -64,7 +74,7 @@ def integer(name: str, value: Any, low: float = -math.inf, high: float = math.in
 
 
 def boolean(name: str, value: Any) -> bool:
-    """`value`, if it is True or False."""
+    """Return `value`, or raise TypeError unless it is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}={value!r}: must be True or False, not {type(value).__name__}")
     return value
@@ -73,7 +83,19 @@ def boolean(name: str, value: Any) -> bool:
 def choice(
     name: str, value: Any, allowed: Iterable[str], *, ignore_case: bool = False, other_names: Mapping[str, str] | None = None
 ) -> str:
-    """`value`, if it is one of the `allowed` names; `other_names` are what these may be called elsewhere, for a hint."""
+    """Return `value`, or raise unless it is one of the `allowed` names.
+
+    Args:
+        name: the name of the argument, for messages.
+        value: the argument.
+        allowed: the allowed names.
+        ignore_case: return `value` in lower case.
+        other_names: by names that other libraries use the allowed ones, for a hint.
+
+    Raises:
+        TypeError: `value` is no string.
+        ValueError: it is none of the allowed names.
+    """
     allowed = list(allowed)
     if not isinstance(value, str):
         raise TypeError(f"{name}={value!r}: must be a string, one of {', '.join(map(repr, allowed))}")
@@ -86,7 +108,7 @@ def choice(
     return value
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint at the known names nearest to `name`, with a space before it; empty where none is near."""
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """Return " Did you mean ...?" with the allowed names most like `name`; "" if none is similar."""
+    near = difflib.get_close_matches(name, list(allowed), n=3, cutoff=0.5)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -132,7 +132,7 @@ def _wrong(value):
         (
             lambda: Trainer([{"params": 5}], "sgd"),
             TypeError,
-            r"params\[0\]\['params'\] must be a parameter or a list of such",
+            r"params\[0\]\['params'\] must be a parameter or a list of parameters",
         ),
         (lambda: tristep.fit(_net(), torch.nn.MSELoss(), DATA, trainer=5), TypeError, "trainer must be a Trainer, got int"),
         (lambda: tristep.sweep(_net, torch.nn.MSELoss(), DATA, grid=5), TypeError, "grid=5: must be a dict of names"),

@@ -268,7 +268,7 @@ BAD = {
     "no batches": ({"data": []}, ValueError, "data gave no batch"),
     "no pairs": ({"data": [torch.ones(2, 4)]}, TypeError, r"pairs \(inputs, labels\), got Tensor"),
     "a metric": ({"eval_metric": "accurcy"}, ValueError, "eval_metric='accurcy'.*Did you mean 'accuracy'"),
-    "a metric twice": ({"eval_metric": ["acc", "accuracy"]}, ValueError, "two of the name 'accuracy'"),
+    "a metric twice": ({"eval_metric": ["acc", "accuracy"]}, ValueError, "two metrics of the name 'accuracy'"),
     "no epochs": ({"num_epoch": 0}, ValueError, "num_epoch=0"),
     "a beginning behind the end": ({"num_epoch": 2, "begin_epoch": 2}, ValueError, "num_epoch=2"),
     "a callback": ({"batch_end_callback": [3]}, TypeError, "batch_end_callback must be callable"),

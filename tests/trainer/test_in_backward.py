@@ -230,7 +230,12 @@ REFUSED = {
     "by hand": ((ByHand(),), {}, TypeError, "ByHand updates by hand"),
     "batch size": (("sgd",), {"batch_size": 0}, ValueError, "batch_size"),
     "no flag": (("sgd",), {"ignore_stale_grad": "yes"}, TypeError, "ignore_stale_grad"),
-    "order of parameters": (("nadam",), {"ignore_stale_grad": True}, ValueError, "Nadam, whose numbers depend on which"),
+    "order of parameters": (
+        ("nadam",),
+        {"ignore_stale_grad": True},
+        ValueError,
+        "Nadam: must be False, because its hyper-parameters",
+    ),
 }
 
 
