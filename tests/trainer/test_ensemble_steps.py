@@ -44,7 +44,7 @@ def test_weights_that_have_moved():
 def test_the_same_gradients_with_other_numbers():
     weights, gradients = [[torch.zeros(2)], [torch.zeros(2)]], [[torch.ones(2)], [torch.ones(2)]]
     many = Ensemble(rated("sgd", (1.0, 2.0))(), weights)
-    with pytest.raises(RuntimeError, match="there was none"):
+    with pytest.raises(RuntimeError, match="there was no step"):
         many.step()
     many.step(gradients)
     for (gradient,) in gradients:
@@ -89,7 +89,7 @@ def test_steps_one_after_the_other_are_those_of_step(name, options):
 def test_autograd_and_optimizers_know_of_steps_when_these_end():
     weight, gradient, own = torch.ones(2, requires_grad=True), torch.ones(2), optimizer.SGD(0.5)
     many = Ensemble([own], [[weight]])
-    with pytest.raises(RuntimeError, match="there was none"):
+    with pytest.raises(RuntimeError, match="there was no step"):
         next(many.steps())
     many.step([[gradient]])
     taken = many.steps()
@@ -182,7 +182,7 @@ def test_bad_input():
     sgd = optimizer.SGD(0.1)
     with pytest.raises(ValueError, match="2 optimizers for weights of 1"):
         Ensemble([sgd, optimizer.SGD(0.1)], [[torch.ones(1)]])
-    with pytest.raises(ValueError, match="there twice"):
+    with pytest.raises(ValueError, match="occurs twice"):
         Ensemble([sgd, sgd], [[torch.ones(1)], [torch.ones(1)]])
     with pytest.raises(ValueError, match=r"weights\[0\] is empty"):
         Ensemble([sgd], [[]])

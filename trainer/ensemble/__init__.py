@@ -1,4 +1,4 @@
-"""Several models trained at once, with one launch for all updates that follow the same rule."""
+"""Ensemble: several models trained at once, with one launch for all updates with the same rule."""
 
 from .ensemble import Ensemble, make_optimizer
 

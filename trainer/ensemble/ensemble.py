@@ -1,7 +1,7 @@
-"""Ensemble: several models trained at once, with one launch for all updates that follow the same rule.
+"""Ensemble: several models trained at once, with one launch for all updates with the same rule.
 
-Results match training each model on its own: the launch has the weights of all, and for each of them a row of
-hyper-parameters, which are computed for all models at once if their optimizers differ in numbers only.
+Results match training each model alone: a launch takes the weights of all models, with a row of hyper-parameters for each
+weight. Rows are computed for all models at once if their optimizers differ only in numbers.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from .rows import NUMBERS
 
 
 class Ensemble:
-    """Optimizers, each with weights of its own, that are stepped together.
+    """Updates the weights of several models together, each model with its own optimizer.
 
-    Each model's weights have the same bits as with an `Updater` of its own. Models with the same rule share a launch,
-    unless the rule reduces over all tensors of a model (`clip_norm`, `skip_nonfinite`, Prodigy) or is one of whole tensors
-    (Muon, SOAP), or the optimizer has no rule: such models are updated one after the other.
+    The weights get the same bits as if each model were updated alone. Models with the same rule share a launch, unless the
+    rule reduces over all tensors of a model (`clip_norm`, `skip_nonfinite`, Prodigy) or works on whole tensors (Muon, SOAP),
+    or the optimizer has no rule: such models are updated one after the other.
 
     Args:
-        optimizers: one for each model, no two the same object. Their attributes and multipliers are read now, so set them
-            before; schedules are called at every step.
-        weights: for each model its weights, or, stacked, for each weight a tensor with those of all models,
-            [n_models, *shape]. They are updated in place, and stacks must keep their memory.
-        engine: as for `tristep.kernels.choose_engine`.
-        stacked: whether weights and gradients are stacked. That makes setting up many small models faster, especially if
-            each row begins at a multiple of 16 bytes.
+        optimizers: one for each model, all distinct objects. Attributes and multipliers are read by the constructor only;
+            schedules are called at every step.
+        weights: for each model a list of its weights; or, with `stacked`, one tensor [n_models, *shape] for each weight.
+            They are updated in place, and stacks must keep their memory.
+        engine: "triton", "cpu", "eager", or None for the fastest that is available.
+        stacked: whether weights and gradients are stacked, which makes the set-up of many small models faster, especially if
+            each row is aligned to 16 bytes.
 
     Attributes:
-        optimizers: as given.
+        optimizers: the optimizers, a list.
 
     Raises:
-        TypeError, ValueError: what does not fit.
+        TypeError, ValueError: an invalid argument; there must be as many optimizers as models, each with a weight.
 
     Example:
         >>> import torch
@@ -77,33 +77,33 @@ class Ensemble:
             for k, stack in enumerate(weights):
                 if not isinstance(stack, torch.Tensor):
                     raise TypeError(
-                        f"weights[{k}] must be a tensor, of the weights of all trainings, got {type(stack).__name__}"
+                        f"weights[{k}] must be a tensor of the weights of all trainings, got {type(stack).__name__}"
                     )
                 if stack.dim() == 0 or len(stack) != n:
-                    raise ValueError(f"weights[{k}] is {tuple(stack.shape)}: must be [{n}, ...], of as many trainings")
+                    raise ValueError(f"weights[{k}] is {tuple(stack.shape)}: must be [{n}, ...], for {n} trainings")
         elif len(weights) != n:
-            raise ValueError(f"{n} optimizers for weights of {len(weights)} trainings: there must be as many")
+            raise ValueError(f"{n} optimizers for weights of {len(weights)} trainings: there must be one for each")
         self._weights = TensorLists(weights, n, stacked)
         for i, count in enumerate(self._weights.counts):
             if not count:
                 raise ValueError(f"weights[{i}] is empty: each training needs at least one weight")
         if len(set(map(id, self.optimizers))) < len(self.optimizers):
             raise ValueError(
-                "an optimizer is there twice: each training needs its own, which counts its updates; use copy.deepcopy"
+                "an optimizer occurs twice: each training needs its own, which counts its updates; use copy.deepcopy"
             )
         kinds: dict[Any, list[int]] = {}
-        kind, begun = None, None
+        kind, counts_before = None, None
         for i, (optimizer, count) in enumerate(zip(self.optimizers, self._weights.counts, strict=True)):
             if not isinstance(optimizer, Optimizer):
                 raise TypeError(
                     f"optimizers[{i}] must be an Optimizer, got {type(optimizer).__name__}; see optimizer.create(name)"
                 )
-            updated = optimizer.step_counts.copy()
-            if kind is not None and updated == begun and self._like_the_one_before(i):
+            counts = optimizer.step_counts.copy()
+            if kind is not None and counts == counts_before and self._like_the_one_before(i):
                 optimizer.step_counts.restore(self.optimizers[i - 1].step_counts)
             else:
                 optimizer.slots(range(count))
-                kind, begun = self._kind(i), updated
+                kind, counts_before = self._kind(i), counts
             kinds.setdefault(kind, []).append(i)
         self._engine = engine
         self._updaters: list[Updater] = []
@@ -117,25 +117,25 @@ class Ensemble:
             if kind[0] is None:
                 self._separate(members)
         if not all(group.stacked for group in self._groups):
-            _ = self.updaters  # where optimizers find the numbers that rules keep
+            _ = self.updaters  # optimizers read numbers that rules keep from their updaters
         self._gradients: TensorLists | None = None
 
     def __len__(self) -> int:
-        """How many trainings there are."""
+        """The number of models."""
         return len(self.optimizers)
 
     @property
     def updaters(self) -> list[Updater]:
-        """For each training what has its states, by the places of its weights."""
+        """For each model an `Updater`, whose `states` has the optimizer's states by index of the weight."""
         if not self._updaters:
             self._updaters = [Updater(optimizer, self._engine) for optimizer in self.optimizers]
             for group in self._groups:
-                group.hand_over(self._updaters)
+                group.share_states(self._updaters)
         return self._updaters
 
     @property
     def launches(self) -> int:
-        """Native calls or GPU launches of the last step, those of reductions not counted."""
+        """The number of GPU launches or native calls of the last step, without those for reductions."""
         updates = [group.update for group in self._groups] + [plan.update for plan in self._alone.values()]
         return sum(update.launches for update in updates if update is not None)
 
@@ -144,38 +144,40 @@ class Ensemble:
         """Update all weights that have a gradient.
 
         Args:
-            gradients: for each training those of its weights, None for one that is to stay as it is; stacked where weights
-                are. Without them those of the step before are taken, in which there must be other numbers now: that is
-                quicker.
+            gradients: for each model the gradients of its weights, None for a weight that is not updated; stacked if weights
+                are stacked. None for all: take the tensors of the last step again, with their present values, which is
+                faster.
 
         Raises:
-            RuntimeError: there was no step before.
-            TypeError, ValueError: gradients that do not fit, or an optimizer that refuses the step. No weight has changed
-                then, unless it is one of a training that is updated alone.
+            RuntimeError: `gradients` is None at the first step.
+            TypeError, ValueError: gradients of another number, shape or type, or an optimizer raises an error. No weight has
+                changed, except of models that are updated alone.
         """
-        held = gradients is None
+        repeated = gradients is None
         if gradients is not None:
             self._gradients = self._checked(gradients)
         elif self._gradients is None:
-            raise RuntimeError("step() without gradients repeats the step before with what is in them now; there was none")
-        given: Any = self._gradients
+            raise RuntimeError(
+                "step() without gradients takes those of the step before, and there was no step: give gradients"
+            )
+        lists: Any = self._gradients
         for group in list(self._groups):
-            if not group.prepare(None if held else given):
+            if not group.prepare(None if repeated else lists):
                 self._separate(group.members)
                 self._groups.remove(group)
         for i, plan in self._alone.items():
-            plan.prepare(given.lists[i])
+            plan.prepare(lists.lists[i])
         self._form_rows(self._groups)
         for i, plan in self._alone.items():
-            plan.step(given.lists[i])
+            plan.step(lists.lists[i])
         for group in self._groups:
             group.run()
 
     def steps(self) -> Iterator[None]:
-        """An iterator that repeats the last step at each `next()`: as `step()`, but much faster.
+        """Return an iterator that takes a step at each `next()`, with the gradients of the last step, faster than `step()`.
 
-        Meanwhile nothing may change but the numbers in weights and gradients. It is only when the iterator is closed that
-        optimizers have counted the steps, and that autograd knows of them.
+        Until it is closed, nothing may change except the values of weights and gradients. Closing it updates the optimizers'
+        counts, and the versions of tensors that autograd checks.
 
         Example:
             >>> import torch
@@ -210,11 +212,11 @@ class Ensemble:
                 group.end_repeats()
 
     def restart(self) -> bool:
-        """Reset states and counts to those before the first step, for the weights as they are now.
+        """Reset the optimizers' states and counts to their start, and keep the weights.
 
         Returns:
-            Whether that could be done. It cannot, and nothing has changed, where a training is updated alone, or has what a
-            copy of its optimizer would have, too: a schedule, numbers that it carries on, a master of a weight.
+            True; or False if it is not possible, and nothing has changed: a model is updated alone, or an optimizer has a
+            schedule, numbers that it carries from step to step, or a master of a weight.
 
         Example:
             >>> import torch
@@ -233,14 +235,14 @@ class Ensemble:
         return True
 
     def _form_rows(self, groups: Sequence[EnsembleGroup]) -> None:
-        """Those of all these, or of none if an optimizer refuses."""
-        done = []
+        """Write the hyper-parameters of all groups; if an optimizer raises an error, undo it for all."""
+        written = []
         try:
             for group in groups:
-                done.append(group)
+                written.append(group)
                 group.rows.write(group.update)
         except BaseException:
-            for group in done:
+            for group in written:
                 group.rows.undo()
             raise
 
@@ -248,7 +250,7 @@ class Ensemble:
         weights = self._weights
         if weights.stacks is not None:
             if len(gradients) != len(weights.stacks):
-                raise ValueError(f"{len(gradients)} stacks of gradients for {len(weights.stacks)}: there must be as many")
+                raise ValueError(f"{len(gradients)} stacks of gradients for {len(weights.stacks)} of weights")
             for k, (gradient, weight) in enumerate(zip(gradients, weights.stacks, strict=True)):
                 if gradient is not None and gradient.shape != weight.shape:
                     raise ValueError(
@@ -256,38 +258,38 @@ class Ensemble:
                     )
             return TensorLists(gradients, len(self), True)
         if len(gradients) != len(self):
-            raise ValueError(f"gradients of {len(gradients)} trainings for {len(self)}: there must be as many")
-        given = TensorLists(gradients, len(self), False)
-        for i, (count, needed) in enumerate(zip(given.counts, weights.counts, strict=True)):
+            raise ValueError(f"gradients of {len(gradients)} trainings for {len(self)}: there must be one list for each")
+        lists = TensorLists(gradients, len(self), False)
+        for i, (count, needed) in enumerate(zip(lists.counts, weights.counts, strict=True)):
             if count != needed:
-                raise ValueError(f"gradients[{i}] are {count}, weights {needed}: there must be as many")
-        return given
+                raise ValueError(f"gradients[{i}] are {count}, weights {needed}: there must be one for each weight")
+        return lists
 
     def _separate(self, members: Sequence[int]) -> None:
-        """Let these trainings be updated each by itself, from the states they have."""
+        """Update these models one after the other from now on, from their present states."""
         for i in members:
             weights = self._weights.lists[i]
             self._alone[i] = self.updaters[i].make_plan(range(len(weights)), weights, weight_names(i, weights))
         self._alone = dict(sorted(self._alone.items()))
 
     def _like_the_one_before(self, i: int) -> bool:
-        """A cheap check: are the settings of this optimizer and the one before equal, but for learning rates and counts?"""
-        one, other = self.optimizers[i - 1], self.optimizers[i]
-        a, b = vars(one), vars(other)
+        """Return whether optimizers `i - 1` and `i` differ in learning rates and counts only, by a cheap check."""
+        before, optimizer = self.optimizers[i - 1], self.optimizers[i]
+        a, b = vars(before), vars(optimizer)
         return (
-            type(one) is type(other)
+            type(before) is type(optimizer)
             and a.keys() == b.keys()
             and set(itertools.compress(a, map(operator.is_not, a.values(), b.values()))) <= _OWN
             and self._weights.counts[i - 1] == self._weights.counts[i]
         )
 
     def _kind(self, i: int) -> tuple[Any, ...]:
-        """What must be equal where trainings are to be updated together; a first None says that this one cannot be."""
+        """Return a key shared by models that are updated together; its first entry is None if model `i` is updated alone."""
         optimizer, n = self.optimizers[i], self._weights.counts[i]
         alone = (None, i)
-        if not isinstance(optimizer, RuleOptimizer) or type(optimizer).counts_as_step is not True:  # some steps may be none
+        if not isinstance(optimizer, RuleOptimizer) or type(optimizer).counts_as_step is not True:  # it may skip steps
             return alone
-        if list(optimizer.counts) != list(range(n)):  # it has updated others
+        if list(optimizer.counts) != list(range(n)):  # it has updated other weights before
             return alone
         settings = tuple((k, v) for k, v in vars(optimizer).items() if type(v) not in NUMBERS and k not in _READ_APART)
         plain = not (optimizer.lr_mult or optimizer.wd_mult or optimizer.param_dict)
@@ -316,7 +318,7 @@ class Ensemble:
         return alone if not isinstance(kind[1], Rule) or any(r.scope == "global" for r in kind[1].reductions) else kind
 
 
-# Attributes that are looked at apart from the others, and numbers that must be equal.
+# Attributes that `_kind` compares in other ways than by equality, or not at all.
 _READ_APART = {
     "lr_scheduler",
     "step_counts",
@@ -327,19 +329,21 @@ _READ_APART = {
     "lr_mult",
     "wd_mult",
 }
-_OWN = {"lr", "wd", "lr_scheduler", "step_counts", "_updater"}  # what each optimizer has for itself
+_OWN = {"lr", "wd", "lr_scheduler", "step_counts", "_updater"}  # attributes that differ between equal optimizers
 
 
 def make_optimizer(kind: str | type[Optimizer], arguments: Mapping[str, Any]) -> Optimizer:
-    """One of several optimizers that differ in some arguments.
+    """Make an optimizer by name or class, with a copy of its schedule, which may remember what it was called with.
 
-    Its schedule is a copy, since it may remember what it was asked; a `learning_rate` given with it becomes its `base_lr`.
+    A `learning_rate` given with an `lr_scheduler` becomes the `base_lr` of the copy.
+
+    Raises:
+        TypeError: `learning_rate` with a schedule that has no `base_lr`.
     """
-    own = dict(arguments)
-    schedule = own["lr_scheduler"] = copy.deepcopy(own.get("lr_scheduler"))
-    if schedule is not None and own.get("learning_rate") is not None:
+    arguments = dict(arguments)
+    schedule = arguments["lr_scheduler"] = copy.deepcopy(arguments.get("lr_scheduler"))
+    if schedule is not None and arguments.get("learning_rate") is not None:
         if not hasattr(schedule, "base_lr"):
             raise TypeError(f"learning_rate together with {schedule!r}, which decides the rate and has no base_lr: omit one")
-        rate = own["learning_rate"] = number("learning_rate", own["learning_rate"], low=0)
-        schedule.base_lr = rate
-    return kind(**own) if isinstance(kind, type) else create(kind, **own)
+        arguments["learning_rate"] = schedule.base_lr = number("learning_rate", arguments["learning_rate"], low=0)
+    return kind(**arguments) if isinstance(kind, type) else create(kind, **arguments)

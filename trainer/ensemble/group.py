@@ -1,4 +1,4 @@
-"""EnsembleGroup: trainings of an ensemble that are updated in one launch."""
+"""EnsembleGroup: the models of an ensemble that are updated in one launch."""
 
 from __future__ import annotations
 
@@ -19,15 +19,26 @@ from .rows import EnsembleRows
 
 
 class TensorLists:
-    """Weights, or gradients, of all trainings: a list for each of them, or stacks, taken apart only where that is needed."""
+    """The weights, or the gradients, of all models: a list for each model, or stacks, which are split only when needed.
 
-    def __init__(self, given: Sequence[Any], n: int, stacked: bool) -> None:
-        self.stacks: list[Any] | None = list(given) if stacked else None
-        self._lists = None if stacked else [list(each) for each in given]
-        self.counts = [len(given)] * n if self._lists is None else list(map(len, self._lists))
+    Args:
+        tensors: a list of tensors for each model, or, with `stacked`, one tensor [n, *shape] or None for each weight.
+        n: the number of models.
+        stacked: whether tensors are stacked.
+
+    Attributes:
+        stacks: the stacks, or None.
+        counts: the number of tensors of each model.
+    """
+
+    def __init__(self, tensors: Sequence[Any], n: int, stacked: bool) -> None:
+        self.stacks: list[Any] | None = list(tensors) if stacked else None
+        self._lists = None if stacked else [list(of_model) for of_model in tensors]
+        self.counts = [len(tensors)] * n if self._lists is None else list(map(len, self._lists))
 
     @property
     def lists(self) -> list[list[Any]]:
+        """For each model the list of its tensors."""
         if self._lists is None:
             n = len(self.counts)
             columns = [[None] * n if stack is None else stack.detach().unbind() for stack in self.stacks or ()]
@@ -40,43 +51,43 @@ def weight_names(i: int, weights: Sequence[torch.Tensor]) -> list[str]:
 
 
 class EnsembleGroup:
-    """Trainings that are updated in one launch: optimizers of one class, which differ in numbers and schedules only.
+    """Models that are updated in one launch, with optimizers of one class that differ in numbers and schedules only.
 
     Args:
-        optimizers: of these trainings.
-        members: which of all trainings they are.
-        weights: of all trainings.
-        engine: as for `Update`.
+        optimizers: the optimizers of the group's models.
+        members: the indices of these models in the ensemble.
+        weights: the weights of all models of the ensemble.
+        engine: the engine of the updates; None: the fastest that is available.
 
     Attributes:
-        members: as given.
+        members: the indices of the group's models in the ensemble.
         stacked: whether weights are updated as stacks.
         rows: the hyper-parameters.
-        update: the `Update` of the last step.
+        update: the `Update` of the present step.
     """
 
     def __init__(self, optimizers: Sequence[Any], members: list[int], weights: TensorLists, engine: str | None) -> None:
         self._optimizers, self.members, self._engine = optimizers, members, engine
         self._n = weights.counts[members[0]]
-        self._where = self._slice(weights.stacks)  # of stacks; None where tensors are taken one by one
+        self._where = self._slice(weights.stacks)  # the members' rows of stacks; None: tensors are updated one by one
         self.stacked = self._where is not None
         self._weights = self._of_members(weights)
         if self.stacked:
             self._names = [f"weights[{k}]" for k in range(self._n)]
         else:
             self._names = [name for i in members for name in weight_names(i, weights.lists[i])]
-        self._states: list[State] = []  # of each weight, or stack of weights
+        self._states: list[State] = []  # for each weight, or stack of weights
         self._make_states()
         self.rows = EnsembleRows(optimizers, self._n, self.stacked)
         self._gradients: list[torch.Tensor | None] = []
         self._used = False  # whether weights may have changed since states were made for them
-        self._bound: set[Rule] = set()  # whose updates have these gradients
+        self._bound: set[Rule] = set()  # the rules whose updates have been bound to the gradients
         rule = self.rows.rule()
         self.update = self._make_update(rule)
         self._updates = {rule: self.update}
 
     def prepare(self, gradients: TensorLists | None) -> bool:
-        """Take these gradients for the step, None for the last ones; whether that can be done for all together."""
+        """Bind the step to gradients, None for the last ones; return False if the models cannot be updated together."""
         rule = self.rows.rule()
         if rule not in self._updates:
             self._updates[rule] = self._make_update(rule)
@@ -92,7 +103,7 @@ class EnsembleGroup:
                 return False
             update.bind(self._gradients)
             self._used = True
-        elif update.active is not None:  # some are missing, so those of a training do not count alike
+        elif update.active is not None:  # gradients are missing, so the counts of a model's weights become different
             return False
         self._bound.add(rule)
         return True
@@ -103,53 +114,53 @@ class EnsembleGroup:
         self.rows.count()
 
     def repeat(self) -> None:
-        """Take a step like the one before. No optimizer, and not autograd, is told of it; `end_repeats` does that."""
+        """Take a step like the last one; optimizers' counts and tensors' versions change in `end_repeats` only."""
         self.update.repeat(same=self.rows.is_steady)
         self.rows.counts.step += 1
 
     def end_repeats(self) -> None:
-        """Let all optimizers, and autograd, know of the steps that have been repeated."""
+        """Add the repeated steps to the optimizers' counts and to the versions of tensors."""
         self.rows.counts.write_back()
         self.update.count_change()
 
     @property
     def repeats(self) -> bool:
-        """Whether all steps differ in numbers only."""
+        """Whether `repeat` can take the next steps: they differ in hyper-parameters only."""
         return self.rows.only is not None and not self.rows.only.reductions
 
-    def hand_over(self, updaters: Sequence[Updater]) -> None:
-        """Let the updaters of all trainings have the states."""
+    def share_states(self, updaters: Sequence[Updater]) -> None:
+        """Give the states to the updaters of the ensemble's models."""
         for (j, k), _, _, state in self._single():
             updaters[self.members[j]].state[k] = state
 
     @property
     def can_restart(self) -> bool:
-        """Whether steps change nothing but states and counts, and no masters, which weights are the rounded values of."""
+        """Whether steps change nothing but weights, states and counts; a master would keep the value of another weight."""
         return self.rows.can_restart and not any(MASTER in state for state in self._states)
 
     def restart(self) -> None:
-        """Reset states and counts, for the weights as they are now."""
+        """Reset states and counts, and keep the weights."""
         self.rows.restart()
         if states := [tensor for state in self._states for tensor in state.values()]:
             torch._foreach_zero_(states)
         self._start_states()
 
     def _of_members(self, tensors: TensorLists) -> list[Any]:
-        """The tensors of these trainings, stacked or one by one."""
+        """Return the tensors of the group's models, stacked or one by one."""
         if self._where is None:
-            return [each for i in self.members for each in tensors.lists[i]]
+            return [tensor for i in self.members for tensor in tensors.lists[i]]
         return [None if stack is None else stack.detach()[self._where] for stack in tensors.stacks or ()]
 
     def _make_update(self, rule: Rule) -> Update:
-        seed, stacked, kept = self._optimizers[0].rounding, self.stacked, states_and_masters(rule, self._states)
-        update = Update(rule, self._weights, *kept, self._engine, self._names, seed, stacked=stacked)
-        # So that each has the random numbers of a training alone.
+        seed, stacked, states = self._optimizers[0].rounding, self.stacked, states_and_masters(rule, self._states)
+        update = Update(rule, self._weights, *states, self._engine, self._names, seed, stacked=stacked)
+        # Each model gets the random numbers of a training alone.
         slots, n = np.arange(self._n), len(self.members)
         update.rng_offsets = np.repeat(slots, n) if stacked else np.tile(slots, n)
         return update
 
     def _slice(self, stacks: Sequence[torch.Tensor] | None) -> slice | None:
-        """Which rows of stacks these trainings have, if they can be updated as stacks."""
+        """Return the rows of the group's models in stacks; None if they cannot be updated as stacks."""
         first, members = self._optimizers[0], self.members
         step = members[1] - members[0] if len(members) > 1 else 1
         where = slice(members[0], members[-1] + 1, step)
@@ -163,17 +174,19 @@ class EnsembleGroup:
         for name, weight in zip(self._names, self._weights, strict=True):
             first.check_storage(name, weight)
         weights = [weight.detach() for weight in self._weights]
-        slots, made = first.composed_rule.slots, [] if self.stacked else first.states_for(weights)
+        slots = first.composed_rule.slots
         if self.stacked:
-            made = [tuple(stacked_zeros(len(stack), stack[0]) for _ in slots) for stack in weights]
-        self._states = [dict(zip(slots, state, strict=True)) for state in made]
+            states = [tuple(stacked_zeros(len(stack), stack[0]) for _ in slots) for stack in weights]
+        else:
+            states = first.states_for(weights)
+        self._states = [dict(zip(slots, state, strict=True)) for state in states]
         for weight, state in zip(weights, self._states, strict=True):
             if (dtype := first.master_dtype(weight)) is not None:
                 state[MASTER] = new_master(weight, None, dtype)
         self._start_states()
 
     def _start_states(self) -> None:
-        """Fill states, which are zero, where the rule starts otherwise."""
+        """Fill the states, which are zero, if the rule starts from other values."""
         first = self._optimizers[0]
         if type(first).init_state is RuleOptimizer.init_state and first.lookahead is None and first.ema_decay is None:
             return
@@ -185,7 +198,7 @@ class EnsembleGroup:
             raise ValueError(f"{name}: {error}") from error
 
     def _single(self) -> Iterator[tuple[tuple[int, int], str, torch.Tensor, State]]:
-        """Each weight, one by one: of which of these trainings, and where in it; its name, itself, states and master."""
+        """Yield for each weight (model in the group, index of the weight), name, weight, and states with master."""
         if self._where is None:
             places = itertools.product(range(len(self.members)), range(self._n))
             yield from zip(places, self._names, self._weights, self._states, strict=True)
@@ -196,7 +209,7 @@ class EnsembleGroup:
 
 
 def _has_plain_states(optimizer: RuleOptimizer) -> bool:
-    """Whether there is nothing else to its states but that they are zeros like the weights, or filled by `start_state`."""
+    """Return whether all states begin as zeros of the weight's shape, or are filled by `start_state`."""
     rule = optimizer.composed_rule
-    own = type(optimizer).states_for is not RuleOptimizer.states_for
-    return isinstance(rule, Rule) and not rule.kept and optimizer.narrow is None and not own
+    overridden = type(optimizer).states_for is not RuleOptimizer.states_for
+    return isinstance(rule, Rule) and not rule.kept and optimizer.narrow is None and not overridden

@@ -1,4 +1,4 @@
-"""EnsembleRows: the hyper-parameters of trainings that are updated together, and their update counts."""
+"""EnsembleRows: the hyper-parameters of models that are updated together, and their update counts."""
 
 from __future__ import annotations
 
@@ -11,62 +11,63 @@ import numpy as np
 from ...kernels import Rule, Update
 from ..optimizer import RuleOptimizer
 
-AHEAD, ROWS_AHEAD = 128, 16384  # steps, and rows of a table, that are formed at once where that can be done
+AHEAD, ROWS_AHEAD = 128, 16384  # the most steps, and the most rows, that are computed ahead at once
 NUMBERS = (float, int)
 SAME = ("begin_num_update", "lookahead", "num_update")
 
 
 class EnsembleCounts:
-    """The update counts of optimizers that have equal ones and take the same steps.
+    """The update counts of optimizers that start with equal counts and take the same steps.
 
     Attributes:
-        step: how many steps have been taken.
+        step: the number of steps taken.
     """
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self._counts = [optimizer.step_counts for optimizer in optimizers]
         self._begin, self._largest = self._counts[0].values.copy(), self._counts[0].largest
-        # One array for the counts of all, in which each optimizer has a row.
+        # One array for the counts of all optimizers, a row for each.
         self._values = np.tile(self._begin, (len(optimizers), 1))
         for counts, values in zip(self._counts, self._values, strict=True):
             counts.values = values
         self.step = self._written = 0
 
     def coming(self, slots: Iterable[int]) -> list[int]:
-        """The numbers of the coming updates of weights in these slots."""
+        """Return the number of the next update of the weight in each slot."""
         return [int(self._begin[slot]) + 1 + self.step for slot in slots]
 
     def largest(self) -> int:
-        """`num_update` before that update."""
+        """Return the optimizers' `num_update` before the next update."""
         return max(self._largest, int(self._begin.max()) + self.step) if self.step else self._largest
 
     def write_back(self) -> None:
-        """Let all optimizers know of the steps that have been taken."""
+        """Write the steps taken so far into the counts of all optimizers."""
         self._values += self.step - self._written
         self._written, largest = self.step, self.largest()
         for counts in self._counts:
             counts.largest = largest
 
     def restart(self) -> None:
-        """Begin again."""
+        """Reset all counts to their start."""
         self._values[:], self.step, self._written = self._begin, 0, 0
         for counts in self._counts:
             counts.largest = self._largest
 
 
 class EnsembleRows:
-    """The rows of hyper-parameters that trainings have at each step, of which each updates all of their weights.
+    """Writes the hyper-parameters of several models into an update, at each step a row for each weight of each model.
 
-    The methods are those of `Rows` of plan.py.
+    It implements the interface `Rows` of optimizer/plan.py.
 
     Args:
-        optimizers: of one class, which differ in numbers and schedules only.
-        n: how many weights each has.
-        stacked: whether rows are those of one weight of all trainings after the other, not of one training after the other.
+        optimizers: optimizers of one class, which differ in numbers and schedules only.
+        n: the number of weights of each model.
+        stacked: the order of rows: True: the first weight of all models, then the second; False: all weights of the first
+            model, then of the second.
 
     Attributes:
-        counts: the update counts of all.
-        only: the rule of all steps, if it is one.
+        counts: the update counts of all optimizers.
+        only: the rule of all steps; None if the rule may change from step to step.
     """
 
     def __init__(self, optimizers: Sequence[Any], n: int, stacked: bool) -> None:
@@ -78,12 +79,12 @@ class EnsembleRows:
         self._for_all: SharedRows | None = SharedRows(optimizers) if len(optimizers) > 1 else None
         self._checked = False
         self._before: list[tuple[Any, ...]] = []
-        self._written: tuple[Update | None, Sequence[Sequence[Any]]] = None, []  # which update has rows of the step before
+        self._written: tuple[Update | None, Sequence[Sequence[Any]]] = None, []  # the update with the last rows, and these
         self.only = None if first.has_options else first.rule_for(self._slots)
-        self._steady: Rule | None = None  # whose rows are in the update, and stay as they are
-        self._tables: dict[int, tuple[Any, np.ndarray]] = {}  # by the number of the step: the rule, and all rows
-        self._keeps_tables = False  # because they will be those after a restart, too
-        # Whether rows of coming steps can be formed, as far as is known.
+        self._steady: Rule | None = None  # the rule whose rows are in the update, and never change
+        self._tables: dict[int, tuple[Any, np.ndarray]] = {}  # by number of the step: the rule, and all rows
+        self._keeps_tables = False  # whether tables are kept for steps after a restart
+        # Whether to compute the rows of coming steps; False after that has failed.
         self._looks_ahead = not self._scheduled and self.only is not None
 
     def rule(self) -> Rule:
@@ -98,8 +99,8 @@ class EnsembleRows:
         step, times = self.counts.step, self.counts.coming(slot for _, slot, *_ in self._shared)
         if step not in self._tables and self._checked and self._looks_ahead:
             self._form_coming(update.hyper, times, rule)
-        known, table = self._tables.get(step, (None, None))
-        if known is rule:
+        rule_of_table, table = self._tables.get(step, (None, None))
+        if rule_of_table is rule:
             update.hyper[:] = table
             self._written = None, []
         else:
@@ -120,22 +121,22 @@ class EnsembleRows:
 
     @property
     def is_steady(self) -> bool:
-        """Whether rows have been formed that are right at every step."""
+        """Whether the rows in the update are right for all later steps."""
         return self._steady is not None and self._steady is self.only
 
     @property
     def can_restart(self) -> bool:
-        """Whether nothing but counts is changed by steps."""
+        """Whether steps change nothing but counts: no schedule, and no state on the host."""
         return not (self._scheduled or self._optimizers[0].host_state_names)
 
     def restart(self) -> None:
-        """Begin again."""
+        """Reset the counts."""
         self.counts.restart()
         self._tables = self._tables if self._keeps_tables else {}
-        self._keeps_tables = True  # who restarts once will do it again
+        self._keeps_tables = True  # a program that restarts once restarts again
 
     def _form_coming(self, hyper: np.ndarray, times: list[int], rule: Any) -> None:
-        """The rows of the coming steps at once, if that can be done."""
+        """Compute the tables of the coming steps at once, if possible."""
         rows, count = None, min(AHEAD, ROWS_AHEAD // len(hyper))
         if self._for_all is not None and count > 1:
             rows = self._for_all.coming_rows(times, count, self._shared, rule)
@@ -149,17 +150,17 @@ class EnsembleRows:
                 table[:, :, where, k] = value[..., None] if isinstance(value, np.ndarray) else value
         if not self._keeps_tables:
             self._tables.clear()
-        self._tables.update((self.counts.step + i, (rule, each)) for i, each in enumerate(tables))
+        self._tables.update((self.counts.step + i, (rule, of_step)) for i, of_step in enumerate(tables))
 
     def _form(self, update: Update, times: list[int]) -> None:
-        """The rows of the coming step."""
+        """Write the rows of the coming step into the update."""
         rule: Any = update.rule
         table = _by_training(update.hyper, len(self._optimizers), self._stacked)
         self._optimizers[0].num_update = self.counts.largest()
         if self._for_all is not None:
             rates = _rates(self._optimizers, times) if self._scheduled else None
-            known = self._checked or self._for_all.is_right(times, self._shared, rule, rates)
-            rows = self._for_all.rows(times, self._shared, rule, rates) if known else None
+            right = self._checked or self._for_all.is_right(times, self._shared, rule, rates)
+            rows = self._for_all.rows(times, self._shared, rule, rates) if right else None
             if rows is not None:
                 _write_columns(table, self._shared, rows, self._written[1] if self._written[0] is update else None)
                 self._written = update, rows
@@ -175,7 +176,7 @@ class EnsembleRows:
 
 
 class _NoNumber:
-    """Stands in for a number, to find out whether it is used: it supports no operation, not even a comparison."""
+    """A placeholder for a number that raises TypeError in every operation, to detect whether the number is used."""
 
     def __eq__(self, other: object) -> bool:
         raise TypeError("this stands for a number that is not known")
@@ -187,11 +188,12 @@ class _NoNumber:
 
 
 class SharedRows:
-    """One optimizer instead of several: its numbers are arrays of theirs where they differ.
+    """Computes the hyper-parameters of several optimizers at once, with one optimizer whose settings are arrays.
 
-    `+ - * /` of arrays are those of Python's numbers, to the bit. That is not so of powers, so that settings are arrays of
-    Python's own numbers; rates and decays, which are multiplied, are float64. What cannot be computed with arrays raises an
-    error, and what came out otherwise would be found by `is_right`.
+    A setting is an array if the optimizers' numbers differ. `+ - * /` of float64 arrays have the same bits as with Python's
+    numbers; powers do not. So learning rates and decays, which are only multiplied, are float64 arrays, and other settings
+    object arrays of Python's numbers. If a computation does not work with arrays it raises an error, and `is_right` detects
+    different numbers.
     """
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
@@ -207,7 +209,10 @@ class SharedRows:
     def rows(
         self, times: Sequence[int], parameters: Sequence[Any], rule: Rule, rates: list[float] | None = None
     ) -> list[list[Any]] | None:
-        """As `rows_of_step` of each, with arrays of one number for each where they differ; None where it cannot be done."""
+        """Return the rows of the coming step: `rows_of_step`, with arrays of one number for each optimizer if they differ.
+
+        Returns None if the optimizer's code does not work with arrays.
+        """
         one = self._one
         one.step_counts.largest = self._optimizers[0].num_update
         if rates is not None:
@@ -217,46 +222,46 @@ class SharedRows:
                 setattr(one, name, carried.copy())  # it may be changed in place
         try:
             rows = one.rows_of_step(times, parameters, rule)
-        except Exception:  # of whatever kind: their own code says what it is, where it was not written for arrays
+        except Exception:  # any kind: code that was not written for arrays may raise any error
             return None
         for name in one.host_state_names:
             value = getattr(one, name)
             values = value.tolist() if isinstance(value, np.ndarray) else [value] * len(self._optimizers)
-            for optimizer, each in zip(self._optimizers, values, strict=True):
-                setattr(optimizer, name, each)
+            for optimizer, value_of_one in zip(self._optimizers, values, strict=True):
+                setattr(optimizer, name, value_of_one)
         return rows
 
     def is_steady(self, parameters: Sequence[Any], rule: Rule) -> bool:
-        """Whether rows are the same at every step: they are if they can be computed without the update count."""
+        """Return whether rows are the same at every step: they can be computed without the update count."""
         number: Any = _NoNumber()
         rows = self._rows_at([number] * len(parameters), parameters, rule)
         return rows is not None and not any(value is number for row in rows for value in row)
 
     def coming_rows(self, times: Sequence[int], count: int, parameters: Sequence[Any], rule: Rule) -> list[list[Any]] | None:
-        """As `rows`, of that many steps, >= 2: numbers may be arrays [count, n_optimizers] or [count, 1], too.
+        """Return the rows of the next `count` >= 2 steps; numbers may be arrays [count, n_optimizers] or [count, 1], too.
 
-        None where they cannot be formed so, or would be others than those formed step by step.
+        Returns None if the optimizer's code does not work with arrays, or gives other numbers than step by step.
         """
         coming = [np.array(range(t, t + count), dtype=object)[:, None] for t in times]
-        found = self._rows_at(coming, parameters, rule)
-        if found is None:
+        rows = self._rows_at(coming, parameters, rule)
+        if rows is None:
             return None
         for i in (0, count // 2, count - 1):
             single = self._rows_at([t + i for t in times], parameters, rule)
-            for row, expected in zip(found, single or (), strict=True):
-                for value, own in zip(row, expected, strict=True):
-                    if value is own:
+            for row, expected_row in zip(rows, single or (), strict=True):
+                for value, expected in zip(row, expected_row, strict=True):
+                    if value is expected:
                         continue
                     value = value[i] if isinstance(value, np.ndarray) and value.ndim == 2 else value
-                    one, other = np.broadcast_arrays(np.array(value, dtype=float), np.array(own, dtype=float))
-                    if one.tobytes() != other.tobytes():
+                    a, b = np.broadcast_arrays(np.array(value, dtype=float), np.array(expected, dtype=float))
+                    if a.tobytes() != b.tobytes():
                         return None
-        return found
+        return rows
 
     def _rows_at(self, times: Sequence[Any], parameters: Sequence[Any], rule: Rule) -> list[list[Any]] | None:
-        """As `rows`, if nothing else than these times is asked for, and nothing is changed by asking."""
-        kept = ("begin_step", "rows_of_step")
-        overridden = any(getattr(type(self._one), name) is not getattr(RuleOptimizer, name) for name in kept)
+        """Return the rows at these update counts; None if they depend on anything else, or their computation changes it."""
+        methods = ("begin_step", "rows_of_step")
+        overridden = any(getattr(type(self._one), name) is not getattr(RuleOptimizer, name) for name in methods)
         if self._one.host_state_names or overridden:
             return None
         one: Any = _copied(self._one)
@@ -264,29 +269,30 @@ class SharedRows:
         before = dict(vars(one))
         try:
             rows = one.rows_of_step(times, parameters, rule, lr=one.lr)
-        except Exception:  # whatever comes of counting with what is no number
+        except Exception:  # any kind, from arithmetic with `_NoNumber` or arrays
             return None
         same = vars(one).keys() == before.keys() and all(map(operator.is_, vars(one).values(), before.values()))
         return rows if same else None
 
     def is_right(self, times: Sequence[int], parameters: Sequence[Any], rule: Rule, rates: list[float] | None) -> bool:
-        """Whether these rows are those of optimizers by themselves, up to 8 of them. Nothing is carried on."""
-        chosen = sorted({i * (len(self._optimizers) - 1) // 7 for i in range(8)})
-        tried = SharedRows([_copied(optimizer) for optimizer in self._optimizers]) if self._one.host_state_names else self
-        rows = tried.rows(times, parameters, rule, rates)
+        """Return whether `rows` has the same bits as up to 8 single optimizers. No optimizer is changed."""
+        sample = sorted({i * (len(self._optimizers) - 1) // 7 for i in range(8)})
+        copies = SharedRows([_copied(optimizer) for optimizer in self._optimizers]) if self._one.host_state_names else self
+        rows = copies.rows(times, parameters, rule, rates)
         if rows is None:
             return False
-        for i in chosen:
-            own_rows = _copied(self._optimizers[i]).rows_of_step(times, parameters, rule)
-            for found, expected in zip(rows, own_rows, strict=True):
-                own = [value[i] if isinstance(value, np.ndarray) else value for value in found]
-                if np.array(own, dtype=float).tobytes() != np.array(expected, dtype=float).tobytes():
+        for i in sample:
+            expected_rows = _copied(self._optimizers[i]).rows_of_step(times, parameters, rule)
+            for shared_row, expected in zip(rows, expected_rows, strict=True):
+                row = [value[i] if isinstance(value, np.ndarray) else value for value in shared_row]
+                if np.array(row, dtype=float).tobytes() != np.array(expected, dtype=float).tobytes():
                     return False
         return True
 
 
 def _shared_rows(optimizer: Any) -> list[tuple[Any, int, float, float, int]]:
-    """Weights of equal count and multipliers, which share rows: which, the count's slot, multipliers, and the first."""
+    """Return for each set of weights with equal count and multipliers, which share rows: their indices, the slot of the
+    count, the two multipliers, and the first index."""
     kinds: dict[Any, list[int]] = {}
     for k, count in enumerate(optimizer.step_counts.values.tolist()):
         kind = (count, *optimizer.multipliers(k))
@@ -298,34 +304,33 @@ def _shared_rows(optimizer: Any) -> list[tuple[Any, int, float, float, int]]:
 
 
 def _rates(optimizers: Sequence[Any], times: Sequence[int]) -> list[float]:
-    """The rates of all trainings, each schedule asked once."""
-    first = optimizers[0]
-    asked = first.count_for_rate(times)
-    found: dict[int, float] = {}
+    """Return the learning rates of all optimizers; a schedule that several share is called once."""
+    count = optimizers[0].count_for_rate(times)
+    scheduled: dict[int, float] = {}
     rates = []
     for optimizer in optimizers:
         schedule = optimizer.lr_scheduler
         if schedule is None:
             rates.append(optimizer.lr)
         else:
-            if id(schedule) not in found:
-                found[id(schedule)] = optimizer.rate_at(asked)
-            rates.append(found[id(schedule)])
+            if id(schedule) not in scheduled:
+                scheduled[id(schedule)] = optimizer.rate_at(count)
+            rates.append(scheduled[id(schedule)])
     return rates
 
 
 def _by_training(hyper: np.ndarray, n_trainings: int, stacked: bool) -> np.ndarray:
-    """An update's hyper-parameters [..., n_trainings, n_weights, n], as a view of [..., n_trainings * n_weights, n]."""
-    *others, rows, width = hyper.shape
+    """Return a view [..., n_trainings, n_weights, n] of an update's hyper-parameters [..., n_trainings * n_weights, n]."""
+    *leading, rows, width = hyper.shape
     if stacked:
-        return hyper.reshape(*others, rows // n_trainings, n_trainings, width).swapaxes(-3, -2)
-    return hyper.reshape(*others, n_trainings, rows // n_trainings, width)
+        return hyper.reshape(*leading, rows // n_trainings, n_trainings, width).swapaxes(-3, -2)
+    return hyper.reshape(*leading, n_trainings, rows // n_trainings, width)
 
 
 def _write_columns(
     table: np.ndarray, parameters: Sequence[Any], rows: Sequence[Sequence[Any]], written: Sequence[Sequence[Any]] | None
 ) -> None:
-    """Write rows as those of `SharedRows` to a table [n_trainings, n_weights, n], where they differ from those in it."""
+    """Write rows of `SharedRows` to a table [n_trainings, n_weights, n], except numbers that equal the `written` rows."""
     written = [[None] * len(row) for row in rows] if written is None else written
     for (where, *_), row, before in zip(parameters, rows, written, strict=True):
         for k, (value, old) in enumerate(zip(row, before, strict=True)):
@@ -337,13 +342,13 @@ def _write_columns(
 
 
 def _copied(optimizer: Any) -> Any:
-    other = object.__new__(type(optimizer))  # copy.copy takes ten times as long
-    vars(other).update(vars(optimizer), step_counts=optimizer.step_counts.copy())
-    return other
+    copied = object.__new__(type(optimizer))  # copy.copy takes ten times as long
+    vars(copied).update(vars(optimizer), step_counts=optimizer.step_counts.copy())
+    return copied
 
 
 def _joined(values: Sequence[Any], dtype: type) -> Any:
-    """One number where all are equal, else an array of them."""
+    """Return one number if all are equal, else an array."""
     if all(value == values[0] for value in values):
         return values[0]
     return np.array(values, dtype=dtype)

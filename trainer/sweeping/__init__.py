@@ -1,7 +1,7 @@
 """sweep: train a small network with every combination of some settings, all copies at once.
 
-Forward and backward of all copies are those of one network by `torch.func.vmap`, over weights that are stacked; `Ensemble`
-updates them, in one launch for all optimizers of one rule.
+The weights of all copies are stacked: `torch.func.vmap` runs the forward and backward passes of all copies as one, and
+`Ensemble` updates them, in one launch for all optimizers with the same rule.
 """
 
 from .result import Sweep

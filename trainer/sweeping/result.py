@@ -1,4 +1,4 @@
-"""Sweep: the losses, scores and weights of all trainings of a sweep."""
+"""Sweep: the result of `sweep`, which can be saved."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ FORMAT = 1
 
 @dataclass(repr=False)
 class Sweep:
-    """What `sweep` found. Its arrays have one axis for each entry of `axes`, in this order.
+    """The losses, scores and weights of all trainings of a sweep.
+
+    Arrays have one axis for each entry of `axes`, in this order.
 
     Attributes:
-        axes: what was varied, by name: the values. The last is "seed".
-        losses: float32 [*axes, steps], the mean over each batch, before its update.
-        steps_per_epoch: updates in an epoch.
-        scores: of each metric by name, and "loss", float64 [*axes]: over `eval_data`, after the training; {} without it.
-        weights: all that each network has in its state_dict, by name, [*axes, *shape].
-        make_model: what makes a network to put weights into.
+        axes: the values of each varied setting by name; the last entry is "seed".
+        losses: the mean loss over each batch, before its update, float32 [*axes, steps].
+        steps_per_epoch: the number of updates in an epoch.
+        scores: "loss" and the metrics by name over `eval_data`, after training, float64 [*axes]; {} without `eval_data`.
+        weights: the state_dict entries of all networks by name, [*axes, *shape].
+        make_model: the function that makes a network to load weights into; None if it was not given to `load`.
     """
 
     axes: dict[str, tuple[Any, ...]]
@@ -39,105 +41,121 @@ class Sweep:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many values each axis has."""
+        """The number of values of each axis."""
         return tuple(map(len, self.axes.values()))
 
     @property
     def final(self) -> np.ndarray:
-        """float32 [*axes]: the mean loss of the last epoch, or of all steps where there were fewer."""
+        """The mean loss over the last epoch, or over all steps if there were fewer, float32 [*axes]."""
         return self.losses[..., -self.steps_per_epoch :].mean(axis=-1)
 
     @property
     def lowest(self) -> np.ndarray:
-        """float32 [*axes]: the least loss of a batch; NaN where none is a number."""
+        """The smallest loss of a batch, float32 [*axes]; NaN if all losses are NaN."""
         return np.fmin.reduce(self.losses, axis=-1)
 
     def best(self, by: str = "final") -> dict[str, Any]:
-        """The combination with the smallest median over seeds, by the names of the axes, without "seed".
+        """Return the combination of settings with the best median over seeds, as a dict by name of the axis, without "seed".
 
         Args:
-            by: "final" or "lowest" loss, or the name of a score. Of "accuracy" the largest is the best.
+            by: the criterion: "final" or "lowest" loss, or the name of a score. The smallest value is the best, for
+                "accuracy" the largest.
 
         Raises:
-            ValueError: no such score, or not one finite number among them.
+            ValueError: there is no such score, or all its values are infinite or NaN.
         """
         table = self._table(by)
         worst = -np.inf if by == "accuracy" else np.inf
         table = np.where(np.isfinite(table), table, worst)
-        middle = np.sort(table, axis=-1)[..., (table.shape[-1] - 1) // 2]
-        found = np.unravel_index(middle.argmax() if by == "accuracy" else middle.argmin(), middle.shape)
-        if not np.isfinite(middle[found]):
+        medians = np.sort(table, axis=-1)[..., (table.shape[-1] - 1) // 2]
+        best = np.unravel_index(medians.argmax() if by == "accuracy" else medians.argmin(), medians.shape)
+        if not np.isfinite(medians[best]):
             raise ValueError(f"by={by!r}: no training has ended with a finite number")
-        return {name: values[i] for (name, values), i in zip(self.axes.items(), found, strict=False)}
+        return {name: values[i] for (name, values), i in zip(self.axes.items(), best, strict=False)}
 
     def at(self, **point: Any) -> tuple[int, ...]:
-        """The indices of a combination, for the arrays here. Axes of one value, and "seed" for its first, may be left out.
+        """Return the indices of a combination of settings in the arrays.
+
+        Args:
+            **point: the value on each axis by name. Axes with one value may be left out, and "seed" (the first one).
 
         Raises:
-            TypeError: no such axis, or one is missing.
-            ValueError: no such value.
+            TypeError: there is no such axis, or an axis is missing.
+            ValueError: the axis has no such value.
         """
         for name in point:
             if name not in self.axes:
                 raise TypeError(f"no axis {name!r}; there are {', '.join(self.axes)}")
-        found = []
+        indices = []
         for name, values in self.axes.items():
             if name in point:
                 if point[name] not in values:
                     raise ValueError(f"{name}={point[name]!r}: must be one of {', '.join(map(repr, values))}")
-                found.append(values.index(point[name]))
+                indices.append(values.index(point[name]))
             elif name == "seed" or len(values) == 1:
-                found.append(0)
+                indices.append(0)
             else:
                 raise TypeError(f"{name} is missing; it has the values {', '.join(map(repr, values))}")
-        return tuple(found)
+        return tuple(indices)
 
     def model(self, **point: Any) -> torch.nn.Module:
-        """The trained network of a combination, given as for `at`, as a module of its own.
+        """Return the trained network of a combination of settings, as a new module.
+
+        Args:
+            **point: the value on each axis by name. Axes with one value may be left out, and "seed" (the first one).
 
         Raises:
-            RuntimeError: this was loaded without `make_model`.
+            TypeError, ValueError: there is no such axis or value, or an axis is missing.
+            RuntimeError: the sweep was loaded without `make_model`.
         """
         where = self.at(**point)
         if self.make_model is None:
-            raise RuntimeError("there is nothing to put the weights into: Sweep.load(path, make_model=...)")
+            raise RuntimeError("this sweep was loaded without make_model: use Sweep.load(path, make_model=...)")
         model = self.make_model()
         model.load_state_dict({name: stacked[where] for name, stacked in self.weights.items()})
         return model
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict for each training: its values on the axes, "final", "lowest" and the scores."""
-        tables = {"final": self.final, "lowest": self.lowest} | {f"eval_{name}": each for name, each in self.scores.items()}
+        """Return one dict for each training: its values on the axes, "final" and "lowest" loss, and scores as "eval_..."."""
+        tables = {"final": self.final, "lowest": self.lowest} | {
+            f"eval_{name}": score for name, score in self.scores.items()
+        }
         return [
             dict(zip(self.axes, point, strict=True)) | {name: float(table[where]) for name, table in tables.items()}
             for where, point in zip(np.ndindex(self.shape), itertools.product(*self.axes.values()), strict=True)
         ]
 
     def to_pandas(self) -> Any:
-        """`rows()` as a pandas DataFrame."""
+        """Return `rows()` as a pandas DataFrame."""
         import pandas as pd
 
         return pd.DataFrame(self.rows())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all but `make_model` to a safetensors file, whole or not at all. What JSON lacks becomes text in the axes.
+        """Write everything but `make_model` to a safetensors file, atomically.
+
+        Values on the axes that JSON cannot hold, such as schedules, become strings.
 
         Raises:
-            FileNotFoundError: there is no such folder.
+            FileNotFoundError: the folder does not exist.
         """
         about = {"format": FORMAT, "steps_per_epoch": self.steps_per_epoch, "scores": list(self.scores)}
         about["axes"] = [[name, list(values)] for name, values in self.axes.items()]
-        arrays: dict[str, Any] = {f"score {name}": each for name, each in self.scores.items()}
-        arrays |= {f"weight {name}": each.detach().cpu().numpy() for name, each in self.weights.items()}
+        arrays: dict[str, Any] = {f"score {name}": score for name, score in self.scores.items()}
+        arrays |= {f"weight {name}": weight.detach().cpu().numpy() for name, weight in self.weights.items()}
         files.write_arrays("path", path, "sweep", about, {"losses": self.losses, **arrays})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], make_model: Callable[[], torch.nn.Module] | None = None) -> Sweep:
-        """Read what `save` has written.
+        """Read a sweep from a file that `save` wrote.
+
+        Args:
+            path: the file.
+            make_model: the function that makes a network, for `model`; None if that is not needed.
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: another kind of file, or a damaged one.
+            ValueError: the file is no saved sweep, or damaged.
         """
         with files.contents("path", path, "a file that was written by Sweep.save"):
             about, arrays = files.read_arrays(path, "sweep")
@@ -151,11 +169,11 @@ class Sweep:
                 raise ValueError(f"it has the axes {', '.join(axes)}: must be several, the last of them 'seed'")
             if losses.dtype.kind != "f" or losses.ndim != len(shape) + 1 or not losses.shape[-1]:
                 raise ValueError(f"losses are {losses.dtype} {losses.shape}")
-            for name, each in {"losses": losses, **scores, **arrays}.items():
-                fits = each.shape == shape if name in scores else each.shape[: len(shape)] == shape
+            for name, array in {"losses": losses, **scores, **arrays}.items():
+                fits = array.shape == shape if name in scores else array.shape[: len(shape)] == shape
                 if not fits or not (name in scores or name == "losses" or name.startswith("weight ")):
-                    raise ValueError(f"{name!r} has shape {each.shape}, the axes {shape}")
-            weights = {name.removeprefix("weight "): torch.from_numpy(each) for name, each in arrays.items()}
+                    raise ValueError(f"{name!r} has shape {array.shape}, the axes {shape}")
+            weights = {name.removeprefix("weight "): torch.from_numpy(array) for name, array in arrays.items()}
             return cls(axes, losses, per_epoch, scores, weights, make_model)
 
     def __repr__(self) -> str:

@@ -35,34 +35,40 @@ def sweep(
     together: bool = True,
     engine: str | None = None,
 ) -> Sweep:
-    """Train a copy of a network for each combination of the grid's values and each seed, all on the same batches.
+    """Train copies of a network, one for each combination of settings and each seed, on the same batches.
 
-    Each run starts from the same weights and sees the same batches as it would on its own, with a `Trainer`. Losses and
-    gradients equal those up to float32 rounding, since the matrix products of all copies are batched and may be summed in
-    another order. From equal gradients the updates have equal bits (see `Ensemble`). Muon amplifies such differences:
-    it orthogonalises in bfloat16, also along directions that a gradient has in its last bits only, so weights may differ
-    visibly there, and losses in their fourth digit. With `together=False` all numbers are those of `Trainer`. Dropout draws
-    other numbers for each copy than in a run on its own.
+    Each training starts from the same weights and sees the same batches as alone with a `Trainer`. Losses and gradients
+    agree with that up to float32 rounding, because the matrix products of all copies are batched and may sum in another
+    order; from equal gradients, updates are equal bit for bit (see `Ensemble`). Muon amplifies rounding differences: it
+    orthogonalises in bfloat16, also along directions that a gradient has in its last bits only, so weights may differ
+    visibly, and losses in the fourth digit. With `together=False` all numbers equal `Trainer`'s. Dropout draws other random
+    numbers for each copy than in a training alone.
 
     Args:
-        make_model: makes the network. It is called once for each seed, after `torch.manual_seed(seed)`, so that
-            copies of one seed begin with the same weights.
-        loss: from outputs and labels to one number for each sample, or to their mean.
+        make_model: a function that makes the network. It is called once for each seed, after `torch.manual_seed(seed)`, so
+            that copies with the same seed start from the same weights.
+        loss: a function of (outputs, labels) that returns one loss for each sample, or their mean.
         data: batches (inputs, labels), iterated again in every epoch: a list, say, or a DataLoader.
-        optimizer: name or class.
-        grid: what to vary: arguments of the optimizer by name, each with the values to try; "optimizer" may be among them.
-            `learning_rate` together with an `lr_scheduler` becomes its `base_lr`.
-        optimizer_params: arguments for all of them. Each training has a schedule of its own.
-        epochs, steps: how long; one of them may be given, else it is one epoch. Steps go through the data again if need be.
-        seeds: integers.
-        eval_data, eval_metric: as for `fit`; looked at once, after the training.
-        together: whether all copies are run as one. With False they are trained one after the other, by a `Trainer` each:
-            for networks that `torch.func.vmap` refuses.
-        engine: as for `Trainer`.
+        optimizer: the name or the class of the optimizer.
+        grid: lists of values to try, by argument of the optimizer; "optimizer" may be among the names. With an
+            `lr_scheduler`, `learning_rate` sets its `base_lr`.
+        optimizer_params: arguments for all optimizers by name. Each training gets a copy of the schedule.
+        epochs: the number of epochs, >= 1; None is 1, unless `steps` is given.
+        steps: the number of steps, >= 1, instead of `epochs`; the data are iterated again if need be.
+        seeds: integers, >= 0.
+        eval_data: batches to evaluate once, after training, without gradients and in evaluation mode.
+        eval_metric: "accuracy" (or "acc"), "mse", "mae", or a function of (labels, outputs) that returns the mean over a
+            batch; or a list of these.
+        together: True runs all copies as one; False trains one after the other, each with a `Trainer`, for networks that
+            `torch.func.vmap` does not support.
+        engine: "triton", "cpu", "eager", or None for the fastest that is available.
+
+    Returns:
+        A `Sweep`, with the losses, scores and weights of all trainings.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit.
-        RuntimeError: the network cannot be run as many copies at once; use `together=False`.
+        TypeError, ValueError: an invalid argument.
+        RuntimeError: `torch.func.vmap` cannot run the network; use `together=False`.
 
     Example:
         >>> import torch, tristep
@@ -94,16 +100,16 @@ def sweep(
     losses, states, per_epoch = train(models, optimizers, loss, Batches(data, n_epochs, n_steps), engine)
 
     shape = tuple(map(len, axes.values()))
-    weights = {name: each.unflatten(0, shape) for name, each in states.items()}
-    done = Sweep(axes, losses.reshape(*shape, -1), per_epoch, {}, weights, make_model)
+    weights = {name: stacked.unflatten(0, shape) for name, stacked in states.items()}
+    result = Sweep(axes, losses.reshape(*shape, -1), per_epoch, {}, weights, make_model)
     if eval_data is not None:
         scores = []
         for i, model in enumerate(models):
-            own = copy.deepcopy(model)
-            own.load_state_dict({name: each[i] for name, each in states.items()})
-            scores.append(evaluate(own, loss, eval_data, metrics))
-        done.scores = {name: np.array([score[name] for score in scores]).reshape(shape) for name in scores[0]}
-    return done
+            trained = copy.deepcopy(model)
+            trained.load_state_dict({name: stacked[i] for name, stacked in states.items()})
+            scores.append(evaluate(trained, loss, eval_data, metrics))
+        result.scores = {name: np.array([score[name] for score in scores]).reshape(shape) for name in scores[0]}
+    return result
 
 
 def _axes(grid: Mapping[str, Sequence[Any]] | None, seeds: Iterable[int]) -> dict[str, tuple[Any, ...]]:
@@ -126,5 +132,5 @@ def _axes(grid: Mapping[str, Sequence[Any]] | None, seeds: Iterable[int]) -> dic
 
 
 def _optimizer(kind: Any, params: Mapping[str, Any] | None, point: Mapping[str, Any]) -> Optimizer:
-    own = {name: value for name, value in point.items() if name not in ("seed", "optimizer")}
-    return make_optimizer(point.get("optimizer", kind), {**(params or {}), **own})
+    varied = {name: value for name, value in point.items() if name not in ("seed", "optimizer")}
+    return make_optimizer(point.get("optimizer", kind), {**(params or {}), **varied})

@@ -1,4 +1,4 @@
-"""Training several copies of a network: all together, stacked, or one after the other."""
+"""Train several copies of a network: all together, with stacked weights, or one after the other."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ..optimizer.patterns import layers_of
 from ..trainer import Trainer
 
 Look = Callable[[Iterable[Any]], torch.Tensor]  # from batches to the mean loss of each copy on them, [n]
-Watch = Callable[[int, Look], None]  # told of the start, as step 0, and of each step
+Watch = Callable[[int, Look], None]  # called before training, with step 0, and after each step
 
 
 class NotStackableError(RuntimeError):
-    """The copies of a network cannot be run as one by `torch.func.vmap`."""
+    """Raised if `torch.func.vmap` cannot run the copies of a network as one."""
 
 
 def start(make_model: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
-    """The network that a seed begins with.
+    """Return the untrained network of a seed; the global generators of torch keep their states.
 
     Raises:
-        TypeError: `make_model` made something else.
+        TypeError: `make_model` returned something else than a module.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -41,11 +41,20 @@ def start(make_model: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Modu
 
 
 class Batches:
-    """Batches of some epochs, or for some steps."""
+    """The batches of a number of epochs, or of a number of steps.
+
+    Args:
+        data: batches, iterated again in every epoch.
+        epochs: the number of epochs; None: as many as `steps` needs.
+        steps: the number of batches; None: all batches of `epochs`.
+
+    Attributes:
+        per_epoch: the number of batches in an epoch, known after the first epoch; 0 before.
+    """
 
     def __init__(self, data: Iterable[Any], epochs: int | None, steps: int | None) -> None:
         self._data, self._epochs, self._steps = data, epochs, steps
-        self.per_epoch = 0  # known after the first epoch
+        self.per_epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
         count = 0
@@ -73,40 +82,54 @@ def train_together(
     engine: str | None,
     watch: Watch | None = None,
 ) -> tuple[np.ndarray, dict[str, torch.Tensor], int]:
-    """Losses [n, steps], the networks' state_dicts, stacked, and the steps of an epoch.
+    """Train all networks at once, each with its optimizer, on the same batches.
+
+    Args:
+        models: the untrained networks, which are not changed; one object may occur several times.
+        optimizers: one for each network.
+        loss: a function of (outputs, labels) that returns one loss for each sample, or their mean.
+        batches: the batches of the whole training.
+        engine: the engine of the updates; None: the fastest that is available.
+        watch: called with the number of the step and a function that evaluates all networks.
+
+    Returns:
+        The losses, float32 [n, steps]; the entries of the state_dicts by name, each stacked along a first axis of length n;
+        and the number of steps in an epoch.
 
     Raises:
-        NotStackableError: before the first step.
+        NotStackableError: `torch.func.vmap` cannot run the networks; no step was taken.
     """
-    first, place = copy.deepcopy(models[0]), device_of(models[0])
+    first, device = copy.deepcopy(models[0]), device_of(models[0])
     trained = [name for name, parameter in first.named_parameters() if parameter.requires_grad]
     if any(optimizer.depends_on_order for optimizer in optimizers):
         trained.sort()  # as a Trainer does
     if not trained:
         raise ValueError("make_model made a network without parameters to train")
-    of_each = {id(model): dict(model.named_parameters()) | dict(model.named_buffers()) for model in models}
-    tensors = [of_each[id(model)] for model in models]  # those of one seed are one object
-    weights = {name: _stacked([each[name] for each in tensors]).requires_grad_() for name in trained}
-    others = {name: torch.stack([each[name].detach() for each in tensors]) for name in tensors[0] if name not in weights}
+    tensors_of = {id(model): dict(model.named_parameters()) | dict(model.named_buffers()) for model in models}
+    tensors = [tensors_of[id(model)] for model in models]  # networks of the same seed are one object
+    weights = {name: _stacked([by_name[name] for by_name in tensors]).requires_grad_() for name in trained}
+    untrained = {
+        name: torch.stack([by_name[name].detach() for by_name in tensors]) for name in tensors[0] if name not in weights
+    }
     gradients = [_like(stacked) for stacked in weights.values()]
-    for model, optimizer in zip(models, optimizers, strict=True):  # whose attributes lr_mult and wd_mult count
-        own = of_each[id(model)]
+    for model, optimizer in zip(models, optimizers, strict=True):  # it reads lr_mult and wd_mult of the parameters
+        by_name = tensors_of[id(model)]
         if isinstance(optimizer, MultiOptimizer):
             optimizer.layers = layers_of(model)
-            optimizer.use_parameters([own[name] for name in trained], trained)
+            optimizer.use_parameters([by_name[name] for name in trained], trained)
         else:
-            optimizer.param_dict = {k: own[name] for k, name in enumerate(trained)}
-    many = Ensemble(optimizers, list(weights.values()), engine, stacked=True)
-    given: Any = gradients
+            optimizer.param_dict = {k: by_name[name] for k, name in enumerate(trained)}
+    ensemble = Ensemble(optimizers, list(weights.values()), engine, stacked=True)
+    new_gradients: Any = gradients
 
-    def one(own: dict[str, torch.Tensor], inputs: tuple[Any, ...], labels: Any) -> torch.Tensor:
-        return loss(functional_call(first, own, inputs), labels).mean()
+    def loss_of_one(tensors: dict[str, torch.Tensor], inputs: tuple[Any, ...], labels: Any) -> torch.Tensor:
+        return loss(functional_call(first, tensors, inputs), labels).mean()
 
-    all_copies = vmap(one, in_dims=(0, None, None), randomness="different")
+    loss_of_all = vmap(loss_of_one, in_dims=(0, None, None), randomness="different")
     losses: list[torch.Tensor] = []
 
     @contextmanager
-    def told_if_refused() -> Iterator[None]:
+    def explain_refusal() -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
@@ -114,17 +137,17 @@ def train_together(
                 raise
             raise NotStackableError(
                 f"the copies of {type(first).__name__} cannot be run as one by torch.func.vmap; "
-                f"sweep(..., together=False) trains one after the other. What it says: {error}"
+                f"sweep(..., together=False) trains one after the other. torch says: {error}"
             ) from error
 
     def look(data: Iterable[Any]) -> torch.Tensor:
-        total, count, training = torch.zeros(len(models), dtype=torch.float64, device=place), 0, first.training
+        total, count, training = torch.zeros(len(models), dtype=torch.float64, device=device), 0, first.training
         first.eval()
         try:
-            with torch.no_grad(), told_if_refused():
+            with torch.no_grad(), explain_refusal():
                 for batch in data:
-                    inputs, labels = unpack_batch("eval_data", batch, place)
-                    total += len(inputs[0]) * all_copies(weights | others, inputs, labels)
+                    inputs, labels = unpack_batch("eval_data", batch, device)
+                    total += len(inputs[0]) * loss_of_all(weights | untrained, inputs, labels)
                     count += len(inputs[0])
         finally:
             first.train(training)
@@ -133,18 +156,18 @@ def train_together(
     if watch is not None:
         watch(0, look)
     for batch in batches:
-        inputs, labels = unpack_batch("data", batch, place)
-        with told_if_refused():
-            values = all_copies(weights | others, inputs, labels)
-            found = torch.autograd.grad(values.sum(), list(weights.values()), allow_unused=True, materialize_grads=True)
-        torch._foreach_copy_(gradients, list(found))
-        many.step(given)
-        given = None  # they are the same tensors from now on
+        inputs, labels = unpack_batch("data", batch, device)
+        with explain_refusal():
+            values = loss_of_all(weights | untrained, inputs, labels)
+            computed = torch.autograd.grad(values.sum(), list(weights.values()), allow_unused=True, materialize_grads=True)
+        torch._foreach_copy_(gradients, list(computed))
+        ensemble.step(new_gradients)
+        new_gradients = None  # the ensemble keeps the same tensors from now on
         losses.append(values.detach())
         if watch is not None:
             watch(len(losses), look)
-    stacked = {name: each.detach().contiguous() for name, each in (weights | others).items()}
-    # A tensor that is there by two names is stacked by the first.
+    stacked = {name: tensor.detach().contiguous() for name, tensor in (weights | untrained).items()}
+    # A tensor with two names is stacked under the first one.
     names = {tensor: name for name, tensor in itertools.chain(first.named_parameters(), first.named_buffers())}
     states = {name: stacked[names[tensor]] for name, tensor in first.state_dict(keep_vars=True).items()}
     return torch.stack(losses, dim=1).float().cpu().numpy(), states, batches.per_epoch
@@ -158,24 +181,27 @@ def train_separately(
     engine: str | None,
     watch: Watch | None = None,
 ) -> tuple[np.ndarray, dict[str, torch.Tensor], int]:
-    """As `train_together`, by one `Trainer` after the other, of each of which `watch` is told."""
+    """Train the networks one after the other, each with a `Trainer`; arguments and results of `train_together`.
+
+    `watch` is called for each network in turn, with a function that evaluates this network.
+    """
     losses: list[torch.Tensor] = []
     states = []
     for model, optimizer in zip(models, optimizers, strict=True):
-        own, place = copy.deepcopy(model), device_of(model)
-        for copied, parameter in zip(own.parameters(), model.parameters(), strict=True):
+        net, device = copy.deepcopy(model), device_of(model)
+        for copied, parameter in zip(net.parameters(), model.parameters(), strict=True):
             vars(copied).update(vars(parameter))  # lr_mult and wd_mult
-        trainer = Trainer(own, optimizer, engine=engine)
+        trainer = Trainer(net, optimizer, engine=engine)
         values: list[torch.Tensor] = []
 
-        def look(data: Iterable[Any], own: torch.nn.Module = own) -> torch.Tensor:
-            return torch.tensor([evaluate(own, loss, data, {})["loss"]], dtype=torch.float64)
+        def look(data: Iterable[Any], net: torch.nn.Module = net) -> torch.Tensor:
+            return torch.tensor([evaluate(net, loss, data, {})["loss"]], dtype=torch.float64)
 
         if watch is not None:
             watch(0, look)
         for batch in batches:
-            inputs, labels = unpack_batch("data", batch, place)
-            value = loss(own(*inputs), labels).mean()
+            inputs, labels = unpack_batch("data", batch, device)
+            value = loss(net(*inputs), labels).mean()
             trainer.zero_grad()
             value.backward()
             trainer.step(1)
@@ -183,19 +209,19 @@ def train_separately(
             if watch is not None:
                 watch(len(values), look)
         losses.append(torch.stack(values))
-        states.append(own.state_dict())
+        states.append(net.state_dict())
     stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
     return torch.stack(losses).float().cpu().numpy(), stacked, batches.per_epoch
 
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """These in one tensor, each beginning at a multiple of 16 bytes, so that one launch takes all of them."""
+    """Stack tensors, each aligned to 16 bytes, so that one launch updates all of them."""
     stacked = torch.stack([tensor.detach() for tensor in tensors])
     return _like(stacked).copy_(stacked)
 
 
 def _like(stacked: torch.Tensor) -> torch.Tensor:
-    """Zeros of this shape, each first index of which begins at a multiple of 16 bytes."""
+    """Return zeros of the same shape and dtype, in which each row along the first axis is aligned to 16 bytes."""
     count = stacked[0].numel()
     step = 16 // stacked.element_size()
     room = torch.zeros(len(stacked), -(-count // step) * step, dtype=stacked.dtype, device=stacked.device)
