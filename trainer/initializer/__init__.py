@@ -1,7 +1,7 @@
-"""Initializers, with MXNet's names, defaults and numbers, on torch tensors.
+"""Weight initializers for torch, with MXNet's names, defaults and numbers.
 
-`initialize` fills a whole module. An initializer may also be called on one tensor with its name, whose ending decides which
-of its rules is used: `Xavier()("fc_weight", w)` draws random numbers and `Xavier()("fc_bias", b)` gives zeros.
+`initialize` fills a whole module. An initializer can also be called on a single tensor with its name, whose ending selects
+the rule: `Xavier()("fc_weight", w)` draws random numbers and `Xavier()("fc_bias", b)` fills with zeros.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
     def __getattr__(name: str) -> Any:
-        """The class of a plugin, which is imported."""
+        """Import and return the initializer class of a plugin."""
         klass = Initializer.registry.find(name) if name in __all__ else None
         if klass is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

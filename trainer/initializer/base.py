@@ -1,4 +1,4 @@
-"""The base class of the initializers, their registry, and parameter names that carry more than the name."""
+"""`Initializer`, the base class of all initializers, their registry, and `InitDesc`, a parameter name with attributes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,19 @@ _RULES = {  # the first ending that matches decides
 
 
 class InitDesc(str):
-    """A parameter's name, a string, with further attributes for an initializer.
+    """Parameter name, a string with attributes that tell an initializer how to fill the parameter.
 
     Args:
-        name: the name.
-        attrs: "__init__" in it is the parameter's own initializer: a name, the JSON of `dumps`, or an instance.
+        name: the parameter's name.
+        attrs: mapping whose key "__init__" may hold the parameter's own initializer: a name, the JSON that
+            `Initializer.dumps` returns, or an instance.
         global_init: the initializer of the whole model, for initializers that delegate to it (:class:`FusedRNN`).
-        role: an ending to use instead of the name's, such as "gamma" for the weight of a norm; None means the name's.
-        generator: the torch.Generator to draw from; None means the global one.
+        role: the ending that selects the rule instead of the name's ending, such as "gamma" for the weight of a norm; None
+            means the name's ending.
+        generator: the torch.Generator to draw from; None means torch's global generator.
+
+    Raises:
+        TypeError: `name` is not a string.
 
     >>> InitDesc("fc1_weight", {"__init__": "one"}).upper()
     'FC1_WEIGHT'
@@ -67,33 +72,33 @@ class InitDesc(str):
 
 
 class Initializer:
-    """Base class of the initializers. The ending of a parameter's name selects the rule that fills it.
+    """Base class of initializers, which fill a parameter by a rule that the ending of its name selects.
 
     ======================================================  ======================================
     ending of the name                                      rule
     ======================================================  ======================================
-    weight                                                  `_init_weight`, the class's own
+    weight                                                  `_init_weight`, which a subclass defines
     bias, beta                                              `_init_bias`, `_init_beta`: 0
     gamma                                                   `_init_gamma`: 1
     running_mean, moving_mean, moving_avg, moving_inv_var   `_init_zero`: 0
     running_var, moving_var                                 `_init_one`: 1
     min, max                                                `_init_zero`, `_init_one`: 0, 1
-    weight_quantize                                         one integer from -127 to 126 throughout
+    weight_quantize                                         one random integer from -127 to 126
     bias_quantize                                           `_init_zero`: 0
     any other                                               `_init_default`: an error
     ======================================================  ======================================
 
-    To define an initializer, write a subclass with `_init_weight(self, name, arr)`, and further rules of the table if
-    wanted. Fill the torch tensor `arr` in place; gradients are not recorded. To be reproducible, draw from
-    `name.generator`, which is None for the global generator. Pass the constructor's arguments to `super().__init__` by
-    name: `dumps`, `==` and `repr` use them.
+    To define an initializer, write a subclass with `_init_weight(self, name, arr)`, and override further rules of the table
+    if wanted. Fill the torch tensor `arr` in place; gradients are not recorded. Draw random numbers from `name.generator`,
+    which is None for the global generator, so that results can be reproduced. Pass the constructor's arguments to
+    `super().__init__` by name: `dumps`, `==` and `repr` use them.
 
     Args:
-        **kwargs: the constructor's arguments of a subclass.
+        **kwargs: the constructor arguments of the subclass.
 
     Raises:
-        TypeError: called on an object other than a tensor.
-        ValueError: there is no rule for the name.
+        TypeError: the initializer is called on an object other than a tensor, or its rule returns another tensor.
+        ValueError: the name's ending is not in the table.
 
     Source: MXNet 1.9.1, `python/mxnet/initializer.py`.
 
@@ -115,11 +120,12 @@ class Initializer:
         self._print_func: Callable[[torch.Tensor], Any] = rms
 
     def __call__(self, desc: str, arr: torch.Tensor) -> None:
-        """Fill `arr` in place by the rule for its name.
+        """Fill a tensor in place by the rule for its name.
 
         Args:
-            desc: the name, or an :class:`InitDesc`.
-            arr: the tensor. With `attrs["__init__"]` in `desc`, that initializer's own rule fills it.
+            desc: the parameter's name, a string or an :class:`InitDesc`. If its `attrs` have "__init__", that initializer's
+                weight rule fills the tensor instead, whatever the name ends in.
+            arr: the tensor to fill.
         """
         if not isinstance(arr, torch.Tensor):
             raise TypeError(f"parameter {desc!r}: must be a torch tensor, got {type(arr).__name__}")
@@ -129,8 +135,8 @@ class Initializer:
             desc.global_init = self
         name = desc.role or desc
         rule, method = self, next((rule for ending, rule in _RULES.items() if name.endswith(ending)), "_init_default")
-        if own := desc.attrs.get("__init__"):
-            rule, method = as_initializer(f"parameter {str(desc)!r}: init", own), "_init_weight"
+        if parameters_init := desc.attrs.get("__init__"):
+            rule, method = as_initializer(f"parameter {str(desc)!r}: init", parameters_init), "_init_weight"
         with torch.no_grad():
             returned = getattr(rule, method)(desc, arr)
         if returned is not None and returned is not arr:
@@ -140,25 +146,28 @@ class Initializer:
             )
         if self._verbose:
             logging.getLogger(__name__).info(
-                "initialized %s as %s: %s", desc, own or method.removeprefix("_init_"), self._print_func(arr)
+                "initialized %s as %s: %s", desc, parameters_init or method.removeprefix("_init_"), self._print_func(arr)
             )
 
     def set_verbosity(self, verbose: bool = False, print_func: Callable[[torch.Tensor], Any] | None = None) -> Initializer:
-        """Switch on or off a line of the log, at level INFO, for each filled tensor.
+        """Choose whether each filled tensor is logged, as one line at level INFO.
 
         Args:
             verbose: whether to log.
-            print_func: from a tensor to the logged value; None means norm / sqrt(number of elements).
+            print_func: function from a tensor to the value to log; None means the root mean square of its elements.
 
         Returns:
-            The initializer.
+            The initializer itself.
+
+        Raises:
+            TypeError: `verbose` is not a bool.
         """
         self._verbose = boolean("verbose", verbose)
         self._print_func = print_func or rms
         return self
 
     def dumps(self) -> str:
-        """Return the initializer as JSON for `create`, `[name, arguments]`.
+        """Return the initializer as a JSON string `[name, arguments]`, from which `create` makes it again.
 
         >>> create("uniform", scale=2).dumps()
         '["uniform", {"scale": 2}]'
@@ -194,8 +203,8 @@ class Initializer:
 
     def _init_default(self, name: InitDesc, arr: torch.Tensor) -> Any:
         raise ValueError(
-            f"parameter {str(name)!r}: no rule for a name that ends neither in weight, bias, gamma, beta, running_mean nor "
-            "running_var: give the parameter an initializer of its own (parameter.init = 'normal', say), or define "
+            f"parameter {str(name)!r}: no rule for this name, which ends neither in weight, bias, gamma, beta, running_mean "
+            "nor running_var: give the parameter an initializer of its own (parameter.init = 'normal', say), or define "
             "_init_default(self, name, arr) in a subclass of the initializer"
         )
 
@@ -210,18 +219,31 @@ Initializer.registry = Registry(
 
 
 def register(klass: _Class) -> _Class:
-    """Class decorator: make an initializer known by its name, in lower case.
+    """Register an initializer class under its name, for `create`; a class decorator.
 
-    Another class of that name is replaced, with a warning.
+    Names are looked up in any case. Registering a second class of the same name replaces the first, with a warning.
+
+    Args:
+        klass: a subclass of :class:`Initializer`.
+
+    Returns:
+        `klass`, unchanged.
 
     Raises:
-        TypeError: not a subclass of :class:`Initializer`.
+        TypeError: `klass` is not a subclass of :class:`Initializer`.
     """
     return Initializer.registry.register(klass, stacklevel=3)
 
 
 def alias(*names: str) -> Callable[[_Class], _Class]:
-    """Class decorator: make a registered initializer known by further names.
+    """Return a class decorator that registers an initializer under further names.
+
+    Args:
+        *names: the further names. Put the decorator above `@register`.
+
+    Raises:
+        TypeError: a name is not a string.
+        ValueError: the decorated class is not registered.
 
     >>> @alias("seven")
     ... @register
@@ -244,15 +266,21 @@ def alias(*names: str) -> Callable[[_Class], _Class]:
 
 
 def registered() -> dict[str, type[Initializer]]:
-    """The initializers by name, including aliases."""
+    """Return all registered initializer classes by name, including aliases and those of plugins, which are imported."""
     return Initializer.registry.everything()
 
 
 def as_initializer(argument: str, value: Any, kwargs: Mapping[str, Any] | None = None) -> Initializer:
-    """Make an initializer by its name, with `kwargs`, or by JSON; return an instance unchanged.
+    """Return an initializer made from a name, with `kwargs`, or from JSON; return an instance unchanged.
+
+    Args:
+        argument: the argument name to show in messages.
+        value: the name, JSON or instance.
+        kwargs: the arguments of the class, with a name only.
 
     Raises:
-        TypeError: it is none of these; the message names `argument`.
+        TypeError: `value` is none of these, or JSON comes with `kwargs`.
+        ValueError: no initializer is registered under that name, or the JSON is damaged.
     """
     if isinstance(value, Initializer):
         return value
@@ -263,15 +291,20 @@ def as_initializer(argument: str, value: Any, kwargs: Mapping[str, Any] | None =
         )
     if value.lstrip()[:1] in ("[", "{"):
         if kwargs:
-            raise TypeError(f"arguments with JSON: {', '.join(kwargs)}; write them into it")
+            raise TypeError(f"arguments with JSON: {', '.join(kwargs)}; write them into the JSON")
         value, kwargs = _from_json(value)
     return Initializer.registry.lookup(value)(**(kwargs or {}))
 
 
 def draw(name: InitDesc, arr: torch.Tensor, shape: Sequence[int], kind: str, scale: float) -> torch.Tensor:
-    """Draw random numbers for `arr` from `name.generator`, in float32, but float64 for a float64 `arr`.
+    """Return a tensor of random numbers from `name.generator`: float64 if `arr` is, otherwise float32.
 
-    `kind` is "uniform", from -scale to scale, or "normal", of standard deviation scale.
+    Args:
+        name: carries the generator.
+        arr: the parameter that the numbers are for; its dtype, and its device unless there is a generator, are used.
+        shape: the shape of the result.
+        kind: "uniform" between -scale and scale, or "normal" with mean 0 and standard deviation scale.
+        scale: the scale of the distribution.
     """
     generator, dtype = name.generator, torch.float64 if arr.dtype == torch.float64 else torch.float32
     values = torch.empty(tuple(shape), dtype=dtype, device=arr.device if generator is None else generator.device)
@@ -281,7 +314,7 @@ def draw(name: InitDesc, arr: torch.Tensor, shape: Sequence[int], kind: str, sca
 
 
 def rms(arr: torch.Tensor) -> float:
-    """Root mean square: norm / sqrt(number of elements)."""
+    """Return the root mean square of a tensor's elements, 0 for an empty tensor."""
     return float(arr.double().norm() / math.sqrt(max(arr.numel(), 1)))
 
 

@@ -1,4 +1,4 @@
-"""Initializers that fill a tensor by its shape alone."""
+"""Initializers that need only the shape of a weight: constants, random distributions, Xavier, bilinear, ..."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .base import InitDesc, Initializer, alias, draw, register
 @alias("zeros")
 @register
 class Zero(Initializer):
-    """Weights are 0.
+    """Initializer that fills weights with 0.
 
     Source: MXNet 1.9.1, `Zero`.
 
@@ -34,7 +34,7 @@ class Zero(Initializer):
 @alias("ones")
 @register
 class One(Initializer):
-    """Weights are 1.
+    """Initializer that fills weights with 1.
 
     Source: MXNet 1.9.1, `One`.
 
@@ -52,14 +52,14 @@ class One(Initializer):
 
 @register
 class Constant(Initializer):
-    """Weights are `value`.
+    """Initializer that fills weights with a given number or array.
 
     Args:
-        value: a number, or a tensor, NumPy array or nested lists of numbers that broadcasts to the weight's shape.
+        value: a number; or a tensor, NumPy array or nested list of numbers, broadcast to the weight's shape.
 
     Raises:
-        TypeError: not numbers.
-        ValueError: the shapes do not fit.
+        TypeError: `value` does not consist of numbers.
+        ValueError: when called, `value` cannot be broadcast to the shape of the weight.
 
     Source: MXNet 1.9.1, `Constant`.
 
@@ -97,10 +97,10 @@ class Constant(Initializer):
 
 @register
 class Uniform(Initializer):
-    """Weights are drawn from the uniform distribution between -scale and scale. The default of `initialize`.
+    """Initializer that draws weights uniformly between -scale and scale; the default of `initialize`.
 
     Args:
-        scale: the largest size of a weight, >= 0.
+        scale: the largest absolute value of a weight, >= 0.
 
     Source: MXNet 1.9.1, `Uniform`.
 
@@ -120,10 +120,10 @@ class Uniform(Initializer):
 
 @register
 class Normal(Initializer):
-    """Weights are drawn from the normal distribution of mean 0.
+    """Initializer that draws weights from the normal distribution with mean 0.
 
     Args:
-        sigma: the standard deviation, >= 0.
+        sigma: the standard deviation of the distribution, >= 0.
 
     Source: MXNet 1.9.1, `Normal`.
 
@@ -143,19 +143,19 @@ class Normal(Initializer):
 
 @register
 class Orthogonal(Initializer):
-    """Weights with orthogonal rows, or columns if there are fewer, of norm `scale`.
+    """Initializer that draws weights with orthogonal rows, or orthogonal columns where there are fewer columns.
 
-    The weight is a matrix W with shape[0] rows: with U S V the decomposition of a random matrix of the same size, W is
-    `scale` times U or V, with random signs. (A decomposition has no random signs: without them, as in MXNet, all 2 × 2
-    matrices are reflections.) So W W^T = scale^2 I with at most as many rows as columns, else W^T W = scale^2 I. The time
-    grows with the cube of the shorter side: about a second for 1000.
+    The weight is treated as a matrix W with shape[0] rows. If it has at most as many rows as columns, W W^T = scale^2 I,
+    otherwise W^T W = scale^2 I. W is `scale` times the factor U or V of the singular value decomposition U S V of a random
+    matrix, with random signs. (Without random signs, as in MXNet, all 2 × 2 matrices would be reflections.) The time grows
+    with the cube of the shorter side: about a second for 1000.
 
     Args:
-        scale: norm of a row or column.
-        rand_type: the random matrix is "uniform" between -1 and 1, or "normal".
+        scale: the norm of each orthogonal row or column.
+        rand_type: distribution of the random matrix, "uniform" between -1 and 1, or "normal".
 
     Raises:
-        ValueError: the weight has no dimension.
+        ValueError: when called, the weight has no dimension.
 
     Source: Saxe, McClelland and Ganguli, "Exact solutions to the nonlinear dynamics of learning in deep linear neural
     networks" (2014); MXNet 1.9.1, `Orthogonal`.
@@ -189,9 +189,9 @@ class Orthogonal(Initializer):
 
 @register
 class Xavier(Initializer):
-    """Weights of a scale that preserves the variance of activations and gradients from layer to layer.
+    """Initializer that draws weights at a scale that preserves the variance of activations and gradients across layers.
 
-    ::
+    The distribution is, with magnitude and factor chosen by the arguments, ::
 
         uniform     U(-s, s)     s = sqrt(magnitude / factor)
         gaussian    N(0, s^2)
@@ -199,16 +199,16 @@ class Xavier(Initializer):
         fan_in      shape[1] * product of shape[2:]
         fan_out     shape[0] * product of shape[2:]
 
-    Linear and convolution layers have these shapes in torch and in MXNet. For transposed convolutions, of shape (in, out,
-    ...) in both, the two fans are swapped.
+    These formulas fit linear and convolution layers, whose weights have the shape (out, in, ...) in torch and in MXNet.
+    Transposed convolutions have the shape (in, out, ...) in both, so for them the two fans are swapped.
 
     Args:
-        rnd_type: "uniform" or "gaussian".
-        factor_type: "avg", "in" or "out".
-        magnitude: > 0. In the paper it is 3 with "uniform", and 1 with "gaussian".
+        rnd_type: the distribution, "uniform" or "gaussian".
+        factor_type: what the variance is divided by: "avg" for the mean of both fans, "in" for fan_in, "out" for fan_out.
+        magnitude: multiplier of the variance, > 0. The paper has 3 with "uniform", and 1 with "gaussian".
 
     Raises:
-        ValueError: the weight has fewer than two dimensions.
+        ValueError: when called, the weight has fewer than two dimensions.
 
     Source: Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural networks" (2010),
     equation 16; MXNet 1.9.1, `Xavier`.
@@ -243,14 +243,14 @@ class Xavier(Initializer):
 
 @register
 class MSRAPrelu(Xavier):
-    """Weights for layers with PReLU or ReLU: Xavier, gaussian, of magnitude 2 / (1 + slope^2).
+    """He initializer for layers followed by ReLU or PReLU: :class:`Xavier` "gaussian" with magnitude 2 / (1 + slope^2).
 
     Args:
-        factor_type: as in :class:`Xavier`.
-        slope: the initial slope of PReLU for negative inputs; 0 is ReLU.
+        factor_type: what the variance is divided by: "avg" for the mean of fan_in and fan_out, "in" or "out" for one.
+        slope: the initial slope of PReLU for negative inputs; 0 stands for ReLU.
 
     Raises:
-        ValueError: the weight has fewer than two dimensions.
+        ValueError: when called, the weight has fewer than two dimensions.
 
     Source: He et al., "Delving deep into rectifiers" (2015), equation 15; MXNet 1.9.1, `MSRAPrelu`.
 
@@ -266,18 +266,18 @@ class MSRAPrelu(Xavier):
 
 @register
 class Bilinear(Initializer):
-    """Weights of a transposed convolution that upsamples an image by bilinear interpolation.
+    """Initializer that makes a transposed convolution upsample images by bilinear interpolation.
 
-    ::
+    At row y and column x of every plane, the weight is ::
 
-        (1 - |x / f - c|) * (1 - |y / f - c|)     at row y and column x of every plane
+        (1 - |x / f - c|) * (1 - |y / f - c|)
         f = ceil(width / 2),  c = (2 f - 1 - f mod 2) / (2 f)
 
     Raises:
-        ValueError: the weight is not four-dimensional.
+        ValueError: when called, the weight is not four-dimensional.
 
-    Source: MXNet 1.9.1, `Bilinear`, where f and c of the width serve both axes; the kernel is that of Long, Shelhamer and
-    Darrell, "Fully convolutional networks for semantic segmentation" (2015), section 3.3.
+    Source: MXNet 1.9.1, `Bilinear`, which uses f and c of the width for both axes; Long, Shelhamer and Darrell, "Fully
+    convolutional networks for semantic segmentation" (2015), section 3.3.
 
     >>> w = torch.zeros(1, 1, 1, 4)
     >>> Bilinear()("up_weight", w)
@@ -291,7 +291,7 @@ class Bilinear(Initializer):
     def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
         if arr.dim() != 4:
             raise ValueError(
-                f"parameter {str(name)!r}: has shape {tuple(arr.shape)}, but Bilinear is for four dimensions, those of a "
+                f"parameter {str(name)!r}: has shape {tuple(arr.shape)}, but Bilinear is for four dimensions, as in a "
                 "2-d (transposed) convolution: give other parameters another initializer, by Mixed or by parameter.init"
             )
         half = math.ceil(arr.shape[3] / 2)

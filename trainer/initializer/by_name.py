@@ -1,4 +1,4 @@
-"""Initializers that decide by a parameter's whole name: Load and Mixed; and `create`, which also takes these."""
+"""Load and Mixed, initializers that decide by a parameter's whole name; and `create`, which makes any initializer."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from .base import Initializer, as_initializer
 
 
 def create(initializer: Any, **kwargs: Any) -> Any:
-    """Make an initializer by name.
+    """Construct an initializer from its name or from JSON.
 
     Args:
-        initializer: such as "xavier" or "Zeros", in any case; the JSON of `dumps`, `["xavier", {"magnitude": 2}]`, or of an
-            object, `{"initializer": "xavier", "magnitude": 2}`; an instance is returned as it is.
-        **kwargs: the class's arguments, with a plain name only.
+        initializer: a registered name in any case, such as "xavier" or "Zeros"; the JSON that `dumps` returns,
+            `["xavier", {"magnitude": 2}]`, or a JSON object, `{"initializer": "xavier", "magnitude": 2}`. An instance is
+            returned unchanged.
+        **kwargs: the arguments of the class; allowed with a plain name only.
 
     Raises:
-        TypeError: neither a name nor an instance; arguments that the class does not have, or with an instance or JSON.
-        ValueError: no initializer has that name, an argument is out of its range, or the JSON is damaged.
+        TypeError: `initializer` is neither a string nor an instance, the class has no argument of that name, or arguments
+            come with an instance or JSON.
+        ValueError: no initializer is registered under that name, an argument is out of range, or the JSON is damaged.
 
     >>> create("msraprelu", slope=0)
     MSRAPrelu(factor_type='avg', slope=0)
@@ -38,20 +40,20 @@ def create(initializer: Any, **kwargs: Any) -> Any:
 
 
 class Load:
-    """Copies values by name from a file or a dict.
+    """Initializer that copies each parameter's value from a file or dict, by the parameter's name.
 
     Args:
-        param: values by parameter name: a mapping to tensors or arrays, or the path of a file of safetensors, of NumPy
-            (`.npz`) or of `torch.save` (`.pt`, `.pth`, `.bin`, `.ckpt`; read without running code). Prefixes "arg:" and
-            "aux:" of MXNet's names are removed.
-        default_init: the initializer for parameters without a value; None means that there must be none.
-        verbose: log a line at level INFO for each parameter.
+        param: mapping from parameter names to tensors or arrays; or the path of a file written by safetensors
+            (`.safetensors`), NumPy (`.npz`) or `torch.save` (`.pt`, `.pth`, `.bin`, `.ckpt`; read without running code).
+            The prefixes "arg:" and "aux:" of MXNet's names are removed.
+        default_init: the initializer of parameters that have no value in `param`; None means that they raise ValueError.
+        verbose: whether to log a line at level INFO for each parameter.
 
     Raises:
-        TypeError: an argument of a wrong type.
-        ValueError: a file of another kind or damaged, a shape that differs from the parameter's, or a parameter without a
-            value and no `default_init`. The message names it.
-        FileNotFoundError: there is no such file.
+        TypeError: an argument has the wrong type.
+        ValueError: the file has another extension or is damaged; when called, the shapes of value and parameter differ, or a
+            parameter has no value and there is no `default_init`.
+        FileNotFoundError: the file does not exist.
 
     Source: MXNet 1.9.1, `Load`.
 
@@ -85,7 +87,7 @@ class Load:
         self.verbose = boolean("verbose", verbose)
 
     def __call__(self, name: str, arr: torch.Tensor) -> None:
-        """Fill `arr` in place with the value of that name."""
+        """Fill the tensor `arr` in place with the value that `param` has under `name`, or by `default_init`."""
         value = self.param.get(str(name))
         if value is None:
             if self.default_init is None:
@@ -110,19 +112,21 @@ class Load:
 
 
 class Mixed:
-    """Chooses an initializer by the parameter's name.
+    """Initializer that delegates to one of several initializers, chosen by the parameter's name.
 
-    The first pattern that matches the beginning of the name decides. The chosen initializer applies its rule for the
-    name's ending: a Constant fills a bias with zeros. For other values, set the parameter's own `init`.
+    The first pattern that matches the beginning of the name decides. The chosen initializer then applies its rule for the
+    name's ending, so even a Constant fills a bias with zeros. To fill a bias otherwise, set the parameter's attribute
+    `init`.
 
     Args:
-        patterns: regular expressions, matched from the beginning of the name: "bias" does not match "fc1.bias", ".*bias"
-            does.
-        initializers: as many initializers, or their names.
+        patterns: list or tuple of regular expressions, matched from the beginning of the name: "bias" does not match
+            "fc1.bias", ".*bias" does.
+        initializers: list or tuple of initializers or their names, one for each pattern.
 
     Raises:
-        TypeError: an argument of a wrong type.
-        ValueError: `patterns` and `initializers` differ in length; a pattern is not a regular expression; none matches.
+        TypeError: an argument has the wrong type.
+        ValueError: the arguments differ in length, or a pattern is not a regular expression; when called, no pattern matches
+            the name.
 
     Source: MXNet 1.9.1, `Mixed`.
 
@@ -151,7 +155,7 @@ class Mixed:
                 raise ValueError(f"patterns[{i}]={pattern!r}: is not a regular expression ({error})") from None
 
     def __call__(self, name: str, arr: torch.Tensor) -> None:
-        """Fill `arr` in place, by the initializer for its name."""
+        """Fill the tensor `arr` in place by the initializer of the first pattern that matches `name`."""
         for pattern, initializer in self.map:
             if pattern.match(name):
                 return initializer(name, arr)

@@ -1,4 +1,4 @@
-"""`initialize`: the parameters of a whole module, each by what its layer uses it for."""
+"""`initialize`, which fills all parameters of a module, each according to its role in its layer."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def initialize(
     init: str | Initializer | Mixed | Load | None = None,
     force_reinit: bool = True,
 ) -> None:
-    """Fill the parameters of a module, and the running statistics of its norms.
+    """Fill all parameters of a module, and the running statistics of its norms, in place.
 
-    All values are computed before the first is written: an error leaves the module unchanged, and memory holds the
-    parameters twice for a moment. `backward` sees nothing of it, and gradients stay. A shared parameter is filled once,
-    under its first name.
+    All values are computed before the first is written, so an error leaves the module unchanged, and memory briefly holds
+    the parameters twice. Autograd does not record it, and gradients stay. A shared parameter is filled once, under its first
+    name.
 
     ==================================================================  ==================================================
     parameter                                                           value
     ==================================================================  ==================================================
-    weight: any shape, as of linear, convolution and embedding layers   the initializer's own rule
+    weight of any shape: linear, convolution, embedding layers, ...     the initializer's own rule
     weight and bias of norms: batch, layer, group, instance, RMS, and   1 and 0
     other modules with "norm" in the name of their class whose weight
     has at most one dimension
@@ -47,26 +47,27 @@ def initialize(
     recurrent layers and cells: `weight_...`, `bias_...`                the initializer's own rule, 0
     `bias_k`, `bias_v` of MultiheadAttention                            0
     weight of PReLU                                                     0.25
-    row `padding_idx` of an embedding                                   0, unless it is loaded
-    others                                                              as their names end; see :class:`Initializer`
+    row `padding_idx` of an embedding                                   0, unless loaded by :class:`Load`
+    any other                                                           by its name's ending; see :class:`Initializer`
     ==================================================================  ==================================================
 
-    A parameter's attribute `init`, a name or an :class:`Initializer`, is its own initializer: its weight rule fills the
-    parameter, whatever the name ends in, as arguments such as `bias_initializer` of Gluon's layers do.
+    A parameter may have its own initializer in an attribute `init`, a name or an :class:`Initializer`. Its weight rule then
+    fills the parameter, whatever the name ends in, like the arguments `bias_initializer` and so on of Gluon's layers.
 
     Args:
-        module: the module, with all its submodules.
-        initializer: a name, such as "xavier", an instance, or a :class:`Mixed` or :class:`Load`; by default Uniform(0.07).
-        generator: the source of random numbers; None means the global generator of each parameter's device. With a
-            generator, on the CPU for instance, values do not depend on the parameters' device. Numbers are drawn in
-            float32 (float64 for float64 parameters), parameter by parameter in the order of `named_parameters`.
-        init: Gluon's name of `initializer`, instead of it.
+        module: the module to fill, with all its submodules.
+        initializer: a name such as "xavier", an :class:`Initializer`, or a :class:`Mixed` or :class:`Load`; the default is
+            Uniform(0.07).
+        generator: the torch.Generator to draw from; None means the global generator of each parameter's device. With a CPU
+            generator, values do not depend on the parameters' device. Numbers are drawn in float32 (float64 for float64
+            parameters), parameter by parameter in the order of `named_parameters`.
+        init: Gluon's name for the argument `initializer`; give only one of the two.
         force_reinit: must be True, because the values of torch's parameters are always replaced.
 
     Raises:
-        TypeError: an argument of a wrong type; a parameter that is not of a floating-point type.
-        ValueError: no initializer has that name; a parameter has no shape yet, no memory, no rule for its name, or a shape
-            that the rule does not fit. The message names it. Nothing has been changed.
+        TypeError: an argument has the wrong type, or a parameter is not of a floating-point type.
+        ValueError: no initializer is registered under that name; or a parameter, named in the message, has no shape yet, no
+            memory, no rule for its name, or a shape that its rule does not accept. Nothing has been changed.
 
     Source: MXNet 1.9.1, `Block.initialize` of Gluon.
 
@@ -92,7 +93,7 @@ def initialize(
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator={generator!r}: must be a torch.Generator or None, not {type(generator).__name__}")
     chosen = create(initializer)
-    # Mixed and Load choose initializers, which are then the global ones themselves.
+    # Mixed and Load delegate to initializers, each of which then counts as the global one.
     global_init = chosen if isinstance(chosen, Initializer) else None
     targets = list(_targets(module))
     _check(targets)
@@ -103,7 +104,7 @@ def initialize(
             results.append(torch.as_tensor(result, device=target.tensor.device))
             continue
         values = target.tensor.detach().clone(memory_format=torch.contiguous_format)
-        attrs = {} if target.own is None else {"__init__": target.own}
+        attrs = {} if target.init is None else {"__init__": target.init}
         chosen(InitDesc(target.name, attrs, global_init, target.role, generator), values)
         if target.padding_idx is not None and not isinstance(chosen, Load):
             values[target.padding_idx] = 0
@@ -114,17 +115,17 @@ def initialize(
 
 
 class _Target(NamedTuple):
-    """A parameter or buffer to fill."""
+    """Parameter or buffer to fill; `role` is the ending that selects its rule, None if that is its name's."""
 
     name: str
     tensor: torch.Tensor
     role: str | None
-    own: Any = None  # its own initializer
+    init: Any = None  # the parameter's own initializer
     padding_idx: int | None = None
 
 
 def _targets(module: torch.nn.Module) -> Iterator[_Target]:
-    """The tensors of a module that `initialize` fills, each once."""
+    """Yield each parameter and buffer of a module that `initialize` fills, once."""
     seen = set()
     for prefix, child in module.named_modules():
         dot = f"{prefix}." if prefix else ""
@@ -132,11 +133,11 @@ def _targets(module: torch.nn.Module) -> Iterator[_Target]:
         for leaf, tensor in child.named_parameters(recurse=False):
             if id(tensor) not in seen:
                 seen.add(id(tensor))
-                own = vars(tensor).get("init")
-                if own is None and leaf == "weight" and isinstance(child, torch.nn.PReLU):
-                    own = Constant(0.25)
+                init = vars(tensor).get("init")
+                if init is None and leaf == "weight" and isinstance(child, torch.nn.PReLU):
+                    init = Constant(0.25)
                 padding_idx = child.padding_idx if embeds and leaf == "weight" else None
-                yield _Target(dot + leaf, tensor, _role(child, leaf, tensor), own, padding_idx)
+                yield _Target(dot + leaf, tensor, _role(child, leaf, tensor), init, padding_idx)
         if isinstance(child, _NORMS):
             for leaf, tensor in child.named_buffers(recurse=False):
                 if leaf in ("running_mean", "running_var", _COUNT) and id(tensor) not in seen:
@@ -145,7 +146,7 @@ def _targets(module: torch.nn.Module) -> Iterator[_Target]:
 
 
 def _role(child: torch.nn.Module, leaf: str, tensor: torch.Tensor) -> str | None:
-    """The ending that says what a parameter is, where its name does not."""
+    """Return the ending that selects a parameter's rule ("gamma", "bias", ...), or None if its own name does."""
     norm = isinstance(child, _NORMS)
     if norm or "norm" in type(child).__name__.lower():
         if leaf == "weight" and (norm or torch.nn.parameter.is_lazy(tensor) or tensor.dim() <= 1):
@@ -160,6 +161,7 @@ def _role(child: torch.nn.Module, leaf: str, tensor: torch.Tensor) -> str | None
 
 
 def _check(targets: Sequence[_Target]) -> None:
+    """Raise if a target cannot be filled: it has no shape or memory, is an inference tensor, or is not floating-point."""
     lazy = [repr(target.name) for target in targets if torch.nn.parameter.is_lazy(target.tensor)]
     if lazy:
         few = ", ".join(lazy[:8]) + (f" and {len(lazy) - 8} more" if len(lazy) > 8 else "")
@@ -175,6 +177,6 @@ def _check(targets: Sequence[_Target]) -> None:
             )
         if role != _COUNT and not tensor.is_floating_point():
             raise TypeError(
-                f"parameter {name!r}: is {tensor.dtype}, but initializers fill floating-point parameters: initialize the "
-                "submodules that have these"
+                f"parameter {name!r}: is {tensor.dtype}, but initializers fill floating-point parameters only: initialize "
+                "the submodules without it"
             )
