@@ -38,19 +38,19 @@ _MOST_TEXT = 1 << 24  # bytes of JSON in an npz file; parsed, they take some twe
 
 
 def replace(argument: str, path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]) -> None:
-    """Let `write` fill a new file and put it where `path` is, only when it is complete and on the disk.
+    """Write a file completely or not at all: it gets its name when it is complete and on the disk.
 
-    A symbolic link stays one: the file that it leads to is replaced. The new file has the mode of the old one.
-    Temporary files that a killed process has left behind here are removed.
+    A symbolic link stays one: the file that it leads to is replaced. The new file has the mode of the old one. Temporary
+    files of this name that killed processes left are removed.
 
     Args:
-        argument: what messages call the path.
-        path: where the file is to be.
-        write: called with a binary file to be written and read.
+        argument: the name of `path` in error messages.
+        path: the name of the file.
+        write: called with a temporary file, open in binary mode for writing and reading.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        IsADirectoryError, ValueError: the path is one of a folder, or of something else that is no file.
+        FileNotFoundError: the folder does not exist.
+        IsADirectoryError, ValueError: there is a folder, a device or a pipe of this name.
         OSError: the system's own; the old file is as it was.
     """
     target = Path(os.path.realpath(path))
@@ -84,7 +84,7 @@ def replace(argument: str, path: str | os.PathLike[str], write: Callable[[IO[byt
 
 
 def sync_folder(path: str | os.PathLike[str]) -> None:
-    """Let the names in a folder be on the disk, where the system can do that."""
+    """Wait until the names in a folder are on the disk, if the system can do that."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -96,11 +96,16 @@ def sync_folder(path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def contents(argument: str, path: str | os.PathLike[str], what: str) -> Iterator[None]:
-    """Turn whatever a look at bad contents ends in into one ValueError that names the file.
+    """Return a context for reading a file, in which any error of bad contents becomes a ValueError that names the file.
+
+    Args:
+        argument: the name of `path` in error messages.
+        path: the name of the file.
+        what: the kind of file that is expected, for error messages.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is a folder, or its contents are not as they should be.
+        FileNotFoundError: the file does not exist.
+        ValueError: the path is not of a file, or the contents are not as expected.
         OSError: the system's own, such as PermissionError.
     """
     name = f"{argument}={str(path)!r}"
@@ -108,7 +113,7 @@ def contents(argument: str, path: str | os.PathLike[str], what: str) -> Iterator
         raise FileNotFoundError(f"{name}: there is no such file")
     if not os.path.isfile(path):
         raise ValueError(f"{name}: not {what}, or a damaged one (it is no file)")
-    with open(path, "rb"):  # what the system refuses is nothing that the contents are to blame for
+    with open(path, "rb"):  # the contents are not to blame if the system refuses this
         pass
     try:
         yield
@@ -122,18 +127,20 @@ def contents(argument: str, path: str | os.PathLike[str], what: str) -> Iterator
 def write(
     argument: str, path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Write a safetensors file with a JSON header, as `replace` does.
+    """Write a safetensors file with a JSON header, completely or not at all.
 
-    What safetensors does not have is stored in another form, which the header tells: complex128, say, as pairs of numbers,
-    and a tensor whose name is not allowed under that name's JSON text.
+    The header tells what is stored in another form, because safetensors cannot represent it: complex128 as pairs of numbers,
+    and a tensor with a name that is not allowed, as half of a surrogate pair, under the JSON text of that name.
 
     Args:
-        argument, path: as for `replace`.
-        header: what JSON has, by names other than "names", "dtypes" and "checksums".
-        tensors: by name, such as `check_writable` takes.
+        argument: the name of `path` in error messages.
+        path: the name of the file.
+        header: data for JSON; the names "names", "dtypes" and "checksums" are taken.
+        tensors: dense tensors by name, for which `check_writable` does not raise.
 
     Raises:
         ValueError: names and header take more than 100 MB, the most that safetensors reads.
+        OSError: the errors of `replace`.
     """
     stored, names, dtypes = dict[str, torch.Tensor](), dict[str, str](), dict[str, str]()
     for key, tensor in tensors.items():
@@ -168,24 +175,21 @@ def write(
 def write_arrays(
     argument: str, path: str | os.PathLike[str], kind: str, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> None:
-    """Write a file of a kind, as `write` does.
+    """Write NumPy arrays to a safetensors file, completely or not at all; `read_arrays` reads it.
 
     Args:
-        argument, path: as for `replace`.
-        kind: what it is a file of, to tell it from others.
-        about: what JSON has; anything else becomes text.
-        arrays: of numbers, by name.
+        argument: the name of `path` in error messages.
+        path: the name of the file.
+        kind: tells this file from files of other kinds, such as "runs".
+        about: data for the header; the text of an object stands for it if JSON cannot represent it.
+        arrays: arrays of numbers by name.
     """
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}  # copies, which may be written to
     write(argument, path, {"kind": kind, "about": json.loads(json.dumps(about, default=repr))}, tensors)
 
 
 def check_writable(what: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor that `write_tensors` has no form for.
-
-    Raises:
-        TypeError: it is sparse, quantized, without memory, or of a type that files do not have.
-    """
+    """Raise TypeError if files cannot have a tensor: a sparse or quantized one, one without memory, or of such a dtype."""
     kind = tensor.dtype
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         how = "quantized" if tensor.is_quantized else "on the meta device" if tensor.is_meta else str(tensor.layout)
@@ -195,17 +199,17 @@ def check_writable(what: str, tensor: torch.Tensor) -> None:
 
 
 def read(path: str | os.PathLike[str], with_tensors: bool = True) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
-    """The header and the tensors that `write` wrote, to be called inside of `contents`; None of a file from elsewhere.
+    """Return the header and the tensors that `write` wrote, or None for another program's file. Call it within `contents`.
 
-    The file is opened once, so that another one may take its place meanwhile; and no library calls back, which would make an
-    error of the file of a handler's KeyboardInterrupt.
+    The file is opened once, so that another process may replace it meanwhile. We read it ourselves, because a library that
+    calls back reports a KeyboardInterrupt from a signal's handler as an error of the file.
     """
     with open(path, "rb") as file:
         return _read(file, with_tensors)
 
 
 def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What `write_arrays` wrote, to be called inside of `contents`; also the npz files of earlier versions."""
+    """Return the `about` and the arrays that `write_arrays`, or an earlier version, wrote. Call it within `contents`."""
     with open(path, "rb") as file:
         is_npz = file.read(2) == b"PK"
         file.seek(0)
@@ -237,9 +241,9 @@ def _read(file: IO[bytes], with_tensors: bool = True) -> tuple[dict[str, Any], d
 
 
 def _remove_stale(target: Path) -> None:
-    """Remove temporary files of this target whose writers no longer live, by the lock that a living one holds."""
-    own = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{32}\.tmp")
-    for name in filter(own.fullmatch, os.listdir(target.parent)):
+    """Remove temporary files of this target that killed processes left: a process that writes one holds its lock."""
+    pattern = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{32}\.tmp")
+    for name in filter(pattern.fullmatch, os.listdir(target.parent)):
         with suppress(OSError):  # somebody writes it, or it belongs to somebody else: not ours to remove
             if fcntl is None:
                 os.unlink(target.parent / name)
@@ -250,7 +254,7 @@ def _remove_stale(target: Path) -> None:
 
 
 def _create(target: Path) -> tuple[IO[bytes], Path]:
-    """A new file next to the target, which is locked while it is open."""
+    """Create a file next to the target, which is locked while it is open."""
     while True:
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
         file = temporary.open("x+b")
@@ -260,18 +264,18 @@ def _create(target: Path) -> tuple[IO[bytes], Path]:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError:  # a file system without locks, on which nobody removes it either
             return file, temporary
-        if temporary.exists():  # and was not taken for a stale one before it was locked
+        if temporary.exists():  # nobody removed it before it was locked
             return file, temporary
         file.close()
 
 
 def _is_name(name: str) -> bool:
-    """Whether a tensor in a safetensors file may have this name."""
+    """Return whether a tensor in a safetensors file may have this name."""
     return name != "__metadata__" and not any("\ud800" <= each <= "\udfff" for each in name)
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as a file has it."""
+    """Return a tensor in the form that a file has."""
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     if tensor.dtype in _DTYPES.values():
         return tensor
@@ -279,22 +283,22 @@ def _stored(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as_written(tensor: torch.Tensor, kind: str | None) -> torch.Tensor:
-    """What `_stored` was given, of a type of this name; None: of the one that it has."""
+    """Undo `_stored`, for a tensor whose dtype has the name `kind`; None: it was stored as it was."""
     if kind is None:
         return tensor
-    found = getattr(torch, kind, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, kind, None)
+    if not isinstance(dtype, torch.dtype):
         raise ValueError(f"it has a tensor of type {kind!r}, which this torch does not have")
-    made = torch.view_as_complex(tensor) if found.is_complex else tensor.view(found)
-    if made.dtype != found:
+    viewed = torch.view_as_complex(tensor) if dtype.is_complex else tensor.view(dtype)
+    if viewed.dtype != dtype:
         raise ValueError(f"it has {tensor.dtype} for a tensor of type {kind!r}")
-    return made
+    return viewed
 
 
 def _begin(file: IO[bytes]) -> tuple[str | None, dict[str, tuple[torch.dtype, list[int], int, int]]]:
-    """The JSON text that is ours, None of a file from elsewhere; and type, shape, place and size in bytes of each tensor.
+    """Read our JSON text, None in another program's file, and of each tensor the dtype, shape, place and size in bytes.
 
-    The form is that of https://huggingface.co/docs/safetensors: 8 bytes with the length of a JSON text, the text, the bytes.
+    The format is that of https://huggingface.co/docs/safetensors: 8 bytes with the length of a JSON text, the text, data.
     """
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
@@ -333,7 +337,7 @@ def _read_tensor(file: IO[bytes], kind: torch.dtype, shape: list[int], start: in
 
 
 def _section(header: Any, key: str, kind: type) -> dict[str, Any]:
-    """Values by name that are taken out of a header; only checksums must be there."""
+    """Remove a dict with values of one type from a header, and return it; only "checksums" must be there."""
     section = header.pop(key, {} if key != "checksums" else None) if isinstance(header, dict) else None
     if not isinstance(section, dict) or not all(type(value) is kind for value in section.values()):
         raise ValueError(f"it has no {key}")
@@ -348,7 +352,7 @@ def _parsed(text: str | bytes) -> Any:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    """Of its type, its shape and its bytes."""
+    """Return a checksum of a tensor's dtype, shape and bytes."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     start = zlib.crc32(f"{tensor.dtype}{list(tensor.shape)}".encode())
     return zlib.crc32(flat.view(torch.uint8).numpy().data, start) if flat.numel() else start
@@ -360,7 +364,7 @@ def _refuse_damaged(names: Iterable[str]) -> None:
 
 
 def _read_npz(file: IO[bytes], kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What earlier versions wrote of runs, sweeps and races; the oldest files have neither a kind nor checksums."""
+    """Read an npz file of an earlier version; the oldest have neither a kind nor checksums."""
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         size, most = sum(member.file_size for member in members), max(SMALL, RATIO * os.fstat(file.fileno()).st_size)
@@ -385,11 +389,12 @@ def _read_npz(file: IO[bytes], kind: str) -> tuple[dict[str, Any], dict[str, np.
 
 
 def _array(data: bytes) -> np.ndarray:
-    """An array of numbers of an npz file, whose own header cannot make it larger than `data`."""
+    """Return an array of numbers in an npz file. Its own header cannot make it larger than `data`."""
     npy = io.BytesIO(data)
     version = np.lib.format.read_magic(npy)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(npy)
     if dtype.kind not in "biufU" or min(shape, default=0) < 0:
         raise ValueError(f"it has an array of {dtype} {shape}: must be numbers")
-    return np.frombuffer(data[npy.tell() :], dtype).reshape(shape, order="F" if fortran else "C").copy()
+    array = np.frombuffer(data, dtype, offset=npy.tell()).reshape(shape, order="F" if fortran else "C")
+    return array.copy()  # which may be written to

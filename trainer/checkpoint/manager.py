@@ -1,4 +1,4 @@
-"""CheckpointManager: saves a training now and then, in the background, and when a signal asks it to end."""
+"""CheckpointManager: save checkpoints of a training in the background, and when a signal asks the process to end."""
 
 from __future__ import annotations
 
@@ -44,47 +44,46 @@ if TYPE_CHECKING:
 class CheckpointManager:
     """Saves checkpoints of a training into a folder, from which `Trainer.resume` continues it bit for bit.
 
-    A checkpoint has the model's weights and buffers, the trainer's states, settings, schedule and counts, the random
-    generators of torch (on all devices), NumPy and Python, metrics and metadata. It is a folder of safetensors files,
-    `step-0000000100`, say, which is complete as soon as it has this name; nothing is pickled. Names are those of Orbax where
-    it has them.
+    A checkpoint has the model's weights and buffers; the trainer's states, settings, schedule and counts; the random
+    generators of torch on all devices, of NumPy and of Python; metrics and metadata. It is a folder of safetensors files,
+    such as `step-0000000100`, and is complete as soon as it has this name. Nothing is pickled. Methods have Orbax's names.
 
-    The training thread only copies tensors: from a GPU into pinned memory, without waiting for the device. Another thread
-    writes. One checkpoint is written at a time: a `save` that comes earlier waits for the one before. What goes wrong in
-    writing is raised by the next `save`, `wait` or `close`; if there is none, it is printed at the end of the program.
+    The training thread only copies tensors, from a GPU into pinned memory without waiting for the device; another thread
+    writes. One checkpoint is written at a time: `save` waits for the checkpoint before. An error in writing is raised by the
+    next `save`, `wait` or `close`; if nothing is called any more, it is printed at the end of the program.
 
-    One training saves into a folder: from its first `step` or `save` to `close`, or to its end, no other process can. It
-    warns of checkpoints of later steps, which would be resumed instead of its own. Only what is certainly a checkpoint is
-    removed.
+    One training saves into a folder: from its first `step` or `save` until `close` or the end of the process, other
+    processes cannot. The manager warns if the folder has checkpoints of later steps, because `resume` would prefer them. It
+    removes only folders that certainly are checkpoints.
 
-    As a context it notes signals, and at its end waits for what is being written. After a signal has come, the next `step`
-    saves, waits until that is on the disk, and lets the signal act as it would have without the manager: SIGTERM ends the
-    process. Signals reach the main thread only, so it must be entered there.
+    Used as a context manager, it also handles signals. After a signal has arrived, the next `step` saves, waits until the
+    checkpoint is on the disk, and then lets the signal act as it would have without the manager: SIGTERM ends the process.
+    Only the main thread receives signals, so enter the context there.
 
-    Of several synchronous processes ("dist_sync", or DistributedDataParallel) all make the same calls; rank 0 writes, to a
-    folder that all ranks can read. A signal that reaches one of them acts on all; to find out, they exchange a number at
-    each `step`, unless `signals` is empty.
+    With several synchronous processes (kvstore="dist_sync", or DistributedDataParallel), all ranks make the same calls, and
+    rank 0 writes to a folder that all ranks can read. A signal to one rank acts on all: unless `signals` is empty, the ranks
+    exchange a number at each `step`.
 
     Args:
-        folder: where to; made if it is not there.
-        trainer: what to save.
-        net: the model, for its buffers, such as running means, and parameters that are not trained; or the list of the
-            trainer's replicas of it. None: the trainer's parameters are the only weights.
-        save_interval_steps: `step` saves after each so many updates; None: only `save` does.
-        max_to_keep: how many of the newest stay, >= 1; None keeps all.
-        best: the name of a metric; the best checkpoint by it stays, too.
-        mode: "min" or "max", what is best.
-        asynchronous: whether another thread writes; if not, `save` returns when it is written.
-        stateful: what else training depends on, objects with `state_dict`, of plain data and tensors, and `load_state_dict`.
-        signals: names of those that save and end, such as "SIGTERM", and "SIGUSR1" of Slurm.
+        folder: the folder of the checkpoints; made if it does not exist.
+        trainer: the trainer to save.
+        net: the model, or the list of the trainer's replicas of it: its buffers, such as running means, and its parameters
+            that are not trained are saved, too. None: only the trainer's parameters are.
+        save_interval_steps: number of updates between two checkpoints that `step` saves, >= 1; None: only `save` saves.
+        max_to_keep: how many of the newest checkpoints stay, >= 1; None: all.
+        best: name of a metric: the checkpoint with its best value stays, too. None: no metric counts.
+        mode: "min" if the smallest value of `best` is the best, "max" if the largest is.
+        asynchronous: whether another thread writes. If not, `save` returns when the checkpoint is on the disk.
+        stateful: other objects to save, with `state_dict`, which returns plain data and tensors, and `load_state_dict`.
+        signals: names of the signals after which `step` saves, such as "SIGTERM", or "SIGUSR1", which Slurm can send.
 
     Attributes:
-        folder, trainer, net, stateful: as above.
-        metric: `best` above.
-        saved_step: after how many updates it saved, or resumed, the last checkpoint; None: there is none.
+        folder, trainer, net, stateful: the arguments.
+        metric: the argument `best`.
+        saved_step: number of updates at the last checkpoint that was saved or resumed; None: there was none.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit.
+        TypeError, ValueError: an argument is of another type or not allowed.
 
     Example:
         >>> import tempfile, torch, tristep
@@ -140,13 +139,14 @@ class CheckpointManager:
         weakref.finalize(self, _abandon, self._writing)  # also at the end of the interpreter, which waits for the thread
 
     def step(self, metrics: Mapping[str, Any] | None = None, metadata: Any = None) -> bool:
-        """To be called after each training step: save if it is time, or if a signal has come.
+        """Save if the interval is over or a signal has arrived. Call it after each training step.
 
         Args:
-            metrics, metadata: as for `save`.
+            metrics: numbers, or tensors of one element, by name.
+            metadata: any data that JSON can represent.
 
         Returns:
-            Whether it has saved. After a signal it returns only if that did not end the process.
+            Whether it has saved. After a signal it returns only if the signal did not end the process.
         """
         step, before = self.trainer.optimizer.num_update, self._seen
         self._seen = step
@@ -166,18 +166,18 @@ class CheckpointManager:
         return True
 
     def save(self, metrics: Mapping[str, Any] | None = None, metadata: Any = None) -> None:
-        """Save a checkpoint of this moment. Another one of the same step is replaced.
+        """Save a checkpoint now. A checkpoint of the same step is replaced.
 
         Args:
-            metrics: numbers by name, or tensors of one element, for which the training thread does not wait either.
-            metadata: anything that JSON has.
+            metrics: numbers, or tensors of one element, by name; the training thread does not wait for tensors on a GPU.
+            metadata: any data that JSON can represent.
 
         Raises:
-            TypeError, ValueError: metrics or metadata of other types, or metrics without the one that decides which is best;
-                or something in `stateful` that cannot be saved.
-            OSError: writing the one before has failed, or, if it is not asynchronous, this one.
-            RuntimeError: between `ascend` and `step` of the trainer; or another process, or another trainer of this one,
-                saves into this folder.
+            TypeError, ValueError: metrics or metadata have other types, the metric `best` is missing, or an object in
+                `stateful` returned something that cannot be saved.
+            OSError: writing the checkpoint before has failed, or this one, if the manager is not asynchronous.
+            RuntimeError: the trainer is between `ascend` and `step`; or another process, or another trainer of this
+                process, saves into this folder.
         """
         step = self.trainer.optimizer.num_update
         values = _checked(metrics, self.metric)
@@ -200,11 +200,11 @@ class CheckpointManager:
 
         def write() -> None:
             wait()
-            found = unpack(packed, copies)
-            numbers = {name: float(value) for name, value in found["metrics"].items()}
+            saved = unpack(packed, copies)
+            numbers = {name: float(value) for name, value in saved["metrics"].items()}
             about = Checkpoint(step, numbers, metadata)
             with writing:
-                new = write_checkpoint(self.folder, Content(about, found["model"], found["states"], found["ranks"]))
+                new = write_checkpoint(self.folder, Content(about, saved["model"], saved["states"], saved["ranks"]))
                 prune(self.folder, self._keep, None if self.metric is None else (self.metric, self._mode), new.path)
 
         self.saved_step = step
@@ -215,7 +215,7 @@ class CheckpointManager:
             self.wait()
 
     def _take_folder(self) -> Claim:
-        """Be the only training that saves here. Warns, once, of checkpoints that would be resumed instead of its own."""
+        """Take the lock of the folder. The first time, warn of checkpoints that `resume` would prefer to new ones."""
         before, self._claim = self._claim, claim(self.folder, self.trainer, self._claim)
         if self._claim is before:
             return before
@@ -230,7 +230,7 @@ class CheckpointManager:
         return self._claim
 
     def wait(self) -> None:
-        """Wait until what is being written is on the disk.
+        """Wait until the last checkpoint is on the disk.
 
         Raises:
             OSError: writing has failed.
@@ -241,36 +241,43 @@ class CheckpointManager:
 
     @uninterrupted
     def resume(self) -> Checkpoint:
-        """As `Trainer.resume`, from this folder, with the model and what else there is."""
+        """Continue from the newest checkpoint of the folder: load the trainer, the model and the objects in `stateful`.
+
+        Returns:
+            The checkpoint; its step is 0 if the folder has none.
+
+        Raises:
+            ValueError: the checkpoint does not fit, or all are damaged. Nothing has been changed.
+        """
         self.wait()
-        found = resume(self.trainer, self.folder, self.net, self.stateful)
+        checkpoint = resume(self.trainer, self.folder, self.net, self.stateful)
         self._seen = self.trainer.optimizer.num_update
-        self.saved_step = None if found.path is None else found.step
-        return found
+        self.saved_step = None if checkpoint.path is None else checkpoint.step
+        return checkpoint
 
     def all_checkpoints(self) -> list[Checkpoint]:
-        """The checkpoints in the folder, from the oldest to the newest, without damaged ones; waits for the last."""
+        """Wait for the last checkpoint, and return all that are not damaged, from the oldest to the newest."""
         self.wait()
         return checkpoints(self.folder)
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint; None: there is none."""
+        """Return the newest checkpoint; None if there is none."""
         return next(reversed(self.all_checkpoints()), None)
 
     def best(self) -> Checkpoint | None:
-        """The best checkpoint by the metric; None: there is none that has it.
+        """Return the checkpoint with the best value of the metric; None if no checkpoint has the metric.
 
         Raises:
-            ValueError: no metric was named when the manager was made.
+            ValueError: the manager was made without `best`.
         """
         if self.metric is None:
             raise ValueError("no metric says which checkpoint is the best: make the manager with best='loss', say")
         return best_of(self.all_checkpoints(), self.metric, self._mode)
 
     def close(self) -> None:
-        """Wait until what is being written is on the disk, and leave signals and the folder alone.
+        """Wait until the last checkpoint is on the disk, then handle signals no more and release the folder.
 
-        Also at the end of a `with` block. A signal that has come, also while it waits, then acts as without the manager.
+        The end of a `with` block calls it. A signal that has arrived, also during the wait, acts then.
         """
         try:
             self.wait()
@@ -299,10 +306,10 @@ class CheckpointManager:
 
 
 def _host_copies(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
-    """Copies of tensors in the host's memory, and what to call, in any thread, before they are read.
+    """Return copies of tensors in the host's memory, and a function to call, in any thread, before they are read.
 
-    From a GPU they are copied into pinned memory on the current stream: the host waits for nothing, and what the stream does
-    next, which may overwrite the tensors, comes after.
+    Tensors on a GPU are copied into pinned memory on the current stream: the host does not wait, and whatever overwrites the
+    tensors on that stream comes later.
     """
     copies: dict[str, torch.Tensor] = {}
     devices: set[torch.device] = set()
@@ -324,7 +331,7 @@ def _host_copies(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.T
 
 
 def _abandon(writing: list[futures.Future[None]]) -> None:
-    """Nobody will ask any more: print what goes wrong."""
+    """Print errors of the writing thread, because nobody will call the manager any more."""
     for outcome in writing:
         outcome.add_done_callback(_print_error)
 
@@ -338,15 +345,15 @@ def _print_error(outcome: futures.Future[None]) -> None:
 def _checked(metrics: Mapping[str, Any] | None, needed: str | None) -> dict[str, Any]:
     if metrics is not None and not isinstance(metrics, Mapping):
         raise TypeError(f"metrics must be numbers by name, got {type(metrics).__name__}")
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in (metrics or {}).items():
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
                 raise ValueError(f"metrics[{name!r}] has shape {tuple(value.shape)}: must be one number")
-            found[str(name)] = value.detach().reshape(())
+            values[str(name)] = value.detach().reshape(())
         else:
             is_float = isinstance(value, (float, np.floating))  # which may be infinite, or no number
-            found[str(name)] = float(value) if is_float else number(f"metrics[{name!r}]", value)
-    if metrics is not None and needed is not None and needed not in found:
-        raise ValueError(f"metrics lack {needed!r}, which decides which checkpoint is the best: {sorted(found)}")
-    return found
+            values[str(name)] = float(value) if is_float else number(f"metrics[{name!r}]", value)
+    if metrics is not None and needed is not None and needed not in values:
+        raise ValueError(f"metrics lack {needed!r}, which decides which checkpoint is the best: {sorted(values)}")
+    return values
