@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..scene import Axis, Control, Heatmap, Panel, Points, Scene, Text
+from ..scene import Control, Heatmap, Points, Scene, Text
 from ..simulate import RATES, Basins, basin_map, function, tune_learning_rates
 from ..simulate.candidates import named_optimizers
 from .functions import On, function_panel, plainer_ones, rounded, starts_around, with_rate
+from .series import words_panel
 from .view import View
 
 __all__ = ["BasinMap"]
@@ -98,11 +99,10 @@ class BasinMap(View):
             size=10,
             style="ink",
         )  # fmt: skip
-        blank = Axis("", 0, 1)
         panels = [
             function_panel(self.function, [found, stars], title="which minimum is reached", row=0),
             function_panel(self.function, [duration, stars], title="how soon", row=0, column=1),
-            Panel(blank, blank, [notes], row=1, columns=2, frame=False),
+            words_panel(notes, row=1, columns=2),
         ]
         return Scene(
             panels,

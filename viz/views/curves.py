@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..record import Curve, Series
-from ..scene import Axis, Line, Panel, Scene
-from .series import axis_from_zero, drawable, fits_log, held, middle_steps, scalar_panel, smoothing_of
+from ..scene import Axis, Scene
+from .series import middle_steps, over_steps, rate_panel, scalar_panel, smoothing_of
 
 if TYPE_CHECKING:
     from ..render.matplotlib import Figure
@@ -69,11 +69,11 @@ def plot_training(
         raise ValueError(f"smoothing={smoothing!r}: must be a number of updates, 1 or more")
     across = Axis(xlabel, 0, max(longest, 2))
     width = smoothing_of([float(smoothing) if smoothing > 1 else 0.0], 0, "update")
-    drawn = [(name, curve, middle_steps(curve), i) for i, (name, curve) in enumerate(curves.items())]
-    scale = "log" if fits_log("loss", *(curve.mean for curve in curves.values())) else "linear"
-    panels = [scalar_panel(ylabel, drawn, across, width, scale)]
+    panels = [scalar_panel("loss", over_steps(curves), across, width, label=ylabel)]
     if rates:
-        panels.append(replace(_rate_panel(rates, list(curves), across), row=1))
+        styles = list(curves)
+        drawn = [(name, curve, middle_steps(curve), styles.index(name)) for name, curve in rates.items()]
+        panels.append(replace(rate_panel(drawn, across), row=1))
     said = [f"{name}: {words}" for name, words in (notes or {}).items()]
     heights = (3.4, 1.2) if rates else ()
     scene = Scene(panels, title, [width], height=5.4 if rates else 4.4, heights=heights, notes=said)
@@ -116,7 +116,7 @@ def plot_schedules(
         else:
             values[name] = [schedule(n) for n in range(1, n_updates + 1)]
     curves = _curves("schedules", values)
-    panel = _rate_panel(curves, list(curves), Axis(xlabel, 0, max(2, *map(len, values.values()))), ylabel)
+    panel = rate_panel(over_steps(curves), Axis(xlabel, 0, max(2, *map(len, values.values()))), ylabel)
     return _drawn(Scene([panel], title, height=3.8), ylabel, curves)
 
 
@@ -132,15 +132,6 @@ def _curves(argument: str, given: Mapping[str, Sequence[float]]) -> dict[str, Cu
         series.extend(np.arange(1, len(array) + 1), array)
         curves[name] = series.curve()
     return curves
-
-
-def _rate_panel(rates: Mapping[str, Curve], names: Sequence[str], across: Axis, label: str = "learning rate") -> Panel:
-    """Learning rates of some of these names, whose numbers are the lines' styles."""
-    lines = []
-    for name, curve in rates.items():
-        x, y = held(middle_steps(curve), drawable(curve.mean))
-        lines.append(Line(x, y, name=name, style=names.index(name), marker=len(curve.first) == 1))
-    return Panel(across, axis_from_zero(label, *(curve.mean for curve in rates.values())), lines)
 
 
 def _drawn(scene: Scene, label: str, curves: Mapping[str, Curve]) -> Figure:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..record import Recorder, Run, Series
-from ..scene import Axis, Click, Control, Line, Panel, RefLine, Scene, Text
+from ..scene import Axis, Click, Control, Panel, RefLine, Scene, Text
 from .heatmap import QUANTITIES, heat_panels, histogram_control, kept_histograms
 from .rows import Rows
 from .run_view import OneRunView
 from .series import (
-    axis_from_zero,
-    drawable,
     empty_scene,
-    fits_log,
     grouped,
-    held,
-    middle_steps,
+    over_steps,
+    rate_panel,
     scalar_names,
     scalar_panel,
     smoothing_control,
+    spread,
+    words_panel,
 )
 from .weights import norm_panel, ratio_panel
 
@@ -74,8 +72,11 @@ class Dashboard(OneRunView):
         if histograms is not None:  # come seldom; the same step is as far right as in the other panels
             histograms = replace(histograms, x=across)
         panels: list[list[Panel]] = [
-            [_scalar_panel(run, group, across, smoothing) for group in groups]
-            + ([_rate_panel(rate, across)] if len(rate) else []),
+            [
+                scalar_panel(group[0], over_steps({name: run.scalars[name].curve() for name in group}), across, smoothing)
+                for group in groups
+            ]
+            + ([rate_panel(over_steps({"": rate.curve()}), across)] if len(rate) else []),
             heat_panels([run], rows, [self.quantity])[0] if len(run.tensors.get(self.quantity, ())) else [],
             [panel for panel in (histograms, norm_panel(run, rows)) if panel is not None],
         ]
@@ -85,7 +86,7 @@ class Dashboard(OneRunView):
         panels = [row for row in panels if row]
         mark = RefLine(steps[:, None], by=("step",), style="quiet", width=0.9)
         readout = Text(self._readouts(steps, scalars), 0.0, 0.5, by=("step",), size=9.5, style="ink")
-        placed = [Panel(Axis("", 0, 1), Axis("", 0, 1), [readout], columns=COLUMNS, frame=False)]
+        placed = [words_panel(readout, columns=COLUMNS)]
         for i, row in enumerate(panels):
             wide = COLUMNS // len(row)
             for k, panel in enumerate(row):
@@ -114,28 +115,13 @@ class Dashboard(OneRunView):
         return texts
 
 
-def _scalar_panel(run: Run, names: Sequence[str], across: Axis, smoothing: Control) -> Panel:
-    """A scalar, and the same of other data, over the steps."""
-    curves = [run.scalars[name].curve() for name in names]
-    scale = "log" if fits_log(names[0], *(curve.mean for curve in curves)) else "linear"
-    drawn = [(name, curve, middle_steps(curve), i) for i, (name, curve) in enumerate(zip(names, curves, strict=True))]
-    return scalar_panel(names[0].replace("_", " "), drawn, across, smoothing, scale)
-
-
-def _rate_panel(series: Series, across: Axis) -> Panel:
-    curve = series.curve()
-    line = Line(*held(middle_steps(curve), drawable(curve.mean)), marker=len(curve.first) == 1)
-    return Panel(across, axis_from_zero("learning rate", curve.mean), [line])
-
-
 def _stops(run: Run) -> np.ndarray:
     """Steps that the slider goes through, recorded ones."""
     longest = max((series for kind in (run.scalars, run.tensors) for series in kind.values()), key=len, default=Series())
     steps = longest.curve().last
     if not len(steps):
         return np.array([float(run.last_step or 0)])
-    chosen = np.unique(np.linspace(0, len(steps) - 1, min(STOPS, len(steps))).round().astype(np.int64))
-    return steps[chosen].astype(np.float64)
+    return steps[spread(0, len(steps) - 1, STOPS)].astype(np.float64)
 
 
 def _at(series: Series, steps: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...trainer.presets import label, plainer
-from ..scene import Axis, Layer, Panel, Points, surface_layers
+from ..scene import Axis, Layer, Line, Panel, Points, surface_layers
 from ..simulate import Function, Trajectories
 
 __all__ = [
@@ -18,11 +18,12 @@ __all__ = [
     "function_panel",
     "has_rate",
     "loss_above",
-    "loss_axis",
     "loss_label",
+    "loss_panel",
     "plainer_ones",
     "rounded",
     "starts_around",
+    "ways",
     "with_rate",
 ]
 
@@ -62,6 +63,27 @@ def loss_axis(trajectories: Trajectories, losses: np.ndarray) -> Axis:
     height = loss_above(losses, trajectories)
     highest = 100 * np.nanmax(height[..., 0])
     return Axis.over(loss_label(trajectories.function), np.clip(height, 1e-9, max(highest, 1e-8)), scale="log")
+
+
+def ways(trajectories: Trajectories, labels: Mapping[str, str], values: Any, by: tuple[str, ...] = ()) -> list[list[Line]]:
+    """The paths of all optimizers from the first start, and their losses, up to the control "step".
+
+    Args:
+        labels: what the legend calls each.
+        values: which of the values that were varied, one or a slice.
+        by: the control that chooses one of a slice.
+    """
+    found: list[list[Line]] = [[], []]
+    for i, name in enumerate(trajectories.names):
+        path, losses = trajectories.paths[i, values, 0], loss_above(trajectories.losses[i, values, 0], trajectories)
+        for lines, x, y in ((found[0], path[..., 0], path[..., 1]), (found[1], np.arange(trajectories.steps + 1), losses)):
+            lines.append(Line(x, y, name=labels[name], style=i, by=by, upto="step", head=lines is found[0]))
+    return found
+
+
+def loss_panel(trajectories: Trajectories, losses: np.ndarray, layers: Sequence[Layer], **others: Any) -> Panel:
+    """Losses over the steps, on an axis with room for some of them."""
+    return Panel(Axis("step", 0, trajectories.steps), loss_axis(trajectories, losses), layers, **others)
 
 
 def loss_label(where: Function) -> str:

@@ -14,7 +14,7 @@ from ..record.diagnosis import nonfinite_gradients
 from ..scene import Axis, Click, Control, Heatmap, Layer, Panel, Points, Scene, Text
 from .rows import Rows
 from .run_view import Runs, RunView
-from .series import MARKS, NOWHERE_FINITE, apart, empty_scene
+from .series import MARKS, NOWHERE_FINITE, apart, empty_scene, words_panel
 from .weights import bad_gradients, norm_panel
 
 __all__ = ["TensorHeatmap", "heat_panels", "histogram_control", "kept_histograms"]
@@ -194,7 +194,7 @@ def _bar(values: list[list[str]], labels: list[str], height: float, by: tuple[st
         texts = [row[k] for row in values]
         layers.append(Text(texts if by else texts[0], 0.2, place, by=by, size=8, style="quiet"))
     layers.append(Text(labels if by else labels[0], 0.0, 1 - 0.17 * inch, by=by, size=8, style="ink"))
-    return Panel(Axis("", 0, 1), Axis("", 0, 1), layers, column=1, frame=False)
+    return words_panel(*layers, column=1)
 
 
 def histogram_control(runs: Iterable[Run]) -> list[Control]:

@@ -10,17 +10,15 @@ import numpy as np
 
 from ...trainer.validation import choice
 from ..record import Curve, Run, Series
-from ..scene import Axis, Control, Line, Panel, RefLine, Scene
+from ..scene import Axis, Control, Panel, RefLine, Scene
 from .run_view import Runs, RunView
 from .series import (
-    axis_from_zero,
-    drawable,
+    Drawn,
     empty_scene,
-    fits_log,
     grouped,
-    held,
     is_loss,
     middle_steps,
+    rate_panel,
     scalar_names,
     scalar_panel,
     smoothing_control,
@@ -112,13 +110,12 @@ class LossView(RunView):
             there = [i for i in curves if known[i][1] in group]
             if not there:
                 continue
-            scale = self.scale if fits_log(group[0], *(curves[i].mean for i in there)) else "linear"
             drawn = []
             for i in there:
                 run, scalar, _ = known[i]
                 name = scalar if len(self.runs) == 1 else f"{run.name}, {scalar}" if len(names) > 1 else run.name
                 drawn.append((name, curves[i], along[i], i))
-            panel = scalar_panel(", ".join(group), drawn, reach, smoothing, scale)
+            panel = scalar_panel(group[0], drawn, reach, smoothing, label=", ".join(group), scale=self.scale)
             marks = [] if epochs is None else [RefLine(epochs, style="grid", name="epochs")]
             panels.append(replace(panel, layers=[*panel.layers, *marks]))
         panels, heights = _stacked(panels, reach, rates)
@@ -157,18 +154,13 @@ class LossView(RunView):
                 return curve.first[begins] if 0 < begins.size <= 60 else None
         return None
 
-    def _rates(self) -> list[Line]:
-        found = []
-        for i, run in enumerate(self.runs):
-            series = run.scalars.get("learning_rate")
-            if series is not None and len(series):
-                curve = series.curve()
-                x, y = held(self._along(run, curve), drawable(curve.mean))
-                found.append(Line(x, y, style=i * max(len(self.scalars), 1), width=1.4))
-        return found
+    def _rates(self) -> list[Drawn]:
+        known = [(i, run, run.scalars.get("learning_rate", Series())) for i, run in enumerate(self.runs)]
+        curves = [(i, run, series.curve()) for i, run, series in known if len(series)]
+        return [("", curve, self._along(run, curve), i * max(len(self.scalars), 1)) for i, run, curve in curves]
 
 
-def _stacked(panels: list[Panel], reach: Axis, rates: list[Line]) -> tuple[list[Panel], tuple[float, ...]]:
+def _stacked(panels: list[Panel], reach: Axis, rates: list[Drawn]) -> tuple[list[Panel], tuple[float, ...]]:
     """The first panel above all, others side by side below it, and rates at the bottom; and the heights of these rows."""
     first, others = panels[0], panels[1:]
     columns = max(len(others), 1)
@@ -177,7 +169,6 @@ def _stacked(panels: list[Panel], reach: Axis, rates: list[Line]) -> tuple[list[
     placed += [replace(panel, row=1, column=k, x=blank if rates else reach) for k, panel in enumerate(others)]
     heights = [2.4, 1.6] if others else [4.0 if not rates else 3.75]
     if rates:
-        vertical = axis_from_zero("learning rate", *(np.asarray(rate.y) for rate in rates))
-        placed.append(Panel(reach, vertical, rates, row=len(heights), columns=columns))
+        placed.append(replace(rate_panel(rates, reach), row=len(heights), columns=columns))
         heights.append(1.25)
     return placed, tuple(heights)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..scene import Axis, Control, Layer, Line, Panel, Points, Scene, surface_layers
 from ..simulate import LossPlane
+from .trajectories import moments_of
 from .view import View
 
 __all__ = ["LossPlaneView"]
@@ -32,9 +33,8 @@ class LossPlaneView(View):
         layers: list[Layer] = surface_layers(plane.x, plane.y, plane.values, label="loss above its least value here")
         controls, curves = [], []
         last = max((int(steps[-1]) for steps in plane.steps.values()), default=0)
-        shown = min(last + 1, 200)
         if last:
-            moments = sorted({round(last * k / (shown - 1)) for k in range(shown)})
+            moments = moments_of(last)
             controls = [Control("step", "step", moments, len(moments) - 1, kind="play")]
         for i, (name, path) in enumerate(plane.paths.items()):
             steps = plane.steps[name]

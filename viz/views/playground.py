@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -14,11 +15,12 @@ import torch
 from ...kernels import Rule
 from ...trainer.optimizer import Optimizer, RuleOptimizer, create, registered
 from ...trainer.presets import PRESETS, named
-from ..scene import Arrows, Axis, Button, Click, Control, Layer, Line, Listing, Panel, RefLine, Scene, Text
+from ..scene import Arrows, Button, Control, Layer, Listing, RefLine, Scene, Text
 from ..simulate import FUNCTIONS, SearchRange, UpdateTrace, function, rule_source, search_ranges, trace_updates
 from ..simulate.candidates import named_optimizers
-from .functions import On, function_panel, loss_above, loss_axis, plainer_ones
-from .trajectories import TrajectoryView, moments_of
+from .functions import On, function_panel, loss_panel, plainer_ones, ways
+from .series import words_panel
+from .trajectories import MOVING, TrajectoryView, moments_of
 
 __all__ = ["Playground"]
 
@@ -72,29 +74,18 @@ class Playground(TrajectoryView):
         trajectories, trace = self.trajectories, self.trace
         moments = moments_of(trajectories.steps)
         step = Control("step", "step", moments, min(len(moments) - 1, 12), kind="play", seconds=8)
-        surface = self._surface()
-        curves: list[Layer] = []
-        number = np.arange(trajectories.steps + 1)
-        for i, name in enumerate(trajectories.names):
-            path = trajectories.paths[i, 0, 0]
-            label = self._labels[name]
-            surface.append(Line(path[:, 0], path[:, 1], name=label, style=i, upto="step", head=True))
-            losses = loss_above(trajectories.losses[i, 0, 0], trajectories)
-            curves.append(Line(number, losses, style=i, width=1, alpha=0.3))
-            curves.append(Line(number, losses, name=label, style=i, upto="step"))
-        surface += self._arrows(trace, moments)
-        surface.append(self._start_point())
-        curves.append(RefLine(np.array(moments)[:, None], by=("step",), style="quiet"))
-        blank = Axis("", 0, 1)
+        paths, curves = ways(trajectories, self._labels, 0)
+        surface = [*self._surface(), *paths, *self._arrows(trace, moments), self._start_point()]
+        whole = [replace(line, name="", upto=None, width=1, alpha=0.3) for line in curves]
+        here = RefLine(np.array(moments)[:, None], by=("step",), style="quiet")
+        losses = [*itertools.chain(*zip(whole, curves, strict=True)), here]
         numbers = Text(
             [_numbers(trace, min(moment, trajectories.steps - 1)) for moment in moments], 0.02, 0.5, by=("step",), fixed=True
         )
         panels = [
-            function_panel(self.function, surface, click=Click(event="start", does="move the start"), rows=2),
-            Panel(
-                Axis("step", 0, trajectories.steps), loss_axis(trajectories, trajectories.losses[:, 0, 0]), curves, column=1
-            ),
-            Panel(blank, blank, [numbers], title=f"inside this update of {self._chosen}", row=1, column=1, frame=False),
+            function_panel(self.function, surface, click=MOVING, rows=2),
+            loss_panel(trajectories, trajectories.losses[:, 0, 0], losses, column=1),
+            words_panel(numbers, title=f"inside this update of {self._chosen}", row=1, column=1),
         ]
         controls = [step, *self._remote_controls()]
         return Scene(

@@ -67,12 +67,8 @@ def _trainer(trainer: Trainer) -> str:
     }
     names = trainer._names
     if isinstance(optimizer, MultiOptimizer):
-        head, *rows = optimizer.table()
-        return _page(
-            f"Trainer with {len(optimizer.optimizers)} optimizers: {len(params)} parameters, {_elements(params)} elements",
-            _table("parameters", head, rows),
-            *(_rule_optimizer(part) for part in optimizer.optimizers),
-        )
+        what = f"Trainer with {len(optimizer.optimizers)} optimizers"
+        return _several(f"{what}: {len(params)} parameters, {_elements(params)} elements", optimizer, _rule_optimizer)
     own: dict[tuple[float, float], list[int]] = {}
     for i in range(len(params)):
         own.setdefault(optimizer.multipliers(i), []).append(i)
@@ -90,11 +86,15 @@ def _trainer(trainer: Trainer) -> str:
 
 def _rule_optimizer(optimizer: Optimizer) -> str:
     if isinstance(optimizer, MultiOptimizer):
-        head, *rows = optimizer.table()
-        parts = [_rule_optimizer(part) for part in optimizer.optimizers]
-        return _page(f"{len(parts)} optimizers", _table("parameters", head, rows) if rows else "", *parts)
+        return _several(f"{len(optimizer.optimizers)} optimizers", optimizer, _rule_optimizer)
     picture = _sparkline(optimizer.lr_scheduler, optimizer.num_update)
     return _page(type(optimizer).__name__, _table("settings", (), _facts(optimizer).items()), picture)
+
+
+def _several(title: str, optimizer: MultiOptimizer | optim.MultiOptimizer, show: Callable[[Any], str]) -> str:
+    """Which parameters each of several optimizers has, and the optimizers."""
+    head, *rows = optimizer.table()
+    return _page(title, _table("parameters", head, rows) if rows else "", *map(show, optimizer.optimizers))
 
 
 def _facts(optimizer: Optimizer) -> dict[str, Any]:
@@ -138,9 +138,7 @@ def _run(run: Run) -> str:
 
 def _torch_optimizer(optimizer: torch.optim.Optimizer) -> str:
     if isinstance(optimizer, optim.MultiOptimizer):
-        parts = [_torch_optimizer(part) for part in optimizer.optimizers]
-        titles, *each = optimizer.table()
-        return _page(f"{len(parts)} optimizers", _table("parameters", titles, each), *parts)
+        return _several(f"{len(optimizer.optimizers)} optimizers", optimizer, _torch_optimizer)
     params = [param for group in optimizer.param_groups for param in group["params"]]
     steps = [float(own["step"]) for own in optimizer.state.values() if isinstance(own, Mapping) and "step" in own]
     facts = {"steps": f"{max(steps):.0f}" if steps else "none yet, or not counted", "state": _bytes(optimizer.state)}

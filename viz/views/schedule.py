@@ -19,7 +19,7 @@ from ..scene import Axis, Button, Click, Control, Layer, Line, Listing, Panel, P
 from ..simulate.schedules import simulate_scheduler
 from ..style import COLOURS, DASHES
 from .run_view import checked_run, take_in
-from .series import SOLID_GREY, axis_from_zero, drawable, fits_log, middle_steps, scalar_panel, smoothing_control
+from .series import SOLID_GREY, axis_from_zero, drawable, middle_steps, scalar_panel, smoothing_control, spread
 from .view import View
 
 __all__ = ["Schedule", "ScheduleView", "TorchSchedule", "scheduler"]
@@ -119,14 +119,13 @@ class ScheduleView(View):
         Raises:
             ValueError: there is no such knot, or a number is not finite.
         """
-        if self.knots is None or not 0 <= number < len(self.knots):
-            raise ValueError(f"number={number!r}: there is no such knot; there are {len(self.knots or ())}")
+        knots = self._with_knot(number)
         update, rate = validation.number("update", update), validation.number("rate", rate)
-        low = self.knots[number - 1][0] + 1 if number else 0
-        high = self.knots[number + 1][0] - 1 if number + 1 < len(self.knots) else None
+        low = knots[number - 1][0] + 1 if number else 0
+        high = knots[number + 1][0] - 1 if number + 1 < len(knots) else None
         place = max(round(update), low)
         least = self._top * 1e-6 or 1e-12
-        self.knots[number] = (place if high is None else min(place, high), max(rate, least if self.scale == "log" else 0.0))
+        knots[number] = (place if high is None else min(place, high), max(rate, least if self.scale == "log" else 0.0))
 
     def add(self, update: float, rate: float) -> int:
         """Add a knot; where there is one already, it gets this rate.
@@ -156,12 +155,16 @@ class ScheduleView(View):
         Raises:
             ValueError: there is no such knot, or there would be less than two.
         """
+        knots = self._with_knot(number)
+        if len(knots) <= 2:
+            raise ValueError("a schedule has two knots or more: add one first")
+        del knots[number]
+        self._chosen = min(self._chosen, len(knots) - 1)
+
+    def _with_knot(self, number: int) -> list[tuple[int, float]]:
         if self.knots is None or not 0 <= number < len(self.knots):
             raise ValueError(f"number={number!r}: there is no such knot; there are {len(self.knots or ())}")
-        if len(self.knots) <= 2:
-            raise ValueError("a schedule has two knots or more: add one first")
-        del self.knots[number]
-        self._chosen = min(self._chosen, len(self.knots) - 1)
+        return self.knots
 
     def apply(self, trainer: Trainer) -> None:
         """Let a trainer have `schedule` from its next update on.
@@ -208,7 +211,7 @@ class ScheduleView(View):
     def scene(self) -> Scene:
         """The picture as data."""
         n = self._n_updates()
-        numbers = np.unique(np.linspace(1, n, min(n, POINTS)).round().astype(np.int64))
+        numbers = spread(1, n, POINTS)
         layers: list[Layer] = []
         values: list[np.ndarray] = []
         now = None
@@ -222,7 +225,7 @@ class ScheduleView(View):
                 to_come = numbers[numbers > now]
                 if len(past) and len(to_come):
                     to_come = np.concatenate([past[-1:], to_come])
-                rates = np.array([schedule.optimizer.rate_at(int(k)) for k in to_come])
+                rates = _rates(schedule.optimizer.rate_at, to_come)
                 dashed = f"{name}, to come" if len(past) else name
                 layers.append(Line(to_come, drawable(rates), name=dashed, style=_dashed(i), marker=len(to_come) == 1))
             elif isinstance(schedule, TorchSchedule):
@@ -274,15 +277,15 @@ class ScheduleView(View):
     def describe(self) -> str:
         """The schedules in sentences."""
         n = self._n_updates()
-        lines = []
+        lines, few = [], spread(1, n, 200)
         for name, schedule in self.schedules.items():
             if isinstance(schedule, Trainer):
-                rates = np.array([schedule.optimizer.rate_at(k) for k in _few(n)])
+                rates = _rates(schedule.optimizer.rate_at, few)
                 name = f"{name}, now after update {schedule.optimizer.num_update:,}"
             elif isinstance(schedule, TorchSchedule):
                 rates = _torch_rates(schedule, n)[1]
             else:
-                rates = _rates(schedule, _few(n))
+                rates = _rates(schedule, few)
             lines.append(f"{name}: {_words(rates)} up to update {n:,}")
         if self.knots is not None:
             lines.append(f"by hand: {', '.join(f'{rate:.3g} at {number:,}' for number, rate in self.knots)}")
@@ -295,7 +298,7 @@ class ScheduleView(View):
             curve = recorded.curve()
             return middle_steps(curve), curve.mean
         past = numbers[numbers <= trainer.optimizer.num_update]
-        return past, np.array([trainer.optimizer.rate_at(int(k)) for k in past])
+        return past, _rates(trainer.optimizer.rate_at, past)
 
     def _n_updates(self) -> int:
         if self._wanted is not None:
@@ -317,9 +320,7 @@ def _loss_panel(run: Run | None, across: Axis, smoothing: Control) -> Panel | No
         return None
     curve = series.curve()
     drawn = [("loss", curve, middle_steps(curve), SOLID_GREY)]
-    return replace(
-        scalar_panel("loss", drawn, across, smoothing, "log" if fits_log("loss", curve.mean) else "linear"), row=1
-    )
+    return replace(scalar_panel("loss", drawn, across, smoothing), row=1)
 
 
 def scheduler(name: str, n_updates: int, **arguments: Any) -> LRScheduler:
@@ -383,10 +384,6 @@ def _rounded(rate: float) -> float:
     return float(f"{rate:.3g}")
 
 
-def _few(n: int) -> np.ndarray:
-    return np.unique(np.linspace(1, n, min(n, 200)).round().astype(np.int64))
-
-
 def _rates(schedule: Callable[[int], float], numbers: np.ndarray) -> np.ndarray:
     if isinstance(schedule, LRScheduler) and type(schedule).__call__ is LRScheduler.__call__:
         return np.asarray(schedule(numbers))
@@ -399,7 +396,7 @@ def _torch_rates(schedule: TorchSchedule, n: int) -> tuple[np.ndarray, np.ndarra
     first = max(int(getattr(each, "last_epoch", 0)) for each in (schedule, *parts)) + 1
     rates = simulate_scheduler(schedule, n - first)
     numbers = np.arange(first, first + len(rates))
-    keep = np.unique(np.linspace(0, len(rates) - 1, min(len(rates), POINTS)).round().astype(np.int64))
+    keep = spread(0, len(rates) - 1, POINTS)
     return numbers[keep], np.array(rates)[keep]
 
 

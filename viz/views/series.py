@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ __all__ = [
     "MARKS",
     "NOWHERE_FINITE",
     "SOLID_GREY",
+    "Drawn",
     "apart",
     "axis_from_zero",
     "axis_value",
@@ -28,17 +30,22 @@ __all__ = [
     "is_sparse",
     "middle_steps",
     "not_finite",
+    "over_steps",
     "percentiles",
+    "rate_panel",
     "scalar_names",
     "scalar_panel",
     "smoothing_control",
     "smoothing_of",
+    "spread",
+    "words_panel",
 ]
 
 WIDTHS = tuple(float(digit * 10**power) for power in range(9) for digit in (1, 2, 5))  # of averages, in steps
 LARGEST = 3e38  # what a scene's numbers can hold
 SOLID_GREY = 15  # the number of a line
 MARKS = 32  # crosses side by side at most
+Drawn = tuple[str, Curve, np.ndarray, int]  # a curve's name in the legend, itself, where its points are, and its style
 NOWHERE_FINITE = Text("no value is finite", 0.5, 0.5, align="center", size=11, style="quiet")
 
 
@@ -97,34 +104,49 @@ def smoothing_of(widths: Sequence[float], index: int, unit: str = "step") -> Con
 
 
 def scalar_panel(
-    label: str, drawn: Sequence[tuple[str, Curve, np.ndarray, int]], across: Axis, smoothing: Control, scale: str
+    name: str, drawn: Sequence[Drawn], across: Axis, smoothing: Control, *, label: str | None = None, scale: str = "log"
 ) -> Panel:
     """Scalars over the steps: faint as they were, with the range of steps that share a point, and strong as their average.
 
     Args:
-        label: of the vertical axis.
-        drawn: of each its name in the legend, its curve, where its points are along `across`, and its style.
+        name: of the scalar, or of the first of several.
+        drawn: its curves.
         across: the horizontal axis.
         smoothing: of `smoothing_control`.
-        scale: "log" or "linear".
+        label: of the vertical axis; None: the name in words.
+        scale: "log" where that fits the name and the values, or "linear".
     """
     layers: list[Layer] = []
     limits: list[np.ndarray] = []
-    for name, curve, x, style in drawn:
+    scale = scale if fits_log(name, *(curve.mean for _, curve, _, _ in drawn)) else "linear"
+    for legend, curve, x, style in drawn:
         means = smoothed(middle_steps(curve), curve.mean, [float(width) for width in smoothing.values], scale)
         if (curve.low < curve.high).any():
             layers.append(Band(x, drawable(curve.low), drawable(curve.high), style=style, alpha=0.12))
         layers.append(Line(x, drawable(curve.mean), style=style, width=0.6, alpha=0.35))
-        strong = Line(x, drawable(means), name=name, style=style, by=("smoothing",), marker=is_sparse(curve))
+        strong = Line(x, drawable(means), name=legend, style=style, by=("smoothing",), marker=is_sparse(curve))
         layers.append(strong if len(drawn) > 1 else replace(strong, legend_by="smoothing"))
         limits += [means[smoothing.index], percentiles(curve.mean)]
     if len(drawn) > 1:  # whose legend says once what all of them are
         layers.append(
             Line(drawn[0][2][:1], np.array([np.nan]), name="strong lines", style=SOLID_GREY, legend_by="smoothing")
         )
-    vertical = Axis.over(label, *limits, scale=scale, margin=0.06)
+    vertical = Axis.over(name.replace("_", " ") if label is None else label, *limits, scale=scale, margin=0.06)
     marks = not_finite(across, vertical, [(x, curve.mean, curve.nonfinite, style) for _, curve, x, style in drawn])
     return Panel(across, vertical, [*layers, *marks])
+
+
+def over_steps(curves: Mapping[str, Curve]) -> list[Drawn]:
+    """Curves by their names, along the steps."""
+    return [(name, curve, middle_steps(curve), i) for i, (name, curve) in enumerate(curves.items())]
+
+
+def rate_panel(drawn: Sequence[Drawn], across: Axis, label: str = "learning rate") -> Panel:
+    """Learning rates over the steps, each of which holds until the next one."""
+    lines = []
+    for legend, curve, x, style in drawn:
+        lines.append(Line(*held(x, drawable(curve.mean)), name=legend, style=style, marker=len(curve.first) == 1))
+    return Panel(across, axis_from_zero(label, *(curve.mean for _, curve, _, _ in drawn)), lines)
 
 
 def not_finite(
@@ -210,7 +232,16 @@ def axis_from_zero(label: str, *values: np.ndarray) -> Axis:
     return Axis(label, 0.0, 1.08 * largest if largest > 0 else 1.0)
 
 
+def words_panel(*words: Layer, **place: Any) -> Panel:
+    """Room for words, without axes."""
+    return Panel(Axis("", 0, 1), Axis("", 0, 1), words, frame=False, **place)
+
+
 def empty_scene(words: str) -> Scene:
     """A scene that says why there is nothing in it."""
-    layer = Text(words, 0.5, 0.5, align="center", size=11, style="quiet")
-    return Scene([Panel(Axis("", 0, 1), Axis("", 0, 1), [layer], frame=False)], height=2.0)
+    return Scene([words_panel(Text(words, 0.5, 0.5, align="center", size=11, style="quiet"))], height=2.0)
+
+
+def spread(first: int, last: int, most: int) -> np.ndarray:
+    """All whole numbers from one to another, or about as many as there may be, evenly spread."""
+    return np.unique(np.linspace(first, last, max(min(last - first + 1, most), 0)).round().astype(np.int64))

@@ -10,7 +10,8 @@ import numpy as np
 from ...trainer import Sweep
 from ..scene import Axis, Band, Click, Control, Heatmap, Layer, Line, Panel, Points, RefLine, Scene, Text, level_lines
 from ..simulate import Trajectories
-from .functions import function_layers, function_panel, loss_above, loss_axis
+from .functions import function_layers, function_panel, loss_above, loss_panel
+from .series import words_panel
 from .trajectories import moments_of
 from .view import View
 
@@ -74,7 +75,9 @@ class SweepView(View):
                     f"{name}={given!r}: must be one of what was varied, {', '.join(map(repr, varied)) or 'nothing'}"
                 )
         self.sweep, self.by = sweep, "final" if by is None else by
-        sweep.best(self.by)  # which says if there is none
+        self._best = sweep.best(self.by)  # which says if there is none
+        self._table = sweep._table(self.by)  # [*axes]
+        self._medians = _ordered(self._table)[..., (self._table.shape[-1] - 1) // 2]  # over seeds
         order = sorted(varied, key=lambda name: (name != "learning_rate", name == "optimizer", varied.index(name)))
         across = across or next((name for name in order if name != up), None)
         up = up or next((name for name in order if name != across), None)
@@ -85,7 +88,7 @@ class SweepView(View):
         super().__init__(**others)
 
     def scene(self) -> Scene:
-        best = self.sweep.best(self.by)
+        best = self._best
         names = [name for name in (*self._others, self._up, self._across) if name is not None]
         controls = [
             Control(
@@ -118,9 +121,8 @@ class SweepView(View):
         )
 
     def describe(self) -> str:
-        best = self.sweep.best(self.by)
-        table = self._table([])
-        value = float(self._medians(self.sweep._table(self.by))[self.sweep.at(**best)[:-1]])
+        best = self._best
+        value = float(self._medians[self.sweep.at(**best)[:-1]])
         point = ", ".join(
             f"{_in_words(name)} {_word(each)}" for name, each in best.items() if len(self.sweep.axes[name]) > 1
         )
@@ -129,13 +131,13 @@ class SweepView(View):
             growth, turns = self.trajectories.growth, self.trajectories.turns
             lost, turned = int((growth > 1).sum()), int(((growth <= 1) & (turns > 0)).sum())
             return f"{words} Of {growth.size} losses {lost} grow; of the other paths {turned} turn back on the way."
-        lost = int((~np.isfinite(table)).sum())
+        lost = int((~np.isfinite(self._medians)).sum())
         with np.errstate(invalid="ignore"):
             beyond = int((self._means()[1] > self._top()).any(axis=-1).sum())
         if beyond:
             number = self.sweep.losses[..., 0].size
             words += f" {beyond} of {number} trainings go beyond a loss of {self._top():.3g}, where the picture ends."
-        return words + (f" {lost} of {table.size} trainings have ended without a finite number." if lost else "")
+        return words + (f" {lost} of {self._medians.size} trainings have ended without a finite number." if lost else "")
 
     def _title(self) -> str:
         if self.trajectories is not None:
@@ -149,23 +151,11 @@ class SweepView(View):
             known = {"final": "loss at the end", "lowest": "least loss on the way", "steps": steps}
         return known.get(self.by, f"{self.by} on the held-out data")
 
-    def _table(self, names: Sequence[str]) -> np.ndarray:
-        """What the map shows, medians over seeds: [*the axes of these names in this order, all others]."""
-        return np.moveaxis(self._medians(self.sweep._table(self.by)), self._places(names), range(len(names)))
-
-    @staticmethod
-    def _medians(table: np.ndarray) -> np.ndarray:
-        return np.sort(np.where(np.isfinite(table), table, np.nan), axis=-1)[..., (table.shape[-1] - 1) // 2]
-
-    def _places(self, names: Sequence[str]) -> list[int]:
-        return [list(self.sweep.axes).index(name) for name in names]
-
     def _of_axes(self, names: Sequence[str], table: np.ndarray) -> np.ndarray:
         """A table [*axes without seeds, ...] with the axes of these names in front; others have one value."""
         n = len(self.sweep.axes) - 1
-        moved = np.moveaxis(table, self._places(names), range(len(names)))
-        kept = moved.shape[: len(names)] + moved.shape[n:]
-        return moved.reshape(kept)
+        moved = np.moveaxis(table, [list(self.sweep.axes).index(name) for name in names], range(len(names)))
+        return moved.reshape(moved.shape[: len(names)] + moved.shape[n:])
 
     def _top(self) -> float:
         """The loss up to which the picture goes; the first losses are those before any update."""
@@ -198,7 +188,7 @@ class SweepView(View):
         assert self._across is not None
         assert self._up is not None
         names = [*self._others, self._up, self._across]
-        values = self._of_axes(names, self._medians(self.sweep._table(self.by)))
+        values = self._of_axes(names, self._medians)
         borders: list[Layer] = []
         if self.trajectories is not None:
             growth, turns = self._of_trajectories(names, self.trajectories.growth, self.trajectories.turns)
@@ -267,26 +257,17 @@ class SweepView(View):
             how = "turns back on its way" if turns[at] else "never turns back"
             end = f"there after {settled[at]:.0f} steps" if settled[at] >= 0 else f"not there after {found.steps} steps"
             words[at] = "the loss grows" if growth[at] > 1 else f"{how}, {end}"
-        blank = Axis("", 0, 1)
+        curve = Line(steps, loss_above(losses, found), style=1, by=by, upto="step")
         return [
             function_panel(found.function, [*layers, way], column=column),
-            Panel(
-                Axis("step", 0, found.steps),
-                loss_axis(found, losses),
-                [Line(steps, loss_above(losses, found), style=1, by=by, upto="step")],
-                row=1,
-                column=column,
-            ),
-            Panel(
-                blank, blank, [Text(words, 0.5, 0.5, by=by, align="center", style="ink")], row=2, column=column, frame=False
-            ),
+            loss_panel(found, losses, [curve], row=1, column=column),
+            words_panel(Text(words, 0.5, 0.5, by=by, align="center", style="ink"), row=2, column=column),
         ]
 
     def _line(self, best: dict[str, Any]) -> Panel:
         assert self._across is not None
         values = self.sweep.axes[self._across]
-        table = self._of_axes([self._across], self.sweep._table(self.by)[..., None]).reshape(len(values), -1)
-        table = np.sort(np.where(np.isfinite(table), table, np.nan), axis=-1)
+        table = _ordered(self._table.reshape(len(values), -1))  # no other axis but that of seeds has several values
         middle, x = table[:, (table.shape[1] - 1) // 2], np.arange(len(values))
         layers: list[Layer] = (
             [Band(x, table[:, 0], np.nanmax(table, axis=1, initial=-np.inf, where=np.isfinite(table)))]
@@ -333,6 +314,11 @@ def _as_sweep(found: Trajectories) -> Sweep:
     axes["seed"] = (0,)
     shape = tuple(map(len, axes.values()))
     return Sweep(axes, found.losses.reshape(*shape, -1), 1, {"steps": found.settled.reshape(shape)})
+
+
+def _ordered(table: np.ndarray) -> np.ndarray:
+    """Sorted along the last axis, with NaN for what is not finite, last."""
+    return np.sort(np.where(np.isfinite(table), table, np.nan), axis=-1)
 
 
 def _side(name: str, values: Sequence[Any]) -> Axis:

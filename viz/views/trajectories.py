@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...trainer.presets import COMPARED
-from ..scene import Axis, Button, Click, Control, Layer, Line, Panel, Points, Scene, Text
+from ..scene import Button, Click, Control, Layer, Points, Scene, Text
 from ..simulate import RATES, Function, Sensitivity, Simulation, Trajectories, function, tune_learning_rates
 from ..simulate.candidates import named_optimizers
 from ..simulate.trajectories import one_start
@@ -17,18 +17,20 @@ from .functions import (
     function_layers,
     function_panel,
     has_rate,
-    loss_above,
-    loss_axis,
+    loss_panel,
     plainer_ones,
     rounded,
     starts_around,
+    ways,
     with_rate,
 )
+from .series import spread, words_panel
 from .view import View
 
-__all__ = ["TrajectoryView", "moments_of"]
+__all__ = ["MOVING", "TrajectoryView", "moments_of"]
 
 FACTORS = tuple((10 ** np.linspace(-1, 1, 41)).tolist())  # of the best rates; twenty in a decade
+MOVING = Click(event="start", does="move the start")
 MOMENTS = 200  # positions of the step's slider at most
 
 
@@ -65,8 +67,10 @@ class TrajectoryView(View):
     ) -> None:
         self.function, self._seed, self._steps = function(on), seed, steps
         self._factors = tuple(FACTORS if factors is None else factors)
-        if 1.0 not in [round(factor, 9) for factor in self._factors] or (np.diff(self._factors) <= 0).any():
+        rounded_ones = [round(factor, 9) for factor in self._factors]
+        if 1.0 not in rounded_ones or (np.diff(self._factors) <= 0).any():
             raise ValueError(f"factors={self._factors!r}: must be increasing, with 1 among them")
+        self._one = rounded_ones.index(1.0)
         self._optimizers = named_optimizers(optimizers)
         self._labels, self._notes = plainer_ones(self._optimizers)
         self._start = one_start(self.function, start)
@@ -84,26 +88,14 @@ class TrajectoryView(View):
 
     def scene(self) -> Scene:
         trajectories = self.trajectories
-        one = [round(factor, 9) for factor in self._factors].index(1.0)
         factors = [rounded(f) for f in self._factors]
-        rate = Control("rate", "learning rates", factors, one, texts=[self._rate_in_words(f) for f in factors])
+        rate = Control("rate", "learning rates", factors, self._one, texts=[self._rate_in_words(f) for f in factors])
         moments = moments_of(trajectories.steps)
         step = Control("step", "step", moments, len(moments) - 1, kind="play")
-        surface = self._surface()
-        curves: list[Layer] = []
-        for i, name in enumerate(trajectories.names):
-            paths = trajectories.paths[i, :, 0]
-            label = self._labels[name]
-            surface.append(Line(paths[..., 0], paths[..., 1], name=label, style=i, by=("rate",), upto="step", head=True))
-            losses = loss_above(trajectories.losses[i, :, 0], trajectories)
-            number = np.arange(trajectories.steps + 1)
-            curves.append(Line(number, losses, name=label, style=i, by=("rate",), upto="step"))
-        surface.append(self._start_point())
-        finite = trajectories.losses[:, one, 0]
-        axis = loss_axis(trajectories, finite)
+        paths, curves = ways(trajectories, self._labels, slice(None), ("rate",))
         panels = [
-            function_panel(self.function, surface, click=Click(event="start", does="move the start")),
-            Panel(Axis("step", 0, trajectories.steps), axis, curves, title="loss on the way", column=1),
+            function_panel(self.function, [*self._surface(), *paths, self._start_point()], click=MOVING),
+            loss_panel(trajectories, trajectories.losses[:, self._one, 0], curves, title="loss on the way", column=1),
         ]
         heights: tuple[float, ...] = ()
         if len(trajectories.names) > 1 and len(factors) > 1:
@@ -112,9 +104,7 @@ class TrajectoryView(View):
                 "rates:  " + ",  ".join(f"{name}\xa0{self._rates[name] * factor:.3g}" for name in trajectories.names)
                 for factor in factors
             ]
-            blank = Axis("", 0, 1)
-            words = Text(rates, 0.0, 0.5, by=("rate",), size=9, style="ink")
-            panels.append(Panel(blank, blank, [words], row=1, columns=2, frame=False))
+            panels.append(words_panel(Text(rates, 0.0, 0.5, by=("rate",), size=9, style="ink"), row=1, columns=2))
             heights = (12, 0.7)
         return Scene(
             panels,
@@ -132,18 +122,13 @@ class TrajectoryView(View):
 
     def describe(self) -> str:
         trajectories = self.trajectories
-        one = [round(factor, 9) for factor in self._factors].index(1.0)
         x, y = self._start
         number, steps = len(trajectories.names), trajectories.steps
         parts = [f"{number} optimizers on {self.function.name}, {steps} steps from ({x:.3g}, {y:.3g})."]
-        order = np.argsort(np.where(trajectories.diverged[:, one, 0], np.inf, trajectories.losses[:, one, 0, -1]))
-        for i in order:
-            end = trajectories.paths[i, one, 0, -1]
-            what = (
-                "diverged"
-                if trajectories.diverged[i, one, 0]
-                else f"loss {trajectories.losses[i, one, 0, -1]:.4g} at ({end[0]:.3g}, {end[1]:.3g})"
-            )
+        lost, losses = trajectories.diverged[:, self._one, 0], trajectories.losses[:, self._one, 0, -1]
+        for i in np.argsort(np.where(lost, np.inf, losses)):
+            end = trajectories.paths[i, self._one, 0, -1]
+            what = "diverged" if lost[i] else f"loss {losses[i]:.4g} at ({end[0]:.3g}, {end[1]:.3g})"
             parts.append(f"{trajectories.names[i]} at rate {self._rates[trajectories.names[i]]:.3g}: {what}.")
         return " ".join([*parts, *([self.found] if self.found else []), *self._notes])
 
@@ -219,5 +204,4 @@ def _found(search: Sensitivity) -> str:
 
 
 def moments_of(steps: int) -> list[int]:
-    n = min(steps + 1, MOMENTS)
-    return sorted({round(steps * k / (n - 1)) for k in range(n)})
+    return spread(0, steps, MOMENTS).tolist()
