@@ -153,7 +153,7 @@ def _refused():
 
 def test_what_cannot_be_cut_is_refused_with_the_way_out(processes):
     expected = [
-        r"params\[0\] is a DTensor, of which every rank has a summand: .*redistribute",
+        r"params\[0\] is a DTensor, with partial sums on every rank: .*redistribute",
         r"Lion with sharded parameters: .*clip by tristep.optim.clip_grad_norm_ instead",
         r"'exp_avg' of params\[0\] is a whole tensor, .*set_optimizer_state_dict",
         r"'exp_avg' of params\[0\] is placed as .*Replicate.*set_optimizer_state_dict",

@@ -303,7 +303,7 @@ def test_eval_shows_averages_until_train(name, dtype):
     optimizer.eval()
     assert _equal(parameters, _parameters(dtype))
     _give_gradients(parameters, 0)
-    with pytest.raises(RuntimeError, match=r"step\(\) where parameters have their averaged values.* call train\(\)"):
+    with pytest.raises(RuntimeError, match=r"step\(\) while parameters have their averaged values.* call train\(\)"):
         optimizer.step()
     optimizer.train()
     for step in range(3):
@@ -321,7 +321,7 @@ def test_eval_shows_averages_until_train(name, dtype):
     assert _equal(parameters, averages)
     with pytest.raises(RuntimeError, match="averaged values"):
         optimizer.step()
-    with pytest.raises(RuntimeError, match=r"float32_weights\(\) where parameters"):
+    with pytest.raises(RuntimeError, match=r"float32_weights\(\) while parameters"):
         optimizer.float32_weights()
     for _ in range(2):
         optimizer.train()

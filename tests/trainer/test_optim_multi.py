@@ -152,7 +152,7 @@ def test_eval_and_train_reach_those_that_have_them():
         averages = [parameter.detach().clone() for parameter in net.parameters()]
     optimizer.eval()
     close([parameter.detach() for parameter in net.parameters()], averages, rtol=0, atol=0)
-    with pytest.raises(RuntimeError, match=r"step\(\) where parameters have their averaged values"):
+    with pytest.raises(RuntimeError, match=r"step\(\) while parameters have their averaged values"):
         optimizer.step()
     close([parameter.detach() for parameter in net.parameters()], averages, rtol=0, atol=0)  # also SGD's
     other = make_net()

@@ -114,7 +114,7 @@ def test_a_step_of_an_optimizer_inside_averaged_weights_is_told():
     _backward(net)
     with optimizer.averaged_weights():
         averaged = net.weight.detach().clone()
-        with pytest.raises(RuntimeError, match=r"step\(\) where parameters have their averaged values"):
+        with pytest.raises(RuntimeError, match=r"step\(\) while parameters have their averaged values"):
             optimizer.step()
         assert torch.equal(net.weight, averaged)
     with pytest.raises(RuntimeError, match=r"written to .* inside averaged_weights\(\)"), optimizer.averaged_weights():

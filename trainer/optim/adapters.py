@@ -1,4 +1,4 @@
-"""tristep's own optimizers, and a user's, behind torch's interface: `as_torch` makes a class of each."""
+"""tristep's optimizers with torch's interface, and `as_torch`, which makes a torch class of any optimizer class."""
 
 from __future__ import annotations
 
@@ -49,27 +49,33 @@ __all__ = [
     "as_torch",
 ]
 
-# What torch has other names or other ways for: lr, weight_decay, schedulers, GradScaler, groups.
+# Arguments that torch has other names or other means for: lr, weight_decay, schedulers, GradScaler, groups.
 _NOT_OPTIONS = (
     *("self", "learning_rate", "wd", "rescale_grad", "lr_scheduler", "begin_num_update", "param_idx2name", "param_dict"),
 )
 _WRITTEN = (
     "parameters were written to between eval() and train(), or inside averaged_weights(), where they have their averaged "
-    "values: those from before are there again, what was written is gone; write to them outside"
+    "values: the trained values have been restored, and what was written is lost; write to parameters outside"
 )
-_TRAINED = "trained"  # in a parameter's state while it has its averaged value: that from before
+_TRAINED = "trained"  # the key of a parameter's trained value in its state, while it has its averaged value
 
 
 def as_torch(klass: type[gluon.RuleOptimizer]) -> type[_OfRule]:
-    """A `torch.optim.Optimizer` class of an optimizer class of `tristep.optimizer`, such as one with a rule of your own.
+    """Make a `torch.optim.Optimizer` class of an optimizer class of `tristep.optimizer`, such as one with your own rule.
 
-    Its arguments are `lr` and `weight_decay`, `maximize`, and by name those of the class; each can be given for a group.
-    What looks at all gradients (`clip_norm`, `zclip`, `skip_norm`, `skip_percentile`, `skip_nonfinite`) means those of all
-    groups that have the same options on. Where the class keeps an average of the weights, or with `ema_decay`, `eval()`
-    shows it until `train()`.
+    The arguments of the new class are `lr`, `weight_decay`, `maximize` and, by name, the arguments of `klass`; a group may
+    have its own values. Options that use a global norm (`clip_norm`, `zclip`, `skip_norm`, `skip_percentile`,
+    `skip_nonfinite`) use the norm over all groups with the same options. If `klass` keeps an average of the weights, or with
+    `ema_decay`, `eval()` gives the parameters their averaged values until `train()`.
 
     Args:
-        klass: a subclass of `RuleOptimizer`.
+        klass: a subclass of `tristep.optimizer.RuleOptimizer`.
+
+    Returns:
+        A subclass of `FusedOptimizer` with the name of `klass`.
+
+    Raises:
+        TypeError: `klass` is no subclass of `RuleOptimizer`.
 
     Example:
         >>> import torch, tristep
@@ -81,28 +87,29 @@ def as_torch(klass: type[gluon.RuleOptimizer]) -> type[_OfRule]:
     """
     if not (isinstance(klass, type) and issubclass(klass, gluon.RuleOptimizer)):
         raise TypeError(f"klass={klass!r}: must be a subclass of tristep.optimizer.RuleOptimizer")
-    module = sys._getframe(1).f_globals["__name__"]  # where it gets its name, for pickle to find it
+    module = sys._getframe(1).f_globals["__name__"]  # the caller's, in which pickle will look for the class
     return type(klass.__name__, (_OfRule,), {"__module__": module}, of=klass)
 
 
 def _common(klass: type[gluon.RuleOptimizer]) -> dict[str, Any]:
-    """Torch's names of the defaults that the class, or the nearest of its bases, gives to `learning_rate` and `wd`."""
+    """Return the defaults of `lr` and `weight_decay`, from `learning_rate` and `wd` of the class or its nearest base."""
     common = {"learning_rate": klass.default_learning_rate, "wd": 0.0}
     for base in reversed(klass.__mro__):
         if "__init__" in vars(base):
             arguments = inspect.signature(vars(base)["__init__"]).parameters
-            given = {name: arguments[name].default for name in common if name in arguments}
+            defaults = {name: arguments[name].default for name in common if name in arguments}
             common |= {
-                name: value for name, value in given.items() if value is not None and value is not inspect.Parameter.empty
+                name: value for name, value in defaults.items() if value is not None and value is not inspect.Parameter.empty
             }
     return {"lr": common["learning_rate"], "weight_decay": common["wd"]}
 
 
 class _OfRule(FusedOptimizer):
-    """A group's options make one `RuleOptimizer`, which is asked for rule and hyper-parameters.
+    """The base of the classes that `as_torch` makes; each group has a `RuleOptimizer` with the group's options.
 
-    Its host state, in addition to the states, is stored in the group, under "carried". Options `beta1`, `beta2`, ... are in
-    the group twice, also as torch's `betas`, which schedulers know; what is written to either holds from the next step on.
+    The `RuleOptimizer` gives the rule and the hyper-parameters. Its host state is stored in the group, under "carried". The
+    options `beta1`, `beta2`, ... are in the group twice, also as torch's `betas`, which schedulers know; a change of either
+    holds from the next step on.
     """
 
     __signature__: ClassVar[inspect.Signature]
@@ -111,7 +118,7 @@ class _OfRule(FusedOptimizer):
     _beta_names: ClassVar[tuple[str, ...]]  # the options in `betas`
 
     def __init_subclass__(cls, of: type[gluon.RuleOptimizer] | None = None) -> None:
-        """Take arguments and options from the optimizer class `of`; without one, keep those of the parent class."""
+        """Take arguments and options from the optimizer class `of`; if it is None, inherit them."""
         super().__init_subclass__()
         if of is None:
             return
@@ -131,9 +138,12 @@ class _OfRule(FusedOptimizer):
         betas = [name for name in ("beta1", "beta2", "beta3") if options.get(name) is not None]
         cls._beta_names = tuple(betas) if len(betas) > 1 and "momentum" not in options else ()
         if cls._beta_names:
-            together = tuple(options[name] for name in betas)
-            arguments.append(plain.replace(name="betas", default=together, kind=keyword))
-        cls.__doc__ = f"`tristep.optimizer.{of.__name__}` as a `torch.optim.Optimizer`; see there."
+            default_betas = tuple(options[name] for name in betas)
+            arguments.append(plain.replace(name="betas", default=default_betas, kind=keyword))
+        cls.__doc__ = (
+            f"`tristep.optimizer.{of.__name__}` with the interface of `torch.optim.Optimizer`.\n\n"
+            "Arguments are `lr`, `weight_decay`, `maximize` and the options of that class, which its docstring explains."
+        )
         cls.__signature__ = inspect.Signature(arguments)
 
     def __init__(
@@ -152,10 +162,10 @@ class _OfRule(FusedOptimizer):
                     f"{type(self).__name__} has no argument {name!r}; it has {', '.join(allowed)}."
                     f"{did_you_mean(name, allowed)}"
                 )
-        given = {name: value for name, value in (("lr", lr), ("weight_decay", weight_decay)) if value is not None}
+        common = {name: value for name, value in (("lr", lr), ("weight_decay", weight_decay)) if value is not None}
         if options.get("betas") is None:
             options.pop("betas", None)
-        defaults = {**_common(self._klass), **given, "maximize": maximize, **self._options, **options}
+        defaults = {**_common(self._klass), **common, "maximize": maximize, **self._options, **options}
         super().__init__(params, self._with_betas(defaults, options))
 
     def add_param_group(self, param_group: Group) -> None:
@@ -169,7 +179,7 @@ class _OfRule(FusedOptimizer):
             value = group[name]
             number(name, value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value, low=0)
         optimizer = self._of(group)
-        wd_at(optimizer, 0.0, 0.0)  # refuses what has no peak
+        wd_at(optimizer, 0.0, 0.0)  # raises if decay follows a schedule without a peak
         for k, parameter in enumerate(group["params"]):
             name = name_of(group, k)
             if parameter.is_complex() and isinstance(self._rule(group), TensorRule):
@@ -183,20 +193,20 @@ class _OfRule(FusedOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
-            for name, default in self._options.items():  # those that came after it was saved
+            for name, default in self._options.items():  # options that are newer than the pickle
                 group.setdefault(name, default)
             if self._beta_names:
                 group.setdefault("betas", tuple(group[name] for name in self._beta_names))
-        for name in ("_known", "_versions"):  # of groups and values that are no more
+        for name in ("_known", "_versions"):  # they refer to the groups and tensors of the original
             vars(self).pop(name, None)
 
     def __getstate__(self) -> dict[str, Any]:
         for group in self.param_groups:
-            self._of(group)  # where either of `beta1` and `betas` has been written to, so is the other
+            self._of(group)  # makes `beta1`, ... and `betas` equal, if either was changed
         return super().__getstate__()
 
     def _with_betas(self, group: Group, given: Iterable[str]) -> Group:
-        """The group with equal `beta1`, ... and `betas`, as those of them say that are given."""
+        """Return the group with equal `beta1`, ... and `betas`; the names in `given` determine the others."""
         if not self._beta_names:
             return group
         single = {name: group[name] for name in self._beta_names}
@@ -211,20 +221,20 @@ class _OfRule(FusedOptimizer):
         return {**group, **single, "betas": tuple(single.values())}
 
     def _of(self, group: Group) -> gluon.RuleOptimizer:
-        """The optimizer with this group's options."""
-        known: dict[int, Any] = self.__dict__.setdefault("_known", {})
-        owner, made_of, optimizer = known.get(id(group), (None, None, None))
+        """Return the `RuleOptimizer` with this group's options."""
+        cache: dict[int, Any] = self.__dict__.setdefault("_known", {})
+        cached_group, cached_options, optimizer = cache.get(id(group), (None, None, None))
         if self._beta_names and tuple(group["betas"]) != tuple(group[name] for name in self._beta_names):
-            before = dict(zip(self._options, made_of, strict=True)) if owner is group else {}
+            before = dict(zip(self._options, cached_options, strict=True)) if cached_group is group else {}
             given = {name for name in self._beta_names if name not in before or group[name] != before[name]}
             if tuple(group["betas"]) != tuple(before.get(name) for name in self._beta_names):
                 given.add("betas")
             group.update(self._with_betas(group, given))
         options = [group[name] for name in self._options]
-        if owner is not group or made_of != options:
+        if cached_group is not group or cached_options != options:
             numbers: dict[str, Any] = {"learning_rate": float(group["lr"]), "wd": float(group["weight_decay"])}
             optimizer = self._klass(**numbers, **dict(zip(self._options, options, strict=True)))
-            known[id(group)] = group, options, optimizer
+            cache[id(group)] = group, options, optimizer
         return optimizer
 
     def _rule(self, group: Group) -> Rule | TensorRule:
@@ -242,16 +252,16 @@ class _OfRule(FusedOptimizer):
     def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
         if self._klass.uniform_hyper:
             return {"step": 0.0}
-        every = [other for each in self.param_groups for other in each["params"]]
-        index = next(i for i, other in enumerate(every) if other is parameter)
-        if "index" in getattr(self._rule(group), "extras", ()):  # shards are to have random numbers of their own
-            index += shards.own_place(parameter) * len(every)
+        parameters = [member for any_group in self.param_groups for member in any_group["params"]]
+        index = next(i for i, member in enumerate(parameters) if member is parameter)
+        if "index" in getattr(self._rule(group), "extras", ()):  # each shard needs random numbers of its own
+            index += shards.own_place(parameter) * len(parameters)
         return {"step": 0.0, "index": index}
 
     def _from_torch(self, group: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         rule, names = self._klass.rule, self._beta_names
         options: dict[str, Any] = {}
-        if names and "betas" not in group and all(name in group for name in names):  # saved before there were such
+        if names and "betas" not in group and all(name in group for name in names):  # saved before groups had "betas"
             options["betas"] = tuple(group[name] for name in names)
         elif names and isinstance(betas := group.get("betas"), tuple) and len(betas) == len(names):
             options = {name: value for name, value in zip(names, betas, strict=True) if name not in group}
@@ -271,7 +281,7 @@ class _OfRule(FusedOptimizer):
 
     def _only_makes_states(self) -> bool:
         if not issubclass(self._klass, (gluon.Ftrl, gluon.FTML)) or any(float(group["lr"]) for group in self.param_groups):
-            return False  # only these divide by the rate
+            return False  # only Ftrl and FTML divide by the rate
         gradients = [parameter.grad for group in self.param_groups for parameter in group["params"]]
         return not any(bool(shards.local(gradient).any()) for gradient in gradients if gradient is not None)
 
@@ -293,10 +303,10 @@ class _OfRule(FusedOptimizer):
     @uninterrupted
     @torch.no_grad()
     def eval(self) -> None:
-        """Give the parameters their averaged values until `train()`, in the groups that keep an average.
+        """Give the parameters their averaged values until `train()`, in groups that keep an average.
 
-        These are what schedule-free optimizers, and others with `ema_decay`, are to be evaluated by. Steps are refused
-        meanwhile. `state_dict()` has the values from before, too, so that a training which is saved now goes on from them.
+        Evaluate schedule-free optimizers, and optimizers with `ema_decay`, with these values. Until `train()`, `step` raises
+        an error, and `state_dict()` has the trained values, too, so that a saved training continues from them.
         """
         try:
             for group in self.param_groups:
@@ -310,23 +320,23 @@ class _OfRule(FusedOptimizer):
 
     @uninterrupted
     def train(self) -> None:
-        """Give the parameters the values again that they had before `eval()`, to the bit.
+        """Give the parameters back the values that they had before `eval()`, bit for bit.
 
         Raises:
-            RuntimeError: the parameters have been written to meanwhile, which is undone.
+            RuntimeError: the parameters were written to after `eval()`; their trained values are restored all the same.
         """
         if self._show_trained():
             raise RuntimeError(_WRITTEN)
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
-        """A context in which the parameters have their averaged values, where the optimizer keeps an average.
+        """Give the parameters their averaged values inside this context: it calls `eval()`, and `train()` on leaving.
 
-        It is `eval()` before and `train()` afterwards; after an `eval()` it changes nothing.
+        After a call of `eval()` it changes nothing.
 
         Raises:
             ValueError: the optimizer keeps no average; nothing has been changed.
-            RuntimeError: as `train` on leaving.
+            RuntimeError: on leaving, the parameters were written to inside; their trained values are restored all the same.
         """
         if not all(self._of(group).average_in_use() for group in self.param_groups):
             raise ValueError(f"{type(self).__name__} keeps no averaged weights: give it ema_decay=0.999, say")
@@ -340,20 +350,21 @@ class _OfRule(FusedOptimizer):
                 yield
             finally:
                 written = self._show_trained()
-        except KeyboardInterrupt:  # which may have come just before that lets interrupts wait
+        except KeyboardInterrupt:  # it may have come before `_show_trained` let interrupts wait
             self._show_trained()
             raise
         if written:
             raise RuntimeError(_WRITTEN)
 
     def _evaluated(self) -> list[torch.Tensor]:
-        """The parameters that have their averaged values now."""
-        every = [parameter for group in self.param_groups if is_evaluated(group) for parameter in group["params"]]
-        return [parameter for parameter in every if _TRAINED in self.state.get(parameter, ())]
+        """Return the parameters that have their averaged values now."""
+        parameters = [parameter for group in self.param_groups if is_evaluated(group) for parameter in group["params"]]
+        return [parameter for parameter in parameters if _TRAINED in self.state.get(parameter, ())]
 
     def _show_average(self, group: Group, rule: Rule, hyper: Mapping[str, float]) -> None:
-        """Give a group's parameters their averaged values, and keep those that they have."""
-        trained = [each for each in group["params"] if set(rule.slots) <= set(self.state.get(each, ()))]
+        """Give a group's parameters their averaged values, and store their trained values."""
+        slots = set(rule.slots)
+        trained = [parameter for parameter in group["params"] if slots <= set(self.state.get(parameter, ()))]
         weights = [as_real(parameter).detach() for parameter in trained]
         states = [tuple(as_real(self.state[parameter][name]) for name in rule.slots) for parameter in trained]
         for parameter in trained:
@@ -368,7 +379,7 @@ class _OfRule(FusedOptimizer):
     @uninterrupted
     @torch.no_grad()
     def _show_trained(self) -> bool:
-        """Undo `eval`: whether parameters have been written to since."""
+        """Undo `eval`; return whether parameters were written to since."""
         versions = vars(self).pop("_versions", {})
         written = False
         for parameter in self._evaluated():
@@ -379,14 +390,14 @@ class _OfRule(FusedOptimizer):
         return written
 
 
-# torch's optimizers whose states are those of a rule, by other names.
+# torch's optimizers with the states of a rule, under other names.
 _TORCHS: dict[Any, type[FusedOptimizer]] = {rules.adam: ports.Adam, rules.adamw: ports.AdamW, rules.adamax: ports.Adamax}
 
 
 class Sophia(_OfRule, of=gluon.Sophia):
     @contextmanager
     def estimating(self, scale: float = 1.0) -> Iterator[None]:
-        """A context in which a step takes its gradients for the curvature and leaves the weights as they are.
+        """Inside this context, let a step update the curvature estimate from the gradients, and leave the weights alone.
 
         Args:
             scale: the number of samples or tokens in the batch, > 0.

@@ -1,4 +1,4 @@
-"""FusedOptimizer: torch's optimizer interface on update rules. One call updates all parameters of all groups."""
+"""FusedOptimizer: torch's optimizer interface on update rules; one call updates all parameters of all groups."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from .saved import check_numbers, converted, shown_states
 
 
 class FusedOptimizer(GroupOptimizer):
-    """A `torch.optim.Optimizer` whose step is an update rule, fused over all parameters.
+    """The base class of tristep's optimizers with torch's interface: a step is an update rule, fused over all parameters.
 
-    A subclass says which rule a group takes (`_rule`) and with what hyper-parameters (`_hyper`), and how the rule's states
-    are called in `state` (`_keys`). States of 16-bit parameters are float32, also after `load_state_dict`, unless the group
-    has a `state_dtype`, which means the same as that of `tristep.optimizer`. A group has this key only where it was given,
-    so that `state_dict` fits torch's own class. Of DTensors each rank updates its own shards, see shards.py; where the rule
-    needs whole tensors, one rank updates each, see contrib/owners.
+    A subclass defines the rule of a group (`_rule`), its hyper-parameters (`_hyper`), and the names of the rule's states in
+    `state` (`_keys`). States of 16-bit parameters are float32, also after `load_state_dict`, unless the group has the option
+    `state_dtype` of `tristep.optimizer.RuleOptimizer`. A group has this key only if it was given, so that torch's own class
+    can load a `state_dict`. Each rank updates its own shards of DTensors, see shards.py; if the rule needs whole tensors,
+    one rank updates each tensor, see contrib/owners.
 
     Raises:
-        ValueError: `differentiable=True`, as no graph is recorded through a fused step; a parameter that is sparse; a
-            `state_dtype` that is none, or that the rule's states or a parameter cannot be stored in.
-        NotImplementedError: `capturable=True`; `capture` makes graphs. DTensors that the rule cannot update.
-        TypeError: a parameter of a type that cannot be trained.
+        ValueError: `differentiable=True`, because a fused step records no graph; a sparse parameter; an unknown
+            `state_dtype`, or one that does not fit the rule's states or a parameter.
+        NotImplementedError: `capturable=True`, see `capture` instead; or DTensors that the rule cannot update.
+        TypeError: a parameter of a dtype that cannot be trained.
         RuntimeError: a complex parameter for Adafactor or Muon.
     """
 
@@ -50,10 +50,13 @@ class FusedOptimizer(GroupOptimizer):
         """Update all parameters that have a gradient.
 
         Args:
-            closure: evaluates the model again and returns the loss, which is then returned here.
+            closure: a function that evaluates the model again and returns the loss; or None.
+
+        Returns:
+            The result of `closure`, or None.
 
         Raises:
-            RuntimeError: a gradient is sparse and this optimizer takes none; nothing has been changed.
+            RuntimeError: a gradient is sparse, which this optimizer does not support; nothing has been changed.
         """
         loss, step = None, self._step
         if closure is not None:
@@ -75,17 +78,27 @@ class FusedOptimizer(GroupOptimizer):
         return loss
 
     def capture(self, fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
-        """As `tristep.Trainer.capture`: a function that trains with this optimizer, as a CUDA graph.
+        """Return a callable that runs a training function as a CUDA graph, which saves its work on the host.
+
+        Each call is one training step. The first calls run normally; then the graph is recorded, and from then on replayed.
+        Options of the groups stay adjustable. On a device without CUDA graphs the function is simply called.
+
+        Args:
+            fn: a function of tensors that takes one step of this optimizer; see `tristep.Trainer.capture`.
+            warmup: the number of calls that run normally, >= 2.
+
+        Returns:
+            A callable with the arguments and results of `fn`. The next call overwrites the tensors that it returns.
 
         Raises:
             TypeError: `fn` is not callable.
-            ValueError: a group whose rule is none of single elements.
+            ValueError: the rule of a group is not elementwise, such as Muon's.
         """
         for group in self.param_groups:
             if not isinstance(self._rule(group), Rule):
                 raise ValueError(
                     f"capture() with {type(self).__name__}: its step is torch operations with numbers from the host, which "
-                    "a graph would repeat as they were; use an optimizer with an elementwise rule"
+                    "a graph would never update; use an optimizer with an elementwise rule"
                 )
         return CapturedStep(fn, self.param_groups[0]["params"][0].device, warmup)
 
@@ -93,7 +106,7 @@ class FusedOptimizer(GroupOptimizer):
     def _step(self) -> None:
         plan = self._plan
         if plan is not None and plan.holds():
-            with _NO_CONTEXT if plan.records_nothing else torch.no_grad():  # which takes longer than some kernels
+            with _NO_CONTEXT if plan.records_nothing else torch.no_grad():  # no_grad takes longer than some kernels
                 plan.prepare(in_place=True)
                 plan.run()
         else:
@@ -101,16 +114,18 @@ class FusedOptimizer(GroupOptimizer):
 
     @torch.no_grad()
     def _step_anew(self) -> None:
-        """A step with a new plan, and states where there are none."""
+        """Take a step with a new plan, and make missing states."""
         if current_recording.get() is not None:
-            raise RuntimeError("the captured function must do at every call what it does at the first ones")
+            raise RuntimeError(
+                "the captured function has changed parameters, states or options: it must do the same at every call"
+            )
         rows = {parameter: copy.copy(row) for parameter, row in self.state.items()}
         try:
             self._plan = Plans(self)
             if self._only_makes_states():
                 return
             self._plan.prepare()
-        except BaseException:  # a step that is refused leaves no states behind
+        except BaseException:  # a step that raises leaves no new states
             self._plan = None
             self.state.clear()
             self.state.update(rows)
@@ -118,7 +133,7 @@ class FusedOptimizer(GroupOptimizer):
         self._plan.run()
 
     def add_param_group(self, param_group: Group) -> None:
-        """As torch's; refuses what cannot be trained before anything is added."""
+        """Add a parameter group, as in torch, after a check that its parameters can be trained."""
         if self._state_dtype is not None:  # torch's constructor, which calls this, does not know it
             self.defaults["state_dtype"] = self._state_dtype
         if isinstance(param_group, Mapping) and "params" in param_group:
@@ -147,7 +162,7 @@ class FusedOptimizer(GroupOptimizer):
         self._plan = None
 
     def _check(self, name: str, parameter: torch.Tensor) -> None:
-        """Refuse a parameter that cannot be trained."""
+        """Raise if a parameter cannot be trained."""
         if (refusal := shards.refusal(parameter)) is not None:
             raise TypeError(f"{name} is a {type(parameter).__name__}, {refusal}")
         if parameter.layout != torch.strided:
@@ -159,7 +174,7 @@ class FusedOptimizer(GroupOptimizer):
             raise TypeError(f"{name} is {parameter.dtype}: must be of type {', '.join(map(str, DTYPES))} or complex")
 
     def _check_group(self, group: Group) -> None:
-        """Refuse options of a new group, which are complete now, that torch's constructor knows nothing of."""
+        """Raise if a new group, filled with defaults, has an invalid value of an option that torch does not have."""
         narrow = self._narrow(group)
         if narrow is None:
             return
@@ -171,61 +186,72 @@ class FusedOptimizer(GroupOptimizer):
                 )
 
     def float32_weights(self) -> dict[torch.Tensor, torch.Tensor]:
-        """As `tristep.Trainer.float32_weights`, by parameter; of a DTensor it is one that is placed as that.
+        """Return the weights by parameter, in float32, in new tensors; complex64 for complex parameters.
 
-        Complex parameters give complex64.
+        A 16-bit parameter with a master has the precision of its master; float64 is rounded. The weight of a DTensor is a
+        DTensor with the same placement.
+
+        Raises:
+            RuntimeError: parameters have their averaged values, after `eval()`.
         """
         refuse_evaluated("float32_weights()", self.param_groups)
         return float32_weights(self)
 
     @uninterrupted
     def load_float32_weights(self, weights: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        """As `tristep.Trainer.load_float32_weights`, by parameter; those of DTensors are placed as these.
+        """Set weights and masters, rounded to their dtypes; states and step counts stay.
+
+        Args:
+            weights: for each parameter a floating-point tensor of its shape, with the same placement if it is a DTensor, as
+                `float32_weights` returns them.
 
         Raises:
-            ValueError, TypeError: it does not fit the parameters; nothing has been changed.
+            ValueError, TypeError: `weights` does not fit the parameters; nothing has been changed.
+            RuntimeError: parameters have their averaged values, after `eval()`.
         """
         refuse_evaluated("load_float32_weights()", self.param_groups)
         load_float32_weights(self, weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's. All ranks are to call it where owners have the states of cut parameters.
+        """Return groups and states in torch's format. With sharded parameters that rules need whole, all ranks must call it.
 
-        Packed states are bfloat16 in it, exactly, of the parameter's shape and placed as it: one format for one process and
-        for shards, which can be cut otherwise. The next step after loading packs them again: where blocks have the same
-        elements as before, as the same numbers, to the bit; elsewhere, since blocks are counted within a shard, rounded to
-        the nearest.
+        8-bit and 4-bit states become bfloat16 tensors with the shape and placement of the parameter, without loss, so that
+        one process and any sharding can load them. The first step after loading packs them again: bit for bit if a block of
+        values has the same elements as before, otherwise, because shards have blocks of their own, rounded to nearest.
         """
         with shown_states(self):
             return super().state_dict()
 
     @uninterrupted
     def load_state_dict(self, state_dict: Any) -> None:
-        """As torch's, but states keep the type that they were saved in, where that is the one they are kept in.
+        """Load groups and states, as in torch, but without a conversion of states to the parameters' dtypes.
 
-        As all options of the groups, `state_dtype` is that of the file, or the group's own where the file has none.
+        Options of the groups become the saved ones, `state_dtype` too; a group keeps its own if the saved group has none.
+
+        Args:
+            state_dict: the result of `state_dict`, of this class or of torch's class with the same name.
 
         Raises:
-            ValueError, TypeError: there are other groups, states of another optimizer, or numbers that this optimizer's
-                constructor would refuse, or that no training leads to; nothing has been changed.
+            ValueError, TypeError: the groups differ, the states are another optimizer's, or a number is invalid for this
+                optimizer; nothing has been changed.
         """
-        given: dict[str, Any] = {}
+        saved: dict[str, Any] = {}
 
         def remember(_: Any, state_dict: Any) -> dict[str, Any]:
             check_numbers(self, state_dict, self._shown)
-            given.update(converted(self, state_dict))
-            return given
+            saved.update(converted(self, state_dict))
+            return saved
 
         def restore(optimizer: torch.optim.Optimizer) -> None:
-            saved = [key for group in given["param_groups"] for key in group["params"]]
+            keys = [key for group in saved["param_groups"] for key in group["params"]]
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            for key, parameter in zip(saved, parameters, strict=True):
-                for name, value in given["state"].get(key, {}).items():
+            for key, parameter in zip(keys, parameters, strict=True):
+                for name, value in saved["state"].get(key, {}).items():
                     if isinstance(value, torch.Tensor) and value.dtype != optimizer.state[parameter][name].dtype:
                         device = optimizer.state[parameter][name].device
                         optimizer.state[parameter][name] = value.detach().to(device, copy=True)
                 row = optimizer.state.get(parameter, {})
-                for name in {"step", *self._shown}:  # a step counts in these, not in those of `state_dict`
+                for name in {"step", *self._shown}:  # copies, because a step changes these tensors in place
                     if isinstance(row.get(name), torch.Tensor):
                         row[name] = row[name].detach().clone()
 
@@ -248,7 +274,10 @@ class FusedOptimizer(GroupOptimizer):
 
 
 class Plans:
-    """The plans of an optimizer: one for all parameters that share a rule and how states are stored, of whatever groups.
+    """The plans of an optimizer's step: one for all parameters, of any group, that share a rule and the storage of states.
+
+    Args:
+        optimizer: the optimizer; missing numbers in its `state` are made.
 
     Attributes:
         records_nothing: whether a step calls no operations that autograd would record.
@@ -257,7 +286,7 @@ class Plans:
     def __init__(self, optimizer: GroupOptimizer) -> None:
         self._optimizer = optimizer
         members: dict[Any, list[tuple[Group, int]]] = {}
-        self._waiting: list[torch.Tensor] = []  # those that have had no gradient yet, and so have no state
+        self._waiting: list[torch.Tensor] = []  # parameters without a gradient so far, and so without states
         seen: set[int] = set()
         exchanges = exchanges_of(optimizer)
         for group in optimizer.param_groups:
@@ -277,11 +306,11 @@ class Plans:
                     members.setdefault((*kind, exchanges.get(parameter)), []).append((group, k))
         self._plans: list[GroupPlan] = []
         arrays = []
-        for (rule, *_, exchange), those in sorted(members.items(), key=lambda each: each[0][-1] is not None):
-            groups, parameters = [group for group, _ in those], [group["params"][k] for group, k in those]
+        for (rule, *_, exchange), places in sorted(members.items(), key=lambda item: item[0][-1] is not None):
+            groups, parameters = [group for group, _ in places], [group["params"][k] for group, k in places]
             make = GroupPlan if exchange is None else shards.whole_plan()
-            self._plans.append(make(optimizer, rule, parameters, groups, [name_of(*each) for each in those]))
-            arrays += [shown.array for shown in self._plans[-1].rows.tensors.values()]
+            self._plans.append(make(optimizer, rule, parameters, groups, [name_of(*place) for place in places]))
+            arrays += [numbers.array for numbers in self._plans[-1].rows.tensors.values()]
         optimizer._number_arrays, optimizer._is_copy = arrays, False
         self._exchanging = [plan for plan in self._plans if plan.exchanges]
         self._sharded = [parameter for plan in self._plans for parameter in plan.sharded]
@@ -293,7 +322,7 @@ class Plans:
         self._objects = self._objects_now()
 
     def holds(self) -> bool:
-        """Whether a step needs nothing but new gradients and options."""
+        """Return whether the plans are right for the next step: only gradients and options of groups have changed."""
         optimizer = self._optimizer
         if optimizer.state is not self._state or len(optimizer.param_groups) != len(self._groups):
             return False
@@ -309,18 +338,18 @@ class Plans:
         return not self._waiting or all(parameter.grad is None for parameter in self._waiting)
 
     def _objects_now(self) -> list[Any]:
-        """The parameters in the groups, the rows of `state`, and what is in these."""
+        """Return the parameters in the groups, the dicts in `state`, and the values in these."""
         parameters = chain.from_iterable([params for _, params, _ in self._groups])
         return [*parameters, *self._state.values(), *chain.from_iterable(map(dict.values, self._rows))]
 
     def prepare(self, in_place: bool = False) -> None:
-        """All that may fail. Changes nothing that a user sees. `in_place`: that `holds` was asked just now."""
+        """Do everything of a step that may fail, without visible changes. `in_place`: `holds` has just returned True."""
         for plan in self._plans:
             plan.prepare(plan.gradients(), in_place=in_place)
             plan.rows.write(plan.update)
 
     def run(self) -> None:
-        """Update the parameters and, if that went well, their numbers. Exchanges go on during the updates of others."""
+        """Update the parameters and then their numbers; ranks exchange tensors while other parameters are updated."""
         for plan in self._exchanging:
             plan.start()
         for plan in self._plans:
@@ -339,16 +368,16 @@ class Plans:
             recording.owners.append((self._is_in_use, partial(self.host_step, active)))
 
     def host_step(self, active: list[list[bool]]) -> None:
-        """The host half of a step of these parameters, whose kernels are replayed by a CUDA graph."""
-        for plan, each in zip(self._plans, active, strict=True):
-            plan.host_step(plan.update, each)
+        """Do the host's part of a step that a CUDA graph replays; `active` has each plan's updated parameters."""
+        for plan, active_of_plan in zip(self._plans, active, strict=True):
+            plan.host_step(plan.update, active_of_plan)
         self._count_change()
 
     def _is_in_use(self) -> bool:
         return self._optimizer._plan is self and self.holds()
 
     def _count_change(self) -> None:
-        """Of DTensors, at whose version autograd looks: the updates have counted their shards'."""
+        """Increment the versions of DTensors, which autograd checks; updates have incremented their shards' only."""
         increment_version([parameter for parameter in self._sharded if parameter.grad is not None])
 
 
@@ -357,7 +386,7 @@ _NO_CONTEXT = nullcontext()
 
 @torch.no_grad()
 def _take_scale(optimizer: FusedOptimizer, found_inf: torch.Tensor | None, grad_scale: torch.Tensor | None) -> None:
-    """Tell the kernels about it, where only the device knows."""
+    """Let the kernels read GradScaler's scale and overflow flag from the device."""
     if optimizer._control is None:
         assert found_inf is not None
         optimizer._control = torch.zeros(2, dtype=torch.float32, device=found_inf.device)

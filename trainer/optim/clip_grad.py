@@ -21,21 +21,21 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
-    """As torch's, in one pass over all gradients that measures and one that scales; no copies, no waiting for the device.
+    """Clip the joint norm of all gradients in place, as torch's function, without copies or waiting for the device.
 
     Args:
-        parameters: a parameter, or several; those without gradient are left out.
-        max_norm: what the norm of all gradients together is to be at most.
-        norm_type: 1, 2 or inf; other norms, and gradients that are sparse or complex, are left to torch. DTensors count with
-            the shards of all ranks; they may be mixed with plain tensors, which are the same on every rank.
-        error_if_nonfinite: whether a norm that is not finite is an error; to know it, the host waits for the device.
-        foreach: taken for torch's sake, and without effect where torch is not asked.
+        parameters: a parameter, or several; parameters without a gradient are skipped.
+        max_norm: the largest allowed norm of all gradients together.
+        norm_type: 1, 2 or inf; torch's function is called for other norms, and for sparse or complex gradients. The norm of
+            DTensors covers the shards of all ranks; they may be mixed with plain tensors, which are equal on every rank.
+        error_if_nonfinite: raise an error if the norm is not finite, which waits for the device.
+        foreach: passed to torch's function, if that is called.
 
     Returns:
-        The norm before, a plain tensor. Of 16-bit gradients it is float32, not rounded to their type as torch does.
+        The norm from before, a plain tensor: float32 for 16-bit gradients, whose dtype torch rounds it to.
 
     Raises:
-        RuntimeError: the norm is not finite, and that is to be an error; nothing has been changed.
+        RuntimeError: the norm is not finite and `error_if_nonfinite` is True; nothing has been changed.
 
     Source: `torch.nn.utils.clip_grad_norm_`.
     """
@@ -64,36 +64,36 @@ def clip_grad_norm_(
             if any(map(shards.is_dtensor, gradients)):
                 return _clip_shards(gradients, float(max_norm), norm_type, decide)
             return scale_to_norm_("parameters", gradients, float(max_norm), norm_type, decide=decide)
-        except (TypeError, ValueError):  # gradients of other kinds; nothing has been changed yet
+        except (TypeError, ValueError):  # sparse or complex gradients; nothing has been changed yet
             pass
     norm: Any = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
-    return norm.full_tensor() if shards.is_dtensor(norm) else norm  # of this rank's shards it would be a part only
+    return norm.full_tensor() if shards.is_dtensor(norm) else norm  # a DTensor has this rank's part only
 
 
 @torch.no_grad()
 def _clip_shards(
     gradients: Sequence[torch.Tensor], max_norm: float, norm_type: float, decide: Callable[[torch.Tensor], bool] | None
 ) -> torch.Tensor:
-    """Scale this rank's shards by the norm of all. Those that are cut among the same ranks are measured together."""
+    """Clip this rank's shards by the norm over all ranks; gradients sharded over the same ranks are measured together."""
     members: dict[shards.Cut, list[torch.Tensor]] = {}
     for gradient in gradients:
         if shards.refusal(gradient) is not None:
             raise TypeError("a gradient of partial sums")
         members.setdefault(shards.cut_among(gradient), []).append(shards.local(gradient))
-    # All are measured before any rank waits for another, as there may be some that cannot be.
-    norms = [global_norm(each, norm_type) for each in members.values()]
+    # Measure all before any rank waits for another, because a measurement may raise.
+    norms = [global_norm(local_shards, norm_type) for local_shards in members.values()]
     by = "max" if norm_type == math.inf else "sum"
     for norm, cut in zip(norms, members, strict=True):
         if norm_type == 2:
             norm.square_()
         shards.add_up(norm, by, cut)
-    dtype = max((norm.dtype for norm in norms), key=lambda each: each.itemsize)
-    found = torch.stack([norm.to(norms[0].device, dtype) for norm in norms])
-    total = found.amax() if by == "max" else found.sum()
+    dtype = max((norm.dtype for norm in norms), key=lambda dtype: dtype.itemsize)
+    stacked = torch.stack([norm.to(norms[0].device, dtype) for norm in norms])
+    total = stacked.amax() if by == "max" else stacked.sum()
     if norm_type == 2:
         total = total.sqrt()
     if decide is None or decide(total):
         factor = (max_norm / (total + EPSILON)).clamp(max=1.0)
-        for own in members.values():
-            torch._foreach_mul_(own, factor.to(own[0].device))
+        for local_shards in members.values():
+            torch._foreach_mul_(local_shards, factor.to(local_shards[0].device))
     return total

@@ -1,4 +1,4 @@
-"""Weights in float32, out of masters and into them: `float32_weights` and `load_float32_weights` of `FusedOptimizer`."""
+"""Conversion of weights and their masters to float32 and back, for `FusedOptimizer`."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from .saved import shown_states
 
 
 def float32_weights(optimizer: GroupOptimizer) -> dict[torch.Tensor, torch.Tensor]:
-    """See `FusedOptimizer.float32_weights`."""
-    found = {}
+    """Return the weights by parameter, in float32; the implementation of `FusedOptimizer.float32_weights`."""
+    weights = {}
     with shown_states(optimizer, MASTER_KEYS):
         rows = dict(optimizer.state)
     for _, group, parameter in _parameters(optimizer):
         weight, row = as_real(parameter).detach(), rows.get(parameter, {})
         masters = [row[key] for key in MASTER_KEYS if key in row]
-        has_one = masters and optimizer._master_dtype(group, weight) is not None
-        whole = float32_of(weight, shards.local(masters[0]) if has_one else None)
-        found[parameter] = shards.placed_as(parameter, torch.view_as_complex(whole) if parameter.is_complex() else whole)
-    return found
+        has_master = masters and optimizer._master_dtype(group, weight) is not None
+        value = float32_of(weight, shards.local(masters[0]) if has_master else None)
+        weights[parameter] = shards.placed_as(parameter, torch.view_as_complex(value) if parameter.is_complex() else value)
+    return weights
 
 
 @torch.no_grad()
 def load_float32_weights(optimizer: GroupOptimizer, weights: Any) -> None:
-    """See `FusedOptimizer.load_float32_weights`."""
+    """Set weights and masters; the implementation of `FusedOptimizer.load_float32_weights`."""
     rows = list(_parameters(optimizer))
     names = {parameter: name for name, _, parameter in rows}
-    given = weights
+    by_name = weights
     if isinstance(weights, Mapping):
-        given = {names.get(key, f"a {type(key).__name__} that is none of its parameters"): weights[key] for key in weights}
-    check_weights({name: parameter for name, _, parameter in rows}, given)
+        by_name = {names.get(key, f"a {type(key).__name__} that is none of its parameters"): weights[key] for key in weights}
+    check_weights({name: parameter for name, _, parameter in rows}, by_name)
     parts = []
     for name, group, parameter in rows:
-        value, weight = given[name], as_real(parameter).detach()
+        value, weight = by_name[name], as_real(parameter).detach()
         if is_wrapper(value) != is_wrapper(parameter) or _placement(value) != _placement(parameter):
             raise ValueError(
-                f"weights: {name!r} is not placed as its parameter, {_placement(parameter) or 'a plain tensor'}"
+                f"weights: {name!r} must be placed as its parameter, which is {_placement(parameter) or 'a plain tensor'}"
             )
         parts.append((parameter, weight, *parts_of(weight, as_real(value), optimizer._master_dtype(group, weight))))
     for parameter, weight, new, master in parts:
@@ -60,12 +60,12 @@ def load_float32_weights(optimizer: GroupOptimizer, weights: Any) -> None:
 
 
 def _parameters(optimizer: GroupOptimizer) -> Iterator[tuple[str, Group, torch.Tensor]]:
-    """What messages call each parameter, its group, and it."""
+    """Yield for each parameter its name for messages, its group, and the parameter."""
     for group in optimizer.param_groups:
         for k, parameter in enumerate(group["params"]):
             yield name_of(group, k), group, parameter
 
 
 def _placement(tensor: torch.Tensor) -> Any:
-    """Where the shards of a DTensor are; None of a plain tensor."""
+    """Return the mesh and placements of a DTensor; None for a plain tensor."""
     return (tensor.device_mesh, tensor.placements) if shards.is_dtensor(tensor) else None  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Parameter groups as torch has them, and the hyper-parameters of a step that their options and their counts make."""
+"""Parameter groups as in torch, and the hyper-parameters of a step, from their options and step counts."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from ..optimizer.plan import Rows, equal_places
 from ..validation import choice, number
 from . import shards
 
-MASTER_KEYS = ("master", "compensation")  # in a parameter's state; the second is Kahan's
+MASTER_KEYS = ("master", "compensation")  # keys in a parameter's state; the second for Kahan's compensation
 _data_ptr = torch.Tensor.data_ptr
 Group = dict[str, Any]
 Numbers = MutableMapping[str, Any]
 
 
 class GroupOptimizer(torch.optim.Optimizer):
-    """What a subclass of `FusedOptimizer` says of its groups, by methods; see there."""
+    """The methods that a subclass of `FusedOptimizer` defines for its groups; `_rule` and `_hyper` are required."""
 
-    _keys: ClassVar[Mapping[str, str]] = {}  # by the rule's name of a state its key in `state[parameter]`
+    _keys: ClassVar[Mapping[str, str]] = {}  # the key in `state[parameter]` of each state, by the rule's name of it
     _shown: ClassVar[tuple[str, ...]] = ("step",)  # the numbers that are tensors in `state[parameter]`
     _takes_sparse: ClassVar[bool] = False
     _takes_complex: ClassVar[bool] = True
-    _state_dtype: str | None = None  # given to the constructor
-    _plan: Any = None  # how its parameters are stepped, as long as that is known
-    _number_arrays: Sequence[np.ndarray] = ()  # in which the optimizer's own tensors of `_shown` are
-    _is_copy = False  # whether `state` is new, copied or loaded, so that nobody has other views of its tensors
-    _owners: dict[torch.Tensor, int] | None = None  # the ranks that parameters belong to as wholes
-    _control: torch.Tensor | None = None  # float32 [2], what gradients are multiplied by, and whether a step is skipped
+    _state_dtype: str | None = None  # the constructor's argument
+    _plan: Any = None  # the `Plans` of the next step; None: make new ones
+    _number_arrays: Sequence[np.ndarray] = ()  # the memory of the optimizer's own tensors of `_shown`
+    _is_copy = False  # whether `state` is new, copied or loaded, so that a user has no other views of its tensors
+    _owners: dict[torch.Tensor, int] | None = None  # the ranks that update whole parameters
+    _control: torch.Tensor | None = None  # float32 [2]: the factor of gradients, and whether the step is skipped
 
     def _rule(self, group: Group) -> Rule | TensorRule:
-        """The rule for a group with these options."""
+        """Return the update rule of a group with these options."""
         raise NotImplementedError
 
     def _hyper(self, group: Group, numbers: Numbers) -> Mapping[str, float]:
-        """The rule's hyper-parameters by name, without `clip`, at a step whose number is `numbers["step"]`.
+        """Return the rule's hyper-parameters by name, without `clip`, at the step of number `numbers["step"]`.
 
-        Numbers that it changes are kept for the next step.
+        Changes of `numbers` are kept for the next step.
         """
         raise NotImplementedError
 
     def _row(self, group: Group, numbers: Numbers, rule: Rule | TensorRule, rounds: bool) -> list[float]:
-        """What gradients are multiplied by, the hyper-parameters in the order of the group's rule, and the step where it
-        rounds at random.
+        """Return the factor of gradients, the hyper-parameters in the rule's order, and if `rounds`, which is stochastic
+        rounding, the number of the step.
         """
         values = {"clip": math.inf, **self._hyper(group, numbers)}
         row = [1.0]
@@ -67,57 +67,57 @@ class GroupOptimizer(torch.optim.Optimizer):
         return row
 
     def _only_makes_states(self) -> bool:
-        """Whether a step with a rate of 0 and zeros for gradients, as torch.distributed.checkpoint takes it to have states,
-        must not run."""
+        """Return whether the present step must only make states: torch.distributed.checkpoint takes one with rate 0 and
+        zero gradients for that, which some rules cannot compute."""
         return False
 
     def _begin(self, group: Group) -> None:
-        """Called before a step for each group that takes part in it."""
+        """Prepare a step of this group."""
 
     def _end(self, group: Group) -> None:
-        """Called for these groups after a step that went well."""
+        """Finish a step of this group that succeeded."""
 
     def _counted(self, group: Group) -> bool:
-        """Whether the step counts as one."""
+        """Return whether the step increments the step counts."""
         return True
 
     def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
-        """The numbers of a parameter before its first step; those that are in `state` already replace them."""
+        """Return the numbers of a parameter before its first step; numbers in `state` take precedence."""
         return {"step": 0.0}
 
     def _first_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
-        """Fill states, which are zero, where a rule starts otherwise; those that a parameter has already replace them."""
+        """Fill new states, which are zero, if the rule starts from other values."""
 
     def _narrow(self, group: Group) -> torch.dtype | None:
-        """The type that states are stored in where that is not the arithmetic's."""
+        """Return the storage dtype of states; None: the dtype of the arithmetic."""
         value = group.get("state_dtype")
         return None if value is None else STATE_DTYPES[choice("state_dtype", value, STATE_DTYPES)]
 
     def _rounding(self, group: Group) -> int | storage.CodesOnly | None:
-        """The seed of stochastic rounding, if there is any."""
+        """Return the seed of stochastic rounding, or None."""
         return storage.CodesOnly(0) if storage.is_packed(self._narrow(group)) else None
 
     def _master_dtype(self, group: Group, weight: torch.Tensor) -> torch.dtype | None:
-        """The type of a weight's master, if it has one: `state[parameter]["master"]`, or of Kahan's "compensation"."""
+        """Return the dtype of a weight's master, which is `state[parameter]["master"]` or ["compensation"]; or None."""
         return None
 
     def _from_torch(self, group: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Options of a saved group of torch's, and names of states, that this optimizer has by other names."""
+        """Return options to add to a group that torch has saved, and this optimizer's names of states by torch's names."""
         return {}, {}
 
     def _by_row(self, group: Group) -> bool:
-        """Whether a sparse gradient updates its rows only; otherwise it is made dense."""
+        """Return whether a sparse gradient updates its rows only; otherwise it is made dense."""
         return True
 
 
 class GroupRows(Rows):
-    """The rows of parameters of some groups.
+    """Writes the hyper-parameters of parameters in groups into an update.
 
     Args:
-        optimizer: whose parameters they are. Those of its numbers that are shown stand in its `state`.
+        optimizer: the optimizer of the groups, whose `state` has the numbers of `_shown`.
         rule: the rule of all these groups.
-        parameters: in order.
-        groups: for each parameter the one that it is in.
+        parameters: the parameters.
+        groups: for each parameter its group.
     """
 
     def __init__(
@@ -133,23 +133,23 @@ class GroupRows(Rows):
             for group, parameter in zip(groups, parameters, strict=True)
         ]
         shown, self._rounds = optimizer._shown, optimizer._rounding(groups[0]) is not None
-        if self._rounds:  # random numbers go on where they were after a load
+        if self._rounds:  # a saved step continues the sequence of random numbers after loading
             shown = (*shown, "step")
         self.tensors = {
             name: NumberTensors(optimizer, parameters, name, [numbers[name] for numbers in first])
             for name in first[0]
             if name in shown
         }
-        # By name one for each parameter.
+        # By name, one number for each parameter.
         self._numbers = {
             name: self.tensors[name].array if name in self.tensors else np.array([numbers[name] for numbers in first])
             for name in first[0]
         }
         self.active = [True] * len(groups)
-        # Rows of equal hyper-parameters, the first of them, and its group; and the numbers by which these were found.
+        # Parameters with equal hyper-parameters, the first of them, and its group; and the numbers that they were made for.
         self._shared: list[tuple[Any, int, Group]] = []
         self._shared_by: list[bytes] = []
-        self._changes: list[tuple[Any, dict[str, Any]]] = []  # new numbers of these rows, after the step
+        self._changes: list[tuple[Any, dict[str, Any]]] = []  # the numbers of parameters after the step
         self._stepping: list[Group] = []
 
     def rule(self) -> Rule | TensorRule:
@@ -174,7 +174,7 @@ class GroupRows(Rows):
                 numbers = {name: array[first] for name, array in self._numbers.items()}
                 numbers["step"] += 1
                 row = optimizer._row(group, numbers, self._rule, self._rounds)
-                if math.isnan(sum(row)) or row.count(math.inf) > 1:  # of clip
+                if math.isnan(sum(row)) or row.count(math.inf) > 1:  # one inf is clip's
                     _check_numbers(optimizer, group)
                 row[0] *= -unscale if group.get("maximize") else unscale
                 if rows is None:
@@ -187,7 +187,7 @@ class GroupRows(Rows):
             for group in self._stepping:
                 _check_numbers(optimizer, group)
             raise
-        return True  # without gradients, too: other ranks may wait for this one's share of a sum
+        return True  # even without gradients, because other ranks may wait for this rank in an all-reduce
 
     def count(self) -> None:
         for rows, numbers in self._changes:
@@ -201,7 +201,7 @@ class GroupRows(Rows):
             self._optimizer._end(group)
 
     def _share(self) -> None:
-        """Find the parameters that share hyper-parameters: those of one group and of equal numbers."""
+        """Find the sets of parameters with equal hyper-parameters: of one group, with equal numbers."""
         arrays = self._numbers.values()
         places = np.flatnonzero(self.active)
         columns = [[id(self._groups[i]) for i in places.tolist()], *(array[places].tolist() for array in arrays)]
@@ -212,39 +212,40 @@ class GroupRows(Rows):
 
 
 def _check_numbers(optimizer: GroupOptimizer, group: Group) -> None:
-    """Refuse numbers of a group that are none, as they may have been set between steps.
+    """Check the options of a group, which may have been set between steps.
 
     Raises:
-        TypeError, ValueError: there are such.
+        TypeError, ValueError: an option that must be a finite number is not.
     """
     for name, default in optimizer.defaults.items():
         value = group.get(name)
         if isinstance(default, (tuple, list)):
             if not isinstance(value, (tuple, list)) or len(value) != len(default):
                 raise TypeError(f"{name}={value!r} of a group: must be {len(default)} numbers, as in {default!r}")
-            pairs = [(f"{name}[{k}]", each, was) for k, (each, was) in enumerate(zip(value, default, strict=True))]
+            entries = [(f"{name}[{k}]", *pair) for k, pair in enumerate(zip(value, default, strict=True))]
         else:
-            pairs = [(name, value, default)]
-        for called, each, was in pairs:
-            if isinstance(was, (int, float, torch.Tensor)) and not isinstance(was, bool):
-                number(f"{called} of a group", each)
+            entries = [(name, value, default)]
+        for entry_name, entry, default_entry in entries:
+            if isinstance(default_entry, (int, float, torch.Tensor)) and not isinstance(default_entry, bool):
+                number(f"{entry_name} of a group", entry)
 
 
 class NumberTensors:
-    """One number of each parameter. The tensors in `state` are the truth, whoever made them and wherever they are moved.
+    """One number for each parameter, such as its step count, as tensors in `state` that users may replace or move.
 
-    The optimizer's own tensors share an array, which NumPy owns, so a step reads and writes all of them at once. A tensor
-    that the user put in, or moved to other memory (`share_memory_`, `set_`, `.data`, a queue), is read and written alone.
+    The optimizer's own tensors share a NumPy array, so that a step reads and writes all of them at once. A tensor that a
+    user has put into `state`, or moved to other memory (`share_memory_`, `set_`, `.data`, a queue), is read and written
+    separately.
 
     Args:
-        optimizer: has the parameters.
-        parameters: in order.
+        optimizer: the optimizer of the parameters.
+        parameters: the parameters.
         name: the key in `state[parameter]`.
-        first: the number of each parameter that has none in its state yet.
+        first: for each parameter the number if its state has none yet.
 
     Attributes:
-        array: [n], the numbers after `read`.
-        apart: places of the tensors that have memory of their own, which `write` is for.
+        array: the numbers after `read`, [n].
+        apart: the indices of tensors with memory of their own, for `write`.
     """
 
     def __init__(
@@ -259,8 +260,8 @@ class NumberTensors:
         dtype = np.float64 if torch.get_default_dtype() == torch.float64 else np.float32
         self.array: np.ndarray = np.array(values, dtype=dtype)
         optimizer._number_arrays = [*optimizer._number_arrays, self.array]
-        with torch.inference_mode(False):  # they outlive the step
-            # Each has a storage of its own, so that it is pickled without the others.
+        with torch.inference_mode(False):  # the tensors outlive the step
+            # Each has a storage of its own, so that it is pickled alone.
             new = [torch.from_numpy(self.array[i : i + 1].reshape(())) for i in range(len(values))]
         self._own_pointers = self._pointers = list(map(_data_ptr, new))
         for row, own in zip(rows, new, strict=True):
@@ -273,7 +274,7 @@ class NumberTensors:
         self.apart: list[int] = []
 
     def read(self) -> None:
-        """Take the numbers from the tensors."""
+        """Read the numbers from the tensors."""
         pointers = list(map(_data_ptr, self._tensors))
         if pointers != self._pointers:
             self._pointers = pointers
@@ -282,11 +283,11 @@ class NumberTensors:
             self.array[self.apart] = [self._tensors[i].item() for i in self.apart]
 
     def write(self, changed: Sequence[Any], counted: bool) -> None:
-        """Write the numbers to the tensors.
+        """Write changed numbers to the tensors with memory of their own.
 
         Args:
-            changed: indices of `array` that have changed.
-            counted: each has grown by 1, which is added to what a tensor has: another process may count in it, too.
+            changed: the indices of changed numbers in `array`.
+            counted: whether the change is + 1, which is then added to the tensor: another process may add to it, too.
         """
         written = np.zeros(len(self.array), dtype=bool)
         for rows in changed:
@@ -300,46 +301,43 @@ class NumberTensors:
 
 
 def name_of(group: Group, k: int) -> str:
-    """What messages call a group's parameter."""
+    """Return the name of a group's parameter for messages."""
     return repr(group["param_names"][k]) if "param_names" in group else f"params[{k}]"
 
 
 def is_evaluated(group: Group) -> bool:
-    """Whether its parameters have their averaged values, as between `eval()` and `train()`; libraries share the key."""
+    """Return whether a group's parameters have their averaged values, as after `eval()`; other libraries use this key."""
     return not group.get("train_mode", True)
 
 
 def refuse_evaluated(what: str, groups: Iterable[Group]) -> None:
-    """Refuse what needs the parameters as they are trained."""
+    """Raise if parameters have their averaged values; `what`, a method, needs the trained ones."""
     if any(map(is_evaluated, groups)):
         raise RuntimeError(
-            f"{what} where parameters have their averaged values, after eval() or inside averaged_weights(): call train() "
+            f"{what} while parameters have their averaged values, after eval() or inside averaged_weights(): call train() "
             "of the optimizer, or leave the context, first"
         )
 
 
 def master_key(weight: torch.Tensor, dtype: torch.dtype) -> tuple[str, str]:
-    """The key in a parameter's state of a master of this type, and the key of the other kind of master."""
+    """Return the key in a parameter's state for a master of this dtype, and the key for the other kind of master."""
     master, compensation = MASTER_KEYS
     return (compensation, master) if dtype == weight.dtype else (master, compensation)
 
 
 def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether two lists have the very same objects."""
+    """Return whether two sequences have identical objects."""
     return len(a) == len(b) and all(map(is_, a, b))
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or a complex one's real and imaginary parts, which rules take for numbers of their own.
-
-    Of a DTensor it is this rank's shard.
-    """
+    """Return a tensor as rules take it: the shard of a DTensor, and a real view [..., 2] of a complex tensor."""
     tensor = shards.local(tensor)
     return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
 
 
 def _is_writable(value: Any) -> bool:
-    """Whether a step can count in it. Numbers, and tensors on devices, which a step would wait for, are replaced."""
+    """Return whether a step can write its count to this value in `state`: a tensor of one element on the CPU."""
     return (
         isinstance(value, torch.Tensor)
         and not is_wrapper(value)

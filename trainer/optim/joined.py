@@ -1,4 +1,4 @@
-"""Several optimizers that look like one of torch's."""
+"""JoinedOptimizers: several optimizers behind the interface of one `torch.optim.Optimizer`."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from .groups import Group, refuse_evaluated, same_objects
 
 
 class JoinedOptimizers(torch.optim.Optimizer):
-    """The base of optimizers that consist of others: one list of groups and one `state` for all.
+    """The base class of optimizers that consist of several: it has one list of groups and one `state` for all.
 
-    A group, and what `state` has of a parameter, is the same object here and in the optimizer that has it. What is changed
-    in the list or in `state`, the optimizers get by `share`, which the methods here call first; what an optimizer changes by
-    itself, as when it is stepped alone, is here at once. `defaults` has what all of them have, with the values of the last.
+    Groups, and the entries of `state`, are the same objects here and in the optimizer that updates them. Changes of the list
+    or of `state` reach the optimizers by `share`, which the methods here call first; changes that an optimizer makes, for
+    example when it is stepped alone, are visible here at once. `defaults` has the names common to all optimizers, with the
+    last one's values.
 
     Attributes:
-        optimizers: the others, which must be there before this class's constructor is called.
+        optimizers: the optimizers; a subclass sets them before it calls the constructor.
     """
 
     optimizers: list[Any]
 
     def __init__(self) -> None:
-        every = [each.defaults for each in self.optimizers]
-        common = {name: value for name, value in every[-1].items() if all(name in defaults for defaults in every)}
-        self._agreed: dict[str, list[list[Any]]] = {}  # what was here and in each optimizer when both had the same
-        self._owners: dict[torch.Tensor, int] = {}  # which optimizer a parameter has, or had
-        groups = list(chain(*(each.param_groups for each in self.optimizers)))
+        all_defaults = [optimizer.defaults for optimizer in self.optimizers]
+        common = {name: value for name, value in all_defaults[-1].items() if all(name in each for each in all_defaults)}
+        self._agreed: dict[str, list[list[Any]]] = {}  # the objects here and in each optimizer when they last agreed
+        self._owners: dict[torch.Tensor, int] = {}  # the index of the optimizer that updates, or updated, a parameter
+        groups = list(chain(*(optimizer.param_groups for optimizer in self.optimizers)))
         super().__init__([parameter for group in groups for parameter in group["params"]], common)
         self.param_groups, self.state = groups, self.state
-        self.state.update(chain(*(each.state.items() for each in self.optimizers)))
+        self.state.update(chain(*(optimizer.state.items() for optimizer in self.optimizers)))
         self._agree()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -44,14 +45,14 @@ class JoinedOptimizers(torch.optim.Optimizer):
         return super().__getstate__() | {"optimizers": self.optimizers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # which writes to `__dict__`, where the groups and states are stored
+        super().__setstate__(state)  # it writes to `__dict__`, where the groups and states are stored
         if "optimizers" in state:
             self._agreed, self._owners = {}, {}
             self._agree()
 
     @property
     def param_groups(self) -> list[Group]:
-        """The groups of all optimizers."""
+        """The parameter groups of all optimizers, a list."""
         self._look("param_groups")
         groups: list[Group] = vars(self)["param_groups"]
         return groups
@@ -62,7 +63,7 @@ class JoinedOptimizers(torch.optim.Optimizer):
 
     @property
     def state(self) -> defaultdict[Any, Any]:
-        """The states of all parameters."""
+        """The states of all parameters, as in torch."""
         self._look("state")
         state: defaultdict[Any, Any] = vars(self)["state"]
         return state
@@ -73,54 +74,60 @@ class JoinedOptimizers(torch.optim.Optimizer):
 
     @outside_dynamo
     def share(self) -> None:
-        """Let the optimizers have the groups and states that are here.
+        """Pass changes of `param_groups` and `state` on to the optimizers.
 
         Raises:
-            ValueError: nobody knows which optimizer is to have a group; nothing has been changed.
+            ValueError: a new group has parameters of several optimizers, or of none; nothing has been changed.
         """
         if not same_objects(vars(self)["param_groups"], self._agreed["param_groups"][0]):
-            owned: list[list[Group]] = [[] for _ in self.optimizers]
+            groups_of: list[list[Group]] = [[] for _ in self.optimizers]
             for i, group in enumerate(self.param_groups):
-                owned[self.owner_of(i, group)].append(group)
-            for optimizer, own in zip(self.optimizers, owned, strict=True):
-                optimizer.param_groups[:] = own
+                groups_of[self.owner_of(i, group)].append(group)
+            for optimizer, groups in zip(self.optimizers, groups_of, strict=True):
+                optimizer.param_groups[:] = groups
             self._agree("param_groups")
         if not same_objects(_objects(vars(self)["state"]), self._agreed["state"][0]):
             alone = len(self.optimizers) == 1
             for optimizer in self.optimizers:
                 members = {parameter for group in optimizer.param_groups for parameter in group["params"]}
                 for key in list(optimizer.state):
-                    if alone or isinstance(key, torch.Tensor):  # several may have the same keys of other kinds
+                    if alone or isinstance(key, torch.Tensor):  # several optimizers may share other keys
                         del optimizer.state[key]
                 optimizer.state.update({key: row for key, row in self.state.items() if alone or key in members})
             self._agree("state")
 
     def add_param_group(self, param_group: Any) -> None:
-        """Refused after construction: patterns say what a parameter gets."""
+        """Raise RuntimeError: patterns decide which optimizer a parameter gets, at construction."""
         if self._agreed:
             raise RuntimeError(f"add_param_group() of {type(self).__name__}: make a new one, with other patterns")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Let each optimizer update its parameters that have a gradient.
+        """Update all parameters that have a gradient, each with its optimizer.
 
         Args:
-            closure: evaluates the model again and returns the loss, which is then returned here; called once.
+            closure: a function that evaluates the model again and returns the loss, called once; or None.
+
+        Returns:
+            The result of `closure`, or None.
+
+        Raises:
+            RuntimeError: parameters have their averaged values, after `eval()`; nothing has been changed.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self.share()
-        refuse_evaluated("step()", self.param_groups)  # before some of them have stepped
+        refuse_evaluated("step()", self.param_groups)  # before an optimizer has stepped
         for optimizer in self.optimizers:
             optimizer.step()
-        if [2 * len(each.state) + 1 for each in self.optimizers] != list(map(len, self._agreed["state"][1:])):
-            self._look("state")  # who has got hold of it sees the new ones
+        if [2 * len(optimizer.state) + 1 for optimizer in self.optimizers] != list(map(len, self._agreed["state"][1:])):
+            self._look("state")  # so that references to `state` see new states
         return loss
 
     @uninterrupted
     def eval(self) -> None:
-        """Give the parameters their averaged values until `train()`: those of the optimizers that have this method."""
+        """Call `eval` of each optimizer that has it: parameters have their averaged values until `train()`."""
         self.share()
         with ExitStack() as stack:
             stack.callback(self.train)
@@ -131,49 +138,53 @@ class JoinedOptimizers(torch.optim.Optimizer):
 
     @uninterrupted
     def train(self) -> None:
-        """Undo `eval()`."""
+        """Call `train` of each optimizer that has it: parameters get back the values from before `eval()`."""
         self.share()
-        with ExitStack() as stack:  # all of them are called, whatever one raises
+        with ExitStack() as stack:  # calls all, even if one raises
             for optimizer in self.optimizers:
                 if callable(method := getattr(optimizer, "train", None)):
                     stack.callback(method)
 
     def owner_of(self, i: int, group: Group) -> int:
-        """Which optimizer has group `i`, or is to have it."""
-        found = {k for k, own in enumerate(self._agreed["param_groups"][1:]) if any(group is each for each in own)}
-        found = found or {self._owners[parameter] for parameter in group["params"] if parameter in self._owners}
-        if len(self.optimizers) > 1 and len(found) != 1:
+        """Return the index of the optimizer that updates group `i`, or will after `share`.
+
+        Raises:
+            ValueError: its parameters are of several optimizers, or of none.
+        """
+        owners = {k for k, own in enumerate(self._agreed["param_groups"][1:]) if any(group is each for each in own)}
+        owners = owners or {self._owners[parameter] for parameter in group["params"] if parameter in self._owners}
+        if len(self.optimizers) > 1 and len(owners) != 1:
             raise ValueError(
-                f"param_groups[{i}] has parameters of {'several optimizers' if found else 'no optimizer'}: must have those "
-                f"of one, which the patterns gave it; make a new {type(self).__name__}, with other patterns or parameters"
+                f"param_groups[{i}] has parameters of {'several optimizers' if owners else 'no optimizer'}: must have "
+                f"parameters of one optimizer, as the patterns assign them; make a new {type(self).__name__}, with other "
+                "patterns or parameters"
             )
-        return next(iter(found), 0)
+        return next(iter(owners), 0)
 
     def _present(self, kind: str) -> list[list[Any]]:
-        """The objects in the groups or states: those here, and those of each optimizer."""
-        return [_objects(each) for each in (vars(self)[kind], *(getattr(each, kind) for each in self.optimizers))]
+        """Return the objects in "param_groups" or "state": those here, then those of each optimizer."""
+        return [_objects(store) for store in (vars(self)[kind], *(getattr(each, kind) for each in self.optimizers))]
 
-    def _look(self, kind: str) -> bool:
-        """Take what an optimizer has changed by itself, unless a user has changed what is here: whether one has."""
+    def _look(self, kind: str) -> None:
+        """Take over changes that an optimizer has made to its "param_groups" or "state", unless they were changed here."""
         if not self._agreed:
-            return False
-        unchanged, *theirs = map(same_objects, self._present(kind), self._agreed[kind])
-        if unchanged and not all(theirs):
+            return
+        unchanged, *optimizers_unchanged = map(same_objects, self._present(kind), self._agreed[kind])
+        if unchanged and not all(optimizers_unchanged):
             _, *before = self._agreed[kind]
             if kind == "param_groups":
                 groups = vars(self)[kind]
-                turns = [self.owner_of(i, group) for i, group in enumerate(groups)]  # an order that a user has made stays
-                rest = [iter(each.param_groups) for each in self.optimizers]
-                groups[:] = [*chain(*(islice(rest[k], 1) for k in turns)), *chain(*rest)]
+                turns = [self.owner_of(i, group) for i, group in enumerate(groups)]  # keeps an order that a user has made
+                unused = [iter(optimizer.param_groups) for optimizer in self.optimizers]
+                groups[:] = [*chain(*(islice(unused[k], 1) for k in turns)), *chain(*unused)]
             else:
                 for key in chain(*(entries[1 : 1 + len(entries) // 2] for entries in before)):
                     vars(self)[kind].pop(key, None)
-                vars(self)[kind].update(chain(*(each.state.items() for each in self.optimizers)))
+                vars(self)[kind].update(chain(*(optimizer.state.items() for optimizer in self.optimizers)))
             self._agree(kind)
-        return not unchanged
 
     def _agree(self, *kinds: str) -> None:
-        """Note that what is here is what the optimizers have."""
+        """Note that the objects here are those of the optimizers."""
         for kind in kinds or ("param_groups", "state"):
             self._agreed[kind] = self._present(kind)
         for k, optimizer in enumerate(self.optimizers):
@@ -181,5 +192,5 @@ class JoinedOptimizers(torch.optim.Optimizer):
 
 
 def _objects(store: list[Group] | MutableMapping[Any, Any]) -> list[Any]:
-    """The groups in a list; or a state itself, its keys and their values."""
+    """Return the groups of a list; or of a state the dict itself, its keys and its values."""
     return list(store) if isinstance(store, list) else [store, *store, *store.values()]

@@ -1,4 +1,4 @@
-"""MultiOptimizer: several optimizers of torch's interface in one, each for the parameters that match its pattern."""
+"""MultiOptimizer: several optimizers with torch's interface in one, each for the parameters that match its pattern."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ for _name in (*ports.__all__, *adapters.__all__):
 
 
 class MultiOptimizer(JoinedOptimizers):
-    """Several optimizers in one: each parameter gets that of the first pattern which it matches.
+    """One optimizer made of several: each parameter gets the optimizer of the first pattern that it matches.
 
-    It is a `torch.optim.Optimizer` with the groups and states of all, for schedulers, `GradScaler` and checkpoints; what is
-    done to its `state` and `param_groups` is done to those of the optimizers.
-    `print(optimizer)` shows what each parameter got.
+    It is a `torch.optim.Optimizer` with the groups and states of all optimizers, for schedulers, `GradScaler` and
+    checkpoints; changes of its `state` and `param_groups` reach the optimizers. `print(optimizer)` shows which optimizer
+    each parameter has.
 
     Args:
-        params: a module, or pairs of name and parameter, as `module.named_parameters()` gives them.
-        entries: (pattern, optimizer) or (pattern, optimizer, arguments): see `tristep.optimizer.patterns.matcher` for the
-            patterns; an optimizer is the name of one of `tristep.optim`, in any case, or a class of torch's interface.
-            `"optional": True` among the arguments allows the pattern to get no parameter, as where the ones that it names
-            are frozen.
-        **defaults: arguments of each, where its entry does not have them.
+        params: a module, or pairs of name and parameter, as from `module.named_parameters()`.
+        entries: (pattern, optimizer) or (pattern, optimizer, arguments). For patterns see
+            `tristep.optimizer.patterns.matcher`; an optimizer is the name of a class in `tristep.optim`, in any case, or a
+            class with torch's interface. With `"optional": True` among the arguments the pattern may get no parameter, for
+            example because its parameters are frozen.
+        **defaults: arguments for all optimizers whose entries do not give them.
 
     Attributes:
-        optimizers: in the order of the entries, of those that got a parameter.
+        optimizers: the optimizers that have parameters, in the order of the entries.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit; a pattern that gets no parameter and is not
-            optional, or a parameter that no pattern takes.
+        TypeError, ValueError: an invalid argument, a pattern that gets no parameter and is not optional, or a parameter that
+            matches no pattern.
 
     Example:
         >>> import torch, tristep
@@ -68,19 +68,21 @@ class MultiOptimizer(JoinedOptimizers):
         **defaults: Any,
     ) -> None:
         named = [(name, parameter) for name, parameter, _ in named_parameters(params)]
-        found = [checked_entry(k, entry) for k, entry in enumerate(entries)]
-        if not found:
+        checked = [checked_entry(k, entry) for k, entry in enumerate(entries)]
+        if not checked:
             raise ValueError("entries=[]: must have at least one (pattern, optimizer)")
         layers = layers_of(params) if isinstance(params, torch.nn.Module) else None
-        patterns = [pattern for pattern, _, _ in found]
-        optional = {k for k, (_, _, arguments) in enumerate(found) if arguments.pop("optional", False)}
+        patterns = [pattern for pattern, _, _ in checked]
+        optional = {k for k, (_, _, arguments) in enumerate(checked) if arguments.pop("optional", False)}
         chosen = assign(patterns, [name for name, _ in named], [parameter for _, parameter in named], layers, optional)
         self.optimizers, self._patterns = [], []
-        for k, (pattern, make, arguments) in enumerate(found):
-            own = [pair for pair, part in zip(named, chosen, strict=True) if part == k]
-            if own:
-                where = f"entries[{k}], {pattern_text(pattern)!r}"
-                self.optimizers.append(_made(where, make, own, {**defaults, **arguments}))
+        for k, (pattern, klass, arguments) in enumerate(checked):
+            members = [pair for pair, part in zip(named, chosen, strict=True) if part == k]
+            if members:
+                try:
+                    self.optimizers.append(klass(members, **{**defaults, **arguments}))
+                except (TypeError, ValueError) as error:
+                    raise type(error)(f"entries[{k}], {pattern_text(pattern)!r}: {error}") from None
                 self._patterns.append(pattern_text(pattern))
         self._named = named
         super().__init__()
@@ -89,10 +91,10 @@ class MultiOptimizer(JoinedOptimizers):
         return super().__getstate__() | {name: vars(self)[name] for name in ("_named", "_patterns")}
 
     def add_param_group(self, param_group: Any) -> None:
-        """As torch's where there is one optimizer; of several nobody knows which is to have it.
+        """Add a parameter group, as in torch, if there is a single optimizer.
 
         Raises:
-            RuntimeError: there are several.
+            RuntimeError: there are several optimizers: patterns decide which one a parameter gets, at construction.
         """
         if self._agreed and len(self.optimizers) == 1:  # the base class's constructor calls it, too
             self.share()
@@ -101,7 +103,7 @@ class MultiOptimizer(JoinedOptimizers):
             super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with states as those of `FusedOptimizer.state_dict`."""
+        """Return groups and states of all optimizers in torch's format, as `FusedOptimizer.state_dict` does for one."""
         self.share()
         with ExitStack() as stack:
             for optimizer in self.optimizers:
@@ -111,44 +113,46 @@ class MultiOptimizer(JoinedOptimizers):
 
     @uninterrupted
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict` gave, of optimizers with the same groups.
+        """Load groups and states from `state_dict` of a `MultiOptimizer` with the same groups.
 
         Raises:
-            ValueError, TypeError: it does not fit; nothing has been changed.
+            ValueError, TypeError: the groups differ, states are another optimizer's, or a number is invalid; nothing has
+                been changed.
         """
         before: list[tuple[Any, Any, Any]] = []
         parts: list[dict[str, Any]] = []
 
-        def divide(_: Any, given: dict[str, Any]) -> dict[str, Any]:
+        def divide(_: Any, saved: dict[str, Any]) -> dict[str, Any]:
             self.share()
             before.extend((each, each.state, each.param_groups) for each in (self, *self.optimizers))
-            groups, rest = given["param_groups"], dict(given["state"])
-            found, lengths = ([len(group["params"]) for group in each] for each in (groups, self.param_groups))
-            if found != lengths:
-                raise ValueError(f"state_dict has groups of {found} parameters, this optimizer has groups of {lengths}")
+            groups, unassigned = saved["param_groups"], dict(saved["state"])
+            saved_sizes, sizes = ([len(group["params"]) for group in each] for each in (groups, self.param_groups))
+            if saved_sizes != sizes:
+                raise ValueError(f"state_dict has groups of {saved_sizes} parameters, this optimizer has groups of {sizes}")
             owners = [self.owner_of(i, group) for i, group in enumerate(self.param_groups)]
             for k, optimizer in enumerate(self.optimizers):
                 own = [group for group, owner in zip(groups, owners, strict=True) if owner == k]
-                keys = list(rest) if len(self.optimizers) == 1 else [key for group in own for key in group["params"]]
-                parts.append({"param_groups": own, "state": {key: rest.pop(key) for key in keys if key in rest}})
+                keys = list(unassigned) if len(self.optimizers) == 1 else [key for group in own for key in group["params"]]
+                state = {key: unassigned.pop(key) for key in keys if key in unassigned}
+                parts.append({"param_groups": own, "state": state})
                 if isinstance(optimizer, FusedOptimizer):
                     check_numbers(optimizer, parts[-1], optimizer._shown)
-            return {**given, "state": rest}
+            return {**saved, "state": unassigned}
 
         def load(_: Any) -> None:
-            rest = vars(self)["state"]  # the base class has made new groups, too, which are the optimizers' affair
+            unassigned = vars(self)["state"]  # torch's method has made new groups, too; the optimizers load their own
             _, self.state, self.param_groups = before[0]
             try:
                 for optimizer, part in zip(self.optimizers, parts, strict=True):
                     optimizer.load_state_dict(part)
             except BaseException:
-                for each, state, groups in before:
-                    each.state, each.param_groups = state, groups
+                for changed, state, groups in before:
+                    changed.state, changed.param_groups = state, groups
                 raise
-            if rest:
-                self.state.update(rest)
+            if unassigned:
+                self.state.update(unassigned)
 
-        # The first hook comes after those of a user, who may change what is loaded; the second before them.
+        # The first hook runs after a user's hooks, which may change what is loaded; the second before them.
         hooks = (
             self.register_load_state_dict_pre_hook(divide),
             self.register_load_state_dict_post_hook(load, prepend=True),
@@ -160,26 +164,34 @@ class MultiOptimizer(JoinedOptimizers):
                 hook.remove()
 
     def capture(self, fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
-        """As `tristep.Trainer.capture`: a function that trains with this optimizer, as a CUDA graph.
+        """Return a callable that runs a training function as a CUDA graph, which saves its work on the host.
+
+        Args:
+            fn: a function of tensors that takes one step of this optimizer; see `tristep.Trainer.capture`.
+            warmup: the number of calls that run normally, >= 2.
+
+        Returns:
+            A callable with the arguments and results of `fn`. The next call overwrites the tensors that it returns.
 
         Raises:
-            TypeError: one of the optimizers is none of tristep's.
-            ValueError: one whose rule is none of single elements.
+            TypeError: `fn` is not callable, or an optimizer is not of `tristep.optim`.
+            ValueError: the rule of an optimizer is not elementwise, such as Muon's.
         """
         self.share()
-        made = []
+        captured = []
         for optimizer in self.optimizers:
             if not isinstance(optimizer, FusedOptimizer):
                 raise TypeError(f"capture() with {type(optimizer).__name__}: it must be an optimizer of tristep.optim")
-            made.append(optimizer.capture(fn, warmup=warmup))  # each refuses what it cannot
-        return made[0]
+            captured.append(optimizer.capture(fn, warmup=warmup))  # each checks its groups
+        return captured[0]
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
-        """A context in which the parameters have their averaged values, of those optimizers that keep averages.
+        """Give parameters their averaged values inside this context, if their optimizer keeps an average.
 
         Raises:
-            ValueError: none of them does; nothing has been changed.
+            ValueError: no optimizer keeps an average; nothing has been changed.
+            RuntimeError: on leaving, parameters were written to inside; their trained values are restored all the same.
         """
         self.share()
         with ExitStack() as stack:
@@ -188,21 +200,21 @@ class MultiOptimizer(JoinedOptimizers):
             yield
 
     def table(self) -> list[tuple[str, ...]]:
-        """What each parameter has got, as rows of texts, after a row of titles."""
+        """Return a table of the optimizers by parameter, as rows of strings; the first row has the titles."""
         rows: list[tuple[str, ...]] = [("parameter", "shape", "optimizer", "lr", "weight_decay", "pattern")]
         self.share()
-        found = {
+        places = {
             parameter: (name_of(group, i), group, k)
             for k, optimizer in enumerate(self.optimizers)
             for group in optimizer.param_groups
             for i, parameter in enumerate(group["params"])
         }
-        for name, parameter in [*self._named, *((None, parameter) for parameter in found)]:
-            if parameter in found:
-                own, group, k = found.pop(parameter)
+        for name, parameter in [*self._named, *((None, parameter) for parameter in places)]:
+            if parameter in places:
+                name_in_group, group, k = places.pop(parameter)
                 numbers = [f"{float(group[key]):.6g}" if key in group else "" for key in ("lr", "weight_decay")]
                 kind = type(self.optimizers[k]).__name__
-                rows.append((name or own, str(tuple(parameter.shape)), kind, *numbers, self._patterns[k]))
+                rows.append((name or name_in_group, str(tuple(parameter.shape)), kind, *numbers, self._patterns[k]))
         return rows
 
     def __str__(self) -> str:
@@ -214,13 +226,14 @@ class MultiOptimizer(JoinedOptimizers):
 
 
 def optimizer_class(optimizer: str | type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """The class that this means: a name, in any case, or a class of torch's interface.
+    """Return an optimizer class with torch's interface, by its name, in any case; a class is returned as it is.
 
-    A name is that of a class of `tristep.optim`, or of a subclass of `tristep.optimizer.RuleOptimizer` that a user has
-    registered, which is given torch's interface by `as_torch`.
+    A name may be of a class in `tristep.optim`, or of a subclass of `tristep.optimizer.RuleOptimizer` that a user has
+    registered, for which `as_torch` makes a class.
 
     Raises:
-        TypeError, ValueError: it is neither.
+        ValueError: there is no such name.
+        TypeError: `optimizer` is neither a name nor a class with torch's interface.
     """
     klass: Any = optimizer
     if isinstance(optimizer, str):
@@ -234,10 +247,10 @@ def optimizer_class(optimizer: str | type[torch.optim.Optimizer]) -> type[torch.
 
 
 def checked_entry(k: int, entry: Any) -> tuple[Pattern, type[torch.optim.Optimizer], dict[str, Any]]:
-    """The pattern, class and arguments of entry `k` of a `MultiOptimizer`.
+    """Return the pattern, the class and the arguments of entry `k` of a `MultiOptimizer`.
 
     Raises:
-        TypeError, ValueError: it is none.
+        TypeError, ValueError: the entry is no (pattern, optimizer) or (pattern, optimizer, arguments).
     """
     pattern, chosen, arguments = read_entry(f"entries[{k}]", entry)
     try:
@@ -246,15 +259,8 @@ def checked_entry(k: int, entry: Any) -> tuple[Pattern, type[torch.optim.Optimiz
         raise type(error)(f"entries[{k}]: {error}") from None
 
 
-def _made(where: str, make: Callable[..., Any], named: list[Any], arguments: dict[str, Any]) -> torch.optim.Optimizer:
-    try:
-        return make(named, **arguments)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{where}: {error}") from None
-
-
 def _enter_average(stack: ExitStack, optimizer: Any) -> bool:
-    """Show the averaged values of one optimizer's parameters, if it keeps any."""
+    """Enter `averaged_weights` of an optimizer; return False if it keeps no average."""
     if not hasattr(optimizer, "averaged_weights"):
         return False
     try:

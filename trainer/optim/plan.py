@@ -1,4 +1,4 @@
-"""How the parameters of a `FusedOptimizer` are updated at every step, with the states and masters in its `state`."""
+"""GroupPlan: the update of a `FusedOptimizer`'s parameters at every step, with the states and masters in its `state`."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from .groups import Group, GroupOptimizer, GroupRows, as_real, master_key, same_
 
 
 class GroupPlan(StepPlan):
-    """The plan of parameters with one rule, of groups that store states alike.
+    """The plan for parameters with one rule, in groups with the same storage of states.
 
     Args:
-        optimizer: whose parameters they are.
-        rule: the rule of these groups.
-        parameters: in order.
-        groups: for each parameter the one that it is in.
-        names: what messages call the parameters.
+        optimizer: the optimizer of the parameters.
+        rule: the rule of the groups.
+        parameters: the parameters.
+        groups: for each parameter its group.
+        names: the names of the parameters for messages.
 
     Attributes:
-        rows: the `GroupRows`.
+        rows: the hyper-parameters.
         sharded: the DTensors among the parameters.
         exchanges: whether ranks exchange tensors in a step: `start` sends, `arrive` receives before the launch, `send_back`
-            sends after it, `finish` receives, after the launches of all plans.
+            sends after it, and `finish` receives, after the launches of all plans.
     """
 
     rows: GroupRows
@@ -57,7 +57,7 @@ class GroupPlan(StepPlan):
         self._shards = list(map(shards.local, self.sharded))
         self._tensors: list[torch.Tensor] = []  # weights, states and masters
         self._guard = PointerGuard([])
-        own = not (self.sharded or self._complex)  # gradients are used as they are, not views or shards of them
+        own = not (self.sharded or self._complex)  # whether updates use the gradients themselves, no views or shards
         super().__init__(names, GroupRows(optimizer, rule, parameters, groups), own, optimizer._takes_sparse)
 
     def new_update(self, rule: Rule | TensorRule) -> Update:
@@ -65,14 +65,14 @@ class GroupPlan(StepPlan):
         if self.sharded:
             check_shards(optimizer, rule, self._parameters)
         masters = list(map(optimizer._master_dtype, self._groups, self._weights))
-        found = [self._found(rule, i, masters[i]) for i in range(n)]
+        present = [self._present(rule, i, masters[i]) for i in range(n)]
         make = partial(self._make_states, rule)
-        states = match_states(rule, self._weights, found, self._narrow, make, self._start, masters)
-        for i, (old, new) in enumerate(zip(found, states, strict=True)):
+        states = match_states(rule, self._weights, present, self._narrow, make, self._start, masters)
+        for i, (old, new) in enumerate(zip(present, states, strict=True)):
             self._show(i, {slot: tensor for slot, tensor in new.items() if tensor is not old.get(slot)})
         self._join_numbers(rule, states)
         self._tensors = [*self._weights, *chain.from_iterable(map(dict.values, states))]
-        self._guard = PointerGuard(self._tensors)  # users offload states, say, by giving them other memory
+        self._guard = PointerGuard(self._tensors)  # users may offload states, which gives them other memory
         update = Update(
             rule,
             self._weights,
@@ -87,8 +87,8 @@ class GroupPlan(StepPlan):
         return update
 
     def is_current(self, update: Update) -> bool:
-        """Whether weights and states are where they were, and the shards of DTensors the tensors that they were."""
-        if self._complex:  # views of complex tensors do not notice when these are given other memory
+        """Return whether weights and states have the same memory as before, and DTensors the same shards."""
+        if self._complex:  # a real view keeps the old memory when its complex tensor gets other memory
             return False
         if self.sharded and not same_objects(self._shards, list(map(shards.local, self.sharded))):
             return False
@@ -106,7 +106,7 @@ class GroupPlan(StepPlan):
     def finish(self) -> None: ...
 
     def gradients(self) -> list[torch.Tensor | None]:
-        """The gradients of the parameters, as an `Update` needs them."""
+        """Return the gradients of the parameters, as an `Update` needs them."""
         gradients: list[Any] = [parameter.grad for parameter in self._parameters]
         if self.sharded:
             gradients = list(map(shards.local_gradient, self.names, self._parameters, gradients))
@@ -130,28 +130,28 @@ class GroupPlan(StepPlan):
             )
         for i in sparse:
             gradient: Any = grads[i]
-            listed = optimizer._by_row(self._groups[i]) and gradient._nnz() == 0  # of a scalar, which has no rows
+            listed = optimizer._by_row(self._groups[i]) and gradient._nnz() == 0  # an empty gradient of a scalar
             whole[i] = None if i in by_row or listed else gradient.detach().to_dense()
         return whole, by_row
 
-    def _found(self, rule: Rule | TensorRule, i: int, master_dtype: torch.dtype | None) -> State:
-        """The states and the master that a parameter has already; it is to have one of this type."""
+    def _present(self, rule: Rule | TensorRule, i: int, master_dtype: torch.dtype | None) -> State:
+        """Return the states that parameter `i` has already, and its master, if it needs one of this dtype."""
         optimizer, name, parameter, weight = self._optimizer, self.names[i], self._parameters[i], self._weights[i]
         row = optimizer.state.get(parameter, {})
-        found = {}
+        present = {}
         for slot, shape in zip(rule.slots, rule.shapes(weight.shape), strict=True):
             key = optimizer._keys.get(slot, slot)
             if row.get(key) is None:
                 continue
-            if row[key].layout != torch.strided:  # as torch's SGD keeps the momentum of sparse gradients
+            if row[key].layout != torch.strided:  # torch's SGD has sparse momentum for sparse gradients
                 row[key] = row[key].to_dense()
             packed = storage.is_packed(row[key])
             if not packed:
                 shards.check_placement(name, key, row[key], parameter)
-            found[slot] = as_real(row[key])
+            present[slot] = as_real(row[key])
             if packed:
-                shape = torch.Size([storage.packed_size(weight.numel(), found[slot].dtype)])
-            if found[slot].shape != shape:
+                shape = torch.Size([storage.packed_size(weight.numel(), present[slot].dtype)])
+            if present[slot].shape != shape:
                 raise ValueError(
                     f"{key!r} of {name} has shape {tuple(row[key].shape)}, the parameter {tuple(parameter.shape)}: the "
                     "state of another model?"
@@ -161,11 +161,11 @@ class GroupPlan(StepPlan):
             master = row.pop(other, None) if row.get(key) is None else row[key]
             if master is not None:
                 shards.check_placement(name, key, master, parameter)
-                found[MASTER] = shards.local(master)
-        return found
+                present[MASTER] = shards.local(master)
+        return present
 
     def _make_states(self, rule: Rule | TensorRule, weights: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
-        """Zeros, for each weight in memory of its own, as torch's states are."""
+        """Return states of zeros for each weight, each in memory of its own, as in torch."""
         return [states_for(rule, [weight], self._narrow)[0] for weight in weights]
 
     def _start(self, i: int, new: State, missing: list[str]) -> None:
@@ -180,11 +180,11 @@ class GroupPlan(StepPlan):
             else:
                 key, is_complex = optimizer._keys.get(slot, slot), parameter.is_complex() and tensor.dim()
                 shown = torch.view_as_complex(tensor) if is_complex else tensor
-            if tensor.numel() or not weight.numel():  # a factored state has no elements where it is not used
+            if tensor.numel() or not weight.numel():  # an unused factored state has no elements
                 optimizer.state[parameter][key] = shards.placed_as(parameter, shown) if self.sharded else shown
 
     def _join_numbers(self, rule: Rule | TensorRule, states: list[State]) -> None:
-        """Keep the numbers that the rule keeps of each tensor in one array: one call computes all of them."""
+        """Move the numbers that the rule keeps for each tensor into one array, so that one call computes all of them."""
         names = rule.kept if isinstance(rule, Rule) else ()
         if not names or self.sharded:
             return
@@ -200,7 +200,7 @@ class GroupPlan(StepPlan):
 
 
 def check_shards(optimizer: GroupOptimizer, rule: Rule | TensorRule, parameters: Sequence[torch.Tensor]) -> None:
-    """Refuse DTensors that the rule cannot update, neither by their shards nor as wholes."""
+    """Raise if the rule cannot update a DTensor, neither by its shards nor as a whole."""
     whole = [parameter for parameter in parameters if shards.needs_whole(rule, parameter)]
     by_shard = [parameter for parameter in parameters if not shards.needs_whole(rule, parameter)]
     refusal = shards.whole_plan().refusal(rule, whole) if whole else None
@@ -210,7 +210,7 @@ def check_shards(optimizer: GroupOptimizer, rule: Rule | TensorRule, parameters:
 
 
 def exchanges_of(optimizer: GroupOptimizer) -> dict[torch.Tensor, Any]:
-    """By parameter, of those that are updated as wholes but not whole on this rank, with which others."""
+    """Return a key for each sharded parameter that is updated as a whole; parameters with equal keys share a plan."""
     for group in optimizer.param_groups:
         rule = optimizer._rule(group)
         if any(shards.needs_whole(rule, parameter) for parameter in group["params"]):

@@ -1,7 +1,7 @@
-"""torch.optim's own optimizers on fused updates: arguments, defaults, numbers and `state_dict` are torch's.
+"""torch.optim's optimizers with fused steps: arguments, defaults, numbers and `state_dict` are torch's.
 
-Each class is torch's, with another `step`; what a rule needs follows from a group's options and from how often its
-parameters have been updated.
+Each class derives from torch's, with another `step`; the rule and its hyper-parameters follow from a group's options and the
+step counts of its parameters.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ __all__ = [
 
 
 class SGD(FusedOptimizer, torch.optim.SGD):
-    """`torch.optim.SGD`, fused. Sparse gradients update their rows only, where there is no momentum.
+    """`torch.optim.SGD` with a fused step. Without momentum and decay, sparse gradients update their rows only.
 
     Args:
-        state_dtype: as that of `Adam`, for the momentum.
+        state_dtype: the storage of the momentum: None or "float32", "bfloat16", "8bit" or "4bit"; see
+            `tristep.optimizer.RuleOptimizer`. A group may have its own. Other arguments are torch's.
     """
 
     _keys: ClassVar = {"mom": "momentum_buffer"}
@@ -92,11 +93,11 @@ class SGD(FusedOptimizer, torch.optim.SGD):
 
 
 class Adam(FusedOptimizer, torch.optim.Adam):
-    """`torch.optim.Adam`, fused.
+    """`torch.optim.Adam` with a fused step.
 
     Args:
-        state_dtype: None or "float32", "bfloat16", "8bit" or "4bit": how the averages are stored, as
-            `tristep.optimizer.RuleOptimizer` explains it. A group may have its own.
+        state_dtype: the storage of the averages: None or "float32", "bfloat16", "8bit" or "4bit"; see
+            `tristep.optimizer.RuleOptimizer`. A group may have its own. Other arguments are torch's.
     """
 
     _keys: ClassVar = {"mean": "exp_avg", "var": "exp_avg_sq", "largest": "max_exp_avg_sq"}
@@ -134,17 +135,18 @@ class Adam(FusedOptimizer, torch.optim.Adam):
             "lr": lr * bias_correction(beta1, beta2, t),
             "beta1": beta1,
             "beta2": beta2,
-            # torch adds it to the corrected root; here the correction is in the rate
+            # torch adds epsilon to the corrected root; here the learning rate has the correction
             "epsilon": group["eps"] * math.sqrt(1.0 - beta2**t),
             **_decay(group, lr),
         }
 
 
 class AdamW(Adam, torch.optim.AdamW):
-    """`torch.optim.AdamW`, fused.
+    """`torch.optim.AdamW` with a fused step.
 
     Args:
-        state_dtype: as that of `Adam`.
+        state_dtype: the storage of the averages: None or "float32", "bfloat16", "8bit" or "4bit"; see
+            `tristep.optimizer.RuleOptimizer`. A group may have its own. Other arguments are torch's.
     """
 
     def __init__(
@@ -169,7 +171,7 @@ class AdamW(Adam, torch.optim.AdamW):
 
 
 class SparseAdam(FusedOptimizer, torch.optim.SparseAdam):
-    """`torch.optim.SparseAdam`, fused: only those rows are updated that a sparse gradient has."""
+    """`torch.optim.SparseAdam` with a fused step, which updates only the rows of a sparse gradient."""
 
     _keys: ClassVar = Adam._keys
     _takes_sparse = True
@@ -183,10 +185,16 @@ class SparseAdam(FusedOptimizer, torch.optim.SparseAdam):
         return {"lr": rate, "wd": 0.0, "beta1": beta1, "beta2": beta2, "epsilon": group["eps"]}
 
     def step(self, closure: Any = None) -> Any:
-        """As torch's.
+        """Update the rows of all parameters that have a sparse gradient, as torch's `SparseAdam` does.
+
+        Args:
+            closure: a function that evaluates the model again and returns the loss; or None.
+
+        Returns:
+            The result of `closure`, or None.
 
         Raises:
-            RuntimeError: a gradient is dense.
+            RuntimeError: a gradient is dense; nothing has been changed.
         """
         loss = None
         if closure is not None:
@@ -202,7 +210,7 @@ class SparseAdam(FusedOptimizer, torch.optim.SparseAdam):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, whose SparseAdam counts in plain numbers and would compute in float32 with others."""
+        """Return groups and states in torch's format, with integer step counts: with tensors torch computes in float32."""
         saved = super().state_dict()
         for key, row in saved.get("state", {}).items():  # hooks may have changed all of it
             if isinstance(row, dict) and "step" in row:
@@ -211,7 +219,7 @@ class SparseAdam(FusedOptimizer, torch.optim.SparseAdam):
 
 
 class NAdam(FusedOptimizer, torch.optim.NAdam):
-    """`torch.optim.NAdam`, fused."""
+    """`torch.optim.NAdam` with a fused step."""
 
     _keys: ClassVar = Adam._keys
     _shown = ("step", "mu_product")
@@ -239,7 +247,7 @@ class NAdam(FusedOptimizer, torch.optim.NAdam):
 
 
 class RAdam(FusedOptimizer, torch.optim.RAdam):
-    """`torch.optim.RAdam`, fused."""
+    """`torch.optim.RAdam` with a fused step."""
 
     _keys: ClassVar = Adam._keys
 
@@ -248,12 +256,12 @@ class RAdam(FusedOptimizer, torch.optim.RAdam):
 
     def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
         lr, (beta1, beta2), t = float(group["lr"]), map(float, group["betas"]), int(numbers["step"])
-        own = {"beta1": beta1, "beta2": beta2, "epsilon": group["eps"]}
-        return rectified(lr, beta1, beta2, t) | own | _decay(group, lr)
+        averages = {"beta1": beta1, "beta2": beta2, "epsilon": group["eps"]}
+        return rectified(lr, beta1, beta2, t) | averages | _decay(group, lr)
 
 
 class Adamax(FusedOptimizer, torch.optim.Adamax):
-    """`torch.optim.Adamax`, fused."""
+    """`torch.optim.Adamax` with a fused step."""
 
     _keys: ClassVar = {"mean": "exp_avg", "largest": "exp_inf"}
 
@@ -267,7 +275,7 @@ class Adamax(FusedOptimizer, torch.optim.Adamax):
 
 
 class Adagrad(FusedOptimizer, torch.optim.Adagrad):
-    """`torch.optim.Adagrad`, fused. Sparse gradients update their rows only."""
+    """`torch.optim.Adagrad` with a fused step. Sparse gradients update their rows only."""
 
     _keys: ClassVar = {"history": "sum"}
     _takes_sparse = True
@@ -288,12 +296,12 @@ class Adagrad(FusedOptimizer, torch.optim.Adagrad):
 
     def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
         rate = float(group["lr"]) / (1.0 + (float(numbers["step"]) - 1.0) * group["lr_decay"])
-        own = {"epsilon": 0.0, "epsilon_outside": group["eps"]}
-        return {"lr": rate, "wd": group["weight_decay"], "decay": 0.0} | own
+        wd, eps = group["weight_decay"], group["eps"]
+        return {"lr": rate, "wd": wd, "decay": 0.0, "epsilon": 0.0, "epsilon_outside": eps}
 
 
 class Adadelta(FusedOptimizer, torch.optim.Adadelta):
-    """`torch.optim.Adadelta`, fused."""
+    """`torch.optim.Adadelta` with a fused step."""
 
     _keys: ClassVar = {"square": "square_avg", "step_square": "acc_delta"}
 
@@ -301,12 +309,12 @@ class Adadelta(FusedOptimizer, torch.optim.Adadelta):
         return rules.adadelta
 
     def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
-        own = {"rho": group["rho"], "epsilon": group["eps"]}
-        return {"lr": float(group["lr"]), "wd": group["weight_decay"], "decay": 0.0} | own
+        lr, wd = float(group["lr"]), group["weight_decay"]
+        return {"lr": lr, "wd": wd, "decay": 0.0, "rho": group["rho"], "epsilon": group["eps"]}
 
 
 class RMSprop(FusedOptimizer, torch.optim.RMSprop):
-    """`torch.optim.RMSprop`, fused."""
+    """`torch.optim.RMSprop` with a fused step."""
 
     _keys: ClassVar = {"n": "square_avg", "mean": "grad_avg", "delta": "momentum_buffer"}
 
@@ -317,13 +325,21 @@ class RMSprop(FusedOptimizer, torch.optim.RMSprop):
 
     def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
         lr = float(group["lr"])
-        momentum = {"gamma2": group["momentum"], "of_gradient": 1.0, "of_delta": -lr}
-        own = {"gamma1": group["alpha"], "epsilon": 0.0, "epsilon_outside": group["eps"], "clip_weights": math.inf}
-        return {"lr": lr, "wd": group["weight_decay"]} | own | momentum
+        return {
+            "lr": lr,
+            "wd": group["weight_decay"],
+            "gamma1": group["alpha"],
+            "epsilon": 0.0,
+            "epsilon_outside": group["eps"],
+            "clip_weights": math.inf,
+            "gamma2": group["momentum"],
+            "of_gradient": 1.0,
+            "of_delta": -lr,
+        }
 
 
 class ASGD(FusedOptimizer, torch.optim.ASGD):
-    """`torch.optim.ASGD`, fused. As in torch, a changed rate takes effect one step later."""
+    """`torch.optim.ASGD` with a fused step. As in torch, a changed learning rate takes effect one step later."""
 
     _keys: ClassVar = {"average": "ax"}
     _shown = ("step", "eta", "mu")
@@ -343,7 +359,7 @@ class ASGD(FusedOptimizer, torch.optim.ASGD):
 
 
 class Rprop(FusedOptimizer, torch.optim.Rprop):
-    """`torch.optim.Rprop`, fused."""
+    """`torch.optim.Rprop` with a fused step."""
 
     _keys: ClassVar = {"previous": "prev", "size": "step_size"}
 
@@ -359,7 +375,7 @@ class Rprop(FusedOptimizer, torch.optim.Rprop):
 
 
 class Adafactor(FusedOptimizer, torch.optim.Adafactor):
-    """`torch.optim.Adafactor` on tristep's rule, one tensor after the other."""
+    """`torch.optim.Adafactor` on tristep's rule, which updates one tensor after the other."""
 
     _keys: ClassVar = {"row": "row_var", "column": "col_var", "var": "variance"}
     _takes_complex = False
@@ -383,12 +399,12 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
 
 
 class Muon(FusedOptimizer, torch.optim.Muon):
-    """`torch.optim.Muon` on tristep's rule, for matrices; `tristep.Trainer`'s takes all tensors.
+    """`torch.optim.Muon` on tristep's rule, for matrices only; `tristep.optimizer.Muon` takes all tensors.
 
-    `ns_coefficients` may also be the name of a list, such as "polar_express", or a list of triples, one for each step, and
-    `ns_steps` None, for as many steps as that has. A group may have entries that torch does not know and
-    `tristep.optimizer.Muon` explains: "gram", False where it is not given, so that numbers are torch's; "split", a number of
-    equal blocks of rows or a list of their rows; and "state_dtype".
+    `ns_coefficients` may also be the name of a list, such as "polar_express", or a list of triples, one for each step;
+    `ns_steps` may be None, for as many steps as the list has. A group may have three options that torch does not have, see
+    `tristep.optimizer.Muon`: "gram", by default False, with which numbers are torch's; "split", a number of equal blocks of
+    rows or a list of their rows; and "state_dtype".
     """
 
     _keys: ClassVar = {"mean": "momentum_buffer"}
@@ -412,8 +428,8 @@ class Muon(FusedOptimizer, torch.optim.Muon):
 
     def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
         lr, momentum, nesterov = float(group["lr"]), group["momentum"], group["nesterov"]
-        of_adam = dict.fromkeys(("adam_lr", "adam_decay", "beta1", "beta2", "adam_epsilon"), 0.0)
-        return of_adam | {
+        unused = dict.fromkeys(("adam_lr", "adam_decay", "beta1", "beta2", "adam_epsilon"), 0.0)  # for other tensors
+        return unused | {
             "lr": lr,
             "decay": lr * group["weight_decay"],
             "momentum": momentum,
@@ -426,10 +442,10 @@ class Muon(FusedOptimizer, torch.optim.Muon):
 
 
 def _orthogonalization(group: Group) -> Orthogonalization:
-    """What a group's options say of Newton and Schulz' iteration."""
+    """Return the Newton-Schulz iteration of a group's options."""
     coefficients, steps = group["ns_coefficients"], group["ns_steps"]
-    if not isinstance(coefficients, str) and all(isinstance(each, (int, float)) for each in coefficients):
-        coefficients = (coefficients,)  # torch's, for all steps
+    if not isinstance(coefficients, str) and all(isinstance(number, (int, float)) for number in coefficients):
+        coefficients = (coefficients,)  # torch's form, one triple for all steps
     coefficients = checked_coefficients("ns_coefficients", coefficients)
     split = group.get("split")
     return Orthogonalization(
@@ -440,6 +456,6 @@ def _orthogonalization(group: Group) -> Orthogonalization:
 
 
 def _decay(group: Group, lr: float) -> dict[str, float]:
-    """Where the decay goes: into the gradient, or apart from it."""
+    """Return a rule's `wd`, which is added to the gradient, and `decay`, which is decoupled from it."""
     wd = float(group["weight_decay"])
     return {"wd": 0.0, "decay": lr * wd} if group["decoupled_weight_decay"] else {"wd": wd, "decay": 0.0}

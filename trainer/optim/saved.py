@@ -1,4 +1,4 @@
-"""What `state_dict` shows, and checks of a saved state, which torch's own `load_state_dict` takes as it comes."""
+"""The states that `state_dict` returns, and the checks of a loaded state, which torch's `load_state_dict` does not check."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from .groups import MASTER_KEYS, GroupOptimizer, as_real, name_of
 
 @contextmanager
 def shown_states(optimizer: GroupOptimizer, only: Collection[str] | None = None) -> Iterator[None]:
-    """A context in which `optimizer.state` is as `state_dict` shows it, for all ranks to enter.
+    """Inside this context, `optimizer.state` has the format of `state_dict`; all ranks must enter it.
 
-    Packed states are bfloat16 tensors of the parameter's shape, and states that one rank alone has are DTensors.
+    8-bit and 4-bit states become bfloat16 tensors of the parameter's shape, and states that only one rank has become
+    DTensors.
 
     Args:
-        optimizer: whose states they are.
-        only: keys of states and masters that are needed; by default all.
+        optimizer: the optimizer.
+        only: the keys of states and masters to convert; None: all.
     """
     kept, owners = optimizer.state, optimizer._owners or {}
-    shown = copy.copy(kept)  # rows that are shown as they are stay the same objects, as in torch
+    shown = copy.copy(kept)  # rows without a conversion stay the same objects, as in torch
     for group in optimizer.param_groups:
         rule = optimizer._rule(group)
         unsigned = {optimizer._keys.get(slot, slot): slot in rule.nonnegative for slot in rule.slots}
@@ -44,8 +45,8 @@ def shown_states(optimizer: GroupOptimizer, only: Collection[str] | None = None)
                 state: Any = row.get(key)
                 if not storage.is_packed(state) or shards.is_dtensor(state) or (only is not None and key not in only):
                     continue
-                if len(state) == storage.packed_size(shape.numel(), state.dtype):  # it may be another model's
-                    # One type for all ranks: those with few elements do not pack them.
+                if len(state) == storage.packed_size(shape.numel(), state.dtype):  # else it is another model's
+                    # The same dtype on all ranks, although a rank with few elements does not pack them.
                     show = storage.unpacked if shards.fewest_elements(parameter) < PACK_FROM else storage.as_bfloat16
                     row[key] = shards.placed_as(parameter, show(state, shape, unsigned[key]))
                     shown[parameter] = row
@@ -60,7 +61,7 @@ def shown_states(optimizer: GroupOptimizer, only: Collection[str] | None = None)
 
 
 def converted(optimizer: GroupOptimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """A saved state in which options and states have this optimizer's names, where torch has others for the same."""
+    """Return a saved state with this optimizer's names of options and states, where torch has other names."""
     groups, state = saved.get("param_groups"), saved.get("state")
     if not isinstance(groups, list) or not isinstance(state, Mapping):
         return dict(saved)
@@ -68,7 +69,7 @@ def converted(optimizer: GroupOptimizer, saved: Mapping[str, Any]) -> dict[str, 
     for k, group in enumerate(groups):
         options, keys = optimizer._from_torch(group)
         if k < len(optimizer.param_groups) and "state_dtype" in optimizer.param_groups[k]:
-            # How states are stored is the optimizer's choice where the file, such as one of torch's, says nothing.
+            # A file without this option, such as one of torch's, leaves the storage of states to the optimizer.
             options = {"state_dtype": group.get("state_dtype", optimizer.param_groups[k]["state_dtype"]), **options}
         groups[k] = {**group, **options}
         for parameter in group.get("params", ()):
@@ -79,18 +80,18 @@ def converted(optimizer: GroupOptimizer, saved: Mapping[str, Any]) -> dict[str, 
 
 
 def check_numbers(optimizer: GroupOptimizer, saved: Mapping[str, Any], shown: Collection[str]) -> None:
-    """Refuse options that the optimizer's constructor would refuse, counts that no training reaches, and states of another
-    optimizer.
+    """Check the options, step counts and states of a saved state, before anything is loaded.
 
-    Missing or different groups are left to torch to refuse. Per-tensor state may be NaN, as after a training that diverged.
+    torch checks the number of groups and parameters. Values of states may be NaN, as after a training that diverged.
 
     Args:
-        optimizer: the optimizer that is to load it.
-        saved: as returned by `state_dict`.
-        shown: the numbers in each parameter's state that follow from its step count and options alone.
+        optimizer: the optimizer that will load it.
+        saved: the result of `state_dict`.
+        shown: the keys of the numbers in a parameter's state that depend on its step count and options only.
 
     Raises:
-        ValueError, TypeError: such a number was found; nothing has been changed.
+        ValueError, TypeError: the optimizer's constructor would refuse an option, a step count is impossible, or states are
+            another optimizer's.
     """
     saved = converted(optimizer, saved)
     groups, state = saved.get("param_groups"), saved.get("state")
@@ -101,7 +102,7 @@ def check_numbers(optimizer: GroupOptimizer, saved: Mapping[str, Any], shown: Co
         for name, value in options.items():
             if isinstance(value, float) and not math.isfinite(value) and value != own.get(name):
                 raise ValueError(f"saved state: param_groups[{k}][{name!r}] is {value!r}: must be finite")
-        # Not its switches: some of torch's are refused when they are given, and do no harm in what torch has saved.
+        # Booleans are not checked: some that torch saves, such as `capturable`, would be refused, but do no harm here.
         kinds = (int, float, str, tuple, list)
         options = {n: v for n, v in options.items() if isinstance(v, kinds) and not isinstance(v, bool)}
         if "state_dtype" in group:
@@ -121,11 +122,12 @@ def check_numbers(optimizer: GroupOptimizer, saved: Mapping[str, Any], shown: Co
 
 
 def _check_slots(optimizer: GroupOptimizer, k: int, group: Mapping[str, Any], state: Mapping[Any, Any]) -> None:
-    """Refuse states of another optimizer in group `k`: missing ones would start at 0 and go on with its counts."""
+    """Raise if group `k` has states of another optimizer: missing states would start at 0, with that optimizer's counts."""
     own, rows = optimizer.param_groups[k], [state.get(key) for key in group.get("params", ())]
     rule = optimizer._rule({**optimizer.defaults, **group})
-    given = {*group, "state_dtype"}  # only those that use it have it
-    lacks_options, added = bool(optimizer.defaults.keys() - given), given - own.keys() - {"state_dtype"}
+    saved_options = {*group, "state_dtype"}  # only groups that use state_dtype have this key
+    lacks_options = bool(optimizer.defaults.keys() - saved_options)
+    added = saved_options - own.keys() - {"state_dtype"}
     for i, (parameter, row) in enumerate(zip(own["params"], rows, strict=False)):
         if not isinstance(row, Mapping) or not row:
             continue
@@ -134,7 +136,7 @@ def _check_slots(optimizer: GroupOptimizer, k: int, group: Mapping[str, Any], st
         filled = [key for key, shape in zip(keys, shapes, strict=True) if math.prod(shape) or not parameter.numel()]
         missing = [key for key in (*optimizer._shown, *filled) if key not in row]
         unknown = [key for key in row if key not in {"step", *optimizer._shown, *keys, *MASTER_KEYS}]
-        # Unknown entries alone may be a user's, or of an option that was on before; but not if the options are others, too.
+        # Unknown states may be a user's, or of an option that was on before, unless the options differ, too.
         if missing or (unknown and (lacks_options or added & _options_of_all())):
             raise ValueError(
                 f"saved state: param_groups[{k}]: the state of {name_of(own, i)} is another optimizer's than "
@@ -144,25 +146,25 @@ def _check_slots(optimizer: GroupOptimizer, k: int, group: Mapping[str, Any], st
 
 
 def _options_of_all() -> set[str]:
-    """The names of the options that optimizers of torch and tristep have."""
+    """Return the names of the options of all optimizers of torch and tristep."""
     torchs = [klass for klass in vars(torch.optim).values() if isinstance(klass, type)]
     return {name for klass in (*torchs, *registered().values()) for name in inspect.signature(klass).parameters}
 
 
 def _make(klass: Any, k: int, options: Mapping[str, Any]) -> None:
-    """Have the constructor look at these options: that of the class of ours from which a user's is derived."""
-    ours = __name__.partition(".")[0]
-    klass = next(base for base in klass.__mro__ if base.__module__.partition(".")[0] == ours or "_klass" in vars(base))
-    known = inspect.signature(klass).parameters
+    """Check options by a call of the constructor; for a user's subclass, by that of its nearest base in tristep."""
+    package = __name__.partition(".")[0]
+    klass = next(base for base in klass.__mro__ if base.__module__.partition(".")[0] == package or "_klass" in vars(base))
+    arguments = inspect.signature(klass).parameters
     group = {"params": [torch.nn.Parameter(torch.zeros(1, 1))]}
     group |= {name: v for name, v in options.items() if name == "state_dtype"}  # not all constructors know it
     try:
-        klass([group], **{name: v for name, v in options.items() if name in known})
+        klass([group], **{name: v for name, v in options.items() if name in arguments})
     except (TypeError, ValueError) as error:
         raise type(error)(f"saved state: param_groups[{k}]: {error}") from None
 
 
 def _number_in(value: Any) -> Any:
-    """The number in a tensor on the host without dimensions; anything else as it is."""
+    """Return the number in a CPU tensor without dimensions; anything else unchanged."""
     plain = isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu" and not value.is_complex()
     return value.item() if plain else value
