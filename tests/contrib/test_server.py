@@ -19,7 +19,7 @@ def _all_in_one(store):
         store.init("small", mine)
     with pytest.raises(ValueError, match=r"key 'other' has not been initialized \(there are 'small', 'large'\)"):
         store.push("other", mine)
-    with pytest.raises(ValueError, match=r"out of key 'small' is \(2,\), what is stored is \(4,\)"):
+    with pytest.raises(ValueError, match=r"out of key 'small' is \(2,\), the stored value is \(4,\)"):
         store.pull("small", torch.ones(2))
     with pytest.raises(TypeError, match="key 'small' is sparse"):
         store.push("small", mine.to_sparse())

@@ -44,7 +44,7 @@ def test_a_push_needs_an_updater_and_changes_nothing_where_it_does_not_fit():
     with pytest.raises(RuntimeError, match=r"call set_optimizer\(\) before push\(\)"):
         core.push(0, [3], [torch.ones(2)])
     core.use(optimizer.create("sgd", learning_rate=1.0))
-    with pytest.raises(ValueError, match=r"value of key 3 is \(3,\), what is stored is \(2,\)"):
+    with pytest.raises(ValueError, match=r"value of key 3 is \(3,\), the stored value is \(2,\)"):
         core.push(0, [3], [torch.ones(3)])
     with pytest.raises(ValueError, match=r"key 4 has not been initialized \(there are 3\)"):
         core.push(0, [3, 4], [torch.ones(2), torch.ones(2)])

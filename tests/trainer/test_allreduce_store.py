@@ -152,7 +152,7 @@ def test_mistakes_are_named_on_every_rank(processes):
     for messages in processes(2).run(_mistakes):
         assert "key number 1 is 'b' torch.float32 (3,) on rank 0 and 'b' torch.float32 (4,) on rank 1" in messages[0]
         assert "'a' torch.float32 (2,) on rank 0 and 'c'" in messages[1]
-        assert "(3,), what is stored is (2,)" in messages[2]
+        assert "(3,), the stored value is (2,)" in messages[2]
         assert "TypeError" in messages[3]
         assert "compression_params['type']='3bit'" in messages[4]
         assert "RuntimeError: a store of type 'dist_sync' does not take other values" in messages[5]

@@ -372,7 +372,7 @@ REFUSED = {
         lambda: _ready().pull(4, torch.zeros(1)), ValueError, r"key 4 has not been initialized \(there are 1, 2\)",
     ),
     "another shape": (
-        lambda: _ready().push(2, torch.zeros(2)), ValueError, r"value of key 2 is \(2,\), what is stored is \(3,\)",
+        lambda: _ready().push(2, torch.zeros(2)), ValueError, r"value of key 2 is \(2,\), the stored value is \(3,\)",
     ),
     "too few values": (lambda: _ready().push([1, 2], [torch.zeros(2)]), ValueError, "2 keys came with 1 for value"),
     "a key twice": (lambda: _ready().push([1, 1], [torch.zeros(2)] * 2), ValueError, "a key comes twice in one push"),
@@ -392,7 +392,7 @@ REFUSED = {
     ),
     "rows of some keys": (
         lambda: _ready().row_sparse_pull([1, 2], [torch.zeros(2), torch.zeros(3)], {1: torch.tensor([0])}),
-        ValueError, "row_ids has none of key 2",
+        ValueError, "row_ids has no entry for key 2",
     ),
     "too few rows": (
         lambda: _ready().row_sparse_pull(1, [torch.zeros(2)] * 3, [[torch.tensor([0])] * 2]),

@@ -1,4 +1,4 @@
-"""Several synchronous processes: a store whose values are summed by an all-reduce, and sums of gradients during backward."""
+"""Synchronous processes: a store that sums by all-reduce, and the all-reduce of gradients during backward."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from .sync import GradientSync, Residuals
 
 
 class CollectiveStore(LocalStore):
-    """Values by key, the same on all ranks. Every call but `pull` is to be made on all ranks, with the same keys.
+    """A store of synchronous processes, with equal values on all ranks, which sums by all-reduce.
 
-    `init` begins with rank 0's value. What is pushed to a key is added up over all ranks, each rank's list first; the sum
-    replaces what is stored, or goes to the updater, which does the same on every rank. A call with a list of keys
-    is one message for each type. Values stay on the device where they are.
+    Every method except `pull` is to be called on all ranks with the same keys. `init` stores rank 0's value. `push` sums
+    each rank's list, then the ranks' sums; the total replaces the stored value or goes to the updater, on every rank alike.
+    A call with a list of keys sends one message for each dtype. Values stay on the device of each key's first value.
 
     Args:
         type: "dist", "dist_sync" or "dist_device_sync", which mean the same.
-        group: a process group of torch.distributed; by default that of all ranks, which is made if there is none, of the
-            environment that torchrun sets.
+        group: a process group of torch.distributed; None for the group of all ranks, which is initialized from torchrun's
+            environment variables if necessary.
 
     Raises:
-        RuntimeError: there is no process group, nor torchrun's environment.
+        RuntimeError: there is neither a process group nor torchrun's environment.
 
     Source: MXNet 1.9.1, `KVStoreDist`; there a server keeps the values.
     """
@@ -47,7 +47,7 @@ class CollectiveStore(LocalStore):
 
     @classmethod
     def open(cls, name: str, timeout: float | None = None) -> KVStore:
-        """As `KVStore.open`; the name is the type."""
+        """Return a new store of type `name`; see `KVStore.open`."""
         return cls(name) if cls is CollectiveStore and timeout is None else super().open(name, timeout)
 
     def __init__(self, type: str = "dist_sync", group: Any = None) -> None:
@@ -60,44 +60,46 @@ class CollectiveStore(LocalStore):
 
     @torch.no_grad()
     def init(self, key: Any, value: Any) -> None:
-        """As `KVStore.init`; every rank gets rank 0's value.
+        """Store a copy of rank 0's first value of each key, on every rank.
 
         Raises:
-            TypeError, ValueError: as of a local store, and where ranks have other keys, shapes or types; nothing has been
-                changed.
+            TypeError: a value is no tensor, or keys of one store are neither all int nor all str; nothing has been changed.
+            ValueError: a key has been initialized already or comes twice, or ranks differ in keys, shapes or dtypes; nothing
+                has been changed.
         """
-        known = set(self._values)
+        before = set(self._values)
         super().init(key, value)
-        new = {str(each): stored for each, stored in self._values.items() if each not in known}
+        new = {str(name): stored for name, stored in self._values.items() if name not in before}
         try:
             dist_utils.check_alike("key", new, self.group)
         except ValueError:
-            for each in set(self._values) - known:
-                del self._values[each]
+            for name in set(self._values) - before:
+                del self._values[name]
             raise
         dist_utils.broadcast_coalesced(list(new.values()), self.group)
 
     def replace(self, key: Any, value: Any) -> None:
-        """Refused, as in MXNet: a rank alone could not tell the others."""
+        """Raise RuntimeError, as in MXNet: values are equal on all ranks, and one rank could not change the others'."""
         KVStore.replace(self, key, value)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Compress the sums over the ranks, with what is left of each key kept for the next time.
+        """Compress the sums over the ranks from now on, with error feedback for each key.
 
         Args:
-            compression_params: as for `create_compressor`.
+            compression_params: the type of the compression and its options; see `create_compressor`.
 
         Raises:
-            TypeError, ValueError: they do not fit.
+            TypeError: `compression_params` is no dict, or an option has a wrong type.
+            ValueError: the type or an option is unknown or out of range.
         """
         create_compressor(compression_params)
         self._compression_params, self._reducers = dict(compression_params), {}
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
-        """Write the optimizer's states, which are the same on all ranks, to a file; rank 0 does.
+        """Let rank 0 write the optimizer's states, which are equal on all ranks, to a file.
 
         Raises:
-            RuntimeError: no optimizer updates what is stored, or rank 0 could not write the file.
+            RuntimeError: no optimizer has been set, or rank 0 could not write the file.
         """
         optimizer_updater(self._updater)
         failure: str | None = None
@@ -111,12 +113,13 @@ class CollectiveStore(LocalStore):
             raise RuntimeError(f"rank 0 could not save the optimizer's states: {failure}")
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Read what `save_optimizer_states` wrote, on every rank.
+        """Load a file that `save_optimizer_states` wrote, on every rank.
 
         Raises:
-            RuntimeError: no optimizer updates what is stored.
-            ValueError, FileNotFoundError: on some rank there is no such file, or it does not fit; nothing has been changed
-                there or on any other.
+            RuntimeError: no optimizer has been set.
+            FileNotFoundError: this rank has no such file; nothing has been changed on any rank.
+            ValueError: the file is damaged or does not fit the stored values or the optimizer, or another rank cannot read
+                it; nothing has been changed on any rank.
         """
         optimizer_updater(self._updater)
         failure: Exception | None = None
@@ -133,7 +136,7 @@ class CollectiveStore(LocalStore):
         super().load_optimizer_states(fname)
 
     def barrier(self) -> None:
-        """Wait until every rank has come here."""
+        """Wait until every rank has called this method."""
         dist_utils.barrier(self.group)
 
     def __repr__(self) -> str:
@@ -152,15 +155,15 @@ class CollectiveStore(LocalStore):
         return [total for _, total in sorted(zip(order, sums, strict=True), key=lambda pair: pair[0])]
 
     def _add_compressed(self, keys: Sequence[Key], tensors: Sequence[torch.Tensor]) -> None:
-        """Turn these tensors, contiguous ones, into their sums over all ranks."""
+        """Replace these tensors by their sums over all ranks, sent as compressed messages."""
         params: Any = self._compression_params
         for key, tensor in zip(keys, tensors, strict=True):
             check_float32(key, tensor)
-            known = self._reducers.get(key)
-            if known is None or known.numel != tensor.numel() or known.device != tensor.device:
+            reducer = self._reducers.get(key)
+            if reducer is None or reducer.numel != tensor.numel() or reducer.device != tensor.device:
                 shapes = [tensor.shape]
-                made = CompressedAllReduce(params, tensor.numel(), shapes, device=tensor.device, group=self.group)
-                self._reducers[key] = made
+                reducer = CompressedAllReduce(params, tensor.numel(), shapes, device=tensor.device, group=self.group)
+                self._reducers[key] = reducer
         flats = [tensor.contiguous().view(-1) for tensor in tensors]
         wait_all([self._reducers[key].start(flat) for key, flat in zip(keys, flats, strict=True)])
         for tensor, flat in zip(tensors, flats, strict=True):
@@ -168,19 +171,20 @@ class CollectiveStore(LocalStore):
                 tensor.copy_(flat.view(tensor.shape))
 
 
-_MOST_EXACT = 2**12  # ranks, whose flags have exact sums in float32
+_MOST_EXACT = 2**12  # ranks up to which the sums of flags are exact in float32
 
 
 class AllReduceSync(GradientSync):
-    """Sums gradients in buckets, while backward runs and in `count_fresh`: every rank gets the sums, and its trainer updates
-    its replica with them (dist_sync).
+    """The synchronization of `dist_sync` with `update_on_kvstore=False`: each rank updates with all-reduced gradients.
+
+    Sums are started in buckets while backward runs, and are complete after `count_fresh`.
 
     Args:
         group: the process group.
-        replica: of the model, the only one in this process.
-        optimizer: the optimizer, the same on all ranks.
-        compression_params: for the sums; None compresses nothing.
-        engine: as for `tristep.kernels.choose_engine`.
+        replica: the model's only replica in this process.
+        optimizer: the optimizer, with equal settings on all ranks.
+        compression_params: the compression of the sums; None for no compression.
+        engine: the engine of compression and updates; see `tristep.kernels.choose_engine`.
     """
 
     reduces = True
@@ -199,16 +203,16 @@ class AllReduceSync(GradientSync):
         self._compression_params = compression_params
         check_compression(compression_params)
         self._buckets: GradientBuckets | None = None
-        # Gradients that are sums already, of a step that was refused after that: the tensors, their versions, their counts.
+        # Gradients that are sums already, when the step failed afterwards: the tensors, their versions, their counts.
         self._sums: dict[int, tuple[torch.Tensor, int, int]] = {}
         self.num_replicas = dist.get_world_size(group)
         self.writes = dist.get_rank(group) == 0
         self._last: dict[str, Any] = {}  # the optimizer's settings in the last step
-        # Counts and flags of the last step, their copy on the host, and what is trained.
+        # Counts and flags of the last step on the host, the event after which they are there, and which parameters train.
         self._late: tuple[torch.Tensor, Any, torch.Tensor] | None = None
 
     def start(self) -> None:
-        # First: where ranks differ some would refuse what others go on with, or wait for them in vain.
+        # Ranks are compared first: if they differ, some could fail while the others wait for them.
         optimizer, weights = self._optimizer, dict(zip(self._names, self._replica.params, strict=True))
         check_alike("parameter", weights, self.group)
         settings = {"update_on_kvstore": self.updates, "compression_params": self._compression_params}
@@ -239,7 +243,7 @@ class AllReduceSync(GradientSync):
             )
 
     def _make(self, reducer: Callable[[Bucket], Any] | None) -> GradientBuckets:
-        """Make the buckets."""
+        """Return the buckets of the parameters' gradients."""
         params: Any = self._replica.params
         return GradientBuckets(params, self._names, self.group, reducer=reducer)
 
@@ -254,11 +258,11 @@ class AllReduceSync(GradientSync):
             for i, (gradient, version, count) in self._sums.items()
             if self._replica.params[i].grad is gradient and gradient._version == version
         }
-        # Of a sum rank 0 alone gives its own, so that it stays what it is.
-        own = [new and (i not in summed or self.writes) for i, new in enumerate(fresh[0])]
-        found = self._live.finish(own)
-        known = [new or i in summed for i, new in enumerate(own)]
-        counts = self._counts(known, found, self._live.flag_sums, ignore_stale_grad)
+        # Only rank 0 contributes a gradient that is a sum already, so that the sum stays as it is.
+        contributed = [new and (i not in summed or self.writes) for i, new in enumerate(fresh[0])]
+        counted = self._live.finish(contributed)
+        has_gradient = [new or i in summed for i, new in enumerate(contributed)]
+        counts = self._counts(has_gradient, counted, self._live.flag_sums, ignore_stale_grad)
         counts = [summed.get(i, count) for i, count in enumerate(counts)]
         if self._compression_params is not None or not self.updates:
             self._sums = {
@@ -290,25 +294,26 @@ class AllReduceSync(GradientSync):
     def _counts(
         self, fresh: Sequence[bool], counts: torch.Tensor, flag_sums: torch.Tensor, ignore_stale_grad: bool
     ) -> list[int]:
-        """On how many ranks each gradient was fresh, without waiting for a GPU where this rank had all of them.
+        """Return the number of ranks on which each gradient was fresh, without waiting for a GPU if this rank had all.
 
-        Then it is not known yet whether another one lacked some, which that one knows and tells its user; here it is found
-        out a step later.
+        In that case a gradient missing on another rank is reported there at once, and here one step later.
 
         Raises:
-            ValueError, RuntimeError: the last step was not the same on all ranks.
+            ValueError: settings of the last step differed between ranks.
+            RuntimeError: the last step differed between ranks, and weights may differ now.
         """
         if self._late is not None:
-            late, event, trained = self._late
+            numbers, event, trained = self._late
             self._late = None
             event.synchronize()
-            late, sums = late[: len(self._names)], late[len(self._names) :]
+            last_counts, sums = numbers[: len(self._names)], numbers[len(self._names) :]
             self._check_flags(sums, counts.is_cuda)
-            missing = [repr(self._names[i]) for i in torch.nonzero(trained & (late < self.num_replicas)).flatten().tolist()]
-            if missing:
+            stale = torch.nonzero(trained & (last_counts < self.num_replicas)).flatten().tolist()
+            if stale:
+                missing = [repr(self._names[i]) for i in stale]
                 raise RuntimeError(
-                    f"in the last step another rank had no fresh gradient for {', '.join(missing[:8])}: its weights are no "
-                    "longer those of this one; load saved states and weights, or start again"
+                    f"in the last step another rank had no fresh gradient for {', '.join(missing[:8])}, so its weights "
+                    "differ from this rank's now: load saved states and weights, or start again"
                 )
         complete = all(new or not param.requires_grad for new, param in zip(fresh, self._replica.params, strict=True))
         if not (counts.is_cuda and complete):
@@ -316,14 +321,14 @@ class AllReduceSync(GradientSync):
             return [int(count) for count in counts.tolist()]
         if not ignore_stale_grad:
             trained = torch.tensor([param.requires_grad for param in self._replica.params])
-            found = torch.cat([counts, flag_sums])
-            host = streams.pinned(*found.shape, dtype=found.dtype)
-            host.copy_(found, non_blocking=True)
+            numbers = torch.cat([counts, flag_sums])
+            host = streams.pinned(*numbers.shape, dtype=numbers.dtype)
+            host.copy_(numbers, non_blocking=True)
             self._late = host, streams.record_event(counts.device), trained
         return [self.num_replicas] * len(fresh)
 
     def _check_flags(self, flag_sums: torch.Tensor, late: bool) -> None:
-        """See that all ranks have taken the last step alike: sums of squares are least where all numbers are equal."""
+        """Check that all ranks used equal settings in the last step: n * sum(x**2) == sum(x)**2 only if all x are equal."""
         sums = flag_sums.tolist()
         pairs = zip(sums[::2], sums[1::2], strict=True)
         if self.num_replicas > _MOST_EXACT or all(self.num_replicas * square == total * total for total, square in pairs):
@@ -331,13 +336,13 @@ class AllReduceSync(GradientSync):
         if not late:  # all ranks are here
             check_same("setting of the last step", _described(self._last), self.group, self._replica.params[0].device)
         raise RuntimeError(
-            "in the last step ranks had other batch sizes, learning rates or other settings of the optimizer: their weights "
-            "are no longer what they should be; load saved states and weights, or start again"
+            "in the last step batch sizes, learning rates or other settings of the optimizer differed between ranks, so "
+            "their weights differ now: load saved states and weights, or start again"
         )
 
 
 def _settings(optimizer: Optimizer) -> dict[str, Any]:
-    """The settings of an optimizer that must be the same on all ranks."""
+    """Return the settings of an optimizer that must be equal on all ranks."""
     return optimizer.settings() | {"num_update": optimizer.num_update}
 
 

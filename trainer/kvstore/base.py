@@ -21,22 +21,25 @@ _Store = TypeVar("_Store", bound="type[KVStore]")
 
 
 class KVStore:
-    """Values by key. Keys are all int or all str; each method also takes a list of keys, with a list of values.
+    """Base class of stores: tensors by key, which sum what replicas push and may be updated by an optimizer.
 
-    A subclass that is marked with `@KVStore.register` is known to `create`, and to a `Trainer`, by its lower-case name. It
-    defines `broadcast` and `pushpull`, or `init`, `push` and `pull`, which these two call by default; and `set_optimizer`,
-    unless it overrides `is_capable` to return False. `KVStoreBase` is another name of this class.
+    Keys are all int or all str. Each method takes one key with its value, or a list of keys with a list of values.
+
+    A subclass marked with `@KVStore.register` can be made by its lower-case name, with `create` or as `Trainer(kvstore=)`.
+    It defines `broadcast` and `pushpull`, or else `init`, `push` and `pull`, which these two call by default. It also
+    defines `set_optimizer`, unless it overrides `is_capable` to return False. `KVStoreBase` is an alias of this class.
 
     Attributes:
         kv_registry: the registered classes by name.
-        takes_lists: whether a trainer passes all keys of a step in one call, with a list of values for each; otherwise it
-            makes one call per key, with minus the index as priority.
-        several_processes: whether it connects processes, so that a trainer of a single replica needs it, too.
-        sync_class: the subclass of `KVStoreSync` by which a trainer's replicas use it; None for that class itself.
-        type: the name that it was created by.
-        rank: of this process among those that share the store, from 0.
-        num_workers: how many these are.
-        in_step: whether it connects synchronous processes, which make the same calls, and sums by collectives of `group`.
+        takes_lists: whether a trainer passes all keys of a step in one call, with a list of values for each key; otherwise
+            it makes one call per key, with the negated parameter index as priority.
+        several_processes: whether the store connects processes, so that a trainer with a single replica needs it, too.
+        sync_class: the subclass of `KVStoreSync` through which a trainer uses the store; None for `KVStoreSync` itself.
+        type: the name that the store was created by.
+        rank: the number of this process among the processes that share the store, from 0.
+        num_workers: the number of these processes.
+        in_step: whether the store connects synchronous processes, which all make the same calls, and sums by collectives
+            of its process group `group`.
     """
 
     kv_registry: ClassVar[Registry[type[KVStore]]]
@@ -50,27 +53,27 @@ class KVStore:
 
     @staticmethod
     def register(klass: _Store) -> _Store:
-        """Class decorator: make a store known by its name, in lower case.
+        """Register a store class under its lower-case name; a class decorator.
 
-        Another class of that name is replaced, with a warning.
+        A class that is registered under the same name is replaced, with a warning.
         """
         return KVStore.kv_registry.register(klass, stacklevel=3)
 
     @classmethod
     def open(cls, name: str, timeout: float | None = None) -> KVStore:
-        """Make the store that `create` is asked for.
+        """Return a new store of this class; `create` calls it.
 
         Args:
-            name: the name of the store, in lower case: a class may have several.
-            timeout: seconds after which another process counts as lost.
+            name: the name that was asked for, in lower case; a class may be registered under several names.
+            timeout: seconds after which another process counts as lost; None for the default.
 
         Raises:
-            ValueError: a time limit, where stores of this class have none.
+            ValueError: `timeout` is given, but stores of this class have no time limit of their own.
         """
         if timeout is not None:
             raise ValueError(
-                f"timeout={timeout!r} with name={name!r}: it is for stores such as 'dist_async'; others have the time limit "
-                "of their process group, see torch.distributed.init_process_group"
+                f"timeout={timeout!r} with name={name!r}: only stores such as 'dist_async' take it; others use the time "
+                "limit of their process group, see torch.distributed.init_process_group"
             )
         store = cls()
         if not store.type:  # it may be a property, as in MXNet
@@ -79,54 +82,58 @@ class KVStore:
 
     @classmethod
     def check_compression(cls, compression_params: Mapping[str, Any]) -> None:
-        """Refuse what `set_gradient_compression` will not take, before there is a store.
+        """Check the argument of `set_gradient_compression` before a store is made.
+
+        Args:
+            compression_params: the type of the compression and its options, such as {"type": "2bit", "threshold": 0.5}.
 
         Raises:
-            TypeError, ValueError: they do not fit.
+            TypeError: it is no dict, or an option has a wrong type.
+            ValueError: this class does not compress, or the type or an option is unknown or out of range.
         """
         from ..compression import local_compression  # few need it
 
         local_compression(compression_params)
 
     def init(self, key: Any, value: Any) -> None:
-        """Store a copy of this value, or of one for each key. To be called once for each key, before anything else."""
+        """Store a copy of the first value of a key. To be called once for each key, before `push` and `pull`."""
         raise _missing(self, "init")
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """Sum the values of a key: one tensor, or a list with one for each replica of the model.
+        """Sum the values of a key, one tensor or a list with a tensor for each replica, and update the stored value.
 
-        Without an updater the sum replaces what is stored; with one, `updater(key, sum, stored)` is called.
+        Without an updater the sum replaces the stored value; otherwise `updater(key, sum, stored)` is called.
         """
         raise _missing(self, "push")
 
     def pull(self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Copy what is stored to `out`, one tensor or a list of them; sparse ones only with `ignore_sparse=False`."""
+        """Copy the stored value to `out`, a tensor or a list of tensors; sparse tensors are skipped if `ignore_sparse`."""
         raise _missing(self, "pull")
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """`push`, then `pull` into `out`, or into the pushed tensors themselves."""
+        """Push `value`, then pull into `out`; None pulls into the pushed tensors."""
         self.push(key, value, priority)
         self.pull(key, value if out is None else out, priority)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """`init`, then `pull`."""
+        """Store the first value of a key, then copy it to `out`, a tensor or a list with a tensor for each replica."""
         self.init(key, value)
         self.pull(key, out, priority)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Let this optimizer update what is stored with what is pushed."""
+        """Update stored values by this optimizer from now on, with the pushed sums as gradients."""
         raise _missing(self, "set_optimizer")
 
     def set_updater(self, updater: Callable[[Key, torch.Tensor, torch.Tensor], None]) -> None:
-        """Let `updater(key, pushed, stored)` change what is stored, in place."""
+        """Update stored values by `updater(key, pushed, stored)` from now on; it changes `stored` in place."""
         raise _missing(self, "set_updater")
 
     def _set_updater(self, updater: Callable[[Key, torch.Tensor, torch.Tensor], None]) -> None:
-        """`set_updater`, under the name that MXNet's tutorial of its KVStore calls."""
+        """Call `set_updater`; MXNet's tutorial of its KVStore uses this name."""
         self.set_updater(updater)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Compress what is pushed, as `compression_params["type"]` says."""
+        """Compress pushed gradients from now on by the method `compression_params["type"]`."""
         raise _missing(self, "set_gradient_compression")
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
@@ -138,25 +145,28 @@ class KVStore:
         raise _missing(self, "load_optimizer_states")
 
     def replace(self, key: Any, value: Any) -> None:
-        """Replace what is stored by other values, whatever the updater; its states stay.
+        """Overwrite stored values without calling the updater, whose states stay as they are.
 
         Raises:
-            RuntimeError: this kind of store cannot do so.
+            RuntimeError: stores of this class cannot do so.
         """
         raise RuntimeError(
-            f"a store of type {self.type!r} does not take other values once it is filled: weights may not be changed by "
-            "hand while it updates them; make a new trainer after that"
+            f"a store of type {self.type!r} does not take other values once it is filled: do not change weights while the "
+            "store updates them, or make a new trainer afterwards"
         )
 
-    def barrier(self) -> None:  # there is nothing to wait for in one process
-        """Wait for all workers."""
+    def barrier(self) -> None:  # one process has nothing to wait for
+        """Wait until all workers have called this method."""
 
     @classmethod
     def is_capable(cls, capability: str) -> bool:
-        """Whether the store can do this: "optimizer", in any case, means to update what it stores. By default it can.
+        """Return whether stores of this class have a capability; True unless a subclass overrides it.
+
+        Args:
+            capability: "optimizer", in upper or lower case: the store can update what it stores.
 
         Raises:
-            ValueError: another word.
+            ValueError: `capability` is another word.
         """
         if not isinstance(capability, str) or capability.lower() not in CAPABILITIES:
             raise ValueError(f"capability={capability!r}: must be one of {', '.join(map(repr, CAPABILITIES))}")
@@ -173,112 +183,112 @@ register = KVStore.register
 
 
 def registered() -> dict[str, type[KVStore]]:
-    """The stores that were registered, by name; of plugins' those that have been used."""
+    """Return the registered store classes by name; stores of plugins are registered when they are first used."""
     return dict(sorted(KVStore.kv_registry.items()))
 
 
 def pairs(key: Any, value: Any, what: str) -> list[tuple[Key, list[torch.Tensor]]]:
-    """Each key with its list of tensors.
+    """Return the keys of a call, each with its list of tensors.
+
+    Args:
+        key: a key or a list of keys.
+        value: a tensor or a list of tensors for a single key; for a list of keys a list with one of these for each.
+        what: the name of the argument `value` in messages.
 
     Raises:
-        TypeError, ValueError: keys or values that do not fit.
+        TypeError: a key is neither int nor str, or a value is no tensor.
+        ValueError: the numbers of keys and values differ, or a key has an empty list.
     """
     if isinstance(key, (list, tuple)):
         if not isinstance(value, (list, tuple)) or len(key) != len(value):
             count = len(value) if isinstance(value, (list, tuple)) else 1
             raise ValueError(f"{len(key)} keys came with {count} for {what}: there must be one, or a list, for each key")
-        found = list(zip(key, value, strict=True))
+        entries = list(zip(key, value, strict=True))
     else:
-        found = [(key, value)]
+        entries = [(key, value)]
     listed = []
-    for each, given in found:
-        if isinstance(each, bool) or not isinstance(each, (int, str)):
-            raise TypeError(f"key must be an int or a string, got {each!r} ({type(each).__name__})")
-        tensors = list(given) if isinstance(given, (list, tuple)) else [given]
+    for name, values in entries:
+        if isinstance(name, bool) or not isinstance(name, (int, str)):
+            raise TypeError(f"key must be an int or a string, got {name!r} ({type(name).__name__})")
+        tensors = list(values) if isinstance(values, (list, tuple)) else [values]
         if not tensors:
-            raise ValueError(f"{what} of key {each!r} is empty")
+            raise ValueError(f"{what} of key {name!r} is empty")
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"{what} of key {each!r} must be a tensor or a list of them, got {type(tensor).__name__}")
-        listed.append((each, tensors))
+                raise TypeError(f"{what} of key {name!r} must be a tensor or a list of them, got {type(tensor).__name__}")
+        listed.append((name, tensors))
     return listed
 
 
 def new_values(key: Any, value: Any, known: Collection[Key]) -> dict[Key, torch.Tensor]:
-    """The tensor of each key that `init` is called with; `known` are those that are there already.
+    """Return the tensor of each new key in a call of `init`.
+
+    Args:
+        key, value: the arguments of `KVStore.init`.
+        known: the keys that are stored already.
 
     Raises:
-        TypeError, ValueError: keys or values that do not fit.
+        TypeError: a value is no tensor, or keys are neither all int nor all str.
+        ValueError: a key is stored already or comes twice, or has several tensors.
     """
-    found = pairs(key, value, "value")
-    keys = [each for each, _ in found]
-    for each, tensors in found:
+    entries = pairs(key, value, "value")
+    keys = [name for name, _ in entries]
+    for name, tensors in entries:
         if len(tensors) != 1:
-            raise ValueError(f"value of key {each!r} is a list of {len(tensors)}: init takes one tensor for each key")
-        if each in known or keys.count(each) > 1:
-            raise ValueError(f"key {each!r} has been initialized already: init takes each key once")
-    if len({type(each) for each in (*keys, *known)}) > 1:
+            raise ValueError(f"value of key {name!r} is a list of {len(tensors)}: init takes one tensor for each key")
+        if name in known or keys.count(name) > 1:
+            raise ValueError(f"key {name!r} has been initialized already: init takes each key once")
+    if len({type(name) for name in (*keys, *known)}) > 1:
         raise TypeError("keys must be all int or all str in one store, these are of both kinds")
-    return {each: tensors[0].detach() for each, tensors in found}
+    return {name: tensors[0].detach() for name, tensors in entries}
 
 
 def known_values(key: Any, value: Any, what: str, stored: Mapping[Key, Any]) -> list[tuple[Key, list[torch.Tensor]]]:
-    """Each key with its list of tensors, of the shape of what is stored.
+    """Return the keys of a call with their tensors, as `pairs` does, after checking them against the stored values.
 
     Raises:
-        TypeError, ValueError: keys or values that do not fit.
+        TypeError: a key is neither int nor str, or a value is no tensor.
+        ValueError: a key is not stored, or a tensor has another shape than the stored value.
     """
-    found = pairs(key, value, what)
-    for each, tensors in found:
-        same_shapes(each, tensors, known_value(each, stored), what)
-    return found
+    entries = pairs(key, value, what)
+    for name, tensors in entries:
+        same_shapes(name, tensors, known_value(name, stored), what)
+    return entries
 
 
 def dense(key: Key, tensor: torch.Tensor, why: str) -> torch.Tensor:
-    """The tensor itself.
-
-    Raises:
-        TypeError: it is sparse.
-    """
+    """Return the tensor unchanged; raise TypeError, whose message ends in `why`, if it is sparse."""
     if tensor.layout != torch.strided:
         raise TypeError(f"value of key {key!r} is sparse ({tensor.layout}): {why}")
     return tensor
 
 
 def known_value(key: Key, stored: Mapping[Key, _Value]) -> _Value:
-    """What is stored for a key.
-
-    Raises:
-        ValueError: nothing is.
-    """
+    """Return the stored value of a key; raise ValueError if the key has not been initialized."""
     if key not in stored:
-        known = ", ".join(map(repr, list(stored)[:8])) or "none"
-        raise ValueError(f"key {key!r} has not been initialized (there are {known}): call init() first")
+        keys = ", ".join(map(repr, list(stored)[:8])) or "none"
+        raise ValueError(f"key {key!r} has not been initialized (there are {keys}): call init() first")
     return stored[key]
 
 
 def same_shapes(key: Key, tensors: Sequence[torch.Tensor], like: Any, what: str) -> None:
-    """An error unless all of these have the shape of what is stored."""
+    """Raise ValueError unless all tensors have the shape of the stored value `like`."""
     for tensor in tensors:
         if tensor.shape != like.shape:
-            raise ValueError(f"{what} of key {key!r} is {tuple(tensor.shape)}, what is stored is {tuple(like.shape)}")
+            raise ValueError(f"{what} of key {key!r} is {tuple(tensor.shape)}, the stored value is {tuple(like.shape)}")
 
 
 def renamed(states: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Collected states whose parameters have other names."""
+    """Return collected states with parameters renamed by the dict `names`, from old to new names."""
     by_name = ("counts", "parameters", "layout", "state")
     return {
-        what: {names.get(name, name): value for name, value in part.items()} if what in by_name else part
-        for what, part in states.items()
+        section: {names.get(name, name): value for name, value in part.items()} if section in by_name else part
+        for section, part in states.items()
     }
 
 
 def optimizer_updater(updater: Any) -> Updater:
-    """A store's updater, if that is an optimizer's.
-
-    Raises:
-        RuntimeError: it is not.
-    """
+    """Return a store's updater if it is an optimizer's; raise RuntimeError if not, as there are no states then."""
     if not isinstance(updater, Updater):
         raise RuntimeError("no optimizer updates what is stored, so there are no states: call set_optimizer() first")
     return updater

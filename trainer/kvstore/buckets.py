@@ -1,9 +1,9 @@
-"""Gradients in flat buckets, whose sums over all ranks are started from autograd's hooks while backward still runs.
+"""Gradients in flat buckets, which autograd hooks all-reduce while backward still runs.
 
-A bucket is one piece of memory, in which each of its parameters has a place for its gradient. When all of them have come,
-they are copied there, become views of it, and one collective adds up the bucket. Collectives must come in the same order on
-all ranks, so a bucket waits for those before it; what has not been started when backward is over, because some parameters
-were not used, is started by `finish`, with zeros for these.
+A bucket is a flat buffer with a range for the gradient of each of its parameters. When all these gradients have been
+computed, they are copied into the buffer and become views of it, and one collective sums the bucket over the ranks. All
+ranks must start collectives in the same order, so a bucket waits until the earlier ones have been started. `finish` starts
+the buckets that backward left, with zeros for the gradients of unused parameters.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ import torch.distributed as dist
 
 from ...kernels import streams
 from ...kernels.guards import copy_all
-from ...kernels.layouts import is_dense
 from ...kernels.states import PACK_FROM
 from .. import dist_utils
 from ..compression import wait_all
 from ..dist_utils import broadcast_coalesced, check_alike
 from ..params import is_lazy
 from ..validation import integer
+from .partition import shaped_like
 
-ALIGNMENT = 8  # elements between the starts of two gradients: 16 bytes of the narrowest type
-BLOCK = 128  # elements of which a rank's part is a multiple, and at which large parameters start: packed states have blocks
+ALIGNMENT = 8  # the start of each gradient is a multiple of so many elements: 16 bytes of the narrowest dtype
+BLOCK = 128  # the same for large parameters and ranks' parts: the size of a block of packed states
 
 
 class Member(NamedTuple):
-    """A parameter's place in a bucket.
+    """The range of a bucket that holds the gradient of one parameter.
 
     Attributes:
-        param: the parameter's number.
-        start: its first element in the bucket.
-        size: its elements.
-        view: its gradient, in the parameter's own order of elements and with a version counter of its own.
-        room: the same memory, flat, with the bucket's version counter.
+        param: the parameter's index.
+        start: the range's first element in the bucket.
+        size: the number of elements.
+        view: the gradient, with the shape and strides of the parameter and a version counter of its own.
+        room: the same memory as a flat tensor, which shares the bucket's version counter.
     """
 
     param: int
@@ -51,33 +51,33 @@ class Member(NamedTuple):
 
 
 class Bucket:
-    """One flat buffer and what is in it.
+    """A flat buffer of gradients that are summed by one collective.
 
     Attributes:
         flat: the buffer.
-        bounds: where each rank's part begins, and the end.
-        weight_dtype: the type of the parameters; None if there are none.
-        members: its parameters, by their starts.
-        extra: elements behind the members that are summed with them; None if there are none.
-        own: in buckets that are scattered this rank's part of the sum.
+        bounds: the first element of each rank's part, then the buffer's length.
+        weight_dtype: the dtype of the parameters; None if there are no parameters.
+        members: the ranges of the parameters, sorted by start.
+        extra: elements after the members that are summed with them; None if there are no such elements.
+        shard: this rank's part of the sum if the bucket is reduce-scattered; otherwise None.
     """
 
     def __init__(self, flat: torch.Tensor, bounds: Sequence[int], weight_dtype: torch.dtype | None) -> None:
         self.flat, self.bounds, self.weight_dtype = flat, list(bounds), weight_dtype
         self.members: list[Member] = []
         self.extra: torch.Tensor | None = None
-        self.own: torch.Tensor | None = None
+        self.shard: torch.Tensor | None = None
         self.handle: Any = None
-        self.waiting = 0  # members whose gradient has not come yet
-        self.idle = False  # nothing in it requires a gradient, so that it is left out
+        self.waiting = 0  # members whose gradient has not been computed yet
+        self.idle = False  # whether no member requires a gradient, so that the bucket is not summed
         self.started = False
-        self.versions: list[int] = []  # of the members' views when it was started
-        self.gaps: list[torch.Tensor] = []  # what lies between the members, where a reducer may leave something
+        self.versions: list[int] = []  # of the members' views when the sum was started
+        self.gaps: list[torch.Tensor] = []  # stretches between the members, to which a reducer may write
         self.reducer: Any = None
 
     @property
     def parts(self) -> list[int]:
-        """The sizes of the ranks' parts."""
+        """The number of elements of each rank's part."""
         return [end - start for start, end in zip(self.bounds, self.bounds[1:], strict=False)]
 
 
@@ -92,19 +92,20 @@ def make_buckets(
     extra: int = 0,
     exact: bool = True,
 ) -> list[Bucket]:
-    """Buckets for the gradients of these parameters, in the order in which they will be full.
+    """Return buckets for the gradients of these parameters, in the order in which backward will fill them.
 
-    Parameters that require no gradient come first, in buckets of their own: these need not be waited for.
+    Parameters that require no gradient are in buckets of their own, which come first, as nothing has to be waited for.
 
     Args:
         params: all parameters.
-        order: their indices in the order in which their gradients come.
-        trained: for each whether it requires a gradient.
-        limits: the bytes from which a bucket is full, and those for the first one of its kind.
-        ranks: over how many a bucket is divided.
-        owners: for each parameter the rank in whose part it is as a whole; None to divide buckets into equal parts.
-        extra: elements of the last bucket behind its members, of float32 or float64.
-        exact: whether sums of such types are exact and go to all ranks, so that the extra ones need no bucket of their own.
+        order: the parameters' indices in the order in which backward computes their gradients.
+        trained: for each parameter whether it requires a gradient.
+        limits: bytes at which a bucket is full; the second number is for the first bucket of each device and dtype.
+        ranks: the number of ranks among which a bucket is divided.
+        owners: for each parameter the rank whose part holds all of it; None to divide buckets into equal parts.
+        extra: the number of extra elements, float32 or float64, after the last bucket's members.
+        exact: whether float32 and float64 sums are exact and go to all ranks. Otherwise the extra elements get a bucket of
+            their own.
     """
     groups = _groups(params, order, trained, *limits)
     wide = [k for k, (kind, _) in enumerate(groups) if kind[3] and kind[1] in (torch.float32, torch.float64)]
@@ -116,8 +117,8 @@ def make_buckets(
 def _groups(
     params: Sequence[torch.Tensor], order: Sequence[int], trained: Sequence[int], limit: int, first_limit: int
 ) -> list[tuple[tuple[torch.device, torch.dtype, torch.dtype, bool], list[int]]]:
-    """The parameters of each bucket, and of what kind they are."""
-    groups: list[tuple[int, Any, list[int]]] = []  # with the place of the last member
+    """Return the parameters of each bucket, after their kind: device, gradient dtype, parameter dtype, whether trained."""
+    groups: list[tuple[int, Any, list[int]]] = []  # the first number is the last member's place in `order`
     filling: dict[Any, list[int]] = {}
     filled: dict[Any, int] = {}
     begun: set[Any] = set()
@@ -144,7 +145,7 @@ def _bucket(
     owners: Sequence[int] | None,
     extra: int = 0,
 ) -> Bucket:
-    """A bucket for the gradients of these parameters; its kind is the device and type of the buffer, and their own type."""
+    """Return a bucket for the gradients of these parameters; `kind` is device, gradient dtype and parameter dtype."""
     device, dtype, weight_dtype = kind
     parts = [members] if owners is None else [[i for i in members if owners[i] == r] for r in range(ranks)]
     starts, bounds, end = {}, [0], 0
@@ -165,14 +166,13 @@ def _bucket(
     for i in (i for part in parts for i in part):
         param, start = params[i], starts[i]
         size = param.numel()
-        view = flat.data[start : start + size]  # what `data` gives has a version counter of its own, a view has not
-        view = view.as_strided(param.shape, param.stride(), start) if is_dense(param) else view.view(param.shape)
+        view = shaped_like(flat.data[start : start + size], param)  # through `data`: a version counter of its own
         bucket.members.append(Member(i, start, size, view, flat[start : start + size]))
     return bucket
 
 
 def gaps_of(bucket: Bucket) -> list[torch.Tensor]:
-    """The stretches of a bucket before, between and behind its members; some may be empty."""
+    """Return the stretches of a bucket before, between and after its members; some may be empty."""
     gaps, end = [], 0
     for member in bucket.members:
         gaps.append(bucket.flat[end : member.start])
@@ -181,17 +181,23 @@ def gaps_of(bucket: Bucket) -> list[torch.Tensor]:
 
 
 def check_gradient(name: str, view: torch.Tensor, gradient: Any) -> None:
-    """Refuse a gradient that cannot be copied to `view`, its range of a bucket.
+    """Check that a gradient can be copied to `view`, its range of a bucket.
+
+    Args:
+        name: the parameter's name, for messages.
+        view: the range of the bucket.
+        gradient: the parameter's gradient.
 
     Raises:
-        TypeError, ValueError: there is none, or it is sparse, of another type or device, or has a graph.
+        TypeError: the gradient is sparse, or has another dtype or device than its bucket.
+        ValueError: the gradient is None, or requires a gradient itself.
     """
     if gradient is None:
-        raise ValueError(f"{name!r} has no gradient any more: let it be until the step is over")
+        raise ValueError(f"the gradient of {name!r} was set to None after backward: leave gradients alone until the step")
     if gradient.layout != torch.strided:
         raise TypeError(
-            f"the gradient of {name!r} is sparse ({gradient.layout}), which cannot be summed up in a bucket: use "
-            "sparse=False in the layer, or gradient.to_dense()"
+            f"the gradient of {name!r} is sparse ({gradient.layout}), but buckets are dense: use sparse=False in the "
+            "layer, or gradient.to_dense()"
         )
     if gradient.dtype != view.dtype or gradient.device != view.device:
         raise TypeError(
@@ -206,13 +212,13 @@ def check_gradient(name: str, view: torch.Tensor, gradient: Any) -> None:
 
 
 class Pool:
-    """Buffers that are used again and again, as messages in flight are never many."""
+    """Reusable buffers for messages, of which only few are in flight at once."""
 
     def __init__(self) -> None:
         self._free: dict[Any, list[torch.Tensor]] = {}
 
     def take(self, size: int, like: torch.Tensor) -> torch.Tensor:
-        """A buffer of so many elements, of undefined contents, of this type and on this device."""
+        """Return an uninitialized flat buffer of `size` elements with the dtype and device of `like`."""
         free = self._free.get((like.device, like.dtype), [])
         fitting = [k for k, buffer in enumerate(free) if buffer.numel() >= size]
         if fitting:
@@ -220,20 +226,22 @@ class Pool:
         return torch.empty(size, dtype=like.dtype, device=like.device)
 
     def give(self, buffer: torch.Tensor) -> None:
-        """Take a buffer back, when all that uses it is queued."""
+        """Return a buffer to the pool; all operations on it must have been queued."""
         root = buffer if buffer._base is None else buffer._base
         self._free.setdefault((root.device, root.dtype), []).append(root)
 
 
-COPIED_AT_ONCE = 2**16  # bytes; the next gradient takes the memory of one that has been copied. Others are copied together
+# Bytes from which a gradient is copied at once, so that the next gradient can take its memory. Others are copied together.
+COPIED_AT_ONCE = 2**16
 
 
 class GradientBuckets:
-    """The gradients of a model in buckets, summed over all ranks.
+    """The gradients of a model, summed over all ranks in flat buckets while backward runs.
 
-    The first `finish` makes the buckets, in the order in which rank 0's gradients arrived, so sums are taken while backward
-    runs from the second one on. All ranks must have the same parameters, each with the same `requires_grad` on all of them,
-    which may change between rounds. What is frozen when the buckets are made has buckets of its own, which come first.
+    The first `finish` makes the buckets, in the order in which rank 0's backward computed the gradients, so communication
+    overlaps with backward from the second round on. A round is one or more backward passes and a `finish`. All ranks must
+    have the same parameters with the same `requires_grad`, which may change between rounds. Parameters that are frozen when
+    the buckets are made have buckets of their own, which come first.
 
         buckets = GradientBuckets(net.parameters())
         buckets.broadcast_weights()
@@ -243,27 +251,33 @@ class GradientBuckets:
             optimizer.step()
 
     Args:
-        params: the parameters, all initialized. A gradient is of the type of `grad_dtype` where the parameter has that.
-        names: what messages call them; default "0", "1" and so on.
-        group: the process group; default that of all ranks.
-        bucket_bytes: a bucket is closed when it has as many.
-        first_bucket_bytes: as many for the first one, which is on its way sooner.
-        scatter: give each rank only its own part of each bucket's sum, in the bucket's `own`; gradients stay as they are.
-        owners: with `scatter`, for each parameter the rank whose part it is in as a whole; by default buckets are cut into
-            equal parts anywhere.
-        reducer: called with each bucket, gives what has `start(flat)`, which gives what has `advance()`, to be called
-            until it says True; these replace the all-reduce. By default there is none.
+        params: the parameters, all initialized. A gradient has the dtype `grad_dtype` of its parameter if that is set.
+        names: the parameters' names in messages; default "0", "1" and so on.
+        group: the process group; None for the group of all ranks.
+        bucket_bytes: bytes of gradients at which a bucket is full, >= 1.
+        first_bucket_bytes: the same for the first bucket, whose sum can start sooner if it is small.
+        scatter: whether each rank gets only its own part of each bucket's sum, in `Bucket.shard`; `parameter.grad` is then
+            left as it is. By default every rank gets all sums, in `parameter.grad`.
+        owners: with `scatter`, for each parameter the rank whose part holds all of it; None to cut buckets into equal
+            parts, also inside parameters.
+        reducer: a function that is called with each bucket and returns an object, such as `CompressedAllReduce`, that
+            replaces the all-reduce: its `start(flat)` starts the sum and returns a handle, whose `advance()` is called until
+            it returns True. None for a plain all-reduce.
 
     Attributes:
-        group, rank, ranks: the process group, this process's number in it, and how many there are.
-        pool: of buffers.
-        buckets: in the order in which they are started; empty before the first `finish`.
-        used: for each parameter whether some rank had a gradient for it in the last `finish`.
+        group: the process group.
+        rank: the number of this process in the group.
+        ranks: the number of processes in the group.
+        pool: reusable buffers for messages.
+        buckets: the buckets in the order in which they are started; empty before the first `finish`.
+        used: for each parameter whether any rank had a gradient for it in the last `finish`.
         flag_slots: four user-defined integers below 2^12 that are summed along with the gradients; 0 unless set.
-        flag_sums: their sums over all ranks in the last `finish`, float32 or float64 [4].
+        flag_sums: the sums of `flag_slots` over all ranks in the last `finish`, float32 or float64 [4].
 
     Raises:
-        TypeError, ValueError: an argument that does not fit.
+        TypeError: a size is no integer.
+        ValueError: `params` is empty or has uninitialized parameters, `names` has another length, a size is below 1, or
+            `owners` is given without `scatter`.
     """
 
     def __init__(
@@ -281,14 +295,14 @@ class GradientBuckets:
         self.params = list(params)
         self.names = [str(i) for i in range(len(self.params))] if names is None else list(names)
         if not self.params:
-            raise ValueError("params is empty: there are no gradients to sum up")
+            raise ValueError("params is empty: give at least one parameter")
         if len(self.names) != len(self.params):
-            raise ValueError(f"{len(self.names)} names for {len(self.params)} params: there must be as many")
+            raise ValueError(f"names has {len(self.names)} entries for {len(self.params)} params: give one name for each")
         for name, param in zip(self.names, self.params, strict=True):
             if is_lazy(param):
                 raise ValueError(f"params: {name!r} is not initialized yet: run the model once before")
         if owners is not None and not scatter:
-            raise ValueError("owners given without scatter=True: parameters are owned where sums are scattered")
+            raise ValueError("owners needs scatter=True, since an all-reduce gives every rank all sums: leave owners out")
         self.group, self.pool = dist_utils.process_group(group), Pool()
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self._is_gloo = dist.get_backend(self.group) == "gloo"
@@ -297,14 +311,14 @@ class GradientBuckets:
         self.flag_sums = torch.zeros(4, device=self.params[0].device)
         self.buckets: list[Bucket] = []
         self._members: list[tuple[Bucket, Member]] = []  # by parameter
-        self._arrived = [False] * len(self.params)  # for each whether its gradient has come in this round
-        self._is_open = False  # whether some bucket may be on its way
-        self._flags: Sequence[int] = ()  # of this round
+        self._arrived = [False] * len(self.params)  # for each parameter whether its gradient was computed in this round
+        self._is_open = False  # whether a round has begun, so that sums may be running
+        self._flags: Sequence[int] = ()  # `flag_slots` at the beginning of this round
         self._next = 0  # the bucket to be started next
         self._scatter, self._owners = scatter, owners
         self._limits = integer("bucket_bytes", bucket_bytes, low=1), integer("first_bucket_bytes", first_bucket_bytes, low=1)
         self._reducer = reducer
-        self._order: list[int] = []  # in which gradients arrived, until there are buckets
+        self._order: list[int] = []  # parameters in the order in which their gradients arrived, until buckets are made
         self._accumulating = 0
         self._lock = threading.Lock()
         self._hooks: dict[int, Any] = {}
@@ -312,17 +326,17 @@ class GradientBuckets:
         weakref.finalize(self, _remove, self._hooks)
 
     def broadcast_weights(self) -> None:
-        """Give all ranks rank 0's parameters. To be called on all ranks.
+        """Replace the parameters by rank 0's, in place. To be called on all ranks.
 
         Raises:
-            ValueError: ranks have other names, shapes or types; on all ranks, and nothing has been changed.
+            ValueError: names, shapes or dtypes differ between ranks; raised on all ranks, and nothing has been changed.
         """
         check_alike("parameter", dict(zip(self.names, self.params, strict=True)), self.group)
         broadcast_coalesced(self.params, self.group)
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """A context in which backward passes add up gradients on this rank, and nothing is sent."""
+        """Return a context manager inside which backward passes only accumulate gradients, without communication."""
         self._accumulating += 1
         try:
             yield
@@ -331,25 +345,27 @@ class GradientBuckets:
 
     @torch.no_grad()
     def finish(self, fresh: Sequence[bool]) -> torch.Tensor:
-        """End a round: start what has not been started, and wait for all of it. To be called on all ranks.
+        """End a round: start the sums that backward left, and wait for all sums. To be called on all ranks.
 
-        Afterwards each parameter that some rank had a gradient for has the sum as its gradient, unless it is scattered.
+        Afterwards `parameter.grad` is the sum over all ranks for each parameter that had a gradient on any rank; with
+        `scatter`, this rank's part of each sum is in `Bucket.shard`.
 
         Args:
-            fresh: for each parameter whether its gradient counts, where no hook has announced it: it may have been written
-                by hand, or come while gradients were accumulated.
+            fresh: for each parameter whether its gradient counts although no hook has seen it in this round, as when it was
+                written by hand or computed inside `accumulate()`.
 
         Returns:
-            On how many ranks each parameter had a gradient, float32 or float64 [n_params] on the parameters' device. To
-            look at it means to wait for the device; `used` says what matters without that where it can.
+            The number of ranks on which each parameter had a gradient, float32 or float64 [n_params] on the parameters'
+            device. Reading it waits for the device; `used` often tells enough without waiting.
 
         Raises:
-            RuntimeError: a gradient has been changed or replaced after its bucket was started.
-            TypeError, ValueError: a gradient that does not fit, or no gradient where `fresh` says so.
+            RuntimeError: a gradient was changed or replaced after its sum was started.
+            TypeError: a gradient is sparse, or has another dtype or device than its bucket.
+            ValueError: a gradient is None although `fresh` or a hook announced it, or requires a gradient itself.
         """
         dist_utils.refuse_lost(self.group)
-        given = zip(self._arrived, fresh, self.params, strict=True)
-        counted = [arrived or (bool(new) and param.requires_grad) for arrived, new, param in given]
+        states = zip(self._arrived, fresh, self.params, strict=True)
+        counted = [arrived or (bool(new) and param.requires_grad) for arrived, new, param in states]
         if self.ranks == 1 and not self._scatter:
             self.used = counted
             self._end_round()
@@ -370,9 +386,10 @@ class GradientBuckets:
         return counts
 
     def discard(self) -> None:
-        """Forget the gradients of a backward pass that no step will follow. To be called on all ranks.
+        """End a round without using its gradients, after a backward pass that no step follows. To be called on all ranks.
 
-        What has been started cannot be called back, so this takes as long as `finish`; gradients have no meaning afterwards.
+        Sums that have been started cannot be cancelled, so this takes as long as `finish`. Gradients are undefined
+        afterwards.
         """
         if self.buckets and self.ranks > 1:
             with torch.no_grad():
@@ -382,14 +399,14 @@ class GradientBuckets:
 
     @torch.no_grad()
     def make(self) -> None:
-        """Make the buckets now, if there are none. To be called on all ranks; the first `finish` does."""
+        """Make the buckets unless they exist. To be called on all ranks; the first `finish` calls it."""
         if self.buckets:
             return
         group, rank, n = self.group, self.rank, len(self.params)
-        known = set(self._order)
-        rest = [i for i in reversed(range(n)) if i not in known]
+        arrived = set(self._order)
+        unused = [i for i in reversed(range(n)) if i not in arrived]
         trained = [int(param.requires_grad) for param in self.params]
-        plan = torch.tensor([*self._order, *rest, *trained], dtype=torch.int64, device=self.params[0].device)
+        plan = torch.tensor([*self._order, *unused, *trained], dtype=torch.int64, device=self.params[0].device)
         dist_utils.broadcast(plan, 0, group)
         listed, ranks, extra = plan.tolist(), self.ranks, n + len(self.flag_slots)
         exact = not self._scatter and self._reducer is None
@@ -400,16 +417,22 @@ class GradientBuckets:
                 bucket.reducer, bucket.gaps = self._reducer(bucket), [gap for gap in gaps_of(bucket) if gap.numel()]
             if self._scatter and bucket.extra is None:
                 part = bucket.flat[bucket.bounds[rank] : bucket.bounds[rank + 1]]
-                bucket.own = torch.zeros_like(part) if bucket.reducer is None else part
+                bucket.shard = torch.zeros_like(part) if bucket.reducer is None else part
         self.buckets, self._order = made, []
-        found = {member.param: (bucket, member) for bucket in made for member in bucket.members}
-        self._members = [found[i] for i in range(n)]
+        by_param = {member.param: (bucket, member) for bucket in made for member in bucket.members}
+        self._members = [by_param[i] for i in range(n)]
 
     def on_gradient(self, i: int) -> None:
-        """The hooks call it when the gradient of parameter `i` has been accumulated."""
+        """Note that autograd has accumulated the gradient of parameter `i`, and start the sums that are now complete.
+
+        The autograd hooks call it.
+
+        Raises:
+            RuntimeError: the parameter had a gradient in this round already, outside `accumulate()`.
+        """
         with self._lock:  # backward has a thread for each device
             dist_utils.refuse_lost(self.group)
-            alone = self.ranks == 1  # then nothing is ever on its way
+            alone = self.ranks == 1  # then there are no sums
             if self._arrived[i] and not alone:
                 raise RuntimeError(
                     f"a second gradient for {self.names[i]!r} before a step: its sum over all ranks may have been started "
@@ -428,7 +451,7 @@ class GradientBuckets:
             self._arrived[i] = True
 
     def _begin(self) -> None:
-        """Begin a round: from the first gradient that comes until all ranks have all sums."""
+        """Begin a round, at its first gradient."""
         self._is_open, self._next, self._flags = True, 0, self.flag_slots
         for bucket in self.buckets:
             wanted = [member.param for member in bucket.members if self.params[member.param].requires_grad]
@@ -437,7 +460,7 @@ class GradientBuckets:
             bucket.idle = not wanted and bucket.extra is None
 
     def _add(self, i: int) -> None:
-        """The gradient of parameter `i` has come: start what is complete with it."""
+        """Mark the gradient of parameter `i` as computed, and start the buckets that are complete now."""
         self._arrived[i] = True
         bucket, member = self._members[i]
         if member.room.nbytes >= COPIED_AT_ONCE:
@@ -453,9 +476,9 @@ class GradientBuckets:
                     self._start(ready, self._arrived)
 
     def _sums(self, counted: Sequence[bool]) -> torch.Tensor:
-        """Start what has not been started, with zeros for what does not count, and wait for all of it.
+        """Start the remaining sums and wait for all. Return the sums of `counted` and of the flags over all ranks.
 
-        Returns the sums over all ranks of `counted` and of the flags.
+        Gradients that are not counted are summed as zeros.
         """
         if not self._is_open:
             self._begin()
@@ -470,7 +493,7 @@ class GradientBuckets:
         return extra.clone()
 
     def _check_unchanged(self) -> None:
-        """An error for gradients that have been changed while they may have been on their way already."""
+        """Raise RuntimeError if a gradient was changed or replaced after its sum was started."""
         for bucket in self.buckets if self._is_open else ():
             if not bucket.started:
                 continue
@@ -484,7 +507,7 @@ class GradientBuckets:
                     )
 
     def _start(self, end: int, counted: Sequence[bool]) -> None:
-        """Start the buckets up to this one, not including it, with zeros where there is no gradient."""
+        """Start the sums of the buckets before the bucket `end`, with zeros for gradients that are not counted."""
         while self._next < end:
             bucket = self.buckets[self._next]
             self._next += 1
@@ -499,14 +522,14 @@ class GradientBuckets:
             bucket.versions = [member.view._version for member in bucket.members]
             if bucket.extra is not None:
                 bucket.extra.fill_(1.0)
-                given = self._flags if all(counted) else [*counted, *self._flags]
-                flags = streams.staged(torch.tensor(given, dtype=torch.float32), bucket.extra.device)
-                bucket.extra[-len(given) :].copy_(flags, non_blocking=True)
+                numbers = self._flags if all(counted) else [*counted, *self._flags]
+                staged = streams.staged(torch.tensor(numbers, dtype=torch.float32), bucket.extra.device)
+                bucket.extra[-len(numbers) :].copy_(staged, non_blocking=True)
             bucket.handle = self.start_sum(bucket)
             bucket.started = True
 
     def _copy_in(self, members: Sequence[Member]) -> None:
-        """Copy gradients to their places, and make them views of these."""
+        """Copy gradients into their buckets, and replace them by the views of the buckets."""
         views: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         for index, _, _, view, _ in members:
@@ -521,54 +544,57 @@ class GradientBuckets:
             self.params[index].grad = view
 
     def start_sum(self, bucket: Bucket) -> Any:
-        """Start the sum over all ranks, of which each has its part or the whole; gives what can be waited for."""
+        """Start the reduction of a bucket over all ranks, and return a handle to wait for.
+
+        The sum is written to `bucket.shard` if the bucket is reduce-scattered, else to `bucket.flat`.
+        """
         if bucket.reducer is not None:
             return bucket.reducer.start(bucket.flat)
-        if bucket.own is None:
+        if bucket.shard is None:
             return dist_utils.all_reduce(bucket.flat, group=self.group, async_op=True)
         if self.native(bucket):
-            return dist_utils.reduce_scatter(bucket.own, bucket.flat, self.group, async_op=True)
-        # For parts of different sizes, and for gloo, whose own way sends as much as an all-reduce, every rank gets its part
-        # of all ranks' buckets and adds these up, in the ranks' order.
-        own, parts, pool = bucket.own, bucket.parts, self.pool
-        got = pool.take(own.numel() * len(parts), own)
-        sizes = [own.numel()] * len(parts), parts
+            return dist_utils.reduce_scatter(bucket.shard, bucket.flat, self.group, async_op=True)
+        # Parts may have different sizes, and gloo's reduce-scatter sends as much as an all-reduce. So every rank receives
+        # its part of all ranks' buckets and adds these up, in the ranks' order.
+        shard, parts, pool = bucket.shard, bucket.parts, self.pool
+        received = pool.take(shard.numel() * len(parts), shard)
+        sizes = [shard.numel()] * len(parts), parts
 
         def add_up() -> None:
-            first, *others = got.view(len(parts), own.numel())
-            if others:
-                torch.add(first, others[0], out=own)
+            first, *later = received.view(len(parts), shard.numel())
+            if later:
+                torch.add(first, later[0], out=shard)
             else:
-                own.copy_(first)
-            for part in others[1:]:
-                own.add_(part)
-            pool.give(got)
+                shard.copy_(first)
+            for part in later[1:]:
+                shard.add_(part)
+            pool.give(received)
 
-        work = dist_utils.all_to_all(got, bucket.flat, self.group, async_op=True, sizes=sizes)
+        work = dist_utils.all_to_all(received, bucket.flat, self.group, async_op=True, sizes=sizes)
         work.then = add_up
         return work
 
     def gather(self, bucket: Bucket, flat: torch.Tensor) -> Any:
-        """Start to give all ranks each other's parts of `flat`, cut as this bucket is; gives what can be waited for."""
-        own = flat[bucket.bounds[self.rank] : bucket.bounds[self.rank + 1]]
+        """Start an all-gather of `flat`, of which each rank has its part of the bucket, and return a handle to wait for."""
+        shard = flat[bucket.bounds[self.rank] : bucket.bounds[self.rank + 1]]
         if self.native(bucket):
-            return dist_utils.all_gather(flat, own, self.group, async_op=True)
-        sent = self.pool.take(own.numel() * self.ranks, own)
-        sent.view(self.ranks, own.numel()).copy_(own.expand(self.ranks, own.numel()))
-        sizes = bucket.parts, [own.numel()] * self.ranks
+            return dist_utils.all_gather(flat, shard, self.group, async_op=True)
+        sent = self.pool.take(shard.numel() * self.ranks, shard)
+        sent.view(self.ranks, shard.numel()).copy_(shard.expand(self.ranks, shard.numel()))
+        sizes = bucket.parts, [shard.numel()] * self.ranks
         work = dist_utils.all_to_all(flat, sent, self.group, async_op=True, sizes=sizes)
         work.then = lambda: self.pool.give(sent)
         return work
 
     def native(self, bucket: Bucket) -> bool:
-        """Whether the backend's own reduce-scatter and all-gather are to be used: parts are equal, and it is not gloo."""
+        """Return whether the backend's reduce-scatter and all-gather are used: on a GPU without gloo, with equal parts."""
         return bucket.flat.is_cuda and not self._is_gloo and len(set(bucket.parts)) == 1
 
     def _add_hooks(self) -> None:
-        own = weakref.ref(self)
+        this = weakref.ref(self)
         for i, param in enumerate(self.params):
             if param.requires_grad and i not in self._hooks:
-                self._hooks[i] = param.register_post_accumulate_grad_hook(partial(_on_gradient, own, i))
+                self._hooks[i] = param.register_post_accumulate_grad_hook(partial(_on_gradient, this, i))
 
     def _end_round(self) -> None:
         self._is_open, self._arrived = False, [False] * len(self.params)

@@ -1,4 +1,4 @@
-"""Compressed sums of buckets, and what compression has kept back, by parameter."""
+"""Compressed all-reduces of buckets, and their residuals by parameter."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from .buckets import Bucket, GradientBuckets, gaps_of
 from .partition import in_memory_order, shaped_like
 from .sync import Residuals
 
-_SERVER = "server"  # the source of what is left of sums; those of ranks are their numbers
+_SERVER = "server"  # the source of the residual of sums; the source of a rank's own residual is its number
 
 
 def check_compression(compression_params: Any) -> None:
-    """Refuse what synchronous processes do not take as `compression_params`; None is fine.
+    """Check the `compression_params` of synchronous processes; None is allowed.
 
     Raises:
-        TypeError, ValueError: it does not fit.
+        TypeError: `compression_params` is neither None nor a dict, or an option has a wrong type.
+        ValueError: the type or an option is unknown or out of range.
     """
     if choice_of(compression_params) is not None:
         if extra := [key for key in compression_params if key != "type"]:
@@ -32,10 +33,10 @@ def check_compression(compression_params: Any) -> None:
 
 
 def choice_of(compression_params: Any) -> Any:
-    """The plugin's function that chooses the compression where the type is no compressor's, such as "auto"; else None.
+    """Return the plugin function that chooses the compression if the type asks for one, such as "auto"; else None.
 
-    It is called on all ranks with the parameters and the process group, and returns `compression_params`, the same on all
-    ranks, or None for no compression.
+    The function is called on all ranks with the parameters and the process group. It returns `compression_params`, equal
+    on all ranks, or None for no compression.
     """
     kind = compression_params.get("type") if isinstance(compression_params, Mapping) else None
     return plugins.load("tristep.compression_choices", kind) if isinstance(kind, str) else None
@@ -44,7 +45,7 @@ def choice_of(compression_params: Any) -> Any:
 def compressed_sum(
     bucket: Bucket, compression_params: Mapping[str, Any], group: Any, engine: str | None
 ) -> CompressedAllReduce:
-    """What sums a bucket, for the arguments of a `AllReduceSync`."""
+    """Return the compressed all-reduce for a bucket; the other arguments have the meaning they have in `AllReduceSync`."""
     first, *gaps = gaps_of(bucket)
     shapes = [first.shape]
     for member, gap in zip(bucket.members, gaps, strict=True):
@@ -55,18 +56,18 @@ def compressed_sum(
 
 
 def residuals_of(buckets: GradientBuckets) -> Residuals:
-    """As `GradientSync.residuals`, of all ranks. To be called on all of them."""
-    found: Residuals = {}
+    """Return all ranks' compression residuals, on the CPU, by parameter name and source. To be called on all ranks."""
+    residuals: Residuals = {}
     for bucket in buckets.buckets:
         if bucket.reducer is None:
             continue
-        kept = bucket.reducer.state_dict()
+        state = bucket.reducer.state_dict()
         for name in ("worker", "server"):
-            if kept[name] is None:
+            residual = state[name]
+            if residual is None:
                 continue
-            own = kept[name]
-            gathered = own.new_empty(bucket.reducer.ranks * own.numel())
-            dist_utils.all_gather(gathered, own, buckets.group)
+            gathered = residual.new_empty(bucket.reducer.ranks * residual.numel())
+            dist_utils.all_gather(gathered, residual, buckets.group)
             if name == "worker":
                 flats = {str(rank): flat for rank, flat in enumerate(gathered.view(bucket.reducer.ranks, -1))}
             else:
@@ -75,13 +76,16 @@ def residuals_of(buckets: GradientBuckets) -> Residuals:
                 for member in bucket.members:
                     part = shaped_like(flat[member.start : member.start + member.size].cpu(), member.view)
                     whole = part.clone(memory_format=torch.contiguous_format)
-                    found.setdefault(buckets.names[member.param], {})[source] = whole
-    return found
+                    residuals.setdefault(buckets.names[member.param], {})[source] = whole
+    return residuals
 
 
 @torch.no_grad()
 def load_residuals(buckets: GradientBuckets, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-    """As `GradientSync.load_residuals`. To be called on all ranks."""
+    """Load what `residuals_of` returned. To be called on all ranks.
+
+    If it was saved on another number of ranks, each rank gets an equal share of the sum. A missing residual becomes 0.
+    """
     buckets.make()
     for bucket in buckets.buckets:
         if bucket.reducer is None:
@@ -90,12 +94,12 @@ def load_residuals(buckets: GradientBuckets, saved: Mapping[str, Mapping[str, to
         state = bucket.reducer.state_dict()
         flats = {name: torch.zeros(bucket.flat.numel(), device=bucket.flat.device) for name in ("worker", "server")}
         for member in bucket.members:
-            theirs = saved.get(buckets.names[member.param], {})
+            saved_residuals = saved.get(buckets.names[member.param], {})
             part = slice(member.start, member.start + member.size)
-            known = {*map(str, range(ranks)), *([] if state["server"] is None else [_SERVER])}
-            for source, residual in theirs.items():
+            sources = {*map(str, range(ranks)), *([] if state["server"] is None else [_SERVER])}
+            for source, residual in saved_residuals.items():
                 values = in_memory_order(residual.to(bucket.flat.device), member.view)
-                if not set(theirs) <= known:  # what is still to be sent is their sum
+                if not set(saved_residuals) <= sources:  # what is still to be sent is their sum
                     flats["worker"][part] += values / ranks
                 elif source in (_SERVER, str(rank)):
                     flats["server" if source == _SERVER else "worker"][part] = values

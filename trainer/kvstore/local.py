@@ -1,4 +1,4 @@
-"""Stores of one process, and trainers' use of them. They sum what replicas push, on the CPU or on their device."""
+"""Stores of one process, which sum what replicas push on the CPU or on the replicas' device, and their use by a trainer."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ if TYPE_CHECKING:
 
 
 class LocalStore(KVStore):
-    """Values by key in one process.
+    """A store in one process.
+
+    Sparse tensors may be pushed, and their sum is sparse. Without an updater a sparse sum is stored as it is.
 
     Args:
-        type: "nccl", and names with "device", keep and add up values where a key's first value was, others on the CPU.
+        type: "nccl" and names that contain "device" store and sum values on the device of each key's first value; other
+            names on the CPU.
 
-    Sparse tensors may be pushed, and are added up as such. Without an updater their sum is stored as it is.
-
-    Source: MXNet 1.9.1, `KVStoreLocal`, but that a pushed tensor is always copied, and that initial values are stored dense.
+    Source: MXNet 1.9.1, `KVStoreLocal`; unlike there, pushed tensors are always copied and initial values stored dense.
     """
 
     takes_lists = True
 
     @classmethod
     def open(cls, name: str, timeout: float | None = None) -> KVStore:
-        """As `KVStore.open`; the name is the type."""
+        """Return a new store of type `name`; see `KVStore.open`."""
         return cls(name) if cls is LocalStore and timeout is None else super().open(name, timeout)
 
     def __init__(self, type: str = "local") -> None:
@@ -44,139 +45,152 @@ class LocalStore(KVStore):
         self._compression: GradientCompression | None = None
 
     def init(self, key: Any, value: Any) -> None:
-        """As `KVStore.init`.
+        """Store a dense copy of the first value of a key, or of each key of a list.
 
         Raises:
-            TypeError, ValueError: a key of another kind than those before, or one that is there already, or a value that is
-                no tensor; nothing has been changed.
+            TypeError: a value is no tensor, or keys of one store are neither all int nor all str; nothing has been changed.
+            ValueError: a key has been initialized already, or comes twice; nothing has been changed.
         """
-        for each, tensor in new_values(key, value, self._values).items():
+        for name, tensor in new_values(key, value, self._values).items():
             on_cpu = self.type != "nccl" and "device" not in self.type
-            self._values[each] = _dense(tensor).to("cpu" if on_cpu else tensor.device, copy=True)
+            self._values[name] = _dense(tensor).to("cpu" if on_cpu else tensor.device, copy=True)
 
     @torch.no_grad()
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """As `KVStore.push`. Sums are taken in the order of the list.
+        """Sum the values of each key, in the order of the list, and store the sum or pass it to the updater.
 
         Raises:
-            TypeError, ValueError: keys or values that do not fit; nothing has been changed.
+            TypeError: a key is neither int nor str, or a value is no tensor; nothing has been changed.
+            ValueError: a key is not stored or comes twice, or a value has a wrong shape; nothing has been changed.
         """
-        found = known_values(key, value, "value", self._values)
-        keys = [each for each, _ in found]
+        entries = known_values(key, value, "value", self._values)
+        keys = [name for name, _ in entries]
         if len(set(keys)) < len(keys):
             raise ValueError("a key comes twice in one push: push one after the other")
-        totals = self._sums(keys, [tensors for _, tensors in found])
+        totals = self._sums(keys, [tensors for _, tensors in entries])
         if self._updater is None:
             self._values.update(zip(keys, totals, strict=True))
         elif isinstance(self._updater, Updater) and isinstance(key, (list, tuple)):
-            self._updater(keys, totals, [self._values[each] for each in keys])
+            self._updater(keys, totals, [self._values[name] for name in keys])
         else:
-            for each, total in zip(keys, totals, strict=True):
-                self._updater(each, total, self._values[each])
+            for name, total in zip(keys, totals, strict=True):
+                self._updater(name, total, self._values[name])
 
     @torch.no_grad()
     def pull(self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """As `KVStore.pull`.
+        """Copy stored values to the tensors of `out`.
 
         Args:
-            key, out, priority: as there.
-            ignore_sparse: leave sparse tensors in `out` as they are.
+            key: a key or a list of keys.
+            out: a tensor or a list of tensors for a single key; for a list of keys a list with one of these for each.
+            priority: has no effect.
+            ignore_sparse: whether sparse tensors in `out` are left as they are.
 
         Raises:
-            TypeError, ValueError: keys or tensors that do not fit; nothing has been changed.
+            TypeError: a key is neither int nor str, or `out` has something that is no tensor; nothing has been changed.
+            ValueError: a key is not stored, or a tensor has another shape; nothing has been changed.
         """
-        for each, tensors in known_values(key, out, "out", self._values):
+        for name, tensors in known_values(key, out, "out", self._values):
             for tensor in tensors:
-                stored = self._values[each]
+                stored = self._values[name]
                 if not is_sparse(tensor):
                     tensor.copy_(_dense(stored))
                 elif not ignore_sparse:
                     tensor.copy_(stored if is_sparse(stored) else stored.to_sparse(tensor.sparse_dim() or tensor.dim()))
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """As `KVStore.pushpull`, into sparse tensors, too."""
+        """Push `value`, then pull into `out`, also into its sparse tensors; None pulls into the pushed tensors."""
         self.push(key, value, priority)
         self.pull(key, value if out is None else out, priority, ignore_sparse=False)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """As `KVStore.broadcast`, into sparse tensors, too."""
+        """Store the first value of each key, then copy it to `out`, also to its sparse tensors."""
         self.init(key, value)
         self.pull(key, out, priority, ignore_sparse=False)
 
     @torch.no_grad()
     def row_sparse_pull(self, key: Any, out: Any, row_ids: Any, priority: int = 0) -> None:
-        """Copy these rows of what is stored to `out`; a dense one gets zeros elsewhere, a sparse one lists no others.
+        """Copy some rows of stored values to the tensors of `out`.
+
+        The other rows of a dense tensor become zeros; a sparse tensor gets the requested rows only.
 
         Args:
-            key: a key or a list of them.
-            out: a tensor for each, or a list of them.
-            row_ids: indices of rows, in any order, also several times, as one tensor for all of a key's `out`, or a list
-                with one for each. With a list of keys a list with these for each, a dict of them by key, or one tensor.
+            key: a key or a list of keys.
+            out: a tensor or a list of tensors for a single key; for a list of keys a list with one of these for each.
+            row_ids: a tensor of row indices, in any order and with repetitions, for all of a key's tensors in `out`, or a
+                list with a tensor for each of them. For a list of keys a list or dict with one of these for each key, or
+                one tensor for all keys.
             priority: has no effect.
 
         Raises:
-            TypeError, ValueError: keys, tensors or indices that do not fit; nothing has been changed.
+            TypeError: a key is neither int nor str, `out` has something that is no tensor, or indices are no integers;
+                nothing has been changed.
+            ValueError: a key is not stored, a tensor has another shape, an index is out of range, or `row_ids` has another
+                length than `key` or `out`; nothing has been changed.
         """
-        found = known_values(key, out, "out", self._values)
+        entries = known_values(key, out, "out", self._values)
+        keys = [name for name, _ in entries]
         if not isinstance(key, (list, tuple)) and not isinstance(row_ids, Mapping):
             row_ids = [row_ids]
         if isinstance(row_ids, Mapping):
-            if missing := [each for each, _ in found if each not in row_ids]:
-                raise ValueError(f"row_ids has none of key {missing[0]!r}: with a dict they must be there for each key")
-            row_ids = [row_ids[each] for each, _ in found]
+            if missing := [name for name in keys if name not in row_ids]:
+                raise ValueError(f"row_ids has no entry for key {missing[0]!r}: a dict must have one for each key")
+            row_ids = [row_ids[name] for name in keys]
         elif isinstance(row_ids, torch.Tensor):
-            row_ids = [row_ids] * len(found)
+            row_ids = [row_ids] * len(keys)
         copies = []
-        for (each, tensors), (_, ids) in zip(found, pairs([each for each, _ in found], row_ids, "row_ids"), strict=True):
+        for (name, tensors), (_, ids) in zip(entries, pairs(keys, row_ids, "row_ids"), strict=True):
             if len(ids) not in (1, len(tensors)):
-                raise ValueError(f"{len(ids)} row_ids for {len(tensors)} tensors of key {each!r}: one, or one for each")
-            rows = [_row_ids(each, those, self._values[each]) for those in ids]
-            copies += [(tensor, self._values[each], rows[k % len(rows)]) for k, tensor in enumerate(tensors)]
-        for tensor, stored, wanted in copies:
-            values = _dense(stored.index_select(0, wanted)).to(tensor.device, tensor.dtype)
-            wanted = wanted.to(tensor.device)
+                raise ValueError(f"{len(ids)} row_ids for {len(tensors)} tensors of key {name!r}: one, or one for each")
+            rows = [_row_ids(name, indices, self._values[name]) for indices in ids]
+            copies += [(tensor, self._values[name], rows[k % len(rows)]) for k, tensor in enumerate(tensors)]
+        for tensor, stored, indices in copies:
+            values = _dense(stored.index_select(0, indices)).to(tensor.device, tensor.dtype)
+            indices = indices.to(tensor.device)
             if is_sparse(tensor):
-                new = torch.sparse_coo_tensor(wanted[None], values, tensor.shape, check_invariants=True, is_coalesced=True)
+                new = torch.sparse_coo_tensor(indices[None], values, tensor.shape, check_invariants=True, is_coalesced=True)
                 tensor.copy_(new)
             else:
                 tensor.zero_()
-                tensor[wanted] = values
+                tensor[indices] = values
 
     @torch.no_grad()
     def replace(self, key: Any, value: Any) -> None:
-        """As `KVStore.replace`.
+        """Overwrite stored values, and take over their dtype, without calling the updater.
 
         Raises:
-            TypeError, ValueError: keys or values that do not fit; nothing has been changed.
+            TypeError: a key is neither int nor str, or a value is no tensor; nothing has been changed.
+            ValueError: a key is not stored, or a value has another shape; nothing has been changed.
         """
         stored, values = [], []
-        for each, (tensor, *_) in known_values(key, value, "value", self._values):
-            if tensor.dtype == self._values[each].dtype:
-                stored.append(self._values[each])
+        for name, (tensor, *_) in known_values(key, value, "value", self._values):
+            if tensor.dtype == self._values[name].dtype:
+                stored.append(self._values[name])
                 values.append(tensor.detach())
             else:
-                self._values[each] = tensor.detach().to(self._values[each].device, copy=True)
+                self._values[name] = tensor.detach().to(self._values[name].device, copy=True)
         if stored:
             torch._foreach_copy_(stored, values)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Let this optimizer update what is stored, with states of its own from now on."""
+        """Update stored values by this optimizer from now on, with new optimizer states."""
         self._use(get_updater(optimizer))
 
     def set_updater(self, updater: Callable[[Key, torch.Tensor, torch.Tensor], None]) -> None:
-        """As `KVStore.set_updater`."""
+        """Update stored values by `updater(key, pushed, stored)` from now on; it changes `stored` in place."""
         if not callable(updater):
             raise TypeError(f"updater must be a function (key, pushed, stored), got {type(updater).__name__}")
         self._use(updater)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Compress what each copy pushes, with a residual for each key and copy.
+        """Compress pushed gradients from now on, with error feedback for each key and replica.
 
         Args:
             compression_params: {"type": "2bit" or "1bit", "threshold": 0.5}.
 
         Raises:
-            TypeError, ValueError: they do not fit, or this kind of store does not compress.
+            TypeError: `compression_params` is no dict, or an option has a wrong type.
+            ValueError: the type or an option is unknown or out of range, or the store's type has no "device" in it.
         """
         from ..compression import GradientCompression  # few need it
 
@@ -186,20 +200,21 @@ class LocalStore(KVStore):
         self._compression = GradientCompression(compression_params)
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
-        """Write the optimizer's states to a file; its settings, too, whatever `dump_optimizer` says.
+        """Write the optimizer's states and settings to a file, atomically; `dump_optimizer` has no effect.
 
         Raises:
-            RuntimeError: no optimizer updates what is stored.
+            RuntimeError: no optimizer has been set.
         """
         updater, keys = optimizer_updater(self._updater), list(self._values)
         checkpoint.write(fname, checkpoint.collect(updater, list(map(str, keys)), list(self._values.values()), keys))
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Read what `save_optimizer_states` wrote.
+        """Load a file that `save_optimizer_states` wrote.
 
         Raises:
-            RuntimeError: no optimizer updates what is stored.
-            ValueError, FileNotFoundError: there is no such file, or it does not fit; nothing has been changed.
+            RuntimeError: no optimizer has been set.
+            FileNotFoundError: there is no such file.
+            ValueError: the file is damaged, or of other keys, shapes or another optimizer; nothing has been changed.
         """
         updater, keys = optimizer_updater(self._updater), list(self._values)
         saved = checkpoint.read(fname)
@@ -213,15 +228,15 @@ class LocalStore(KVStore):
         self._updater = updater
 
     def _sums(self, keys: Sequence[Key], values: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """The sum of each key's tensors, compressed first if that is wanted, in the order of their list."""
-        copies = max(map(len, values), default=0)
+        """Return the sum of each key's tensors, in the order of their list, after compressing them if that is set."""
+        replicas = max(map(len, values), default=0)
         totals: list[torch.Tensor] = []
-        for d in range(copies):
+        for d in range(replicas):
             members = [i for i, tensors in enumerate(values) if d < len(tensors)]
-            given = [values[i][d].detach() for i in members]
+            pushed = [values[i][d].detach() for i in members]
             if self._compression is not None:
-                given = self._compression.sent([keys[i] for i in members], d, given)
-            moved = [_moved(tensor, self._values[keys[i]].device) for i, tensor in zip(members, given, strict=True)]
+                pushed = self._compression.sent([keys[i] for i in members], d, pushed)
+            moved = [_moved(tensor, self._values[keys[i]].device) for i, tensor in zip(members, pushed, strict=True)]
             if d == 0:
                 totals = [tensor.clone() for tensor in moved]
                 continue
@@ -235,7 +250,7 @@ class LocalStore(KVStore):
 
 
 class LocalSync(KVStoreSync):
-    """Replicas that meet in a `LocalStore`: what updates them is in this process."""
+    """The synchronization of a model's replicas through a `LocalStore`, whose optimizer states are in this process."""
 
     inside = True
     store: LocalStore
@@ -249,12 +264,12 @@ class LocalSync(KVStoreSync):
 
     def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
         updater, control = self.store._updater, self._control
-        if not isinstance(updater, Updater):  # the user has set another one since
+        if not isinstance(updater, Updater):  # the user has called `set_updater` since
             super().update(chosen, fresh, into)
             return
         updater.into = into
         if control is not None and updater.control is not None and updater.control is not control:
-            updater.control.copy_(control)  # to where the store is, which is another device
+            updater.control.copy_(control)  # the store is on another device
         try:
             super().update(chosen, fresh, into)
         finally:
@@ -292,10 +307,10 @@ class LocalSync(KVStoreSync):
                 weights[key].copy_(average)
 
     def residuals(self) -> Residuals:
-        found: Residuals = {}
+        by_name: Residuals = {}
         for (key, source), residual in self._residuals.items():
-            found.setdefault(self._replicas[0].names[key], {})[str(source)] = residual
-        return found
+            by_name.setdefault(self._replicas[0].names[key], {})[str(source)] = residual
+        return by_name
 
     @torch.no_grad()
     def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
@@ -304,12 +319,12 @@ class LocalSync(KVStoreSync):
         live = self._residuals
         sources = [str(d) for d in range(self.num_replicas)]
         for i, name in enumerate(self._replicas[0].names):
-            theirs = saved.get(name, {})
-            if set(theirs) <= set(sources):
-                own: list[Any] = [theirs.get(source) for source in sources]
-            else:  # of more replicas: what is still to be sent is their sum
-                own = [sum(theirs.values()) / self.num_replicas] * self.num_replicas
-            for d, (replica, residual) in enumerate(zip(self._replicas, own, strict=True)):
+            by_source = saved.get(name, {})
+            if set(by_source) <= set(sources):
+                residuals: list[Any] = [by_source.get(source) for source in sources]
+            else:  # saved with more replicas: what is still to be sent is their sum
+                residuals = [sum(by_source.values()) / self.num_replicas] * self.num_replicas
+            for d, (replica, residual) in enumerate(zip(self._replicas, residuals, strict=True)):
                 device = replica.params[i].device
                 old = live.get((i, d))
                 if old is not None and old.device == device:
@@ -327,7 +342,7 @@ class LocalSync(KVStoreSync):
 
     @property
     def _residuals(self) -> dict[tuple[Any, Any], torch.Tensor]:
-        """What compression has kept back so far, by key and replica; live."""
+        """The residuals of compression by key and replica; the store's own dict."""
         return {} if self.store._compression is None else self.store._compression.residuals
 
 
@@ -336,41 +351,41 @@ LocalStore.sync_class = LocalSync
 
 @KVStore.register
 class TestStore(KVStore):
-    """MXNet's example of a store that only adds up what it is given, and keeps nothing: "teststore".
+    """A store that sums what is pushed and stores nothing, MXNet's example of a user-defined store: "teststore".
 
     Source: MXNet 1.9.1, `mxnet.kvstore.base.TestStore`.
     """
 
-    __test__ = False  # it is none of pytest's classes
+    __test__ = False  # pytest must not collect it
 
     @torch.no_grad()
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Copy a value to `out`, one tensor or a list of them; with a list of keys that of each."""
+        """Copy the value of each key to its tensors in `out`."""
         values = new_values(key, value, ())
-        for each, outs in known_values(key, out, "out", values):
+        for name, outs in known_values(key, out, "out", values):
             for tensor in outs:
-                tensor.copy_(values[each])
+                tensor.copy_(values[name])
 
     @torch.no_grad()
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Copy the sum of a key's values to `out`, or to these values."""
-        found = pairs(key, value, "value")
-        known_values(key, value, "value", {each: tensors[0] for each, tensors in found})
+        """Copy the sum of each key's values to its tensors in `out`; None copies to the values themselves."""
+        entries = pairs(key, value, "value")
+        known_values(key, value, "value", {name: tensors[0] for name, tensors in entries})
         totals = {
-            each: sum((_moved(t, tensors[0].device) for t in tensors[1:]), tensors[0].detach()) for each, tensors in found
+            name: sum((_moved(t, tensors[0].device) for t in tensors[1:]), tensors[0].detach()) for name, tensors in entries
         }
-        for each, outs in known_values(key, value if out is None else out, "out", totals):
+        for name, outs in known_values(key, value if out is None else out, "out", totals):
             for tensor in outs:
-                tensor.copy_(totals[each])
+                tensor.copy_(totals[name])
 
     @classmethod
     def is_capable(cls, capability: str) -> bool:
-        """It has no optimizer."""
+        """Return False for "optimizer": nothing is stored that an optimizer could update."""
         return super().is_capable(capability) and capability.lower() != "optimizer"
 
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    # The CPU would not wait for what comes from a GPU.
+    # A non-blocking copy to the CPU could be read before it has arrived.
     return tensor.to(device, non_blocking=device.type != "cpu")
 
 
@@ -379,10 +394,10 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _row_ids(key: Key, ids: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
-    """The rows that are asked for, each once and in order. MXNet's arrays of indices are float32."""
+    """Return row indices sorted and without repetitions. Whole floats are allowed: MXNet's index arrays are float32."""
     rows = ids.to(stored.device, torch.int64).unique()
     if ids.dtype == torch.bool or ids.is_complex() or (ids.is_floating_point() and (ids != ids.round()).any()):
         raise TypeError(f"row_ids of key {key!r} must be integers, got {ids.dtype}")
     if stored.dim() == 0 or (len(rows) and not 0 <= rows[0] <= rows[-1] < len(stored)):
-        raise ValueError(f"row_ids of key {key!r} must be rows of what is stored, which is {tuple(stored.shape)}; got {ids}")
+        raise ValueError(f"row_ids of key {key!r} must be rows of the stored value, {tuple(stored.shape)}; got {ids}")
     return rows

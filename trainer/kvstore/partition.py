@@ -1,4 +1,4 @@
-"""How parameters are divided among ranks, and their elements in the order of memory."""
+"""Division of parameters among ranks, and views of tensors in memory order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def can_cut(optimizer: Optimizer) -> bool:
-    """Whether an optimizer's parameters can be cut anywhere: its rule looks at single elements, wherever they are."""
+    """Return whether an optimizer's parameters can be cut at any element.
+
+    They can if its rule is elementwise and does not read the element's index.
+    """
     if not isinstance(optimizer, RuleOptimizer) or not isinstance(optimizer.composed_rule, Rule):
         return False
     rule = optimizer.composed_rule
@@ -28,7 +31,10 @@ def can_cut(optimizer: Optimizer) -> bool:
 
 
 def check_parts(optimizer: Optimizer) -> None:
-    """Refuse several optimizers of which one needs to know, at each step, of parameters that other ranks have."""
+    """Raise ValueError if one of several optimizers needs, at each step, numbers of all its parameters.
+
+    With ZeRO these are on several ranks, so such an optimizer works alone only.
+    """
     if not isinstance(optimizer, MultiOptimizer):
         return
     for part in optimizer.optimizers:
@@ -44,7 +50,7 @@ def check_parts(optimizer: Optimizer) -> None:
 
 
 def costs_of(optimizer: Optimizer, params: Sequence[torch.Tensor]) -> list[float]:
-    """What the update of each parameter costs, relative to the others, by the rule of its optimizer."""
+    """Return the relative cost of each parameter's update, as its optimizer's rule estimates it."""
     costs = []
     for i, param in enumerate(params):
         part = part_of(optimizer, i)
@@ -54,14 +60,15 @@ def costs_of(optimizer: Optimizer, params: Sequence[torch.Tensor]) -> list[float
 
 
 def owners_of(costs: Sequence[float], ranks: int, loads: Sequence[float] | None = None) -> list[int]:
-    """Which rank each parameter belongs to: the most expensive first, each to the rank that has the least to do so far.
+    """Return the rank that each parameter is assigned to, so that the ranks' total costs are balanced.
+
+    Parameters are assigned in descending order of cost, each to the rank with the least total cost so far. From zero
+    loads, the largest total is at most 4/3 of the smallest possible.
 
     Args:
-        costs: those of the parameters.
-        ranks: how many there are.
-        loads: what each of them has to do already; default: nothing.
-
-    From nothing, the largest load is at most 4/3 of the smallest possible.
+        costs: the cost of each parameter's update.
+        ranks: the number of ranks.
+        loads: the total cost that each rank has already; default 0.
 
     Source: Graham (1969), "Bounds on Multiprocessing Timing Anomalies", theorem 2.
     """
@@ -75,14 +82,14 @@ def owners_of(costs: Sequence[float], ranks: int, loads: Sequence[float] | None 
 
 
 class Piece(NamedTuple):
-    """What a rank has of a parameter.
+    """The range of a parameter's elements that belongs to one rank.
 
     Attributes:
-        param: the parameter's number.
-        bucket: the number of its bucket.
-        start: its first element in the parameter, in the order in which these lie in memory.
-        stop: the element after its last one.
-        at: its first element in the bucket.
+        param: the parameter's index.
+        bucket: the index of the bucket that holds the parameter's gradient.
+        start: the range's first element in the parameter, counted in memory order.
+        stop: the element after the range's last one, counted alike.
+        at: the range's first element in the bucket.
     """
 
     param: int
@@ -93,43 +100,38 @@ class Piece(NamedTuple):
 
 
 def pieces_of(buckets: Sequence[Bucket], rank: int) -> list[Piece]:
-    """What a rank has of all parameters, by parameter."""
+    """Return a rank's pieces of all parameters, sorted by parameter."""
     pieces = []
     for k, bucket in enumerate(buckets):
         low, high = bucket.bounds[rank], bucket.bounds[rank + 1]
         for member in bucket.members:
             start, stop = max(low - member.start, 0), min(high - member.start, member.size)
-            # One without elements has none to be cut: it is where it begins.
+            # An empty parameter belongs to the rank at whose part it begins.
             if start < stop or (member.size == 0 and _owner_of(bucket, member.start) == rank):
                 pieces.append(Piece(member.param, k, start, stop, member.start + start))
     return sorted(pieces)
 
 
 def _owner_of(bucket: Bucket, element: int) -> int:
-    """The lowest rank whose part ends behind this element."""
+    """Return the lowest rank whose part of the bucket ends after this element."""
     ends = bucket.bounds[1:]
     return next((rank for rank, end in enumerate(ends) if end > element), len(ends) - 1)
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor's elements as they lie in memory: a view of one dimension."""
+    """Return a flat view of a dense tensor's elements in memory order."""
     tensor = tensor.detach()
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
 def shaped_like(flat: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """A stretch of memory as a tensor of this one's shape, and, if it is dense, order of elements."""
+    """Return a view of flat memory with the shape of `param` and, if `param` is dense, its strides."""
     if is_dense(param):
         return flat.as_strided(param.shape, param.stride(), flat.storage_offset())
     return flat.view(param.shape)
 
 
 def in_memory_order(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """All elements of a tensor of one's shape in the order in which those of a dense parameter lie in memory."""
+    """Return a flat copy of a tensor's elements in the memory order of `param`, a dense tensor of the same shape."""
     ordered = torch.empty_strided(param.shape, param.stride(), dtype=tensor.dtype, device=tensor.device)
     return memory_of(ordered.copy_(tensor))
-
-
-def weight_of(piece: Piece, param: torch.Tensor, cuts: bool) -> torch.Tensor:
-    """The elements of a piece: a flat view of the parameter's memory if parameters are cut, else the parameter."""
-    return memory_of(param)[piece.start : piece.stop] if cuts else param

@@ -1,13 +1,13 @@
-"""Sharded updates: the state of an optimizer is divided among the ranks (ZeRO, stage 1).
+"""Sharded optimizer states and updates (ZeRO, stage 1).
 
-Gradients are summed up so that each rank gets its own part of each bucket. It updates the pieces of parameters in that part,
-whose state only it has, by one launch of the same kernels as without sharding; then all ranks gather what the others
-updated. States are saved and loaded in the form of those that are not divided.
+Gradients are reduce-scattered, so each rank gets the sum of its own part of each bucket. It updates the pieces of parameters
+in that part, whose state it alone has, by one launch of the same kernels as without sharding. Then an all-gather gives all
+ranks the updated weights. Files of states are the same as without sharding.
 
-Where a rule looks at single elements, parameters are cut anywhere, and every rank has 1/N of the state. Where it needs whole
-tensors (norms of a tensor, products of matrices, noise by the number of an element) each parameter belongs to one rank, and
-ranks are balanced by what the rule says that updates cost. Sums over all tensors, as for clip_norm, are added up across the
-ranks on the device.
+If the rule is elementwise, parameters are cut at any element, and every rank has 1/N of the state. If it needs whole tensors
+(norms of a tensor, products of matrices, random numbers by element index), each parameter belongs to one rank, and the ranks
+are balanced by the cost of updates that the rule estimates. Sums over all tensors, as for clip_norm, are all-reduced on the
+device.
 
 Source: Rajbhandari et al. (2020), "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.1.
 """
@@ -42,38 +42,37 @@ from .partition import (
     owners_of,
     pieces_of,
     shaped_like,
-    weight_of,
 )
 
-_MASTERS = (None, torch.float32, torch.float16, torch.bfloat16, torch.int16, torch.int8)  # types that masters may have
-_Placed = list[tuple[int, torch.Tensor]]  # weights with the numbers of their stretches of a bucket
+_MASTERS = (None, torch.float32, torch.float16, torch.bfloat16, torch.int16, torch.int8)  # dtypes that masters may have
+_Placed = list[tuple[int, torch.Tensor]]  # weights, each after the index of its stretch of a bucket
 
 
 class ZeroSync(AllReduceSync):
-    """Every rank updates its share of the weights (dist_sync with update_on_kvstore=True): ZeRO, stage 1.
+    """The synchronization of `dist_sync` with `update_on_kvstore=True`: each rank updates its share of the weights (ZeRO 1).
 
     Attributes:
-        updater: has the states of this rank's pieces, by the parameter's index.
+        updater: holds the states of this rank's pieces, by parameter index.
     """
 
     updates = True
-    reports_metrics = False  # pieces of parameters have no rows in what is measured
+    reports_metrics = False  # metrics have rows for whole parameters only
     updater: Updater
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._control: torch.Tensor | None = None
-        self._cuts = False  # whether parameters are cut anywhere, or each belongs to one rank
-        self._pieces: list[Piece] = []  # what this rank has, once there are buckets
+        self._cuts = False  # whether parameters are cut at any element; otherwise each belongs to one rank
+        self._pieces: list[Piece] = []  # of this rank, once there are buckets
         self._gradients: list[torch.Tensor] | None = None  # of the pieces, once there are buckets
         self._plan: Plan | None = None
         self._rows: HyperRows | None = None
         self._strides: list[tuple[int, ...]] = []
         self._addresses: list[int] = []
-        # Of each bucket the sizes of its stretches (pieces, and gaps between them), the weights of this rank's part, and the
-        # weights of the other ranks' parts.
+        # For each bucket: the sizes of its stretches (pieces and the gaps between them), the weights in this rank's part,
+        # and the weights in the other ranks' parts.
         self._routes: list[tuple[Bucket, list[int], _Placed, _Placed]] = []
-        self._total: torch.Tensor | None = None  # what the first reduction over all tensors has found in the last update
+        self._total: torch.Tensor | None = None  # the result of the last update's first reduction over all tensors
 
     def _make(self, reducer: Callable[[Bucket], Any] | None) -> GradientBuckets:
         optimizer, params = self._optimizer, self._replica.params
@@ -83,7 +82,7 @@ class ZeroSync(AllReduceSync):
             if self._cuts and not is_dense(param):
                 raise ValueError(
                     f"params: {name!r} has gaps in memory (shape {tuple(param.shape)}, strides {param.stride()}), so it "
-                    "cannot be cut among ranks: use .contiguous(), or update_on_kvstore=False"
+                    "cannot be divided among ranks: use .contiguous(), or update_on_kvstore=False"
                 )
         self.updater = Updater(optimizer, self._engine)
         self.updater.control = self._control
@@ -93,18 +92,19 @@ class ZeroSync(AllReduceSync):
 
     @torch.no_grad()
     def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
-        own = self._follow()
+        shards = self._follow()
         self._total = None
         optimizer: Any = self._optimizer
-        gradients = [gradient if chosen[piece.param] else None for gradient, piece in zip(own, self._pieces, strict=True)]
+        pairs = zip(shards, self._pieces, strict=True)
+        gradients = [gradient if chosen[piece.param] else None for gradient, piece in pairs]
         if isinstance(optimizer, RuleOptimizer):
             self._step_by_rule(optimizer, chosen, gradients)
         elif isinstance(optimizer, MultiOptimizer):
             self._step_together(optimizer, chosen, gradients)
         elif any(chosen):
             mine = {piece.param for piece in self._pieces}
-            if others := [i for i, active in enumerate(chosen) if active and i not in mine]:
-                optimizer._update_count(others)
+            if elsewhere := [i for i, active in enumerate(chosen) if active and i not in mine]:
+                optimizer._update_count(elsewhere)
             if self._pieces:
                 self._planned().step(gradients)
         self._gather(chosen)
@@ -114,8 +114,8 @@ class ZeroSync(AllReduceSync):
         optimizer: Any = self._optimizer
         if not (isinstance(optimizer, RuleOptimizer) and isinstance(optimizer.rule, Rule)):
             raise RuntimeError(
-                f"a loss scaler with {type(optimizer).__name__} and update_on_kvstore=True: that a gradient overflowed is "
-                "known to the rank that has it only; use update_on_kvstore=False"
+                f"a loss scaler with {type(optimizer).__name__} and update_on_kvstore=True: only the rank that holds a "
+                "gradient could see that it overflowed; use update_on_kvstore=False"
             )
         self._refuse_compressed()
         self._control = control
@@ -138,11 +138,11 @@ class ZeroSync(AllReduceSync):
         self._gather([True] * len(self._names))
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, in the form of a trainer's whose state is not cut, with tensors on the CPU."""
+        """Return the state of whole parameters, in the same form as without sharding, with tensors on the CPU."""
         whole = self._for_whole_states()
-        found = torch.tensor([float(bool(self.updater.state))], device=self._device)
-        dist_utils.all_reduce(found, dist.ReduceOp.MAX, self.group)
-        if found.item():
+        has_states = torch.tensor([float(bool(self.updater.state))], device=self._device)
+        dist_utils.all_reduce(has_states, dist.ReduceOp.MAX, self.group)
+        if has_states.item():
             if not self._cuts:
                 return self._collect_owned(whole)
             self._collect_cut(whole)
@@ -150,7 +150,7 @@ class ZeroSync(AllReduceSync):
         return checkpoint.collect(whole, self._names, self._live.params)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what a `state_dict` returned, that of a `Trainer` or of any number of ranks."""
+        """Load a `state_dict`, saved with or without sharding and on any number of ranks."""
         self._find_pieces()
         mine, whole = {piece.param: piece for piece in self._pieces}, self._for_whole_states()
         stand_ins = [
@@ -168,23 +168,24 @@ class ZeroSync(AllReduceSync):
 
     @torch.no_grad()
     def masters(self, new: Mapping[int, torch.Tensor] | None = None) -> Mapping[Any, torch.Tensor]:
-        """Whole masters, by index, on the CPU; or `new` ones, of which this rank takes its pieces."""
+        """Return the masters of whole parameters by index, on the CPU; with `new`, load this rank's pieces of it instead."""
         if new is not None:
             self._find_pieces()
             self._load_masters(new)
             self._plan = self._rows = None
             return new
-        params, own = self._live.params, dict(self.updater.masters)
-        kinds = [_MASTERS.index(own[i].dtype if i in own else None) for i in range(len(params))]
-        found = torch.tensor(kinds, device=self._device)
-        dist_utils.all_reduce(found, dist.ReduceOp.MAX, self.group)
-        if not found.any():
+        params, pieces = self._live.params, dict(self.updater.masters)
+        kinds = torch.tensor(
+            [_MASTERS.index(pieces[i].dtype if i in pieces else None) for i in range(len(params))], device=self._device
+        )
+        dist_utils.all_reduce(kinds, dist.ReduceOp.MAX, self.group)
+        if not kinds.any():
             return {}
         if not self._cuts:
-            own = {i: in_memory_order(master, torch.empty_like(params[i])) for i, master in own.items()}  # type: ignore[index]
+            pieces = {i: in_memory_order(master, torch.empty_like(params[i])) for i, master in pieces.items()}  # type: ignore[index]
         whole: dict[Any, torch.Tensor] = {}
-        for i, values in self._whole_tensors(own, None):
-            if (dtype := _MASTERS[int(found[i])]) is not None:
+        for i, values in self._whole_tensors(pieces, None):
+            if (dtype := _MASTERS[int(kinds[i])]) is not None:
                 whole[i] = master_like(values, dtype).copy_(values)
         return whole
 
@@ -193,19 +194,20 @@ class ZeroSync(AllReduceSync):
         return self._live.params[0].device
 
     def _weight(self, piece: Piece) -> torch.Tensor:
-        return weight_of(piece, self._live.params[piece.param], self._cuts)
+        param = self._live.params[piece.param]
+        return memory_of(param)[piece.start : piece.stop] if self._cuts else param
 
     def _follow(self) -> list[torch.Tensor]:
-        """See where the weights are now. Gives the gradients of this rank's pieces.
+        """Find where the weights lie in memory now, and return the gradients of this rank's pieces.
 
         Raises:
-            ValueError: elements of a parameter that is cut are in another order.
+            ValueError: parameters are cut, and the strides of one have changed.
         """
         gradients, params, cuts, rank = self._find_pieces(), self._live.params, self._cuts, self._live.rank
         if cuts and [param.stride() for param in params] != self._strides:
             raise ValueError(
-                "a parameter has got other strides since the first step, as by .t() or another memory format: each process "
-                "has the states of pieces of its memory, which cannot follow; change layouts before the first step"
+                "the strides of a parameter have changed since the first step, as by .t() or another memory format, but "
+                "each process has states for ranges of its old memory order: change layouts before the first step"
             )
         addresses = [param.data_ptr() for param in params]
         if addresses == self._addresses:
@@ -214,59 +216,60 @@ class ZeroSync(AllReduceSync):
         for bucket in self._live.buckets:
             low, high, last, end = *bucket.bounds[rank : rank + 2], bucket.bounds[-1], 0
             sizes: list[int] = []
-            own: _Placed = []
-            others: _Placed = []
+            local: _Placed = []
+            remote: _Placed = []
             for member in bucket.members:
                 param = params[member.param].detach()
-                for first, past, into in ((0, low, others), (low, high, own), (high, last, others)):
+                for first, past, into in ((0, low, remote), (low, high, local), (high, last, remote)):
                     start, stop = max(first - member.start, 0), min(past - member.start, member.size)
                     if start < stop:
                         sizes += [member.start + start - end, stop - start]
                         end = member.start + stop
                         into.append((len(sizes) - 1, memory_of(param)[start:stop] if cuts else param))
             if bucket.members:
-                self._routes.append((bucket, [*sizes, last - end], own, others))
+                self._routes.append((bucket, [*sizes, last - end], local, remote))
         return gradients
 
     def _find_pieces(self) -> list[torch.Tensor]:
-        """Make the buckets, and find this rank's pieces in them. Gives their gradients."""
+        """Make the buckets, find this rank's pieces in them, and return the gradients of these pieces."""
         if self._gradients is None:
             self._live.make()
             rank, self._gradients = self._live.rank, []
             self._pieces = pieces_of(self._live.buckets, rank)
             for piece in self._pieces:
                 bucket = self._live.buckets[piece.bucket]
-                own, low = bucket.own, bucket.bounds[rank]
-                assert own is not None
-                flat = own[piece.at - low : piece.at - low + piece.stop - piece.start]
+                shard, low = bucket.shard, bucket.bounds[rank]
+                assert shard is not None
+                flat = shard[piece.at - low : piece.at - low + piece.stop - piece.start]
                 self._gradients.append(flat if self._cuts else shaped_like(flat, self._live.params[piece.param]))
         return self._gradients
 
     def _gather(self, used: Sequence[bool]) -> None:
-        """Give all ranks all pieces of what was used. While a bucket is copied to the parameters, the next is on its way."""
+        """All-gather the weights of the buckets with used parameters; one bucket is copied while the next is gathered."""
         buckets, landing = self._live, None
-        for bucket, sizes, own, others in self._routes:
+        for bucket, sizes, local, remote in self._routes:
             if not any(used[member.param] for member in bucket.members):
                 continue
             stage = buckets.pool.take(bucket.bounds[-1], buckets.params[bucket.members[0].param])
             stretches = stage.split_with_sizes(sizes)
-            if own:
-                torch._foreach_copy_(self._places(stretches, own), [weight for _, weight in own])
+            if local:
+                torch._foreach_copy_(self._places(stretches, local), [weight for _, weight in local])
             work = buckets.gather(bucket, stage)
             if landing is not None:
                 self._land(*landing)
-            landing = work, stage, stretches, others
+            landing = work, stage, stretches, remote
         if landing is not None:
             self._land(*landing)
 
-    def _land(self, work: Any, stage: torch.Tensor, stretches: Sequence[torch.Tensor], others: _Placed) -> None:
+    def _land(self, work: Any, stage: torch.Tensor, stretches: Sequence[torch.Tensor], remote: _Placed) -> None:
+        """Wait for an all-gather, and copy the other ranks' weights to the parameters."""
         work.wait()
-        if others:
-            copy_all([weight for _, weight in others], self._places(stretches, others))
+        if remote:
+            copy_all([weight for _, weight in remote], self._places(stretches, remote))
         self._live.pool.give(stage)
 
     def _places(self, stretches: Sequence[torch.Tensor], placed: _Placed) -> list[torch.Tensor]:
-        """The stretches of a bucket's memory where these weights belong."""
+        """Return the stretches of a bucket's memory that hold these weights, as views of the weights' shapes."""
         return [stretches[k] if self._cuts else shaped_like(stretches[k], weight) for k, weight in placed]
 
     def _planned(self) -> Plan:
@@ -274,7 +277,7 @@ class ZeroSync(AllReduceSync):
             indices = [piece.param for piece in self._pieces]
             weights = [self._weight(piece) for piece in self._pieces]
             names = [self._names[i] for i in indices]
-            # Random numbers of pieces of a parameter must not be the same.
+            # Pieces of one parameter must draw different random numbers.
             offsets = np.array(
                 [piece.param + (piece.start // storage.BLOCK << 32) for piece in self._pieces], dtype=np.int64
             )
@@ -286,17 +289,17 @@ class ZeroSync(AllReduceSync):
     def _step_together(
         self, optimizer: MultiOptimizer, used: Sequence[bool], gradients: Sequence[torch.Tensor | None]
     ) -> None:
-        """A step of several optimizers, which count all parameters; this rank updates its own."""
+        """Take a step of several optimizers: count the updates of all parameters, and update this rank's pieces."""
         if not any(used):
             return
         chosen, counts, slots = np.array(used, dtype=bool), optimizer.step_counts, optimizer.slots(range(len(used)))
         number = counts.largest_after(slots[chosen])
-        optimizer.rate_at(number)  # where that fails, it does so on all ranks, before anything else
+        optimizer.rate_at(number)  # if it fails, it fails on all ranks, before anything has changed
         if self._pieces:
             plan: Any = self._planned()  # a MultiPlan
             plan.prepare(gradients)
             plan.run(number=number)
-        else:  # the other ranks wait for this one's share
+        else:  # the other ranks wait for this one in the sums over all tensors
             MultiPlan(optimizer, [], self.updater.control, self._device, self._all_reduce_global).run(number=number)
         mine = np.isin(np.arange(len(used)), [piece.param for piece in self._pieces])
         counts.advance(slots[chosen & ~mine], number)
@@ -304,16 +307,16 @@ class ZeroSync(AllReduceSync):
     def _step_by_rule(
         self, optimizer: RuleOptimizer, used: Sequence[bool], gradients: Sequence[torch.Tensor | None]
     ) -> None:
-        """A step in which the optimizer is asked about all parameters, and counts them; this rank updates its own."""
+        """Take a step of one optimizer: form all parameters' hyper-parameters, and update this rank's pieces."""
         if not any(used):
             return
         rows = self._rows = self._rows or HyperRows(optimizer, range(len(used)))
         rows.use(list(used))
         try:
-            rule, formed = rows.form_all()
+            rule, hypers = rows.form_all()
             if any(gradient is not None for gradient in gradients):
                 plan: Any = self._planned()  # a StepPlan
-                plan.step_with(gradients, rule, [formed[piece.param] for piece in self._pieces])
+                plan.step_with(gradients, rule, [hypers[piece.param] for piece in self._pieces])
             else:
                 self._reduce_nothing(rule)
         except BaseException:
@@ -322,7 +325,7 @@ class ZeroSync(AllReduceSync):
         rows.count()
 
     def _reduce_nothing(self, rule: Any) -> None:
-        """Take part in the sums over all tensors, for which the other ranks wait."""
+        """Take part in the sums over all tensors with zeros, since the other ranks wait for them."""
         for reduction in rule.reductions:
             if reduction.scope == "global":
                 zeros = torch.zeros(reduction.n_values, dtype=widest(self._device), device=self._device)
@@ -334,31 +337,31 @@ class ZeroSync(AllReduceSync):
             self._total = totals[0]
 
     def _for_whole_states(self) -> Updater:
-        """An updater for whole states, which the optimizer does not keep."""
+        """Return a temporary updater for whole states; the optimizer goes on with this rank's updater."""
         whole = Updater(self._optimizer, self.updater.engine)
         self.updater.be_that_of(self._optimizer)
         return whole
 
     def _load_masters(self, masters: Mapping[Any, torch.Tensor]) -> None:
-        """Take this rank's pieces of these masters, by index."""
-        weights, own = {}, {}
+        """Load this rank's pieces of the masters of whole parameters, which are given by index."""
+        weights, pieces = {}, {}
         for piece in self._pieces if masters else ():
             i, param = piece.param, self._live.params[piece.param]
             weights[i] = self._weight(piece)
             if i in masters:
-                own[i] = in_memory_order(masters[i], param)[piece.start : piece.stop] if self._cuts else masters[i]
-        self.updater.put_masters(own, weights)
+                pieces[i] = in_memory_order(masters[i], param)[piece.start : piece.stop] if self._cuts else masters[i]
+        self.updater.put_masters(pieces, weights)
 
     @torch.no_grad()
     def _collect_cut(self, whole: Updater) -> None:
-        """Put whole states and masters into `whole`, bucket by bucket and slot by slot."""
+        """Gather the states and masters of whole parameters into `whole`, slot by slot and bucket by bucket."""
         optimizer: Any = self._optimizer
         rule, states = optimizer.composed_rule, {}
         for piece in self._pieces:
             weight, i = self._weight(piece).detach(), piece.param
             states[i] = current_state(optimizer, i, weight, self.updater.state_of(i))
-        made = optimizer.states_for([torch.empty_like(param, device="cpu") for param in self._live.params])
-        whole.state = {i: dict(zip(rule.slots, state, strict=True)) for i, state in enumerate(made)}
+        empty = optimizer.states_for([torch.empty_like(param, device="cpu") for param in self._live.params])
+        whole.state = {i: dict(zip(rule.slots, state, strict=True)) for i, state in enumerate(empty)}
         for slot in rule.state:
             unsigned = slot in rule.nonnegative
             for i, values in self._whole_tensors({i: state[slot] for i, state in states.items()}, unsigned):
@@ -367,10 +370,12 @@ class ZeroSync(AllReduceSync):
         for i, master in self.masters().items():
             whole.state[i][MASTER] = master
 
-    def _whole_tensors(self, found: Mapping[Any, torch.Tensor], unsigned: bool | None) -> Iterator[tuple[int, torch.Tensor]]:
-        """Each parameter's whole tensor, on the CPU in its arithmetic's type, of all ranks' pieces of it.
+    def _whole_tensors(self, local: Mapping[Any, torch.Tensor], unsigned: bool | None) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield each parameter's index and whole tensor, gathered from all ranks' pieces, on the CPU in its compute dtype.
 
-        `unsigned` is whether states are never negative, or None of masters.
+        Args:
+            local: this rank's pieces of states or masters, by parameter.
+            unsigned: whether the states are never negative; None for masters.
         """
         pieces: dict[int, list[Piece]] = {}
         for piece in self._pieces:
@@ -379,11 +384,11 @@ class ZeroSync(AllReduceSync):
             if not bucket.members:
                 continue
             assert bucket.weight_dtype is not None
-            dtype = compute_dtype(bucket.weight_dtype)  # which has all values of narrower types
+            dtype = compute_dtype(bucket.weight_dtype)  # it represents all values of narrower dtypes
             flat = torch.zeros(bucket.bounds[-1], dtype=dtype, device=bucket.flat.device)
             for piece in pieces.get(k, ()):
-                if piece.param in found:
-                    tensor, size = found[piece.param], piece.stop - piece.start
+                if piece.param in local:
+                    tensor, size = local[piece.param], piece.stop - piece.start
                     if unsigned is not None and storage.is_packed(tensor):
                         tensor = storage.unpacked(tensor, torch.Size([size]), unsigned)
                     flat[piece.at : piece.at + size] = tensor
@@ -394,7 +399,7 @@ class ZeroSync(AllReduceSync):
                 yield member.param, like.copy_(shaped_like(flat[member.start : member.start + member.size], like))
 
     def _collect_numbers(self, optimizer: RuleOptimizer, states: Mapping[int, State], whole: Updater) -> None:
-        """The numbers that a rule keeps of each parameter, which all its pieces have; the first one's are taken."""
+        """Gather the scalar states of each parameter into `whole`: all its pieces have equal ones, so the first piece's."""
         rule = optimizer.composed_rule
         if not rule.kept:
             return
@@ -409,21 +414,21 @@ class ZeroSync(AllReduceSync):
                 state[slot].copy_(value)
 
     def _collect_owned(self, whole: Updater) -> dict[str, Any]:
-        """The state of parameters that belong to ranks as a whole, tensor by tensor."""
+        """Return the state of all parameters when each belongs to one rank, which broadcasts it tensor by tensor."""
         whole.state = {p.param: self.updater.state[p.param] for p in self._pieces if p.param in self.updater.state}
         self._optimizer.slots(range(len(self._names)))
         collected = checkpoint.collect(whole, self._names, self._live.params)
-        own = collected["state"]
+        local = collected["state"]
         state: dict[str, dict[str, torch.Tensor]] = {}
         layout: dict[str, Any] = {}
-        listed = {name: {slot: (tuple(t.shape), t.dtype) for slot, t in slots.items()} for name, slots in own.items()}
+        listed = {name: {slot: (tuple(t.shape), t.dtype) for slot, t in slots.items()} for name, slots in local.items()}
         for rank, (kinds, nesting) in enumerate(dist_utils.all_gather_objects((listed, collected["layout"]), self.group)):
             layout |= nesting
             for name, slots in kinds.items():
                 state[name] = {}
                 for slot, (shape, dtype) in slots.items():
-                    there = rank == self._live.rank
-                    tensor = own[name][slot] if there else torch.empty(shape, dtype=dtype, device=self._device)
+                    is_local = rank == self._live.rank
+                    tensor = local[name][slot] if is_local else torch.empty(shape, dtype=dtype, device=self._device)
                     sent = tensor.contiguous().to(self._device)
                     dist_utils.broadcast(sent.view(torch.uint8) if dtype == torch.int16 else sent, rank, self.group)
                     state[name][slot] = tensor.cpu()
@@ -432,7 +437,7 @@ class ZeroSync(AllReduceSync):
         return collected
 
     def _piece_of(self, whole: State, piece: Piece) -> State:
-        """This rank's piece of the whole states of a parameter, without its master."""
+        """Return this rank's piece of a whole parameter's states, without the master."""
         optimizer: Any = self._optimizer
         rule, param = optimizer.composed_rule, self._live.params[piece.param]
         weight, size = self._weight(piece).detach(), torch.Size([piece.stop - piece.start])
