@@ -7,23 +7,11 @@ from typing import Any
 
 from ...kernels import rules
 from ..validation import integer, number
+from .adaptive import WithBetas
 from .base import register
-from .rule_optimizer import RuleOptimizer
 from .settings import Setting, fraction, not_negative, positive, switch
 
 __all__ = ["ADOPT", "MARS", "AdEMAMix", "Adan", "Grams", "NovoGrad", "RAdam", "StableAdamW"]
-
-
-class WithBetas(RuleOptimizer):
-    """Two decays of averages in [0, 1), and an epsilon >= 0."""
-
-    beta1 = fraction()
-    beta2 = fraction()
-    epsilon = not_negative()
-
-    def __init__(self, learning_rate: float | None, beta1: float, beta2: float, epsilon: float, **kwargs: Any) -> None:
-        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
-        super().__init__(learning_rate=learning_rate, **kwargs)
 
 
 @register

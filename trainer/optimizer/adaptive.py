@@ -28,8 +28,20 @@ def bias_correction(beta1: Any, beta2: Any, t: Any) -> Any:
     return math.sqrt(square) / correction
 
 
+class WithBetas(RuleOptimizer):
+    """Base class of optimizers with the arguments of Adam: two decay rates of averages, and an epsilon."""
+
+    beta1 = fraction()
+    beta2 = fraction()
+    epsilon = not_negative()
+
+    def __init__(self, learning_rate: float | None, beta1: float, beta2: float, epsilon: float, **kwargs: Any) -> None:
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+
 @register
-class Adam(RuleOptimizer):
+class Adam(WithBetas):
     """Adaptive moment estimation.
 
     Args:
@@ -47,9 +59,6 @@ class Adam(RuleOptimizer):
     rule = rules.adam
     takes_sparse = True
 
-    beta1 = fraction()
-    beta2 = fraction()
-    epsilon = not_negative()
     lazy_update = switch()
 
     def __init__(
@@ -61,16 +70,15 @@ class Adam(RuleOptimizer):
         lazy_update: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.lazy_update = lazy_update
-        super().__init__(learning_rate=learning_rate, **kwargs)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         return {"lr": lr * bias_correction(self.beta1, self.beta2, t)}
 
 
 @register
-class AdamW(RuleOptimizer):
+class AdamW(WithBetas):
     """Adam with decoupled weight decay.
 
     Args:
@@ -87,9 +95,6 @@ class AdamW(RuleOptimizer):
     default_learning_rate = 0.001
     rule = rules.adamw
 
-    beta1 = fraction()
-    beta2 = fraction()
-    epsilon = not_negative()
     correct_bias = switch()
 
     def __init__(
@@ -101,9 +106,8 @@ class AdamW(RuleOptimizer):
         correct_bias: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.correct_bias = correct_bias
-        super().__init__(learning_rate=learning_rate, **kwargs)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         if self.correct_bias:
@@ -277,7 +281,7 @@ class Adamax(RuleOptimizer):
 
 
 @register
-class Nadam(RuleOptimizer):
+class Nadam(WithBetas):
     """Adam with Nesterov's momentum.
 
     Args:
@@ -302,9 +306,6 @@ class Nadam(RuleOptimizer):
     host_state_names = ("m_schedule",)
     m_schedule = carried()
 
-    beta1 = fraction()
-    beta2 = fraction()
-    epsilon = not_negative()
     schedule_decay = not_negative()
 
     def __init__(
@@ -316,10 +317,9 @@ class Nadam(RuleOptimizer):
         schedule_decay: float = 0.004,
         **kwargs: Any,
     ) -> None:
-        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.schedule_decay = schedule_decay
         self.m_schedule = 1.0
-        super().__init__(learning_rate=learning_rate, **kwargs)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         now, following = (nesterov_momentum(self.beta1, self.schedule_decay, n) for n in (t, t + 1))

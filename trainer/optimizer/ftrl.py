@@ -6,9 +6,10 @@ from typing import Any
 
 from ...kernels import rules
 from ..validation import number
+from .adaptive import WithBetas
 from .base import register
 from .rule_optimizer import RuleOptimizer
-from .settings import first_argument_in_mxnet, fraction, not_negative
+from .settings import first_argument_in_mxnet, not_negative
 
 __all__ = ["FTML", "Ftrl"]
 
@@ -46,7 +47,7 @@ class Ftrl(RuleOptimizer):
 
 
 @register
-class FTML(RuleOptimizer):
+class FTML(WithBetas):
     """Follow the moving leader.
 
     Args:
@@ -63,10 +64,6 @@ class FTML(RuleOptimizer):
 
     rule = rules.ftml
 
-    beta1 = fraction()
-    beta2 = fraction()
-    epsilon = not_negative()
-
     @first_argument_in_mxnet("beta1")
     def __init__(
         self,
@@ -76,8 +73,7 @@ class FTML(RuleOptimizer):
         epsilon: float = 1e-8,
         **kwargs: Any,
     ) -> None:
-        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
-        super().__init__(learning_rate=_positive(learning_rate), **kwargs)
+        super().__init__(_positive(learning_rate), beta1, beta2, epsilon, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         _refuse_zero(self, lr)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...kernels import Rule, rules
 from ..validation import number
+from .adaptive import WithBetas
 from .base import register
 from .counts import Index
 from .rule_optimizer import RuleOptimizer
@@ -76,16 +77,13 @@ class LARS(RuleOptimizer):
         return {"epsilon": self.eps, "scaled": float(scaled), "momentum": self.momentum * self.ratio}
 
 
-class _Lamb(RuleOptimizer):
+class _Lamb(WithBetas):
     """What LAMB and LANS have in common."""
 
     default_overrules_schedule = True
     default_learning_rate = 0.001
     bias_correction = True
 
-    beta1 = fraction()
-    beta2 = fraction()
-    epsilon = not_negative()
     lower_bound = Setting(number, low=0, optional=True)
     upper_bound = Setting(number, low=0, optional=True)
 
@@ -99,9 +97,8 @@ class _Lamb(RuleOptimizer):
         upper_bound: float | None = None,
         **kwargs: Any,
     ) -> None:
-        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.lower_bound, self.upper_bound = lower_bound, upper_bound
-        super().__init__(learning_rate=learning_rate, **kwargs)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         uncorrected = {} if self.bias_correction else {"correction1": 1.0, "correction2": 1.0}

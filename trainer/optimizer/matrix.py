@@ -10,7 +10,7 @@ import torch
 from ...kernels import TensorRule, rules
 from ...kernels.rules.matrix import turned_dimensions
 from ..validation import integer, number
-from .adam_variants import WithBetas
+from .adaptive import WithBetas, bias_correction
 from .base import register
 from .rule_optimizer import RuleOptimizer
 from .settings import Setting, fraction, not_negative, positive, switch
@@ -77,7 +77,7 @@ class SOAP(WithBetas):
         steps = t - self.begin_num_update - 1  # the first update is none
         rate = lr
         if self.correct_bias and steps:
-            rate *= math.sqrt(1.0 - self.beta2**steps) / (1.0 - self.beta1**steps)
+            rate *= bias_correction(self.beta1, self.beta2, steps)
         return {
             "lr": rate,
             "shampoo_beta": self.beta2 if self.shampoo_beta is None else self.shampoo_beta,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from ...kernels import Rule, rules
 from ..validation import number
-from .adam_variants import WithBetas
+from .adaptive import WithBetas, bias_correction
 from .base import register
 from .rule_optimizer import RuleOptimizer
 from .settings import Setting, fraction, not_negative, positive, switch
@@ -115,24 +117,18 @@ class Sophia(RuleOptimizer):
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         return {} if self._scale is None else {"scale": self._scale}
 
-    def estimating(self, scale: float = 1.0) -> _Estimating:
+    @contextlib.contextmanager
+    def estimating(self, scale: float = 1.0) -> Iterator[None]:
         """A context in which a step takes its gradients for the curvature and leaves the weights as they are.
 
         Args:
             scale: the number of samples or tokens in the batch, > 0.
         """
-        return _Estimating(self, number("scale", scale, above=0))
-
-
-class _Estimating:
-    def __init__(self, optimizer: Sophia, scale: float) -> None:
-        self._optimizer, self._scale = optimizer, scale
-
-    def __enter__(self) -> None:
-        self._optimizer._scale = self._scale
-
-    def __exit__(self, *exception: object) -> None:
-        self._optimizer._scale = None
+        self._scale = number("scale", scale, above=0)
+        try:
+            yield
+        finally:
+            self._scale = None
 
 
 @register
@@ -199,7 +195,7 @@ class Prodigy(WithBetas):
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         if self.use_bias_correction:
-            lr *= math.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t)
+            lr *= bias_correction(self.beta1, self.beta2, t)
         decays = {"wd": 0.0, "decay": lr * wd} if self.decoupled else {"wd": wd, "decay": 0.0}
         return decays | {
             "lr": lr,

@@ -18,7 +18,6 @@ __all__ = ["ScheduleFreeAdamW", "ScheduleFreeSGD"]
 class _ScheduleFree(RuleOptimizer):
     """What both schedule-free optimizers have in common: the average's shares, and where the average is."""
 
-    uniform_hyper = True
     host_state_names = ("steps", "largest_lr", "weight_sum", "share", "rate_scale")
     steps, largest_lr, weight_sum, share, rate_scale = carried(), carried(), carried(), carried(), carried()
 
@@ -122,6 +121,3 @@ class ScheduleFreeAdamW(_ScheduleFree):
     ) -> None:
         self.beta2, self.epsilon = beta2, epsilon
         super().__init__(learning_rate, beta, warmup, power, r, **kwargs)
-
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        return {"lr": lr * self.rate_scale}
