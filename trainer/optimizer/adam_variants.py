@@ -1,4 +1,4 @@
-"""Relatives of Adam, from recent papers. Weights decay by learning rate times `wd`, decoupled, if not said otherwise."""
+"""Variants of Adam from recent papers. Weight decay is decoupled (learning rate times `wd`) unless stated."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ __all__ = ["ADOPT", "MARS", "AdEMAMix", "Adan", "Grams", "NovoGrad", "RAdam", "S
 
 @register
 class Adan(WithBetas):
-    """Adam with averages of the gradient and of its change.
+    """Adan optimizer: Adam with Nesterov momentum, from averages of the gradient and of its change since the last step.
 
     Args:
-        learning_rate: default 0.001.
-        beta1, beta2, beta3: decay of the averages of the gradient, of its change and of the square, in [0, 1).
-        epsilon: added to the root, >= 0.
-        **kwargs: those of `Optimizer`. The decay is proximal: the weight is divided by 1 + learning rate times wd.
+        learning_rate: step size, >= 0; None means 0.001.
+        beta1, beta2, beta3: decay rates of the averages of the gradient, of its change and of the square, in [0, 1).
+        epsilon: added to the root of the averaged squares in the denominator, >= 0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. Weight decay is proximal: the weight
+            is divided by 1 + learning rate times `wd`.
 
     Source: Xie et al. (2022), "Adan: Adaptive Nesterov Momentum Algorithm", alg. 1, whose betas are 1 minus these.
     """
@@ -47,16 +48,16 @@ class Adan(WithBetas):
 
 @register
 class AdEMAMix(WithBetas):
-    """AdamW with a second, much slower average of the gradient.
+    """AdEMAMix optimizer: AdamW with a second, much slower average of the gradient.
 
     Args:
-        learning_rate: default 0.001.
-        beta1, beta2: decay of the fast average and of the square, in [0, 1).
-        beta3: decay of the slow average, in (0, 1).
-        alpha: weight of the slow average, >= 0.
-        warmup: updates over which `alpha` and `beta3` grow to their values; None means they have them from the start.
-        epsilon: added to the root, >= 0.
-        **kwargs: those of `Optimizer`.
+        learning_rate: step size, >= 0; None means 0.001.
+        beta1, beta2: decay rates of the fast average of the gradient and of the average of its square, in [0, 1).
+        beta3: decay rate of the slow average of the gradient, in (0, 1).
+        alpha: weight of the slow average in the step, >= 0.
+        warmup: number of updates over which `alpha` and `beta3` grow to their values; None means no warm-up.
+        epsilon: added to the root of the averaged squares in the denominator, >= 0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`, such as `wd` and `clip_gradient`.
 
     Source: Pagliardini, Ablin & Grangier (2024), "The AdEMAMix Optimizer", alg. 1, the warm-up from section 3.
     """
@@ -93,13 +94,14 @@ class AdEMAMix(WithBetas):
 
 @register
 class ADOPT(WithBetas):
-    """Adam that divides by the average of the squares before this gradient, and so converges with any beta2.
+    """ADOPT optimizer: Adam that leaves the newest gradient out of its denominator, and so converges with any beta2.
 
     Args:
-        learning_rate: default 0.001.
-        beta1, beta2: decay of the averages, in [0, 1).
-        epsilon: the smallest root, > 0.
-        **kwargs: those of `Optimizer`. The first update of a parameter only starts its averages.
+        learning_rate: step size, >= 0; None means 0.001.
+        beta1, beta2: decay rates of the averages of the gradient and of its square, in [0, 1).
+        epsilon: lower limit of the denominator, > 0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. The first update of a parameter only
+            starts its averages.
 
     Source: Taniguchi et al. (2024), "ADOPT: Modified Adam Can Converge with Any beta2", alg. 2.
     """
@@ -124,13 +126,13 @@ class ADOPT(WithBetas):
 
 @register
 class Grams(WithBetas):
-    """AdamW that goes by the gradient's sign: a step has the size of Adam's and the direction of the newest gradient.
+    """Grams optimizer: steps with the size of AdamW's and, element by element, the sign of the newest gradient.
 
     Args:
-        learning_rate: default 0.001.
-        beta1, beta2: decay of the averages, in [0, 1).
-        epsilon: added to the root, >= 0.
-        **kwargs: those of `Optimizer`.
+        learning_rate: step size, >= 0; None means 0.001.
+        beta1, beta2: decay rates of the averages of the gradient and of its square, in [0, 1).
+        epsilon: added to the root of the averaged squares in the denominator, >= 0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`, such as `wd` and `clip_gradient`.
 
     Source: Cao, Li & Song (2024), "Grams: Gradient Descent with Adaptive Momentum Scaling", alg. 1.
     """
@@ -151,13 +153,13 @@ class Grams(WithBetas):
 
 @register
 class StableAdamW(WithBetas):
-    """AdamW that takes shorter steps, tensor by tensor, while gradients are larger than their averages expect.
+    """StableAdamW optimizer: AdamW that shortens the step of a tensor while its gradients exceed their running averages.
 
     Args:
-        learning_rate: default 0.001.
-        beta1, beta2: decay of the averages, in [0, 1).
-        epsilon: added to the root, > 0.
-        **kwargs: those of `Optimizer`.
+        learning_rate: step size, >= 0; None means 0.001.
+        beta1, beta2: decay rates of the averages of the gradient and of its square, in [0, 1).
+        epsilon: added to the root of the averaged squares in the denominator, > 0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`, such as `wd` and `clip_gradient`.
 
     Source: Wortsman et al. (2023), "Stable and low-precision training for large-scale vision-language models", alg. 2.
     """
@@ -187,14 +189,14 @@ class StableAdamW(WithBetas):
 
 @register
 class MARS(WithBetas):
-    """AdamW on gradients whose variance is reduced by how they change.
+    """MARS optimizer: AdamW on gradients whose variance is reduced by adding a multiple of their change.
 
     Args:
-        learning_rate: default 0.003.
-        beta1, beta2: decay of the averages, in [0, 1).
-        gamma: how much of the change is made use of, >= 0.
-        epsilon: added to the root, >= 0.
-        **kwargs: those of `Optimizer`.
+        learning_rate: step size, >= 0; None means 0.003.
+        beta1, beta2: decay rates of the averages of the gradient and of its square, in [0, 1).
+        gamma: strength of the variance reduction, the multiplier of the gradient's change, >= 0.
+        epsilon: added to the root of the averaged squares in the denominator, >= 0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`, such as `wd` and `clip_gradient`.
 
     Source: Yuan et al. (2024), "MARS: Unleashing the Power of Variance Reduction", alg. 2 with gradients of one batch each.
     """
@@ -222,13 +224,14 @@ class MARS(WithBetas):
 
 @register
 class NovoGrad(WithBetas):
-    """Momentum on gradients divided by the running norm of their tensor.
+    """NovoGrad optimizer: momentum on gradients that are divided by a running norm of their whole tensor.
 
     Args:
-        learning_rate: default 0.01.
-        beta1, beta2: decay of the momentum and of the squared norm, in [0, 1).
-        epsilon: added to the norm, >= 0.
-        **kwargs: those of `Optimizer`. The decay is added to the normalised gradient.
+        learning_rate: step size, >= 0; None means 0.01.
+        beta1, beta2: decay rates of the momentum and of the average squared norm, in [0, 1).
+        epsilon: added to the running norm in the denominator, >= 0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. Weight decay is added to the normalised
+            gradient.
 
     Source: Ginsburg et al. (2019), "Stochastic Gradient Methods with Layer-wise Adaptive Moments", alg. 1.
     """
@@ -248,16 +251,17 @@ class NovoGrad(WithBetas):
 
 @register
 class RAdam(WithBetas):
-    """Adam that takes plain steps of its average while the average of squares is too uncertain to divide by.
+    """Rectified Adam: Adam that takes plain momentum steps until its average of squares is reliable enough to divide by.
 
     Args:
-        learning_rate: default 0.001.
-        beta1, beta2: decay of the averages, in [0, 1).
-        epsilon: added to the root, >= 0.
-        decoupled: whether the decay is apart from the gradient, or added to it.
-        **kwargs: those of `Optimizer`.
+        learning_rate: step size, >= 0; None means 0.001.
+        beta1, beta2: decay rates of the averages of the gradient and of its square, in [0, 1).
+        epsilon: added to the root of the averaged squares in the denominator, >= 0.
+        decoupled: whether weight decay is decoupled (True), or added to the gradient (False).
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`, such as `wd` and `clip_gradient`.
 
-    Source: Liu et al. (2020), "On the Variance of the Adaptive Learning Rate and Beyond", alg. 2, above 5 as in torch.
+    Source: Liu et al. (2020), "On the Variance of the Adaptive Learning Rate and Beyond", alg. 2,
+    with torch's threshold of 5.
     """
 
     default_learning_rate = 0.001
@@ -287,7 +291,7 @@ class RAdam(WithBetas):
 
 
 def rectified(lr: float, beta1: float, beta2: float, t: int) -> dict[str, float]:
-    """RAdam's rate with its bias corrections and rectification, and whether it is adaptive. Liu et al. (2020), alg. 2."""
+    """Return RAdam's "lr", with bias correction and rectification, and "adaptive", 1.0 or 0.0. Liu et al. (2020), alg. 2."""
     correction = 1.0 - beta2**t
     longest = 2.0 / (1.0 - beta2) - 1.0
     length = longest - 2.0 * t * beta2**t / correction

@@ -1,4 +1,4 @@
-"""Adam and its variants, AdaGrad, AdaDelta and RMSProp: a learning rate per element, from the size of its gradients."""
+"""Adam and its variants, AdaGrad, AdaDelta and RMSProp: optimizers with a step size per element."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ __all__ = ["AdaBelief", "AdaDelta", "AdaGrad", "Adam", "AdamW", "Adamax", "Group
 
 
 def bias_correction(beta1: Any, beta2: Any, t: Any) -> Any:
-    """What Adam's rate is multiplied by at update `t`, for averages that started at zero (Kingma & Ba, section 2).
+    """Return the factor that corrects Adam's learning rate at update `t` for averages that started at zero.
 
-    Each may be an array of Python's numbers: those of several optimizers, or updates.
+    Each argument may be a NumPy array of Python numbers, for several optimizers or updates at once; the result is then a
+    float64 array. Source: Kingma & Ba (2015), section 2.
     """
     square, correction = 1.0 - beta2**t, 1.0 - beta1**t
     if isinstance(square, np.ndarray) or isinstance(correction, np.ndarray):
@@ -42,14 +43,15 @@ class WithBetas(RuleOptimizer):
 
 @register
 class Adam(WithBetas):
-    """Adaptive moment estimation.
+    """Adam optimizer: momentum divided, element by element, by the root of a running average of squared gradients.
 
     Args:
-        learning_rate: default 0.001.
-        beta1, beta2: decay of the averages of the gradient and of its square, in [0, 1).
-        epsilon: added to the root, >= 0, after the bias correction (not the paper's epsilon-hat).
-        lazy_update: with a sparse gradient update only the rows that it has, state and decay included; if False, all.
-        **kwargs: those of `Optimizer`. The decay is added to the gradient before clipping.
+        learning_rate: step size, >= 0; None means 0.001.
+        beta1, beta2: decay rates of the averages of the gradient and of its square, in [0, 1).
+        epsilon: added to the root of the averaged squares in the denominator, >= 0. It is the paper's epsilon-hat, since
+            bias correction is part of the learning rate.
+        lazy_update: whether a sparse gradient updates and decays only the rows that it lists; False means all rows.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. Weight decay is added to the gradient, before clipping.
 
     Source: MXNet 1.9.1 Adam; Kingma & Ba (2015).
     """
@@ -79,14 +81,14 @@ class Adam(WithBetas):
 
 @register
 class AdamW(WithBetas):
-    """Adam with decoupled weight decay.
+    """AdamW optimizer: Adam with decoupled weight decay.
 
     Args:
-        learning_rate: default 0.001.
-        beta1, beta2: decay of the averages of the gradient and of its square, in [0, 1).
-        epsilon: added to the root, >= 0.
-        correct_bias: whether the rate is corrected for averages that start at zero.
-        **kwargs: those of `Optimizer`.
+        learning_rate: step size, >= 0; None means 0.001.
+        beta1, beta2: decay rates of the averages of the gradient and of its square, in [0, 1).
+        epsilon: added to the root of the averaged squares in the denominator, >= 0.
+        correct_bias: whether the learning rate is corrected for averages that start at zero.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`, such as `wd` and `clip_gradient`.
 
     Source: MXNet 2.0 AdamW, which multiplies the decay by the corrected rate; Loshchilov & Hutter (2019).
     """
@@ -117,14 +119,15 @@ class AdamW(WithBetas):
 
 @register
 class AdaGrad(RuleOptimizer):
-    """Rates that fall with the sum of the squared gradients.
+    """AdaGrad optimizer: the gradient divided, element by element, by the root of the sum of all squared gradients so far.
 
     Args:
-        learning_rate: default 0.01.
-        eps: added under the root, >= 0; MXNet 2.0's name `epsilon` is also accepted.
-        **kwargs: those of `Optimizer`. The decay is apart from the gradient; where that is sparse it must be 0.
+        learning_rate: step size, >= 0; None means 0.01.
+        eps: added under the root, >= 0; may also be given as `epsilon`, its name in MXNet 2.0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. Weight decay is decoupled, and must be 0
+            for parameters with sparse gradients.
 
-    Source: MXNet 1.9.1 AdaGrad; Duchi, Hazan & Singer (2011). A sparse gradient updates only the rows that it has.
+    Source: MXNet 1.9.1 AdaGrad; Duchi, Hazan & Singer (2011). A sparse gradient updates only the rows that it lists.
     """
 
     rule = rules.adagrad
@@ -145,14 +148,14 @@ class AdaGrad(RuleOptimizer):
 
 @register
 class GroupAdaGrad(RuleOptimizer):
-    """AdaGrad with one rate for each row of a matrix, as for embeddings.
+    """GroupAdaGrad optimizer: AdaGrad with one step size for each row of a matrix, as for embeddings.
 
     Args:
-        learning_rate: default 0.01.
-        eps: added under the root, >= 0; MXNet 2.0's name `epsilon` is also accepted.
-        **kwargs: those of `Optimizer`, except for `wd`, which must be 0.
+        learning_rate: step size, >= 0; None means 0.01.
+        eps: added under the root, >= 0; may also be given as `epsilon`, its name in MXNet 2.0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`; `wd` must be 0.
 
-    Source: MXNet 1.9.1 GroupAdaGrad. A sparse gradient updates only the rows that it has.
+    Source: MXNet 1.9.1 GroupAdaGrad. A sparse gradient updates only the rows that it lists.
     """
 
     rule = rules.group_adagrad
@@ -181,16 +184,16 @@ class GroupAdaGrad(RuleOptimizer):
 
 @register
 class RMSProp(RuleOptimizer):
-    """The gradient over the root of the running mean of its square.
+    """RMSProp optimizer: the gradient divided, element by element, by the root of a running mean of its square.
 
     Args:
-        learning_rate: default 0.001.
-        gamma1: decay of the averages, in [0, 1); MXNet 2.0's name `rho` is also accepted.
-        gamma2: momentum, in [0, 1); used only when centered. MXNet 2.0's name `momentum` is also accepted.
+        learning_rate: step size, >= 0; None means 0.001.
+        gamma1: decay rate of the running means, in [0, 1); may also be given as `rho`, its name in MXNet 2.0.
+        gamma2: decay rate of the momentum, in [0, 1), used only if `centered`; may also be given as `momentum`.
         epsilon: added under the root, >= 0.
-        centered: divide by the root of the variance instead, and use momentum.
-        clip_weights: weights are limited to [-clip_weights, clip_weights]; None means no limit.
-        **kwargs: those of `Optimizer`. The decay is added to the gradient before clipping.
+        centered: whether to divide by the root of the variance instead, and use momentum.
+        clip_weights: limit of the weights, which are clipped to [-clip_weights, clip_weights]; None means no limit.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. Weight decay is added to the gradient, before clipping.
 
     Source: MXNet 1.9.1 RMSProp; Tieleman & Hinton (2012), centered Graves (2013).
     """
@@ -230,12 +233,13 @@ class RMSProp(RuleOptimizer):
 
 @register
 class AdaDelta(RuleOptimizer):
-    """Steps measured by the running size of the steps before; there is no learning rate.
+    """AdaDelta optimizer: steps scaled by the running size of earlier steps; it ignores the learning rate.
 
     Args:
-        rho: decay of the averages, in [0, 1).
-        epsilon: added under the roots, > 0.
-        **kwargs: those of `Optimizer`. The decay is apart from the gradient and from any rate.
+        rho: decay rate of the averages of squared gradients and squared steps, in [0, 1).
+        epsilon: added under both roots, > 0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. Weight decay is decoupled, and not
+            multiplied by a learning rate.
 
     Source: MXNet 1.9.1 AdaDelta; Zeiler (2012).
     """
@@ -255,14 +259,15 @@ class AdaDelta(RuleOptimizer):
 
 @register
 class Adamax(RuleOptimizer):
-    """The gradient's average over its largest size, which decays.
+    """Adamax optimizer: momentum divided, element by element, by the largest recent gradient, a maximum that decays.
 
     Args:
-        learning_rate: default 0.002.
-        beta1, beta2: decay of the average and of the largest size, in [0, 1).
-        **kwargs: those of `Optimizer`. The decay is added to the gradient before clipping.
+        learning_rate: step size, >= 0; None means 0.002.
+        beta1, beta2: decay rates of the average and of the maximum, in [0, 1).
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. Weight decay is added to the gradient, before clipping.
 
-    Source: MXNet 1.9.1 Adamax; Kingma & Ba (2015), section 7.1. A weight whose gradients were all zero stays as it is.
+    Source: MXNet 1.9.1 Adamax; Kingma & Ba (2015), section 7.1. A weight whose gradients were all zero does not
+    change.
     """
 
     default_overrules_schedule = True
@@ -282,18 +287,18 @@ class Adamax(RuleOptimizer):
 
 @register
 class Nadam(WithBetas):
-    """Adam with Nesterov's momentum.
+    """Nadam optimizer: Adam with Nesterov momentum.
 
     Args:
-        learning_rate: default 0.001.
-        beta1, beta2: decay of the averages of the gradient and of its square, in [0, 1).
-        epsilon: added to the root, >= 0.
-        schedule_decay: how fast the momentum approaches beta1, >= 0.
-        **kwargs: those of `Optimizer`. The decay is added to the gradient before clipping.
+        learning_rate: step size, >= 0; None means 0.001.
+        beta1, beta2: decay rates of the averages of the gradient and of its square, in [0, 1).
+        epsilon: added to the root of the averaged squares in the denominator, >= 0.
+        schedule_decay: how fast the momentum of a step approaches `beta1`, >= 0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. Weight decay is added to the gradient, before clipping.
 
     Attributes:
-        m_schedule: the product of all momenta so far. It is one number for all parameters and grows with each of them, as in
-            MXNet, so that results depend on how many parameters there are.
+        m_schedule: the product of the momenta of all updates so far. As in MXNet it is one number that every parameter's
+            update changes, so results depend on the number of parameters.
 
     Source: MXNet 1.9.1 Nadam; Dozat (2016).
     """
@@ -332,20 +337,20 @@ class Nadam(WithBetas):
 
 
 def nesterov_momentum(beta1: float, schedule_decay: float, t: int) -> float:
-    """Nadam's momentum at update `t`, which approaches beta1. Dozat (2016), section 2.1, with Sutskever's schedule."""
+    """Return Nadam's momentum at update `t`, which approaches `beta1`. Dozat (2016), section 2.1, Sutskever's schedule."""
     return beta1 * (1.0 - 0.5 * 0.96 ** (t * schedule_decay))
 
 
 @register
 class AdaBelief(AdamW):
-    """Adam with the variance of the gradient around its average under the root.
+    """AdaBelief optimizer: Adam that divides by the root of the gradient's variance around its running average.
 
     Args:
-        learning_rate: default 0.001.
-        beta1, beta2: decay of the average and of the variance, in [0, 1).
-        epsilon: added to the variance at every step, and to its root, >= 0.
-        correct_bias: whether the rate is corrected for averages that start at zero.
-        **kwargs: those of `Optimizer`. The decay is added to the gradient before clipping.
+        learning_rate: step size, >= 0; None means 0.001.
+        beta1, beta2: decay rates of the average and of the variance, in [0, 1).
+        epsilon: added to the variance at every step, and to its root in the denominator, >= 0.
+        correct_bias: whether the learning rate is corrected for averages that start at zero.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. Weight decay is added to the gradient, before clipping.
 
     Source: MXNet 2.0 AdaBelief; Zhuang et al. (2020).
     """

@@ -1,4 +1,4 @@
-"""Ftrl and FTML: weights rebuilt at every step from sums over all gradients."""
+"""Ftrl and FTML: optimizers that compute weights anew at every step from sums over all gradients so far."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["FTML", "Ftrl"]
 
 @register
 class Ftrl(RuleOptimizer):
-    """Follow the regularised leader: weights that matter little are exactly zero.
+    """Follow-the-regularised-leader optimizer (FTRL): its L1 penalty makes unimportant weights exactly zero.
 
     Args:
-        lamda1: the L1 penalty, >= 0.
-        learning_rate: default 0.1, > 0.
-        beta: added to the root, >= 0.
-        **kwargs: those of `Optimizer`. The decay acts as an L2 penalty.
+        lamda1: strength of the L1 penalty, >= 0.
+        learning_rate: step size, > 0; None means 0.1.
+        beta: added to the root of the summed squares in the denominator, >= 0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. Weight decay acts as an L2 penalty.
 
     Raises:
-        ValueError: at a step, a rate of 0 for any parameter.
+        ValueError: at a step, the learning rate of a parameter is 0, by schedule or multiplier.
 
-    Source: MXNet 1.9.1 Ftrl; McMahan et al. (2013). A sparse gradient updates only the rows that it has.
+    Source: MXNet 1.9.1 Ftrl; McMahan et al. (2013). A sparse gradient updates only the rows that it lists.
     """
 
     default_learning_rate = 0.1
@@ -48,16 +48,16 @@ class Ftrl(RuleOptimizer):
 
 @register
 class FTML(WithBetas):
-    """Follow the moving leader.
+    """Follow-the-moving-leader optimizer (FTML), between FTRL and Adam: recent gradients count more.
 
     Args:
-        learning_rate: default 0.01, > 0.
-        beta1, beta2: decay of the averages, in [0, 1).
-        epsilon: added to the root, >= 0.
-        **kwargs: those of `Optimizer`. The decay is added to the gradient before clipping.
+        learning_rate: step size, > 0; None means 0.01.
+        beta1, beta2: decay rates of the averages of the gradient and of its square, in [0, 1).
+        epsilon: added to the root of the averaged squares in the denominator, >= 0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. Weight decay is added to the gradient, before clipping.
 
     Raises:
-        ValueError: at a step, a rate of 0 for any parameter.
+        ValueError: at a step, the learning rate of a parameter is 0, by schedule or multiplier.
 
     Source: MXNet 1.9.1 FTML; Zheng & Kwok (2017).
     """
@@ -88,5 +88,5 @@ def _refuse_zero(optimizer: RuleOptimizer, lr: float) -> None:
     if lr == 0:
         raise ValueError(
             f"a learning rate of 0, by schedule or lr_mult: {type(optimizer).__name__} divides by it, so it must be greater "
-            "than 0; parameters with requires_grad=False stay as they are"
+            "than 0; to keep a parameter as it is, set requires_grad=False"
         )

@@ -1,4 +1,4 @@
-"""SGD and its variants: steps along the gradient, its running sum or their signs, with or without noise."""
+"""SGD and its variants: with momentum, Nesterov momentum, signs, noise (SGLD) or delay compensation (DCASGD)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ __all__ = ["DCASGD", "NAG", "SGD", "SGLD", "Signum"]
 
 @register
 class SGD(RuleOptimizer):
-    """Stochastic gradient descent, with momentum if asked.
+    """Stochastic gradient descent (SGD), optionally with momentum.
 
     Args:
-        learning_rate: default 0.01.
-        momentum: in [0, 1); 0 keeps no state.
-        lazy_update: with a sparse gradient update only the rows that it has, state and decay included; if False, all.
-        **kwargs: those of `Optimizer`.
+        learning_rate: step size, >= 0; None means 0.01.
+        momentum: decay rate of the momentum, in [0, 1); 0 means plain SGD without state.
+        lazy_update: whether a sparse gradient updates and decays only the rows that it lists; False means all rows.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`, such as `wd` and `clip_gradient`.
 
-    Source: MXNet 1.9.1 SGD. The momentum is a step in weight space: a new rate does not rescale the past.
+    Source: MXNet 1.9.1 SGD. The momentum contains the learning rate, so a new rate does not rescale past
+    steps.
     """
 
     takes_sparse = True
@@ -50,14 +51,14 @@ class SGD(RuleOptimizer):
 
 @register
 class NAG(RuleOptimizer):
-    """Nesterov's accelerated gradient.
+    """Nesterov's accelerated gradient (NAG), SGD with Nesterov momentum.
 
     Args:
-        learning_rate: default 0.01.
-        momentum: in [0, 1); 0 is plain SGD and keeps no state.
-        **kwargs: those of `Optimizer`.
+        learning_rate: step size, >= 0; None means 0.01.
+        momentum: decay rate of the momentum, in [0, 1); 0 means plain SGD without state.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`, such as `wd` and `clip_gradient`.
 
-    Source: MXNet 1.9.1 NAG, whose stored momentum takes the weight decay of the updated weight.
+    Source: MXNet 1.9.1 NAG, which computes weight decay for the stored momentum from the updated weight.
     """
 
     momentum = fraction()
@@ -74,15 +75,15 @@ class NAG(RuleOptimizer):
 
 @register
 class Signum(RuleOptimizer):
-    """Steps of equal length, by the sign of the momentum, or of the gradient where there is none.
+    """Signum optimizer: each element steps by the learning rate, in the direction of the sign of its momentum.
 
     Args:
-        learning_rate: default 0.01.
-        momentum: in [0, 1); with 0 only the gradient's sign counts, so that rescaling and clipping change nothing.
-        wd_lh: decoupled weight decay, >= 0 (Loshchilov & Hutter).
-        **kwargs: those of `Optimizer`.
+        learning_rate: step size, >= 0; None means 0.01.
+        momentum: decay rate of the momentum, in [0, 1); 0 means signSGD, which uses the gradient's sign.
+        wd_lh: decoupled weight decay, >= 0, in addition to `wd` (Loshchilov & Hutter).
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`, such as `wd` and `clip_gradient`.
 
-    Source: MXNet 1.9.1 Signum; `wd_lh` without momentum, which 1.9.1 refuses, as in 2.0.
+    Source: MXNet 1.9.1 Signum; `wd_lh` works without momentum as in MXNet 2.0, where 1.9.1 raises an error.
     """
 
     default_overrules_schedule = True
@@ -105,14 +106,14 @@ class Signum(RuleOptimizer):
 
 @register
 class SGLD(RuleOptimizer):
-    """Stochastic gradient Langevin dynamics: half a step of SGD, and Gaussian noise of variance `learning_rate`.
+    """Stochastic gradient Langevin dynamics (SGLD): half a step of SGD plus Gaussian noise of variance `learning_rate`.
 
     Args:
-        learning_rate: default 0.01.
-        seed: >= 0; the same seed gives the same noise, on every engine and after a resume.
-        **kwargs: those of `Optimizer`.
+        learning_rate: step size, >= 0; None means 0.01.
+        seed: seed of the noise, an int >= 0; equal seeds give equal noise, on every engine and after resuming.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`, such as `wd` and `clip_gradient`.
 
-    Source: MXNet 1.9.1 SGLD, which draws from a global generator; Welling & Teh (2011).
+    Source: MXNet 1.9.1 SGLD, there with noise from a global generator; Welling & Teh (2011).
     """
 
     rule = rules.sgld
@@ -125,7 +126,7 @@ class SGLD(RuleOptimizer):
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper_of(self, index: Index | None, t: int, lr: float, wd: float) -> dict[str, float]:
-        # The keys come from the parameter's index and count, not from a stream, so that the order of updates is no matter.
+        # The keys depend on the parameter's index and count, so that the order of updates does not matter.
         number = index if isinstance(index, int) and index >= 0 else zlib.crc32(str(index).encode())
         key0, key1 = np.random.SeedSequence([self.seed, number, t]).generate_state(2) >> 8
         return {"key0": float(key0), "key1": float(key1)}
@@ -133,18 +134,18 @@ class SGLD(RuleOptimizer):
 
 @register
 class DCASGD(RuleOptimizer):
-    """SGD that makes up for the delay of asynchronous training, by how far the weight has moved meanwhile.
+    """Delay-compensated asynchronous SGD (DCASGD): corrects gradients that were computed at older weights.
 
-    On a server ("dist_async") that is since the worker pulled the weight that its gradient is of; elsewhere since the last
-    update.
+    The correction is proportional to how far the weight has moved: on a parameter server ("dist_async") since the worker
+    pulled it, elsewhere since the last update.
 
     Args:
-        learning_rate: default 0.01.
-        momentum: in [0, 1); 0 keeps no momentum.
-        lamda: how much is made up for, >= 0.
-        **kwargs: those of `Optimizer`.
+        learning_rate: step size, >= 0; None means 0.01.
+        momentum: decay rate of the momentum, in [0, 1); 0 means none, and no state for it.
+        lamda: strength of the correction, >= 0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`, such as `wd` and `clip_gradient`.
 
-    Source: MXNet 1.9.1 DCASGD, with momentum, which fails there, as in 2.0; Zheng et al. (2017).
+    Source: MXNet 1.9.1 DCASGD; momentum as in MXNet 2.0, since it fails in 1.9.1; Zheng et al. (2017).
     """
 
     weight_of_gradient = "previous"

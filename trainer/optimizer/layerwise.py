@@ -1,4 +1,4 @@
-"""LARS, LAMB and LANS, whose steps are scaled by norms of the whole tensor, for training with large batches."""
+"""LARS, LAMB and LANS, optimizers for large batches, which scale each tensor's step by norms of the whole tensor."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["LAMB", "LANS", "LARS"]
 
 @register
 class LARS(RuleOptimizer):
-    """SGD with a rate for each tensor, in proportion to the norm of its weights over that of its gradient.
+    """Layer-wise adaptive rate scaling (LARS): SGD with each tensor's step scaled by the norm ratio of weight and gradient.
 
     Args:
-        learning_rate: default 0.01.
-        momentum: in [0, 1); 0 keeps no momentum.
-        lazy_update: kept for MXNet's sake; it concerns sparse gradients, which are refused.
-        eta: the trust coefficient, > 0.
-        eps: added to the denominator, >= 0; MXNet 2.0's name `epsilon` is also accepted.
-        momentum_correction: multiply the momentum by the ratio of the rates where the rate has changed.
-        **kwargs: those of `Optimizer`. Where `param_idx2name` is given, only names that end in weight are decayed, and
-            gamma, beta and bias are not scaled.
+        learning_rate: step size, >= 0; None means 0.01.
+        momentum: decay rate of the momentum, in [0, 1); 0 means none, and no state for it.
+        lazy_update: accepted as in MXNet, without effect: it concerns sparse gradients, which LARS does not support.
+        eta: the trust coefficient, multiplier of the norm ratio, > 0.
+        eps: added to the denominator of the norm ratio, >= 0; may also be given as `epsilon`.
+        momentum_correction: whether to rescale the momentum by new rate / old rate when the learning rate changes.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. With `param_idx2name`, only parameters whose
+            names end in weight are decayed, and those ending in gamma, beta or bias are not scaled.
 
     Source: MXNet 1.9.1 LARS; You, Gitman & Ginsburg (2017).
     """
@@ -78,7 +78,7 @@ class LARS(RuleOptimizer):
 
 
 class _Lamb(WithBetas):
-    """What LAMB and LANS have in common."""
+    """Base class of LAMB and LANS: their common arguments and limits of the weights' norm."""
 
     default_overrules_schedule = True
     default_learning_rate = 0.001
@@ -107,15 +107,15 @@ class _Lamb(WithBetas):
 
 @register
 class LAMB(_Lamb):
-    """Adam with a rate for each tensor, in proportion to the norm of its weights over that of its direction.
+    """LAMB optimizer: Adam with each tensor's step scaled by the norm of its weights over the norm of Adam's direction.
 
     Args:
-        learning_rate: default 0.001.
-        beta1, beta2: decay of the averages of the gradient and of its square, in [0, 1).
-        epsilon: added to the root, >= 0.
-        lower_bound, upper_bound: the norm of the weights is limited to these; None or 0 means no limit.
-        bias_correction: whether the averages are corrected for starting at zero.
-        **kwargs: those of `Optimizer`. The decay is part of the direction.
+        learning_rate: step size, >= 0; None means 0.001.
+        beta1, beta2: decay rates of the averages of the gradient and of its square, in [0, 1).
+        epsilon: added to the root of the averaged squares in the denominator, >= 0.
+        lower_bound, upper_bound: limits of the norm of the weights in that ratio; None or 0 means no limit.
+        bias_correction: whether to correct the averages for starting at zero.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. Weight decay is part of the direction.
 
     Source: MXNet 1.9.1 LAMB; You et al. (2020).
     """
@@ -141,14 +141,14 @@ class LAMB(_Lamb):
 
 @register
 class LANS(_Lamb):
-    """LAMB with the gradient normalised first, and Nesterov's momentum.
+    """LANS optimizer: LAMB on normalised gradients, with Nesterov momentum; scales two directions per tensor by norm ratios.
 
     Args:
-        learning_rate: default 0.001.
-        beta1, beta2: decay of the averages of the gradient and of its square, in [0, 1).
-        epsilon: added to the root, >= 0.
-        lower_bound, upper_bound: the norm of the weights is limited to these; None or 0 means no limit.
-        **kwargs: those of `Optimizer`. The decay is part of both directions.
+        learning_rate: step size, >= 0; None means 0.001.
+        beta1, beta2: decay rates of the averages of the gradient and of its square, in [0, 1).
+        epsilon: added to the root of the averaged squares in the denominator, >= 0.
+        lower_bound, upper_bound: limits of the norm of the weights in that ratio; None or 0 means no limit.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. Weight decay is part of both directions.
 
     Source: MXNet 2.0 LANS; Zheng et al. (2020).
     """

@@ -1,4 +1,4 @@
-"""Optimizers whose rules need whole matrices: SOAP, Adafactor, CAME. Decay is decoupled."""
+"""SOAP, Adafactor and CAME, optimizers whose rules need whole matrices. Weight decay is decoupled."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ __all__ = ["CAME", "SOAP", "Adafactor"]
 
 @register
 class SOAP(WithBetas):
-    """Adam in coordinates that turn with the gradients, those of Shampoo's preconditioner.
+    """SOAP optimizer: Adam in the eigenbasis of Shampoo's preconditioner.
 
     Args:
-        learning_rate: default 0.003.
-        beta1, beta2: decay of the averages, in [0, 1).
-        shampoo_beta: decay of the matrices whose eigenvectors are the coordinates, in [0, 1); None means beta2.
-        epsilon: added to the root, >= 0.
-        precondition_frequency: the coordinates turn every so many updates, >= 1.
-        max_precondition_dim: larger dimensions keep their coordinates, >= 1; each other one has two matrices of its size.
-        precondition_1d: whether vectors have coordinates of their own, too.
-        correct_bias: whether the rate is corrected for averages that start at zero.
-        **kwargs: those of `Optimizer`. A parameter's first update only finds its coordinates.
+        learning_rate: step size, >= 0; None means 0.003.
+        beta1, beta2: decay rates of the averages of the gradient and of its square, in [0, 1).
+        shampoo_beta: decay rate of the averaged matrices whose eigenvectors are the basis, in [0, 1); None means beta2.
+        epsilon: added to the root of the averaged squares in the denominator, >= 0.
+        precondition_frequency: number of updates between two recomputations of the basis, >= 1.
+        max_precondition_dim: the largest dimension that gets a basis, >= 1; each of these stores two square matrices.
+        precondition_1d: whether vectors get a basis, too.
+        correct_bias: whether the learning rate is corrected for averages that start at zero.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. A parameter's first update only computes
+            its basis.
 
     Source: Vyas et al. (2024), "SOAP: Improving and Stabilizing Shampoo using Adam", alg. 3.
     """
@@ -67,14 +68,14 @@ class SOAP(WithBetas):
         return rules.soap_up_to(self.max_precondition_dim, self.precondition_1d)
 
     def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
-        """Begin with the axes as coordinates, which remain until the next turn where the first update is skipped."""
+        """Start with identity matrices as basis; they remain until the next recomputation if the first update is skipped."""
         sides = turned_dimensions(weight.shape, self.max_precondition_dim, float(self.precondition_1d))
         bases = [torch.eye(side).flatten() for side in sides if side]
         if bases:
             state[self.rule.state.index("basis")].copy_(torch.cat(bases))
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        steps = t - self.begin_num_update - 1  # the first update is none
+        steps = t - self.begin_num_update - 1  # the first update only computes the basis
         rate = lr
         if self.correct_bias and steps:
             rate *= bias_correction(self.beta1, self.beta2, steps)
@@ -90,15 +91,15 @@ class SOAP(WithBetas):
 
 @register
 class Adafactor(RuleOptimizer):
-    """Adam's denominator from the means of rows and columns only, and steps in proportion to the size of the weights.
+    """Adafactor optimizer: Adam's denominator from row and column means only, and steps relative to the weights' RMS.
 
     Args:
-        learning_rate: the largest relative step, default 0.01.
-        decay_rate: the share of a gradient in the averages is its update number to this power, <= 0.
-        epsilon1: the smallest root, None for the type's machine epsilon.
-        epsilon2: the smallest size of weights that steps are in proportion to, >= 0.
-        clip_threshold: the largest root mean square of a step, > 0.
-        **kwargs: those of `Optimizer`.
+        learning_rate: the largest relative step, >= 0; None means 0.01.
+        decay_rate: exponent, <= 0: at update t, a gradient enters the averages with the share t**decay_rate.
+        epsilon1: lower limit of the denominator, > 0; None means the machine epsilon of float32.
+        epsilon2: lower limit of the weights' root mean square that steps are relative to, >= 0.
+        clip_threshold: limit of the root mean square of a step, > 0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`, such as `wd` and `clip_gradient`.
 
     Source: Shazeer & Stern (2018), "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost"; defaults of torch.
     """
@@ -130,14 +131,14 @@ class Adafactor(RuleOptimizer):
 
 @register
 class CAME(RuleOptimizer):
-    """Adafactor with momentum, and shorter steps where the momentum and the newest step disagree.
+    """CAME optimizer: Adafactor with momentum, and shorter steps where the newest step differs from the momentum.
 
     Args:
-        learning_rate: default 0.0002.
-        beta1, beta2, beta3: decay of the momentum, of the squares and of the disagreement, in [0, 1).
-        epsilon1, epsilon2: added to squares and to disagreement, > 0.
-        clip_threshold: the largest root mean square of a step before momentum, > 0.
-        **kwargs: those of `Optimizer`.
+        learning_rate: step size, >= 0; None means 0.0002.
+        beta1, beta2, beta3: decay rates of the momentum, the squared gradients and the squared differences, in [0, 1).
+        epsilon1, epsilon2: added to the squared gradients and to the squared differences, > 0.
+        clip_threshold: limit of the root mean square of a step, before momentum, > 0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`, such as `wd` and `clip_gradient`.
 
     Source: Luo et al. (2023), "CAME: Confidence-guided Adaptive Memory Efficient Optimization", alg. 2.
     """

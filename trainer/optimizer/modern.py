@@ -1,4 +1,4 @@
-"""Other optimizers: Lion, Tiger, Sophia, Prodigy, ASGD, Rprop. Decay is decoupled, if not said otherwise."""
+"""Lion, Tiger, Sophia, Prodigy, ASGD and Rprop. Weight decay is decoupled unless a class says otherwise."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["ASGD", "Lion", "Prodigy", "Rprop", "Sophia", "Tiger"]
 
 @register
 class Lion(RuleOptimizer):
-    """Steps of equal length, by the sign of an average of the gradient.
+    """Lion optimizer: each element steps by the learning rate, in the direction of the sign of an averaged gradient.
 
     Args:
-        learning_rate: default 0.0001; a tenth to a third of AdamW's.
-        beta1, beta2: decay of the average that votes and of the one that is kept, in [0, 1).
-        **kwargs: those of `Optimizer`.
+        learning_rate: step size, >= 0; None means 0.0001. Use a tenth to a third of AdamW's.
+        beta1, beta2: decay rates of the average that gives the sign and of the stored average, in [0, 1).
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`, such as `wd` and `clip_gradient`.
 
     Source: Chen et al. (2023), "Symbolic Discovery of Optimization Algorithms", alg. 2.
     """
@@ -44,14 +44,15 @@ class Lion(RuleOptimizer):
 
 @register
 class Tiger(RuleOptimizer):
-    """Steps of equal length, by the sign of the gradient's average: Lion with one decay for both.
+    """Tiger optimizer: Lion with a single average of the gradient, whose sign gives the step.
 
     Args:
-        learning_rate: default 0.001.
-        beta: decay of the average, in [0, 1).
-        **kwargs: those of `Optimizer`.
+        learning_rate: step size, >= 0; None means 0.001.
+        beta: decay rate of the average, in [0, 1).
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`, such as `wd` and `clip_gradient`.
 
-    Source: Su (2023), "Tiger: A Tight-fisted Optimizer", https://github.com/bojone/tiger, with one rate for all layers.
+    Source: Su (2023), "Tiger: A Tight-fisted Optimizer", https://github.com/bojone/tiger, with one learning rate for all
+    layers.
     """
 
     default_learning_rate = 0.001
@@ -66,9 +67,9 @@ class Tiger(RuleOptimizer):
 
 @register
 class Sophia(RuleOptimizer):
-    """Steps by the gradient's average over an estimate of the curvature, limited to the learning rate.
+    """Sophia optimizer: momentum divided by an estimate of the curvature, each element's step clipped to the learning rate.
 
-    The curvature is estimated every ten or so updates from labels drawn from the model:
+    Estimate the curvature about every ten updates, with labels drawn from the model:
 
         labels = torch.distributions.Categorical(logits=net(x)).sample()
         cross_entropy(net(x), labels).backward()
@@ -76,11 +77,11 @@ class Sophia(RuleOptimizer):
             trainer.step(1)
 
     Args:
-        learning_rate: default 0.001.
-        beta1, beta2: decay of the averages of the gradient and of the curvature, in [0, 1).
-        rho: what the curvature is multiplied by; the share of limited elements should be between 10 and 50 %.
-        epsilon: the smallest denominator, > 0.
-        **kwargs: those of `Optimizer`.
+        learning_rate: step size, >= 0; None means 0.001.
+        beta1, beta2: decay rates of the averages of the gradient and of the curvature, in [0, 1).
+        rho: multiplier of the curvature, > 0; choose it so that 10 to 50 % of the elements are clipped.
+        epsilon: lower limit of the denominator, > 0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`, such as `wd` and `clip_gradient`.
 
     Source: Liu et al. (2023), "Sophia: A Scalable Stochastic Second-order Optimizer", alg. 2 and 3 (Sophia-G).
     """
@@ -119,10 +120,13 @@ class Sophia(RuleOptimizer):
 
     @contextlib.contextmanager
     def estimating(self, scale: float = 1.0) -> Iterator[None]:
-        """A context in which a step takes its gradients for the curvature and leaves the weights as they are.
+        """Context manager in which `step` updates the estimate of the curvature from the gradients, and no weight.
 
         Args:
             scale: the number of samples or tokens in the batch, > 0.
+
+        Raises:
+            TypeError, ValueError: on entry, `scale` is not a number > 0.
         """
         self._scale = number("scale", scale, above=0)
         try:
@@ -133,23 +137,24 @@ class Sophia(RuleOptimizer):
 
 @register
 class Prodigy(WithBetas):
-    """Adam that finds its learning rate, from how far the weights have come; the rate that is given is a factor of it.
+    """Prodigy optimizer: Adam that estimates its own step size from how far the weights have moved.
 
     Args:
-        learning_rate: default 1.0; a schedule may still lower it.
-        beta1, beta2: decay of the averages, in [0, 1).
-        beta3: decay of the sums that the estimate is made of, in [0, 1); None means the root of beta2.
-        epsilon: added to the root, times the estimate, >= 0.
-        d0: the first estimate, > 0.
-        d_coef: what estimates are multiplied by, > 0; the number to change where rates are too large or too small.
-        growth_rate: by how much the estimate may grow in one update, > 1; None means by any.
-        safeguard_warmup: whether to leave the learning rate out of the estimate's denominator, for schedules that warm up.
-        use_bias_correction: whether the averages are corrected for starting at zero.
-        decoupled: whether the decay is apart from the gradient, or added to it.
-        **kwargs: those of `Optimizer`. Weights of 16 bits need `multi_precision`: the first steps are too small for them.
+        learning_rate: multiplier of the estimated step size, >= 0; None means 1.0. A schedule may lower it.
+        beta1, beta2: decay rates of the averages of the gradient and of its square, in [0, 1).
+        beta3: decay rate of the sums from which the step size is estimated, in [0, 1); None means sqrt(beta2).
+        epsilon: multiplied by the estimate and added to the denominator, >= 0.
+        d0: the first estimate of the step size, > 0.
+        d_coef: multiplier of all estimates, > 0; change it if steps are too large or too small.
+        growth_rate: limit of the estimate's growth factor in one update, > 1; None means no limit.
+        safeguard_warmup: whether to leave the learning rate out of the estimate's denominator, for schedules with a warm-up.
+        use_bias_correction: whether to correct the averages for starting at zero.
+        decoupled: whether weight decay is decoupled (True), or added to the gradient (False).
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. 16-bit weights need `multi_precision`,
+            because the first steps are too small for them.
 
     Attributes:
-        d: the present estimate. To read it waits for the device.
+        d: the present estimate of the step size, a float. Reading it waits for the device.
 
     Source: Mishchenko & Defazio (2023), "Prodigy: An Expeditiously Adaptive Parameter-Free Learner", alg. 4.
     """
@@ -213,14 +218,15 @@ class Prodigy(WithBetas):
 
 @register
 class ASGD(RuleOptimizer):
-    """SGD with a falling rate that also averages the weights; `trainer.averaged_weights()` shows these.
+    """Averaged SGD: SGD with a decaying learning rate that also averages the weights, for `trainer.averaged_weights()`.
 
     Args:
-        learning_rate: default 0.01.
-        lambd: decay of weights and rate, >= 0.
-        alpha: power by which the rate falls, >= 0.
-        t0: update from which on weights are averaged, >= 0.
-        **kwargs: those of `Optimizer`. Their decay is added to the gradient.
+        learning_rate: step size, >= 0; None means 0.01.
+        lambd: decay coefficient of both the weights and the learning rate, >= 0.
+        alpha: exponent of the learning rate's decay, from 0 to 10.
+        t0: number of updates before the average of the weights starts, >= 0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. The weight decay `wd` is added to the
+            gradient.
 
     Source: Polyak & Juditsky (1992), "Acceleration of stochastic approximation by averaging"; arguments as torch's.
     """
@@ -256,13 +262,13 @@ class ASGD(RuleOptimizer):
 
 @register
 class Rprop(RuleOptimizer):
-    """Steps of each element's own size, which grows while its gradient keeps its sign. For gradients of the whole data.
+    """Rprop optimizer: each element has its own step size, which grows while its gradient keeps its sign; for full batches.
 
     Args:
-        learning_rate: the first step's size, default 0.01; later rates are not looked at.
-        shrink, grow: what sizes are multiplied by, 0 < shrink < 1 < grow.
-        smallest, largest: the limits of sizes, > 0.
-        **kwargs: those of `Optimizer`. There is no decay, so `wd` must be 0.
+        learning_rate: the first step size, >= 0; None means 0.01. Later learning rates have no effect.
+        shrink, grow: factors of the step size when the sign changes or stays, 0 < shrink < 1 < grow.
+        smallest, largest: limits of the step size, > 0.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. There is no weight decay: `wd` must be 0.
 
     Source: Riedmiller & Braun (1993), "A direct adaptive method for faster backpropagation learning: the RPROP algorithm".
     """
@@ -290,7 +296,7 @@ class Rprop(RuleOptimizer):
     def check_settings(self) -> None:
         super().check_settings()
         if self.largest < self.smallest:
-            raise ValueError(f"smallest={self.smallest!r}, largest={self.largest!r}: the first must not be above the second")
+            raise ValueError(f"smallest={self.smallest!r}, largest={self.largest!r}: smallest must not exceed largest")
         if self.wd:
             raise ValueError(f"wd={self.wd!r}: Rprop has no weight decay, so it must be 0")
 

@@ -1,4 +1,4 @@
-"""Muon and NorMuon: momentum made orthogonal. Decay is decoupled."""
+"""Muon and NorMuon, optimizers that orthogonalize the momentum of matrices. Weight decay is decoupled."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from .settings import Setting, fraction, not_negative, positive, switch
 
 __all__ = ["Muon", "NorMuon"]
 
-# Steps of Newton and Schulz, where they are not the length of the list. polar_express has eight, each of which is the best
-# after those before, so that any number of them is the best of so many.
+# Default numbers of Newton-Schulz steps that differ from the length of the list. Each of the eight triples of polar_express
+# is optimal after the ones before it, so the list may be cut anywhere.
 STEPS = {"polar_express": 5}
 MAY_BE_CUT = ("quintic", "polar_express")
 
 
 def checked_coefficients(argument: str, value: Any) -> str | tuple[Triple, ...]:
-    """The name of a list, or the triples of one.
+    """Return the argument `coefficients`, checked: a known name, or a tuple of triples of floats.
 
     Raises:
-        TypeError, ValueError: it is neither.
+        TypeError: `value` is neither a string nor a list of triples of numbers.
+        ValueError: there is no list of that name, or the list is empty or has entries that are not triples.
     """
     if isinstance(value, str):
         return choice(argument, value, COEFFICIENTS)
@@ -52,10 +53,14 @@ def checked_coefficients(argument: str, value: Any) -> str | tuple[Triple, ...]:
 
 @cache
 def triples_of(coefficients: str | tuple[Triple, ...], steps: int | None) -> tuple[Triple, ...]:
-    """One triple for each of so many steps; None means the list's own number.
+    """Return the polynomial coefficients of each Newton-Schulz step, one triple per step.
+
+    Args:
+        coefficients: the name of a list of triples, or the triples.
+        steps: the number of steps; the last triple is repeated if there are more. None means the default of the list.
 
     Raises:
-        ValueError: a list that means nothing without its last steps is to be cut short.
+        ValueError: `steps` is less than the length of a list that must not be cut short.
     """
     triples = COEFFICIENTS[coefficients] if isinstance(coefficients, str) else coefficients
     if steps is None:
@@ -67,26 +72,25 @@ def triples_of(coefficients: str | tuple[Triple, ...], steps: int | None) -> tup
 
 
 class WithOrthogonalization(RuleOptimizer):
-    """An optimizer whose matrices go through the iteration of Newton and Schulz.
+    """Base class of optimizers that orthogonalize matrices by Newton-Schulz iteration.
 
     Args:
-        coefficients: of the polynomials a x + b x^3 + c x^5 that the singular values go through: "quintic" (Jordan et al.
-            2024), "polar_express" (Amsel et al. 2025), "cubic5" (arXiv 2606.00371), "deepseekv4" (DeepSeek-AI 2026), or a
-            list of triples of your own.
-        steps: iterations, >= 1; None means 5 for the first three, 10 for "deepseekv4", and one for each triple of your own.
-            After the last triple it is repeated. Only "quintic" and "polar_express" may be cut short.
-        gram: whether to iterate on the products of rows and multiply the matrix once (Zhang et al. 2026, "Gram
-            Newton-Schulz"): the same up to rounding. None means for matrices with more than twice as many columns as rows,
-            or rows as columns.
-        flatten: whether tensors of more than two dimensions, such as kernels of convolutions, are matrices with all
-            dimensions but the first as columns, (out, in * height * width). Else those of three dimensions are stacks of
-            matrices, (experts, rows, columns), each of which is made orthogonal, as in Jordan's code (so that a Conv1d needs
-            `flatten`, or AdamW), and those of more take AdamW's step.
-        split: rows that are matrices of their own, such as the heads of a projection: a number of equal blocks of rows, or
-            a list of the rows of each, for all matrices; under a Trainer also a mapping from patterns of names to one of
-            these, such as {"*qkv.weight": [64, 64, 64], "*out|*proj": 4}, or a function from name and shape to one of them
-            or None. None means none.
-        **kwargs: those of `RuleOptimizer`.
+        coefficients: (a, b, c) of the polynomial a x + b x^3 + c x^5 that each iteration applies to the singular values:
+            "quintic" (Jordan et al. 2024), "polar_express" (Amsel et al. 2025), "cubic5" (arXiv 2606.00371), "deepseekv4"
+            (DeepSeek-AI 2026), or a list of your own triples, one per iteration.
+        steps: number of iterations, >= 1; None means 10 for "deepseekv4", 5 for the other names, and the length of a list
+            of your own. Further iterations repeat the last triple. Only "quintic" and "polar_express" may be cut short.
+        gram: whether to iterate on the Gram matrix of the rows and multiply the matrix only once (Zhang et al. 2026, "Gram
+            Newton-Schulz"), equal up to rounding; None means for matrices with one side more than twice the other.
+        flatten: whether a tensor of more than two dimensions, such as a convolution's weight, is one matrix of shape
+            (out, in * height * width). If False, tensors of three dimensions are stacks of matrices (experts, rows, columns)
+            that are orthogonalized one by one, as in Jordan's code, and tensors of more dimensions take AdamW's step; a
+            Conv1d then needs `flatten=True` or AdamW.
+        split: blocks of rows that are orthogonalized separately, such as the heads of a projection: a number of equal
+            blocks, or a list with the number of rows of each block. Under a Trainer also a mapping from patterns of
+            parameter names to these, such as {"*qkv.weight": [64, 64, 64], "*out|*proj": 4}, or a function from name and
+            shape to one of these or None. None means that matrices are not split.
+        **kwargs: arguments of `RuleOptimizer`.
     """
 
     coefficients = Setting(checked_coefficients)
@@ -110,7 +114,7 @@ class WithOrthogonalization(RuleOptimizer):
         self.gram, self.flatten = gram, flatten
         self.split = split
         self._blocks: tuple[Blocks, ...] = ((),)
-        self._entries: list[int] = []  # of `_blocks`, for each parameter, where these differ
+        self._entries: list[int] = []  # for each parameter its place in `_blocks`, if parameters differ
         super().__init__(**kwargs)
 
     def check_settings(self) -> None:
@@ -125,6 +129,7 @@ class WithOrthogonalization(RuleOptimizer):
 
     @property
     def orthogonalization(self) -> Orthogonalization:
+        """The settings of the Newton-Schulz iteration, for the rule."""
         return Orthogonalization(triples_of(self.coefficients, self.steps), self.gram, self.flatten, self._blocks)
 
     def hyper_of(self, index: Index | None, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -139,13 +144,13 @@ class WithOrthogonalization(RuleOptimizer):
         return values | {"split": float(self._entries[index])}
 
     def use_parameters(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-        found: list[Blocks] = []
+        by_parameter: list[Blocks] = []
         if not self.uniform_hyper:
-            found = blocks_by_parameter(self.split, params, names, partial(matrix_shape, flatten=self.flatten))
+            by_parameter = blocks_by_parameter(self.split, params, names, partial(matrix_shape, flatten=self.flatten))
         super().use_parameters(params, names)
-        if found:
-            self._blocks = ((), *dict.fromkeys(blocks for blocks in found if blocks != ()))
-            self._entries = [self._blocks.index(blocks) for blocks in found]
+        if by_parameter:
+            self._blocks = ((), *dict.fromkeys(blocks for blocks in by_parameter if blocks != ()))
+            self._entries = [self._blocks.index(blocks) for blocks in by_parameter]
 
     def check_storage(self, name: str, weight: torch.Tensor) -> None:
         super().check_storage(name, weight)
@@ -155,21 +160,23 @@ class WithOrthogonalization(RuleOptimizer):
 
 @register
 class Muon(WithOrthogonalization):
-    """Momentum made orthogonal, for the matrices of hidden layers, and stacks of them; other tensors take AdamW's steps.
+    """Muon optimizer: orthogonalized momentum for matrices of hidden layers; other tensors take AdamW's steps.
 
-    Embeddings and output layers are matrices, too, but should not be trained by Muon: give them a trainer of their own.
+    Embeddings and output layers are matrices, too, but should not be trained by Muon: give them another optimizer.
 
     Args:
-        learning_rate: default 0.001.
-        momentum: in [0, 1).
-        nesterov: whether the gradient counts once more.
-        steps: iterations of the orthogonalisation, >= 1; None means as many as `coefficients` has.
-        match_adamw: use the rate times 0.2 sqrt(max(rows, columns)), for steps as large as AdamW's (Liu et al. 2025), not
-            the rate times sqrt(max(1, rows / columns)).
-        epsilon: the smallest norm that is divided by, > 0.
-        adam_learning_rate: AdamW's rate over Muon's is kept when a schedule changes it; None means the same rate.
-        beta1, beta2, adam_epsilon: AdamW's.
-        **kwargs: those of `WithOrthogonalization`: `coefficients`, `gram`, `flatten`, `split`; and of `Optimizer`.
+        learning_rate: step size, >= 0; None means 0.001.
+        momentum: decay rate of the momentum, in [0, 1).
+        nesterov: whether to use Nesterov momentum.
+        steps: number of Newton-Schulz iterations, >= 1; None means the default of `coefficients`, usually 5.
+        match_adamw: multiply the learning rate by 0.2 sqrt(max(rows, columns)), which makes steps as large as AdamW's (Liu
+            et al. 2025), instead of by sqrt(max(1, rows / columns)).
+        epsilon: lower limit of the norm that the momentum is divided by before the iteration, > 0.
+        adam_learning_rate: learning rate of AdamW's steps, >= 0; None means the same. When a schedule or a new learning rate
+            changes Muon's, their ratio is kept.
+        beta1, beta2, adam_epsilon: decay rates and epsilon of AdamW's steps.
+        **kwargs: `coefficients`, `gram`, `flatten` and `split` of `WithOrthogonalization`, and arguments of `RuleOptimizer`
+            and `Optimizer`.
 
     Source: Jordan et al. (2024), "Muon: An optimizer for hidden layers in neural networks".
     """
@@ -231,17 +238,17 @@ class Muon(WithOrthogonalization):
 
 @register
 class NorMuon(Muon):
-    """Muon with an adaptive rate for each row of a matrix, that is for each neuron; other tensors take AdamW's steps.
+    """NorMuon optimizer: Muon with an adaptive step size for each row of a matrix, that is, for each neuron.
 
-    Rows of the orthogonal matrix are divided by the root of an average of their mean squares, and the matrix is then made as
-    large as it was.
+    Each row of the orthogonal matrix is divided by the root of a running average of its mean square; the matrix is then
+    scaled back to its norm. Tensors that are not matrices take AdamW's steps.
 
     Args:
-        learning_rate: default 0.001.
-        row_beta: decay of the average for each row, in [0, 1).
-        match_adamw: make the root of the mean square of a step's elements 0.2 times the rate, as in the paper, not multiply
-            the rate by sqrt(max(1, rows / columns)), as in the authors' code.
-        **kwargs: those of `Muon`.
+        learning_rate: step size, >= 0; None means 0.001.
+        row_beta: decay rate of the running average of each row, in [0, 1).
+        match_adamw: scale steps to a root mean square of 0.2 times the learning rate, as in the paper, instead of
+            multiplying the rate by sqrt(max(1, rows / columns)), as in the authors' code.
+        **kwargs: arguments of `Muon`.
 
     Source: Li et al. (2025), "NorMuon: Making Muon more efficient and scalable", alg. 1.
     """

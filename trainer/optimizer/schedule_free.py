@@ -1,4 +1,4 @@
-"""Schedule-free optimizers: an average of the weights instead of a schedule."""
+"""Schedule-free optimizers, which average the weights instead of lowering the learning rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ScheduleFreeAdamW", "ScheduleFreeSGD"]
 
 
 class _ScheduleFree(RuleOptimizer):
-    """What both schedule-free optimizers have in common: the average's shares, and where the average is."""
+    """Base class of both optimizers: the share of each step in the average, and how to compute averaged weights."""
 
     host_state_names = ("steps", "largest_lr", "weight_sum", "share", "rate_scale")
     steps, largest_lr, weight_sum, share, rate_scale = carried(), carried(), carried(), carried(), carried()
@@ -56,15 +56,14 @@ class _ScheduleFree(RuleOptimizer):
 
 @register
 class ScheduleFreeSGD(_ScheduleFree):
-    """SGD whose weights are averaged so that the rate need not fall; evaluate inside `trainer.averaged_weights()`.
+    """Schedule-free SGD: averages the weights, so the learning rate need not fall. Evaluate in `trainer.averaged_weights()`.
 
     Args:
-        learning_rate: default 1.0.
-        beta: how near the average gradients are taken, in (0, 1).
-        warmup: steps over which the rate grows, >= 0.
-        power: steps count in the average by the largest rate so far to this power, >= 0.
-        r: and by their number to this power, >= 0.
-        **kwargs: those of `Optimizer`. The decay is added to the gradient.
+        learning_rate: step size, >= 0; None means 1.0.
+        beta: position between the plain weights (0) and their average (1) where gradients are taken, in (0, 1).
+        warmup: number of steps over which the learning rate grows linearly, >= 0.
+        power, r: exponents >= 0 of the weight of a step in the average: (largest rate so far)**power * (step number)**r.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. Weight decay is added to the gradient.
 
     Source: Defazio et al. (2024), "The Road Less Scheduled".
     """
@@ -86,17 +85,18 @@ class ScheduleFreeSGD(_ScheduleFree):
 
 @register
 class ScheduleFreeAdamW(_ScheduleFree):
-    """AdamW whose weights are averaged so that the rate need not fall; evaluate inside `trainer.averaged_weights()`.
+    """Schedule-free AdamW: averages weights, so the learning rate need not fall. Evaluate in `trainer.averaged_weights()`.
 
     Args:
-        learning_rate: default 0.0025.
-        beta: how near the average gradients are taken, in (0, 1); it replaces Adam's beta1.
-        beta2: decay of the average of squares, in [0, 1).
-        epsilon: added to the root, >= 0.
-        warmup: steps over which the rate grows, >= 0.
-        power: steps count in the average by the largest rate so far to this power, >= 0.
-        r: and by their number to this power, >= 0.
-        **kwargs: those of `Optimizer`. The decay is of y, at the rate.
+        learning_rate: step size, >= 0; None means 0.0025.
+        beta: position between the plain weights (0) and their average (1) where gradients are taken, in (0, 1); replaces
+            Adam's beta1.
+        beta2: decay rate of the average of squared gradients, in [0, 1).
+        epsilon: added to the root of the averaged squares in the denominator, >= 0.
+        warmup: number of steps over which the learning rate grows linearly, >= 0.
+        power, r: exponents >= 0 of the weight of a step in the average: (largest rate so far)**power * (step number)**r.
+        **kwargs: arguments of `RuleOptimizer` and `Optimizer`. Weight decay is learning rate times `wd`,
+            applied where gradients are taken.
 
     Source: Defazio et al. (2024), "The Road Less Scheduled", alg. 1.
     """
