@@ -540,7 +540,7 @@ class Trainer:
         """Restore the optimizer's settings, schedule, counts and states from `state_dict`, as Gluon does.
 
         Multipliers, which belong to the parameters, stay. Residuals of gradient compression are dropped if this trainer does
-        not compress, and divided equally among the replicas if it has another number of replicas.
+        not compress, and summed and divided equally if it has fewer replicas.
 
         Raises:
             ValueError, TypeError: `state_dict` does not fit this trainer; everything is checked first, and nothing has been

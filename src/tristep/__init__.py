@@ -1,10 +1,9 @@
-"""tristep: Gluon's ``Trainer`` for PyTorch, with fused updates in Triton.
+"""tristep: Gluon's `Trainer` for PyTorch, with fused updates in Triton.
 
-This file is the face of the package: the names a user types, and nothing else. The work is done in three
-sub-packages, each of which may import only those before it: ``tristep.kernels`` (update rules and what runs
-them), ``tristep.trainer`` (optimizers, schedules, stores, ``Trainer``) and ``tristep.viz`` (pictures and
-widgets, which need the ``notebook`` extra). ``tristep.integrations`` has a file for each training library that
-needs one. What a first ``Trainer`` does not need is imported on first use.
+This file has the public names, most of which are imported on first use. There are three sub-packages, each of which may
+import only the ones before it: `tristep.kernels` (update rules and their engines), `tristep.trainer` (`Trainer`, optimizers,
+schedules, stores) and `tristep.viz` (pictures and widgets, which need the extra `notebook`). `tristep.integrations` has
+modules for other training libraries.
 """
 
 from importlib import import_module
@@ -84,12 +83,12 @@ if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """What `%load_ext tristep` calls: magics, and tables for trainers and optimizers. See `tristep.viz.live.extension`."""
+    """Add tristep's magics, and tables for trainers and optimizers, to IPython; `%load_ext tristep` calls it."""
     import_module(f"{__name__}.viz.live.extension").load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """What `%unload_ext tristep` calls; it leaves nothing behind."""
+    """Remove everything that `load_ipython_extension` added; `%unload_ext tristep` calls it."""
     import_module(f"{__name__}.viz.live.extension").unload(shell)
 
 

@@ -1,4 +1,4 @@
-"""The command line: `demo` trains something small, `cost` estimates a step on many GPUs, `doctor` says what works here."""
+"""The command line: `demo` trains a small network, `cost` estimates a step on many GPUs, `doctor` checks this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,17 @@ typed in a notebook cell is compiled like those that come with the package.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status: 0, or 1 where it failed; 2 and a message for wrong arguments."""
+    """Run one command.
+
+    Args:
+        arguments: the command and its options; None: the program's arguments.
+
+    Returns:
+        The exit status: 0, or 1 if the command failed.
+
+    Raises:
+        SystemExit: with status 2 and a message for wrong arguments.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m tristep",
         description=ABOUT,
@@ -31,23 +41,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", dest="command", metavar="")
     demo = commands.add_parser(
         "demo",
-        help="train a small network with several optimizers and draw what they did",
+        help="train a small network with several optimizers, and plot their losses",
         description="Check one step of SGD by hand, then train a small network on handwritten digits with several "
         "optimizers, from the same start and on the same batches; print a table and draw a picture.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     demo.add_argument("--epochs", type=int, default=15, metavar="N", help="passes over the 1,347 training images")
-    demo.add_argument("--out", default="tristep-demo.png", metavar="FILE", help="where to put the picture")
+    demo.add_argument("--out", default="tristep-demo.png", metavar="FILE", help="the file of the picture")
     demo.add_argument(
-        "--engine", choices=ENGINES, default=argparse.SUPPRESS, help="who computes; the best there is if left out"
+        "--engine", choices=ENGINES, default=argparse.SUPPRESS, help="the engine of the updates; by default the fastest"
     )
-    demo.add_argument("--optimizers", nargs="+", default=argparse.SUPPRESS, metavar="NAME", help="which; all if left out")
+    demo.add_argument(
+        "--optimizers", nargs="+", default=argparse.SUPPRESS, metavar="NAME", help="the optimizers to train; by default all"
+    )
     cost = cost_command.add(commands)
     commands.add_parser(
         "doctor",
         help="versions, engines, caches, and what is missing",
-        description="Say which versions there are, which engine each device has, whether a step with it is right, where "
-        "compiled code is kept, and what is missing. The exit status is 1 where tristep cannot work.",
+        description="Print the versions of packages, the engine of each device and whether a step with it is right, the "
+        "caches of compiled code, and what is missing. The exit status is 1 if tristep cannot work.",
     )
     options = vars(parser.parse_args(arguments))
 
@@ -83,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _here() -> str:
-    """One line about this machine."""
+    """Return one line about this machine."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = torch.cuda.get_device_name() if device.type == "cuda" else "the CPU"
     try:
@@ -94,15 +106,15 @@ def _here() -> str:
 
 
 def _piped() -> int:
-    """`main`, which ends without words where nobody reads on, as in `| head`."""
+    """Run `main`; end silently if the reader of the output has gone, as with `| head`."""
     try:
         try:
             return main()
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes when it ends
-        return 141  # as shells tell of SIGPIPE
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout once more when it ends
+        return 141  # the exit status of a program that SIGPIPE ended
 
 
 if __name__ == "__main__":

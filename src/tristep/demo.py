@@ -1,6 +1,6 @@
-"""The demo, which is also the shortest tour: one step checked by hand, then several optimizers on handwritten digits.
+"""`python -m tristep demo`: one step of SGD checked by hand, then several optimizers on handwritten digits.
 
-`python -m tristep demo` runs it. It needs the `demo` extra: scikit-learn for the images, matplotlib for the picture.
+It needs the extra `demo`: scikit-learn for the images, matplotlib for the picture.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ EPOCH = -(-TRAINING_IMAGES // BATCH)  # updates
 
 
 def run(epochs: int = 15, out: str = "tristep-demo.png", engine: str | None = None, optimizers: Sequence[str] = ()) -> int:
-    """Do both parts, with arguments that `check` has accepted.
+    """Run the demo: print the step and a table, and write the picture. Check the arguments by `check` before.
 
     Args:
-        epochs: passes over the training images, >= 1.
-        out: where to put the picture, the name of a PNG file.
-        engine: as for `Trainer`.
-        optimizers: names from `recipes`, in the order wanted; none for all of them.
+        epochs: the number of passes over the training images, >= 1.
+        out: the name of the picture, a PNG file.
+        engine: "triton", "cpu", "eager", or None for the fastest that is available.
+        optimizers: names from `recipes`, in the order of the table; empty for all.
 
     Returns:
-        The exit status: 0, or 1 where the first step was not what it must be.
+        The exit status: 0, or 1 if the first step was wrong.
     """
     device = find_device(engine)
     data = load(device)
     batches = make_batches(epochs)
-    known = recipes(len(batches))
-    chosen = {name: known[name] for name in optimizers or known}
+    settings = recipes(len(batches))
+    chosen = {name: settings[name] for name in optimizers or settings}
 
     print("1. One dense unit, a batch of 8, SGD with learning rate 1\n")
     if not first_step(device, engine):
@@ -63,27 +63,33 @@ def run(epochs: int = 15, out: str = "tristep-demo.png", engine: str | None = No
 
 
 class Run(NamedTuple):
-    """What one training gave: a value for each update, and the share of test images recognised, from 0 to 1."""
+    """The result of one training: values at each update, and the share of test images recognised, from 0 to 1."""
 
     losses: list[float]
     rates: list[float]
-    seconds: list[float]  # of `Trainer.step` alone
+    seconds: list[float]  # in `Trainer.step` alone
     accuracy: float
 
 
 def check(epochs: int, out: str, engine: str | None, optimizers: Sequence[str]) -> None:
-    """Refuse what cannot work before the training, so that nobody waits for an error.
+    """Check the arguments of `run` before the training starts.
+
+    Args:
+        epochs: the number of passes over the training images.
+        out: the name of the picture.
+        engine: the name of an engine, or None.
+        optimizers: names of optimizers.
 
     Raises:
-        ValueError: epochs below 1, no such optimizer or engine, or no place for the picture.
-        ModuleNotFoundError: the engine asked for needs a library that is not installed.
+        ValueError: `epochs` is below 1, there is no such optimizer or engine, or `out` is no PNG file in a folder.
+        ModuleNotFoundError: the engine needs a library that is not installed.
     """
     if epochs < 1:
         raise ValueError(f"epochs={epochs}: must be 1 or more")
-    known = recipes(EPOCH)
+    names = recipes(EPOCH)
     for name in optimizers:
-        if name not in known:
-            raise ValueError(f"optimizers: no {name!r}; the demo knows {', '.join(known)}")
+        if name not in names:
+            raise ValueError(f"optimizers: no {name!r}; the demo knows {', '.join(names)}")
     choose_engine(find_device(engine), engine)
     if Path(out).suffix.lower() != ".png":
         raise ValueError(f"out={out!r}: the picture is a PNG, so its name must end in .png")
@@ -92,13 +98,13 @@ def check(epochs: int, out: str, engine: str | None, optimizers: Sequence[str]) 
 
 
 def find_device(engine: str | None = None) -> torch.device:
-    """The GPU if there is one, unless the engine asked for works on the CPU only."""
-    asked = engine or os.environ.get("TRISTEP_ENGINE")
-    return torch.device("cuda" if torch.cuda.is_available() and asked != "cpu" else "cpu")
+    """Return the GPU if there is one, and the engine is not "cpu"; else the CPU."""
+    engine = engine or os.environ.get("TRISTEP_ENGINE")
+    return torch.device("cuda" if torch.cuda.is_available() and engine != "cpu" else "cpu")
 
 
 def first_step(device: torch.device, engine: str | None = None) -> bool:
-    """Gluon's first lesson about its trainer: SGD makes of a weight w - lr / batch * gradient. Whether it did so."""
+    """Take and print one step of SGD, as Gluon's Trainer tutorial; return whether w became w - lr / batch * gradient."""
     torch.manual_seed(0)
     unit = nn.Linear(4, 1).to(device)
     trainer = Trainer(unit, "sgd", {"learning_rate": 1.0}, engine=engine)
@@ -119,7 +125,7 @@ def first_step(device: torch.device, engine: str | None = None) -> bool:
 
 
 def recipes(updates: int) -> dict[str, dict[str, Any]]:
-    """Optimizers and their arguments, for a training of that many updates, one epoch or more."""
+    """Return the arguments of each optimizer by name, for a training of so many updates, at least an epoch."""
     warm_up = updates // 10
     drops = (updates // 2, updates * 3 // 4)
     return {
@@ -144,7 +150,7 @@ def recipes(updates: int) -> dict[str, dict[str, Any]]:
 
 
 def load(device: torch.device) -> dict[str, torch.Tensor]:
-    """scikit-learn's 1,797 images, [n, 1, 8, 8] from 0 to 1, and their labels, [n] from 0 to 9, always split alike."""
+    """Load scikit-learn's 1,797 digits, with a fixed split: images [n, 1, 8, 8] from 0 to 1, labels [n] from 0 to 9."""
     images, labels = load_digits(return_X_y=True)
     images = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
     labels = torch.tensor(labels)
@@ -159,13 +165,13 @@ def load(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def make_batches(epochs: int) -> list[torch.Tensor]:
-    """Which training images make up each batch, always the same."""
+    """Return the indices of the training images in each batch, always the same."""
     generator = torch.Generator().manual_seed(0)
     return [batch for _ in range(epochs) for batch in torch.randperm(TRAINING_IMAGES, generator=generator).split(BATCH)]
 
 
 def network() -> nn.Module:
-    """A small convolutional network, always with the same weights."""
+    """Make a small convolutional network, always with the same weights."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
@@ -187,7 +193,15 @@ def train(
     batches: list[torch.Tensor],
     engine: str | None = None,
 ) -> Run:
-    """Train the network with one optimizer."""
+    """Train the network with one optimizer.
+
+    Args:
+        name: the name of the optimizer.
+        settings: its arguments.
+        data: the result of `load`.
+        batches: the indices of the training images in each batch.
+        engine: the name of an engine, or None.
+    """
     images, labels = data["images"], data["labels"]
     net = network().to(images.device)
     trainer = Trainer(net, name, settings, engine=engine)
@@ -206,12 +220,12 @@ def train(
         seconds.append(time.perf_counter() - start)
         rates.append(trainer.learning_rate)
     with torch.no_grad():
-        right = net(data["test images"]).argmax(dim=1) == data["test labels"]
-    return Run(losses, rates, seconds, right.float().mean().item())
+        correct = net(data["test images"]).argmax(dim=1) == data["test labels"]
+    return Run(losses, rates, seconds, correct.float().mean().item())
 
 
 def table(runs: dict[str, Run], settings: dict[str, dict[str, Any]], engine: str) -> str:
-    """The results in lines of text."""
+    """Return a table of the trainings' losses, accuracies and times, as text."""
     lines = [f"{'optimizer':<10} {'loss':>7} {'accuracy':>9} {'µs/step':>8}  {'engine':<7} learning rate"]
     for name, run in runs.items():
         loss, step = statistics.fmean(run.losses[-EPOCH:]), statistics.median(run.seconds) * 1e6
@@ -226,7 +240,7 @@ def table(runs: dict[str, Run], settings: dict[str, dict[str, Any]], engine: str
 
 
 def picture(runs: dict[str, Run]) -> Figure:
-    """Loss curves, learning rates and accuracies."""
+    """Plot loss curves and learning rates, with accuracies in the legend."""
     named = {f"{name} {run.accuracy:.1%}": run for name, run in runs.items()}
     return plot_training(
         {name: run.losses for name, run in named.items()},
@@ -238,7 +252,7 @@ def picture(runs: dict[str, Run]) -> Figure:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """On a CPU so small a network takes no longer with one thread, and far less where other programs use the cores."""
+    """Use one CPU thread inside this context: as fast for a small network, and faster if other programs use the cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""`python -m tristep doctor`: versions, the engine for each device, where compiled code is kept, and what is missing."""
+"""`python -m tristep doctor`: versions, the engine of each device, the caches of compiled code, and what is missing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tristep.kernels.backends import has_numba, has_triton
 
 __all__ = ["report"]
 
-_EXTRAS = {"notebook": "pictures and widgets", "demo": "the demo and the tutorials"}  # those for users
+_EXTRAS = {"notebook": "pictures and widgets", "demo": "the demo and the tutorials"}  # the extras for users
 _REQUIREMENT = re.compile(r"([\w.-]+)([^;]*)(?:;(.*))?")
 
 
 def report() -> tuple[list[str], bool]:
-    """The lines, and whether tristep can work here."""
+    """Return the lines of the report, and whether tristep can work here."""
     lines = [
         f"tristep {tristep.__version__} on Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     ]
@@ -36,7 +36,7 @@ def report() -> tuple[list[str], bool]:
 
 
 def _packages(wrong: list[str]) -> Iterator[str]:
-    """A line for each package that tristep requires, and those of its extras `notebook` and `demo`."""
+    """Yield a line for each package that tristep, or its extra `notebook` or `demo`, requires; add problems to `wrong`."""
     lacking: dict[str, list[str]] = {}
     for name, least, extra in _requirements():
         try:
@@ -49,7 +49,7 @@ def _packages(wrong: list[str]) -> Iterator[str]:
         if is_old:
             wrong.append(f"Error: {name} {version} is too old: pip install -U '{name}>={least}'")
         yield f"  {name:14} {version}{f', older than {least}' if is_old else ''}"
-    if has_triton():  # torch's builds for GPUs bring it, as packages of several names
+    if has_triton():  # torch's builds for GPUs install it, from packages of several names
         import triton
 
         yield f"  {'triton':14} {triton.__version__}"
@@ -63,14 +63,14 @@ def _packages(wrong: list[str]) -> Iterator[str]:
 
 
 def _requirements() -> Iterator[tuple[str, str, str]]:
-    """Name, least version and extra of what the installed package asks for, but for Triton."""
+    """Yield name, least version and extra of each requirement of the installed package, without Triton."""
     try:
-        found = importlib.metadata.requires("tristep") or []
+        requirements = importlib.metadata.requires("tristep") or []
     except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
-        found = ["torch>=2.9", "numpy>=2.0.2", "numba>=0.61", "safetensors>=0.6.2", "tqdm>=4.66"]
-        found += [f"{name}; extra == 'notebook'" for name in ("anywidget", "ipywidgets", "matplotlib")]
-        found += ["scikit-learn; extra == 'demo'"]
-    for text in found:
+        requirements = ["torch>=2.9", "numpy>=2.0.2", "numba>=0.61", "safetensors>=0.6.2", "tqdm>=4.66"]
+        requirements += [f"{name}; extra == 'notebook'" for name in ("anywidget", "ipywidgets", "matplotlib")]
+        requirements += ["scikit-learn; extra == 'demo'"]
+    for text in requirements:
         name, versions, marker = (part or "" for part in _REQUIREMENT.fullmatch(text).groups())  # type: ignore[union-attr]
         extra = re.search(r"extra == ['\"](\w+)", marker)
         if name != "tristep" and (extra is None or extra[1] in _EXTRAS):
@@ -83,11 +83,11 @@ def _numbers(version: str) -> list[int]:
 
 
 def _devices(wrong: list[str]) -> Iterator[str]:
-    """A line for each device, with its engine and whether a step with that is right."""
-    asked, used = os.environ.get("TRISTEP_ENGINE"), set()
+    """Yield a line for each device, with its engine and whether a step is right; add problems to `wrong`."""
+    requested, used = os.environ.get("TRISTEP_ENGINE"), set()
     for device, name in _available():
         try:
-            with warnings.catch_warnings(record=True) as told:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 engine = choose_engine(device)
         except (ValueError, ModuleNotFoundError, RuntimeError) as error:  # from TRISTEP_ENGINE
@@ -95,15 +95,15 @@ def _devices(wrong: list[str]) -> Iterator[str]:
             yield f"  {device!s:14} {name}: no engine"
             continue
         used.add(engine)
-        wrong += [str(each.message) for each in told]
+        wrong += [str(warning.message) for warning in caught]
         problem = _problem_of_a_step(device, engine)
         if problem:
-            others = [each for each in ENGINES[ENGINES.index(engine) + 1 :] if each != "cpu" or device.type == "cpu"]
-            instead = f"; until it is mended, set TRISTEP_ENGINE={others[-1]}" if others else ""
+            slower = [other for other in ENGINES[ENGINES.index(engine) + 1 :] if other != "cpu" or device.type == "cpu"]
+            instead = f"; until it is mended, set TRISTEP_ENGINE={slower[-1]}" if slower else ""
             wrong.append(f"Error: a step on {device} by engine {engine!r} fails: {problem}{instead}")
         yield f"  {device!s:14} {name}: engine {engine!r}, a step {'fails' if problem else 'is right'}"
-    if asked in ENGINES and used and asked not in used:
-        wrong.append(f"Error: TRISTEP_ENGINE={asked!r} works on none of these devices: unset it")
+    if requested in ENGINES and used and requested not in used:
+        wrong.append(f"Error: TRISTEP_ENGINE={requested!r} works on none of these devices: unset it")
     if not has_numba():
         wrong.append("Steps on the CPU are slow without numba: pip install numba")
     if not has_triton() and any(device.type in ("cuda", "xpu") for device, _ in _available()):
@@ -126,20 +126,20 @@ def _available() -> Iterator[tuple[torch.device, str]]:
 
 
 def _problem_of_a_step(device: torch.device, engine: str) -> str:
-    """What goes wrong with a step of SGD, 1 - 0.5 * 0.25 for each weight; nothing, if it is right."""
+    """Take a step of SGD, 1 - 0.5 * 0.25 for each weight, and return what is wrong with it; "" if it is right."""
     try:
         weight = torch.nn.Parameter(torch.ones(1000, device=device))
         trainer = tristep.Trainer([weight], "sgd", {"learning_rate": 0.5}, engine=engine)
         weight.grad = torch.full_like(weight, 0.25)
         trainer.step(1)
-        found = sorted(set(weight.tolist()))
-    except Exception as error:  # whatever it is, it is what the user has to be told
+        values = sorted(set(weight.tolist()))
+    except Exception as error:  # of any kind: the report shows it to the user
         return f"{type(error).__name__}: {error}"
-    return "" if found == [0.875] else f"weights that should be 0.875 are {found[:3]}"
+    return "" if values == [0.875] else f"weights that should be 0.875 are {values[:3]}"
 
 
 def _caches() -> Iterator[str]:
-    """Where compiled code is kept, its size, and whether it can be written."""
+    """Yield a line for each cache of compiled code: its folder, its size, and whether it can be written."""
     if has_numba():
         from tristep.kernels.backends.cpu.disk_cache import cache_folder, wanted_folder
 

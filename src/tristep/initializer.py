@@ -1,4 +1,4 @@
-"""Initializers: what `tristep.trainer.initializer` offers."""
+"""Initializers: the module `tristep.trainer.initializer`."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -7,5 +7,5 @@ from .trainer import initializer
 
 if TYPE_CHECKING:
     from .trainer.initializer import *
-else:  # the module itself, so that what is in `tristep.contrib` is still imported on first use
+else:  # the module itself, which imports names of `tristep.contrib` on first use
     sys.modules[__name__] = initializer

@@ -1,4 +1,4 @@
-"""Stores: what `tristep.trainer.kvstore` offers."""
+"""Stores: the module `tristep.trainer.kvstore`."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -7,5 +7,5 @@ from .trainer import kvstore
 
 if TYPE_CHECKING:
     from .trainer.kvstore import *
-else:  # the module itself, so that what is for several processes is still imported on first use
+else:  # the module itself, which imports the stores of several processes on first use
     sys.modules[__name__] = kvstore

@@ -1,4 +1,4 @@
-"""Gluon's optimizers: another name of `tristep.trainer.optimizer`."""
+"""Gluon's optimizers: the module `tristep.trainer.optimizer`."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -7,5 +7,5 @@ from .trainer import optimizer
 
 if TYPE_CHECKING:
     from .trainer.optimizer import *
-else:  # the module itself, so that what is in `tristep.contrib` is still imported on first use
+else:  # the module itself, which imports names of `tristep.contrib` on first use
     sys.modules[__name__] = optimizer

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint: what makes a `tristep.Trainer` part of such a checkpoint."""
+"""torch.distributed.checkpoint: a wrapper with which `dcp.save` and `dcp.load` take a `tristep.Trainer`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["TrainerState"]
 
 
 class TrainerState:
-    """A `tristep.Trainer` for `dcp.save` and `dcp.load`, which take it in a dict, by a name: a `Stateful`, as they call it.
+    """Wraps a `tristep.Trainer` as a `Stateful` of `torch.distributed.checkpoint`: put it into the dict that is saved.
 
-    `dcp.load` reads what a `state_dict` has already, and a trainer has no states before its first step; so its state is one
-    entry, the file of `Trainer.save_states`. It is as complete and as checked as that, and is not sharded: for models whose
-    states have to be, use the optimizers of `tristep.optim`, which `torch.distributed.checkpoint.state_dict` knows.
+    `dcp.load` reads only entries that `state_dict` has already, and a trainer has no states before its first step. So the
+    state is one entry, the bytes of a file of `Trainer.save_states`, which are checked when they are loaded. It is not
+    sharded; for sharded states use the optimizers of `tristep.optim` with `torch.distributed.checkpoint.state_dict`.
 
     Args:
-        trainer: the trainer; the model's weights are saved by themselves.
+        trainer: the trainer. Save the model's weights separately.
 
     Raises:
         TypeError: `trainer` is no `tristep.Trainer`.
@@ -43,17 +43,18 @@ class TrainerState:
         self._trainer = trainer
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it as one value: the bytes of a safetensors file, empty on ranks that write none."""
+        """Return the trainer's state as one entry, the bytes of a safetensors file; b"" on ranks that write no file."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "trainer.safetensors")
             self._trainer.save_states(path)
             return {"safetensors": path.read_bytes() if path.exists() else b""}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict` gave.
+        """Restore the trainer's state from a result of `state_dict`.
 
         Raises:
-            TypeError, ValueError: it is something else, damaged, or does not fit the trainer; nothing has been changed.
+            TypeError, ValueError: `state_dict` has no bytes of a state file, is damaged, or does not fit the trainer;
+                nothing has been changed.
         """
         value = state_dict.get("safetensors")
         if not isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: any of tristep's optimizers, or several, and a callback that records and shows the training."""
+"""Hugging Face's Trainer: tristep's optimizers, one or several, and a callback that records and shows the training."""
 
 from __future__ import annotations
 
@@ -30,22 +30,25 @@ def optimizer_cls_and_kwargs(
     optimizer: str | type[torch.optim.Optimizer] | Iterable[Sequence[Any]] = "AdamW",
     **options: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    """What `transformers.Trainer` takes as `optimizer_cls_and_kwargs`, with the rate and the weight decay of its arguments.
+    """Return the argument `optimizer_cls_and_kwargs` of `transformers.Trainer`, for an optimizer of `tristep.optim`.
 
-    Weight decay spares what it spares with any optimizer of the Trainer: biases and the weights of norms
+    As with all optimizers of the Trainer, weight decay leaves out biases and the weights of norms
     (`Trainer.get_decay_parameter_names`).
 
     Args:
-        args: those of the Trainer. `learning_rate` and `weight_decay` are for all parameters, unless `optimizer` or
-            `options` have "lr" or "weight_decay"; `adam_beta1`, `adam_beta2` and `adam_epsilon` are for Adam and AdamW.
-        optimizer: the name of one of `tristep.optim`, in any case, or a class; or the entries of a
-            `tristep.optim.MultiOptimizer`: (pattern, optimizer) or (pattern, optimizer, arguments), of which the first whose
-            pattern matches gets the parameter.
-        **options: arguments of the optimizer, or of each where its entry does not have them.
+        args: the Trainer's arguments. `learning_rate` and `weight_decay` hold for all parameters, unless `optimizer` or
+            `options` have "lr" or "weight_decay"; `adam_beta1`, `adam_beta2` and `adam_epsilon` hold for Adam and AdamW.
+        optimizer: the name of a class in `tristep.optim`, in any case, or a class; or the entries of a
+            `tristep.optim.MultiOptimizer`, (pattern, optimizer) or (pattern, optimizer, arguments): a parameter gets the
+            optimizer of the first pattern that it matches.
+        **options: arguments of the optimizer, or of all optimizers whose entries do not give them.
+
+    Returns:
+        A class or function, and its keyword arguments.
 
     Raises:
-        TypeError, ValueError: there is no such optimizer. What does not fit the model is refused when the Trainer creates
-            the optimizer, before the first step.
+        TypeError, ValueError: there is no such optimizer. Arguments that do not fit the model raise when the Trainer
+            creates the optimizer, before the first step.
 
     Example:
         >>> import transformers
@@ -57,17 +60,17 @@ def optimizer_cls_and_kwargs(
     """
     if isinstance(optimizer, (str, type)):
         klass = optimizer_class(optimizer)
-        if "weight_decay" not in options:  # which the Trainer would not look at
+        if "weight_decay" not in options:  # the Trainer passes its own weight decay, and ignores this one
             return klass, {"lr": args.learning_rate, **_of_adam(args, klass), **options}
-    given = [("*", optimizer)] if isinstance(optimizer, (str, type)) else optimizer
+        optimizer = [("*", optimizer)]
     entries = []
-    for k, entry in enumerate(given):
-        pattern, klass, own = checked_entry(k, entry)
+    for k, entry in enumerate(optimizer):
+        pattern, klass, arguments = checked_entry(k, entry)
         common = {"lr": args.learning_rate, **_of_adam(args, klass)}
         if "weight_decay" in inspect.signature(klass).parameters:
             common["weight_decay"] = args.weight_decay
-        entries.append((pattern, klass, {**common, **options, **own}))
-    # The Trainer calls what is not a class twice: without arguments, and what that returns with the model.
+        entries.append((pattern, klass, {**common, **options, **arguments}))
+    # The Trainer calls a function without arguments, and its result with the model and the keyword arguments.
     return (lambda: _several), {"entries": entries}
 
 
@@ -78,50 +81,46 @@ def _of_adam(args: transformers.TrainingArguments, klass: type[torch.optim.Optim
 
 
 def _several(model: torch.nn.Module, entries: list[Any]) -> MultiOptimizer:
-    """The optimizers of these entries for a model, without weight decay where the Trainer has none."""
+    """Make a `MultiOptimizer` for a model, without weight decay for parameters that the Trainer does not decay."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     frozen = any(not parameter.requires_grad for parameter in model.parameters())
     optimizer = MultiOptimizer(named if frozen else model, entries)
-    # The method looks at the model alone; a Trainer is not at hand here.
+    # The method uses the model only, so that it needs no Trainer.
     decayed = set(transformers.Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
-    spared = {id(parameter) for name, parameter in named if name not in decayed}
-    for each in optimizer.optimizers:
-        for group in list(each.param_groups):
+    undecayed = {id(parameter) for name, parameter in named if name not in decayed}
+    for part in optimizer.optimizers:
+        for group in list(part.param_groups):
             if group.get("weight_decay"):
-                _spare(each, group, spared)
+                _split_off(part, group, undecayed)
     return optimizer
 
 
-def _spare(optimizer: torch.optim.Optimizer, group: dict[str, Any], spared: set[int]) -> None:
-    """Move the spared parameters of a group into one without weight decay."""
+def _split_off(optimizer: torch.optim.Optimizer, group: dict[str, Any], undecayed: set[int]) -> None:
+    """Move the parameters with these ids from a group into a new group without weight decay."""
     pairs = list(zip(group["param_names"], group["params"], strict=True))
-    apart = [pair for pair in pairs if id(pair[1]) in spared]
-    if len(apart) == len(pairs):
+    moved = [pair for pair in pairs if id(pair[1]) in undecayed]
+    if len(moved) == len(pairs):
         group["weight_decay"] = 0.0
-    elif apart:
-        rest = [pair for pair in pairs if id(pair[1]) not in spared]
-        group["param_names"], group["params"] = [name for name, _ in rest], [parameter for _, parameter in rest]
+    elif moved:
+        remaining = [pair for pair in pairs if id(pair[1]) not in undecayed]
+        group["param_names"], group["params"] = map(list, zip(*remaining, strict=True))
         options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-        optimizer.add_param_group({**options, "params": apart, "weight_decay": 0.0})
+        optimizer.add_param_group({**options, "params": moved, "weight_decay": 0.0})
 
 
 class TristepCallback(transformers.TrainerCallback):
-    """Records a training of `transformers.Trainer`, and shows it live in a notebook.
+    """A callback that records a training of `transformers.Trainer`, and shows it live in a notebook.
 
-    What the Trainer logs is recorded with the step before it, such as the loss, which is a mean since the last time:
-    `TrainingArguments(logging_steps=1)` gives each step's. The learning rate is that of each step; norms of the gradients
-    are those after clipping, but for the Trainer's own "grad_norm". A step that is skipped, as with float16, is not
-    recorded. After a checkpoint the steps go on with the Trainer's number.
+    Numbers that the Trainer logs are recorded with the step before. The logged loss is a mean since the last log;
+    `TrainingArguments(logging_steps=1)` logs each step's. The learning rate is recorded at each step; norms of gradients
+    are taken after clipping, except the Trainer's own "grad_norm". Skipped steps, as with float16, are not recorded. After
+    a resumed checkpoint, steps have the Trainer's numbers.
 
     Args:
-        name: of the run.
-        every: record the parameters at the first step and then at each k-th; it costs reading all weights and gradients.
-        view: what is shown in a notebook: "live" for a `tristep.viz.Dashboard`, a function or class that makes a `View` of
-            the `tristep.viz.Recorder`, or None.
-
-    Attributes:
-        run: the `tristep.viz.Run`, from the beginning of the training on.
-        view: the `View` on show; None where there is none.
+        name: the name of the run.
+        every: record the parameters at the first step and then at every k-th, which reads all weights and gradients.
+        view: the view in a notebook: "live" for a `tristep.viz.Dashboard`, a function or class that makes a `View` of the
+            `tristep.viz.Recorder`, or None.
 
     Raises:
         TypeError: `view` is something else.
@@ -137,20 +136,22 @@ class TristepCallback(transformers.TrainerCallback):
 
     @property
     def run(self) -> Run:
+        """The recorded `tristep.viz.Run`. Raises RuntimeError before training has begun."""
         return self._followed.run
 
     @property
     def view(self) -> View | None:
+        """The `View` in the notebook, or None."""
         return self._followed.view
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._logged = {}
         optimizer = others["optimizer"]
-        optimizer = getattr(optimizer, "optimizer", optimizer)  # which Accelerate has put into one of its own
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps the optimizer
         self._followed.begin(optimizer, others["model"], state.global_step, state.is_world_process_zero)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self._note()  # the last step, of which all has been logged by now
+        self._note()  # everything about the last step has been logged by now
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
         self._logged |= {
@@ -170,4 +171,4 @@ class TristepCallback(transformers.TrainerCallback):
             self._logged = {}
 
 
-_ABOUT_THE_MACHINE = ("_runtime", "_per_second", "_flos", "train_loss")  # and the mean of all losses, at the end
+_ABOUT_THE_MACHINE = ("_runtime", "_per_second", "_flos", "train_loss")  # the last is the mean of all losses

@@ -1,4 +1,4 @@
-"""Lightning: a callback that records and shows the training. The optimizers are those of `configure_optimizers`, as ever."""
+"""Lightning: a callback that records and shows the training; `configure_optimizers` may return any optimizers."""
 
 from __future__ import annotations
 
@@ -21,22 +21,18 @@ __all__ = ["TristepCallback"]
 
 
 class TristepCallback(Callback):
-    """Records a training of `lightning.Trainer`, and shows it live in a notebook.
+    """A callback that records a training of `lightning.Trainer`, and shows it live in a notebook.
 
-    The loss of a step is what `training_step` returned, the mean over the batches whose gradients were accumulated. After
-    each validation what `self.log` was given is recorded by its name. Norms of the gradients are those after clipping. A
-    step that is skipped, as with float16, is not recorded. After a checkpoint the steps go on with Lightning's number.
+    It records the loss that `training_step` returns, as a mean over accumulated batches, and after each validation the
+    numbers of `self.log` by name. Norms of gradients are taken after clipping. Skipped steps, as with float16, are not
+    recorded. After a resumed checkpoint, steps have Lightning's numbers.
 
     Args:
-        name: of the run.
-        every: record the parameters at the first step and then at each k-th; it costs reading all weights and gradients.
-        view: what is shown in a notebook: "live" for a `tristep.viz.Dashboard`, a function or class that makes a `View` of
-            the `tristep.viz.Recorder`, or None.
-        optimizer: which one to record, where `configure_optimizers` returns several.
-
-    Attributes:
-        run: the `tristep.viz.Run`, from the beginning of the training on.
-        view: the `View` on show; None where there is none.
+        name: the name of the run.
+        every: record the parameters at the first step and then at every k-th, which reads all weights and gradients.
+        view: the view in a notebook: "live" for a `tristep.viz.Dashboard`, a function or class that makes a `View` of the
+            `tristep.viz.Recorder`, or None.
+        optimizer: the index of the recorded optimizer, if `configure_optimizers` returns several.
 
     Raises:
         TypeError: `view` is something else.
@@ -58,10 +54,12 @@ class TristepCallback(Callback):
 
     @property
     def run(self) -> Run:
+        """The recorded `tristep.viz.Run`. Raises RuntimeError before training has begun."""
         return self._followed.run
 
     @property
     def view(self) -> View | None:
+        """The `View` in the notebook, or None."""
         return self._followed.view
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -69,12 +67,12 @@ class TristepCallback(Callback):
         if not 0 <= self._optimizer < len(optimizers):
             raise ValueError(f"optimizer={self._optimizer}: configure_optimizers returned {len(optimizers)}, counted from 0")
         self._loss = None
-        last_step = trainer.global_step // len(optimizers)  # it counts those of all
+        last_step = trainer.global_step // len(optimizers)  # Lightning counts the steps of all optimizers
         self._followed.begin(optimizers[self._optimizer], pl_module, last_step, trainer.is_global_zero)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if loss is not None:  # divided already by the number of batches whose gradients are accumulated
+        if loss is not None:  # already divided by the number of accumulated batches
             self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
         recorder = self._followed.recorder
         if recorder is not None and recorder.due:
@@ -87,8 +85,8 @@ class TristepCallback(Callback):
             return
         step, run = recorder.last_step, recorder.run
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name not in _OWN}
-        known = {name for name, series in run.scalars.items() if series.last_step == step}
-        run.add_scalars(step, {name: value for name, value in metrics.items() if name not in known})
+        recorded = {name for name, series in run.scalars.items() if series.last_step == step}
+        run.add_scalars(step, {name: value for name, value in metrics.items() if name not in recorded})
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._followed.end()
@@ -97,4 +95,4 @@ class TristepCallback(Callback):
         self._followed.end()
 
 
-_OWN = ("loss", "learning_rate")  # which each step has
+_OWN = ("loss", "learning_rate")  # recorded at each step

@@ -1,4 +1,4 @@
-"""FollowedTraining: what the callbacks of training libraries have in common, a recorder and the view that shows it."""
+"""FollowedTraining: the recorder and the view that the callbacks for training libraries share."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ class FollowedTraining:
     """Records an optimizer's steps, and shows them in a notebook.
 
     Args:
-        name, every: as for `tristep.viz.Recorder`.
-        view: what to show of the recorder: "live", a `Dashboard`; a function or class that makes a `View` of it; or None.
+        name: the name of the run.
+        every: record the parameters at the first step and then at every k-th.
+        view: the view in a notebook: "live" for a `Dashboard`, a function or class that makes a `View` of a `Recorder`, or
+            None.
+
+    Attributes:
+        recorder: the recorder; None before training has begun.
+        view: the view in the notebook, or None.
 
     Raises:
         TypeError: `view` is something else.
@@ -35,7 +41,7 @@ class FollowedTraining:
 
     @property
     def run(self) -> Run:
-        """What has been recorded so far.
+        """The recorded run.
 
         Raises:
             RuntimeError: training has not begun.
@@ -51,17 +57,24 @@ class FollowedTraining:
         last_step: int,
         shows: bool,
     ) -> None:
-        """Record this optimizer of the module from now on, into a new run whose steps begin after `last_step`."""
+        """Begin to record an optimizer of a module, into a new run.
+
+        Args:
+            optimizer: the optimizer.
+            module: the model.
+            last_step: the number of the last step before this training, 0 for a new one.
+            shows: whether this process may show a view.
+        """
         self.end()
         self.recorder = Recorder(optimizer, self._name, every=self._every, module=module)
         self.recorder.record_into(self.recorder.run, last_step)
         self.view = self._make(self.recorder) if self._make is not None and shows and in_notebook() else None
-        self._shows_at_end = self.view is not None and not has_front_end()  # a picture for the file: that of the end
+        self._shows_at_end = self.view is not None and not has_front_end()  # a notebook run into a file gets one picture
         if not self._shows_at_end:
             self._show()
 
     def step(self, **scalars: float | torch.Tensor) -> None:
-        """Note the step that was taken, and let the view follow."""
+        """Record the step just taken, with these numbers by name, and refresh the view."""
         assert self.recorder is not None
         self.recorder.step(**scalars)
         if self.view is None or self._shows_at_end:
@@ -73,7 +86,7 @@ class FollowedTraining:
             warnings.warn(f"the view cannot be drawn ({error!r}); training goes on without it", RuntimeWarning, stacklevel=2)
 
     def end(self) -> None:
-        """Leave the optimizer as it was, and show all that was recorded."""
+        """Stop recording, and let the view show the whole run."""
         if self.recorder is None:
             return
         self.recorder.close()

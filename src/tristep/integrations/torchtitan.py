@@ -1,6 +1,7 @@
-"""torchtitan: a container of optimizers for the parts of a model, with the interface of its own and names for DCP.
+"""torchtitan: a container of optimizers for the parts of a model, with the interface of torchtitan's container.
 
-It needs torch only. torchtitan's container makes Adam, AdamW and its own Muon; this one all optimizers of `tristep.optim`.
+torchtitan's container makes Adam, AdamW and its own Muon; this one makes all optimizers of `tristep.optim`. It needs torch
+only.
 """
 
 from __future__ import annotations
@@ -25,20 +26,24 @@ _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 class Optimizers(JoinedOptimizers):
-    """One `tristep.optim.MultiOptimizer` for each part of a model, as pipeline parallelism cuts it.
+    """A container with one `tristep.optim.MultiOptimizer` for each part of a model under pipeline parallelism.
+
+    Iterate over it to get the optimizers. It warns of a pattern that gets no parameter of these parts, which may be right if
+    other ranks have other parts.
 
     Args:
-        model_parts: modules; a parameter has the same name in a part as in the whole model, and is in one part only.
-        entries: (pattern, optimizer, arguments) as for `MultiOptimizer`, first match first; or torchtitan's
-            `ParamGroupConfig`s, whose patterns are regular expressions that are found in the name.
-        **defaults: arguments of each, where its entry does not have them.
+        model_parts: the modules; a parameter has the same name in a part as in the whole model, and is in one part only.
+        entries: (pattern, optimizer) or (pattern, optimizer, arguments), as for `MultiOptimizer`: a parameter gets the
+            optimizer of the first pattern that it matches. Or torchtitan's `ParamGroupConfig`s, whose patterns are regular
+            expressions to search in the name.
+        **defaults: arguments for all optimizers whose entries do not give them.
 
     Attributes:
-        optimizers: one for each part, as iterating over the container gives them.
+        optimizers: the `MultiOptimizer` of each part.
+        model_parts: the modules.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit, or a parameter that no pattern takes.
-        UserWarning: a pattern that gets no parameter of these parts, as may be right where other ranks have other parts.
+        TypeError, ValueError: an invalid argument, or a parameter that matches no pattern.
 
     Example:
         >>> import torch
@@ -55,14 +60,14 @@ class Optimizers(JoinedOptimizers):
 
     def __init__(self, model_parts: Sequence[torch.nn.Module], entries: Iterable[Any], **defaults: Any) -> None:
         self.model_parts = list(model_parts)
-        given = [_entry(k, entry) for k, entry in enumerate(entries)]
-        chosen = [_in_use(part, given) for part in self.model_parts]
-        for k, (pattern, *_) in enumerate(given):
-            if not given[k][2].get("optional") and not any(k in each for each in chosen):
+        checked = [_entry(k, entry) for k, entry in enumerate(entries)]
+        in_use = [_in_use(part, checked) for part in self.model_parts]
+        for k, (pattern, _, arguments) in enumerate(checked):
+            if not arguments.get("optional") and not any(k in indices for indices in in_use):
                 warnings.warn(f"entries[{k}]: pattern {pattern!r} gets no parameter of these model parts", stacklevel=2)
         self.optimizers = [
-            MultiOptimizer(part, [given[k] for k in sorted(each)], **defaults)
-            for part, each in zip(self.model_parts, chosen, strict=True)
+            MultiOptimizer(part, [checked[k] for k in sorted(indices)], **defaults)
+            for part, indices in zip(self.model_parts, in_use, strict=True)
         ]
         super().__init__()
 
@@ -73,33 +78,33 @@ class Optimizers(JoinedOptimizers):
         return len(self.optimizers)
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Let each optimizer update its parameters that have a gradient.
+        """Update all parameters that have a gradient, each with its optimizer.
 
         Raises:
-            ValueError: there is a closure, which would have to evaluate all parts.
+            ValueError: `closure` is given, which would have to evaluate all parts.
         """
         if closure is not None:
             raise ValueError("step(closure) of several model parts: call it without one, after the backward pass")
         super().step()
 
     def state_dict(self) -> dict[str, Any]:
-        """All states and options by names that do not depend on how the model is cut: "state.layer.weight.exp_avg".
+        """Return all states and options under names such as "state.layer.weight.exp_avg", whatever the parts of the model.
 
-        Before the first step it creates the states, by a step at a rate of 0, so that `dcp.load` has something to load into.
+        Before the first step it makes the states, by a step with learning rate 0, so that `dcp.load` can load into them.
         """
-        found: dict[str, Any] = {}
+        flat: dict[str, Any] = {}
         for part, optimizer in zip(self.model_parts, self.optimizers, strict=True):
-            found |= get_optimizer_state_dict(part, optimizer, options=_FLAT)
-        return {key: value for key, value in found.items() if key not in self._groups_names()}
+            flat |= get_optimizer_state_dict(part, optimizer, options=_FLAT)
+        return {key: value for key, value in flat.items() if key not in self._groups_names()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict` gave, of these parts or of others."""
+        """Load states and options from a result of `state_dict`, which may be of other parts of the model."""
         state = {**state_dict, **self._groups_names()}
         for part, optimizer in zip(self.model_parts, self.optimizers, strict=True):
             set_optimizer_state_dict(part, optimizer, state, options=_FLAT)
 
     def _groups_names(self) -> dict[str, list[str]]:
-        """Which parameters are in a group together, which depends on how the model is cut, and so is not saved."""
+        """Return the entries with the parameters of each group, which depend on the parts and so are not saved."""
         return {
             f"param_groups.{name}.param_names": group["param_names"]
             for group in self.param_groups
@@ -111,18 +116,18 @@ class Optimizers(JoinedOptimizers):
 
 
 def _entry(k: int, entry: Any) -> tuple[Any, ...]:
-    """An entry of `MultiOptimizer`, also of what is torchtitan's."""
+    """Return pattern, class and arguments of an entry of `MultiOptimizer`, or of torchtitan's `ParamGroupConfig`."""
     if hasattr(entry, "optimizer_name"):
         entry = re.compile(entry.pattern), entry.optimizer_name, entry.optimizer_kwargs
     return checked_entry(k, entry)
 
 
 def _in_use(part: torch.nn.Module, entries: Sequence[Any]) -> set[int]:
-    """Which entries get a parameter of this part."""
+    """Return the indices of the entries that get a parameter of this part."""
     matchers = [matcher(pattern) for pattern, *_ in entries]
     layers = layers_of(part)
-    found = set()
-    for name, parameter, _ in named_parameters(part):
-        asked = Parameter(name, parameter, layers.get(id(parameter)))
-        found |= {next((k for k, matches in enumerate(matchers) if matches(asked)), -1)}
-    return found - {-1}
+    indices = set()
+    for name, tensor, _ in named_parameters(part):
+        parameter = Parameter(name, tensor, layers.get(id(tensor)))
+        indices |= {next((k for k, matches in enumerate(matchers) if matches(parameter)), -1)}
+    return indices - {-1}
