@@ -166,14 +166,16 @@ def test_residuals_that_do_not_fit_are_refused():
     nets, trainer = _compressed()
     train_copies(trainer, nets, make_batches(1, dtype=torch.float32))
     state = trainer.state_dict()
-    for residuals, message in (
-        ({"other": {}}, "'other' has residuals, but is not among"),
-        (
-            {"0.bias": {"0": torch.zeros(4)}},
-            r"residual 0 of '0.bias' is torch.float32 \(4,\): it must be torch.float32 \(5,\)",
-        ),
+    must = r"it must be torch.float32 \(5,\)"
+    for residuals, error, message in (
+        ([], TypeError, "residuals must be a dict, got list"),
+        ({"other": {}}, ValueError, "'other' has residuals, but is not among"),
+        ({"0.bias": [1]}, TypeError, "residuals of '0.bias' must be a dict, got list"),
+        ({"0.bias": {"0": 1}}, TypeError, "0 in residuals of '0.bias' must be a tensor, got int"),
+        ({"0.bias": {"0": torch.zeros(4)}}, ValueError, rf"residual 0 of '0.bias' is torch.float32 \(4,\): {must}"),
+        ({"0.bias": {"0": torch.zeros(5).double()}}, ValueError, rf"residual 0 of '0.bias' is torch.float64 \(5,\): {must}"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(error, match=message):
             trainer.load_state_dict(state | {"residuals": residuals})
 
 

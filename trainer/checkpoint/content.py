@@ -38,12 +38,16 @@ class Trainer(Protocol):
 class Ranks:
     """The processes that train together with this one.
 
+    Args:
+        trainer: the trainer of this process.
+
     Attributes:
+        alone: whether this process trains without others. In a group of one process it does not.
         count: the number of processes.
-        rank: the number of this one.
+        rank: the number of this process.
 
     Raises:
-        ValueError: they train with a store whose checkpoints cannot be saved.
+        ValueError: the trainer's store has processes that are at different steps.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -56,12 +60,7 @@ class Ranks:
             )
         self._group = sync.group if sync.in_step else None  # as torch.distributed takes it
         self.rank, self.count = (dist.get_rank(self._group), dist.get_world_size(self._group)) if together else (0, 1)
-        self._together, self._trainer = together, trainer
-
-    @property
-    def alone(self) -> bool:
-        """Whether this process trains by itself. In a group of one it does not."""
-        return not self._together
+        self.alone, self._trainer = not together, trainer
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks."""
@@ -80,34 +79,34 @@ class Ranks:
         return int(values)
 
     def wait(self) -> None:
-        """Wait for all ranks."""
+        """Wait until all ranks have called this."""
         if not self.alone:
             dist_utils.barrier(self._group)
 
 
 class Training:
-    """What a training has in this process: a trainer, its model, and other objects with a `state_dict`.
+    """Everything of a training that checkpoints save, in this process.
 
     Args:
         trainer: the trainer.
-        net: the model, the list of its replicas, or None: the trainer's parameters are all there is.
+        net: the model, or the list of its replicas. None: only the trainer's parameters are saved.
         stateful: other objects with `state_dict` and `load_state_dict`.
 
     Attributes:
-        tensors: weights and buffers by name, each of all replicas in this process.
+        tensors: by name, each weight and buffer of all replicas in this process.
 
     Raises:
-        TypeError, ValueError: `net` is not a model of the trainer's replicas, or has something that cannot be saved.
+        TypeError, ValueError: `net` is not the trainer's model, or has something that cannot be saved.
     """
 
     def __init__(self, trainer: Trainer, net: Any, stateful: Sequence[Any] = ()) -> None:
         self._trainer, self._net, self._stateful = trainer, net, stateful
         replicas, modules = trainer.replicas, _modules(trainer, net)
-        names_and_params = [dict(zip(replica.names, replica.params, strict=True)) for replica in replicas]
-        by_replica = names_and_params if net is None else [_tensors_of(module) for module in modules]
-        for tensors, params in zip(by_replica, names_and_params, strict=True):
-            there = {id(tensor) for tensor in tensors.values()}
-            if missing := [name for name, param in params.items() if id(param) not in there]:
+        params_of_replicas = [dict(zip(replica.names, replica.params, strict=True)) for replica in replicas]
+        by_replica = params_of_replicas if net is None else [_tensors_of(module) for module in modules]
+        for tensors, params in zip(by_replica, params_of_replicas, strict=True):
+            ids = {id(tensor) for tensor in tensors.values()}
+            if missing := [name for name, param in params.items() if id(param) not in ids]:
                 raise ValueError(
                     f"net does not have the parameter {missing[0]!r} of the trainer: give the model that it trains"
                 )
@@ -115,7 +114,7 @@ class Training:
         self._extra = [_with_extra_state(module) for module in modules]
 
     def collect(self) -> dict[str, Any]:
-        """Return what a checkpoint has of each process; buffers, such as running means, are those of each replica."""
+        """Return what a checkpoint saves for each process: random generators, other objects, extra states, buffers."""
         return {
             "random": random_state(),
             "stateful": [each.state_dict() for each in self._stateful],
@@ -127,10 +126,13 @@ class Training:
         }
 
     def load(self, content: Content, ranks: Ranks) -> None:
-        """Load a checkpoint. All checks come first, and random numbers last.
+        """Load a checkpoint. All checks come first, and the random generators are set last.
 
         Raises:
-            ValueError: it is of another training; nothing has been changed.
+            ValueError: the checkpoint is of another training. Nothing has been changed.
+
+        Warns:
+            UserWarning: the states of other objects, or random numbers, are not restored.
         """
         self._check_weights(content.model)
         own = content.ranks[ranks.rank if ranks.rank < len(content.ranks) else 0]
@@ -190,7 +192,7 @@ class Training:
 
 
 def resume(trainer: Trainer, folder: str | os.PathLike[str], net: Any = None, stateful: Sequence[Any] = ()) -> Checkpoint:
-    """See `Trainer.resume`; `stateful` as for `CheckpointManager`."""
+    """Do what `Trainer.resume` does, also for other objects with a `state_dict`."""
     training, ranks = Training(trainer, net, stateful), Ranks(trainer)
     path = Path(folder)
     if path.exists() and not path.is_dir():
@@ -206,7 +208,7 @@ def resume(trainer: Trainer, folder: str | os.PathLike[str], net: Any = None, st
 
 
 def _modules(trainer: Trainer, net: Any) -> list[torch.nn.Module]:
-    """The model of each replica; none where there is no `net`."""
+    """Return the model of each replica; an empty list without `net`."""
     if net is None:
         return []
     modules = [net] if isinstance(net, torch.nn.Module) else modules_of(net)
@@ -218,14 +220,14 @@ def _modules(trainer: Trainer, net: Any) -> list[torch.nn.Module]:
 
 
 def _with_extra_state(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """The modules that have an extra state of their own (`get_extra_state`), by its name in `state_dict`."""
+    """Return the modules that define `get_extra_state`, by the name of that state in `state_dict`."""
     default = torch.nn.Module.get_extra_state
     modules = [(name, each) for name, each in module.named_modules() if type(each).get_extra_state is not default]
     return {plain_name(f"{name}._extra_state".removeprefix(".")): each for name, each in modules}
 
 
 def _tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What `state_dict` of a module has, each tensor once, without extra states."""
+    """Return the tensors in a module's `state_dict`, each once, without extra states."""
     own = {id(tensor) for tensors in (module.parameters(), module.buffers()) for tensor in tensors}
     extra = _with_extra_state(module)
     by_id: dict[int, tuple[str, torch.Tensor]] = {}
@@ -258,7 +260,7 @@ def _check_fits(name: str, mine: torch.Tensor, saved: torch.Tensor) -> None:
 
 
 def _once(tensor: torch.Tensor) -> tuple[slice, ...]:
-    """Where each element of an expanded tensor is once: all of others."""
+    """Return an index of each element of a tensor once: expanded dimensions have the same elements several times."""
     strides = zip(tensor.stride(), tensor.shape, strict=True)
     return tuple(slice(1) if stride == 0 and size > 1 else slice(None) for stride, size in strides)
 

@@ -1,4 +1,4 @@
-"""Snapshot: the state of a training run at one moment, which can be restored bit for bit, however many steps later."""
+"""Snapshot: keep the state of a training in memory, and restore it bit for bit any number of steps later."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..trainer import Trainer
 
 
 class Snapshot:
-    """Weights, states, counts, settings, schedule, buffers of modules and random numbers, as they are now.
+    """A copy of a training's weights, states, counts, settings, schedule, buffers and random generators.
 
-    Gradients are restored as the tensors that they are now, with what has been written to them since.
+    Gradients are not copied: `restore` sets `.grad` to the tensor that it is now, with what has been written to it since.
 
     Args:
         source: a `Trainer` or a `torch.optim.Optimizer`.
-        modules: whose buffers, such as running means, to keep.
+        modules: modules with buffers, such as running means, to keep.
 
     Raises:
         TypeError: `source` is neither.
@@ -58,7 +58,7 @@ class Snapshot:
         self._random = random_state()
 
     def add_buffers(self, module: torch.nn.Module) -> None:
-        """Keep the buffers of one more module, and of those in it, as they are now; known ones stay as they were kept."""
+        """Keep the buffers of another module as they are now. Buffers that are kept already stay as they were."""
         for buffer in module.buffers():
             if id(buffer) not in self._buffers and not isinstance(buffer, torch.nn.parameter.UninitializedBuffer):
                 self._buffers[id(buffer)] = buffer, buffer.detach().clone()
@@ -66,7 +66,7 @@ class Snapshot:
     @uninterrupted
     @torch.no_grad()
     def restore(self) -> None:
-        """Restore all of it. May be called several times."""
+        """Restore everything that is kept. It may be called several times."""
         for parameter, weight, gradient in zip(self.params, self._weights, self._gradients, strict=True):
             parameter.copy_(weight)
             parameter.grad = gradient
@@ -104,9 +104,9 @@ def _of_trainer(trainer: Trainer) -> Callable[[], None]:
 
 
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """Of an optimizer and of those in it, as in one that wraps another: the states and options, to the bit.
+    """Keep the states and options of an optimizer, and of optimizers that it wraps; return a function that restores them.
 
-    What else the `state_dict` of somebody else's class has is loaded first, as that may round states to the weights' type.
+    A `state_dict` of a foreign class is loaded first, because loading it may round states to the weights' type.
     """
     found = _with_inner(optimizer)
     parameters = {id(each): each for one in found for group in one.param_groups for each in group["params"]}
@@ -129,7 +129,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
 
 
 def _with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """An optimizer, and those among its attributes or in lists there."""
+    """Return an optimizer, and the optimizers among its attributes or in lists there."""
     found = {id(optimizer): optimizer}
     for value in vars(optimizer).values():
         for each in value if isinstance(value, (list, tuple)) else [value]:
@@ -139,7 +139,7 @@ def _with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]
 
 
 def _has_more(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `state_dict` is of somebody else's class, which may have more in it than `state` and groups."""
+    """Return whether the class is foreign and has a `state_dict` of its own, with more in it than states and groups."""
     ours = isinstance(optimizer, (FusedOptimizer, JoinedOptimizers))
     return not ours and type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
 
