@@ -100,11 +100,7 @@ class Series:
 
     def recent(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the last values, at most 2,048: their steps, int64 [n], and the values, [n, *shape]."""
-        n = len(self._recent_steps)
-        if self._count <= n:
-            return self._recent_steps[: self._count].copy(), self._recent[: self._count].copy()
-        order = np.arange(self._count, self._count + n) % n
-        return self._recent_steps[order], self._recent[order]
+        return self.since(0)
 
     def since(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return steps [n] and values [n, *shape] added after the first `count` values, but at most the last 2,048."""

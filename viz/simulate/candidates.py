@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,121 +28,69 @@ class Candidate:
     Attributes:
         together: whether a training's starts may be one weight, as rules of single elements let them; None where `Ensemble`
             does not update them.
-        trainings: for each value an optimizer, or what `_OneByOne` takes.
-        rates: for each value the learning rate.
+        trainings: for each value an `Optimizer`, a `TorchFactory` or a `PlainUpdate`.
+        rates: for each value the learning rate; NaN for an optimizer of torch's without one.
     """
 
     def __init__(self, name: str, given: Any, values: Sequence[Mapping[str, Any]], relative: bool) -> None:
         self.name = name
-        self.together: bool | None = None
         self.trainings: list[Any] = []
         self.rates: list[float] = []
-        known: Mapping[str, Any] = {}
-        makes: list[Any] = []  # those that are no copies of others
-        plain = 1.0  # what rates of copies are relative to
+        plain: list[Any] = []  # those that others differ from in their rate alone
+        known: dict[str, Any] = {}
         for value in values:
-            before = makes[-1] if makes and _differ_in_rate(value, known) else None
-            if isinstance(before, Optimizer) and before.lr_scheduler is None:
-                own = _fresh_copy(before)
-                own.lr = value["learning_rate"] * plain if relative else value["learning_rate"]  # which has been checked
-                rate = own.lr
-            else:
-                own, rate = self._make(given, value, relative)
-                known = value
-                makes.append(own)
-                if relative and isinstance(own, Optimizer) and own.lr_scheduler is None:
-                    plain = self._make(given, {k: v for k, v in value.items() if k != "learning_rate"}, False)[0].lr
+            others = {key: each for key, each in value.items() if key != "learning_rate"}
+            if not plain or any(others[key] is not known[key] for key in others):
+                plain.append(self._make(given, others))
+                known = others
+            own, rate = plain[-1], value.get("learning_rate")
+            if rate is not None:
+                own = _at_rate(own, rate * _rate_of(own) if relative else rate)
             self.trainings.append(own)
-            self.rates.append(rate)
-        if isinstance(makes[0], Optimizer):
-            self.together = all(map(_is_elementwise, makes))
+            self.rates.append(own.rate_at(1) if isinstance(own, Optimizer) else own.rate)
+        self.together = all(map(_is_elementwise, plain)) if isinstance(plain[0], Optimizer) else None
 
-    def _make(self, given: Any, value: Mapping[str, Any], relative: bool) -> tuple[Any, float]:
-        others = {k: v for k, v in value.items() if k != "learning_rate"}
-        rate = value.get("learning_rate")
+    def _make(self, given: Any, others: Mapping[str, Any]) -> Optimizer | TorchFactory | PlainUpdate:
+        """What is to run, at its own rate, with these other arguments."""
         if isinstance(given, type) and issubclass(given, Optimizer):
             given = {"optimizer": given}
         if isinstance(given, Mapping):
-            kind = given.get("optimizer", self.name)
+            arguments: dict[str, Any] = dict(given)
+            kind = arguments.pop("optimizer", self.name)
+            if isinstance(kind, str):
+                kind, arguments = named(kind, arguments)
             if isinstance(kind, str) or (isinstance(kind, type) and issubclass(kind, Optimizer)):
-                return self._ours(dict(given), others, rate, relative)
-            for name in given:
-                if name not in ("optimizer", "learning_rate"):
+                return make_optimizer(kind, arguments | dict(others))
+            for name in arguments:
+                if name != "learning_rate":
                     raise TypeError(f"{self.name}: {name} is for names and classes of optimizers, not for {kind!r}")
-            if "learning_rate" in given:
-                own_rate = given["learning_rate"]
-                rate, relative = own_rate if rate is None else rate * own_rate if relative else rate, False
-            given = kind
+            own = self._make(kind, others)
+            return _at_rate(own, arguments["learning_rate"]) if arguments else own
         if isinstance(given, Optimizer):
             if others:
                 raise TypeError(
                     f"{self.name} is an optimizer that is made already, so {next(iter(others))} cannot be varied"
                 )
-            own = copy.deepcopy(given)
-            if rate is not None:
-                rate = rate * (own.lr if own.lr_scheduler is None else own.lr_scheduler.base_lr) if relative else rate  # type: ignore[attr-defined]
-                _set_rate(own, number("learning_rate", rate, low=0))
-            return own, own.rate_at(1)
+            return copy.deepcopy(given)
         partial = given if isinstance(given, functools.partial) else functools.partial(given) if callable(given) else None
-        if partial is not None and isinstance(partial.func, type) and issubclass(partial.func, torch.optim.Optimizer):
-            before = partial.keywords.get("lr", _default(partial.func, "lr"))
-            chosen = before if rate is None else rate * before if relative else rate
-            keywords = {} if chosen is None else {"lr": chosen}
-            return TorchFactory(functools.partial(partial, **keywords, **others)), float("nan") if chosen is None else float(
-                chosen
+        if partial is None:
+            raise TypeError(
+                f"{self.name}: must be a dict of arguments, an Optimizer or its class, a class of torch.optim or a "
+                f"callable, got {type(given).__name__}"
             )
-        if partial is not None:
-            if others:
-                raise TypeError(f"{self.name} is a plain callable, so {next(iter(others))} cannot be varied")
-            before = _default(partial, "lr")
-            before = 0.01 if before is None else before
-            chosen = before if rate is None else rate * before if relative else rate
-            return PlainUpdate(partial, chosen), chosen
-        raise TypeError(
-            f"{self.name}: must be a dict of arguments, an Optimizer or its class, a class of torch.optim or a "
-            f"callable, got {type(given).__name__}"
-        )
-
-    def _ours(
-        self, arguments: dict[str, Any], others: dict[str, Any], rate: float | None, relative: bool
-    ) -> tuple[Any, float]:
-        kind = arguments.pop("optimizer", self.name)
-        if isinstance(kind, str):
-            kind, arguments = named(kind, arguments)
-        if rate is not None and relative:
-            plain = make_optimizer(kind, arguments | others)
-            rate *= plain.lr if plain.lr_scheduler is None else plain.lr_scheduler.base_lr  # type: ignore[attr-defined]
-        own = make_optimizer(kind, arguments | others | ({} if rate is None else {"learning_rate": rate}))
-        return own, own.rate_at(1)
-
-
-def _differ_in_rate(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    if "learning_rate" not in a or a.keys() != b.keys():
-        return False
-    return len(a) == 1 or all(a[k] is b[k] for k in a if k != "learning_rate")
-
-
-def _fresh_copy(own: Optimizer) -> Optimizer:
-    """Another one of the same settings; neither has updated anything yet."""
-    other = object.__new__(type(own))  # copy.copy takes ten times as long, which there are hundreds of
-    vars(other).update(vars(own), step_counts=StepCounts(own.begin_num_update))
-    return other
-
-
-def _set_rate(own: Optimizer, rate: float) -> None:
-    schedule: Any = own.lr_scheduler
-    if schedule is None:
-        own.set_learning_rate(rate)
-    elif hasattr(schedule, "base_lr"):
-        schedule.base_lr = rate
-    else:
-        raise TypeError(f"learning_rates together with {schedule!r}, which decides the rate and has no base_lr")
+        default = _default(partial, "lr")
+        if isinstance(partial.func, type) and issubclass(partial.func, torch.optim.Optimizer):
+            return TorchFactory(functools.partial(partial, **others), math.nan if default is None else default)
+        if others:
+            raise TypeError(f"{self.name} is a plain callable, so {next(iter(others))} cannot be varied")
+        return PlainUpdate(partial, 0.01 if default is None else default)
 
 
 class TorchFactory(NamedTuple):
-    """A torch optimizer, as a function that makes one of parameters."""
+    """A torch optimizer, as a function that makes one of parameters, and its rate."""
 
     make: Callable[..., torch.optim.Optimizer]
+    rate: float
 
 
 class PlainUpdate(NamedTuple):
@@ -149,6 +98,33 @@ class PlainUpdate(NamedTuple):
 
     update: Callable[..., torch.Tensor]
     rate: float
+
+
+def _rate_of(own: Any) -> Any:
+    """What factors of learning rates are relative to."""
+    if isinstance(own, TorchFactory) and math.isnan(own.rate):
+        raise TypeError("relative learning_rates need a rate to be relative to, which this optimizer of torch's has not")
+    if not isinstance(own, Optimizer):
+        return own.rate
+    return own.lr if own.lr_scheduler is None else own.lr_scheduler.base_lr  # type: ignore[attr-defined]
+
+
+def _at_rate(own: Any, rate: float) -> Any:
+    """Another one of the same settings, at this rate; neither has updated anything yet."""
+    if isinstance(own, TorchFactory):
+        return TorchFactory(functools.partial(own.make, lr=rate), rate)
+    if isinstance(own, PlainUpdate):
+        return own._replace(rate=rate)
+    if own.lr_scheduler is None:
+        other = object.__new__(type(own))  # copy.copy takes ten times as long, which there are hundreds of
+        vars(other).update(vars(own), step_counts=StepCounts(own.begin_num_update))
+        other.lr = number("learning_rate", rate, low=0)
+        return other
+    other = copy.deepcopy(own)
+    if not hasattr(other.lr_scheduler, "base_lr"):
+        raise TypeError(f"learning_rates together with {own.lr_scheduler!r}, which decides the rate and has no base_lr")
+    other.lr_scheduler.base_lr = number("learning_rate", rate, low=0)
+    return other
 
 
 def _is_elementwise(own: Any) -> bool:

@@ -163,59 +163,42 @@ def loss_plane(
     placed = {name: (array - origin) @ onto for name, array in points.items()}
     off = {name: np.linalg.norm(array - origin - placed[name] @ axes, axis=1) for name, array in points.items()}
     x, y = (_side(k, placed, n, reach) for k in (0, 1))
-    evaluate = _Losses(model, loss, data)
-    grid = np.stack([np.tile(x, n), np.repeat(y, n)], axis=1)
-    values = evaluate(origin, axes, grid).reshape(n, n)
-    losses = {name: evaluate.at(array) for name, array in points.items()}
+    device = next(model.parameters()).device
+    start, along = (torch.as_tensor(array, device=device) for array in (origin, axes))
+    grid = torch.as_tensor(np.stack([np.tile(x, n), np.repeat(y, n)], axis=1), device=device)
+    values = _losses(model, loss, data, (start + part @ along for part in grid.split(AT_ONCE))).reshape(n, n)
+    losses = {name: _losses(model, loss, data, torch.as_tensor(array).split(AT_ONCE)) for name, array in points.items()}
     steps = {way.name: way.steps for way in ways}
     return LossPlane(x, y, values, placed, steps, losses, off, origin.astype(np.float32), axes.astype(np.float32), explained)
 
 
-class _Losses:
-    """The mean loss of a network at any weights, many sets of them at once."""
+@torch.no_grad()
+def _losses(
+    model: nn.Module,
+    loss: Callable[[Any, Any], torch.Tensor],
+    data: tuple[Any, Any],
+    parts: Iterable[torch.Tensor],
+) -> np.ndarray:
+    """The mean loss at sets of weights [n], of which each part [n_at_once, n_weights] is computed together."""
+    parameters = dict(model.named_parameters())
+    place = next(iter(parameters.values()))
+    inputs, labels = data
+    inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    inputs = tuple(each.to(place.device) if isinstance(each, torch.Tensor) else each for each in inputs)
+    labels = labels.to(place.device) if isinstance(labels, torch.Tensor) else labels
 
-    def __init__(self, model: nn.Module, loss: Callable[[Any, Any], torch.Tensor], data: tuple[Any, Any]) -> None:
-        self._model, self._loss = model, loss
-        self._parameters = dict(model.named_parameters())
-        place = next(iter(self._parameters.values()))
-        self._device, self._dtype = place.device, place.dtype
-        inputs, labels = data
-        inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-        self._inputs = tuple(each.to(self._device) if isinstance(each, torch.Tensor) else each for each in inputs)
-        self._labels = labels.to(self._device) if isinstance(labels, torch.Tensor) else labels
+    def mean_loss(point: torch.Tensor) -> torch.Tensor:
+        pieces = point.split([parameter.numel() for parameter in parameters.values()])
+        weights = {name: each.reshape(own.shape) for (name, own), each in zip(parameters.items(), pieces, strict=True)}
+        return loss(torch.func.functional_call(model, weights, inputs), labels).double().mean()
 
-    def __call__(self, origin: np.ndarray, axes: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """At origin + places @ axes: [n]."""
-        start, directions = (torch.as_tensor(array, device=self._device) for array in (origin, axes))
-        parts = torch.as_tensor(places, device=self._device).split(AT_ONCE)
-        return self._of(start + part @ directions for part in parts)
-
-    def at(self, points: np.ndarray) -> np.ndarray:
-        """At these weights [n, n_weights]: [n]."""
-        return self._of(torch.as_tensor(points, device=self._device).split(AT_ONCE))
-
-    @torch.no_grad()
-    def _of(self, parts: Iterable[torch.Tensor]) -> np.ndarray:
-        training = [module for module in self._model.modules() if module.training]
-        self._model.eval()
-        try:
-            return np.concatenate([self._of_some(part.to(self._dtype)) for part in parts])
-        finally:
-            for module in training:
-                module.training = True
-
-    def _of_some(self, points: torch.Tensor) -> np.ndarray:
-        parameters, start = {}, 0
-        for name, parameter in self._parameters.items():
-            stop = start + parameter.numel()
-            parameters[name] = points[:, start:stop].reshape(-1, *parameter.shape)
-            start = stop
-
-        def one(weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
-            outputs = torch.func.functional_call(self._model, dict(weights), self._inputs)
-            return self._loss(outputs, self._labels).double().mean()
-
-        return torch.func.vmap(one)(parameters).cpu().numpy()
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        return np.concatenate([torch.func.vmap(mean_loss)(part.to(place)).cpu().numpy() for part in parts])
+    finally:
+        for module in training:
+            module.training = True
 
 
 def _flat(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
