@@ -1,4 +1,4 @@
-"""Update rules of lists of tensors, and the backends that run them. Knows torch, Triton and numba, nothing of training."""
+"""Update rules for lists of tensors, and the backends that run them. Knows torch, Triton and numba, nothing of training."""
 
 if not __name__.startswith("tristep."):
     raise ImportError(f"this folder is 'tristep.kernels'; import it by that name (imported as {__name__!r})")

@@ -1,7 +1,7 @@
 """`Launch`: the tensors that one native call or GPU launch updates. They share device, types and rule.
 
 Every backend works from the same addresses, sizes, hyper-parameters and tiles, so that one call serves any number of
-tensors. The arrays here are on the host; what a GPU needs of them is copied by `backends/triton/upload.py`.
+tensors. The arrays here are on the host; `backends/triton/upload.py` copies them to a GPU.
 """
 
 from __future__ import annotations
@@ -27,49 +27,49 @@ _data_ptr = torch.Tensor.data_ptr
 
 
 class Launch:
-    """Tensors that share device, rule and types. Made once; gradients and hyper-parameters change.
+    """Tensors that share device, rule and types, updated together. Made once; gradients and hyper-parameters change.
 
-    Weights with gaps, and weights that have got other strides than their states since these were made, are updated in a
-    dense copy, which is then written back. A backend's class of it has `tile_for`, `_prepare` and what computes.
+    Weights with gaps, and weights whose strides no longer match their states, are updated in a dense copy that is written
+    back. A backend's subclass defines `tile_for`, `_prepare` and the methods that compute.
 
     Args:
         rule: the update rule.
-        weights: all of one type and device.
-        states: for each weight the rule's state tensors, each slot of one type, `compute_dtype` or bfloat16, or packed; then
-            the numbers that it keeps.
-        masters: for each weight what is stored alongside, its copy in `compute_dtype` or another of storage/master.py, of
-            one type; or None.
-        gradient_dtype: the type of all gradients.
+        weights: tensors of one dtype and device.
+        states: for each weight the rule's state tensors, then its per-tensor states. All tensors of a slot have one dtype:
+            `compute_dtype`, bfloat16 or packed.
+        masters: for each weight its master, all of one dtype: `compute_dtype` or another of storage/master.py. None if there
+            are no masters.
+        gradient_dtype: the dtype of all gradients.
         aligned: whether every address is a multiple of 16 bytes.
-        seed: whether bfloat16 and packed states are rounded at random, and by which seed.
-        grad_scale_and_skip: float32 [2], or None: a factor for gradients in addition to rescale_grad, and whether (not 0)
-            the step is skipped.
-        zero_grads: whether gradients become zeros.
-        stacked: whether all of these are stacks of tensors, by their first axis; for backends that work on addresses only.
-        indices: which of the weights of its `Update` it has; default: all.
-        rows: in which rows of the update's hyper-parameters, gradients' addresses and offsets these are.
-        names: of the hyper-parameters in these rows; default: those of the rule.
-        rng_offsets: those of the update's weights.
+        seed: seed for rounding bfloat16 and packed states stochastically; None rounds to nearest.
+        grad_scale_and_skip: float32 [2], a factor for gradients in addition to rescale_grad and a flag that skips the step
+            if it is not 0; or None.
+        zero_grads: whether to fill the gradients with zeros.
+        stacked: whether all tensors are stacks along their first axis; only for backends that work on addresses.
+        indices: indices of these weights in their `Update`; default: all.
+        rows: rows of these weights in the update's hyper-parameters, gradient addresses and offsets.
+        names: names of the hyper-parameters in these rows; default: the rule's.
+        rng_offsets: random-number offsets of all weights of the update.
 
     Attributes:
-        weights: dense, walked in memory order; the states have their strides.
+        weights: dense tensors, walked in memory order; the states have the same strides.
         addresses: int64 [2 + n_states (+ 1 with masters), n_tensors]; a gradient address of 0 skips the tensor.
-        sizes: int64 [n_tensors], elements.
-        storage: how weights and states are stored.
-        hyper: float32 or float64 [n_tensors, 1 + n_hyper]: rescale_grad, then the rule's own; after these, where rounding is
-            stochastic, the two halves of a key.
-        tiles: int32 [n_tiles, 2]: tensor, and which of its tiles.
-        gradients: for each tensor None where it is skipped, else a function that gives its gradient: no gradient is kept
-            alive here.
-        totals, sums: for each of the rule's reductions what it sums up, and what the rule gets of it. Both are
-            [n_tensors, n] in the arithmetic's type on the device, and one and the same where the sums are all that it gets.
-            Of a reduction over all tensors the rows of `totals` are the same.
-        numbers: for each reduction the per-tensor states that it keeps, or None.
-        proceeds: whether the step is not skipped, where the rule decides about that.
+        sizes: int64 [n_tensors], numbers of elements.
+        storage: the encodings of weights and states.
+        hyper: float32 or float64 [n_tensors, 1 + n_hyper (+ 2)]: rescale_grad, the rule's hyper-parameters and, if rounding
+            is stochastic, the two halves of a key.
+        tiles: int32 [n_tiles, 2]: index of the tensor, index of the tile in it.
+        gradients: for each tensor a function that returns its gradient, or None if it is skipped. Holds no gradient alive.
+        totals: for each reduction of the rule the values that it summed, [n_tensors, n_values], in the arithmetic's type, on
+            the device. For a reduction over all tensors the rows are equal.
+        sums: for each reduction the numbers that the rule receives, [n_tensors, n_results]; the same tensor as in `totals`
+            if the rule receives the sums alone.
+        numbers: for each reduction its `PerTensorStates`, or None if it keeps nothing.
+        proceeds: bool tensor without dimensions, False if the rule skips this step; None if it never does.
     """
 
-    looks_at_tensors = False  # or at memory only
-    multiplies_on_host = False  # gradients by the factor in grad_scale_and_skip
+    looks_at_tensors = False  # whether it computes on tensors rather than on addresses
+    multiplies_on_host = False  # whether the factor in grad_scale_and_skip is multiplied into `hyper`
 
     @torch.inference_mode(False)  # what is made here outlives the step
     def __init__(
@@ -89,7 +89,7 @@ class Launch:
         names: tuple[str, ...] | None = None,
         rng_offsets: np.ndarray | None = None,
     ) -> None:
-        self.rule: Any = rule  # of the kind that the backend's class computes
+        self.rule: Any = rule  # a Rule or a TensorRule, by the subclass
         self.seed, self.zero_grads, self.aligned = seed, zero_grads, aligned
         self.originals, self.masters = list(weights), None if masters is None else list(masters)
         self.states = [row[: len(rule.slots)] for row in states]
@@ -102,14 +102,14 @@ class Launch:
         self._given_scale_and_skip = self.grad_scale_and_skip = grad_scale_and_skip
         if grad_scale_and_skip is not None:
             self.grad_scale_and_skip = grad_scale_and_skip.to(self.device)
-        self._columns: list[int] | None = None  # of the update's hyper-parameters, where the rule does not need all
+        self._columns: list[int] | None = None  # the update's hyper-parameters that the rule needs, if not all
         if names is not None and rule.hyper != names:
             self._columns = [0, *(1 + names.index(name) for name in rule.hyper)]
             self._columns += [] if seed is None else [1 + len(names)]
 
         types, n_states = [tensor.dtype for tensor in states[0][: len(rule.state)]], len(rule.state)
-        # Elements are walked in the order of the states and masters, which packed states have not: these are in C's. Whole
-        # tensors keep the order they have, and so do stacks, which have no gaps in what is stacked.
+        # Elements are walked in the order of the states and masters; packed states have C's order. A rule of whole tensors
+        # keeps each tensor's own order, and so do stacks, whose items have no gaps.
         like = [k for k, dtype in enumerate(types) if dtype not in storage.PACKED] if isinstance(rule, Rule) else []
         if like or masters is not None:
             strides = [row[like[0]].stride() for row in states] if like else [each.stride() for each in self.masters or ()]
@@ -128,11 +128,11 @@ class Launch:
         for k in self.copied:
             empty = partial(torch.empty_strided, dtype=self.weight_dtype, device=self.device)
             self.weights[k] = empty(weights[k].shape, strides[k])
-        self.sources: list[tuple[torch.Tensor, Any]] = []  # dense copies, and functions giving what to copy
+        self.sources: list[tuple[torch.Tensor, Any]] = []  # dense copies; functions that return the gradients
 
         counts = list(map(len, weights)) if stacked else [1] * len(weights)
         stops = np.cumsum(counts).tolist()
-        self._spans = [slice(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]  # of each weight
+        self._spans = [slice(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]  # rows of each weight
         self.gradients: list[Callable[[], torch.Tensor | None] | None] = [None] * stops[-1]
         self.addresses = np.zeros((FIRST_STATE + n_states + (masters is not None), stops[-1]), dtype=np.int64)
         self.addresses[WEIGHT] = _addresses_of(self.weights, stacked)
@@ -145,7 +145,7 @@ class Launch:
         self.tile = self.tile_for(self.n_elements, any(kind in storage.PACKED for kind in types))
         self.tiles = tiles_of(self.sizes, self.tile)
         self.storage = storage.of_tensors(self.weight_dtype, types, None if masters is None else masters[0].dtype, seed)
-        self.width = 1 + len(rule.hyper)  # of hyper-parameters; there may be keys after them
+        self.width = 1 + len(rule.hyper)  # without the keys that may follow
         width = self.width + 2 * self.storage.stochastic
         self.hyper = np.zeros((stops[-1], width), dtype=np.float64 if self.dtype == torch.float64 else np.float32)
         self._packed_row = struct.Struct(f"{width}{self.hyper.dtype.char}").pack
@@ -165,42 +165,43 @@ class Launch:
         self._active: tuple[list[bool], torch.Tensor] | None = None
         self._prepare()
 
-    # What a backend has of its own.
+    # Defined by each backend.
 
     @staticmethod
     def tile_for(elements: int, packed: bool = False) -> int:
-        """Elements of a tile, of a launch with this many; `packed`: whether there are packed states."""
+        """Return the tile size, in elements, for a launch of `elements` elements; `packed`: whether a state is packed."""
         raise NotImplementedError
 
     def _prepare(self) -> None:
-        """Make what computing needs."""
+        """Compile kernels and allocate buffers; called at the end of `__init__`."""
         raise NotImplementedError
 
     def compute(self) -> None:
-        """Update the weights."""
+        """Update the weights with the present addresses and hyper-parameters."""
         raise NotImplementedError
 
     def compute_with_metric(self, into: MetricsBuffer, rows: np.ndarray) -> None:
-        """As `compute`, and write the values of the metric to these rows of the current slot."""
+        """Update the weights and write the values of the metric of `into` to these rows of its current slot."""
         raise NotImplementedError
 
     def run_reduction(self, stage: int) -> None:
-        """Run the rule's reduction of this number; its results are then in `totals`."""
+        """Run reduction number `stage` of the rule and write its results to `totals[stage]`."""
         raise NotImplementedError
 
     def hyper_on_device(self) -> torch.Tensor:
-        """The hyper-parameters, [n_tensors, n]."""
+        """Return `hyper` as a tensor on the device, [n_tensors, width]."""
         return torch.from_numpy(self.hyper).to(self.device)
 
     def upload(self) -> None:
-        """Copy over to the device what has changed, on the current stream."""
+        """Copy the tables that have changed to the device, on the current stream."""
 
     def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
-        """Work on other weights from now on, as large as those before and at `addresses`; there are no masters then."""
+        """Use other weights, of the same sizes and at `addresses`, in a launch without masters."""
 
-    # What an update does with all of them.
+    # Common to all backends.
 
     def bind(self, gradients: Sequence[torch.Tensor | None], references: Sequence[Any]) -> None:
+        """Take the addresses of the update's gradients, or None, and weak references to them; dense copies where needed."""
         stacked = bool(self._first)
         self.sources, self.gradients = [], []
         for i, weight, span in zip(self.indices, self.weights, self._spans, strict=True):
@@ -218,11 +219,12 @@ class Launch:
             self.gradients += [bound] * (span.stop - span.start)
 
     def rebind(self, pointers: np.ndarray, references: Sequence[Reference | None]) -> None:
-        """As `bind`, for gradients that differ from the bound ones in their pointers only, or are missing."""
+        """Take new addresses, 0 for a missing gradient, if the gradients differ from the bound ones in nothing else."""
         self.addresses[GRADIENT] = pointers[self.rows]
         self.gradients = list(references) if isinstance(self.rows, slice) else [references[i] for i in self.indices]
 
     def run(self, hyper: np.ndarray | list[float], into: MetricsBuffer | None = None) -> None:
+        """Take one step of a rule without reductions, with hyper-parameters as for `write_hyper`."""
         if self.sources or self.copied:
             with torch.no_grad():
                 self.begin(hyper)
@@ -236,19 +238,19 @@ class Launch:
                 self.run_rule(into)
 
     def run_rule(self, into: MetricsBuffer | None) -> None:
-        """Update the weights and, where it is asked for, compute the metric in the same pass."""
+        """Update the weights and, if `into` is given, compute its metric in the same pass."""
         if into is None:
             self.compute()
             return
         active = self.addresses[GRADIENT] != 0
-        for k in np.flatnonzero(self.sizes == 0):  # these may have no address
+        for k in np.flatnonzero(self.sizes == 0):  # empty tensors may have no address
             active[k] = self.gradients[k] is not None
         rows: Any = self._rng_offsets
         self.compute_with_metric(into, rows)
         into.mark(rows[active])
 
     def write_hyper(self, hyper: np.ndarray | list[float]) -> None:
-        """Take over hyper-parameters, or one row of them for all, and make keys where rounding is stochastic."""
+        """Write hyper-parameters, the update's array or one row for all, and make keys for stochastic rounding."""
         if self._columns is not None:
             hyper = [hyper[k] for k in self._columns] if isinstance(hyper, list) else hyper[:, self._columns]
         if isinstance(hyper, list):
@@ -262,14 +264,14 @@ class Launch:
             if self.storage.stochastic:
                 self.hyper[:, width:] = storage.keys(self.seed, values[:, width], self._rng_offsets)  # type: ignore[arg-type]
         if self._given_scale_and_skip is not None:
-            own: Any = self.grad_scale_and_skip
-            if own is not self._given_scale_and_skip:  # on another device
-                own.copy_(self._given_scale_and_skip, non_blocking=True)
+            local: Any = self.grad_scale_and_skip
+            if local is not self._given_scale_and_skip:  # the given tensor is on another device
+                local.copy_(self._given_scale_and_skip, non_blocking=True)
             if self.multiplies_on_host:
-                self.hyper[:, 0] *= own.numpy()[0]
+                self.hyper[:, 0] *= local.numpy()[0]
 
     def begin(self, hyper: np.ndarray | list[float]) -> None:
-        """Hyper-parameters, and dense copies of what has other strides: before reductions and rule."""
+        """Write hyper-parameters and fill the dense copies, before reductions and rule."""
         self.write_hyper(hyper)
         for dense, gradient in self.sources:
             dense.copy_(gradient())
@@ -277,7 +279,7 @@ class Launch:
             self.weights[k].copy_(self.originals[k])
 
     def end(self) -> None:
-        """Everything after the weights have been updated."""
+        """Copy dense copies back to their weights and zero gradients that were copied, after the rule."""
         for k in self.copied:
             if self.gradients[self._spans[k].start] is not None:
                 self.originals[k].copy_(self.weights[k])
@@ -286,21 +288,21 @@ class Launch:
                 gradient().zero_()
 
     def release(self) -> None:
-        """Hold no weights and gradients, until `replace_weights`."""
+        """Drop all references to weights and gradients, until `replace_weights`."""
         self.weights, self.originals, self.gradients = [], [], []
         self.replace_weights([])
 
     @cached_property
     def rows_on_device(self) -> slice | torch.Tensor:
-        """Which of the weights it has, to index a tensor on their device."""
+        """`rows` as a slice or as an index tensor on the device."""
         return self.rows if isinstance(self.rows, slice) else torch.from_numpy(self.rows).to(self.device)
 
     def active_on_device(self) -> torch.Tensor:
-        """Which tensors have a gradient."""
-        found = [gradient is not None for gradient in self.gradients]
-        if self._active is None or found != self._active[0]:
-            staged = streams.staged(torch.tensor(found, device="cpu"), self.device)
-            self._active = found, staged.to(self.device, non_blocking=True)
+        """Return whether each tensor has a gradient, as a bool tensor on the device."""
+        active = [gradient is not None for gradient in self.gradients]
+        if self._active is None or active != self._active[0]:
+            staged = streams.staged(torch.tensor(active, device="cpu"), self.device)
+            self._active = active, staged.to(self.device, non_blocking=True)
         return self._active[1]
 
     def _room(self, width: int) -> torch.Tensor:
@@ -314,12 +316,12 @@ def group_key(
     master: torch.Tensor | None,
     stacked: bool,
 ) -> tuple[Any, ...]:
-    """What tensors of one launch have in common: device, types, and whether they are aligned."""
+    """Return device, dtypes and alignment of a weight with its gradient and states; equal keys share a launch."""
     tensors = [weight, *states] + ([] if gradient is None else [gradient]) + ([] if master is None else [master])
-    # Strides other than the weight's mean that a fresh copy is made, and fresh memory is aligned.
+    # A tensor whose strides differ from the weight's is copied, and fresh memory is aligned.
     aligned = not reduce(operator.or_, map(_data_ptr, tensors)) & 15
     if stacked:
-        aligned &= all(each.stride(0) * each.element_size() % 16 == 0 for each in tensors)
+        aligned &= all(stack.stride(0) * stack.element_size() % 16 == 0 for stack in tensors)
     return (
         weight.device,
         weight.dtype,
@@ -330,25 +332,26 @@ def group_key(
 
 
 def tiles_of(sizes: np.ndarray, tile: int) -> np.ndarray:
-    """All tiles of tensors of these sizes, int32 [n_tiles, 2]: tensor, and which of its tiles."""
+    """Return all tiles of tensors of these sizes, int32 [n_tiles, 2]: index of the tensor, index of the tile in it."""
     counts = -(-sizes // tile)
-    owner = np.repeat(np.arange(len(sizes)), counts)
+    tensor = np.repeat(np.arange(len(sizes)), counts)
     first = np.repeat(np.cumsum(counts) - counts, counts)
-    return np.stack([owner, np.arange(len(owner)) - first], axis=1).astype(np.int32)
+    return np.stack([tensor, np.arange(len(tensor)) - first], axis=1).astype(np.int32)
 
 
 def itself(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor; with `partial`, a reference that keeps it alive."""
     return tensor
 
 
 def _addresses_of(tensors: Sequence[torch.Tensor], stacked: bool) -> list[int] | np.ndarray:
-    """The addresses of the tensors, or, if they are stacks, of what is in them."""
+    """Return the addresses of the tensors or, if they are stacks, of all items of all stacks."""
     if not stacked:
         return list(map(_data_ptr, tensors))
-    steps = [np.arange(len(each)) * (each.stride(0) * each.element_size()) for each in tensors]
-    return np.concatenate([each.data_ptr() + step for each, step in zip(tensors, steps, strict=True)])
+    steps = [np.arange(len(stack)) * (stack.stride(0) * stack.element_size()) for stack in tensors]
+    return np.concatenate([stack.data_ptr() + step for stack, step in zip(tensors, steps, strict=True)])
 
 
 def _differs(tensor: torch.Tensor, strides: tuple[int, ...], first: int) -> bool:
-    """Whether the tensor is stored in another order than that of these strides, those of the axes from `first` on."""
+    """Return whether the axes from `first` on are stored in another order than in a tensor of these strides."""
     return not same_order(tensor.shape[first:], tensor.stride()[first:], strides[first:])

@@ -1,4 +1,4 @@
-"""`Update`: one rule on a list of tensors. Groups, tables and kernels are made once and used at every step."""
+"""`Update`: one rule applied to a list of tensors. Groups, tables and kernels are made once and reused at every step."""
 
 from __future__ import annotations
 
@@ -33,47 +33,48 @@ from .reductions import run_reductions
 
 
 class Update:
-    """One rule on a fixed list of weights: groups, tables and kernels are made once and used at every step.
+    """One update rule on a fixed list of weights. Call it to take a step; the kernels and tables are made once.
+
+    The arithmetic is float64 for float64 weights and float32 for all others ("the arithmetic's type").
 
     Args:
         rule: the update rule.
-        weights: floating-point tensors of any shape and layout. They are read again if they have moved.
-        states: for each weight its state tensors, in the order of `rule.state`, each in the arithmetic's type or, where that
-            is float32 and the rule is elementwise, in bfloat16, or packed as `storage` has it, uint8 or int8 of one
-            dimension.
-            States and masters that are given other memory through `.data` are not followed: make another `Update` then.
-        masters: for each weight its copy in the arithmetic's type, or None where there is none. Alongside a bfloat16 weight
-            it may be int16, the bits that the weight lacks, or int8, the upper 8 of them (split masters), and alongside a
-            16-bit weight of the weight's type, what rounding took off (Kahan's compensation).
-        engine: as for `choose_engine`.
-        names: what messages call the weights; default "weights[0]" and so on.
-        seed: round stochastically what is stored as bfloat16, in 24 bits or packed, each update of each weight with random
-            numbers of its own; `storage.CodesOnly(seed)` does so for packed states only, None (the default) for nothing.
-        grad_scale_and_skip: float32 [2], read on the device at every step: a factor for all gradients in addition to
-            rescale_grad, and whether (not 0) to skip the step. Default: None, as 1 and 0.
-        zero_grads: fill the gradients with zeros in the same pass, those of a skipped step, too.
-        stacked: whether each weight, with what belongs to it, is a stack of as many weights as its first axis is long, of
-            which each has hyper-parameters of its own. The host does as much for it as for one weight. Not for the eager
-            engine, nor for rules with per-tensor states.
+        weights: floating-point tensors of any shape and layout. Tensors that have moved are found again by `bind`.
+        states: for each weight a tuple of state tensors, in the order of `rule.state`, in the arithmetic's type. States of
+            an elementwise float32 rule may also be bfloat16, or packed: one-dimensional uint8 or int8, encoded by `storage`.
+            If you give a state or master new memory through `.data`, make a new `Update`; the change is not noticed.
+        masters: for each weight its master copy in the arithmetic's type, or None. A bfloat16 weight may instead have a
+            split master: int16, the 16 bits that it lacks of float32, or int8, the upper 8 of these. A 16-bit weight may have
+            a tensor of its own type, the error of the last rounding (Kahan's compensation).
+        engine: "triton", "cpu", "eager" or None, the best engine for each weight's device (see `choose_engine`).
+        names: names of the weights in error messages; default "weights[0]", "weights[1]", ...
+        seed: an integer rounds everything that is stored as bfloat16, in 24 bits or packed stochastically, with different
+            random numbers for each weight and update; `storage.CodesOnly(seed)` only packed states; None (default) rounds
+            to nearest.
+        grad_scale_and_skip: float32 tensor [2], read on the device at every step: a factor for all gradients, applied in
+            addition to rescale_grad, and a flag that skips the step if it is not 0. None (default) means 1 and 0.
+        zero_grads: fill the gradients with zeros in the same pass, also when the step is skipped. Default: False.
+        stacked: treat each weight, with its states and gradient, as a stack of `len(weight)` weights with separate
+            hyper-parameters, at the host cost of one weight. Not with the eager engine, nor with rules that have
+            per-tensor states. Default: False.
 
     Attributes:
-        hyper: float64 [n_weights, 1 + n_hyper], of stacks all that is in them, one after the other; rescale_grad and the
-            rule's hyper-parameters, then, if there is a seed, the update's number. Write here before a step, or give one row
-            for all to `broadcast_hyper`.
-        rng_offsets: int64 [n_weights], by which weights have random numbers of their own; 0, 1, ... by default. Write here
-            before `bind`.
-        active: for each weight whether a gradient is bound to it; None if all have one. Another object once that changes.
-        launches: native calls or GPU launches of a step, those of the rule's reductions not counted.
-        all_reduce_global: called with what a reduction over all tensors has found, in the widest type that the device has,
-            and "sum" or "max"; to put there, in place, what several processes have found together, without waiting for the
-            device. None (the default) in a single process.
-        all_reduce_per_tensor: the same for what a reduction over each tensor has found, [n_weights, n_values], where
-            processes have parts of the tensors.
-        host_only: whether a call only writes `hyper` into the tables and launches nothing, for steps whose kernels are
-            replayed by a CUDA graph.
+        hyper: float64 array [n_weights, 1 + n_hyper (+ 1 with a seed)]: rescale_grad, the rule's hyper-parameters, and the
+            number of the update. A stack takes `len(stack)` rows. Write it before a step, or call `broadcast_hyper`.
+        rng_offsets: int64 array [n_weights] that selects each weight's random numbers; default 0, 1, ... Write it before
+            `bind`.
+        active: list of bool, whether each weight has a bound gradient; None if all have one. A new list after a change.
+        launches: number of native calls or GPU launches in one step, without the rule's reductions.
+        all_reduce_global: function `(tensor, "sum" or "max") -> None` that reduces the results of reductions over all
+            tensors across processes, in place and without waiting for the device. The tensor has the widest type of the
+            device. None (default) in a single process.
+        all_reduce_per_tensor: the same for the results of reductions over each tensor, [n_weights, n_values], when several
+            processes hold shards of the tensors.
+        host_only: if True, a call only writes `hyper` into the tables and launches nothing, for steps that a CUDA graph
+            replays. Default: False.
 
     Raises:
-        TypeError, ValueError: types or shapes that do not fit.
+        TypeError, ValueError: a type, dtype, shape or device does not match the rule or the weight.
     """
 
     def __init__(
@@ -104,48 +105,49 @@ class Update:
         self.all_reduce_global: Callable[[torch.Tensor, str], None] | None = None
         self.all_reduce_per_tensor: Callable[[torch.Tensor, str], None] | None = None
         self._hyper = np.zeros((n_weights, 1 + len(rule.hyper) + (seed is not None)))
-        self._row: list[float] | None = None  # what is to be in all rows of it, and is not there yet
+        self._row: list[float] | None = None  # one row for all weights that `_hyper` does not have yet
         self._names = [f"weights[{i}]" for i in range(len(self.weights))] if names is None else list(names)
         self._groups: list[Launch] = []
-        self._keys: list[Any] = []  # of the groups, by weight
+        self._keys: list[Any] = []  # the group key of each weight
         self._shapes: list[torch.Size] = []
-        self._guard: PointerGuard | None = None  # of the weights, and one tensor of each memory that their states are in
-        # The bound gradients: references, pointers and strides of those that are not missing, and the layouts of all.
+        self._guard: PointerGuard | None = None  # of the weights, and of one tensor per storage of the states
+        # The bound gradients: references, a guard of those that are not None, and the layouts of all.
         self._references: list[Reference] | None = None
         self._gradient_guard: PointerGuard | None = None
         self._layouts: GradLayouts | None = None
         self._alive: Sequence[Any] | None = None  # the gradients themselves, from `bind` to the step
         self._own = False
-        self._into: MetricsBuffer | None = None  # what has rows enough
+        self._into: MetricsBuffer | None = None  # the last buffer that was checked to have enough rows
         self._touched: list[torch.Tensor] = []  # weights that have a gradient
         self.active: list[bool] | None = None
         if grad_scale_and_skip is not None and (
             grad_scale_and_skip.shape != (2,) or grad_scale_and_skip.dtype != torch.float32
         ):
             raise ValueError(
-                f"control is {grad_scale_and_skip.dtype} {tuple(grad_scale_and_skip.shape)}: must be torch.float32 (2,)"
+                f"grad_scale_and_skip is {grad_scale_and_skip.dtype} {tuple(grad_scale_and_skip.shape)}: "
+                "must be torch.float32 (2,)"
             )
         counts = {"states": len(self.states), "masters": len(self.masters), "names": len(self._names)}
         for what, count in counts.items():
             if count != len(self.weights):
                 raise ValueError(f"{count} {what} for {len(self.weights)} weights: there must be as many")
-        known: set[Any] = set()  # many weights are often views of one array: those alike are checked once
+        checked: set[Any] = set()  # many weights are often views of one array: equal kinds are checked once
         for name, weight, row, master in zip(self._names, self.weights, self.states, self.masters, strict=True):
             kind = tensor_kind(weight, *row, master)
-            if kind is None or kind not in known or weight.is_inference():
+            if kind is None or kind not in checked or weight.is_inference():
                 if stacked:
                     check_stack(rule, name, weight, row, master, engine)
                 else:
                     check_tensors(rule, name, weight, row, master)
-                if weight.device not in known:
+                if weight.device not in checked:
                     choose_engine(weight.device, engine)
-                known.update((kind, weight.device))
-        # Aliases, which stay as they are where somebody gives the tensors other memory. Only all that share a storage can
-        # move then, as by share_memory_(), so that one of each tells.
+                checked.update((kind, weight.device))
+        # Aliases keep their memory if somebody assigns to the original's `.data`. They move only together with their
+        # storage, as by share_memory_(), so it is enough to watch one tensor of each storage.
         self._states = [tuple(state.detach() for state in row) for row in self.states]
         self._masters = [None if master is None else master.detach() for master in self.masters]
         companions = [*itertools.chain.from_iterable(self._states), *_present(self._masters)]
-        anchors = {each.untyped_storage().data_ptr(): each for each in companions if each.numel()}
+        anchors = {tensor.untyped_storage().data_ptr(): tensor for tensor in companions if tensor.numel()}
         self._watched = [*self.weights, *anchors.values()]
 
     @property
@@ -155,7 +157,7 @@ class Update:
         return self._hyper
 
     def broadcast_hyper(self, row: list[float]) -> None:
-        """As `hyper[:] = row`, and quicker: one row of hyper-parameters for all weights."""
+        """Use one row of hyper-parameters, `[rescale_grad, ...]`, for all weights: a faster `hyper[:] = row`."""
         self._row = row
 
     @property
@@ -163,34 +165,35 @@ class Update:
         return len(self._groups)
 
     def engines(self) -> list[str]:
-        """The engines in use, each once."""
+        """Return the names of the engines that the steps use, sorted."""
         rules = [(self.rule.rule_for(weight.shape), weight.device) for weight in self.weights]
         return sorted({engine_for(rule, device, self.engine) for rule, device in rules})
 
     @property
     def references(self) -> list[Reference]:
-        """Weak references to the bound gradients; functions that return None for weights that are skipped."""
+        """Weak references to the bound gradients; for a weight without gradient, a function that returns None."""
         return [] if self._references is None else self._references
 
     @property
     def groups(self) -> list[Launch]:
-        """The launches of a step; another list once they are formed again."""
+        """The launches of a step. `bind` makes a new list if it has to group the weights again."""
         return self._groups
 
     def forget_gradients(self) -> None:
-        """A step needs `bind` first then."""
+        """Drop the bound gradients; the next step needs `bind` first."""
         self._references = None
 
     def fits(self, master_dtype: Callable[[torch.Tensor], torch.dtype | None] | None = None) -> bool:
-        """Whether states and masters still match the weights; a model may have been moved, converted or cut.
+        """Return whether states and masters still match the weights, which may have been moved, converted or resized.
 
         Args:
-            master_dtype: the type of the master that a weight is to have, or None; by default those have one that had one.
+            master_dtype: function from a weight to the dtype that its master must have, None for no master; default: the
+                masters are not compared.
         """
-        known: set[Any] = set()
+        checked: set[Any] = set()
         for weight, row, master in zip(self.weights, self.states, self.masters, strict=True):
             kind = tensor_kind(weight, *row, master)
-            if kind is not None and kind in known:
+            if kind is not None and kind in checked:
                 continue
             if master_dtype is not None and master_dtype(weight) != (None if master is None else master.dtype):
                 return False
@@ -207,22 +210,22 @@ class Update:
                 for (tensor, shape), types in pairs
             ):
                 return False
-            known.add(kind)
+            checked.add(kind)
         return True
 
     def rebind(self, gradients: Sequence[Any], *, own: bool = False, in_place: bool = False) -> bool:
-        """As `bind`, if that needs no check of each tensor: weights and states have not moved, and these are the bound
-        gradients or others that differ in nothing but their pointers. Returns False where `bind` has to check.
+        """Bind gradients quickly if no tensor needs a check; return False if `bind` has to be called instead.
 
-        Quick: asked at every step.
+        That is so if weights and states have not moved, and the gradients are the bound ones or have the same layouts.
 
         Args:
-            gradients, own: as for `bind`.
-            in_place: that the caller knows what `is_in_place` says.
+            gradients: for each weight its gradient, or None to skip the weight.
+            own: whether each gradient is its weight's `.grad`.
+            in_place: whether the caller has already asked `is_in_place`, with the answer True.
         """
         if not (in_place or self.is_in_place()):
             return False
-        # A weight of another type may be at the address of the last one. If `own`, its gradient has that type, too.
+        # A weight of another dtype may have the old one's address. If `own`, its gradient shows the new dtype, too.
         if not own and [weight.dtype for weight in self.weights] != [key[1] for key in self._keys]:
             return False
         references = self._references
@@ -230,7 +233,7 @@ class Update:
             references is not None
             and own == self._own
             and len(gradients) == len(references)
-            and (not references or references[0]() is gradients[0])  # where all are new, the first tells
+            and (not references or references[0]() is gradients[0])  # quick answer if all are new
             and all(map(operator.is_, [reference() for reference in references], gradients))
         )
         present = gradients if self.active is None else _present(gradients)
@@ -248,11 +251,11 @@ class Update:
             if not same:
                 self._references, self._own = gradient_references(gradients), own
             self._activate(active)
-            # Gradients that are new now will be new at the next step as a rule, so the guard waits until they are not.
+            # Gradients that are new now are usually new at the next step, too: make a guard only once they stay.
             self._gradient_guard = PointerGuard(gradients if active is None else _present(gradients)) if same else None
             bound: list[Any] = self.references
             if active is not None:
-                bound = [each if there else None for each, there in zip(bound, active, strict=True)]
+                bound = [reference if wanted else None for reference, wanted in zip(bound, active, strict=True)]
             for group in self._groups:
                 group.rebind(pointers, bound)
         self._alive = gradients
@@ -264,14 +267,16 @@ class Update:
         self._touched = self.weights if active is None else list(itertools.compress(self.weights, active))
 
     def bind(self, gradients: Sequence[torch.Tensor | None], *, own: bool = False) -> None:
-        """Use these gradients in the next steps; None skips a weight. Checks everything, changes no weight.
+        """Check gradients and use them in the following steps. Changes no weight.
 
-        They are kept alive until the next step only. To step again with other gradients, or with ones that have moved, bind
-        again.
+        They are kept alive only until the next step. Bind again to step with other gradients, or after they have moved.
 
         Args:
-            gradients: one for each weight.
-            own: that each is its weight's `.grad`, whose shape and device torch has checked already.
+            gradients: for each weight its gradient, or None to skip the weight.
+            own: whether each gradient is its weight's `.grad`, so that torch has checked its shape and device already.
+
+        Raises:
+            TypeError, ValueError: a gradient does not match its weight, or a weight its states.
         """
         if len(gradients) != len(self.weights):
             raise ValueError(f"{len(gradients)} gradients for {len(self.weights)} weights: there must be as many")
@@ -283,14 +288,14 @@ class Update:
         self._bind(gradients)
         self._own, self._alive = own, gradients
         plain = not self.stacked and all(g.aligned and not g.sources and not g.copied for g in self._groups)
-        if plain:  # the group of a weight without a gradient expects one like the weight, unless it has had another
+        if plain:  # a weight that never had a gradient is grouped as if its gradient had the weight's dtype
             pairs = zip(self.weights, gradients, strict=True)
             like = [weight if gradient is None else gradient for weight, gradient in pairs]
-            if all(each.dtype == key[2] for each, key in zip(like, self._keys, strict=True)):
+            if all(tensor.dtype == key[2] for tensor, key in zip(like, self._keys, strict=True)):
                 self._layouts = GradLayouts(like, own)
 
     def _bind(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        known: set[Any] = set()
+        checked: set[Any] = set()
         for name, weight, gradient, row, master in zip(
             self._names, self.weights, gradients, self.states, self.masters, strict=True
         ):
@@ -298,13 +303,13 @@ class Update:
             if gradient is not None:
                 check_memory(f"the gradient of {name}", gradient)
             kind = tensor_kind(weight, gradient, *row, master)
-            if kind is not None and kind in known:
+            if kind is not None and kind in checked:
                 continue
-            known.add(kind)
+            checked.add(kind)
             if gradient is not None:
                 check_gradient(name, weight, gradient)
             for tensor, shape in companions_of(self.rule, weight, row, master):
-                if tensor.shape != shape:  # the weight may have been cut to a part of its memory
+                if tensor.shape != shape:  # `.data` may have made the weight a part of its memory
                     raise ValueError(
                         f"{name} has shape {tuple(weight.shape)}, its state {tuple(tensor.shape)}: a weight may be moved or "
                         "converted between steps, but not change its shape"
@@ -331,7 +336,7 @@ class Update:
             group.bind(gradients, self._references)
 
     def _launch(self, key: Any, indices: list[int]) -> Launch:
-        """That of these weights, which have this key in common."""
+        """Return the launch of the weights at these indices, which have this group key in common."""
         device, _, gradient_dtype, types, aligned, rule = key
         make = launch_class(engine_for(rule, device, self.engine), isinstance(rule, TensorRule))
         weights, states, masters = ([of[i] for i in indices] for of in (self.weights, self._states, self._masters))
@@ -346,18 +351,19 @@ class Update:
         )
 
     def is_in_place(self) -> bool:
-        """Whether weights and states are where they were when gradients were bound."""
+        """Return whether weights and states have the addresses that they had when gradients were bound."""
         return self._guard is not None and self._guard.passes(self._watched)
 
     def __call__(self, into: MetricsBuffer | None = None) -> None:
         """Run one step with the bound gradients and the values in `hyper`.
 
         Args:
-            into: where to put the values of its metric, of each weight in the row of its `rng_offsets`; see `MetricsBuffer`.
+            into: a `MetricsBuffer`: compute its metric in the same pass, and write the values of weight i to row
+                `rng_offsets[i]`. None (default) computes no metric.
 
         Raises:
             RuntimeError: no gradients are bound, or one of them has been deleted since; nothing has changed.
-            ValueError: weights on several devices, or more than `into` has rows for.
+            ValueError: `into` was given, and the weights are on several devices or it has too few rows.
         """
         hyper: Any = self.hyper if self._row is None or self.seed is not None else self._row
         if self.host_only:
@@ -384,19 +390,19 @@ class Update:
         self._alive = None
 
     def _revive(self) -> bool:
-        """Hold the bound gradients for one more step; False if some have been deleted."""
+        """Hold the bound gradients for one more step; return False if some have been deleted."""
         if self._references is None:
             return False
         self._alive = [reference() for reference in self._references]
         return len(_present(self._alive)) == len(self._touched)
 
     def repeat(self, same: bool = False) -> None:
-        """Repeat the step right after a call, if only numbers have changed since then: nothing is checked.
+        """Repeat the last step without any check, for benchmarks and simulations: only values may have changed since.
 
-        Whoever repeats steps calls `count_change` after the last one. The rule must have no reductions.
+        The rule must have no reductions. Call `count_change` after the last repetition.
 
         Args:
-            same: that `hyper` is as it was.
+            same: whether `hyper` has not been written since the last step.
         """
         for group in self._groups:
             if same and not (group.sources or group.copied):
@@ -405,11 +411,11 @@ class Update:
                 group.run(self.hyper)
 
     def count_change(self) -> None:
-        """So that autograd notices, if a graph from before the step is still in use."""
+        """Count a write to each updated weight, so that autograd notices if an older graph still needs its old value."""
         increment_version(self._touched)
 
     def total(self) -> torch.Tensor:
-        """What the first of the rule's reductions, one over all tensors, has found: a tensor without dimensions."""
+        """Return the result of the rule's first reduction, which must be over all tensors: a tensor without dimensions."""
         return self._groups[0].totals[0][0, 0]
 
     @torch.no_grad()
@@ -419,16 +425,18 @@ class Update:
         run_reductions(
             self._groups, self.rule.reductions, len(self.weights), self.all_reduce_global, self.all_reduce_per_tensor
         )
-        for group in reversed(self._groups):  # what the reductions have read last is still cached
+        for group in reversed(self._groups):  # the last group read by the reductions is still in the cache
             group.run_rule(into)
             group.end()
 
     def _check_rows(self, into: MetricsBuffer) -> None:
         if len({group.device for group in self._groups}) > 1:
-            raise ValueError("weights on several devices, whose metrics cannot go into one buffer: make an Update of each")
+            raise ValueError(
+                "the weights are on several devices, so their metrics need several buffers: make an Update for each"
+            )
         if self.rng_offsets.max(initial=-1) >= into.n_rows:
             raise ValueError(
-                f"the buffer has {into.n_rows} rows, the offset of a weight is {self.rng_offsets.max()}: make them larger"
+                f"the buffer has {into.n_rows} rows, an offset of a weight is {self.rng_offsets.max()}: make n_rows larger"
             )
         self._into = into
 
