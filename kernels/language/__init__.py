@@ -1,8 +1,8 @@
 """The language of update rules: `rule`, `reduction`, `tensor_rule`, `metric`, `jit` and `tl`.
 
 A rule is a few lines of arithmetic on values, which every backend compiles or runs. `derived` has the table of
-hyper-parameters that are derived from others. The `tl` of this package is the torch implementation. Neither triton nor numba
-is imported, so that every rule runs without them.
+hyper-parameters that are derived from others. The `tl` of this package is the torch implementation. Rules run without triton
+and numba, which are not imported here.
 """
 
 from .derived import Derivation, derivation, derivations

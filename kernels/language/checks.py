@@ -1,4 +1,4 @@
-"""Checks of the source text of rules, and what is read from it: unpacked names, changed states."""
+"""Check the source text of rules and read from it the unpacked names and the changed states."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import types
 
 
 def parse_function(fn: types.FunctionType) -> ast.FunctionDef:
+    """Return the syntax tree of a function, without decorators and annotations. Raise TypeError if it has no source."""
     try:
         text = textwrap.dedent(inspect.getsource(fn))
     except (OSError, TypeError) as error:
@@ -18,7 +19,7 @@ def parse_function(fn: types.FunctionType) -> ast.FunctionDef:
         ) from error
     try:
         tree = ast.parse(text).body[0]
-    except SyntaxError:  # a line from the middle of something
+    except SyntaxError:  # `inspect` has found a fragment, such as a lambda within a call
         tree = ast.Pass()
     if not isinstance(tree, ast.FunctionDef):
         raise TypeError(f"{fn.__name__!r} must be written with def")
@@ -28,8 +29,8 @@ def parse_function(fn: types.FunctionType) -> ast.FunctionDef:
     return tree
 
 
-# What means the same on all backends. `%` has another sign on a GPU, `x += y` changes the tensors of an eager step in
-# place, `and` and `if` would ask a whole block of numbers for one answer, and so on.
+# Syntax with the same meaning on all backends. `%` has another sign on a GPU, `x += y` changes the tensors of an eager step
+# in place, `and` and `if` would need one truth value of a whole block, and so on.
 _FORMS = (ast.Return, ast.Name, ast.Constant, ast.Tuple, ast.Attribute)
 _OPERATORS = (
     *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.USub),
@@ -39,7 +40,7 @@ _OPERATORS = (
 
 
 def check_form(tree: ast.FunctionDef) -> None:
-    """Refuse what some backend does not support, or what has different meanings on different backends."""
+    """Raise TypeError for syntax that some backend does not support, or that backends understand differently."""
     plain = ast.arguments(posonlyargs=[], args=tree.args.args, kwonlyargs=[], kw_defaults=[], defaults=tree.args.defaults)
     if ast.dump(tree.args) != ast.dump(plain):
         raise TypeError(f"{tree.name!r} takes ({ast.unparse(tree.args)}): only plain arguments are possible")
@@ -49,18 +50,18 @@ def check_form(tree: ast.FunctionDef) -> None:
         raise TypeError(f"{tree.name!r} must end by returning something")
     for node in (node for statement in tree.body for node in ast.walk(statement)):
         if isinstance(node, ast.BinOp | ast.UnaryOp):
-            known = isinstance(node.op, _OPERATORS)
+            allowed = isinstance(node.op, _OPERATORS)
         elif isinstance(node, ast.Compare):
-            known = len(node.ops) == 1 and isinstance(node.ops[0], _OPERATORS)
+            allowed = len(node.ops) == 1 and isinstance(node.ops[0], _OPERATORS)
         elif isinstance(node, ast.Assign):  # up to 3.6 Triton takes no tuple in the tuple of names
             target = node.targets[0]
             nested = isinstance(target, ast.Tuple) and any(isinstance(each, ast.Tuple) for each in target.elts)
-            known = len(node.targets) == 1 and not nested
+            allowed = len(node.targets) == 1 and not nested
         elif isinstance(node, ast.Call):
-            known = isinstance(node.func, ast.Name) or (isinstance(node.func, ast.Attribute) and not node.keywords)
+            allowed = isinstance(node.func, ast.Name) or (isinstance(node.func, ast.Attribute) and not node.keywords)
         else:
-            known = isinstance(node, _FORMS) or not isinstance(node, ast.stmt | ast.expr)
-        if not known:
+            allowed = isinstance(node, _FORMS) or not isinstance(node, ast.stmt | ast.expr)
+        if not allowed:
             raise TypeError(
                 f"{tree.name!r} contains {ast.unparse(node).splitlines()[0]!r}, which not all engines understand alike: "
                 "a rule is made of assignments and, last, one return; it may use + - * /, single comparisons, & | ~ on what "
@@ -71,7 +72,11 @@ def check_form(tree: ast.FunctionDef) -> None:
 
 
 def unpacked_names(tree: ast.FunctionDef, argument: str, may_return: bool = False) -> tuple[str, ...]:
-    """The names that an argument is unpacked into; none if it is not used, or only returned where that is allowed."""
+    """Return the names into which an argument is unpacked; () if it is unused or, with `may_return`, only returned.
+
+    Raises:
+        TypeError: the argument is used in another way.
+    """
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name):
             target = statement.targets[0]
@@ -88,7 +93,7 @@ def unpacked_names(tree: ast.FunctionDef, argument: str, may_return: bool = Fals
 
 
 def check_return(tree: ast.FunctionDef, argument: str, states: tuple[str, ...]) -> None:
-    """An error unless the rule returns a weight and its states, as far as that can be seen in the text."""
+    """Raise TypeError unless the rule returns a weight and a tuple of all states, as far as the text shows it."""
     returned = tree.body[-1].value  # type: ignore[attr-defined]
     if isinstance(returned, ast.Call):
         return
@@ -107,7 +112,7 @@ def check_return(tree: ast.FunctionDef, argument: str, states: tuple[str, ...]) 
 
 
 def unchanged_states(tree: ast.FunctionDef, argument: str, states: tuple[str, ...]) -> set[str]:
-    """The states that a rule returns in their places as it unpacked them, as far as that can be seen in the text."""
+    """Return the names of the states that a rule returns unchanged, as far as the text shows it."""
     stored = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
     returned = tree.body[-1].value  # type: ignore[attr-defined]
     if not isinstance(returned, ast.Tuple):
@@ -122,7 +127,7 @@ def unchanged_states(tree: ast.FunctionDef, argument: str, states: tuple[str, ..
 
 
 def names_read(tree: ast.FunctionDef, states: tuple[str, ...]) -> set[str]:
-    """The names that a rule reads, other than to return states in their own places."""
+    """Return the names that a rule reads, except where it returns a state unchanged."""
     returned = tree.body[-1].value  # type: ignore[attr-defined]
     second = returned.elts[1] if isinstance(returned, ast.Tuple) else None
     places = zip(states, second.elts, strict=True) if isinstance(second, ast.Tuple) else ()
@@ -132,7 +137,7 @@ def names_read(tree: ast.FunctionDef, states: tuple[str, ...]) -> set[str]:
 
 
 def _uses_beyond_return(tree: ast.FunctionDef, argument: str) -> bool:
-    """Whether `argument` is used other than as the second value of a return."""
+    """Return whether `argument` is used elsewhere than as the second value of a return."""
     returned = {
         id(node.value.elts[1])
         for node in ast.walk(tree)

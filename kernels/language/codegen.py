@@ -1,7 +1,6 @@
 """Source text of rules and reductions that call a given rule.
 
-As the compilers read source, and names are unpacked on lines of their own, a rule made of another one is text, made for the
-names of that rule.
+A transformed rule is generated as source text, because the compilers read source.
 """
 
 from __future__ import annotations
@@ -19,12 +18,19 @@ from .text import function_of_text
 
 
 class RuleSource:
-    """What the texts made of one rule have in common. All names differ from those that the rule unpacks.
+    """Builds the source of a function that calls a rule. Generated names never clash with names that the rule unpacks.
 
     Args:
-        rule: the rule that is called; or the reduction.
+        rule: the rule, or reduction, to be called.
         added: names that the new rule unpacks in addition to the rule's.
-        **helpers: functions to be called, by what they are to be called in the text if the name is free.
+        **helpers: functions that the text calls, by the name that they get in the text if it is free.
+
+    Attributes:
+        w, g, tl: names of the weight, the gradient and the functions of rules in the text.
+        sums: names of the numbers that the rule gets from its reductions.
+
+    Raises:
+        ValueError: the rule has a state or hyper-parameter of a name in `added`.
     """
 
     def __init__(self, rule: Rule | Reduction, *added: str, **helpers: Function) -> None:
@@ -41,14 +47,15 @@ class RuleSource:
         self._new = dict(zip(rule.state, self.new(*(f"new_{name}" for name in rule.state)), strict=True))
 
     def new_state(self, name: str) -> str:
-        """What a state that the rule returns is called."""
+        """Return the text's name for the new value of a state."""
         return self._new[name]
 
     def __getitem__(self, helper: str) -> str:
+        """Return the text's name for a helper function."""
         return self._called[helper]
 
     def new(self, *wishes: str) -> tuple[str, ...]:
-        """Names like these that are free; they are taken then."""
+        """Reserve and return unused names similar to `wishes`."""
         names = []
         for wish in wishes:
             candidates = itertools.chain([wish], (f"{wish}{k}" for k in itertools.count(2)))
@@ -57,25 +64,29 @@ class RuleSource:
         return tuple(names)
 
     def arguments(self, states: tuple[str, ...] = (), hyper: tuple[str, ...] = ()) -> tuple[str, list[str]]:
-        """The arguments and the lines that unpack them: the rule's, and these states and hyper-parameters after them."""
+        """Return the arguments and the lines that unpack the rule's names, then these states and hyper-parameters."""
         rule = self.rule
         return self.unpacked(rule.extras, (*rule.state, *states), (*rule.own_hyper, *hyper), self.sums)
 
     def unpacked(
         self, extras: tuple[str, ...], states: tuple[str, ...], hyper: tuple[str, ...], sums: tuple[str, ...]
     ) -> tuple[str, list[str]]:
-        """The arguments, and the lines that unpack them."""
+        """Return the arguments as text, and the lines that unpack them into these names."""
         arguments = ", ".join((self.w, self.g, self._state, self._hyper, *extras))
         pairs = [(states, self._state), (hyper, self._hyper), (sums, "kept" if "kept" in extras else "sums")]
         return arguments, [f"{tuple_text(names)} = {argument}" for names, argument in pairs if names]
 
-    def behind(
+    def arguments_after(
         self, before: Reduction, added: tuple[str, ...] = (), n_last: int = 0
     ) -> tuple[tuple[str, list[str]], tuple[str, ...]]:
-        """The arguments and the lines that unpack them after this reduction; the names of the numbers among them.
+        """Return arguments and unpacking lines of a rule that runs after reduction `before`, and the names of its numbers.
 
-        What the rule gets by itself are the first of these numbers, but for its last `n_last`, which stay the last; the
-        results of the first reduction of all are the last ones in any case.
+        Order of the numbers: the rule's own, without its last `n_last`; what earlier reductions pass on; the last `n_last`.
+
+        Args:
+            before: the reduction that runs before the new rule.
+            added: hyper-parameters that the new rule unpacks in addition.
+            n_last: how many of the rule's numbers stay last.
         """
         rule, numbers = self.rule, "kept" if "kept" in self.rule.extras else "sums"
         n = before.n_results + (len(rule.kept) if numbers == "kept" else 0)
@@ -85,7 +96,7 @@ class RuleSource:
         return self.unpacked(extras, rule.state, (*rule.own_hyper, *added), names), names
 
     def call(self, exchanged: dict[str, str] | None = None, g: str | None = None) -> str:
-        """The call of the rule, with other values for some of its hyper-parameters, and with another gradient."""
+        """Return the text of a call of the rule, optionally with other hyper-parameters or another gradient."""
         hyper = [(exchanged or {}).get(name, name) for name in self.rule.own_hyper]
         values = {"sums": tuple_text(self.sums), "kept": tuple_text(self.sums), "index": "index"}
         arguments = [
@@ -98,21 +109,22 @@ class RuleSource:
         return f"{self._rule}({', '.join(arguments)})"
 
     def step(self, stepped: str, call: str) -> list[str]:
-        """The lines that unpack a call of the rule into the new weight and the new states by their names."""
+        """Return the lines that assign a call's results to `stepped`, the new weight, and to the names of the new states."""
         (states,) = self.new("states")
         lines = [f"{stepped}, {states} = {call}"]
         return [*lines, f"{tuple_text(self._new.values())} = {states}"] if self._new else lines
 
     def returned(self, *more: str) -> str:
-        """The new states. Those that the rule leaves as they are go back under their own names, for backends to see it."""
+        """Return the text of the tuple of new states, then `more`. Unchanged states keep their names, as backends expect."""
         return tuple_text([*(self._new[name] if name in self.rule.changed else name for name in self.rule.state), *more])
 
     def define(self, what: str, first: tuple[str, list[str]], lines: list[str], result: str) -> types.FunctionType:
-        """A function of this text."""
+        """Define a function with these arguments and unpacking lines, further lines, and the returned expression."""
         name, (arguments, unpacking) = f"{self.rule.name}_{what}", first
         body = "".join(f"    {line}\n" for line in (*unpacking, *lines, f"return {result}"))
         return function_of_text(name, f"def {name}({arguments}):\n{body}", self._names)
 
 
 def tuple_text(names: Iterable[str]) -> str:
+    """Return the text of a tuple of these names."""
     return f"({''.join(f'{name}, ' for name in names)})"

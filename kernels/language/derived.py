@@ -1,17 +1,17 @@
-"""The names of hyper-parameters that a rule may use without anybody setting them. This is the one table of them.
+"""The hyper-parameters that are computed from others, so that a rule may use them by name.
 
-| name | value | from |
+| name | value | computed by or from |
 |---|---|---|
 | `lr`, `wd` | the parameter's learning rate and weight decay, with schedule and multipliers in them | `RuleOptimizer` |
-| `decay` | `lr * wd`, the share of the weight that decoupled decay takes off | `RuleOptimizer` |
+| `decay` | `lr * wd`, the fraction of the weight that decoupled decay subtracts | `RuleOptimizer` |
 | `clip` | `clip_gradient`, infinite for no limit | `RuleOptimizer` |
 | `one_minus_x` | 1 - x, formed in float64, so that it is rounded only once | `x` |
 | `correctionN` | 1 / (1 - betaN^t), the bias correction of an average that starts at zero, at update t | `betaN` |
 | `seen` | 0 at a parameter's first update, then 1 | `begin_num_update` |
 
-N is a number or nothing: `correction` is that of `beta`. Every other name is an attribute of the optimizer, or what its
-`hyper(t, lr, wd)` returns; what that returns under a name of this table replaces it, and is what others are derived from.
-`kernels.update`, which counts no updates, derives `one_minus_x` only.
+N is a number or nothing: `correction` belongs to `beta`. Every other name is an attribute of the optimizer, or a key of the
+dictionary that its `hyper(t, lr, wd)` returns. If that dictionary has a name of this table, its value is used, also to
+derive others. `kernels.update`, which counts no updates, derives `one_minus_x` only.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Derivation(NamedTuple):
     """How a hyper-parameter is derived.
 
     Attributes:
-        source: the name of what it is derived from.
-        compute: a function of the value of that and, where it counts, of the parameter's update count t, from 1.
+        source: name of the hyper-parameter from which it is derived.
+        compute: function of the source's value and, if `counts`, of the parameter's update count t, which starts at 1.
         counts: whether it depends on t.
     """
 
@@ -38,7 +38,7 @@ class Derivation(NamedTuple):
 
 @functools.cache
 def derivation(name: str) -> Derivation | None:
-    """How the hyper-parameter of this name is derived from another; None for one that is not.
+    """Return how the hyper-parameter of this name is derived from another, or None if it is independent.
 
     Example:
         >>> from tristep.kernels.language import derivation
@@ -57,11 +57,11 @@ def derivation(name: str) -> Derivation | None:
 
 @functools.cache
 def derivations(names: tuple[str, ...]) -> tuple[tuple[str, Derivation | None], ...]:
-    """Each of these names with its derivation; None is the derivation of an independent hyper-parameter."""
+    """Return each name with its derivation; None for an independent hyper-parameter."""
     return tuple((name, derivation(name)) for name in names)
 
 
-# Each may get arrays, of the numbers of several optimizers or updates, where it can compute with them.
+# The arguments may be arrays, with the values of several optimizers or updates.
 
 
 def _bias_correction(beta: Any, t: Any) -> Any:

@@ -1,7 +1,7 @@
 """`jit`: functions of values, written once and bound to each backend's `tl`.
 
-The backend decides what the values are: blocks of a GPU program (Triton), numbers in a compiled loop (numba) or whole
-tensors (torch). So the same text must be given another `tl` for each backend; that is all that `Function.bind` does.
+The values are blocks of a GPU program (Triton), numbers in a compiled loop (numba) or whole tensors (torch). `Function.bind`
+gives the same text another `tl` for each backend.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ from .text import OfText, function_of_text
 
 
 def jit(fn: Callable[..., Any]) -> Function:
-    """Mark a function that rules may call. It is compiled into each rule that uses it, on every backend."""
+    """Make a `Function` that rules may call; it is compiled into each rule that uses it, on every backend.
+
+    Args:
+        fn: function of values, with the form of a `rule`: plain arguments, assignments and one final `return`.
+
+    Raises:
+        TypeError: the function has another form or uses a name that backends do not know.
+    """
     return Function(fn)
 
 
@@ -33,7 +40,7 @@ class Function(OfText):
 
     Attributes:
         name: the function's name.
-        source: its text with that of every function it calls; two functions with equal sources compute the same.
+        source: source text of the function and of every function that it calls; equal sources compute the same.
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
@@ -41,7 +48,7 @@ class Function(OfText):
             raise TypeError(f"@jit and @rule take a plain Python function, got {type(fn).__name__}")
         self.fn = fn
         self.name = fn.__name__
-        self.__module__ = fn.__module__  # where pickle is to look for it
+        self.__module__ = fn.__module__  # pickle looks there for it
         self._bound: dict[str, Any] = {}
         self._defined()
 
@@ -58,7 +65,7 @@ class Function(OfText):
 
     @cached_property
     def _without_annotations(self) -> types.FunctionType:
-        """The function; of another text if it has annotations, which Triton would take for names that it must know."""
+        """The function without annotations, in which Triton would look up names that it does not know."""
         if not self.fn.__annotations__:
             return self.fn
         return function_of_text(self.name, ast.unparse(self.tree), self.fn.__globals__)
@@ -70,10 +77,14 @@ class Function(OfText):
         wrap: Callable[[types.FunctionType], Any],
         number: Callable[[float], Any] | None = None,
     ) -> Any:
-        """This function with `tl` replaced by `namespace`, it and its callees wrapped by `wrap`; kept under `language`.
+        """Return this function compiled for a backend: `tl` replaced by `namespace`, it and its callees wrapped by `wrap`.
 
         Args:
-            number: what replaces each literal, for compilers that would otherwise compute in a literal's own type.
+            language: name under which the result is cached.
+            namespace: the backend's functions, in place of `tl`.
+            wrap: the backend's decorator, such as `triton.jit`.
+            number: function that converts each literal, for compilers that would compute in a literal's own type. Default:
+                literals stay as they are.
         """
         if language not in self._bound:
             names = dict(self.fn.__globals__)
@@ -92,7 +103,7 @@ class Function(OfText):
         return self._bound[language]
 
     def __call__(self, first: torch.Tensor | tuple[torch.Tensor, ...], *others: Any) -> Any:
-        """Compute on torch tensors, at once, in the first one's type (float32 or float64)."""
+        """Compute eagerly on torch tensors, in the dtype of the first (float32 or float64)."""
         dtype = (first if isinstance(first, torch.Tensor) else first[0]).dtype
         if dtype not in TORCH_OPS:
             raise TypeError(f"{self.name!r} computes in torch.float32 or torch.float64, its first argument is {dtype}")
@@ -102,11 +113,11 @@ class Function(OfText):
         return f"<{type(self).__name__.lower()} {self.name}>"
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        return self.fn.__qualname__  # by reference, as functions are: pickle sees to it that this name leads here
+        return self.fn.__qualname__  # by reference, like functions: pickle checks that this name leads here
 
 
 def _called_functions(fn: types.FunctionType, tree: ast.FunctionDef) -> dict[str, Function]:
-    """The functions that `fn` calls, by the names it knows them by; an error for names that backends cannot know."""
+    """Return the functions that `fn` calls, by name. Raise TypeError for names that backends cannot know."""
     local = {argument.arg for argument in tree.args.args}
     local |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     callees: dict[str, Function] = {}

@@ -1,4 +1,4 @@
-"""Numeric literals of a function as global names, so that a compiler can be given each in the type of the arithmetic."""
+"""Replace numeric literals in a function by global names, so that each can have the type of the arithmetic."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any
 
 
 def is_number(value: Any) -> bool:
-    """Whether the value is an integer or a float, and no boolean."""
+    """Return whether the value is an integer or a float, not a boolean."""
     return type(value) in (int, float)
 
 
 def name_literals(tree: ast.FunctionDef, file: str) -> tuple[types.CodeType, dict[str, float]]:
-    """The code of a function, compiled with a global name in place of each numeric literal, and the values of these names.
+    """Compile a function with a global name in place of each numeric literal.
 
     Expressions of literals are folded first, as Python does: 1 / 3 is one number. Defaults of arguments become None.
+
+    Returns:
+        The code object, and the values of the global names.
     """
     tree = copy.deepcopy(tree)
     tree.args.defaults = [ast.Constant(None) for _ in tree.args.defaults]
@@ -49,7 +52,7 @@ class _Named(ast.NodeTransformer):
         name = f"number{len(self.numbers)}"
         while name in self._taken:
             name = f"_{name}"
-        self.numbers[name] = node.value  # type: ignore[assignment]  # it is one
+        self.numbers[name] = node.value  # type: ignore[assignment]  # is_number has checked it
         return ast.copy_location(ast.Name(name, ast.Load()), node)
 
 

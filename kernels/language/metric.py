@@ -1,4 +1,4 @@
-"""`metric`: values that are reduced over each tensor during its update."""
+"""`metric`: define values that are reduced over each tensor during its update, such as norms."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from .function import Function
 
 
 def metric(**by: str) -> Callable[[Callable[..., Any]], Metric]:
-    """Make a metric of a function `(w, g, new_w) -> (a, b, ...)`, whose values are reduced over each tensor.
+    """Return a decorator that makes a metric from a function `(w, g, new_w) -> (a, b, ...)` of one element.
 
-    It is written like a rule, and changes nothing. It is called for each element with the weight from before the update,
-    the gradient, already multiplied by `rescale_grad`, and the new weight, all three as the rule has them, in the
-    arithmetic's type: what a rule does to the gradient, such as clipping, and what storing does to the weight, comes after.
+    The function is written like a rule. It gets the weight before the update, the gradient, already multiplied by
+    `rescale_grad`, and the new weight, in the arithmetic's type. So it sees the gradient before the rule changes it, by
+    clipping for example, and the new weight before it is rounded for storage. Its values are reduced over each tensor.
 
     Args:
-        **by: the names of the values that the function returns, in order, each with "sum", for its sum over the tensor, or
-            "max", for the largest of values that are 0 or more, NaN if one of them is that.
+        **by: for each value that the function returns, in order, its name and how it is reduced over a tensor: "sum", or
+            "max", the largest of values >= 0, which is NaN if any value is NaN.
 
     Raises:
-        TypeError: the function is not of that form or uses a name that backends do not know.
-        ValueError: neither "sum" nor "max".
+        TypeError: the function has another form or uses a name that backends do not know.
+        ValueError: a reduction is neither "sum" nor "max".
 
     Example:
         >>> from tristep.kernels import metric, tl
@@ -39,10 +39,10 @@ class Metric(Function):
     """Values of each tensor's update, made by `metric`.
 
     Attributes:
-        names: of its values, in order.
-        by: how each is gathered, "sum" or "max".
-        counts_unchanged: whether the last value is not the function's, but how many elements are stored as they were, which
-            backends count as they store; see `tristep.kernels.metrics.weight_unchanged`.
+        names: names of its values, in order.
+        by: how each value is reduced, "sum" or "max".
+        counts_unchanged: whether a last value, which the function does not return, is the number of elements whose stored
+            value did not change; backends count them. See `tristep.kernels.metrics.weight_unchanged`.
     """
 
     def __init__(self, fn: Callable[..., Any], by: Mapping[str, str], counts_unchanged: bool = False) -> None:

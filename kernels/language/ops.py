@@ -1,4 +1,4 @@
-"""The torch side of `tl`: what rules may call, on tensors. Every backend has the same names with the same meanings."""
+"""The functions of `tl` on torch tensors. Every backend has the same names with the same meanings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .. import random
 
 
 def _of_one(fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """An op of one value, which may be a hyper-parameter: on torch tensors these are plain numbers."""
+    """Return a method that applies `fn` to a tensor or to a hyper-parameter, which is a plain number here."""
 
     def op(self: TorchOps, x: Any) -> Any:
         return fn(self._tensor(x))
@@ -21,10 +21,10 @@ def _of_one(fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 class TorchOps:
-    """What a rule may call, on torch tensors. Triton's names and meanings; each backend has all of them.
+    """The functions that a rule may call, on torch tensors, with the names and meanings of `triton.language`.
 
     Args:
-        dtype: the arithmetic's type, which numbers take where torch could not tell.
+        dtype: the dtype of the arithmetic, float32 or float64, into which plain numbers are converted.
     """
 
     abs = _of_one(torch.abs)
@@ -44,12 +44,12 @@ class TorchOps:
         self._dtype = dtype
 
     def normal(self, key0: float, key1: float, index: torch.Tensor) -> torch.Tensor:
-        """A standard normal number for each index, always the same for the same keys (integers below 2^24)."""
+        """Return a standard normal number for each index, determined by the index and two keys, integers below 2^24."""
         return random.normal(int(key0), int(key1), index).to(self._dtype)
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
-        """`a` where the condition holds, else `b`, element by element."""
-        if isinstance(condition, bool):  # of hyper-parameters, which are plain numbers
+        """Return `a` where the condition holds, else `b`, elementwise."""
+        if isinstance(condition, bool):  # a comparison of hyper-parameters, which are plain numbers
             chosen, other = (a, b) if condition else (b, a)
             chosen = self._tensor(chosen, _device_of(a, b))
             # Not by torch.broadcast_shapes, whose first call imports sympy: 0.3 s of a notebook's first picture.
@@ -58,25 +58,25 @@ class TorchOps:
         return torch.where(condition, self._tensor(a, condition.device), self._tensor(b, condition.device))
 
     def maximum(self, a: Any, b: Any) -> Any:
-        """The larger of two values."""
+        """Return the larger of two values, elementwise; NaN if one of them is NaN."""
         return torch.maximum(self._tensor(a, _device_of(a, b)), self._tensor(b, _device_of(a, b)))
 
     def minimum(self, a: Any, b: Any) -> Any:
-        """The smaller of two values."""
+        """Return the smaller of two values, elementwise; NaN if one of them is NaN."""
         return torch.minimum(self._tensor(a, _device_of(a, b)), self._tensor(b, _device_of(a, b)))
 
     def clamp(self, x: Any, low: Any, high: Any) -> Any:
-        """`x` limited to [low, high], of which neither is NaN, nor low above high; NaN stays NaN."""
+        """Return `x` limited to [low, high]; NaN stays NaN. The limits must not be NaN, and low must not exceed high."""
         return self.minimum(self.maximum(x, low), high)
 
     def _tensor(self, value: Any, device: torch.device | str = "cpu") -> torch.Tensor:
         if isinstance(value, torch.Tensor):
             return value
-        return torch.full((), value, dtype=self._dtype, device=device)  # made on the device, which is not waited for
+        return torch.full((), value, dtype=self._dtype, device=device)  # filled on the device, without waiting for it
 
 
 def _device_of(*values: Any) -> torch.device | str:
-    """Where the tensors among these are; not torch's default device, which is for what its users make."""
+    """Return the device of the first tensor among the values, else "cpu" and not torch's default device."""
     return next((value.device for value in values if isinstance(value, torch.Tensor)), "cpu")
 
 
@@ -86,5 +86,5 @@ OPS = tuple(name for name in vars(TorchOps) if not name.startswith("_"))
 
 
 def is_tl(value: Any) -> bool:
-    # A notebook may say `import triton.language as tl`, which means the same.
+    """Return whether the value is `tl`, or `triton.language`, which a notebook may import as `tl`."""
     return value is tl or (value is not None and value is sys.modules.get("triton.language"))

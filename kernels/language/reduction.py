@@ -1,4 +1,4 @@
-"""`reduction`: values that are summed over each tensor, or over all, before a rule runs."""
+"""`reduction`: define values that are summed over each tensor, or over all tensors, before a rule runs."""
 
 from __future__ import annotations
 
@@ -19,23 +19,39 @@ def reduction(
     feeds_next: bool = False,
     op: str = "sum",
 ) -> Any:
-    """Make a reduction of a function `(w, g, state, hyper) -> (a, b, ...)`, whose values are summed over each tensor.
+    """Make a reduction from a function `(w, g, state, hyper) -> (a, b, ...)`: its values are summed over each tensor.
 
-    It is written like a rule, and changes nothing. It unpacks those states of the rule that it needs, and hyper-parameters,
-    the rule's or others. A rule made with `@rule(reduction=it)` gets the sums, in the arithmetic's type.
+    The function is written like a rule. It unpacks the states of the rule that it needs, and hyper-parameters, which may be
+    the rule's or new ones. A rule made with `@rule(reduction=norms)` receives the sums of the reduction `norms`.
+
+    A second function, decorated with `@norms.finish`, may turn the sums into per-tensor states: scalars that persist from
+    step to step and start at zero. It has the form `(sums, kept, hyper) -> new_kept`, unpacks `kept` into the names of these
+    states, and its results replace the sums. A tensor without gradient keeps its states. For a reduction over all tensors
+    the states are equal for all, computed with the hyper-parameters of the first tensor that has a gradient.
 
     Args:
-        fn: the function. It may have the further arguments `sums` and `index`, as a rule, or `kept` in place of `sums`: the
-            per-tensor states that its `finish` returned in the previous step.
-        reduction: a reduction that runs before this one and gives its `sums`.
-        scope: "tensor" sums over each tensor, "global" over all tensors of the update together.
-        feeds_next: what comes after it gets its results and, after them, those of `reduction`.
-        op: "sum", or "max" for the largest of values that are 0 or more, NaN if one of them is that.
+        fn: the function. It may have two more arguments: `sums`, the results of the reduction before it, or in its place
+            `kept`, the per-tensor states that its `finish` returned in the previous step; and `index`, the element's index.
+        reduction: a reduction that runs before this one and provides `sums`. Default: none.
+        scope: "tensor" (default) sums over each tensor, "global" over all tensors of the update together.
+        feeds_next: whether the results of `reduction` are passed on, after this reduction's own. Default: False.
+        op: "sum" (default), or "max", the largest of values >= 0, which is NaN if any value is NaN.
 
-    A second function, `@it.finish`, may turn the sums into per-tensor states, scalars that persist from step to step and
-    are zero at first: `(sums, kept, hyper) -> new_kept`. It unpacks `kept` into their names, and its result replaces
-    the sums. A tensor without gradient keeps its states; those of sums over all tensors are the same for all, computed
-    with the hyper-parameters of the first that has a gradient.
+    Returns:
+        The `Reduction`, or, if only keyword arguments are given, a decorator that makes it.
+
+    Raises:
+        TypeError: the function has another form or uses a name that backends do not know.
+        ValueError: `scope` or `op` has another value.
+
+    Example:
+        >>> import tristep
+        >>> from tristep.kernels import reduction, tl
+        >>> @reduction
+        ... def norms(w, g, state, hyper):
+        ...     return w * w, g * g
+        >>> norms.n_values
+        2
     """
     if scope not in ("tensor", "global"):
         raise ValueError(f"scope={scope!r}: must be 'tensor' or 'global'")
@@ -51,14 +67,14 @@ class ElementwiseFunction(Function):
     Attributes:
         state: names of the state tensors that it reads, in order.
         own_hyper: names of the hyper-parameters that it unpacks, in order.
-        extras: which of "sums" (or, a reduction, "kept") and "index" it takes in addition.
+        extras: names of its further arguments: "sums" (or "kept", for a reduction) and "index".
         reduction: the reduction that runs before it, or None.
-        reductions: those that run before it, the first one first.
+        reductions: all reductions that run before it, in order.
     """
 
     kind = "rule"
     _NUMBERS: tuple[str, ...] = ("sums",)
-    _kept_and_sums = False  # whether it may take as `kept` what it keeps and, after that, what comes before it
+    _kept_and_sums = False  # whether `kept` may have its per-tensor states followed by the results before it
 
     def __init__(self, fn: Callable[..., Any], reduction: Reduction | None = None) -> None:
         self.reduction = reduction
@@ -100,12 +116,12 @@ class ElementwiseFunction(Function):
 
     @property
     def numbers_from(self) -> int | None:
-        """Which of the rule's reductions has the numbers of each tensor that it gets; None if it gets none."""
+        """Index of the reduction in the rule that provides this function's `sums` or `kept`; None if it has neither."""
         return len(self.reductions) - 1 if self.reduction is not None else None
 
     @property
     def n_numbers(self) -> int:
-        """How many numbers of each tensor it gets."""
+        """Number of values of each tensor that this function receives in `sums` or `kept`."""
         return 0 if self.reduction is None else self.reduction.n_results
 
 
@@ -113,12 +129,12 @@ class Reduction(ElementwiseFunction):
     """Values summed over each tensor before a rule runs, made by `reduction`.
 
     Attributes:
-        n_values: how many values it sums.
+        n_values: number of values that it sums.
         scope: "tensor" or "global".
         op: "sum" or "max".
-        feeds_next: whether the results of the reduction before it follow its own.
+        feeds_next: whether the results of the reduction before it are passed on after its own.
         finished: the function given to `finish`, or None.
-        kept: names of the numbers that it keeps for each tensor.
+        kept: names of its per-tensor states.
     """
 
     kind = "reduction"
@@ -151,7 +167,13 @@ class Reduction(ElementwiseFunction):
             self._read_finish(self.finished)
 
     def finish(self, fn: Callable[..., Any]) -> Function:
-        """Decorator: how per-tensor state is computed from the sums, `(sums, kept, hyper) -> new_kept`. See `reduction`."""
+        """Decorate the function that computes per-tensor states from the sums, `(sums, kept, hyper) -> new_kept`.
+
+        It unpacks `kept` into the names of the states. Its results replace the sums; see `reduction`.
+
+        Raises:
+            TypeError: the reduction has such a function already, or a rule uses it, or the function has another form.
+        """
         function = Function(fn)
         if self.finished is not None or self._used_by is not None:
             why = f"{self._used_by!r} uses it already" if self.finished is None else f"it has one, {self.finished.name!r}"
@@ -197,18 +219,18 @@ class Reduction(ElementwiseFunction):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Which of "w", "g" and "state" its values are made of."""
+        """The arguments, among "w", "g" and "state", that its values depend on."""
         arguments = [argument.arg for argument in self.tree.args.args]
         names = {node.id for line in self.tree.body for node in ast.walk(line) if isinstance(node, ast.Name)}
         return tuple(what for what, name in zip(("w", "g", "state"), arguments, strict=False) if name in names)
 
     @property
     def n_own_results(self) -> int:
-        """How many numbers it finds."""
+        """Number of its own results: its per-tensor states if it has a `finish`, else its sums."""
         return self.n_values if self.finished is None else len(self.kept)
 
     @property
     def n_results(self) -> int:
-        """How many numbers the rule gets."""
+        """Number of results that it passes to the rule: its own and, if it feeds the next, those before it."""
         passed_on = self.reduction.n_results if self.reduction is not None and self.feeds_next else 0
         return self.n_own_results + passed_on

@@ -1,4 +1,4 @@
-"""`rule`: an update rule, a few lines of arithmetic on the values of one element."""
+"""`rule`: define an elementwise update rule, a few lines of arithmetic on the values of one element."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ def rule(
     full_precision: Sequence[str] = (),
     nonnegative: Sequence[str] = (),
 ) -> Any:
-    """Make an update rule of a function `(w, g, state, hyper) -> (new_w, new_state)`.
+    """Make an elementwise update rule from a function `(w, g, state, hyper) -> (new_w, new_state)`.
 
-    `w` is the weight, `g` the gradient, already multiplied by `rescale_grad`, both in the arithmetic's type
-    (float32, or float64 for float64 weights). The function's first lines unpack `state` and `hyper`; the names
-    used there become the names of the state tensors and of the hyper-parameters. A rule without state returns
-    `state` as it came. The body is assignments and, last, one `return`. It may use `+ - * /`, comparisons, `& | ~` on
-    what these give, the functions of `tl`, and other functions marked with `jit`; for `if` there is `tl.where`.
+    `w` is the weight and `g` the gradient, already multiplied by `rescale_grad`, both in float32, or in float64 for float64
+    weights. The function's first lines unpack `state` and `hyper`; the names used there become the names of the state
+    tensors and of the hyper-parameters. A rule without state returns `state` unchanged. The body consists of assignments
+    and one final `return`. It may use `+ - * /`, comparisons, `& | ~` on the results of comparisons, the functions of `tl`,
+    and functions marked with `jit`. Use `tl.where` in place of `if`.
 
     Args:
-        fn: the function. It may have two more arguments, known by their names: `sums`, what the reduction gave for
-            this tensor, and `index`, the element's number in its tensor, which random numbers are drawn by.
-        reduction: the reduction that runs before the rule, for rules that need norms: `@rule(reduction=norms)`.
-        full_precision: names of states that are never stored in low precision: those that are weights, or sums over all
-            steps, to which a single step adds too little, or that nearly cancel each other.
-        nonnegative: names of states that are never negative, such as averages of squares: 8 bits then resolve more values.
+        fn: the function. It may have two more arguments, recognized by name: `sums`, the reduction's results for this
+            tensor, and `index`, the element's index in its tensor, for drawing random numbers.
+        reduction: a reduction that runs before the rule, for rules that need norms: `@rule(reduction=norms)`. Default: none.
+        full_precision: names of states that are never stored in low precision: weights, sums over all steps, to which a
+            single step adds too little, and states that nearly cancel each other.
+        nonnegative: names of states that are never negative, such as averages of squares; 8 bits resolve more values then.
+
+    Returns:
+        The `Rule`, or, if only keyword arguments are given, a decorator that makes it.
 
     Raises:
-        TypeError: the function is not of that form or uses a name that backends do not know.
+        TypeError: the function has another form or uses a name that backends do not know.
 
     Example:
         >>> import tristep
@@ -58,18 +61,19 @@ class Rule(ElementwiseFunction):
     Attributes:
         state: names of the state tensors, in order.
         kept: names of the per-tensor states, one number for each tensor, in order.
-        slots: names of all that is kept from step to step, states and per-tensor states.
-        hyper: names of the hyper-parameters: those that it unpacks, then those that only its reductions need.
+        slots: names of states and per-tensor states together.
+        hyper: names of the hyper-parameters: first those that the rule unpacks, then those that only its reductions need.
         reduction: the reduction that runs before it, or None.
         changed: names of the states that it changes; backends do not write the others.
-        used: names of the states that it reads or changes; the others may as well not be there.
+        used: names of the states that it reads or changes; the others have no effect.
         full_precision: names of the states that are never stored in low precision.
         nonnegative: names of the states that are never negative.
-        knows_total: whether its first reduction is the sum of squares of the gradient over all tensors, which it gets last.
-        skips_nonfinite: whether nothing is to be kept either of a step for which that sum is not finite.
-        skip_above: the hyper-parameter above which that sum counts as not finite, if there is one.
-        skip_by: the per-tensor state of its first reduction, the same for all tensors, that is 0 where nothing is to be
-            kept, if that tells instead. What the first reduction itself keeps of such a step is up to its `finish`.
+        knows_total: whether the rule's first reduction is the sum of squares of the gradient over all tensors. The rule
+            receives that sum as the last of its `sums`.
+        skips_nonfinite: whether a step is skipped if that sum is not finite.
+        skip_above: name of a hyper-parameter: a larger sum counts as not finite. None for no limit.
+        skip_by: name of a per-tensor state of the first reduction, equal for all tensors, that is 0 when the step must be
+            skipped; it replaces the test of the sum. The `finish` of that reduction decides what it keeps of a skipped step.
     """
 
     knows_total = skips_nonfinite = False
@@ -84,19 +88,20 @@ class Rule(ElementwiseFunction):
         nonnegative: Sequence[str] = (),
     ) -> None:
         self.full_precision, self.nonnegative = tuple(full_precision), tuple(nonnegative)
-        self.made_of_it: dict[Any, Any] = {}  # by transforms and metrics.py
+        self.made_of_it: dict[Any, Any] = {}  # rules made from this one by transforms and metrics.py
         super().__init__(fn, reduction)
 
     def read(self) -> None:
+        """Read the attributes from the source text and check them."""
         super().read()
         for argument, names in {"full_precision": self.full_precision, "nonnegative": self.nonnegative}.items():
             if unknown := [name for name in names if name not in self.state]:
                 raise TypeError(f"{argument}={names!r}: rule {self.name!r} has no state {unknown[0]!r}")
         argument = self.tree.args.args[2].arg
         check_return(self.tree, argument, self.state)
-        as_they_came = unchanged_states(self.tree, argument, self.state)
+        unchanged = unchanged_states(self.tree, argument, self.state)
         read = names_read(self.tree, self.state)
-        self.changed = tuple(name for name in self.state if name not in as_they_came)
+        self.changed = tuple(name for name in self.state if name not in unchanged)
         self.used = tuple(name for name in self.state if name in self.changed or name in read)
         self.kept = tuple(name for stage in self.reductions for name in stage.kept)
         self.slots = self.state + self.kept
@@ -112,15 +117,15 @@ class Rule(ElementwiseFunction):
             raise TypeError(f"rule {self.name!r}: the names of its states and per-tensor states must all differ")
 
     def shapes(self, shape: torch.Size) -> list[torch.Size]:
-        """The shapes of all that is kept of a weight of this shape."""
+        """Return the shapes of states and per-tensor states for a weight of this shape, in the order of `slots`."""
         return [shape] * len(self.state) + [torch.Size()] * len(self.kept)
 
     def cost(self, shape: torch.Size) -> float:
-        """About how much the update of a weight of this shape costs, relative to other weights: its number of elements."""
+        """Return the relative cost of updating a weight of this shape: its number of elements."""
         return float(shape.numel())
 
     def rule_for(self, shape: torch.Size) -> Rule:
-        """The rule that updates a weight of this shape: itself; others than `TensorRule` have no choice."""
+        """Return the rule that updates a weight of this shape: this rule. A `TensorRule` may choose another."""
         return self
 
     def __repr__(self) -> str:

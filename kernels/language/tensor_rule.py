@@ -1,4 +1,4 @@
-"""`tensor_rule`: an update rule of whole tensors, in torch operations."""
+"""`tensor_rule`: define an update rule of whole tensors, in torch operations."""
 
 from __future__ import annotations
 
@@ -26,24 +26,34 @@ def tensor_rule(
     full_precision: Sequence[str] = (),
     nonnegative: Sequence[str] = (),
 ) -> Any:
-    """Make an update rule of whole tensors, `(w, g, state, hyper) -> (new_w, new_state)`, in plain torch operations.
+    """Make an update rule of whole tensors from a function `(w, g, state, hyper) -> (new_w, new_state)` in torch operations.
 
-    For rules that are not elementwise: sums over rows, products of matrices. It runs on every device in plain torch, one
-    tensor at a time if it is not `batched`. `w` and `g` are in the arithmetic's type, and nothing may be changed in place.
+    Use it for rules that are not elementwise, with sums over rows or products of matrices. It runs on every device in plain
+    torch, one tensor at a time unless it is `batched`. `w` and `g` are float64 for float64 weights, else float32. The
+    function must not change tensors in place.
 
     Args:
-        fn: the function. Its first lines unpack `state` and `hyper` as those of a rule do. Keyword-only arguments, which
-            must have defaults, are options: `TensorRule.variant` makes a rule with other values of them.
-        shapes: from the weight's shape to those of the states, by name; states that it leaves out have the weight's.
-        batched: `w`, `g` and the states come as stacks, [n, *shape], of tensors that have shape, type and hyper-parameters
-            in common, one or more of them. Each is updated independently, and results are stacks, too.
-        cost: about how many operations the update of a tensor of this shape takes, by which tensors are divided among
-            ranks; default: as many as it has elements.
-        elementwise: whether a tensor of this shape is updated element by element, so that parts of it can be updated apart;
-            default: none is.
-        elementwise_rule: the rule of these tensors, which runs on every engine; default: this rule itself. Its states are
-            the first ones of this rule, and its hyper-parameters are added to those of this one.
-        full_precision, nonnegative: as those of `rule`. Only states of the weight's shape are stored in low precision.
+        fn: the function. Its first lines unpack `state` and `hyper` into names. Keyword-only arguments, which must have
+            defaults, are options: `TensorRule.variant` makes a rule with other values.
+        shapes: function from the weight's shape to a mapping from names of states to their shapes. States that are not in
+            the mapping have the weight's shape. Default: all have it.
+        batched: if True, `w`, `g` and the states are stacks [n, *shape], n >= 1, of tensors with equal shape, dtype and
+            hyper-parameters. The function updates each independently and returns stacks.
+        cost: function from a weight's shape to the approximate number of operations of its update, used to divide tensors
+            among ranks. Default: the number of elements.
+        elementwise: function from a weight's shape to whether it is updated element by element, so that shards can be
+            updated separately. Default: no weight is.
+        elementwise_rule: elementwise rule for such weights, which runs on every engine; default: this rule. Its states must
+            be the first ones of this rule; its hyper-parameters are added to this rule's.
+        full_precision: names of states that are never stored in low precision; nor are states of another shape than the
+            weight's.
+        nonnegative: names of states that are never negative, so that 8 bits can resolve more values.
+
+    Returns:
+        The `TensorRule`, or, if only keyword arguments are given, a decorator that makes it.
+
+    Raises:
+        TypeError: the function has other arguments, or a name in `full_precision` or `nonnegative` is no state.
 
     Example:
         >>> from tristep.kernels import tensor_rule
@@ -64,7 +74,7 @@ class TensorRule(OfText):
         name: the function's name.
         state: names of the state tensors, in order.
         hyper: names of the hyper-parameters, in order.
-        own_hyper: those among them that its function takes.
+        own_hyper: names of the hyper-parameters that its function takes; the others are for the elementwise rule.
         batched: whether its function takes stacks of tensors.
         full_precision: names of the states that are never stored in low precision.
         nonnegative: names of the states that are never negative.
@@ -98,10 +108,11 @@ class TensorRule(OfText):
         self._shapes, self._cost, self._elementwise = shapes, cost, (elementwise, elementwise_rule)
         self._options = dict(options or {})
         self._made_by: tuple[Any, ...] | None = None
-        self.made_of_it: dict[Any, Any] = {}  # what transforms have made of it
+        self.made_of_it: dict[Any, Any] = {}  # rules made from this one by transforms
         self._defined()
 
     def read(self) -> None:
+        """Read the attributes from the source text and check them."""
         tree, elementwise_rule = parse_function(self.fn), self.elementwise_rule
         arguments = [argument.arg for argument in tree.args.args]
         if len(arguments) != 4:
@@ -114,9 +125,9 @@ class TensorRule(OfText):
                 raise TypeError(
                     f"{argument}={getattr(self, argument)!r}: tensor rule {self.name!r} has no state {unknown[0]!r}"
                 )
-        known = [argument.arg for argument in tree.args.kwonlyargs]
-        if unknown := [name for name in self._options if name not in known]:
-            raise TypeError(f"rule {self.name!r} has no option {unknown[0]!r}: it has {', '.join(known) or 'none'}")
+        options = [argument.arg for argument in tree.args.kwonlyargs]
+        if unknown := [name for name in self._options if name not in options]:
+            raise TypeError(f"rule {self.name!r} has no option {unknown[0]!r}: it has {', '.join(options) or 'none'}")
         self._function, self._n_hyper = partial(self.fn, **self._options), len(self.own_hyper)
         states = () if elementwise_rule is None else elementwise_rule.state
         if states != self.state[: len(states)] or (elementwise_rule is not None and elementwise_rule.reductions):
@@ -127,40 +138,40 @@ class TensorRule(OfText):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The names of all that is kept from step to step."""
+        """Names of the state tensors; a rule of whole tensors has no per-tensor states."""
         return self.state
 
     def shapes(self, shape: torch.Size) -> list[torch.Size]:
-        """The states' shapes for a weight of this shape."""
-        own = {} if self._shapes is None else self._shapes(shape)
-        return [torch.Size(own.get(name, shape)) for name in self.state]
+        """Return the shapes of the states for a weight of this shape."""
+        special = {} if self._shapes is None else self._shapes(shape)
+        return [torch.Size(special.get(name, shape)) for name in self.state]
 
     def narrows(self, shape: torch.Size) -> list[bool]:
-        """Which states of a weight of this shape may be stored in low precision."""
+        """Return for each state whether it may be stored in low precision, for a weight of this shape."""
         pairs = zip(self.state, self.shapes(shape), strict=True)
-        return [own == shape and name not in self.full_precision for name, own in pairs]
+        return [state_shape == shape and name not in self.full_precision for name, state_shape in pairs]
 
     def cost(self, shape: torch.Size) -> float:
-        """About how many operations the update of a weight of this shape takes."""
+        """Return the approximate number of operations that the update of a weight of this shape takes."""
         return float(shape.numel() if self._cost is None else self._cost(shape))
 
     def elementwise(self, shape: torch.Size) -> bool:
-        """Whether parts of a weight of this shape can be updated apart."""
+        """Return whether a weight of this shape is updated element by element, so that shards can be updated separately."""
         decides, _ = self._elementwise
         return decides is not None and decides(shape)
 
     @property
     def elementwise_rule(self) -> Rule | None:
-        """The rule of the tensors that are updated element by element."""
+        """The rule for weights that are updated element by element, or None."""
         return self._elementwise[1]
 
     def rule_for(self, shape: torch.Size) -> Rule | TensorRule:
-        """The rule that updates a weight of this shape: itself, or its elementwise one."""
-        own = self.elementwise_rule
-        return own if own is not None and self.elementwise(shape) else self
+        """Return the rule that updates a weight of this shape: this rule or its elementwise rule."""
+        elementwise = self.elementwise_rule
+        return elementwise if elementwise is not None and self.elementwise(shape) else self
 
     def __call__(self, w: torch.Tensor, g: torch.Tensor, state: Any, hyper: Any, *sums: Any) -> Any:
-        """The new weight and states of one tensor; `sums` is what its reductions have found, if it has any."""
+        """Return the new weight and states of one tensor; `sums` are the results of the rule's reductions, if it has any."""
         if (other := self.rule_for(w.shape)) is not self:
             values, n = dict(zip(self.hyper, hyper, strict=True)), len(other.state)
             w, new = other(w, g, state[:n], tuple(values[name] for name in other.hyper), *sums)
@@ -173,10 +184,10 @@ class TensorRule(OfText):
     def compute(
         self, w: torch.Tensor, g: torch.Tensor, state: Sequence[torch.Tensor], hyper: Sequence[Any], *sums: Any
     ) -> Any:
-        """What the function gives, with the values of its options, of a tensor or, if it is batched, of a stack.
+        """Call the function, with this rule's options, on a tensor or, if the rule is batched, on a stack.
 
         Raises:
-            ValueError: it has not the shape of the weight and its states.
+            ValueError: the number of returned states, or the shape of a returned tensor, is wrong.
         """
         new, kept = self._function(w, g, state, hyper[: self._n_hyper])
         kept = tuple(kept)
@@ -198,20 +209,25 @@ class TensorRule(OfText):
         elementwise: Callable[[torch.Size], bool] | None = None,
         **options: Any,
     ) -> TensorRule:
-        """The same rule with states of other shapes, or with these options.
+        """Return a copy of this rule with other options, shapes of states or cost.
 
         Args:
-            made_by: a function and arguments, which make it again for pickle. As rules are compared by identity, the
-                function must return the same rule for the same arguments.
-            shapes, cost, elementwise: as those of `tensor_rule`; None means this rule's.
-            **options: values of its function's keyword-only arguments.
+            made_by: function and its arguments that make the same rule again, for pickle. As rules are compared by identity,
+                the function must return the same object for the same arguments.
+            shapes: function from the weight's shape to the states' shapes, as for `tensor_rule`; default: this rule's.
+            cost: function from the weight's shape to the cost of its update; default: this rule's.
+            elementwise: function from the weight's shape to whether it is updated elementwise; default: this rule's.
+            **options: values for the keyword-only arguments of the rule's function.
+
+        Raises:
+            TypeError: the function has no such keyword-only argument.
         """
-        decides, own = self._elementwise
-        how = shapes or self._shapes, self.batched, cost or self._cost, elementwise or decides, own
-        other = TensorRule(self.fn, *how, self.full_precision, self.nonnegative, options)
-        other._made_by = made_by
-        other.read()
-        return other
+        decides, elementwise_rule = self._elementwise
+        how = shapes or self._shapes, self.batched, cost or self._cost, elementwise or decides, elementwise_rule
+        variant = TensorRule(self.fn, *how, self.full_precision, self.nonnegative, options)
+        variant._made_by = made_by
+        variant.read()
+        return variant
 
     def __repr__(self) -> str:
         return f"<tensor rule {self.name}: state ({', '.join(self.state)}), hyper ({', '.join(self.hyper)})>"

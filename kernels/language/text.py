@@ -1,4 +1,4 @@
-"""The text of functions: when it is read, and functions of text that is in no file, as compilers read the source."""
+"""Read functions' source text lazily, and define functions from text so that compilers can read their source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 _numbers = itertools.count()
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_written: dict[str, float | None] = {}  # when, of the files of this package that define functions
+_written: dict[str, float | None] = {}  # modification times of this package's files, when they were imported
 
 
 def _time_of(file: str) -> float | None:
@@ -20,17 +20,17 @@ def _time_of(file: str) -> float | None:
 
 
 class OfText:
-    """What has attributes that are read in the text of a function, `fn`, and checked there.
+    """Base of objects that read attributes from the source text of a function, `fn`, and check them.
 
-    That is done where the function is defined. Only functions in files of this package, whose tests check them, are read
-    once such an attribute is asked for: a program uses few of them.
+    A user's function is read when it is defined. The functions of this package, of which a program uses few, are read when
+    an attribute is first used; the package's tests check them.
     """
 
     fn: Any  # a types.FunctionType; typed so, it would be taken for a method
     _read = False
 
     def read(self) -> None:
-        """Set the attributes. Two threads may do so at once."""
+        """Set the attributes. Two threads may call this at once."""
         raise NotImplementedError
 
     def _defined(self) -> None:
@@ -48,7 +48,7 @@ class OfText:
         self.read()
         self._read = True
 
-    if not TYPE_CHECKING:  # type checkers would take any name for an attribute
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             if "fn" in vars(self) and not self._read:
@@ -57,11 +57,11 @@ class OfText:
 
 
 def function_of_text(name: str, text: str, names: Mapping[str, Any]) -> types.FunctionType:
-    """The function of this name that the text defines, where these names are known; `inspect` finds the text."""
+    """Define a function from source text, with `names` as its globals; `linecache` knows the text, so `inspect` finds it."""
     file = f"<tristep {name} {next(_numbers)}>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
-    known = dict(names)
-    exec(compile(text, file, "exec"), known)
-    function = known.pop(name)
+    namespace = dict(names)
+    exec(compile(text, file, "exec"), namespace)
+    function = namespace.pop(name)
     weakref.finalize(function, linecache.cache.pop, file, None)
     return function

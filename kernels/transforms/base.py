@@ -139,7 +139,7 @@ def after_first(rule: Rule, what: str, first: Reduction, change: Change | None =
     for stage in rule.reductions[1 if rule.knows_total else 0 :]:
         text = RuleSource(stage, *(change.hyper if change else ()), **(change.helpers if change else {}))
         values = text.new(*["value"] * stage.n_values)
-        unpacked, numbers = text.behind(before, change.hyper if change else (), n_last=_n_last(rule))
+        unpacked, numbers = text.arguments_after(before, change.hyper if change else (), n_last=_n_last(rule))
         lines, g = ([], None) if change is None else change.lines(text, numbers)
         lines += [f"{tuple_text(values)} = {text.call(g=g)}"]
         before = _ReductionAfter(text.define(what, unpacked, lines, tuple_text(values)), before, stage)
@@ -156,7 +156,7 @@ def changed_gradient(rule: Rule, what: str, first: Reduction, change: Change, **
     sums = after_first(rule, what, first, change)
     text = RuleSource(rule, *change.hyper, **change.helpers)
     (stepped,) = text.new("stepped")
-    unpacked, numbers = text.behind(sums, change.hyper, n_last=_n_last(rule))
+    unpacked, numbers = text.arguments_after(sums, change.hyper, n_last=_n_last(rule))
     lines, g = change.lines(text, numbers)
     lines += text.step(stepped, text.call(g=g))
     return Made(text.define(what, unpacked, lines, f"{stepped}, {text.returned()}"), sums, **made)
@@ -215,7 +215,7 @@ def skipping(
     sums: Any = rule.reduction if rule.knows_total and first is None else after_first(rule, "behind", first or total_square)
     text = RuleSource(rule, *hyper, proceeds=proceeds)
     stepped, going = text.new("stepped", "going")
-    unpacked, numbers = text.behind(sums, hyper, n_last=_n_last(rule))
+    unpacked, numbers = text.arguments_after(sums, hyper, n_last=_n_last(rule))
     arguments = ", ".join((numbers[place], *hyper))
     lines = [*text.step(stepped, text.call()), f"{going} = {text['proceeds']}({arguments})"]
     states = tuple_text(
