@@ -126,11 +126,7 @@ def check_capture(updater: Updater, device: torch.device, telemetry: Any) -> Non
     """
     optimizer = updater.optimizer
     for part in parts_of(optimizer):
-        if not (isinstance(part, RuleOptimizer) and isinstance(part.rule, Rule)):
-            raise ValueError(
-                f"capture() with {type(part).__name__}: its step is torch operations with numbers from the host, which "
-                "a graph would never update; use an optimizer with an elementwise rule"
-            )
+        check_rule(part, part.rule if isinstance(part, RuleOptimizer) else None)
     if _limits(optimizer):
         raise ValueError(
             "capture() with clip_norm or skip_nonfinite over several optimizers, which is computed with numbers from the "
@@ -140,6 +136,15 @@ def check_capture(updater: Updater, device: torch.device, telemetry: Any) -> Non
         raise ValueError("capture() needs engine='triton': operations of other engines contain numbers from the host")
     if telemetry is not None:
         raise ValueError("capture() of a trainer with telemetry, whose memory is another at every step: must be None")
+
+
+def check_rule(optimizer: Any, rule: Any) -> None:
+    """Raise ValueError if a graph cannot record the updates of an optimizer's rule, because it is not elementwise."""
+    if not isinstance(rule, Rule):
+        raise ValueError(
+            f"capture() with {type(optimizer).__name__}: its step is torch operations with numbers from the host, which "
+            "a graph would never update; use an optimizer with an elementwise rule"
+        )
 
 
 def record_step(recording: Recording, replica: Replica, rescale_grad: float) -> None:

@@ -129,13 +129,10 @@ def fit(
     """
     if not isinstance(net, torch.nn.Module):
         raise TypeError(f"net must be a torch.nn.Module, got {type(net).__name__}")
-    if not callable(loss):
-        raise TypeError(f"loss must be callable with outputs and labels, got {type(loss).__name__}")
-    for name, batches in (("data", data), ("eval_data", eval_data)):
-        if isinstance(batches, Iterator):
-            raise TypeError(f"{name} is an iterator, which ends after one epoch: give a DataLoader, a list, or the like")
-        if batches is not None and not isinstance(batches, Iterable):
-            raise TypeError(f"{name} must give batches (inputs, labels), got {type(batches).__name__}")
+    check_loss(loss)
+    check_batches("data", data)
+    if eval_data is not None:
+        check_batches("eval_data", eval_data)
     begin_epoch = integer("begin_epoch", begin_epoch, low=0)
     num_epoch = integer("num_epoch", num_epoch, low=begin_epoch + 1)
     metrics = checked_metrics(eval_metric)
@@ -201,6 +198,20 @@ def fit(
                 result.interrupted = position.epoch < num_epoch
                 break
     return result
+
+
+def check_loss(loss: Any) -> None:
+    """Raise TypeError if a loss function is not callable."""
+    if not callable(loss):
+        raise TypeError(f"loss must be callable with outputs and labels, got {type(loss).__name__}")
+
+
+def check_batches(name: str, data: Any) -> None:
+    """Raise TypeError if the argument `name` cannot be iterated in every epoch."""
+    if isinstance(data, Iterator):
+        raise TypeError(f"{name} is an iterator, which ends after one epoch: give a DataLoader, a list, or the like")
+    if not isinstance(data, Iterable):
+        raise TypeError(f"{name} must give batches (inputs, labels), got {type(data).__name__}")
 
 
 def evaluate(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .checkpoint.snapshot import Snapshot
-from .fitting import device_of, step_on, unpack_batch
+from .fitting import check_batches, check_loss, device_of, step_on, unpack_batch
 from .trainer import Trainer
 from .validation import choice, integer, number
 
@@ -211,11 +211,12 @@ def _stepper(source: Trainer | torch.optim.Optimizer, step: Any) -> Callable[[],
 def _train_on(source: Trainer | torch.optim.Optimizer, net: Any, loss: Any, data: Any) -> Callable[[], Any]:
     if not isinstance(net, torch.nn.Module):
         raise TypeError(f"net must be a torch.nn.Module, got {type(net).__name__}")
-    if not callable(loss):
-        raise TypeError(f"loss must be callable with outputs and labels, got {type(loss).__name__}")
-    if not isinstance(data, Iterable):
-        raise TypeError(f"data must give batches (inputs, labels), got {type(data).__name__}")
-    batches = data if isinstance(data, Iterator) else _again_and_again(data)
+    check_loss(loss)
+    if isinstance(data, Iterator):
+        batches = data
+    else:
+        check_batches("data", data)
+        batches = _again_and_again(data)
 
     def take() -> torch.Tensor:
         inputs, labels = unpack_batch("data", next(batches), device_of(net))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from ...trainer.fitting import check_batches, check_loss
 from ...trainer.sweeping.train import NotStackableError
 from ...trainer.validation import boolean, choice, integer, number
 from .candidates import Candidate, candidates_of
@@ -107,18 +108,11 @@ def race(
         >>> found.needed().shape, sorted(found.settings("adam"))
         ((2, 5), ['learning_rate', 'one_minus_beta1'])
     """
-    if not callable(make_model) or isinstance(make_model, torch.nn.Module):
-        raise TypeError(f"make_model must be a function that makes a network, got {type(make_model).__name__}")
-    if not callable(loss):
-        raise TypeError(f"loss must be callable with outputs and labels, got {type(loss).__name__}")
-    for argument, given in (("data", data), ("eval_data", eval_data)):
-        allowed = (isinstance(given, Iterable) and not isinstance(given, Iterator)) or (
-            argument == "data" and callable(given)
-        )
-        if (not allowed and given is not None) or (argument == "data" and given is None):
-            raise TypeError(
-                f"{argument} must give batches (inputs, labels) again in every epoch, got {type(given).__name__}"
-            )
+    check_loss(loss)
+    if not callable(data):
+        check_batches("data", data)
+    if eval_data is not None:
+        check_batches("eval_data", eval_data)
     candidates = candidates_of(optimizers)
     names = tuple(candidate.name for candidate in candidates)
     target, steps, trials = number("target", target), integer("steps", steps, low=1), integer("trials", trials, low=1)

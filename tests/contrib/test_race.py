@@ -268,7 +268,7 @@ def test_lists_are_shuffled_and_functions_are_asked():
         ({"baseline": "lion"}, ValueError, "baseline='lion'"),
         ({"level": 1.0}, ValueError, r"level=1\.0"),
         ({"together": 0}, ValueError, "together=0"),
-        ({"data": iter(batches())}, TypeError, "data must give batches"),
+        ({"data": iter(batches())}, TypeError, "data is an iterator"),
         ({"data": []}, ValueError, "data gave no batch"),
         ({"eval_data": []}, ValueError, "eval_data gave no batch"),
         ({"make": network()}, TypeError, "make_model must be a function"),

@@ -284,7 +284,7 @@ def test_files_give_back_what_was_saved(tmp_path):
         ({"make_model": nn.Linear(6, 3)}, TypeError, "make_model must be a function"),
         ({"make_model": lambda: 3}, TypeError, "make_model must make"),
         ({"loss": "mse"}, TypeError, "loss must be callable"),
-        ({"data": iter([])}, TypeError, "again in every epoch"),
+        ({"data": iter([])}, TypeError, "data is an iterator"),
         ({"data": []}, ValueError, "gave no batch"),
         ({"epochs": 1, "steps": 2}, ValueError, "give one of them"),
         ({"epochs": 0}, ValueError, "epochs=0"),

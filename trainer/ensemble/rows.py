@@ -259,7 +259,7 @@ class SharedRows:
         return rows
 
     def _rows_at(self, times: Sequence[Any], parameters: Sequence[Any], rule: Rule) -> list[list[Any]] | None:
-        """Return the rows at these update counts; None if they depend on anything else, or their computation changes it."""
+        """Return the rows at these update counts; None if they depend on anything else, or change the optimizer."""
         methods = ("begin_step", "rows_of_step")
         overridden = any(getattr(type(self._one), name) is not getattr(RuleOptimizer, name) for name in methods)
         if self._one.host_state_names or overridden:

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from ...kernels import Rule
 from ...kernels.checks import DTYPES
 from ...kernels.graphs import current_recording
 from ...kernels.layouts import is_wrapper
-from ..capture import CapturedStep
+from ..capture import CapturedStep, check_rule
 from ..interrupts import uninterrupted
 from ..optimizer.options import check_state_dtype
 from . import shards
@@ -95,11 +94,7 @@ class FusedOptimizer(GroupOptimizer):
             ValueError: the rule of a group is not elementwise, such as Muon's.
         """
         for group in self.param_groups:
-            if not isinstance(self._rule(group), Rule):
-                raise ValueError(
-                    f"capture() with {type(self).__name__}: its step is torch operations with numbers from the host, which "
-                    "a graph would never update; use an optimizer with an elementwise rule"
-                )
+            check_rule(self, self._rule(group))
         return CapturedStep(fn, self.param_groups[0]["params"][0].device, warmup)
 
     @uninterrupted

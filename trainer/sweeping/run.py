@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..ensemble import make_optimizer
-from ..fitting import evaluate
+from ..fitting import check_batches, check_loss, evaluate
 from ..metrics import Metric, checked_metrics
 from ..optimizer import Optimizer
 from ..validation import boolean, integer
@@ -79,12 +79,8 @@ def sweep(
         >>> found.losses.shape, found.best()
         ((2, 1, 20), {'learning_rate': 0.1})
     """
-    if not callable(make_model) or isinstance(make_model, torch.nn.Module):
-        raise TypeError(f"make_model must be a function that makes a network, got {type(make_model).__name__}")
-    if not callable(loss):
-        raise TypeError(f"loss must be callable with outputs and labels, got {type(loss).__name__}")
-    if isinstance(data, Iterator) or not isinstance(data, Iterable):
-        raise TypeError(f"data must give batches (inputs, labels) again in every epoch, got {type(data).__name__}")
+    check_loss(loss)
+    check_batches("data", data)
     if epochs is not None and steps is not None:
         raise ValueError(f"epochs={epochs!r} together with steps={steps!r}: give one of them")
     n_epochs = None if steps is not None else integer("epochs", 1 if epochs is None else epochs, low=1)

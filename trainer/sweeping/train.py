@@ -30,8 +30,10 @@ def start(make_model: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Modu
     """Return the untrained network of a seed; the global generators of torch keep their states.
 
     Raises:
-        TypeError: `make_model` returned something else than a module.
+        TypeError: `make_model` is no function, or returned something else than a module.
     """
+    if not callable(make_model) or isinstance(make_model, torch.nn.Module):
+        raise TypeError(f"make_model must be a function that makes a network, got {type(make_model).__name__}")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = make_model()

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from ...trainer import CheckpointManager, Trainer
 from ...trainer.checkpoint.snapshot import Snapshot as TrainerSnapshot
-from ...trainer.fitting import EpochBatches, evaluate, saving_with, train_on
+from ...trainer.fitting import EpochBatches, check_batches, evaluate, saving_with, train_on
 from ...trainer.interrupts import gets_signals, give_back, handled, uninterrupted
 from ...trainer.metrics import checked_metrics
 from ...trainer.validation import choice, integer, number
@@ -230,8 +230,8 @@ class LiveLoop:
         num_epoch, metrics = integer("num_epoch", num_epoch, low=1), checked_metrics(eval_metric)
         if eval_data is None and metrics:
             raise ValueError("eval_metric without eval_data: there is nothing to evaluate on")
-        if isinstance(eval_data, Iterator):
-            raise TypeError("eval_data is an iterator, which ends after one epoch: give a DataLoader, a list, or the like")
+        if eval_data is not None:
+            check_batches("eval_data", eval_data)
         batches = EpochBatches(data)
         if eval_data is not None and batches.length is None:
             raise TypeError("data has no length, so nobody knows which step ends an epoch: give a DataLoader or a list")
