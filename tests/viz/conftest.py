@@ -31,11 +31,18 @@ def canvas(monkeypatch):
     import traitlets
 
     class StandIn(ipywidgets.DOMWidget):
+        tells = True
         _view_name = traitlets.Unicode("StandIn").tag(sync=True)
 
         def __init__(self, payload, on_event):
             super().__init__()
             self.payload, self.on_event = payload, on_event
+
+        def show(self, scene, live):
+            self.payload = scene.to_bytes()
+
+        def hide_picture(self):
+            self.pictured = True
 
     pages = types.SimpleNamespace(
         SceneWidget=StandIn, page=lambda payload, title, description: f"{title}: {description} {len(payload)}"

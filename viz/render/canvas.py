@@ -19,6 +19,7 @@ import anywidget
 import numpy as np
 import traitlets
 
+from ..scene import Scene
 from ..style import THEMES
 
 __all__ = ["Event", "SceneWidget", "checked", "page"]
@@ -57,6 +58,7 @@ class SceneWidget(anywidget.AnyWidget):
         b'{"format":1,'
     """
 
+    tells = True  # that a page has got what it shows
     _esm = MODULE
     payload = traitlets.Bytes().tag(sync=True)
     pictured = traitlets.Bool(False).tag(
@@ -67,6 +69,14 @@ class SceneWidget(anywidget.AnyWidget):
         super().__init__(payload=payload)
         self._on_event = on_event
         self.on_msg(self._receive)
+
+    def show(self, scene: Scene, live: bool = False) -> None:
+        """Show another scene; `live` makes no difference here, where axes follow the data at no cost."""
+        self.payload = scene.to_bytes()
+
+    def hide_picture(self) -> None:
+        """Hide the output that follows, a picture of this, as long as this is to be seen."""
+        self.pictured = True
 
     def _receive(self, _widget: object, message: object, _buffers: object) -> None:
         event = checked(message)

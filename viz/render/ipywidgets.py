@@ -38,6 +38,8 @@ class SceneBox(ipywidgets.VBox):
         theme: "light" or "dark".
     """
 
+    tells = False  # when a page has got what it shows
+
     def __init__(self, scene: Scene, on_event: Callable[[Event], object] | None = None, theme: str = "light") -> None:
         super().__init__(
             layout={"flex_flow": "row wrap", "align_items": "flex-start"}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 from .notebook import COLAB, MARIMO, TERMINAL, UNKNOWN, enable_colab_widgets, guess_front_end
 
-__all__ = ["Capabilities", "capabilities", "installed_version", "set_renderer"]
+__all__ = ["Capabilities", "canvas_module", "capabilities", "installed_version", "set_renderer"]
 
 RENDERERS = ("auto", "canvas", "ipywidgets", "matplotlib", "text")
 NEEDS = {"canvas": ("anywidget", "ipywidgets"), "ipywidgets": ("ipywidgets",)}
@@ -43,6 +44,17 @@ class Capabilities:
     def __str__(self) -> str:
         versions = f"ipywidgets {self.ipywidgets or 'missing'}, anywidget {self.anywidget or 'missing'}"
         return f"{self.renderer}: {self.reason} ({self.front_end}, {versions})"
+
+
+def canvas_module() -> Any:
+    """Return the module of the canvas.
+
+    Raises:
+        ModuleNotFoundError: anywidget is not installed.
+    """
+    if installed_version("anywidget") is None:
+        raise ModuleNotFoundError("drawing in a browser needs anywidget: pip install 'tristep[notebook]'", name="anywidget")
+    return import_module(".canvas", __package__)
 
 
 def set_renderer(renderer: str | None) -> None:

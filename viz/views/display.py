@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ..render.notebook import running_event_loop
+from ..render.notebook import running_event_loop, watch_cell
+from ..render.renderers import canvas_module
 from ..scene import Scene
 from .budget import FrameBudget
 from .cells import CellPictures
-from .widgets import OpenWidget, open_widget
 
 __all__ = ["Display"]
 
@@ -39,7 +39,7 @@ class Display:
         self._shown_view: Any = None  # the same, as long as a widget shows it
         self.shown: Scene | None = None
         self.pictures = CellPictures(view.theme, lambda: self.clock())
-        self._open: list[OpenWidget] = []
+        self._open: list[tuple[Any, Callable[[], bool]]] = []  # each widget, and whether marimo's page has dropped it
         self._handling = threading.RLock()  # held by an event's method, which may wait for a step that draws
         self._lock = threading.RLock()  # held to make and send a frame; whoever has it waits for no other thread
         self._event_loop = running_event_loop()
@@ -56,12 +56,7 @@ class Display:
     @property
     def widgets(self) -> list[Any]:
         """The widgets that are open."""
-        return [opened.widget for opened in self._open if opened.is_open]
-
-    @property
-    def latest(self) -> OpenWidget:
-        """The widget that was opened last."""
-        return self._open[-1]
+        return [widget for widget, _ in filter(_is_open, self._open)]
 
     @property
     def unseen(self) -> float:
@@ -74,13 +69,18 @@ class Display:
         with self.view.at_rest(), self._lock:
             yield
 
-    def open(self, renderer: str, scene: Scene) -> OpenWidget:
-        """A widget that shows the view from now on; to be called in `drawing`."""
+    def open(self, renderer: str, scene: Scene) -> Any:
+        """A widget of the renderer "canvas" or "ipywidgets" that shows the view from now on; to be called in `drawing`."""
         self.shown = scene
-        opened = open_widget(renderer, scene, self._receive, self.view.theme)
-        self._open.append(opened)
+        if renderer == "canvas":
+            widget = canvas_module().SceneWidget(scene.to_bytes(), self._receive)
+        else:
+            from ..render.ipywidgets import SceneBox
+
+            widget = SceneBox(scene, self._receive, self.view.theme)
+        self._open.append((widget, watch_cell()))
         self._shown_view = self.view
-        return opened
+        return widget
 
     def refresh(self) -> None:
         """Draw now, or as soon as the budget allows."""
@@ -133,8 +133,8 @@ class Display:
         """Close all of them."""
         with self._lock:
             self._late = None
-            for opened in self._open:
-                opened.widget.close()
+            for widget, _ in self._open:
+                widget.close()
             self._open.clear()
             self.shown = self._unseen_since = self._shown_view = None
 
@@ -145,9 +145,9 @@ class Display:
         with self.budget.frame():
             is_all = self.view.take_in(wait)
             self.shown = scene = self.view.scene()
-            for opened in self._open:
-                opened.show(scene, live)
-                if opened.tells and self._unseen_since is None:
+            for widget, _ in self._open:
+                widget.show(scene, live)
+                if widget.tells and self._unseen_since is None:
                     self._unseen_since = self.clock()
         if not is_all:
             self._put_off()
@@ -174,7 +174,7 @@ class Display:
                 home.call_soon_threadsafe(home.call_later, self.budget.wait(), catch_up)
 
     def _forget_closed(self) -> None:
-        self._open = [opened for opened in self._open if opened.is_open]
+        self._open = list(filter(_is_open, self._open))
         if not self._open:
             self._shown_view = None
 
@@ -209,3 +209,9 @@ class Display:
             control = next((control for control in controls if control.name == name), None)
             if control is not None and event["index"] < len(control.values):
                 view.on_control(control.name, control.values[event["index"]], event["index"])
+
+
+def _is_open(opened: tuple[Any, Callable[[], bool]]) -> bool:
+    """Whether a page may still show a widget."""
+    widget, cell_is_gone = opened
+    return widget.comm is not None and not cell_is_gone()

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 from ...trainer.checkpoint import files
 from ..render.characters import in_characters
 from ..render.notebook import JUPYTER, UNKNOWN
-from ..render.renderers import Capabilities, capabilities
+from ..render.renderers import Capabilities, canvas_module, capabilities
 from ..scene import Scene
 from ..style import THEMES
 from .budget import FrameBudget
 from .cells import replace_in_cell
 from .display import Display
-from .widgets import canvas_module
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -117,7 +116,7 @@ class View(ABC):
             missing = "ipywidgets" if found.ipywidgets is None else "anywidget"
             raise ModuleNotFoundError(f"a widget needs {missing} here: pip install 'tristep[notebook]'", name=missing)
         with self.display.drawing():
-            return self.display.open(renderer, self._now()).widget
+            return self.display.open(renderer, self._now())
 
     def html(self, path: str | os.PathLike[str]) -> Path:
         """Write a page that is interactive without kernel and network: whole, or not at all.
@@ -258,7 +257,7 @@ class View(ABC):
             return
         with self._sharing():
             data, _ = self._widget_of_cell()
-            self.display.latest.pictured()
+            self.display.widgets[-1].hide_picture()
             # Before the picture, which takes longer; and without words, which would stay as they are.
             display(data | {"text/plain": ""}, raw=True)
             self.display.pictures.add(self.display, *self._picture(with_widget=True))
