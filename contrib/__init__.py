@@ -1,12 +1,12 @@
-"""What fewer people need, by public names of the core only; each folder has a README.
+"""Features that fewer people need, built on public names of the core only; each folder has a README.
 
-The core never imports it: what is named here is imported when its name is first asked for, as are other packages' plugins.
+The core never imports this package. The names below are imported when they are first used, like plugins of other packages.
 """
 
 if not __name__.startswith("tristep."):
     raise ImportError(f"this folder is 'tristep.contrib'; import it by that name (imported as {__name__!r})")
 
-# By group, as in the entry points of other packages: what is asked for by which name, and where it is.
+# By group, as in entry points of other packages: the name that a user gives, and the object that it stands for.
 PLUGINS = {
     "tristep.compressors": {
         "powersgd": "tristep.contrib.compression.powersgd:PowerSGD",

@@ -1,4 +1,4 @@
-"""Gradient compression beyond codecs: parts of gradients, matrices of low rank, and a hook for DistributedDataParallel."""
+"""Gradient compression beyond codecs: sparse gradients, low-rank matrices, and a hook for DistributedDataParallel."""
 
 from .ddp import ddp_hook
 from .powersgd import PowerSGD

@@ -15,22 +15,24 @@ from ...trainer.compression import CompressedAllReduce, Handle, create_compresso
 def ddp_hook(
     compression_params: Mapping[str, Any], group: Any = None, engine: str | None = None
 ) -> Callable[[Any, Any], torch.futures.Future[torch.Tensor]]:
-    """A hook by which `DistributedDataParallel` averages gradients over compressed messages, the same bits on all ranks.
+    """Return a communication hook with which `DistributedDataParallel` averages gradients by compressed messages.
 
-    It keeps residuals, so make one for each module: `module.register_comm_hook(None, ddp_hook({...}))`. The
-    first step is not compressed, since DDP creates its buckets again after that.
+    All ranks get the same bits. The hook keeps residuals, so make one for each module:
+    `module.register_comm_hook(None, ddp_hook({...}))`. The first step is not compressed, since DDP makes its buckets anew
+    after it.
 
     Args:
-        compression_params: as for `create_compressor`.
-        group: the process group of the module; None for the default one.
-        engine: as for `tristep.kernels.choose_engine`.
+        compression_params: the type of the compression and its options; see `create_compressor`.
+        group: the process group of the module; None for the default group.
+        engine: the engine of encoding and decoding; see `tristep.kernels.choose_engine`.
 
     Returns:
-        `hook(state, bucket)`, which ignores `state`. Its attribute `reduces` has the `CompressedAllReduce` of each bucket.
-        Save their states with the model's, if training is to go on as it would have.
+        A function `hook(state, bucket)`, which ignores `state`. Its attribute `reduces` is a dict of the
+        `CompressedAllReduce` of each bucket; to continue a training exactly, save their states with the model's.
 
     Raises:
-        TypeError, ValueError: `compression_params` do not fit.
+        TypeError: `compression_params` is no dict, or an option has a wrong type.
+        ValueError: the type or an option is unknown or out of range.
     """
     compressor, begun = create_compressor(compression_params), False
     reduces: dict[int, CompressedAllReduce] = {}  # by the number of the bucket
@@ -42,7 +44,7 @@ def ddp_hook(
         shapes = [gradient.shape for gradient in bucket.gradients()]
         if known_shapes.get(number) != shapes:
             if number in reduces:
-                warnings.warn(f"bucket {number} of DDP has other tensors now: what was kept back is dropped", stacklevel=2)
+                warnings.warn(f"bucket {number} of DDP has other tensors now, so its residual is dropped", stacklevel=2)
             known_shapes[number] = shapes
             reduces[number] = CompressedAllReduce(
                 compressor, values.numel(), shapes, device=values.device, group=group, engine=engine
@@ -59,17 +61,17 @@ def ddp_hook(
             return work.get_future().then(lambda done: done.value()[0])
         handle = reduce_of(bucket).start(values)
         future = torch.futures.Future(devices=[values.device] if values.is_cuda else None)
-        # Buckets come in the same order on all ranks. Their second collectives are started here, not when the first ones
-        # happen to be over, or ranks would start them in different orders.
+        # DDP passes buckets in the same order on all ranks. Second collectives are started here, not when the first ones
+        # happen to end, since ranks would then start them in different orders.
         if running:
             running[-1][0].advance()
         running.append((handle, future, values))
         if bucket.is_last():
             started = running.copy()
             running.clear()
-            for own_handle, own_future, own_values in started:
-                own_handle.wait()
-                own_future.set_result(own_values.div_(ranks))
+            for bucket_handle, bucket_future, bucket_values in started:
+                bucket_handle.wait()
+                bucket_future.set_result(bucket_values.div_(ranks))
         return future
 
     hook.reduces = reduces  # type: ignore[attr-defined]

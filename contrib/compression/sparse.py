@@ -1,4 +1,4 @@
-"""The compressors that send some of the values: "topk" the largest, "randomk" random ones."""
+"""Compressors that send a fraction of the values: "topk" the largest ones, "randomk" random ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...trainer.validation import integer, number
 
 
 class RandomKReduce(ReduceAlgorithm):
-    """Values at indices that are the same on all ranks."""
+    """Sums a bucket by an all-reduce of the values at random indices, which are the same on all ranks."""
 
     def __init__(self, compressor: RandomK, *args: Any) -> None:
         super().__init__(compressor, *args)
@@ -46,7 +46,7 @@ class RandomKReduce(ReduceAlgorithm):
 
 
 class TopKReduce(MessageReduce):
-    """Messages of the largest values, which are added to the sum without decoding each to a whole bucket."""
+    """Sums a bucket by messages of its largest values, without decoding each message to a whole bucket."""
 
     compressor: TopK
 
@@ -55,7 +55,11 @@ class TopKReduce(MessageReduce):
 
 
 class TopK(Compressor):
-    """The values of the largest magnitude, NaN first, and their indices: 8 bytes each."""
+    """Compressor that sends the values of the largest magnitude, NaN first, with their indices: 8 bytes for each.
+
+    Args:
+        ratio: the fraction of values that is sent, in (0, 1], default 0.01.
+    """
 
     type, exchange = "topk", "all_gather"
     reduce_algorithm: ClassVar[Any] = TopKReduce
@@ -73,16 +77,23 @@ class TopK(Compressor):
         return values
 
     def add(self, message: torch.Tensor, total: torch.Tensor) -> None:
-        """Add the values of a message to `total`."""
+        """Add the values of a message to `total` in place."""
         indices, values = message.view(2, -1)
         total.index_add_(0, indices.view(torch.int32), values.view(torch.float32))
 
 
 class RandomK(Compressor):
-    """The values at random indices, the same on all ranks: one of each of as many ranges of equal size."""
+    """Compressor that sends the values at random indices, which are the same on all ranks and need not be sent.
+
+    The values are divided into ranges of equal size, and one index is drawn from each range.
+
+    Args:
+        ratio: the fraction of values that is sent, in (0, 1], default 0.01.
+        seed: the seed of the indices, default 0.
+    """
 
     type, exchange = "randomk", "all_reduce"
-    keeps_nonfinite = False  # it is sent when its index is drawn
+    keeps_nonfinite = False  # a non-finite value is sent only when its index is drawn
     reduce_algorithm: ClassVar[Any] = RandomKReduce
 
     def __init__(self, ratio: float = 0.01, seed: int = 0) -> None:
@@ -90,11 +101,17 @@ class RandomK(Compressor):
         self.seed = integer(option_name("seed"), seed)
 
     def indices(self, step: int, n: int, device: torch.device) -> torch.Tensor:
-        """The indices of this step's values, int64, ascending."""
+        """Return the indices of the values that are sent in a step, int64, ascending.
+
+        Args:
+            step: the number of the step, from 0.
+            n: the number of values of the bucket.
+            device: the device of the result.
+        """
         count = share_of(n, self.ratio)
         ends = torch.arange(count + 1) * n // count
         generator = torch.Generator().manual_seed((self.seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03) % 2**63)
-        # float64, whose rounding never reaches the next stretch's first
+        # In float64 rounding never reaches the next range's first index.
         drawn = ends[:-1] + (torch.rand(count, generator=generator, dtype=torch.float64) * ends.diff()).long()
         return streams.staged(drawn, device).to(device, non_blocking=True)
 
@@ -112,5 +129,5 @@ class RandomK(Compressor):
 
 
 def share_of(n: int, ratio: float) -> int:
-    """The number of values that are this fraction of n, rounded up; at least 1."""
+    """Return how many of n values are sent: the fraction `ratio`, rounded up, and at least 1."""
     return min(max(math.ceil(ratio * n), 1), n)

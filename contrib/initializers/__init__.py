@@ -1,4 +1,4 @@
-"""Initializers of recurrent networks: biases of LSTMs, and all parameters of a network at once."""
+"""Initializers of recurrent networks: for biases of LSTMs, and for all parameters of a network at once."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ _PARTS = ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias", "h2r_weight")
 
 
 class LSTMBias(Initializer):
-    """The bias of an LSTM: 0, and `forget_bias` for the forget gate.
+    """Initializer for a bias of an LSTM: 0, and `forget_bias` for the forget gate.
 
-    The forget gate is the second quarter, in MXNet (i, f, c, o) and in torch (i, f, g, o). Since a bias gets 0 by its name,
-    make this the parameter's own initializer: `lstm.bias_ih_l0.init = LSTMBias(1.0)`. Torch and MXNet both add two biases.
+    The forget gate is the second quarter, in MXNet (i, f, c, o) and in torch (i, f, g, o). Biases get 0 by default, whatever
+    the model's initializer, so set this one on the parameter: `lstm.bias_ih_l0.init = LSTMBias(1.0)`. LSTMs of torch and
+    MXNet have two biases, whose sum counts.
 
     Args:
-        forget_bias: the value for the forget gate.
+        forget_bias: the value for the forget gate, default 1.
 
     Raises:
-        ValueError: the length is no multiple of 4.
+        ValueError: the parameter's first dimension is no multiple of 4.
 
     Source: Jozefowicz, Zaremba and Sutskever, "An empirical exploration of recurrent network architectures" (2015);
     MXNet 1.9.1, `LSTMBias`.
@@ -63,23 +64,24 @@ class LSTMBias(Initializer):
 
 
 class FusedRNN(Initializer):
-    """All parameters of a recurrent network, the matrix and bias of each gate separately.
+    """Initializer for all parameters of a recurrent network, which fills the matrix and bias of each gate separately.
 
-    It fills MXNet's single vector of a fused network: weights by layer, direction and source (input, hidden), then biases in
-    the same order. In `initialize` it fills torch's recurrent layers and cells, whose parameters hold the same matrices
-    separately; there `num_layers` and `bidirectional` have no effect.
+    A flat parameter is taken for MXNet's vector of a fused network: weights by layer, direction and source (input, hidden),
+    then biases in the same order. Parameters of torch's recurrent layers and cells, which hold the same matrices separately,
+    are told by their names; `num_layers` and `bidirectional` have no effect on them.
 
     Args:
-        init: the initializer of the matrices and biases, or its name or JSON; None means that of the whole model, or else
-            Uniform(0.07). Biases of forget gates of an LSTM are `forget_bias` in any case.
+        init: the initializer of the matrices and biases, or its name or JSON; None means the whole model's initializer, or
+            else Uniform(0.07). Biases of an LSTM's forget gates are `forget_bias` in any case.
         num_hidden: size of the hidden state.
         num_layers: number of layers.
         mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
         bidirectional: whether there are two directions.
-        forget_bias: for both biases of an LSTM, so that their sum is twice this, as in MXNet.
+        forget_bias: the value of an LSTM's forget gates in each of its two biases, so that their sum is twice this, as in
+            MXNet.
 
     Raises:
-        ValueError: a shape that no parameter of such a network has.
+        ValueError: a parameter has a shape that none has in a network of these sizes.
 
     Source: MXNet 1.9.1, `FusedRNN`.
 
@@ -154,11 +156,11 @@ class FusedRNN(Initializer):
 
 
 class RNNFused(Initializer):
-    """All parameters of a recurrent network, each kind with an initializer of its own.
+    """Initializer for all parameters of a recurrent network, with an initializer for each kind of matrix and bias.
 
-    It fills MXNet's single vector of a fused network: weights by layer, direction and source (input, hidden, projection),
-    then biases in the same order. In `initialize` it fills torch's recurrent layers and cells; there `num_layers`,
-    `state_size`, `bidirectional` and `projection_size` have no effect.
+    A flat parameter is taken for MXNet's vector of a fused network: weights by layer, direction and source (input, hidden,
+    projection), then biases in the same order. Parameters of torch's recurrent layers and cells are told by their names;
+    `num_layers`, `state_size`, `bidirectional` and `projection_size` have no effect on them.
 
     Args:
         mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
@@ -166,13 +168,14 @@ class RNNFused(Initializer):
         state_size: size of the hidden state.
         bidirectional: whether there are two directions.
         projection_size: size of the projection of an LSTM's state; None means no projection.
-        i2h_weight_initializer, h2h_weight_initializer, h2r_weight_initializer: for the matrices from input to hidden, from
-            hidden to hidden, and to the projection, each for all gates at once. None means the initializer of the whole
-            model, or else Uniform(0.07).
-        i2h_bias_initializer, h2h_bias_initializer: for the biases, by their own rules, such as "lstmbias"; None means zeros.
+        i2h_weight_initializer, h2h_weight_initializer, h2r_weight_initializer: the initializers of the matrices from input
+            to hidden, from hidden to hidden, and to the projection, each with all gates in one matrix. None means the whole
+            model's initializer, or else Uniform(0.07).
+        i2h_bias_initializer, h2h_bias_initializer: the initializers of the biases, such as "lstmbias"; None means zeros.
 
     Raises:
-        ValueError: a shape that no parameter of such a network has.
+        ValueError: `projection_size` is given for another mode than "lstm", or a parameter does not belong to a recurrent
+            network of these sizes.
 
     Source: MXNet 2.0, `RNNFused`; it passes matrices on as vectors, so that Xavier does not work there.
 
@@ -235,15 +238,15 @@ class RNNFused(Initializer):
     def _fill(self, name: InitDesc, part: str | None, values: torch.Tensor) -> None:
         if part is None:
             raise ValueError(
-                f"parameter {str(name)!r}: is none of a recurrent layer (weight_ih..., bias_hh... and so on), and RNNFused "
-                "is for these: use it for that network only, by Mixed or by parameter.init"
+                f"parameter {str(name)!r}: RNNFused is for parameters of recurrent layers (weight_ih..., bias_hh... and so "
+                "on): use it for that network only, by Mixed or by parameter.init"
             )
         init = self._of[part] or (Zero() if part.endswith("bias") else _global_init(name, RNNFused))
         init(InitDesc(f"{name}:{part}", None, name.global_init, role="weight", generator=name.generator), values)
 
 
 class _Piece(NamedTuple):
-    """A part of the vector of a fused recurrent network."""
+    """One matrix or bias in the vector of a fused recurrent network."""
 
     layer: str  # direction and layer: "l0", "r0", "l1", ...
     source: str  # "i2h", "h2h" or "h2r"
@@ -261,12 +264,12 @@ class _Sizes(NamedTuple):
     projection: int | None = None
 
     def split(self, name: str, vector: torch.Tensor) -> Iterator[tuple[_Piece, torch.Tensor]]:
-        """The pieces of a fused network's vector, which are views of it."""
+        """Return the pieces of a fused network's vector, each with its view of the vector."""
         directions = 2 if self.bidirectional else 1
         rows = len(_GATES[self.mode]) * self.hidden
         fixed = sum(math.prod(piece.shape) for piece in self._pieces(0))
-        inputs, rest = divmod(vector.numel() - fixed, rows * directions)
-        if rest or inputs < 1:
+        inputs, remainder = divmod(vector.numel() - fixed, rows * directions)
+        if remainder or inputs < 1:
             raise ValueError(
                 f"parameter {str(name)!r}: has {vector.numel()} elements, which no network with mode={self.mode!r}, "
                 f"{self.layers} layers of {self.hidden}, {directions} directions and projection {self.projection} has "
@@ -291,12 +294,12 @@ class _Sizes(NamedTuple):
 
 
 def _part_of(name: str) -> str | None:
-    """What a parameter of torch's recurrent layers is, "i2h_weight", "h2h_bias", ..., whatever its layer and direction."""
+    """Return the kind of a parameter of torch's recurrent layers, such as "i2h_weight"; None for other parameters."""
     match = re.match(r"(?:(weight)_(ih|hh|hr)|(bias)_(ih|hh))(_l\d+)?(_reverse)?$", name.rsplit(".", 1)[-1])
     return f"{_SOURCES[match[2] or match[4]]}_{match[1] or match[3]}" if match else None
 
 
 def _global_init(name: InitDesc, asking: type[Initializer]) -> Initializer:
-    """The whole model's initializer; the default if there is none or it is of the class that asks, which would not end."""
+    """Return the whole model's initializer, or the default one if there is none or it would call itself again."""
     init = name.global_init
     return Uniform() if init is None or isinstance(init, asking) else init

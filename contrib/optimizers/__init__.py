@@ -1,4 +1,4 @@
-"""Optimizers that MXNet has and few people ask for: SGD for large batches, an old name, and a test of stores."""
+"""Optimizers of MXNet that few people use: SGD for large batches, SGD under an old name, and an optimizer for tests."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ __all__ = ["LBSGD", "Test", "ccSGD"]
 
 
 class LBSGD(RuleOptimizer):
-    """SGD on the mean of `batch_scale` gradients, with a warm-up of the rate towards `batch_scale` times itself.
+    """SGD for large batches: it averages `batch_scale` gradients, and warms the rate up to `batch_scale` times its value.
 
     Args:
         learning_rate: default 0.01.
-        momentum: in [0, 1).
-        warmup_strategy: "linear", "power2", "sqrt", or "lars", a rate by norms instead of a warm-up.
-        warmup_epochs: how long the warm-up lasts, >= 0.
-        batch_scale: how many gradients make a step, >= 1.
-        updates_per_epoch: >= 1.
-        begin_epoch: where the count of epochs starts, >= 0.
-        num_epochs: kept for MXNet's sake; not used.
-        **kwargs: those of `Optimizer`. Schedules are asked for the count before the update, as in MXNet.
+        momentum: in [0, 1), default 0.
+        warmup_strategy: how the rate grows: "linear", "power2" or "sqrt"; "lars" has no warm-up, but a rate from the norms
+            of weight and gradient.
+        warmup_epochs: length of the warm-up in epochs, >= 0, default 5.
+        batch_scale: the number of gradients that are averaged for a step, >= 1.
+        updates_per_epoch: the number of updates (gradients) in an epoch, >= 1, default 32.
+        begin_epoch: the epoch at which training begins, >= 0, default 0.
+        num_epochs: accepted for compatibility with MXNet; has no effect.
+        **kwargs: arguments of `Optimizer`. A schedule is evaluated at the count before the update, as in MXNet.
 
     Source: MXNet 1.9.1 LBSGD.
     """
@@ -84,14 +85,14 @@ class LBSGD(RuleOptimizer):
 
 
 class ccSGD(SGD):  # MXNet's name
-    """SGD under an old name.
+    """SGD under an old name of MXNet.
 
     Source: MXNet 1.9.1 ccSGD.
     """
 
 
 class Test(RuleOptimizer):
-    """Adds the gradient to the weight and keeps a copy, to test stores with.
+    """An optimizer for tests of stores: it adds the gradient to the weight and keeps a copy of the weight as its state.
 
     Source: MXNet 1.9.1 Test.
     """

@@ -227,7 +227,7 @@ def test_on_another_number_of_ranks_what_was_kept_is_shared_out(processes):
     alone = CompressedAllReduce({"type": "int8"}, N)
     alone.load_state_dict(states)
     torch.testing.assert_close(alone.state_dict()["worker"].double(), _kept(states), rtol=0, atol=1e-6)
-    with pytest.warns(UserWarning, match="what was kept back on 3 ranks is dropped, this group has 1"):
+    with pytest.warns(UserWarning, match="the residuals of 3 ranks are dropped, as this group has 1 ranks"):
         alone.load_state_dict(states[1])
     assert not alone.state_dict()["worker"].any()
 
@@ -314,7 +314,7 @@ def _start_twice():
     reduce = CompressedAllReduce({"type": "int8"}, 5000)
     reduce.start(torch.ones(5000))
     for call in (lambda: reduce.start(torch.ones(5000)), reduce.state_dict, lambda: reduce.load_state_dict([])):
-        with pytest.raises(RuntimeError, match="the last bucket is still under way: wait for its handle first"):
+        with pytest.raises(RuntimeError, match="the sum of the last bucket is not complete: wait for its handle first"):
             call()
     reduce.finish()
     reduce.start(torch.ones(5000)).wait()

@@ -148,7 +148,7 @@ REFUSED = {
     ),
     "no shapes": (lambda: CompressedAllReduce({"type": "powersgd"}, 5), ValueError, "'powersgd' needs the shapes"),
     "other shapes": (
-        lambda: CompressedAllReduce({"type": "powersgd"}, 5, [(2, 2)]), ValueError, "other than numel=5 elements",
+        lambda: CompressedAllReduce({"type": "powersgd"}, 5, [(2, 2)]), ValueError, "must have numel=5 elements",
     ),
     "another bucket": (lambda: _reduce(5)().start(torch.zeros(6)), ValueError, "bucket has 6 elements"),
     "a matrix": (lambda: _reduce(6)().start(torch.zeros(2, 3)), TypeError, r"bucket is torch.float32 \(2, 3\)"),
@@ -161,7 +161,7 @@ REFUSED = {
         lambda: _reduce(5)().load_state_dict(_reduce(6)().state_dict()), ValueError, "state has numel=6",
     ),
     "no state": (lambda: _reduce(5)().load_state_dict([]), ValueError, "state is an empty list"),
-    "powersgd by itself": (lambda: _make(type="powersgd")().encode(torch.zeros(3)), TypeError, "is for matrices"),
+    "powersgd by itself": (lambda: _make(type="powersgd")().encode(torch.zeros(3)), TypeError, "has no messages of single ranks"),
     "wrong values": (lambda: CompressedAllReduce(Wrong(), 5), ValueError, "decode gave torch.int8"),
     "longer messages": (
         lambda: _twice(CompressedAllReduce(Longer(), 5), torch.ones(5)), ValueError, "how long messages are",

@@ -1,16 +1,17 @@
-"""Gradient compression over several processes: compressors by name, and the all-reduce that sends their messages.
+"""Compressed all-reduce of gradients over several processes.
 
-A bucket is a flat tensor of gradients, cut into as many chunks as there are ranks:
+A bucket is a flat tensor of gradients, divided into one chunk for each rank:
 
-    each rank encodes its bucket plus its residual                          (residual of the worker)
+    each rank adds its residual to its bucket and encodes each chunk          (the worker's residual)
     all-to-all: rank r gets the messages of chunk r
-    rank r adds them up in the ranks' order and encodes the sum, likewise   (residual of the server)
+    rank r sums their values in rank order, adds its residual and encodes     (the server's residual)
     all-gather: all ranks get the messages of all sums, and decode them
 
-So every rank ends with the same bits, and sends 2 (N - 1) / N b n bytes for n values of b bytes each. Of "2bit" and "1bit"
-the second message is the exact sum of the votes, in a few more bits, without a residual. With two ranks, or few
-values, all messages are gathered instead: there one collective is enough, and there is no second error. "topk" is always
-gathered, since ranks choose different indices; "randomk" and "powersgd" send by all-reduces what can be added up as it is.
+So all ranks end with the same bits, and each sends 2 (N - 1) / N b n bytes for n values that take b bytes each. With "2bit"
+and "1bit" the second message is the exact sum of the votes, in a few more bits, without a residual. With two ranks, or few
+values, all messages are gathered instead: then one collective is enough, and there is no second rounding error. "topk"
+always gathers, since ranks choose different indices; "randomk" and "powersgd" use all-reduces, as what they send can be
+summed directly.
 
 Sources: Seide et al. (2014), "1-bit stochastic gradient descent" (error feedback); Tang et al. (2019), "DoubleSqueeze" (both
 directions); MXNet 1.9.1 and 2.0, `gradient_compression` ("2bit", "1bit"); Bernstein et al. (2018), "signSGD", and
@@ -33,7 +34,7 @@ from .reduce import MessageReduce, ReduceAlgorithm
 
 
 class Handle:
-    """An asynchronous sum. Ranks must advance theirs in the same order."""
+    """Handle of a running compressed sum. All ranks must advance their handles in the same order."""
 
     def __init__(self, steps: Iterator[Any]) -> None:
         self._steps: Iterator[Any] | None = steps
@@ -41,7 +42,7 @@ class Handle:
         self._next()
 
     def advance(self) -> bool:
-        """Wait for the running collective, and start the next one; whether all are over."""
+        """Wait for the running collective and start the next one. Return True if that was the last."""
         if self._steps is not None:
             if self._work is not None:
                 self._work.wait()
@@ -68,32 +69,34 @@ class Handle:
 
 
 def wait_all(handles: Sequence[Handle]) -> None:
-    """Wait for several, whose second collectives run at the same time."""
+    """Wait for several compressed sums, and let their second collectives run at the same time."""
     running = list(handles)
     while running:
         running = [handle for handle in running if not handle.advance()]
 
 
 class CompressedAllReduce:
-    """Sums a flat bucket over the ranks of a group by compressed messages. All ranks get the same bits.
+    """Sums a flat bucket of gradients over the ranks by compressed messages; all ranks get the same bits.
 
     Args:
-        compression_params: as for `create_compressor`, or a compressor.
-        numel: the bucket's elements; at least 1.
-        shapes: those of the tensors in the bucket, one after the other; "powersgd" needs them, others ignore them.
-        device: the bucket's.
-        group: the process group; None for the default one or, where torch.distributed has not been started, for one rank.
-        engine: as for `tristep.kernels.choose_engine`.
-        exchange: "all_to_all" or "all_gather", for compressors that can do both; None for the one that sends less.
+        compression_params: the type of the compression and its options, see `create_compressor`; or a compressor.
+        numel: the number of elements of the bucket, >= 1.
+        shapes: the shapes of the tensors in the bucket, in their order; "powersgd" needs them, other types ignore them.
+        device: the bucket's device.
+        group: the process group; None for the default group or, if torch.distributed is not initialized, for one rank.
+        engine: the engine of encoding and decoding; see `tristep.kernels.choose_engine`.
+        exchange: "all_to_all" or "all_gather", for compressors that can use both; None for the one that sends less.
 
     Attributes:
         compressor: the compressor.
-        rank, ranks: this process's number in the group, and how many there are.
+        rank: the number of this process in the group.
+        ranks: the number of processes in the group.
         exchange: "all_to_all", "all_gather" or "all_reduce".
-        bytes_sent: what each rank sends for one bucket, in bytes, headers of the network not counted.
+        bytes_sent: bytes that each rank sends for one bucket, without network headers.
 
     Raises:
-        TypeError, ValueError: arguments that do not fit.
+        TypeError: an argument has a wrong type.
+        ValueError: an argument is out of range, or `shapes` is missing or does not have `numel` elements.
 
     Example:
         >>> import torch
@@ -127,14 +130,17 @@ class CompressedAllReduce:
         self._handle: Handle | None = None
 
     def start(self, bucket: torch.Tensor) -> Handle:
-        """Encode the bucket and start the first collective. The bucket is to be left alone until the handle is done.
+        """Encode a bucket, start the first collective, and return a handle to wait for.
+
+        The bucket must not be read or written until the handle is done.
 
         Args:
-            bucket: float32, float16 or bfloat16 [numel], contiguous; gets the sum, computed in float32.
+            bucket: float32, float16 or bfloat16 [numel], contiguous; overwritten by the sum, which is computed in float32.
 
         Raises:
-            TypeError, ValueError: a bucket that does not fit; nothing has been changed.
-            RuntimeError: the last one is still under way.
+            TypeError: the bucket is not flat and contiguous, or has another dtype; nothing has been changed.
+            ValueError: the bucket has another length or device; nothing has been changed.
+            RuntimeError: the sum of the last bucket is not complete.
         """
         if bucket.dtype not in compress.VALUES or bucket.dim() != 1 or not bucket.is_contiguous():
             kinds = ", ".join(map(str, compress.VALUES))
@@ -149,77 +155,81 @@ class CompressedAllReduce:
         return self._handle
 
     def finish(self) -> None:
-        """Wait for what was started last, if anything was."""
+        """Wait for the sum that was started last, if there is one."""
         if self._handle is not None:
             self._handle.wait()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this rank: copies of its residuals, and integers.
+        """Return this rank's state: copies of its residuals, and the numbers that identify it.
 
         Raises:
-            RuntimeError: a bucket is under way.
+            RuntimeError: the sum of the last bucket is not complete.
         """
         self._check_done()
         settings = {"type": self.compressor.type, "rank": self.rank, "ranks": self.ranks, "numel": self.numel}
         return settings | {name: _copied(value) for name, value in self._algorithm.state().items()}
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Load what `state_dict` gave.
+        """Load a state that `state_dict` returned.
 
         Args:
-            state: of this rank; or a list of all ranks' states, of any number of ranks. Where the number of ranks has
-                changed, what all of them kept back is added up and each rank goes on with an equal part of it. Of a single
-                a state saved by another number of ranks, only what all ranks have in common is loaded, with a warning.
+            state: this rank's state, or a list of the states of all ranks, of any number of ranks. If the number of ranks
+                has changed, each rank gets an equal share of the sum of all residuals. If the number has changed and only
+                one state is given, the residuals are dropped with a warning and only the rest is loaded.
 
         Raises:
-            TypeError, ValueError: it does not fit; nothing has been changed.
-            RuntimeError: a bucket is under way.
+            TypeError: an entry of the state has a wrong type.
+            ValueError: the state is of another compressor, size or rank; nothing has been changed.
+            RuntimeError: the sum of the last bucket is not complete.
+
+        Warns:
+            UserWarning: residuals are dropped.
         """
         self._check_done()
         states = [state] if isinstance(state, Mapping) else list(state)
-        for each in states:
-            for name, own in (("type", self.compressor.type), ("numel", self.numel)):
-                if not isinstance(each, Mapping) or each.get(name) != own:
-                    found = each.get(name) if isinstance(each, Mapping) else each
-                    raise ValueError(f"state has {name}={found!r}: this all-reduce has {own!r}")
+        for entry in states:
+            for name, expected in (("type", self.compressor.type), ("numel", self.numel)):
+                value = entry.get(name) if isinstance(entry, Mapping) else entry
+                if not isinstance(entry, Mapping) or value != expected:
+                    raise ValueError(f"state has {name}={value!r}: this all-reduce has {expected!r}")
         if not states:
             raise ValueError("state is an empty list: must be one state, or those of all ranks")
         ranks = states[0]["ranks"]
-        own_state = [each for each in states if each["ranks"] == self.ranks and each["rank"] == self.rank]
+        own_state = [entry for entry in states if entry["ranks"] == self.ranks and entry["rank"] == self.rank]
         if own_state:
-            kept = dict(own_state[0])
-        elif sorted(each["rank"] for each in states) == list(range(ranks)):
+            new = dict(own_state[0])
+        elif sorted(entry["rank"] for entry in states) == list(range(ranks)):
             total = total_residual(states, self.numel)
-            kept = {**states[0], "worker": None if total is None else total / self.ranks, "server": None}
+            new = {**states[0], "worker": None if total is None else total / self.ranks, "server": None}
         else:
             if ranks == self.ranks:
                 raise ValueError(f"state is of rank {states[0]['rank']}: this is rank {self.rank}")
             warnings.warn(
-                f"what was kept back on {ranks} ranks is dropped, this group has {self.ranks}: "
-                "hand over a list of all ranks' states to keep it",
+                f"the residuals of {ranks} ranks are dropped, as this group has {self.ranks} ranks: "
+                "pass a list of all ranks' states to keep them",
                 stacklevel=2,
             )
-            kept = {**states[0], "worker": None, "server": None}
-        self._algorithm.load(kept)
+            new = {**states[0], "worker": None, "server": None}
+        self._algorithm.load(new)
 
     def _check_done(self) -> None:
         if self._handle is not None and not self._handle.done:
-            raise RuntimeError("the last bucket is still under way: wait for its handle first")
+            raise RuntimeError("the sum of the last bucket is not complete: wait for its handle first")
 
     def __repr__(self) -> str:
         return f"CompressedAllReduce({self.compressor!r}, {self.numel}, {self.exchange}, rank {self.rank} of {self.ranks})"
 
 
 def total_residual(states: Sequence[Mapping[str, Any]], numel: int) -> torch.Tensor | None:
-    """The sum of all ranks' residuals, float32 [numel]; None without error feedback."""
+    """Return the sum of the residuals in all ranks' states, float32 [numel]; None without error feedback."""
     total = None
-    for each in sorted(states, key=lambda state: state["rank"]):
-        if each.get("worker") is not None:
-            total = each["worker"].clone() if total is None else total + each["worker"]
-        if each.get("server") is not None and total is not None:
-            chunk = each["server"].numel()
-            part = total[each["rank"] * chunk : (each["rank"] + 1) * chunk]
-            part += each["server"][: part.numel()].to(part.device)
+    for state in sorted(states, key=lambda state: state["rank"]):
+        if state.get("worker") is not None:
+            total = state["worker"].clone() if total is None else total + state["worker"]
+        if state.get("server") is not None and total is not None:
+            chunk = state["server"].numel()
+            part = total[state["rank"] * chunk : (state["rank"] + 1) * chunk]
+            part += state["server"][: part.numel()].to(part.device)
     assert total is None or total.numel() == numel
     return total
 
@@ -227,4 +237,4 @@ def total_residual(states: Sequence[Mapping[str, Any]], numel: int) -> torch.Ten
 def _copied(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
-    return [_copied(each) for each in value] if isinstance(value, list) else value
+    return [_copied(item) for item in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Compressors: how gradients are encoded as messages, and the compressors by name."""
+"""The base class of compressors, which encode gradients as messages, and their registry."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ _Class = TypeVar("_Class", bound="type[Compressor]")
 
 
 class Compressor(abc.ABC):
-    """Encodes values as messages. A subclass marked with `register_compressor` is known by its `type`.
+    """Base class of gradient compressors, which encode values as messages of fewer bytes.
 
-    A subclass defines `encode` and `decode`. The caller does the error feedback: it adds what a message leaves out, the
-    residual, to the next values. The other entries of `compression_params` are arguments of the subclass's `__init__`.
+    A subclass defines `encode` and `decode`; marked with `register_compressor` it is used for
+    `compression_params={"type": ...}`, whose other entries are the arguments of its `__init__`. The caller does the error
+    feedback: it adds the part of the values that a message leaves out, the residual, to the next values.
 
     Attributes:
         registry: the registered classes by type.
-        type: its name in `compression_params`; by default that of the class, in lower case.
-        error_feedback: whether what a message leaves out is added to the next values; default True.
+        type: the name in `compression_params`; default the class's name in lower case.
+        error_feedback: whether the residual is added to the next values; default True.
         keeps_nonfinite: whether an infinite or NaN value makes the sum non-finite on all ranks in the same step; default
-            True. A loss scaler, which notices overflows by that, is refused with other compressors.
-        exchange: "all_to_all" if ranks may encode a chunk each, and the sums of chunks again; "all_gather" if a
-            message must encode the whole bucket; then all ranks get the messages of all ranks.
-        reduce_algorithm: a subclass of `compression.reduce.ReduceAlgorithm` by which buckets are summed over ranks; None for
-            the one that works with any `encode` and `decode`.
+            True. A loss scaler needs that to notice overflows, so it cannot be used with other compressors.
+        exchange: "all_to_all" if each rank may encode one chunk of the bucket, and then the sum of that chunk; "all_gather"
+            if a message must encode the whole bucket, so that each rank gets the messages of all ranks.
+        reduce_algorithm: a subclass of `compression.reduce.ReduceAlgorithm` that sums buckets over the ranks; None for the
+            one that works with any `encode` and `decode`.
 
     Example:
         >>> import torch
@@ -60,9 +61,9 @@ class Compressor(abc.ABC):
 
     @staticmethod
     def register(klass: _Class) -> _Class:
-        """Class decorator: make a compressor known by its `type`.
+        """Register a compressor class under its `type`; a class decorator.
 
-        Another class of that type is replaced, with a warning.
+        A class that is registered under the same type is replaced, with a warning.
         """
         Compressor.registry.check(klass)
         if "type" not in vars(klass):
@@ -71,23 +72,30 @@ class Compressor(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """A message, one tensor of any type whose size follows from that of the values, float32 [n]."""
+        """Return a message that encodes the values.
+
+        Args:
+            values: float32 [n].
+
+        Returns:
+            A tensor of any shape and dtype, which depend on n only.
+        """
 
     @abc.abstractmethod
     def decode(self, message: torch.Tensor, n: int) -> torch.Tensor:
-        """The n values, float32 [n], of a message of `encode`."""
+        """Return the values, float32 [n], that a message of `encode` stands for."""
 
     def __repr__(self) -> str:
         settings = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         return f"<compressor {self.type!r}{''.join(f', {name}={value!r}' for name, value in settings.items())}>"
 
     def encode_with_feedback(self, values: torch.Tensor, residual: torch.Tensor | None, step: int) -> torch.Tensor:
-        """A message of the values plus the residual; the residual is then replaced by what this message leaves out.
+        """Return a message of the values plus the residual, and set the residual to what the message leaves out.
 
         Args:
             values: float32 [n].
-            residual: float32 [n]; None for no error feedback.
-            step: how many messages there have been before.
+            residual: float32 [n], changed in place; None for no error feedback.
+            step: the number of messages before this one.
         """
         x = values if residual is None else values + residual
         message = self.encode_step(x, step)
@@ -96,11 +104,11 @@ class Compressor(abc.ABC):
         return message
 
     def encode_step(self, values: torch.Tensor, step: int) -> torch.Tensor:
-        """`encode`, for compressors whose messages depend on the number of the step."""
+        """Return a message of the values; overridden by compressors whose messages depend on the number of the step."""
         return self.encode(values)
 
     def decode_step(self, message: torch.Tensor, n: int, step: int) -> torch.Tensor:
-        """`decode` of a message of `encode_step`."""
+        """Return the values, float32 [n], of a message that `encode_step` made at the same step."""
         return self.decode(message, n)
 
 
@@ -109,25 +117,26 @@ register_compressor = Compressor.register
 
 
 def registered_compressors() -> dict[str, type[Compressor]]:
-    """The compressors by type."""
+    """Return all compressor classes by type, also those of plugins."""
     return Compressor.registry.everything()
 
 
 def create_compressor(compression_params: Mapping[str, Any]) -> Compressor:
-    """The compressor that `compression_params` asks for.
+    """Return a new compressor of the type and with the options in `compression_params`.
 
     Args:
-        compression_params: "type", and the options of that type:
-            "2bit": `threshold`, above 0, default 0.5. "1bit": `threshold`, default 0.5.
-            "fp16", "bf16", "int8", "int4", "sign": nothing.
-            "topk": `ratio`, above 0 and at most 1, default 0.01: the fraction of values that is sent, the
-                largest in magnitude.
-            "randomk": `ratio`; `seed`, default 0, of the random indices, the same on all ranks.
-            "powersgd": `rank`, default 4, of the matrices that are sent; `seed`, default 0, of the first ones.
-            All: `error_feedback`, default True.
+        compression_params: a dict of "type" and the options of that type:
+            "2bit": `threshold`, > 0, default 0.5. "1bit": `threshold`, default 0.5.
+            "fp16", "bf16", "int8", "int4", "sign": no options.
+            "topk": `ratio`, in (0, 1], default 0.01, the fraction of values that is sent: the largest in magnitude.
+            "randomk": `ratio`, in (0, 1], default 0.01, the fraction of values that is sent; `seed`, default 0, of the
+                random indices, which are the same on all ranks.
+            "powersgd": `rank`, default 4, of the matrices that are sent; `seed`, default 0, of their initial values.
+            All types: `error_feedback`, default True.
 
     Raises:
-        TypeError, ValueError: they do not fit. (MXNet takes "2bit" and "1bit", and ignores what it does not know.)
+        TypeError: `compression_params` is no dict, or an option has a wrong type.
+        ValueError: the type or an option is unknown or out of range. (MXNet ignores unknown options.)
     """
     if not isinstance(compression_params, Mapping):
         raise TypeError(f"compression_params must be a dict, got {type(compression_params).__name__}")
@@ -138,11 +147,11 @@ def create_compressor(compression_params: Mapping[str, Any]) -> Compressor:
     klass = registry.find(kind) if isinstance(kind, str) else None
     if klass is None:
         klass = registry[choice(option_name("type"), kind, registry.names(), other_names=_OTHER_NAMES)]
-    known = ["type", "error_feedback", *inspect.signature(klass).parameters]
+    options = ["type", "error_feedback", *inspect.signature(klass).parameters]
     for key in compression_params:
-        if key not in known:
-            hint = did_you_mean(key, known) if isinstance(key, str) else ""
-            allowed = ", ".join(map(repr, known))
+        if key not in options:
+            hint = did_you_mean(key, options) if isinstance(key, str) else ""
+            allowed = ", ".join(map(repr, options))
             raise ValueError(f"compression_params has the key {key!r}: {klass.type!r} takes {allowed}.{hint}")
     feedback = boolean(option_name("error_feedback"), compression_params.get("error_feedback", True))
     made = klass(**{key: value for key, value in compression_params.items() if key not in ("type", "error_feedback")})
@@ -151,12 +160,12 @@ def create_compressor(compression_params: Mapping[str, Any]) -> Compressor:
 
 
 def check_float32(key: Any, gradient: torch.Tensor) -> None:
-    """Refuse what is not dense float32: sums by key are compressed as MXNet does it."""
+    """Raise TypeError unless the gradient is dense float32, which is all that stores compress, as in MXNet."""
     if gradient.layout != torch.strided or gradient.dtype != torch.float32:
         kind = gradient.dtype if gradient.layout == torch.strided else gradient.layout
         raise TypeError(f"the gradient of key {key!r} is {kind}: compression takes dense torch.float32")
 
 
 def keep_residual(x: torch.Tensor, sent: torch.Tensor, residual: torch.Tensor) -> None:
-    """Store what a message leaves out in the residual; 0 where that is non-finite, so that an overflow does not persist."""
+    """Set the residual to `x - sent`, and to 0 where that is not finite, so that an overflow does not persist."""
     torch.sub(x, sent, out=residual).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

@@ -1,4 +1,4 @@
-"""The compressors that are codecs of the kernels: each pass over a bucket is one launch."""
+"""Compressors that use the codecs of `tristep.kernels.compress`: each pass over a bucket is one launch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .reduce import ReduceAlgorithm
 
 
 class CodecReduce(ReduceAlgorithm):
-    """Sums by a codec of the kernels, each pass in one launch."""
+    """Sums a bucket over the ranks by messages of a codec of `tristep.kernels.compress`."""
 
     def __init__(self, compressor: CodecCompressor, *args: Any) -> None:
         super().__init__(compressor, *args)
@@ -44,8 +44,8 @@ class CodecReduce(ReduceAlgorithm):
         if self.votes:
             compress.reduce_votes(code, self.received, self.part, self.engine)
         else:
-            there = min(max(self.numel - self.rank * self.chunk, 0), self.chunk)
-            compress.reduce(code, self.received, self.server, self.part, there, *last)
+            size = min(max(self.numel - self.rank * self.chunk, 0), self.chunk)
+            compress.reduce(code, self.received, self.server, self.part, size, *last)
         yield self.all_gather(self.parts, self.part)
         if self.votes:
             compress.decode_votes(code, self.ranks, self.parts, bucket, *last)
@@ -57,7 +57,7 @@ class CodecReduce(ReduceAlgorithm):
 
 
 class CodecCompressor(Compressor):
-    """One of the kernels' codecs. See `tristep.kernels.compress`."""
+    """Base class of compressors that use a codec of `tristep.kernels.compress`, found by their `type`."""
 
     reduce_algorithm: ClassVar[Any] = CodecReduce
     parameter = 0.0
@@ -77,7 +77,7 @@ class CodecCompressor(Compressor):
 
     @property
     def code(self) -> compress.Code:
-        """The codec."""
+        """The codec of `tristep.kernels.compress`."""
         return compress.CODES[self.type]
 
 

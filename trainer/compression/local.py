@@ -1,4 +1,4 @@
-"""Gradient compression between the replicas of one process: the rules "2bit" and "1bit", with a residual per replica."""
+"""Gradient compression between the replicas of one process: "2bit" and "1bit", with error feedback for each replica."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ _RULES: dict[str, Rule] = {"2bit": rules.two_bit, "1bit": rules.one_bit}
 
 
 def local_compression(compression_params: Any) -> tuple[str, float]:
-    """Type and threshold out of `compression_params`.
+    """Return the type, "2bit" or "1bit", and the threshold in `compression_params`.
 
     Raises:
-        TypeError, ValueError: they do not fit, or are of a type that takes several processes.
+        TypeError: `compression_params` is no dict, or an option has a wrong type.
+        ValueError: the type or an option is unknown or out of range, or the type is for several processes only.
     """
-    found = create_compressor(compression_params)
-    if found.type not in _RULES or not found.error_feedback:
-        known = " or ".join(map(repr, _RULES))
-        raise ValueError(f"{dict(compression_params)!r}: in one process compression is {known}, with error feedback")
-    return found.type, found.threshold  # type: ignore[attr-defined]  # both have one
+    compressor = create_compressor(compression_params)
+    if compressor.type not in _RULES or not compressor.error_feedback:
+        allowed = " or ".join(map(repr, _RULES))
+        raise ValueError(f"{dict(compression_params)!r}: in one process compression is {allowed}, with error feedback")
+    return compressor.type, compressor.threshold  # type: ignore[attr-defined]  # both types have one
 
 
 class GradientCompression:
-    """Compresses gradients of several sources by key, each with a residual of its own.
+    """Compression of gradients by key and source (the number of a replica), with a residual for each pair of these.
 
     Args:
         compression_params: {"type": "2bit" or "1bit", "threshold": 0.5}.
-        engine: as for `tristep.kernels.choose_engine`.
+        engine: the engine that computes it; see `tristep.kernels.choose_engine`.
+
+    Attributes:
+        residuals: the residuals by (key, source); the dict that is used, not a copy.
 
     Source: MXNet 1.9.1 and 2.0, `gradient_compression`.
     """
@@ -39,27 +43,35 @@ class GradientCompression:
     def __init__(self, compression_params: Mapping[str, Any], engine: str | None = None) -> None:
         self.type, self.threshold = local_compression(compression_params)
         self._engine = engine
-        self.residuals: dict[tuple[Any, Any], torch.Tensor] = {}  # by key and source
+        self.residuals: dict[tuple[Any, Any], torch.Tensor] = {}
         self._updates: dict[Any, Update] = {}
 
     def sent(self, keys: Sequence[Any], source: Any, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What is sent of these gradients: tensors that the next call for the same keys and source overwrites.
+        """Return the gradients after compression and decompression, and update the residuals.
+
+        Args:
+            keys: the key of each gradient.
+            source: which replica the gradients are from.
+            gradients: dense float32.
+
+        Returns:
+            Tensors like the gradients, which the next call with the same keys and source overwrites.
 
         Raises:
-            TypeError: a gradient that is not dense float32; nothing has been changed.
+            TypeError: a gradient is not dense float32; nothing has been changed.
         """
         for key, gradient in zip(keys, gradients, strict=True):
             check_float32(key, gradient)
-        what = source, tuple(keys)
-        update = self._updates.get(what)
+        bound_to = source, tuple(keys)
+        update = self._updates.get(bound_to)
         if update is None or not self._fits(update, gradients):
             for key, gradient in zip(keys, gradients, strict=True):
                 old = self.residuals.get((key, source))
                 if old is None or old.shape != gradient.shape or old.device != gradient.device:
                     self.residuals[key, source] = torch.zeros_like(gradient, memory_format=torch.contiguous_format)
             states = [(self.residuals[key, source],) for key in keys]
-            room = [torch.zeros_like(residual) for (residual,) in states]
-            update = self._updates[what] = Update(_RULES[self.type], room, states, engine=self._engine)
+            outputs = [torch.zeros_like(residual) for (residual,) in states]
+            update = self._updates[bound_to] = Update(_RULES[self.type], outputs, states, engine=self._engine)
             update.hyper[:] = [1.0, self.threshold]
         update.bind(list(gradients))
         update()
@@ -68,6 +80,6 @@ class GradientCompression:
     @staticmethod
     def _fits(update: Update, gradients: Sequence[torch.Tensor]) -> bool:
         return all(
-            room.shape == gradient.shape and room.device == gradient.device
-            for room, gradient in zip(update.weights, gradients, strict=True)
+            output.shape == gradient.shape and output.device == gradient.device
+            for output, gradient in zip(update.weights, gradients, strict=True)
         )

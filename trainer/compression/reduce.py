@@ -1,4 +1,4 @@
-"""How a bucket is summed over ranks by compressed messages: the interface, and the algorithm for any compressor."""
+"""Algorithms that sum a bucket over the ranks by compressed messages: the interface, and one for any compressor."""
 
 from __future__ import annotations
 
@@ -18,12 +18,17 @@ _EXCHANGES = ("all_to_all", "all_gather")
 
 
 class ReduceAlgorithm(abc.ABC):
-    """How the sum of a bucket over ranks is computed, and the residuals. Takes the arguments of `CompressedAllReduce`.
+    """Base class of algorithms that sum a bucket over the ranks; a subclass defines `steps`, and its residuals if any.
+
+    The arguments are the compressor, then those of `CompressedAllReduce`.
 
     Attributes:
-        rank, ranks: this process's number in the group, and how many there are.
+        rank: the number of this process in the group.
+        ranks: the number of processes in the group.
+        exchange: "all_to_all", "all_gather" or "all_reduce".
+        bytes_sent: bytes that each rank sends for one bucket.
         worker: float32 [numel], the residual of this rank's bucket; None without error feedback.
-        server: float32 [chunk], the residual of the sums of this rank's chunk; None if these are sent exactly.
+        server: float32 [chunk], the residual of the sum of this rank's chunk; None if that sum is sent exactly.
     """
 
     exchange = "all_reduce"
@@ -43,55 +48,62 @@ class ReduceAlgorithm(abc.ABC):
             raise ValueError(f"exchange={exchange!r}: {compressor.type!r} goes by {compressor.exchange!r}")
 
     def choose_exchange(self, compressor: Compressor) -> int:
-        """Choose whether all ranks get all messages, of which there is then only one kind; into how many chunks to cut."""
-        own, exchange = compressor.exchange, self._asked
-        if own not in _EXCHANGES:
-            raise ValueError(f"{compressor!r} has exchange={own!r}: must be 'all_to_all' or 'all_gather'")
-        if exchange is None and own == "all_to_all" and (self.ranks <= 2 or self.numel <= self.ranks * compress.TILE):
+        """Set `exchange` to "all_gather" or "all_to_all", and return the number of chunks to cut the bucket into."""
+        default, exchange = compressor.exchange, self._asked
+        if default not in _EXCHANGES:
+            raise ValueError(f"{compressor!r} has exchange={default!r}: must be 'all_to_all' or 'all_gather'")
+        if exchange is None and default == "all_to_all" and (self.ranks <= 2 or self.numel <= self.ranks * compress.TILE):
             exchange = "all_gather"
-        self.exchange = "all_gather" if self.ranks == 1 else exchange or own
+        self.exchange = "all_gather" if self.ranks == 1 else exchange or default
         self.one_hop = self.exchange == "all_gather"
         return 1 if self.one_hop else self.ranks
 
     @abc.abstractmethod
     def steps(self, bucket: torch.Tensor) -> Iterator[Any]:
-        """Replace the bucket by the sum; yields the collectives to wait for."""
+        """Replace the bucket by its sum over the ranks; yield each collective that must be waited for."""
 
     def state(self) -> dict[str, Any]:
+        """Return the residuals, and other state of a subclass; the tensors themselves, not copies."""
         return {"worker": self.worker, "server": self.server}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Check and load a state; a residual that is None becomes zeros."""
-        pairs = [(name, getattr(self, name), state.get(name)) for name in ("worker", "server")]
-        for name, own, new in pairs:
-            if new is not None and own is not None and new.shape != own.shape:
-                raise ValueError(f"state has {name} of shape {tuple(new.shape)}: this all-reduce has {tuple(own.shape)}")
-            if new is not None and own is None and new.any():
+        residuals = [(name, getattr(self, name), state.get(name)) for name in ("worker", "server")]
+        for name, residual, new in residuals:
+            if new is not None and residual is not None and new.shape != residual.shape:
+                raise ValueError(
+                    f"state has {name} of shape {tuple(new.shape)}: this all-reduce has {tuple(residual.shape)}"
+                )
+            if new is not None and residual is None and new.any():
                 raise ValueError(f"state has a residual of the {name}: this all-reduce keeps none, so it would be lost")
-        for _, own, new in pairs:
-            if own is not None:
-                own.zero_() if new is None else own.copy_(new)
+        for _, residual, new in residuals:
+            if residual is not None:
+                residual.zero_() if new is None else residual.copy_(new)
 
     def zeros(self, n: int) -> torch.Tensor:
+        """Return float32 zeros [n] on the bucket's device."""
         return torch.zeros(n, device=self.device)
 
     def with_residual(self, bucket: torch.Tensor) -> torch.Tensor:
-        """The bucket plus the residual of the worker, a float32 copy."""
+        """Return a float32 copy of the bucket plus the worker's residual."""
         x = bucket.to(torch.float32, copy=True)
         return x if self.worker is None else x.add_(self.worker)
 
     def all_reduce(self, values: torch.Tensor) -> Any:
+        """Start an all-reduce in place and return its handle, to be yielded by `steps`; None for one rank."""
         return None if self.ranks == 1 else dist_utils.all_reduce(values, group=self.group, async_op=True)
 
     def all_gather(self, output: torch.Tensor, own: torch.Tensor) -> Any:
+        """Start an all-gather of `own` into `output`, and return its handle, to be yielded by `steps`."""
         return dist_utils.all_gather(output.view(-1), own.view(-1), self.group, async_op=True)
 
     def all_to_all(self, output: torch.Tensor, own: torch.Tensor) -> Any:
+        """Start an all-to-all of equal parts of `own` into `output`, and return its handle, to be yielded by `steps`."""
         return dist_utils.all_to_all(output.view(-1), own.view(-1), self.group, async_op=True)
 
 
 class MessageReduce(ReduceAlgorithm):
-    """Messages of any compressor, by its two functions."""
+    """Sums a bucket by messages of any compressor, using its `encode` and `decode` only."""
 
     def __init__(self, compressor: Compressor, *args: Any) -> None:
         super().__init__(compressor, *args)
@@ -99,7 +111,7 @@ class MessageReduce(ReduceAlgorithm):
         self.chunk = -(-self.numel // self.choose_exchange(compressor))
         if compressor.error_feedback and not self.one_hop:
             self.server = self.zeros(self.chunk)
-        # Encode once, to check the class and to learn the size of its messages.
+        # Encode zeros once, to check the class and to learn the size of its messages.
         with torch.no_grad():
             message = compressor.encode(self.zeros(self.chunk))
         if not isinstance(message, torch.Tensor) or message.device != self.device:
@@ -121,7 +133,7 @@ class MessageReduce(ReduceAlgorithm):
             return
         x = torch.nn.functional.pad(x, (0, self.ranks * self.chunk - self.numel)).view(self.ranks, -1)
         left = None if self.worker is None else torch.zeros_like(x)
-        own = torch.stack([self._encoded(each, None if left is None else left[r]) for r, each in enumerate(x)])
+        own = torch.stack([self._encoded(chunk, None if left is None else left[r]) for r, chunk in enumerate(x)])
         if self.worker is not None and left is not None:
             self.worker.copy_(left.view(-1)[: self.numel])
         received = torch.empty_like(own)
@@ -129,11 +141,11 @@ class MessageReduce(ReduceAlgorithm):
         total = self._sum(received)
         part = self._encoded(total if self.server is None else total.add_(self.server), self.server)
         yield self.all_gather(received, part)
-        values = torch.cat([self._decoded(self._message(each)) for each in received])
+        values = torch.cat([self._decoded(self._message(data)) for data in received])
         bucket.copy_(values[: self.numel])
 
     def _encoded(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """The message as bytes."""
+        """Return the message of `x` as bytes, and set the residual to what the message leaves out."""
         message = self.compressor.encode(x)
         if message.dtype != self.dtype or message.shape != self.shape:
             raise ValueError(
@@ -150,22 +162,22 @@ class MessageReduce(ReduceAlgorithm):
     def _decoded(self, message: torch.Tensor) -> torch.Tensor:
         values = self.compressor.decode(message, self.chunk)
         if not isinstance(values, torch.Tensor) or values.shape != (self.chunk,) or values.dtype != torch.float32:
-            found = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, torch.Tensor) else repr(values)
-            raise ValueError(f"{self.compressor!r}: decode gave {found}, must be torch.float32 ({self.chunk},)")
+            got = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, torch.Tensor) else repr(values)
+            raise ValueError(f"{self.compressor!r}: decode gave {got}, must be torch.float32 ({self.chunk},)")
         return values
 
     def _sum(self, received: torch.Tensor) -> torch.Tensor:
-        """In the order of the ranks, in memory of its own."""
+        """Return the sum of the messages' values, in rank order, in new memory."""
         total = self.zeros(self.chunk)
-        for each in received:
-            self.accumulate(self._message(each), total)
+        for data in received:
+            self.accumulate(self._message(data), total)
         return total
 
     def accumulate(self, message: torch.Tensor, total: torch.Tensor) -> None:
-        """Add the values of a message to `total`."""
+        """Add the values of a message to `total` in place; overridden where that needs no decoding of whole chunks."""
         total += self._decoded(message)
 
 
 def all_reduce_bytes(ranks: int, n: int) -> float:
-    """What each rank sends for an all-reduce of n float32 values, in bytes."""
+    """Return the bytes that each rank sends for an all-reduce of n float32 values."""
     return 2 * (ranks - 1) / ranks * 4 * n

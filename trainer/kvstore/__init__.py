@@ -1,6 +1,6 @@
-"""Stores: values by key, which sum what the replicas of a model push, and may update themselves with an optimizer.
+"""Key-value stores, which sum the gradients that a model's replicas push and may update the weights with an optimizer.
 
-Names and semantics are those of MXNet's kvstore; `create` makes one by its name.
+Names and semantics follow MXNet's kvstore. `create` returns a store by its name.
 """
 
 from importlib import import_module
@@ -48,7 +48,7 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
     def __getattr__(name: str) -> Any:
-        """What is for several processes is imported on first use."""
+        """Import names for several processes on first use."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         modules = dict.fromkeys(("ServerStore", "Staleness", "register_updater", "serve"), "tristep.contrib.server")

@@ -1,4 +1,4 @@
-"""Stores by name, and the synchronization that a trainer's arguments about stores ask for."""
+"""Creation of stores by name, and of the synchronization that a trainer's arguments `kvstore` and so on ask for."""
 
 from __future__ import annotations
 
@@ -14,21 +14,25 @@ from .sync import GradientSync, KVStoreSync, updates_on_store
 
 
 def create(name: str = "local", *, timeout: float | None = None) -> KVStore:
-    """Make a store.
+    """Return a new store.
 
     Args:
-        name: in any case. "local" adds up on the CPU, and so do "local_update_cpu" and "local_allreduce_cpu"; "device",
-            "nccl" and "local_allreduce_device" where the values are; "teststore" adds up and stores nothing; "dist",
-            "dist_sync" and "dist_device_sync" over all processes, which torchrun has started; "dist_async" and
-            "dist_device_async" on servers, the last of these processes, in which this does not come back; or a registered
-            store's, or a plugin's.
-        timeout: of "dist_async" and "dist_device_async" the seconds, > 0, after which a process that has not been heard of
-            counts as lost; None means 30 minutes. Others have the time limit of their process group.
+        name: the kind of store, in upper or lower case:
+            "local", "local_update_cpu", "local_allreduce_cpu": sums on the CPU.
+            "device", "nccl", "local_allreduce_device": sums on the device of the values.
+            "teststore": sums, and stores nothing.
+            "dist", "dist_sync", "dist_device_sync": sums over all processes, which torchrun has started.
+            "dist_async", "dist_device_async": sums on servers, the last of these processes; in a server's process this
+                call does not return.
+            Or the name of a registered store or of a plugin's store.
+        timeout: for "dist_async" and "dist_device_async" the seconds, > 0, after which a silent process counts as lost;
+            None means 30 minutes. Other stores of several processes have the time limit of their process group.
 
     Raises:
         TypeError: `name` is no string.
-        ValueError: no such store (MXNet makes a local one of any word), or a time limit that does not fit.
-        RuntimeError: a store of several processes, and there is but this one.
+        ValueError: there is no such store (where MXNet would make a local one), or `timeout` is not positive or not for
+            this store.
+        RuntimeError: the store is for several processes, but torchrun has not started this one.
 
     Example:
         >>> import torch
@@ -48,20 +52,20 @@ def create(name: str = "local", *, timeout: float | None = None) -> KVStore:
     kind = name.lower()
     klass = _class_of(kind)
     if klass is None:
-        known = _known_names()
-        raise ValueError(f"name={name!r}: must be one of {', '.join(map(repr, known))}.{did_you_mean(kind, known)}")
+        names = _known_names()
+        raise ValueError(f"name={name!r}: must be one of {', '.join(map(repr, names))}.{did_you_mean(kind, names)}")
     return klass.open(kind, timeout)
 
 
 def _class_of(name: str) -> type[KVStore] | None:
-    """The class of the stores of this name, in lower case; None for an unknown one."""
+    """Return the class of stores with this lower-case name, or None for an unknown name."""
     if name not in _OWN:
         return KVStore.kv_registry.find(name)
     if name in KVStore.kv_registry:
         return KVStore.kv_registry[name]
     if name in LOCAL:
         return LocalStore
-    from .allreduce import CollectiveStore  # what is for several processes is imported where there are some
+    from .allreduce import CollectiveStore  # imported only for several processes
 
     return CollectiveStore
 
@@ -74,7 +78,7 @@ _OWN = (*LOCAL, *SYNCHRONOUS)
 
 
 def check_one_reduces(kvstore: Any) -> None:
-    """Refuse a store of several processes in addition to torch's own reduction."""
+    """Raise ValueError if a store of several processes is given for a DistributedDataParallel module."""
     name = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", None)
     if isinstance(name, str) and name.lower().startswith("dist"):
         raise ValueError(
@@ -84,7 +88,19 @@ def check_one_reduces(kvstore: Any) -> None:
 
 
 def check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, replicas: int) -> str | KVStore | None:
-    """The store that is asked for: a name in lower case, the store itself, or None where none is needed."""
+    """Check a trainer's arguments about stores, and return what it needs.
+
+    Args:
+        kvstore, compression_params, update_on_kvstore: the trainer's arguments.
+        replicas: the number of replicas in this process.
+
+    Returns:
+        The name of a store in lower case, or the store that was given; None if a single replica needs no store.
+
+    Raises:
+        TypeError: an argument has a wrong type.
+        ValueError: an argument is unknown or out of range, or does not go with the others.
+    """
     asked: Any = kvstore  # a class or an instance of one
     if kvstore is not None and not isinstance(kvstore, KVStore):
         if not isinstance(kvstore, str):
@@ -104,9 +120,9 @@ def check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, r
     is_name = isinstance(kvstore, str)
     if kvstore is None or (is_name and replicas == 1 and not asked.several_processes):
         if update_on_kvstore:
-            several = "without a store each copy is updated by itself, so none"
-            why = several if replicas > 1 else "one copy of a model needs no store, so none"
-            raise ValueError(f"update_on_kvstore=True with kvstore={kvstore!r}: {why} can update it; leave it out")
+            several = "without a store each copy is updated by itself"
+            why = several if replicas > 1 else "a single copy of a model needs no store"
+            raise ValueError(f"update_on_kvstore=True with kvstore={kvstore!r}: {why}, so no store can update; leave it out")
         return None
     updates_on_store(kvstore, asked.is_capable("optimizer"), update_on_kvstore)
     if compression_params is not None and is_name and asked is LocalStore and "device" not in kvstore:
@@ -125,7 +141,16 @@ def sync_for(
     update_on_kvstore: bool | None,
     engine: str | None,
 ) -> GradientSync:
-    """What several copies of a model, here or in several processes, or a store that was given, need for a step."""
+    """Return the synchronization of gradients for a trainer.
+
+    Args:
+        kvstore: what `check_store` returned.
+        replicas: the replicas of the model in this process.
+        optimizer, compression_params, update_on_kvstore, engine: the trainer's arguments.
+
+    Raises:
+        ValueError: there are several replicas in a process that shares a store of synchronous processes.
+    """
     if kvstore is None:
         return GradientSync(len(replicas))
     store: Any = kvstore

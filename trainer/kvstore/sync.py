@@ -1,4 +1,4 @@
-"""GradientSync: what happens to gradients between the backward pass and the update; in one process, or through a store."""
+"""Synchronization of gradients between the backward pass and the update, in one process or through a store."""
 
 from __future__ import annotations
 
@@ -20,45 +20,48 @@ from ..params import is_lazy
 from ..replica import Replica
 from .base import KVStore, renamed
 
-Residuals = dict[str, dict[str, torch.Tensor]]  # by parameter and by source
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers by size in bytes
-LARGE = 16 * 2**20  # elements; a parameter of more is not updated by a local store
+Residuals = dict[str, dict[str, torch.Tensor]]  # by parameter name, then by source
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # integer dtypes by size in bytes
+LARGE = 16 * 2**20  # elements up to which a local store updates a parameter, as in MXNet
 
 
 class GradientSync:
-    """How replicas of a model, in this process and in others, train as one; this one leaves each to its own gradients.
+    """Base class of the ways in which a model's replicas, here and in other processes, train as one.
 
-    A step of the trainer is the following, in this order and in one thread. All processes come to the same calls, since what
-    decides about them is the same in all; but one in which a gradient does not fit its weight raises an error before 4.,
-    which the others learn of by their time limit.
+    This class itself does nothing: each replica is updated with its own gradients.
 
-    1. `start()`, once, and never before the first step, `allreduce_grads`, `update`, or saving or loading of states.
-       All parameters exist then.
-    2. `count_fresh(fresh)`. Where a parameter that is trained (`requires_grad` of the first replica) is fresh in fewer than
-       `num_replicas` replicas, StaleGradientError follows, and nothing else; with ignore_stale_grad=True parameters are
-       chosen that are fresh in any replica, so that all processes choose the same.
-    3. `follow_weights()`. The optimizer's `rescale_grad` is set for this step. All its attributes are live: learning rate,
-       schedule, decay and multipliers may be others at every step; where updates happen elsewhere, they are sent there.
-    4. Where it `updates`: `update(chosen, fresh, into)`. Otherwise `reduce(chosen, fresh)`, after which `parameter.grad` of
-       every chosen parameter in every replica here is the sum over all replicas, in place, or a view of a larger tensor;
-       then the trainer updates the replicas here with these, and calls `end_step()`.
+    A step of the trainer makes the following calls, in this order and in one thread. All processes make the same calls, as
+    they depend only on values that are equal in all processes. One exception: if a gradient does not fit its weight, that
+    process raises an error before 4., and the others run into their time limit.
 
-    `allreduce_grads()` of the trainer is 1, 2 without the error, and `reduce`; `update()` is 3 and the update alone. When a
-    step that has failed after `reduce` is repeated, that is called without the parameters whose gradients are sums already.
+    1. `start()`, once: before the first step, `allreduce_grads`, `update`, or saving or loading of states. All parameters
+       are initialized by then.
+    2. `count_fresh(fresh)`. A gradient is fresh if it has been written since its last use. If a trained parameter
+       (`requires_grad` in the first replica) is fresh in fewer than `num_replicas` replicas, the trainer raises
+       StaleGradientError. With ignore_stale_grad=True it chooses the parameters that are fresh in any replica, so that all
+       processes choose the same.
+    3. `follow_weights()`. The trainer has set the optimizer's `rescale_grad` for this step. Learning rate, schedule, decay
+       and multipliers may change at every step; a store that updates elsewhere has to send them there.
+    4. If `updates` is True: `update(chosen, fresh, into)`. Otherwise `reduce(chosen, fresh)`, which sets `parameter.grad` of
+       every chosen parameter in every local replica to the sum over all replicas, in place or to a view of a larger tensor;
+       then the trainer updates the local replicas and calls `end_step()`.
 
-    Gradients that were added up by several backward passes are reduced as they are. One that starts to reduce while backward
-    runs has to wait with that in `accumulate()`. It may know better than `fresh` which gradients are fresh, from hooks,
-    and ignore that argument.
+    The trainer's `allreduce_grads()` makes the calls 1, 2 (without the error) and `reduce`; its `update()` makes 3 and the
+    update only. If a step that failed after `reduce` is repeated, `reduce` is called without the parameters whose gradients
+    are sums already.
+
+    Gradients that several backward passes have accumulated are reduced as they are. A subclass that reduces while backward
+    runs must not do so inside `accumulate()`. It may ignore `fresh` if its hooks know better which gradients are fresh.
 
     Attributes:
-        updates: whether it updates the weights of all replicas itself (update_on_kvstore); valid after `start`. Then it has
-            the states, and `state_dict` gives them.
-        reduces: whether replicas have common gradients. Without, each is updated with its own.
-        num_replicas: how many replicas there are in all processes; valid after `start`.
-        writes: whether this process is the one that writes files of states; all get what is in them.
-        reports_metrics: whether updates can tell what they do to each parameter.
-        in_step: whether it is of synchronous processes, whose group of torch.distributed is `group`.
-        store: what the replicas meet in, once it is needed; None: nothing.
+        updates: whether it updates the weights of all replicas itself (update_on_kvstore), and so holds the optimizer
+            states, which `state_dict` returns; valid after `start`.
+        reduces: whether replicas share gradients; otherwise each is updated with its own.
+        num_replicas: the number of replicas in all processes; valid after `start`.
+        writes: whether this process writes files of states; the other processes only read them.
+        reports_metrics: whether updates can measure what they do to each parameter.
+        in_step: whether it connects synchronous processes, by the process group `group`.
+        store: the store through which replicas exchange gradients, once it is needed; None for no store.
     """
 
     updates: bool = False
@@ -75,47 +78,52 @@ class GradientSync:
         self.num_replicas = num_replicas
 
     def start(self) -> None:
-        """Give every replica the first one's weights, in place. Raises where the store cannot do what is asked of it."""
+        """Copy the first replica's weights to all replicas, in place; raise an error if the store lacks a capability."""
 
     def count_fresh(self, fresh: Sequence[Sequence[bool]], ignore_stale_grad: bool = False) -> list[int]:
-        """Of each parameter in how many replicas it is fresh. No weight is changed.
+        """Return for each parameter the number of replicas, in all processes, in which its gradient is fresh.
 
         Args:
-            fresh: by replica in this process and by parameter, whether its gradient has been written to since it was used.
-            ignore_stale_grad: whether a parameter that is not fresh in some replicas is no error.
+            fresh: for each local replica and parameter whether its gradient has been written since its last use.
+            ignore_stale_grad: whether parameters may be fresh in some replicas only.
         """
         return list(map(sum, zip(*fresh, strict=True)))
 
     def follow_weights(self) -> None:
-        """Let the weights of the first replica here be those of all: anybody may have written to them since the last step.
+        """Copy the first local replica's weights, which the user may have changed since the last step, to all replicas.
 
         Raises:
-            RuntimeError: they have been changed where a store cannot take others; nothing has been changed.
+            RuntimeError: weights have changed, but the store cannot take new values; nothing has been changed.
         """
 
     def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
-        """Make the gradients of the chosen parameters the sums of all fresh ones, in every replica."""
+        """Set the gradients of the chosen parameters, in every replica, to the sums of all fresh gradients."""
 
     def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
         """Update the chosen parameters in every replica with the sums of all fresh gradients, which stay as they are.
 
-        Where it fails, no weight has changed, if it is in its power. `into` is where the updates are to put what they
-        measure, in rows by index of parameter; what is updated elsewhere leaves it.
+        If it fails, no weight should have changed. Called only if `updates` is True.
+
+        Args:
+            chosen: for each parameter whether it is updated.
+            fresh: for each local replica and parameter whether its gradient is fresh.
+            into: the buffer for what the updates measure, with a row for each parameter; None to measure nothing. A store
+                that updates elsewhere leaves it unchanged.
         """
         raise NotImplementedError
 
     def end_step(self) -> None:
-        """The trainer has updated the replicas here."""
+        """Note that the trainer has updated the local replicas."""
 
     def accumulate(self) -> AbstractContextManager[None]:
-        """A context in which backward passes are only to add up gradients, with nothing sent."""
+        """Return a context manager inside which backward passes only accumulate gradients, without communication."""
         return nullcontext()
 
     def use_control(self, control: torch.Tensor) -> None:
-        """Take a loss scaler's control for updates from now on, as `Updater.control`; where the trainer updates, nothing.
+        """Use a loss scaler's control tensor in updates from now on; no effect if the trainer updates.
 
         Raises:
-            RuntimeError: it cannot do so; nothing has been changed.
+            RuntimeError: this store's updates cannot use it; nothing has been changed.
         """
         if self.updates:
             raise RuntimeError("a loss scaler with a store that updates elsewhere: use update_on_kvstore=False")
@@ -123,71 +131,79 @@ class GradientSync:
     def _refuse_compressed(self) -> None:
         if self._compression_params is not None:
             raise RuntimeError(
-                "a loss scaler with compression_params: what an overflow leaves in the residuals never goes away; leave one "
-                "of them out"
+                "a loss scaler with compression_params: an overflow would stay in the residuals for ever; leave one of them "
+                "out"
             )
 
     def total(self) -> torch.Tensor | None:
-        """Where it updates, `Updater.total()` of the last update, the same in all processes."""
+        """Return `Updater.total()` of the last update, equal in all processes; None if `updates` is False."""
         return None
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Where it updates, what `checkpoint.collect` gives, of whole parameters by their names; otherwise None."""
+        """Return the states of whole parameters by name, in the form of `checkpoint.collect`; None if `updates` is False."""
         return None
 
     def end_save(self) -> None:
-        """The process that writes has written a file of states: let the others wait for that."""
+        """Wait until the process that writes has written a file of states."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Where it updates, take that over, as `checkpoint.restore` does, with all checks first."""
+        """Check and load what `state_dict` returned, as `checkpoint.restore` does. Called only if `updates` is True."""
         raise NotImplementedError
 
     def masters(self, new: Mapping[int, torch.Tensor] | None = None) -> Mapping[Any, torch.Tensor]:
-        """Where it updates, the masters of whole parameters, by index; with `new` these are replaced first, and returned.
+        """Return the masters (high-precision copies) of whole parameters by index, after replacing them by `new` if given.
 
-        Before the first step there are none, but for new ones.
+        Before the first step the result is empty unless `new` is given. Called only if `updates` is True.
 
         Raises:
-            RuntimeError: they are elsewhere; nothing has been changed.
+            RuntimeError: the masters are in another process; nothing has been changed.
         """
         raise RuntimeError(
-            "the store updates the weights elsewhere, where their masters are: float32 weights can be had and loaded with "
-            "update_on_kvstore=False, or with a store that updates in this process, such as 'device' or 'dist_sync'"
+            "the store keeps the masters of the weights elsewhere: to read or load float32 weights use "
+            "update_on_kvstore=False, or a store that updates in this process, such as 'device' or 'dist_sync'"
         )
 
     def residuals(self) -> Residuals:
-        """What compression has kept back, of whole parameters, by name and source."""
+        """Return the residuals of gradient compression, of whole parameters, by parameter name and source."""
         return {}
 
     def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Take that over; if there are other sources than here, their sum. Those that are not saved become 0."""
+        """Load what `residuals` returned.
+
+        If it has other sources than there are here, each source gets an equal share of the sum. Missing residuals become 0.
+        """
 
     def apply(self, rule: Any, hyper: Mapping[str, float], indices: Collection[int]) -> None:
-        """Where it updates, `Updater.apply` with its states, to the weights of all replicas, of the parameters `indices`.
+        """Apply a rule to the weights of all replicas with the store's states. Called only if `updates` is True.
+
+        Args:
+            rule: the rule.
+            hyper: the rule's hyper-parameters by name.
+            indices: the parameters to which it is applied.
 
         Raises:
-            RuntimeError: the states are elsewhere; nothing has been changed.
+            RuntimeError: the states are in another process; nothing has been changed.
         """
         raise RuntimeError("the store keeps the states elsewhere: averaged weights need update_on_kvstore=False")
 
 
 class KVStoreSync(GradientSync):
-    """Replicas in one process with a store, which sums their gradients and may update the weights; any store, also a user's.
+    """The synchronization of replicas in one process through any store, also a user's, which may update the weights.
 
-    Keys are the parameters' indices. Each comes with one tensor for each replica, of zeros where that has no fresh gradient.
-    A store that updates is given the optimizer once; its attributes change from step to step.
+    The store's keys are the parameters' indices. Each key is pushed with a tensor for each replica: its gradient, or zeros
+    if that is not fresh. A store that updates gets the optimizer once; the optimizer's attributes change from step to step.
 
     Args:
-        make: makes the store, or gives one, when it is needed, and decides whether it updates the weights; called with
-            whether there are sparse gradients.
-        replicas: of the model.
-        optimizer: what is to update the weights.
-        compression_params: for the store; None compresses nothing.
-        engine: who computes the store's updates, where that is where the replicas are.
+        make: a function that is called when the store is needed, with whether there are sparse gradients; it returns the
+            store and whether the store updates the weights.
+        replicas: the replicas of the model.
+        optimizer: the optimizer that updates the weights.
+        compression_params: the compression for the store to use; None for no compression.
+        engine: the engine of the store's updates if it stores values on the replicas' device.
 
     Attributes:
-        store: what the replicas meet in, once it is needed.
-        inside: whether its optimizer and what it stores are in this process, for a subclass to use.
+        store: the store, once it is needed.
+        inside: whether the store's values and optimizer are in this process, where a subclass can use them.
     """
 
     reduces = True
@@ -206,7 +222,7 @@ class KVStoreSync(GradientSync):
         self._replicas, self._optimizer = list(replicas), optimizer
         self._compression_params = compression_params
         self._control: torch.Tensor | None = None
-        # The first replica's weights as a store last gave them that takes no others; to notice those.
+        # For a store that cannot take new values: the first replica's weights after the last update, to notice changes.
         self._given: list[torch.Tensor] | None = None
         self._lazy = [any(map(is_lazy, params)) for params in zip(*(replica.params for replica in replicas), strict=True)]
 
@@ -220,7 +236,7 @@ class KVStoreSync(GradientSync):
         if self._compression_params is not None:
             store.set_gradient_compression(self._compression_params)
         keys = list(range(len(self._replicas[0].names)))
-        if updates:  # first, since a store may keep values otherwise for an optimizer that looks at whole tensors
+        if updates:  # first, since a store may divide values differently for an optimizer that needs whole tensors
             store.set_optimizer(self._optimizer)
         weights, everywhere = self._replicas[0].weights(), _everywhere(self._replicas, keys)
         if store.takes_lists:
@@ -234,7 +250,7 @@ class KVStoreSync(GradientSync):
 
     @torch.no_grad()
     def follow_weights(self) -> None:
-        # Nothing tells of writing through `.data`, so that weights are taken from the first replica at each step.
+        # Writing through `.data` cannot be noticed, so the first replica's weights are copied at each step.
         weights = self._replicas[0].weights()
         if self._given is not None:
             changed = [i for i, differs in enumerate(_differ(weights, self._given)) if differs]
@@ -249,7 +265,7 @@ class KVStoreSync(GradientSync):
         keys = [i for i, wanted in enumerate(chosen) if wanted]
         pushed = [_values(self._replicas, i, fresh) for i in keys]
         pulled = [
-            [_own(replica, i, value) for replica, value in zip(self._replicas, values, strict=True)]
+            [_output(replica, i, value) for replica, value in zip(self._replicas, values, strict=True)]
             for i, values in zip(keys, pushed, strict=True)
         ]
         _pushpull(self._live, keys, pushed, pulled)
@@ -274,7 +290,7 @@ class KVStoreSync(GradientSync):
     def state_dict(self) -> dict[str, Any] | None:
         if not self.updates:
             return None
-        with tempfile.TemporaryDirectory() as folder:  # all that a user-defined store has for its states
+        with tempfile.TemporaryDirectory() as folder:  # a user-defined store offers its states only as a file
             path = Path(folder) / "states"
             self._live.save_optimizer_states(path, dump_optimizer=True)
             return renamed(checkpoint.read(path), self._by_key)
@@ -287,7 +303,7 @@ class KVStoreSync(GradientSync):
 
     @property
     def _by_key(self) -> dict[str, str]:
-        """The parameters' names by what files of a store call them."""
+        """The parameters' names by the keys that a store uses in its files."""
         return {str(key): name for key, name in enumerate(self._replicas[0].names)}
 
     @property
@@ -299,18 +315,18 @@ class KVStoreSync(GradientSync):
 def updates_on_store(
     kvstore: str | KVStore, capable: bool, update_on_kvstore: bool | None, sparse: bool = False, largest: int = 0
 ) -> bool:
-    """Whether a store that there is updates the weights.
+    """Return whether the store, rather than the trainer, updates the weights.
 
     Args:
-        kvstore: what the user asked for: a name in lower case, or the store itself.
-        capable: whether it can update what it stores.
-        update_on_kvstore: what the user says; None leaves it to the environment variable MXNET_UPDATE_ON_KVSTORE (0 says
-            no), and that to what is best for the kind of store.
+        kvstore: the trainer's argument: a name in lower case, or the store itself.
+        capable: whether the store can update what it stores.
+        update_on_kvstore: the trainer's argument; None for the default of the kind of store, unless the environment
+            variable MXNET_UPDATE_ON_KVSTORE is 0, which means False.
         sparse: whether there are sparse gradients.
         largest: the number of elements of the largest parameter.
 
     Raises:
-        ValueError: the store cannot do what the user says.
+        ValueError: the store cannot do what `update_on_kvstore` says, or the environment variable is neither 0 nor 1.
 
     Source: MXNet 1.9.1, `gluon.Trainer._init_kvstore` and `model._create_kvstore`.
     """
@@ -318,8 +334,8 @@ def updates_on_store(
     if "dist" in kind and "async" in kind:
         if update_on_kvstore is False:
             raise ValueError(
-                f"update_on_kvstore=False with kvstore={kind!r}: without waiting for each other workers have no common "
-                "gradients, so only the store can update; leave it out"
+                f"update_on_kvstore=False with kvstore={kind!r}: asynchronous workers have no common gradients, so only the "
+                "store can update; leave it out"
             )
         return True
     if update_on_kvstore is not None:
@@ -337,28 +353,28 @@ def updates_on_store(
 
 
 def _differ(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[bool]:
-    """Whether each differs from the other in a bit. A NaN is equal to itself."""
-    found = []
+    """Return for each pair of tensors whether they differ in any bit; equal NaNs do not differ."""
+    flags = []
     for tensor, other in zip(tensors, others, strict=True):
         if tensor.shape != other.shape or tensor.dtype != other.dtype or tensor.device != other.device:
-            found.append(torch.ones((), dtype=torch.bool))
+            flags.append(torch.ones((), dtype=torch.bool))
         else:
             bits = _BITS[tensor.element_size()]
-            found.append((tensor.view(bits) != other.view(bits)).any())
-    return torch.stack([each.to(found[0].device) for each in found]).tolist()  # waits for the device once
+            flags.append((tensor.view(bits) != other.view(bits)).any())
+    return torch.stack([flag.to(flags[0].device) for flag in flags]).tolist()  # waits for the device once
 
 
 def _refuse_unequal(replicas: Sequence[Replica], names: Sequence[str], lazy: Sequence[bool]) -> None:
-    """Replicas that came with weights have equal ones; lazy ones get the first replica's."""
+    """Raise ValueError if replicas have other weights than the first; lazy parameters get the first replica's instead."""
     first = replicas[0].weights()
     for r, replica in enumerate(replicas[1:], 1):
         weights = [weight.to(model.device) for weight, model in zip(replica.weights(), first, strict=True)]
         differ = zip(names, _differ(weights, first), lazy, strict=True)
         if odd := [repr(name) for name, differs, was_lazy in differ if differs and not was_lazy]:
             raise ValueError(
-                f"params[{r}] has other weights than params[0] ({len(odd)} of {len(first)}, such as {odd[0]}); "
-                "they would be overwritten: replicas of a model begin with equal weights, as tristep.replicate(module, "
-                "devices) or load_state_dict gives them; different models need a trainer each"
+                f"params[{r}] has other weights than params[0] ({len(odd)} of {len(first)}, such as {odd[0]}), which would "
+                "overwrite them: begin with equal replicas, as tristep.replicate(module, devices) or load_state_dict makes "
+                "them; for different models make a trainer each"
             )
 
 
@@ -373,25 +389,27 @@ def _pushpull(
 
 
 def _everywhere(replicas: Sequence[Replica], keys: Sequence[int]) -> list[list[torch.Tensor]]:
-    """The weights of these keys in all replicas."""
+    """Return the weights of these keys in all replicas, by key."""
     return [[replica.params[key].detach() for replica in replicas] for key in keys]
 
 
 def _values(replicas: Sequence[Replica], i: int, fresh: Sequence[Sequence[bool]]) -> list[torch.Tensor]:
-    """What the replicas have to push for a parameter: all dense, or all sparse."""
-    found: list[Any] = [replica.params[i].grad if own[i] else None for replica, own in zip(replicas, fresh, strict=True)]
-    there: list[torch.Tensor] = [gradient.detach() for gradient in found if gradient is not None]
-    if not all(map(is_sparse, there)):
-        there = [gradient.to_dense() if is_sparse(gradient) else gradient for gradient in there]
-    values = iter(there)
+    """Return what the replicas push for a parameter, fresh gradients or zeros: all dense, or all sparse."""
+    gradients: list[Any] = [
+        replica.params[i].grad if is_fresh[i] else None for replica, is_fresh in zip(replicas, fresh, strict=True)
+    ]
+    present: list[torch.Tensor] = [gradient.detach() for gradient in gradients if gradient is not None]
+    if not all(map(is_sparse, present)):
+        present = [gradient.to_dense() if is_sparse(gradient) else gradient for gradient in present]
+    values = iter(present)
     return [
-        torch.zeros_like(there[0], device=replica.params[i].device) if gradient is None else next(values)
-        for replica, gradient in zip(replicas, found, strict=True)
+        torch.zeros_like(present[0], device=replica.params[i].device) if gradient is None else next(values)
+        for replica, gradient in zip(replicas, gradients, strict=True)
     ]
 
 
-def _own(replica: Replica, i: int, value: torch.Tensor) -> torch.Tensor:
-    """Where a sum is to go: the parameter's gradient, if it is of the kind of what was pushed, else that."""
+def _output(replica: Replica, i: int, value: torch.Tensor) -> torch.Tensor:
+    """Return the tensor for a sum: the parameter's gradient if it has the layout and dtype of `value`, else `value`."""
     gradient = replica.params[i].grad
     if gradient is None or gradient.layout != value.layout or gradient.dtype != value.dtype:
         return value
