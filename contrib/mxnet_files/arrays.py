@@ -1,4 +1,4 @@
-"""MXNet's binary form of an array, which its files of arrays and its pickles have."""
+"""Reader of MXNet's binary format of an array, which occurs in its files of arrays and in its pickles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-# Before version 1 an array began with its number of dimensions. Version 3 has arrays without dimensions, of one element.
+# Before version 1 an array began with its number of dimensions. Version 3 has arrays of shape () with one element.
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
 _DEFAULT, _ROW_SPARSE, _CSR = 0, 1, 2
 _DTYPES = {
@@ -27,35 +27,39 @@ _MOST_DIMENSIONS = 32
 
 
 class Cursor:
-    """A place in bytes that moves as they are read."""
+    """Reader of bytes that remembers how far it has read."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._place = memoryview(data), 0
 
     @property
     def left(self) -> int:
-        """How many bytes are left."""
+        """The number of bytes that have not been read."""
         return len(self._data) - self._place
 
     def take(self, count: int) -> memoryview:
-        """The next bytes. Raises ValueError if there are fewer."""
+        """Read and return the next `count` bytes; raise ValueError if there are fewer."""
         if not 0 <= count <= self.left:
             raise ValueError(f"it ends too early: {count:,} bytes are to come, and there are {self.left:,}")
         self._place += count
         return self._data[self._place - count : self._place]
 
     def numbers(self, form: str) -> tuple[Any, ...]:
-        """The next little-endian numbers, as `struct` calls them."""
+        """Read and return little-endian numbers; `form` is a format of `struct` without the byte order, such as "QQ"."""
         return struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}")))
 
 
 def read_array(cursor: Cursor) -> torch.Tensor | None:
-    """The array at the cursor, which moves behind it; None where MXNet wrote one that has never been given a shape.
+    """Read the array at the cursor.
 
-    Row-sparse arrays become sparse COO tensors, csr arrays sparse CSR tensors. No more memory is taken than the bytes have.
+    Row-sparse arrays become sparse COO tensors, csr arrays sparse CSR tensors. Memory use is bounded by the number of bytes.
+
+    Returns:
+        The array as a tensor on the CPU; None for an array that has never been given a shape.
 
     Raises:
-        ValueError, RuntimeError: it is none, or is damaged.
+        ValueError: the bytes are no array, or are damaged.
+        RuntimeError: the indices of a sparse array are damaged.
 
     Source: MXNet 1.9.1, `NDArray::Save` and `NDArray::Load` in src/ndarray/ndarray.cc.
     """
@@ -89,7 +93,7 @@ def read_array(cursor: Cursor) -> torch.Tensor | None:
 
 
 def _shape(cursor: Cursor) -> tuple[int, ...] | None:
-    """A shape; None is one that is not known."""
+    """Read a shape; None means that MXNet did not know it."""
     (count,) = cursor.numbers("i")
     return None if count == -1 else _dimensions(cursor, count, "q")
 
@@ -103,7 +107,7 @@ def _dimensions(cursor: Cursor, count: int, form: str) -> tuple[int, ...]:
 def _dtype(cursor: Cursor) -> torch.dtype:
     (flag,) = cursor.numbers("i")
     if flag not in _DTYPES:
-        raise ValueError(f"an array has the type {flag}, which is not read")
+        raise ValueError(f"an array has the unknown type {flag}")
     return _DTYPES[flag]
 
 

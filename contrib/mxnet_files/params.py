@@ -1,4 +1,4 @@
-"""Files of arrays: what MXNet's `nd.save`, and `save_parameters`, `collect_params().save` and `export` of Gluon, wrote."""
+"""Reader of files of arrays, which MXNet's `nd.save` and Gluon's `save_parameters`, `ParameterDict.save`, `export` write."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ def load_mxnet_params(
     net: torch.nn.Module | None = None,
     names: Mapping[str, str] | Sequence[str] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Read a file of arrays of MXNet, such as a model's ".params", and copy them into a model if there is one.
+    """Read a file of MXNet's arrays, such as a model's ".params", and copy the arrays into a model if one is given.
 
-    Names are as in the file, without "arg:" and "aux:"; arrays without names are "0", "1", and so on. Sparse arrays become
-    sparse tensors. Dense layers, convolutions, embeddings and normalization layers have their weights in the same form in
-    torch; weights of other layers may have to be rearranged first.
+    Sparse arrays become sparse tensors. Weights of dense layers, convolutions, embeddings and normalization layers have the
+    same layout in MXNet and torch; weights of other layers may have to be rearranged first.
 
     Args:
-        fname: the file.
+        fname: the path of the file.
         net: the model to copy into; None copies nothing.
-        names: which parameter or buffer of `net` each array belongs to: a dict from the file's names to the model's, or a
-            list of the model's names in the order of the file. None: names are the same, as those of `save_parameters` are
-            for a `Sequential`; gamma and beta are weight and bias in torch.
+        names: the parameter or buffer of `net` that each array belongs to: a dict from the file's names to the model's, or a
+            list of the model's names in the order of the file. None if the names are the same, as `save_parameters` gives
+            them for a `Sequential`; the file's gamma and beta are torch's weight and bias.
 
     Returns:
-        The tensors by the file's names, on the CPU.
+        The tensors, on the CPU, by their names in the file without "arg:" and "aux:"; arrays without names are called "0",
+        "1", and so on.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not such a file, or damaged, or does not fit the model; nothing has been changed.
+        ValueError: the file is of another kind or damaged, or does not fit the model; nothing has been changed.
 
     Example:
         tristep.load_mxnet_params("resnet.params", net)
@@ -46,17 +46,17 @@ def load_mxnet_params(
     Source: MXNet 1.9.1, `NDArray::Save` in src/ndarray/ndarray.cc; `gluon.Block.load_parameters`.
     """
     with files.contents("fname", fname, "a file of arrays of MXNet"):
-        found = _read(Path(fname).read_bytes())
+        tensors = _read(Path(fname).read_bytes())
     if net is not None:
-        _copy(found, net, names)
-    return found
+        _copy(tensors, net, names)
+    return tensors
 
 
 def _read(data: bytes) -> dict[str, torch.Tensor]:
     cursor = Cursor(data)
     magic, _, count = cursor.numbers("QQQ")
     if magic != _MAGIC:
-        raise ValueError("it begins otherwise")
+        raise ValueError("its first bytes are not those of a file of arrays")
     tensors: list[torch.Tensor] = []
     while len(tensors) < count:
         tensor = read_array(cursor)
@@ -76,31 +76,31 @@ def _read(data: bytes) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def _copy(found: Mapping[str, torch.Tensor], net: torch.nn.Module, names: Mapping[str, str] | Sequence[str] | None) -> None:
+def _copy(arrays: Mapping[str, torch.Tensor], net: torch.nn.Module, names: Mapping[str, str] | Sequence[str] | None) -> None:
     targets = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     if isinstance(names, Mapping):
-        if unknown := set(names) - set(found):
-            raise ValueError(f"names: {_few(unknown)} not among the file's arrays, which are {_few(found)}")
-        mapped = [names.get(name, name) for name in found]
+        if unknown := set(names) - set(arrays):
+            raise ValueError(f"names: {_few(unknown)} not among the file's arrays, which are {_few(arrays)}")
+        mapped = [names.get(name, name) for name in arrays]
     elif names is not None:
         mapped = list(names)
     else:
-        mapped = [name if name in targets else _torchs_name(name) for name in found]
+        mapped = [name if name in targets else _torchs_name(name) for name in arrays]
     needed = {name for name in targets if not name.endswith("num_batches_tracked")}
-    if len(mapped) != len(found) or len(set(mapped)) != len(mapped) or not needed <= set(mapped) <= set(targets):
+    if len(mapped) != len(arrays) or len(set(mapped)) != len(mapped) or not needed <= set(mapped) <= set(targets):
         raise ValueError(
-            f"the file has {len(found)} arrays, {_few(found)}; net has {len(needed)} parameters and buffers, "
+            f"the file has {len(arrays)} arrays, {_few(arrays)}; net has {len(needed)} parameters and buffers, "
             f"{_few(needed)}: give names, a dict from the file's names to the model's, or a list of the model's in the "
             "order of the file"
         )
-    for (theirs, tensor), name in zip(found.items(), mapped, strict=True):
+    for (file_name, tensor), name in zip(arrays.items(), mapped, strict=True):
         target = targets[name]
         if tensor.shape != target.shape or tensor.dtype != target.dtype or tensor.layout != torch.strided:
             raise ValueError(
-                f"{theirs!r} is {tensor.dtype} {tuple(tensor.shape)}, {tensor.layout}; {name!r} of net is {target.dtype} "
-                f"{tuple(target.shape)}: give names if they belong elsewhere, or convert the model first"
+                f"{file_name!r} is {tensor.dtype} {tuple(tensor.shape)}, {tensor.layout}; {name!r} of net is "
+                f"{target.dtype} {tuple(target.shape)}: give names if they belong elsewhere, or convert the model first"
             )
-    for tensor, name in zip(found.values(), mapped, strict=True):
+    for tensor, name in zip(arrays.values(), mapped, strict=True):
         targets[name].copy_(tensor)
 
 

@@ -1,7 +1,7 @@
-"""Reading the pickles that MXNet writes without running them: an interpreter of the few opcodes that they need.
+"""Safe reader of the pickles that MXNet writes: an interpreter of the few opcodes that they need.
 
-It builds None, numbers, strings, bytes (as text in Latin-1 in old protocols), tuples, lists, dicts, and `Record`s for
-objects of the classes listed below, which it neither imports nor calls. Whatever else a pickle asks for is an error.
+It builds None, numbers, strings, bytes (as text in Latin-1 in old protocols), tuples, lists, dicts, and `Record`s in place
+of objects of the classes listed below, which it neither imports nor calls. All other contents of a pickle are an error.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ _SHARED, _DEEPEST = 16, 100  # values for each opcode, where references are copi
 
 @dataclass(eq=False)
 class Record:
-    """An object that was pickled.
+    """A pickled object.
 
     Attributes:
-        module, name: of its class.
-        attributes: by name.
+        module: the module of its class.
+        name: the name of its class.
+        attributes: its attributes by name.
     """
 
     module: str
@@ -52,25 +53,30 @@ class _Global:
 
 
 class _Mark:
-    """Where a list, tuple or dict begins on the stack."""
+    """Marks on the stack where the items of a list, tuple or dict begin."""
 
 
 _CONTAINERS = (Record, dict, list, tuple)
 
 
 def read_pickle(file: IO[bytes]) -> Any:
-    """What a pickle of MXNet's describes.
+    """Read a pickle that MXNet wrote, without importing or running anything.
 
-    Takes memory in proportion to the file: what it refers to several times is there once. Reading, copying or printing the
-    result takes time in proportion to it, too: there are no cycles, and no nesting by which it would be far larger if each
-    reference were a copy.
+    Memory use is proportional to the size of the file. So is the time to read, copy or print the result: it has no cycles,
+    and no nesting that would make it much larger if each reference were a copy.
+
+    Args:
+        file: the file, opened in binary mode.
+
+    Returns:
+        The contents, with a `Record` in place of each object.
 
     Raises:
-        ValueError: it asks for anything but the above, or is damaged.
-        IndexError, KeyError, TypeError: it is no pickle that Python would write.
+        ValueError: the pickle has something that no file of MXNet has, or is damaged.
+        IndexError, KeyError, TypeError: Python would not write such a pickle.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of escape sequences that Python does not write
+        warnings.simplefilter("ignore", DeprecationWarning)  # of invalid escape sequences, which Python does not write
         return _interpreted(file)
 
 
@@ -102,7 +108,7 @@ def _interpreted(file: IO[bytes]) -> Any:
 
 
 def _check_extent(result: Any, most: int) -> None:
-    """Refuse a cycle, deep nesting, and what would be larger than `most` values if each reference were a copy."""
+    """Raise ValueError for a cycle, deep nesting, or more than `most` values if each reference were a copy."""
     extents: dict[int, tuple[int, int]] = {}  # of containers by id: how many values, and how deep
     entered: set[int] = set()
     path = [result]
@@ -131,10 +137,10 @@ def _items(value: Any) -> Collection[Any]:
 
 
 def _global(module: Any, name: Any) -> _Global:
-    known = (module, name) in ARRAYS | _BYTES | _NEW | _OBJECT or (
+    allowed = (module, name) in ARRAYS | _BYTES | _NEW | _OBJECT or (
         isinstance(name, str) and name.isidentifier() and module in {folder[:-1] for folder in _FOLDERS}
     )
-    if not known:
+    if not allowed:
         raise ValueError(
             f"it refers to {module}.{name}: only arrays, optimizers and schedules of MXNet itself are read. For another "
             "optimizer or schedule, save the states alone in MXNet, with updater.get_states(dump_optimizer=False)"
@@ -143,86 +149,60 @@ def _global(module: Any, name: Any) -> _Global:
 
 
 def _to_mark(stack: list[Any]) -> list[Any]:
-    """Take what is above the last mark from the stack, and the mark."""
+    """Remove the items above the last mark, and the mark, from the stack, and return the items."""
     for place in range(len(stack) - 1, -1, -1):
         if stack[place] is _Mark:
-            found = stack[place + 1 :]
+            items = stack[place + 1 :]
             del stack[place:]
-            return found
+            return items
     raise ValueError("a mark is missing")
 
 
-def _fill(into: Any, pairs: list[Any]) -> None:
-    if type(into) is not dict or len(pairs) % 2:
+def _take(stack: list[Any], n: int) -> list[Any]:
+    """Remove the last n items from the stack, and return them."""
+    items = stack[len(stack) - n :] if 0 <= n <= len(stack) else None
+    if items is None or _Mark in items:
+        raise ValueError("too little is on the stack")
+    del stack[len(stack) - n :]
+    return items
+
+
+def _set_items(stack: list[Any], pairs: list[Any]) -> None:
+    target = stack[-1]
+    if type(target) is not dict or len(pairs) % 2:
         raise ValueError("items are set in what is no dict")
     for key, value in zip(pairs[::2], pairs[1::2], strict=True):
         if not isinstance(key, (str, int)):
             raise ValueError(f"a dict has a key of type {type(key).__name__}")
-        into[key] = value
+        target[key] = value
 
 
-def _extend(into: Any, items: list[Any]) -> None:
-    if type(into) is not list:
+def _extend(stack: list[Any], items: list[Any]) -> None:
+    if type(stack[-1]) is not list:
         raise ValueError("items are added to what is no list")
-    into.extend(items)
-
-
-def _take(stack: list[Any], n: int) -> list[Any]:
-    found = stack[len(stack) - n :] if 0 <= n <= len(stack) else None
-    if found is None or _Mark in found:
-        raise ValueError("too little is on the stack")
-    del stack[len(stack) - n :]
-    return found
-
-
-def _tuple(n: int) -> Callable[[list[Any]], None]:
-    return lambda stack: stack.append(tuple(_take(stack, n)))
-
-
-def _setitems(stack: list[Any]) -> None:
-    items = _to_mark(stack)
-    _fill(stack[-1], items)
-
-
-def _setitem(stack: list[Any]) -> None:
-    items = _take(stack, 2)
-    _fill(stack[-1], items)
-
-
-def _appends(stack: list[Any]) -> None:
-    items = _to_mark(stack)
-    _extend(stack[-1], items)
-
-
-def _append(stack: list[Any]) -> None:
-    items = _take(stack, 1)
-    _extend(stack[-1], items)
+    stack[-1].extend(items)
 
 
 def _dict(stack: list[Any]) -> None:
-    made: dict[Any, Any] = {}
-    _fill(made, _to_mark(stack))
-    stack.append(made)
-
-
-def _stack_global(stack: list[Any]) -> None:
-    stack.append(_global(*_take(stack, 2)))
+    pairs = _to_mark(stack)
+    stack.append({})
+    _set_items(stack, pairs)
 
 
 def _reduce(stack: list[Any]) -> None:
     function, arguments = _take(stack, 2)
-    made: Any = None
+    result: Any = None
     if isinstance(function, _Global) and type(arguments) is tuple:
         key = (function.module, function.name)
         if key in _BYTES:
-            made = _bytes(*arguments)
+            result = _bytes(*arguments)
         elif key in ARRAYS and arguments == (None,):
-            made = Record(*key)
+            result = Record(*key)
         elif key in _NEW and len(arguments) == 3 and isinstance(arguments[0], _Global):
-            made = _record(arguments[0])
-    if made is None:
+            result = _record(arguments[0])
+    if result is None:
         raise ValueError("it calls what no file of MXNet calls")
-    stack.append(made)
+    stack.append(result)
 
 
 def _newobj(stack: list[Any]) -> None:
@@ -239,7 +219,7 @@ def _record(klass: _Global) -> Record:
 
 
 def _bytes(data: Any = b"", encoding: Any = None) -> bytes | str:
-    """Bytes, or the text of which protocols < 3 make them: encoded here, it could fill memory many times."""
+    """Return pickled bytes: as text for protocols < 3, since encoding it here could fill memory many times."""
     if isinstance(data, (bytes, str)) and encoding in (None, "latin1", "latin-1"):
         return data
     raise ValueError("it makes bytes of something else")
@@ -260,14 +240,14 @@ _ACTIONS: dict[str, Callable[[list[Any]], None]] = {
     "DICT": _dict,
     "LIST": lambda stack: stack.append(_to_mark(stack)),
     "TUPLE": lambda stack: stack.append(tuple(_to_mark(stack))),
-    "TUPLE1": _tuple(1),
-    "TUPLE2": _tuple(2),
-    "TUPLE3": _tuple(3),
-    "SETITEM": _setitem,
-    "SETITEMS": _setitems,
-    "APPEND": _append,
-    "APPENDS": _appends,
-    "STACK_GLOBAL": _stack_global,
+    "TUPLE1": lambda stack: stack.append(tuple(_take(stack, 1))),
+    "TUPLE2": lambda stack: stack.append(tuple(_take(stack, 2))),
+    "TUPLE3": lambda stack: stack.append(tuple(_take(stack, 3))),
+    "SETITEM": lambda stack: _set_items(stack, _take(stack, 2)),
+    "SETITEMS": lambda stack: _set_items(stack, _to_mark(stack)),
+    "APPEND": lambda stack: _extend(stack, _take(stack, 1)),
+    "APPENDS": lambda stack: _extend(stack, _to_mark(stack)),
+    "STACK_GLOBAL": lambda stack: stack.append(_global(*_take(stack, 2))),
     "REDUCE": _reduce,
     "NEWOBJ": _newobj,
     "BUILD": _build,

@@ -1,4 +1,4 @@
-"""States of Gluon's Trainer, as `Trainer.save_states` of MXNet wrote them, in the form that a trainer of ours loads."""
+"""Reader of the files that `Trainer.save_states` of MXNet's Gluon wrote, for `tristep.Trainer`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ...trainer.trainer import Trainer
 from .arrays import Cursor, read_array
 from .pickles import ARRAYS, Record, read_pickle
 
-# The optimizers that are read. Their attributes have the names of ours, except for these.
+# The optimizers whose states can be read. Their attributes have the names of our settings, except for `_RENAMED`.
 _OPTIMIZERS = {
     *("sgd", "nag", "signum", "dcasgd", "adam", "adamax", "nadam", "adagrad", "rmsprop", "adadelta"),
     *("ftrl", "ftml", "lamb", "lars"),
 }
 _RENAMED = {"float_stable_eps": "eps", "cur_lr": "last_lr"}
-_MASTER_LAST = {"sgd", "nag", "lars"}  # whose states are (state, master); those of others are (master, state)
-_UNUSED = {  # attributes that are read elsewhere, or are of how MXNet computes
+_MASTER_LAST = {"sgd", "nag", "lars"}  # these save (state, master), the others (master, state)
+_UNUSED = {  # attributes that are read elsewhere, or matter only to how MXNet computes
     *("lr_scheduler", "num_update", "_all_index_update_counts", "_index_update_count", "lr_mult", "wd_mult", "idx2name"),
     *("sym_info", "allow_np_array", "aggregate_num", "weight_previous", "skip", "last_lr", "param_dict"),
 }
-# Arguments of schedules, and the attributes that have them.
+# Arguments of schedules, and the attributes that hold their values.
 _BASE = {"warmup_steps": "warmup_steps", "warmup_begin_lr": "warmup_begin_lr", "warmup_mode": "warmup_mode"}
 _SCHEDULES = {
     "FactorScheduler": {
@@ -47,28 +47,28 @@ _SCHEDULES = {
 def load_mxnet_states(
     trainer: Trainer, fname: str | os.PathLike[str], names: Sequence[str] | Mapping[int, str] | None = None
 ) -> None:
-    """Load what `Trainer.save_states` of MXNet's Gluon wrote, as `Trainer.load_states` does ours.
+    """Load a file that `Trainer.save_states` of MXNet's Gluon wrote into a trainer.
 
-    Settings, schedule, update counts, states and master copies of the optimizer become those of the file; weights are in
-    another file, see `load_mxnet_params`. The file is a pickle, which is read but not run. Optimizers: SGD, NAG, Signum,
-    DCASGD, Adam, Adamax, Nadam, AdaGrad, RMSProp, AdaDelta, Ftrl, FTML, LAMB and LARS of MXNet 1.x.
+    Settings, schedule, update counts, states and master copies of the optimizer are loaded; weights are in another file,
+    see `load_mxnet_params`. The file is a pickle, which is parsed without running it. Optimizers: SGD, NAG, Signum, DCASGD,
+    Adam, Adamax, Nadam, AdaGrad, RMSProp, AdaDelta, Ftrl, FTML, LAMB and LARS of MXNet 1.x.
 
     Args:
-        trainer: of the same model, with the same optimizer.
-        fname: the file.
-        names: the file numbers parameters in the order of Gluon's Trainer, which is that of their sorted names in MXNet.
-            These are the trainer's names in this order, without parameters that are not trained; or a dict from numbers to
-            names. None: a trainer of parameters without names has them in the same order; otherwise parameters are told by
-            their shapes, if these are different.
+        trainer: a trainer of the same model, with the same optimizer.
+        fname: the path of the file.
+        names: the trainer's name of each parameter in the file, which numbers them in the order of their sorted names in
+            MXNet: a list of names in this order, without parameters that are not trained; or a dict from numbers to names.
+            None assigns parameters by their order if the trainer's parameters have no names, and otherwise by their shapes,
+            which must be different.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not such a file, or damaged, or does not fit the trainer; nothing has been changed.
-        TypeError: the trainer has several optimizers, or a user-defined one.
+        ValueError: the file is of another kind or damaged, or does not fit the trainer; nothing has been changed.
+        TypeError: `trainer` is no Trainer, or has several optimizers or a user-defined one.
 
     Warns:
-        UserWarning: the file has multipliers, which are not loaded; or states alone, without an optimizer, and this trainer
-            has not counted any update.
+        UserWarning: the file has multipliers, which are not loaded; or it has states without an optimizer and so without
+            update counts, and this trainer has not counted any update.
 
     Source: MXNet 1.9.1, `gluon.Trainer.save_states` and `optimizer.Updater.get_states`.
     """
@@ -78,15 +78,15 @@ def load_mxnet_states(
         raise TypeError(f"states of MXNet are those of one built-in optimizer, this trainer has {trainer.optimizer!r}")
     with files.contents("fname", fname, "a state file of MXNet, which can be loaded"):
         with open(fname, "rb") as file:
-            found = read_pickle(file)
-        states, record = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+            contents = read_pickle(file)
+        states, record = contents if isinstance(contents, tuple) and len(contents) == 2 else (contents, None)
         arrays = _Arrays(os.path.getsize(fname))
         flat = {_index(index): list(arrays.flatten(state)) for index, state in states.items()}
         about = None if record is None else _about(record)
-    mine = type(trainer.optimizer).__name__.lower()
-    if about is not None and about["optimizer"] != mine:
+    name = type(trainer.optimizer).__name__.lower()
+    if about is not None and about["optimizer"] != name:
         raise ValueError(
-            f"fname={str(fname)!r}: states of optimizer {about['optimizer']!r}, this trainer has {mine!r}: make the trainer "
+            f"fname={str(fname)!r}: states of optimizer {about['optimizer']!r}, this trainer has {name!r}: make the trainer "
             f"with Trainer(params, {about['optimizer']!r}) to load them"
         )
     _warn(fname, trainer, record)
@@ -94,22 +94,22 @@ def load_mxnet_states(
 
 
 class _Arrays:
-    """Turns records of arrays into tensors, each once, and no more than the file has bytes for."""
+    """Converter of pickled arrays to tensors, each once, with a limit on their total size: that of the file."""
 
     def __init__(self, size: int) -> None:
         self._left = size
         self._known: dict[int, torch.Tensor] = {}
 
     def flatten(self, state: Any, depth: int = 0) -> Iterator[torch.Tensor | None]:
-        """The tensors of a state, one after the other, and None where it has that."""
+        """Yield the tensors of a nested state in order, and None for each None in it."""
         self._left -= 1
         if self._left < 0 or depth > 4:
             raise ValueError("its states are nested in a way that no optimizer makes")
         if state is None:
             yield None
         elif isinstance(state, (tuple, list)):
-            for each in state:
-                yield from self.flatten(each, depth + 1)
+            for item in state:
+                yield from self.flatten(item, depth + 1)
         elif isinstance(state, Record) and (state.module, state.name) in ARRAYS:
             yield self._tensor(state)
         else:
@@ -129,45 +129,45 @@ class _Arrays:
 
 def _index(index: Any) -> int:
     if type(index) is not int:
-        raise ValueError(f"states are of parameter {index!r}: its parameters must have numbers")
+        raise ValueError(f"states are of parameter {index!r}: parameters must be numbered")
     return index
 
 
 def _about(record: Any) -> dict[str, Any]:
-    """What a pickled optimizer says: its name, settings, schedule and counts."""
+    """Return the name, settings, schedule and update counts of a pickled optimizer."""
     name = record.name.lower() if isinstance(record, Record) else repr(record)
     if name not in _OPTIMIZERS or not record.module.startswith("mxnet.optimizer"):
-        raise ValueError(f"its optimizer is {name}; those of {', '.join(sorted(_OPTIMIZERS))} are read")
-    own = record.attributes
-    settings = {_RENAMED.get(key, key): value for key, value in own.items() if key not in _UNUSED}
+        raise ValueError(f"its optimizer is {name}; only {', '.join(sorted(_OPTIMIZERS))} can be read")
+    attributes = record.attributes
+    settings = {_RENAMED.get(key, key): value for key, value in attributes.items() if key not in _UNUSED}
     if settings.get("lr", 0) is None:  # a schedule decides
         del settings["lr"]
     if odd := [key for key, value in settings.items() if not isinstance(value, (bool, int, float, str, type(None)))]:
         raise ValueError(f"its optimizer has {odd[0]!r}, which is no number")
-    counts = own.get("_all_index_update_counts", {0: own["_index_update_count"]})[0]
+    counts = attributes.get("_all_index_update_counts", {0: attributes["_index_update_count"]})[0]
     return {
         "optimizer": name,
         "settings": settings,
-        "lr_scheduler": None if own["lr_scheduler"] is None else _schedule(own["lr_scheduler"]),
-        "num_update": own["num_update"],
+        "lr_scheduler": None if attributes["lr_scheduler"] is None else _schedule(attributes["lr_scheduler"]),
+        "num_update": attributes["num_update"],
         "counts": {_index(index): count for index, count in counts.items()},
-        "begin": own["begin_num_update"],
+        "begin": attributes["begin_num_update"],
     }
 
 
 def _schedule(record: Any) -> dict[str, Any]:
-    """A pickled schedule, as `LRScheduler.to_config` gives one."""
+    """Return the configuration of a pickled schedule, in the form of `LRScheduler.to_config`."""
     if not isinstance(record, Record) or record.module != "mxnet.lr_scheduler" or record.name not in _SCHEDULES:
         raise ValueError(f"its schedule must be one of {', '.join(_SCHEDULES)}")
-    own = record.attributes
+    values = record.attributes
     config = {
         "class": record.name,
-        "kwargs": {argument: own[attribute] for argument, attribute in {**_BASE, **_SCHEDULES[record.name]}.items()},
+        "kwargs": {argument: values[attribute] for argument, attribute in {**_BASE, **_SCHEDULES[record.name]}.items()},
     }
     if record.name == "FactorScheduler":
-        config["state"] = {"base_lr": own["base_lr"], "since": round(own["count"] / own["step"])}
+        config["state"] = {"base_lr": values["base_lr"], "since": round(values["count"] / values["step"])}
     elif record.name == "MultiFactorScheduler":
-        config["state"] = {"base_lr": own["base_lr"], "since": own["cur_step_ind"]}
+        config["state"] = {"base_lr": values["base_lr"], "since": values["cur_step_ind"]}
     return config
 
 
@@ -178,10 +178,10 @@ def _warn(fname: Any, trainer: Trainer, record: Record | None) -> None:
             "schedules start again; set the trainer's settings as they were",
             stacklevel=3,
         )
-    given = [key for key in ("lr_mult", "wd_mult") if record is not None and record.attributes.get(key)]
-    if given:
+    multipliers = [key for key in ("lr_mult", "wd_mult") if record is not None and record.attributes.get(key)]
+    if multipliers:
         warnings.warn(
-            f"fname={str(fname)!r} has {' and '.join(given)}, which are not loaded: set them with set_lr_mult and "
+            f"fname={str(fname)!r} has {' and '.join(multipliers)}, which are not loaded: set them with set_lr_mult and "
             "set_wd_mult, or on the parameters",
             stacklevel=3,
         )
@@ -194,15 +194,14 @@ def _converted(
     about: Mapping[str, Any] | None,
     names: Sequence[str] | Mapping[int, str] | None,
 ) -> dict[str, Any]:
-    """The state that a trainer loads, in the form of `Trainer.state_dict`."""
+    """Return the file's state in the form of `Trainer.state_dict`."""
     optimizer: Any = trainer.optimizer
     saved, params = trainer.state_dict(), dict(zip(trainer.replicas[0].names, trainer.replicas[0].params, strict=True))
-    known = set(saved["settings"])
     if about is not None:
-        if odd := sorted(set(about["settings"]) - known):
+        if odd := sorted(set(about["settings"]) - set(saved["settings"])):
             raise ValueError(
-                f"fname={str(fname)!r}: its optimizer has {', '.join(odd)}, which that of MXNet 1.9.1 has not: files of "
-                "MXNet 2 are not read"
+                f"fname={str(fname)!r}: its optimizer has {', '.join(odd)}, unknown in MXNet 1.9.1: files of MXNet 2 cannot "
+                "be read"
             )
         saved |= {key: about[key] for key in ("settings", "lr_scheduler", "num_update")}
     indices = sorted(flat) or sorted((about or {"counts": {}})["counts"])
@@ -242,28 +241,27 @@ def _names_of(
     shapes: Mapping[str, tuple[int, ...]],
     names: Sequence[str] | Mapping[int, str] | None,
 ) -> dict[int, str]:
-    """The trainer's name of each of the file's parameters."""
+    """Return the trainer's parameter name for each parameter number in the file."""
     if not indices:
         return {}
-    found: dict[int, str] = {}
+    assigned: dict[int, str] = {}
     if isinstance(names, Mapping):
-        found = dict(names)
+        assigned = dict(names)
     elif names is not None:
-        found = dict(zip(indices, names, strict=False)) if len(names) == len(indices) else {}
+        assigned = dict(zip(indices, names, strict=False)) if len(names) == len(indices) else {}
     elif list(shapes) == [str(i) for i in range(len(indices))]:
-        found = dict(zip(indices, shapes, strict=True))
+        assigned = dict(zip(indices, shapes, strict=True))
     else:
-        theirs = {index: {tuple(tensor.shape) for tensor in flat.get(index, ()) if tensor is not None} for index in indices}
+        in_file = {index: {tuple(tensor.shape) for tensor in flat.get(index, ()) if tensor is not None} for index in indices}
         counts = {index: None if about is None else about["counts"].get(index) for index in indices}
-        if not any(theirs.values()) and len(set(counts.values())) == 1:  # they are all the same
-            found = dict(zip(indices, shapes, strict=False))
+        if not any(in_file.values()) and len(set(counts.values())) == 1:  # any order gives the same
+            assigned = dict(zip(indices, shapes, strict=False))
         else:
             by_shape = {frozenset([shape]): name for name, shape in shapes.items()}
-            found = {index: by_shape[frozenset(some)] for index, some in theirs.items() if frozenset(some) in by_shape}
-    if sorted(found) != list(indices) or sorted(found.values()) != sorted(shapes):
+            assigned = {index: by_shape[frozenset(some)] for index, some in in_file.items() if frozenset(some) in by_shape}
+    if sorted(assigned) != list(indices) or sorted(assigned.values()) != sorted(shapes):
         raise ValueError(
             f"fname={str(fname)!r} has states of parameters {', '.join(map(str, indices))}, this trainer has {len(shapes)} "
-            f"parameters: give names={sorted(shapes)!r}, but in the order of MXNet's Trainer, which is that of the sorted "
-            "names in MXNet"
+            f"parameters: give names={sorted(shapes)!r}, but in the order of their sorted names in MXNet"
         )
-    return found
+    return assigned
