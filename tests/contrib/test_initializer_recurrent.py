@@ -164,7 +164,10 @@ def test_docstring_examples():
             lambda: _filled(FusedRNN(None, 6, 1, "gru"), (8, 3), "0.weight"),
             "'0.weight': has shape .*for 18 rows",
         ),
-        (lambda: _filled(RNNFused("lstm", 1, 5), (8, 3), "0.weight"), "'0.weight': RNNFused is for parameters of recurrent layers"),
+        (
+            lambda: _filled(RNNFused("lstm", 1, 5), (8, 3), "0.weight"),
+            "'0.weight': RNNFused is for parameters of recurrent layers",
+        ),
         (
             lambda: _filled(FusedRNN("one", 2, 1, "gru"), (43,), "a_weight"),
             r"43 elements, .*\(24 plus a multiple of 6\)",
