@@ -1,4 +1,4 @@
-"""Checks of weights, states and gradients that are passed to an `Update`."""
+"""Check weights, states and gradients that are passed to an `Update`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .layouts import compute_dtype, dense_strides, is_dense, is_wrapper, same_or
 from .states import slot_shapes
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_IN_PLACE_OF_MASTERS = {  # what may be stored alongside a weight instead of a copy
+_IN_PLACE_OF_MASTERS = {  # by the weight's dtype: dtypes of split masters and compensations, in place of a full copy
     weight: [
         kind
         for kind in (torch.int16, torch.int8, weight)
@@ -25,7 +25,7 @@ _IN_PLACE_OF_MASTERS = {  # what may be stored alongside a weight instead of a c
 
 
 def tensor_kind(*tensors: Any) -> tuple[Any, ...] | None:
-    """Everything but contents that decides whether tensors are accepted; None where only the full check can tell."""
+    """Return a key such that tensors with equal keys pass the same checks, or None if each must be checked."""
     try:
         return tuple(
             [
@@ -33,11 +33,12 @@ def tensor_kind(*tensors: Any) -> tuple[Any, ...] | None:
                 for tensor in tensors
             ]
         )
-    except (AttributeError, RuntimeError):  # no tensor, or one without strides
+    except (AttributeError, RuntimeError):  # not a tensor, or a tensor without strides
         return None
 
 
 def check_tensors(rule: Rule | TensorRule, name: str, weight: Any, states: Sequence[Any], master: Any) -> None:
+    """Raise TypeError or ValueError unless the rule can update this weight with these states and this master."""
     if not isinstance(weight, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(weight).__name__}")
     if is_wrapper(weight):
@@ -65,7 +66,7 @@ def check_tensors(rule: Rule | TensorRule, name: str, weight: Any, states: Seque
     ):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{slot} of {name} must be a tensor, got {type(tensor).__name__}")
-        is_packed = slot != "master" and tensor.dtype in storage.PACKED  # which has a shape of its own
+        is_packed = slot != "master" and tensor.dtype in storage.PACKED  # one-dimensional
         if tensor.dtype not in types or tensor.device != weight.device or tensor.shape != shape:
             plain = [kind for kind in types if slot == "master" or not storage.is_packed(kind)]
             allowed = [tensor.dtype] if is_packed and tensor.dtype in types else plain
@@ -89,21 +90,21 @@ def check_tensors(rule: Rule | TensorRule, name: str, weight: Any, states: Seque
 def check_stack(
     rule: Rule | TensorRule, name: str, stack: Any, states: Sequence[Any], master: Any, engine: str | None
 ) -> None:
-    """As `check_tensors`, of what is stacked: the first of each, which tells of the others."""
+    """Raise TypeError or ValueError unless the rule can update this stack of weights with these stacks of states."""
     together = [stack, *states, *([] if master is None else [master])]
     if not all(map(stack_length, together)):
         raise TypeError(
-            f"{name} and its states must be stacks: tensors with an axis more than what is stacked, of length >= 1"
+            f"{name} and its states must be stacks: non-empty tensors with one more axis than the stacked tensors"
         )
     plain = isinstance(rule, Rule) and not rule.kept and not any(map(storage.is_packed, states))
     if not plain or choose_engine(stack.device, engine) == "eager":
         raise ValueError(
-            f"{name} is a stack, which the eager engine, rules of whole tensors or that keep numbers, and packed states do "
-            "not go with: use unbind()"
+            f"{name} is a stack, which works neither with the eager engine, nor with rules of whole tensors or with "
+            "per-tensor states, nor with packed states: use unbind()"
         )
     first, *others = (each.detach()[0] for each in together)
     if not is_dense(first) or any(each.stride(0) == 0 < len(each) - 1 for each in together):
-        raise ValueError(f"what is stacked in {name} has gaps, or lies in one place: strides {stack.stride()}")
+        raise ValueError(f"the items stacked in {name} have gaps, or share memory: strides {stack.stride()}")
     for each in together:
         if len(each) != len(stack):
             raise ValueError(f"{name} is a stack of {len(stack)}, with states or masters of {len(each)}: must be as many")
@@ -111,12 +112,12 @@ def check_stack(
 
 
 def stack_length(stack: Any) -> int:
-    """The length of a stack; 0 for anything else."""
+    """Return the length of a stack; 0 for anything but a tensor with dimensions."""
     return len(stack) if isinstance(stack, torch.Tensor) and stack.dim() else 0
 
 
 def allowed_types(rule: Rule | TensorRule, weight: torch.dtype, shape: torch.Size) -> tuple[tuple[torch.dtype, ...], ...]:
-    """The types that a rule's slots, and last the master, may have for such a weight; the usual one first."""
+    """Return for each slot of a rule, and last for the master, the allowed dtypes, the default first."""
     usual = (compute_dtype(weight),)
     if usual[0] == torch.float64:
         return (usual,) * (len(rule.slots) + 1)
@@ -132,18 +133,18 @@ def allowed_types(rule: Rule | TensorRule, weight: torch.dtype, shape: torch.Siz
 def companions_of(
     rule: Rule | TensorRule, weight: torch.Tensor, states: Sequence[torch.Tensor], master: torch.Tensor | None
 ) -> list[tuple[torch.Tensor, torch.Size]]:
-    """A weight's states, per-tensor states and master, each with the shape that it must have."""
+    """Return a weight's states, per-tensor states and master, each with the shape that it must have."""
     pairs = list(zip(states, slot_shapes(rule, weight.shape, states), strict=True))
     return pairs if master is None else [*pairs, (master, weight.shape)]
 
 
 def check_memory(name: str, tensor: Any) -> None:
-    """Refuse tensors that have elements but no memory."""
+    """Raise TypeError or ValueError for a tensor that has elements but no memory."""
     try:
         address = tensor.data_ptr() if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided else 1
     except RuntimeError:
         address = 0
-    if address or not tensor.numel() or tensor.device.type == "meta":  # which has none anywhere, and counts all the same
+    if address or not tensor.numel() or tensor.device.type == "meta":  # no meta tensor has memory
         return
     if is_wrapper(tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}, made of other tensors: rule updates take plain ones")
@@ -155,6 +156,7 @@ def check_memory(name: str, tensor: Any) -> None:
 
 
 def check_gradient(name: str, weight: torch.Tensor, gradient: Any) -> None:
+    """Raise TypeError or ValueError unless the gradient is a dense tensor of the weight's shape and device."""
     if not isinstance(gradient, torch.Tensor):
         raise TypeError(f"the gradient of {name} must be a tensor or None, got {type(gradient).__name__}")
     if gradient.layout != torch.strided:
@@ -172,7 +174,7 @@ def check_gradient(name: str, weight: torch.Tensor, gradient: Any) -> None:
 
 
 def check_own_memory(names: Sequence[str], gradients: Sequence[Any]) -> None:
-    """Refuse to zero a gradient that is also that of another weight, which may not have been updated yet."""
+    """Raise ValueError if two weights share a gradient, which `zero_grads` would clear before the second update."""
     owners: dict[Any, str] = {}
     for name, gradient in zip(names, gradients, strict=True):
         if isinstance(gradient, torch.Tensor) and gradient.layout == torch.strided and gradient.numel():
@@ -180,16 +182,17 @@ def check_own_memory(names: Sequence[str], gradients: Sequence[Any]) -> None:
             if first is not name:
                 raise ValueError(
                     f"{first} and {name} have one gradient in one place in memory, which zero_grads would clear after "
-                    "the first: give each its own, by .clone(), or leave zero_grads out"
+                    "the first update: give each its own gradient, by .clone(), or leave zero_grads out"
                 )
 
 
 def check_list(argument: str, tensors: Sequence[Any]) -> None:
+    """Raise TypeError or ValueError unless all are dense floating-point tensors with memory and no overlaps."""
     for i, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{argument}[{i}] must be a tensor, got {type(tensor).__name__}")
-        if (refusal := _refusal(tensor)) is not None:
-            raise TypeError(f"{argument}[{i}] {refusal}")
+        if (problem := _problem(tensor)) is not None:
+            raise TypeError(f"{argument}[{i}] {problem}")
         check_memory(f"{argument}[{i}]", tensor)
         _check_overlap(f"{argument}[{i}]", tensor)
 
@@ -203,7 +206,7 @@ def _check_overlap(name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def _refusal(tensor: torch.Tensor) -> str | None:
+def _problem(tensor: torch.Tensor) -> str | None:
     if is_wrapper(tensor):
         return f"is a {type(tensor).__name__}, made of other tensors: must be a plain tensor"
     if tensor.layout != torch.strided:

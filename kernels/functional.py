@@ -1,4 +1,4 @@
-"""`update`: one step of a rule on lists of tensors."""
+"""`update`: take one step of a rule on lists of tensors."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ def update(
     Args:
         rule: the update rule.
         weights: floating-point tensors of any shape and layout.
-        gradients: for each weight its gradient, of the same shape and any floating-point type; None leaves it alone.
+        gradients: for each weight its gradient, of the same shape and any floating-point dtype; None skips the weight.
         states: for each weight its state tensors in the order of `rule.state`: float64 for a float64 weight, else float32.
-        hyper: values by the names of `rule.hyper`, for all weights or one mapping for each. `one_minus_x` may be left
-            out where `x` is given.
-        rescale_grad: what gradients are multiplied by first.
-        engine: as for `choose_engine`.
+        hyper: hyper-parameters by the names in `rule.hyper`: one mapping for all weights, or a mapping for each. You may
+            leave out `one_minus_x` if you give `x`.
+        rescale_grad: factor for all gradients. Default: 1.
+        engine: "triton", "cpu", "eager" or None (default), the best engine for each weight's device.
 
     Raises:
-        TypeError, ValueError: something does not fit; nothing is changed then.
+        TypeError: a hyper-parameter is missing or no number, or an argument has another type.
+        ValueError: lengths, shapes, dtypes or devices do not match. In either case nothing has changed.
 
     Example:
         >>> import torch
@@ -44,21 +45,25 @@ def update(
         >>> w
         tensor([0.5000, 0.5000, 0.5000])
     """
-    each = [hyper] * len(weights) if isinstance(hyper, Mapping) else list(hyper)
-    if not len(each) == len(gradients) == len(states) == len(weights):
+    rows = [hyper] * len(weights) if isinstance(hyper, Mapping) else list(hyper)
+    if not len(rows) == len(gradients) == len(states) == len(weights):
         raise ValueError(
-            f"{len(weights)} weights came with {len(gradients)} gradients, {len(states)} states and {len(each)} sets of "
+            f"{len(weights)} weights came with {len(gradients)} gradients, {len(states)} states and {len(rows)} sets of "
             "hyper-parameters: there must be as many of each"
         )
     run = Update(rule, weights, [tuple(row) for row in states], engine=engine)
-    for i, values in enumerate(each):
+    for i, values in enumerate(rows):
         run.hyper[i] = [rescale_grad, *hyper_values(rule, values)]
     run.bind(gradients)
     run()
 
 
 def hyper_values(rule: Rule | TensorRule, values: Mapping[str, float]) -> list[float]:
-    """The rule's hyper-parameters in order; `one_minus_x` is computed from `x`, in float64, where it is not given."""
+    """Return the rule's hyper-parameters in order. A missing `one_minus_x` is computed from `x`, in float64.
+
+    Raises:
+        TypeError: a hyper-parameter is missing or no number.
+    """
     row = []
     for name in rule.hyper:
         if name in values:

@@ -1,4 +1,4 @@
-"""What is recorded of steps that are captured in a CUDA graph."""
+"""Record the updates that are captured in a CUDA graph, to replay them with new numbers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from typing import Any
 
 from .launch import GRADIENT
 
-# The recording that is going on; what another thread does meanwhile is not recorded.
+# The recording of this thread, if one is going on.
 current_recording: ContextVar[Recording | None] = ContextVar("current_recording", default=None)
-# Whether rules must be those that are right at every step, as in a graph and before it is recorded.
+# Whether an optimizer must use a rule that is correct at every step, because a graph will replay it.
 for_all_steps: ContextVar[bool] = ContextVar("for_all_steps", default=False)
 
 
 class Recording:
-    """What is launched while a CUDA graph is recorded. What changes from step to step is not copied into the graph then.
+    """The updates and steps that ran while a CUDA graph was captured; the graph does not contain their uploads.
 
     Attributes:
-        updates: each `Update` that has been run, with what it is to work on again.
-        owners: for each step that was taken a function that tells whether it can be taken in the same way again, and one
-            that does all of it that the host does.
+        updates: a `RecordedUpdate` for each call of an `Update`.
+        owners: for each step two functions: whether it can be repeated unchanged, and the host's part of repeating it.
     """
 
     def __init__(self) -> None:
@@ -30,7 +29,7 @@ class Recording:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """A context that is recorded here."""
+        """Return a context in which updates and steps of this thread are recorded here."""
         before = current_recording.set(self)
         try:
             yield
@@ -39,21 +38,21 @@ class Recording:
 
 
 class RecordedUpdate:
-    """An update in a CUDA graph: the launches whose kernels are in it, and the addresses of their gradients."""
+    """An `Update` that a CUDA graph has captured: its launches, and the addresses of their gradients."""
 
     def __init__(self, update: Any) -> None:
         self.update, self._groups = update, update.groups
         self._gradients = [group.addresses[GRADIENT].copy() for group in self._groups]
-        # Kept alive, since the graph reads and writes there.
+        # The graph reads and writes these tensors, so keep them alive.
         self._alive = [reference() for reference in update.references], [group.sources for group in self._groups]
 
     def holds(self) -> bool:
-        """Whether the graph's kernels still work on the weights and states of the update."""
+        """Return whether the weights and states still have the addresses that the graph's kernels use."""
         return self.update.groups is self._groups and self.update.is_in_place()
 
     def upload(self) -> None:
-        """Copy what the kernels read to the device; `hyper` has been copied already."""
+        """Copy the tables that the kernels read to the device; `hyper` has been written already."""
         for group, addresses in zip(self._groups, self._gradients, strict=True):
             group.addresses[GRADIENT] = addresses
             group.upload()
-        self.update.forget_gradients()  # so that a step without the graph looks for gradients again
+        self.update.forget_gradients()  # so that a step without the graph binds gradients again

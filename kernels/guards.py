@@ -1,7 +1,6 @@
-"""Guards: have data pointers changed, and which gradients have been written since the last step?
+"""Guards: detect changed data pointers, and gradients that were written since the last step.
 
-A step asks this about every tensor, so a guard is a few passes of C functions over lists, some 70 ns for each tensor, and
-uses nothing but torch's public interface.
+A guard checks every tensor at every step, so it is a few passes of C functions over lists, about 70 ns for each tensor.
 """
 
 from __future__ import annotations
@@ -32,25 +31,25 @@ class PointerGuard:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._pointers = list(map(_data_ptr, tensors))
-        # Vectors that keep their pointers keep their strides: compared are those of tensors with more dimensions.
-        self._layered = [i for i, tensor in enumerate(tensors) if tensor.dim() > 1]
-        self._strides = [tensors[i].stride() for i in self._layered]
+        # A vector that keeps its pointer keeps its stride, so only tensors with more dimensions are compared.
+        self._multidimensional = [i for i, tensor in enumerate(tensors) if tensor.dim() > 1]
+        self._strides = [tensors[i].stride() for i in self._multidimensional]
 
     def passes(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these tensors have the pointers and strides of those that were given first."""
+        """Return whether these tensors have the pointers and strides of the tensors given to `__init__`."""
         try:
             unmoved = list(map(_data_ptr, tensors)) == self._pointers
-            return unmoved and [tensors[i].stride() for i in self._layered] == self._strides
-        except (RuntimeError, TypeError):  # a tensor that has no memory; None, instead of one that has died
+            return unmoved and [tensors[i].stride() for i in self._multidimensional] == self._strides
+        except (RuntimeError, TypeError):  # a tensor without memory, or None for a deleted one
             return False
 
 
 class GradLayouts:
-    """Types, strides and sizes of gradients: if these are unchanged, new gradients differ in their pointers only.
+    """Dtypes, strides and sizes of a list of gradients, to recognize new gradients that differ only in their pointers.
 
     Args:
         gradients: strided tensors.
-        own: whether each is its weight's `.grad`, whose shape and device torch has checked.
+        own: whether each is its weight's `.grad`, so that torch has checked its shape and device.
     """
 
     def __init__(self, gradients: Sequence[torch.Tensor], own: bool) -> None:
@@ -58,33 +57,34 @@ class GradLayouts:
         self._single = [i for i, gradient in enumerate(gradients) if gradient.numel() == 1]
 
     def pointers(self, gradients: Sequence[Any], own: bool, present: Sequence[bool] | None = None) -> np.ndarray | None:
-        """int64 [n], the data pointers of these gradients; None if one has another layout.
+        """Return the data pointers of these gradients, int64 [n], or None if one has another layout than before.
 
         Args:
-            gradients: as many as those before.
-            own: as for the class.
-            present: for each whether it is there, where some are missing; the pointer of one that is not is 0.
+            gradients: as many as were given to `__init__`.
+            own: whether each is its weight's `.grad`; None is returned if that differs from before.
+            present: for each gradient whether it is given, not None; the pointer of a missing one is 0. Default: all are.
         """
         if own != self._own:
             return None
         layouts: Sequence[Any] = self._layouts
-        everything = gradients
+        all_gradients = gradients
         if present is not None:
             gradients = list(compress(gradients, present))
-            layouts = [list(compress(each, present)) for each in layouts]
+            layouts = [list(compress(layout, present)) for layout in layouts]
         try:
             if any(map(operator.ne, _layouts(gradients, own), layouts)):
                 return None
-            found = list(map(_data_ptr, gradients))
-        except (AttributeError, RuntimeError, TypeError):  # None, a sparse tensor, or one that has no memory
+            addresses = list(map(_data_ptr, gradients))
+        except (AttributeError, RuntimeError, TypeError):  # None, a sparse tensor, or one without memory
             return None
-        if 0 in found and any(not gradient.data_ptr() and gradient.numel() for gradient in gradients):
+        if 0 in addresses and any(not gradient.data_ptr() and gradient.numel() for gradient in gradients):
             return None
-        # Autograd leaves a view with the negative bit as it is only if its strides are the weight's. It is made of the
-        # imaginary parts of complex numbers, between which there are gaps, so it can have one element only.
-        if self._single and any(each is not None and each.is_neg() for each in map(everything.__getitem__, self._single)):
+        # Autograd keeps a view with the negative bit only if its strides are the weight's. Such a view shows the imaginary
+        # parts of complex numbers, which have gaps between them, so it has one element.
+        single = map(all_gradients.__getitem__, self._single)
+        if self._single and any(gradient is not None and gradient.is_neg() for gradient in single):
             return None
-        pointers = np.array(found, dtype=np.int64)
+        pointers = np.array(addresses, dtype=np.int64)
         if present is None:
             return pointers
         spread = np.zeros(len(present), dtype=np.int64)
@@ -94,20 +94,20 @@ class GradLayouts:
 
 def _layouts(gradients: Sequence[Any], own: bool) -> tuple[list[Any], ...]:
     layouts = list(map(_dtype, gradients)), list(map(_stride, gradients))
-    if own:  # a weight may have been cut to a part of its memory, and its gradient with it
+    if own:  # `.data` may have made weight and gradient smaller parts of their memory
         return *layouts, list(map(_numel, gradients))
     return *layouts, list(map(_shape, gradients)), list(map(_device, gradients))
 
 
 class GradGuard:
-    """Remembers which gradients steps have used, to tell which have been written since.
+    """Remembers which gradients steps have used, to find gradients that were written since (fresh gradients).
 
-    A gradient counts as written if it is another tensor than the one used, or if torch has counted a write to it. It keeps
-    no gradient alive.
+    A gradient counts as written if it is another tensor than the one used, or if torch has counted a write to it. The guard
+    keeps no gradient alive.
 
     Args:
-        parameters: whose `.grad` are asked about.
-        names: what messages call the parameters.
+        parameters: tensors; their `.grad` are checked.
+        names: names of the parameters in error messages.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], names: Sequence[str]) -> None:
@@ -116,11 +116,11 @@ class GradGuard:
         self._versions = [-1] * len(parameters)
 
     def collect(self) -> list[Any]:
-        """The gradient of each parameter, or None."""
+        """Return the gradient of each parameter, or None."""
         return [parameter.grad for parameter in self._parameters]
 
     def collect_written(self) -> tuple[list[Any], list[int]] | None:
-        """All gradients and their versions, if every parameter requires one and has one that was written; else None."""
+        """Return all gradients and their versions if every parameter requires grad and has a written one; else None."""
         gradients = [parameter.grad for parameter in self._parameters if parameter.requires_grad]
         try:
             versions = list(map(_version, gradients))
@@ -135,7 +135,7 @@ class GradGuard:
         return gradients, versions
 
     def written(self, gradients: Sequence[torch.Tensor | None]) -> list[bool]:
-        """For each parameter whether it requires a gradient and has one that was written since it was used.
+        """Return for each parameter whether it requires grad and its gradient was written since a step used it.
 
         Raises:
             ValueError: a gradient is an inference tensor, whose writes torch does not count.
@@ -156,12 +156,12 @@ class GradGuard:
         versions: list[int] | None = None,
         references: list[Reference] | None = None,
     ) -> None:
-        """Take note that a step has used these gradients; None for parameters that it has left alone.
+        """Mark these gradients as used by a step.
 
         Args:
-            gradients: of the parameters.
-            versions: of all of them, if they are known and none is missing.
-            references: to all of them, if they are known and none is missing.
+            gradients: for each parameter its gradient, or None if the step did not update it.
+            versions: versions of all gradients, if the caller has them and none is None.
+            references: weak references to all gradients, if the caller has them and none is None.
         """
         if versions is not None and references is not None:
             self._used, self._versions = references, versions
@@ -172,15 +172,15 @@ class GradGuard:
                 self._used[i], self._versions[i] = weakref.ref(gradient), gradient._version
 
     def snapshot(self) -> Any:
-        """What it remembers, for `restore`."""
+        """Return the state of the guard, for `restore`."""
         return self._used, self._versions
 
     def restore(self, snapshot: Any) -> None:
-        """Remember what it did when the snapshot was taken."""
+        """Return to the state of a `snapshot`."""
         self._used, self._versions = snapshot
 
     def _are_other(self, gradients: Sequence[Any], versions: Sequence[int]) -> list[bool]:
-        """For each gradient whether it is another tensor than the one used, or has another version."""
+        """Return for each gradient whether it is another tensor than the used one, or has another version."""
         return [
             gradient is not used() or version != before
             for gradient, used, version, before in zip(gradients, self._used, versions, self._versions, strict=True)
@@ -188,19 +188,19 @@ class GradGuard:
 
 
 def copy_all(into: list[torch.Tensor], values: list[torch.Tensor], non_blocking: bool = False) -> None:
-    """Copy each value to its tensor, such that torch counts the write; of lists of a GPU's tensors it counts none."""
+    """Copy each value to its tensor and count the writes, which `torch._foreach_copy_` does not do on a GPU."""
     torch._foreach_copy_(into, values, non_blocking=non_blocking)
     increment_version(into)
 
 
 def zero_all(tensors: list[torch.Tensor]) -> None:
-    """Fill tensors with zeros, such that torch counts the write, as `copy_all` does."""
+    """Fill tensors with zeros and count the writes, which `torch._foreach_zero_` does not do on a GPU."""
     torch._foreach_zero_(tensors)
     increment_version(tensors)
 
 
 def gradient_references(gradients: Sequence[torch.Tensor | None]) -> list[Reference]:
-    """Weak references to gradients; for a missing one a function that returns None."""
+    """Return weak references to gradients; for None a function that returns None."""
     try:
         return list(map(weakref.ref, gradients))
     except TypeError:

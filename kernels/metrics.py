@@ -1,8 +1,8 @@
 """Metrics that the update itself computes, their composition with rules, and the buffer of results.
 
-A metric sees an element's weight, gradient and new weight in the registers in which the rule had them, so that it costs
-arithmetic and next to no memory traffic. `with_metric` computes a metric after a rule, in the same text; backends run that
-as they run the rule, and reduce the values over each tensor. `MetricsBuffer` is where they put them.
+A metric sees an element's weight, gradient and new weight in the registers of the rule, so it costs arithmetic and almost no
+memory traffic. `with_metric` composes rule and metric into one function; backends run it like the rule, reduce the values
+over each tensor, and write them to a `MetricsBuffer`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .language.text import function_of_text
 from .layouts import widest
 
 _POWERS = tuple(2.0**k for k in range(-28, 3))
-# Between the bins of a histogram. 0 and the least power that has all digits in float32 have zeros between them.
+# The edges between the bins of a histogram. The bin from 0 to the smallest normal float32 number counts zeros.
 EDGES = (*(-power for power in reversed(_POWERS)), 0.0, 2.0**-126, *_POWERS)
 BINS = len(EDGES) + 1
-SLOTS = 64  # of a ring on a GPU: steps recorded there; half of them are copied to the host at a time
+SLOTS = 64  # steps in the ring on a GPU; half of them are copied to the host at a time
 
 
 @metric(weight_square="sum")
@@ -42,14 +42,14 @@ def gradient_square(w, g, new_w):
 
 @metric(update_square="sum")
 def update_square(w, g, new_w):
-    """Square of the norm of what the update added."""
+    """Square of the norm of the update, new weight - weight."""
     step = new_w - w
     return (step * step,)
 
 
 @metric(gradient_times_update="sum")
 def gradient_times_update(w, g, new_w):
-    """Scalar product of the gradient and what the update added."""
+    """Scalar product of the gradient and the update."""
     return (g * (new_w - w),)
 
 
@@ -67,29 +67,29 @@ def gradient_absmax(w, g, new_w):
 
 @metric(update_absmax="max")
 def update_absmax(w, g, new_w):
-    """Largest absolute value of what the update added."""
+    """Largest absolute value of the update."""
     return (tl.abs(new_w - w),)
 
 
 @metric(gradient_zeros="sum")
 def gradient_zeros(w, g, new_w):
-    """How many of the gradient's elements are 0."""
+    """Number of elements of the gradient that are 0."""
     return (tl.where(g == 0.0, 1.0, 0.0),)
 
 
 @metric(gradient_nonfinite="sum")
 def gradient_nonfinite(w, g, new_w):
-    """How many of the gradient's elements are infinite or NaN: else their difference from themselves is 0."""
+    """Number of elements of the gradient that are infinite or NaN."""
     return (tl.where(g - g == 0.0, 0.0, 1.0),)
 
 
 @partial(Metric, by={"weight_unchanged": "sum"}, counts_unchanged=True)
 def weight_unchanged(w, g, new_w):
-    """How many elements are stored as they were: the update was smaller than half the distance to the next number.
+    """Number of elements whose stored value did not change, because the update was lost in rounding.
 
-    Compared is what has been loaded with what is stored, after rounding: the weight in its own type together with what is
-    stored alongside; of a float32 master copy the copy alone, whose rounding the weight is. They are equal as numbers are,
-    which is to the bit but for 0.0 and -0.0, which count as unchanged, and NaN, which never does. Backends count.
+    Backends count them. They compare the stored value before and after the update, after rounding: the weight together with
+    a split master or compensation, or only the float32 master, if there is one. Numbers are compared bitwise, except that
+    0.0 equals -0.0 and NaN always counts as changed.
     """
     return ()
 
@@ -99,10 +99,14 @@ _VALUES = {"weight": "w", "gradient": "g", "update": "new_w - w"}
 
 @lru_cache(maxsize=len(_VALUES))
 def histogram(what: str) -> Metric:
-    """A metric that `bins_of` makes counts between `EDGES` of: of the values of "weight", "gradient" or "update".
+    """Return a metric for a histogram of elements; `bins_of` converts its values to counts between `EDGES`.
 
-    Its values are called gradient_from_0 and so on: how many are below the first edge, and how many at each edge or above
-    it, which takes half of the instructions of counting between two. NaN is in none; `gradient_nonfinite` counts both.
+    Its values, `gradient_from_0` and so on, are the number of elements below the first edge, and for each edge the number
+    of elements at or above it, which takes half the instructions of counting between two edges. NaN is not counted; use
+    `gradient_nonfinite` for it.
+
+    Args:
+        what: "weight", "gradient" or "update".
     """
     counts = [f"tl.where(x < {EDGES[0]!r}, 1.0, 0.0)", *(f"tl.where(x >= {edge!r}, 1.0, 0.0)" for edge in EDGES)]
     name = f"{what}_histogram"
@@ -112,7 +116,7 @@ def histogram(what: str) -> Metric:
 
 
 def bins_of(counts: np.ndarray) -> np.ndarray:
-    """How many are between each two of `EDGES`, [..., BINS], of the values of `histogram`."""
+    """Return the number of elements in each bin between `EDGES`, [..., BINS], from values of `histogram`."""
     bins = counts.copy()
     bins[..., 1:-1] -= counts[..., 2:]
     return bins
@@ -120,26 +124,30 @@ def bins_of(counts: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def joined(*metrics: Metric) -> Metric:
-    """One metric that gives the values of several, one after the other."""
+    """Return one metric that computes the values of several, in order; the same object for the same metrics.
+
+    Raises:
+        ValueError: two of the metrics have a value of the same name.
+    """
     if len(metrics) == 1:
         return metrics[0]
-    metrics = tuple(sorted(metrics, key=lambda each: each.counts_unchanged))  # which is the last value
+    metrics = tuple(sorted(metrics, key=lambda metric: metric.counts_unchanged))  # backends add this value last
     lines, values = [], []
     for k, each in enumerate(metrics):
-        found = [f"value_{k}_{j}" for j in range(len(each.names) - each.counts_unchanged)]
-        lines += [f"    ({', '.join(found)},) = metric_{k}(w, g, new_w)\n"] if found else []
-        values += found
+        new = [f"value_{k}_{j}" for j in range(len(each.names) - each.counts_unchanged)]
+        lines += [f"    ({', '.join(new)},) = metric_{k}(w, g, new_w)\n"] if new else []
+        values += new
     text = f"def joined(w, g, new_w):\n{''.join(lines)}    return {', '.join(values)},\n"
     names = {f"metric_{k}": each for k, each in enumerate(metrics)} | {"__name__": __name__}
     by = {name: how for each in metrics for name, how in zip(each.names, each.by, strict=True)}
     if len(by) < sum(len(each.names) for each in metrics):
         twice = sorted({name for each in metrics for name in each.names if sum(name in m.names for m in metrics) > 1})
-        raise ValueError(f"measures: several of them give a value {twice[0]!r}: each needs a name of its own")
+        raise ValueError(f"measures: several of them give a value {twice[0]!r}: each needs another name")
     return Metric(function_of_text("joined", text, names), by, metrics[-1].counts_unchanged)
 
 
 class RuleWithMetric(ElementwiseFunction):
-    """A rule with a metric computed after it: it returns the new weight, the new states and the metric's values.
+    """A rule with a metric: a function that returns the new weight, the new states and the metric's values.
 
     Attributes:
         rule: the rule.
@@ -154,7 +162,7 @@ class RuleWithMetric(ElementwiseFunction):
 
 
 def with_metric(rule: Rule, metric: Metric) -> RuleWithMetric:
-    """The rule with this metric computed after it; the same object every time."""
+    """Return the rule with this metric computed after it; the same object for the same arguments."""
     key = with_metric, metric
     if key not in rule.made_of_it:
         text = RuleSource(rule, metric=metric)
@@ -167,44 +175,44 @@ def with_metric(rule: Rule, metric: Metric) -> RuleWithMetric:
 
 
 class MetricsBuffer:
-    """The values of a metric in the last steps: backends write them, on the device; the host reads what has been copied.
+    """The values of a metric in the last steps: backends write them on the device, the host reads them later.
 
-    For each step there is `begin_step`, the step of an `Update` or several, and `end_step`. On a GPU the device has a ring
-    of a few slots, half of which are copied to the host at a time, asynchronously, so that a step never waits.
+    For each step call `begin_step`, run one or several `Update`s with this buffer, and call `end_step`. On a GPU the values
+    go into a ring of a few slots, half of which are copied to the host at a time, asynchronously, so that no step waits.
 
     Args:
         metric: the metric.
-        n_rows: how many tensors there are. An `Update` puts what it finds of each weight into the row of its `rng_offsets`.
-        size: steps to keep. Each takes 8 bytes for each tensor and value.
+        n_rows: number of tensors. An `Update` writes the values of weight i to row `rng_offsets[i]`.
+        size: number of steps to keep, default 1024. Each takes 8 bytes for each tensor and value.
 
     Attributes:
-        count: how many steps there have been.
+        count: number of steps so far.
     """
 
     def __init__(self, metric: Metric, n_rows: int, size: int = 1024) -> None:
         self.metric, self.n_rows, self.size = metric, n_rows, size
-        self._places = size + 1  # so that there are `size` of them to read while one is written
+        self._places = size + 1  # `size` places to read while one is written
         self.count = 0
-        self._sent = self._arrived = 0  # of these, the copy to the host has been started, and is over
-        self._events: list[tuple[int, Any]] = []  # of copies that may not be over, with the number of steps sent by then
+        self._sent = self._arrived = 0  # steps for which the copy to the host has started, and has finished
+        self._events: list[tuple[int, Any]] = []  # for each pending copy the number of steps sent, and its event
         self._pinned = False
         self._written = np.zeros((self._places, n_rows), dtype=bool)
         self._ring: torch.Tensor | None = None
-        self._host: torch.Tensor | None = None  # [places, n_rows, n_values]; on a CPU it is the ring
-        self._stream: Any = None  # on which the last step was, as who reads may be on another
+        self._host: torch.Tensor | None = None  # [places, n_rows, n_values]; on a CPU the ring itself
+        self._stream: Any = None  # the stream of the last step; a reader may use another
         self._lock = threading.RLock()  # another thread may read while steps are taken
 
     @property
     def slot(self) -> int:
-        """Which slot of the ring the present step is to be put into."""
+        """Index of the ring's slot for the present step."""
         assert self._ring is not None
         return self.count % len(self._ring)
 
     def ring(self, device: torch.device) -> torch.Tensor:
-        """The ring on this device, [n_slots, n_rows, n_values], in the widest type that it has.
+        """Return the ring on this device, [n_slots, n_rows, n_values], in the widest dtype of the device.
 
         Raises:
-            ValueError: something of this step has been put into a ring on another device.
+            ValueError: this step has already written values on another device.
         """
         if self._ring is None or self._ring.device != device:
             self._move(device)
@@ -212,15 +220,15 @@ class MetricsBuffer:
         return self._ring
 
     def begin_step(self) -> None:
-        """Forget what an unfinished step may have left."""
+        """Start a step; drop the values of a step that was not ended."""
         self._written[self.count % self._places] = False
 
     def mark(self, rows: np.ndarray) -> None:
-        """These rows are being written in the present step."""
+        """Mark these rows as written in the present step."""
         self._written[self.count % self._places, rows] = True
 
     def end_step(self) -> bool:
-        """Go on to the next slot; false if nothing has been put into this one, which is then used again."""
+        """End the step; return False if nothing was written, so that the step does not count."""
         if not self._written[self.count % self._places].any():
             return False
         with self._lock:
@@ -232,7 +240,7 @@ class MetricsBuffer:
         return True
 
     def arrived(self, wait: bool = False) -> range:
-        """The numbers, from 0, of the steps that can be read now. `wait` for the last one."""
+        """Return the range of steps, counted from 0, that can be read now. If `wait`, wait until the last one can."""
         if self._ring is self._host:
             return range(max(self.count - self.size, 0), self.count)
         with self._lock:
@@ -243,17 +251,18 @@ class MetricsBuffer:
             return range(min(max(self._sent - self.size, 0), self._arrived), self._arrived)
 
     def values(self, steps: range) -> np.ndarray:
-        """What was found in these steps, of those that have arrived: float64 [n_steps, n_rows, n_values].
+        """Return the values of these steps, float64 [n_steps, n_rows, n_values]; NaN for a tensor that was not updated.
 
-        It is NaN for a tensor that was not updated.
+        Args:
+            steps: part of the range that `arrived` returns.
         """
         if not steps:
             return np.empty((0, self.n_rows, len(self.metric.names)))
         assert self._host is not None
         places = np.arange(steps.start, steps.stop) % self._places
-        found = self._host.numpy()[places].astype(np.float64)
-        found[~self._written[places]] = np.nan
-        return found
+        values = self._host.numpy()[places].astype(np.float64)
+        values[~self._written[places]] = np.nan
+        return values
 
     def _move(self, device: torch.device) -> None:
         if self._written[self.count % self._places].any():
@@ -275,7 +284,7 @@ class MetricsBuffer:
 
     @torch.no_grad()
     def _send(self) -> None:
-        """Start to copy to the host what has not been sent yet, on the steps' stream, behind the launches that find it."""
+        """Start copying new steps to the host, on the stream of the steps, after their launches."""
         assert self._ring is not None
         assert self._host is not None
         self._look()
@@ -286,13 +295,13 @@ class MetricsBuffer:
                 n = min(self.count - start, len(self._ring) - slot, self._places - place)
                 self._host[place : place + n].copy_(self._ring[slot : slot + n], non_blocking=self._pinned)
                 start += n
-            if not self._pinned:  # these copies are over
+            if not self._pinned:  # these copies have finished
                 self._arrived = self.count
             elif self._sent < self.count:
                 self._events.append((self.count, streams.record_event(self._ring.device)))
         self._sent = self.count
 
     def _look(self) -> None:
-        """See which copies are over."""
+        """Count the copies that have finished as arrived."""
         while self._events and self._events[0][1].query():
             self._arrived = self._events.pop(0)[0]

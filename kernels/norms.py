@@ -1,8 +1,7 @@
-"""Norms of lists of tensors, and clipping by them: one pass to reduce, one to scale, whatever the number of tensors.
+"""Norms of lists of tensors, and clipping by them: one pass to reduce and one to scale, for any number of tensors.
 
-Sums are taken in an order that depends on the tensors alone: neither on the number of threads nor on the run. Nothing waits
-for the device. The plan for a list is made once and reused for lists of the same types, sizes and strides,
-without keeping any tensor alive.
+The order of sums depends on the tensors alone, neither on the number of threads nor on the run. Nothing waits for the
+device. The plan for a list is made once and reused for lists of equal dtypes, sizes and strides; it keeps no tensor alive.
 """
 
 from __future__ import annotations
@@ -35,17 +34,18 @@ EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 
 @torch.no_grad()
 def global_norm(tensors: Iterable[torch.Tensor], ord: float = 2) -> torch.Tensor:
-    """The norm of all tensors together, as if they were one vector.
+    """Return the norm of all tensors together, as if they were one vector.
 
     Args:
-        tensors: dense floating-point tensors of any types, shapes and layouts; none at all have the norm 0.
-        ord: 1, 2 or inf.
+        tensors: dense floating-point tensors of any dtypes, shapes and strides; an empty list has the norm 0.
+        ord: 1, 2 (default) or inf.
 
     Returns:
-        A tensor without dimensions on the device of the first: float64 if one of them is, else float32.
+        A tensor without dimensions on the device of the first tensor: float64 if a tensor is float64, else float32.
 
     Raises:
-        TypeError, ValueError: something that is no such tensor, or another `ord`.
+        TypeError: an element is not a dense floating-point tensor.
+        ValueError: `ord` has another value, or a tensor has no memory or overlaps itself.
 
     Example:
         >>> import torch
@@ -58,13 +58,21 @@ def global_norm(tensors: Iterable[torch.Tensor], ord: float = 2) -> torch.Tensor
 
 
 def clip_by_global_norm_(tensors: Iterable[torch.Tensor], max_norm: float, ord: float = 2) -> torch.Tensor:
-    """Multiply all tensors by min(1, max_norm / (norm + 1e-6)), in place; returns their norm from before.
+    """Multiply all tensors by min(1, max_norm / (norm + 1e-6)), in place, and return their norm before clipping.
 
-    Where the norm is not finite, they become 0 or NaN. One pass reduces and one scales.
+    `norm` is the norm of all tensors together. If it is not finite, the elements become 0 or NaN.
 
     Args:
-        tensors, ord: as for `global_norm`.
-        max_norm: what their norm together is to be at most.
+        tensors: dense floating-point tensors of any dtypes, shapes and strides.
+        max_norm: upper limit for the norm.
+        ord: 1, 2 (default) or inf.
+
+    Returns:
+        The norm, a tensor without dimensions, as `global_norm` returns it.
+
+    Raises:
+        TypeError: an element is not a dense floating-point tensor, or `max_norm` is no number.
+        ValueError: `ord` has another value, or a tensor has no memory or overlaps itself.
 
     Source: Pascanu et al. (2013), "On the difficulty of training recurrent neural networks", alg. 1; numbers of torch.
     """
@@ -73,7 +81,12 @@ def clip_by_global_norm_(tensors: Iterable[torch.Tensor], max_norm: float, ord: 
 
 @torch.no_grad()
 def clip_by_norm_(tensors: Iterable[torch.Tensor], max_norm: float) -> None:
-    """Multiply each tensor by min(1, max_norm / (norm + 1e-6)) with its own norm, in place."""
+    """Multiply each tensor by min(1, max_norm / (norm + 1e-6)), in place, where `norm` is the 2-norm of that tensor.
+
+    Args:
+        tensors: dense floating-point tensors of any dtypes, shapes and strides.
+        max_norm: upper limit for the norm of each tensor.
+    """
     max_norm = _number("max_norm", max_norm)
     with _taken("tensors", _clipped_each, tensors) as plan:
         plan.run_reduction()
@@ -83,6 +96,10 @@ def clip_by_norm_(tensors: Iterable[torch.Tensor], max_norm: float) -> None:
 @torch.no_grad()
 def clip_by_value_(tensors: Iterable[torch.Tensor], value: float) -> None:
     """Limit all elements to [-value, value], in place; NaN stays NaN.
+
+    Args:
+        tensors: dense floating-point tensors of any dtypes, shapes and strides.
+        value: limit >= 0.
 
     Raises:
         ValueError: `value` is negative.
@@ -98,15 +115,19 @@ def clip_by_value_(tensors: Iterable[torch.Tensor], value: float) -> None:
 def clip_adaptively_(
     weights: Iterable[torch.Tensor], gradients: Iterable[torch.Tensor | None], clipping: float, eps: float = 1e-3
 ) -> None:
-    """Scale each unit's gradient, in place, to at most `clipping` times its weight's norm, which counts as `eps` at least.
+    """Scale each unit's gradient, in place, to a norm of at most clipping * max(norm of the unit's weights, eps).
 
-    A unit is what the first index counts, a row of a matrix or a filter; of vectors and numbers it is the whole tensor.
+    A unit is a slice along the first dimension, such as a row of a matrix or a filter; a vector or scalar is one unit.
 
     Args:
         weights: dense floating-point tensors.
-        gradients: one of the same shape for each weight; None is skipped.
-        clipping: > 0.
-        eps: > 0; lets weights that are zero move.
+        gradients: for each weight a gradient of the same shape, or None to skip it.
+        clipping: largest ratio of the two norms, > 0.
+        eps: smallest norm of weights that counts, > 0, so that zero weights can move. Default: 0.001.
+
+    Raises:
+        TypeError: an element is not a dense floating-point tensor.
+        ValueError: `clipping` or `eps` is not greater than 0, or lengths or shapes differ.
 
     Source: Brock et al. (2021), "High-Performance Large-Scale Image Recognition Without Normalization", eq. 3.
     """
@@ -137,7 +158,16 @@ def scale_to_norm_(
     epsilon: float = EPSILON,
     decide: Callable[[torch.Tensor], bool] | None = None,
 ) -> torch.Tensor:
-    """As `clip_by_global_norm_`, for forms of it: with another `epsilon`, and only where `decide` says so of the norm."""
+    """Multiply all tensors by min(1, max_norm / (norm + epsilon)), in place, and return their norm before clipping.
+
+    Args:
+        argument: name of `tensors` in error messages.
+        tensors: dense floating-point tensors.
+        max_norm: upper limit for the norm.
+        ord: 1, 2 (default) or inf.
+        epsilon: number that is added to the norm. Default: 1e-6.
+        decide: function of the norm; if it returns False, nothing is scaled. Default: always scale.
+    """
     chosen, max_norm = _rule_of(ord), _number("max_norm", max_norm)
     with _taken(argument, chosen, tensors) as plan:
         norm = plan.norm(ord)
@@ -146,8 +176,8 @@ def scale_to_norm_(
     return norm
 
 
-# The tensor is both the weight and the gradient of these rules, which change it as the weight alone: a loop that reads one
-# array and writes another is not vectorised where the two overlap.
+# The tensor is both weight and gradient of these rules, which compute the new weight from the weight alone: a loop that
+# reads one array and writes another is not vectorized if the two overlap.
 
 
 @reduction(scope="global")
@@ -158,7 +188,7 @@ def total_size(w, g, state, hyper):
 
 @reduction(scope="global", op="max")
 def largest_size(w, g, state, hyper):
-    """The largest absolute value of all tensors."""
+    """Largest absolute value over all tensors."""
     return (tl.abs(g),)
 
 
@@ -200,7 +230,7 @@ _RULES: dict[float, Rule] = {1.0: _clipped_1, 2.0: _clipped_2, math.inf: _clippe
 
 
 class _Plan:
-    """One of these rules on lists of tensors of certain types, sizes and strides. Holds none of them but while it works."""
+    """One of these rules on lists of tensors of fixed dtypes, sizes and strides. Holds no tensors after `release`."""
 
     def __init__(self, rule: Rule, tensors: Sequence[torch.Tensor]) -> None:
         self._rule = rule
@@ -228,12 +258,12 @@ class _Plan:
         self._dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
 
     def take(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these tensors are such as it is made for; it works on them then until `release`."""
+        """Use these tensors until `release`; return False if they differ from the plan's dtypes, sizes or strides."""
         if self._layouts is None or (addresses := self._layouts.pointers(tensors, own=True)) is None:
             return False
         if list(map(_device, tensors)) != self._devices:
             return False
-        if self._contiguous:  # the strides may be those of another shape, between whose elements there are gaps
+        if self._contiguous:  # in another shape the same strides may leave gaps
             if not all(map(_is_contiguous, tensors)):
                 return False
         elif [t.shape for t in tensors] != self._shapes or any(t.is_neg() for t in tensors):
@@ -248,14 +278,14 @@ class _Plan:
         return True
 
     def release(self) -> None:
-        """Release the tensors."""
+        """Drop all references to the tensors."""
         self._copies = []
         self._tensors = []
         for launch in self._launches:
             launch.release()
 
     def norm(self, ord: float) -> torch.Tensor:
-        """The norm of all."""
+        """Run the reduction and return the norm of all tensors together."""
         self.run_reduction()
         if not self._launches:
             return torch.zeros((), dtype=torch.float32)
@@ -265,26 +295,26 @@ class _Plan:
         return norm if norm.get_device() == self._devices[0] else norm.to(self._tensors[0].device)
 
     def apply(self, hyper: Sequence[float]) -> None:
-        """Change the tensors, by what the reduction has found last if the rule needs that."""
-        for launch in reversed(self._launches):  # what the reduction has read last is still cached
+        """Update the tensors with these hyper-parameters and the results of the last reduction."""
+        for launch in reversed(self._launches):  # the last launch read by the reduction is still in the cache
             launch.hyper[:, 1:] = hyper
             launch.compute()
         for tensor, copy in self._copies:
             tensor.copy_(copy)
-        if self._copies:  # copying has counted some already, to which one more does no harm
+        if self._copies:  # copy_ has counted the writes to these
             increment_version([t for i, t in enumerate(self._tensors) if i not in self._gapped])
         else:
             increment_version(self._tensors)
 
     def run_reduction(self) -> None:
-        """Run the reduction that the rule needs."""
+        """Run the reduction of the rule."""
         for launch in self._launches:
             launch.run_reduction(0)
         if len(self._launches) > 1 and self._rule.reductions[0].scope == "global":
             join_totals([launch.totals[0] for launch in self._launches], self._rule.reductions[0].op)
 
     def _dense(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors, with a copy in place of each that has gaps."""
+        """Return the tensors, with a dense copy in place of each that has gaps."""
         dense = [tensor.detach() for tensor in tensors]
         for i in self._gapped:
             dense[i] = dense[i].resolve_neg().clone(memory_format=torch.contiguous_format)
@@ -300,27 +330,27 @@ class _Plan:
 
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-_lock = threading.RLock()  # plans are shared, and work on one list at a time
+_lock = threading.RLock()  # plans are shared, and hold one list at a time
 _plans: dict[Any, list[_Plan]] = {}
-_MOST = 8  # plans of one key, and keys, that are kept
+_MOST = 8  # largest number of plans for one key, and of keys, in the cache
 
 
 def _plan(rule: Rule, tensors: Sequence[torch.Tensor], argument: str) -> _Plan:
-    """A plan that has taken these tensors: one from before where there is one."""
+    """Return a plan that has taken these tensors, a cached one if possible."""
     if not set(map(type, tensors)) <= _PLAIN:
         check_list(argument, tensors)
     key: Any = (rule, len(tensors))
     if tensors:
         device = tensors[0].device
-        stream = streams.current(device)  # two would share its totals
+        stream = streams.current(device)  # two streams must not share a plan's totals
         if current_recording.get() is not None or streams.is_capturing(device):
             raise RuntimeError(
                 "norms and clipping of lists cannot be captured in a CUDA graph, as their lists may change: use the "
                 "optimizer's clip_norm, or torch.nn.utils.clip_grad_norm_"
             )
         key = (*key, choose_engine(device), stream)
-    known = _plans.get(key, ())
-    for plan in known:
+    cached = _plans.get(key, ())
+    for plan in cached:
         if plan.take(tensors):
             return plan
     check_list(argument, tensors)
@@ -328,13 +358,13 @@ def _plan(rule: Rule, tensors: Sequence[torch.Tensor], argument: str) -> _Plan:
     if tensors:
         if len(_plans) >= _MOST and key not in _plans:
             _plans.pop(next(iter(_plans)))
-        _plans[key] = [plan, *known[: _MOST - 1]]
+        _plans[key] = [plan, *cached[: _MOST - 1]]
     return plan
 
 
 @contextmanager
 def _taken(argument: str, rule: Rule, tensors: Iterable[torch.Tensor]) -> Iterator[_Plan]:
-    """A plan that works on these tensors inside of this context."""
+    """Return a context that yields a plan holding these tensors, under the lock."""
     if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Iterable):
         hint = ": put it into a list" if isinstance(tensors, torch.Tensor) else ""
         raise TypeError(f"{argument} must be a list of tensors, got {type(tensors).__name__}{hint}")

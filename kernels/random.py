@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-KEYS = (0x9E3779B9, 0xBB67AE85)  # what the two keys grow by in each round
+KEYS = (0x9E3779B9, 0xBB67AE85)  # added to the two keys in each round
 ROUNDS = 10
-# sin(2 pi x) = x (SINE[0] + SINE[1] x^2 + SINE[2] x^4 + ...) on [-1/4, 1/4], off by 6e-9 of its size at most. A library's
-# own would first reduce the angle, in float64, as only large ones need.
+# sin(2 pi x) = x (SINE[0] + SINE[1] x^2 + SINE[2] x^4 + ...) on [-1/4, 1/4], relative error 6e-9 at most. A library's sine
+# would first reduce the angle in float64, which only large angles need.
 SINE = (6.283185273792462, -41.34167747863813, 81.60223125157768, -76.57499226895557, 39.71091809046951)
-# log((1 + s) / (1 - s)) = s (LOGARITHM[0] + LOGARITHM[1] s^2 + ...) for |s| <= 3 - 2 sqrt(2), off by 7e-10 of its size. That
-# is enough for numbers between sqrt(1/2) and sqrt(2), which others are brought to by powers of two. Of a library's own
-# logarithm compilers make a call for each number, and two libraries do not agree to the last bit.
+# log((1 + s) / (1 - s)) = s (LOGARITHM[0] + LOGARITHM[1] s^2 + ...) for |s| <= 3 - 2 sqrt(2), relative error 7e-10. That is
+# enough for numbers between sqrt(1/2) and sqrt(2), to which powers of two reduce all others. Compilers would call a
+# library's logarithm once for each number, and two libraries do not agree to the last bit.
 LOGARITHM = (1.9999999986223487, 0.6666681589989991, 0.3997479851652358, 0.2992559261551535)
 ROOT_HALF = 0x3F3504F3  # the bits of sqrt(1/2) as a float32
 LOG2 = 0.6931471805599453
@@ -24,13 +24,14 @@ _MASK = 0xFFFFFFFF
 
 
 def normal(key0: int, key1: int, index: torch.Tensor) -> torch.Tensor:
-    """Standard normal numbers, float32, by Box and Muller (1958): 4 of the 4 words that Philox gives for `index // 4`.
+    """Return a standard normal float32 number for each index, always the same for the same keys.
 
-    Two words make two numbers, one by the cosine and one by the sine.
+    The method is that of Box and Muller (1958): Philox makes four words for `index // 4`, and two words make two numbers, by
+    cosine and sine.
 
     Args:
         key0, key1: integers in [0, 2^32).
-        index: int64, 0 or more.
+        index: int64 tensor of any shape, values >= 0.
     """
     words = _philox(key0, key1, index >> 2)
     first, second = (torch.where((index & 2) == 0, words[k], words[k + 2]) for k in (0, 1))
@@ -39,7 +40,7 @@ def normal(key0: int, key1: int, index: torch.Tensor) -> torch.Tensor:
 
 
 def _logarithm(x: torch.Tensor) -> torch.Tensor:
-    """The natural logarithm of normal float32 numbers > 0."""
+    """Return the natural logarithm of float32 numbers > 0 that are not subnormal."""
     bits = x.view(torch.int32)
     exponent = (bits - ROOT_HALF) >> 23
     mantissa = (bits - (exponent << 23)).view(torch.float32)
@@ -52,7 +53,7 @@ def _logarithm(x: torch.Tensor) -> torch.Tensor:
 
 
 def _cosine(turns: torch.Tensor) -> torch.Tensor:
-    """cos(2 pi turns) for turns in [0, 1)."""
+    """Return cos(2 pi turns) for turns in [0, 1)."""
     x = torch.abs(turns - 0.5) - 0.25  # exact, and cos(2 pi turns) = sin(2 pi x)
     square = x * x
     value = SINE[-1] * square
@@ -73,7 +74,7 @@ def _philox(key0: int, key1: int, index: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def _multiplied(word: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Upper and lower 32 bits of a product of 32-bit words, without a 64-bit unsigned type."""
+    """Return the upper and lower 32 bits of a product of 32-bit words, without a 64-bit unsigned type."""
     low = word * (factor & 0xFFFF)  # below 2^48
     high = word * (factor >> 16) + (low >> 16)  # below 2^49
     return high >> 16, ((high << 16) | (low & 0xFFFF)) & _MASK

@@ -1,4 +1,4 @@
-"""Allocation of the states of rules: types, shapes, and arenas that serve many weights."""
+"""Allocate the states of rules: dtypes, shapes, and arenas shared by many weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import storage, streams
 from .language import Rule, TensorRule
 from .layouts import compute_dtype, dense_strides, is_dense, same_order
 
-PACK_FROM = 4096  # elements; in smaller tensors there is little to be saved, and as a rule much to be lost: biases, norms
+PACK_FROM = 4096  # elements; small tensors, such as biases and norms, save little memory and are sensitive to rounding
 ALIGNMENT = 64  # bytes between the starts of two tensors of an arena: one vector register of any CPU, four of a GPU
 
 
@@ -25,9 +25,13 @@ def slot_dtypes(
     state_dtype: torch.dtype | None = None,
     shape: torch.Size | None = None,
 ) -> tuple[torch.dtype, ...]:
-    """The types of all that a rule keeps of a weight, whose states are to be stored in `state_dtype` where they may be.
+    """Return the dtypes of a rule's states and per-tensor states for one weight.
 
-    Its shape says that of the states of a rule of whole tensors.
+    Args:
+        rule: the update rule.
+        weight_dtype: dtype of the weight.
+        state_dtype: low-precision dtype for the states that may have it; default: all states have `compute_dtype`.
+        shape: shape of the weight; needed for a rule of whole tensors.
     """
     dtype = compute_dtype(weight_dtype)
     if state_dtype is None or dtype != torch.float32:
@@ -39,7 +43,7 @@ def slot_dtypes(
 
 
 def state_type(weight: torch.Tensor, state_dtype: torch.dtype | None) -> torch.dtype | None:
-    """`state_dtype`, or None for a weight whose states are not packed: one of few elements or not in C's order."""
+    """Return `state_dtype`, or None if it is packed and the weight is small or not contiguous."""
     if state_dtype is None:
         return None
     packs = weight.numel() >= PACK_FROM and weight.is_contiguous()
@@ -49,19 +53,19 @@ def state_type(weight: torch.Tensor, state_dtype: torch.dtype | None) -> torch.d
 def slot_shapes(
     rule: Rule | TensorRule, shape: torch.Size, tensors: Sequence[torch.Tensor | torch.dtype]
 ) -> list[torch.Size]:
-    """The shapes of all that a rule keeps of a weight of this shape, in tensors like these or of these types."""
-    dtypes: list[Any] = [getattr(each, "dtype", each) for each in tensors]  # what is no tensor, `check_tensors` refuses
+    """Return the shapes of states and per-tensor states for a weight of this shape, given these tensors or dtypes."""
+    dtypes: list[Any] = [getattr(each, "dtype", each) for each in tensors]  # `check_tensors` rejects other objects
     return [
-        torch.Size([storage.packed_size(shape.numel(), dtype)]) if dtype in storage.PACKED else own
-        for dtype, own in zip(dtypes, rule.shapes(shape), strict=True)
+        torch.Size([storage.packed_size(shape.numel(), dtype)]) if dtype in storage.PACKED else unpacked
+        for dtype, unpacked in zip(dtypes, rule.shapes(shape), strict=True)
     ]
 
 
-@torch.inference_mode(False)  # they outlive the step that makes them
+@torch.inference_mode(False)  # the states outlive the step that makes them
 def states_for(
     rule: Rule | TensorRule, weights: Sequence[torch.Tensor], state_dtype: torch.dtype | None = None
 ) -> list[tuple[torch.Tensor, ...]]:
-    """Zeros for all that a rule keeps of each weight, in the order of `rule.slots`; types as those of `slot_dtypes`."""
+    """Return new states of zeros for each weight, in the order of `rule.slots`, with the dtypes of `slot_dtypes`."""
     if state_dtype is not None and isinstance(rule, Rule):
         return _low_precision_states(rule, weights, state_dtype)
     if isinstance(rule, Rule):
@@ -87,7 +91,7 @@ def _low_precision_states(rule: Rule, weights: Sequence[torch.Tensor], dtype: to
 
 @torch.inference_mode(False)
 def per_tensor_states(weights: Sequence[torch.Tensor], n: int) -> list[tuple[torch.Tensor, ...]]:
-    """`n` zeros without dimensions for each weight, in `compute_dtype`: rows of one array for each device and type."""
+    """Return `n` zeros without dimensions for each weight, in `compute_dtype`, rows of one array per device and dtype."""
     if not n:
         return [()] * len(weights)
     kinds = [(weight.device, compute_dtype(weight.dtype)) for weight in weights]
@@ -102,11 +106,16 @@ def per_tensor_states(weights: Sequence[torch.Tensor], n: int) -> list[tuple[tor
 def allocate_states(
     weights: Sequence[torch.Tensor], n_states: int, dtype: torch.dtype | None = None
 ) -> list[tuple[torch.Tensor, ...]]:
-    """Zeros in the shape of each weight, `n_states` times, in `compute_dtype`, or in `dtype` where that is float32.
+    """Return `n_states` tensors of zeros in the shape of each weight.
 
-    With uint8 or int8 they are packed, of one dimension, where `state_type` says so.
-    One arena per device, type and state serves all weights: few allocations, always aligned. A dense weight's state
+    One arena per device, dtype and state serves all weights: few allocations, always aligned. The state of a dense weight
     has the weight's strides, so that both can be walked as one stretch of memory.
+
+    Args:
+        weights: tensors of any dtype and layout.
+        n_states: number of states of each weight.
+        dtype: low-precision dtype of the states of weights that compute in float32; uint8 and int8 mean one-dimensional
+            packed states, except for weights that `state_type` excludes. Default: `compute_dtype`.
     """
     states: list[list[torch.Tensor]] = [[] for _ in weights]
     kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
@@ -135,12 +144,12 @@ def allocate_states(
 
 @torch.inference_mode(False)
 def master_like(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros of this type in the weight's shape and, if it is dense, its strides."""
+    """Return zeros of this dtype in the weight's shape and, if it is dense, with its strides."""
     return torch.empty_strided(weight.shape, dense_strides(weight), dtype=dtype, device=weight.device).zero_()
 
 
 def stacked_zeros(n: int, like: torch.Tensor) -> torch.Tensor:
-    """As `allocate_states` of `n` weights that are all like this one, in one tensor."""
+    """Return a stack [n, *shape] of zeros: one state for each of `n` weights like this one, each aligned."""
     kind = compute_dtype(like.dtype)
     step = ALIGNMENT // kind.itemsize
     room = -(-like.numel() // step) * step
@@ -149,7 +158,7 @@ def stacked_zeros(n: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def goes_with(tensor: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether a state or master has the weight's device and this type, and, if of its shape, its order of elements."""
+    """Return whether a state or master has the weight's device, this dtype and, if shapes agree, its order of elements."""
     if tensor.device != weight.device or tensor.dtype != dtype:
         return False
     if tensor.shape != weight.shape or (weight.is_contiguous() and tensor.stride() == weight.stride()):
@@ -158,16 +167,16 @@ def goes_with(tensor: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) ->
 
 
 class PerTensorStates:
-    """Tensors without dimensions, the per-tensor states of a list of tensors, read and written together as an array.
+    """The per-tensor states of a list of weights, tensors without dimensions, read and written together as an array.
 
-    That costs one call of torch or two, whatever the number of tensors, where all are of one storage, as `states_for` makes
-    them. Elsewhere the calls are as few, but each is a launch for every 64 numbers or so.
+    If all share a storage, as `states_for` makes them, that takes one or two torch operations for any number of weights.
+    Else it takes as few calls, but on a GPU one launch for about every 64 numbers.
 
     Args:
-        rows: for each tensor its numbers, all of one type.
+        rows: for each weight its per-tensor states, all of one dtype.
 
     Attributes:
-        is_joined: whether they are of one storage.
+        is_joined: whether all share a storage.
     """
 
     def __init__(self, rows: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -184,12 +193,12 @@ class PerTensorStates:
         regular = places[0, 0] + np.arange(len(rows))[:, None] * step + np.arange(len(rows[0]))
         if step > 0 and (places == regular).all():
             self._array = first.as_strided(self._shape, (step, 1))
-        else:  # a group has these, another group those between them
+        else:  # another group has the numbers in between
             self._memory = first.as_strided((first.untyped_storage().nbytes() // size,), (1,), 0)
             self._places = streams.staged(torch.from_numpy(places), first.device).to(first.device, non_blocking=True)
 
     def read(self, rows: slice = slice(None)) -> torch.Tensor:
-        """Those of these tensors, [n_tensors, n]."""
+        """Return the per-tensor states of the weights in this slice, [n_weights, n]."""
         if self._array is not None:
             return self._array[rows]
         if self.is_joined:
@@ -197,7 +206,7 @@ class PerTensorStates:
         return torch.stack(self._numbers).view(self._shape)[rows]
 
     def write(self, values: torch.Tensor) -> None:
-        """Store all, [n_tensors, n]."""
+        """Write the per-tensor states of all weights, [n_weights, n]."""
         if self._array is not None:
             self._array.copy_(values)
         elif self.is_joined:

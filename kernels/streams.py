@@ -1,4 +1,4 @@
-"""Streams of GPUs: everything is queued on the device of the tensors that it works on, whichever is the current one."""
+"""CUDA streams, events and pinned memory for a given device, whichever device is current."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import torch
 
 
 def is_asynchronous(device: torch.device) -> bool:
-    """Whether work on this device is queued on a stream, so that the host need not wait for it."""
+    """Return whether work on this device is queued on a stream, so that the host does not wait for it."""
     return device.type == "cuda" and torch.cuda.is_available()
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """A context in which this is the current GPU; it does nothing for other devices."""
+    """Return a context in which this is the current GPU; it does nothing for other devices."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def current(device: torch.device) -> Any:
-    """The stream on which work on this device is queued; None where there are none."""
+    """Return the current stream of this device; None if it is no GPU."""
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 def on_stream(stream: Any) -> AbstractContextManager[Any]:
-    """A context in which this is the current stream of its device; it does nothing for None."""
+    """Return a context in which this is the current stream of its device; it does nothing for None."""
     return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether what is queued on the device's current stream becomes part of a CUDA graph."""
+    """Return whether the device's current stream is being captured in a CUDA graph."""
     if not is_asynchronous(device):
         return False
     if device.index in (None, torch.cuda.current_device()):
@@ -39,23 +39,22 @@ def is_capturing(device: torch.device) -> bool:
 
 
 def pinned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """Memory of the host, page-locked, which copies to and from a GPU use behind the host's back."""
+    """Return uninitialized page-locked memory of the host, for asynchronous copies to and from a GPU."""
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
 
 def staged(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the host as a copy to this device with `non_blocking=True` takes it without making the host wait.
+    """Return a host tensor that `.to(device, non_blocking=True)` copies without making the host wait.
 
-    For a GPU that is a copy in page-locked memory, which torch reuses only when the copy out of it is over.
+    For a GPU this is a copy in page-locked memory, which torch reuses only after the copy to the device has finished.
     """
     if not is_asynchronous(device):
         return tensor
-    found = pinned(*tensor.shape, dtype=tensor.dtype)
-    return found.copy_(tensor)
+    return pinned(*tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
 
 def record_event(device: torch.device) -> Any:
-    """An event that is over when all that has been queued on the device's current stream is: `query()`, `synchronize()`."""
+    """Return an event that completes after all work queued so far on the device's current stream."""
     event = torch.cuda.Event()
     event.record(current(device))
     return event
