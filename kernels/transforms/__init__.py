@@ -1,6 +1,6 @@
-"""Functions from rule to rule: clipping, masked steps and decay, weights on spheres, averages of weights, skipped steps.
+"""Functions from rule to rule: clipping, masked steps and decay, weights of fixed norm, averages of weights, skipped steps.
 
-Each takes an elementwise rule and returns a new one, which calls it: no equation of a rule is repeated.
+Each takes an elementwise rule and returns a new rule that calls it, so no equation of a rule is repeated.
 """
 
 from .agc import agc

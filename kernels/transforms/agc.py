@@ -1,4 +1,4 @@
-"""`agc`: gradients clipped by the ratio of their norm to the weight's, tensor by tensor."""
+"""`agc`: clip each tensor's gradient by the ratio of its norm to the weight's."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from .base import Change, Made, changed_gradient, transformed
 
 
 def agc(rule: Rule) -> Rule:
-    """The rule with adaptive gradient clipping by tensors: a gradient's norm is at most `agc` times its weight's.
+    """Return the rule with adaptive gradient clipping: a gradient's norm is limited to `agc` times the norm of its weight.
 
-    With the norms |g| and |w| of a whole tensor, and L = agc max(|w|, 0.001), the gradient is multiplied by L / |g| where
-    |g| > L. In the paper each row of a matrix, or filter, has a norm of its own, as in `tristep.kernels.clip_adaptively_`;
-    here it is the whole tensor's, which is the same for vectors and numbers. `agc` is a hyper-parameter; there is one more
-    reduction, before the rule's own, which see the clipped gradient, too. The gradients themselves stay as they are.
+    With the norms |g| and |w| of a whole tensor, and L = agc max(|w|, 0.001), the gradient is multiplied by L / |g| if
+    |g| > L. The paper, and `tristep.kernels.clip_adaptively_`, compare the norms of each row of a matrix, or filter; for
+    vectors and scalars both are the same. `agc` is an additional hyper-parameter. The rule has an additional first
+    reduction, and its own reductions see the clipped gradient, too. The gradient tensors do not change.
 
     Args:
         rule: an elementwise rule. Apply this transform before all others.
 
     Raises:
-        ValueError: the rule needs the norm over all tensors already.
+        ValueError: the rule has a transform that needs the norm over all tensors.
 
     Source: Brock et al. (2021), "High-Performance Large-Scale Image Recognition Without Normalization", eq. 3, with norms of
     tensors instead of units.
@@ -36,7 +36,7 @@ def squares(w, g, state, hyper):
 
 @jit
 def clipped_by_ratio(g, g_square, w_square, ratio):
-    """The clipped gradient; what is NaN, and a gradient of a tensor in which there is NaN, stays as it is."""
+    """Return the clipped gradient; the gradient of a tensor with a NaN does not change."""
     norm, limit = norm_of(g_square), ratio * tl.maximum(norm_of(w_square), 0.001)
     return tl.where(norm > limit, g * (limit / norm), g)
 

@@ -1,4 +1,4 @@
-"""`apply_if_finite`: no change where the gradients are not finite."""
+"""`apply_if_finite`: skip steps if the gradients are not finite."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from .base import Made, skipping, transformed
 
 
 def apply_if_finite(rule: Rule | TensorRule) -> Any:
-    """The rule, but nothing changes where the sum of squares of the gradients over all tensors is not finite.
+    """Return the rule with steps skipped if the sum of squares of the gradients over all tensors is not finite.
 
-    Neither weights nor states nor per-tensor states do; update counts go on, since the host does not wait for the device to
-    know. In float32 the sum of squares is infinite from a norm of 1.8e19, too.
+    A skipped step changes neither weights nor states nor per-tensor states, but counts as an update, because the host does
+    not wait for the device. In float32 the sum is also infinite if the norm exceeds 1.8e19.
 
     Args:
-        rule: any rule; what is composed after this is not skipped.
+        rule: an elementwise rule or a rule of whole tensors. Transforms that are applied after this one are not skipped.
     """
     return transformed(apply_if_finite, _make, rule, around=_around_whole, reduction=total_square, skips_nonfinite=True)
 
 
 def _around_whole(step: Any, w: Any, g: Any, states: Any, hyper: Any, sums: Any) -> Any:
     going = sums[-1].isfinite()
-    new, found = step(torch.where(going, g, torch.zeros_like(g)))  # decompositions refuse non-finite values
-    kept = {name: old if found[name] is old else torch.where(going, found[name], old) for name, old in states.items()}
-    return torch.where(going, new, w), kept
+    new_w, new = step(torch.where(going, g, torch.zeros_like(g)))  # matrix decompositions fail for non-finite values
+    kept = {name: old if new[name] is old else torch.where(going, new[name], old) for name, old in states.items()}
+    return torch.where(going, new_w, w), kept
 
 
 @jit
 def is_finite(x):
-    """Whether a number is neither infinite nor NaN: else its difference from itself is NaN."""
+    """Return whether a number is neither infinite nor NaN; for these x - x is NaN."""
     return x - x == 0.0
 
 

@@ -1,6 +1,6 @@
-"""What transforms have in common.
+"""Helpers for transforms: compose a rule or reduction from a given one.
 
-The same transform of the same rule with the same options is the same object, also after pickling.
+The same transform of the same rule with the same options returns the same object, also after pickling.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from .whole import Around, ComposedTensorRule
 
 
 class Made(NamedTuple):
-    """What a transform makes of a rule.
+    """The parts of a transformed rule; a transform's `_make` returns them.
 
     Attributes:
         fn: the function of the new rule.
-        reduction: its reduction.
-        knows_total, skips_nonfinite, skip_above, skip_by: as those of `Rule`; they stay so in rules made of this one.
+        reduction: its reduction, or None.
+        knows_total: whether the first reduction is the sum of squares of the gradient over all tensors.
+        skips_nonfinite: whether a step is skipped if that sum is not finite.
+        skip_above: name of a hyper-parameter: a step is skipped if the sum exceeds it. None for no limit.
+        skip_by: name of a per-tensor state that is 0 if the step must be skipped, in place of these tests; or None.
     """
 
     fn: types.FunctionType
@@ -33,12 +36,13 @@ class Made(NamedTuple):
 
 
 class Change(NamedTuple):
-    """How a gradient is changed by the results of the reduction that comes first.
+    """How a rule's gradient is changed by the results of its first reduction.
 
     Attributes:
-        lines: gives the lines that do so, and what it is called then, of a text and the names of all its numbers.
-        hyper: hyper-parameters that they use.
-        helpers: functions that they call.
+        lines: function `(text, numbers) -> (lines, name)`: the lines that compute the new gradient, and its name, given the
+            `RuleSource` and the names of the reductions' results.
+        hyper: names of the hyper-parameters that the lines use.
+        helpers: functions that the lines call, by name.
     """
 
     lines: Callable[[RuleSource, tuple[str, ...]], tuple[list[str], str]]
@@ -47,13 +51,13 @@ class Change(NamedTuple):
 
 
 class ComposedReduction(Reduction):
-    """A reduction of a composed rule; `found` says of which rule, and which one of its."""
+    """A reduction of a composed rule. For pickle, `origin` is the rule and the index of this reduction in it."""
 
-    found: tuple[Rule, int] | None = None
+    origin: tuple[Rule, int] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        assert self.found is not None
-        return _reduction, self.found
+        assert self.origin is not None
+        return _reduction, self.origin
 
 
 def _reduction(rule: Rule, place: int) -> Reduction:
@@ -61,7 +65,7 @@ def _reduction(rule: Rule, place: int) -> Reduction:
 
 
 class _ComposedRule(Rule):
-    """A rule made of another one; `how` is the function and its arguments, which make it again."""
+    """A rule made from another rule. For pickle, `how` is the function and the arguments that make it again."""
 
     def __init__(self, made: Made, of: Rule, how: tuple[Any, ...]) -> None:
         super().__init__(made.fn, made.reduction)
@@ -73,15 +77,15 @@ class _ComposedRule(Rule):
         self.skip_above = made.skip_above or of.skip_above
         self.skip_by = made.skip_by or of.skip_by
         for place, stage in enumerate(self.reductions):
-            if isinstance(stage, ComposedReduction) and stage.found is None:
-                stage.found = self, place
+            if isinstance(stage, ComposedReduction) and stage.origin is None:
+                stage.origin = self, place
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._how
 
 
 class _ReductionAfter(ComposedReduction):
-    """A reduction made of another one, to come after `sums` and pass its results on."""
+    """A copy of a reduction that runs after the reduction `sums` and passes its results on."""
 
     _kept_and_sums = True
 
@@ -91,7 +95,7 @@ class _ReductionAfter(ComposedReduction):
 
 
 def check_rule(rule: Any, whole: bool = False) -> None:
-    """Refuse what cannot be transformed; `whole` is whether rules of whole tensors can."""
+    """Raise TypeError or ValueError for a rule that cannot be transformed. `whole`: rules of whole tensors are allowed."""
     if not isinstance(rule, (Rule, TensorRule) if whole else Rule):
         raise TypeError(f"rule must be elementwise, made with @rule, got {type(rule).__name__}")
     if taken := [name for name in (*rule.state, *rule.hyper) if name in ("sums", "kept", "index")]:
@@ -106,22 +110,26 @@ def transformed(
     around: Around | None = None,
     **whole: Any,
 ) -> Any:
-    """The rule that `transform(rule, *options)` gave before, or a new one, of what `make(rule, *options)` makes.
+    """Return the cached rule of `transform(rule, *options)`, or make and cache it.
 
     Args:
-        around: of a rule of whole tensors, what is done around its step; None for transforms that take none.
-        **whole: what `ComposedTensorRule` takes in addition.
+        transform: the public function that is called with `rule` and `options`; pickle calls it again.
+        make: function `(rule, *options) -> Made` for an elementwise rule.
+        rule: the rule to be transformed.
+        *options: hashable options of the transform.
+        around: for a rule of whole tensors, the function around its step (see `Around`). None: such rules are not allowed.
+        **whole: further arguments of `ComposedTensorRule`.
 
     Raises:
-        TypeError, ValueError: not a rule that can be transformed.
+        TypeError, ValueError: the rule cannot be transformed.
     """
     check_rule(rule, around is not None)
     key, how = (transform, options), (transform, (rule, *options))
     if key not in rule.made_of_it:
         if isinstance(rule, TensorRule):
             assert around is not None
-            own = rule.elementwise_rule
-            elementwise = None if own is None else transform(own, *options)
+            inner = rule.elementwise_rule
+            elementwise = None if inner is None else transform(inner, *options)
             rule.made_of_it[key] = ComposedTensorRule(rule, how, around, elementwise, **whole)
         else:
             rule.made_of_it[key] = _ComposedRule(make(rule, *options), rule, how)
@@ -129,11 +137,14 @@ def transformed(
 
 
 def after_first(rule: Rule, what: str, first: Reduction, change: Change | None = None) -> Reduction:
-    """The rule's last reduction when this one comes first, whose results are passed on to all others.
+    """Return a new last reduction for a rule, so that `first` runs before its reductions and they pass its results on.
 
     Args:
-        rule: if it knows the total, `first` replaces its first reduction, whose results are the last of `first`'s.
-        change: what replaces their gradient.
+        rule: the rule. If it knows the total, `first` replaces its first reduction, and the last results of `first` must be
+            the results of that reduction.
+        what: suffix of the names of the new reductions.
+        first: the reduction that runs first.
+        change: how the gradient of the rule's reductions is changed. Default: it is not.
     """
     before = first
     for stage in rule.reductions[1 if rule.knows_total else 0 :]:
@@ -147,11 +158,14 @@ def after_first(rule: Rule, what: str, first: Reduction, change: Change | None =
 
 
 def changed_gradient(rule: Rule, what: str, first: Reduction, change: Change, **made: Any) -> Made:
-    """The rule on gradients that are changed by the results of this reduction, which comes first.
+    """Return the parts of the rule applied to gradients that are changed by the results of a first reduction.
 
     Args:
-        what: how rule and reductions are called then.
-        **made: what `Made` takes in addition.
+        rule: the rule.
+        what: suffix of the names of the new rule and reductions.
+        first: the reduction that runs first.
+        change: how its results change the gradient.
+        **made: further fields of `Made`.
     """
     sums = after_first(rule, what, first, change)
     text = RuleSource(rule, *change.hyper, **change.helpers)
@@ -165,19 +179,20 @@ def changed_gradient(rule: Rule, what: str, first: Reduction, change: Change, **
 def changed_step(
     rule: Rule, sums: tuple[str, str, Function], what: tuple[str, Function], decay: tuple[str, ...], *hyper: str
 ) -> Made:
-    """The rule with its step changed by a sum over the tensor; decoupled weight decay has no part in that.
+    """Return the parts of the rule with its step, without decoupled weight decay, changed by a sum over the tensor.
 
-    With such decay the rule is computed with and without it: what the two differ by is the decay.
+    A rule with such decay is computed with and without it; the difference is the decay.
 
     Args:
-        sums: how the reduction and its sum are called, and what is summed up, of w, the new weight and g.
-        what: how the rule is called then, and the changed weight, of these three, the sum, the number of elements and
-            `hyper`.
-        decay: the rule's hyper-parameters of decoupled weight decay.
-        *hyper: hyper-parameters that are added.
+        rule: the rule.
+        sums: suffix of the name of the reduction, name of its sum, and function `(w, new_w, g)` of the summed values.
+        what: suffix of the name of the new rule, and function `(w, new_w, g, sum, n_elements, *hyper)` that returns the
+            changed weight.
+        decay: names of the rule's hyper-parameters of decoupled weight decay.
+        *hyper: names of hyper-parameters that are added.
     """
     measure, change = sums[2], what[1]
-    text = RuleSource(rule, *hyper, **{each.name: each for each in (measure, change)})
+    text = RuleSource(rule, *hyper, **{function.name: function for function in (measure, change)})
     total, count, stepped, ignored, nothing = text.new(sums[1], "count", "stepped", "ignored", "nothing")
     full, lines, undecayed = stepped, [], None
     if decay:
@@ -185,7 +200,7 @@ def changed_step(
         lines = [f"{nothing} = 0.0 * {decay[0]}"]
         undecayed = dict.fromkeys(decay, nothing)
     before = f"{text.w}, {stepped}, {text.g}"
-    found = text.define(
+    fn = text.define(
         sums[0],
         text.arguments(),
         [*lines, f"{stepped}, {ignored} = {text.call(undecayed)}"],
@@ -199,18 +214,22 @@ def changed_step(
         result += f" + ({full} - {stepped})"
     extras = ("sums", *(("index",) if "index" in rule.extras else ()))
     first = text.unpacked(extras, rule.state, (*rule.own_hyper, *hyper), (total, count, *text.sums))
-    reduction = ComposedReduction(found, rule.reduction, feeds_next=True)
+    reduction = ComposedReduction(fn, rule.reduction, feeds_next=True)
     return Made(text.define(what[0], first, lines, f"{result}, {text.returned()}"), reduction)
 
 
 def skipping(
     rule: Rule, what: str, proceeds: Function, *hyper: str, first: Reduction | None = None, place: int = -1
 ) -> Made:
-    """The rule, but nothing changes where `proceeds` says no of the sum of squares over all, and these hyper-parameters.
+    """Return the parts of the rule with steps that are skipped if `proceeds(sum, *hyper)` is false.
 
     Args:
-        first: the reduction that comes first then, as of `after_first`; None for the rule's own, or `total_square`.
-        place: of another one among the numbers which that gives, instead of the sum.
+        rule: the rule.
+        what: suffix of the name of the new rule.
+        proceeds: function of the sum of squares over all tensors and of `hyper`.
+        *hyper: names of hyper-parameters that are added.
+        first: the reduction that runs first. Default: the rule's own sum of squares, or `total_square`.
+        place: index of the argument of `proceeds` among the reductions' results. Default: -1, the sum of squares.
     """
     sums: Any = rule.reduction if rule.knows_total and first is None else after_first(rule, "behind", first or total_square)
     text = RuleSource(rule, *hyper, proceeds=proceeds)
@@ -226,11 +245,11 @@ def skipping(
 
 
 def _n_last(rule: Rule) -> int:
-    """How many of the numbers that a rule gets are results of the first reduction of all, and stay the last ones."""
+    """Return how many of the rule's numbers come from its first reduction and must stay last."""
     return rule.reductions[0].n_results if rule.knows_total else 0
 
 
 @jit
 def interpolated(slow, w, alpha):
-    """The new slow weight."""
+    """Return slow + alpha (w - slow)."""
     return slow + alpha * (w - slow)

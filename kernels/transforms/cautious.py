@@ -1,4 +1,4 @@
-"""`cautious`: steps only in elements where they descend the gradient."""
+"""`cautious`: step only in elements where the step descends along the gradient."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .base import Made, changed_step, check_rule, transformed
 
 
 def cautious(rule: Rule, decay: Iterable[str] = ("decay",)) -> Rule:
-    """The rule with its step masked where it does not descend the gradient, and scaled up in compensation.
+    """Return the rule with its step set to 0 in elements where it does not descend, and scaled up elsewhere.
 
-    The steps that are left are divided by their share in the tensor's elements, which counts as 0.001 at least.
+    The remaining steps are divided by their fraction of the tensor's elements, or by 0.001 if that is more.
 
     Args:
         rule: an elementwise rule.
-        decay: its hyper-parameters of decoupled weight decay, which is not masked; names that the rule does not have are
-            ignored.
+        decay: names of hyper-parameters of decoupled weight decay, which is not masked; names that the rule does not have
+            are ignored.
 
     Source: Liang et al. (2024), "Cautious Optimizers", alg. 1, with the share as in the authors' code.
     """
@@ -27,14 +27,14 @@ def cautious(rule: Rule, decay: Iterable[str] = ("decay",)) -> Rule:
 
 @jit
 def agrees(w, stepped, g):
-    """1 where the step goes down the gradient, else 0. Their product could be too small to tell."""
+    """Return 1 if the step descends along the gradient, else 0. The product of both could underflow."""
     step = w - stepped
     return tl.where(((step > 0.0) & (g > 0.0)) | ((step < 0.0) & (g < 0.0)), 1.0, 0.0)
 
 
 @jit
 def masked(w, stepped, g, agreeing, count):
-    """The weight after that part of its step which agrees. A product, since what is NaN is to stay NaN."""
+    """Return the weight after the masked and scaled step. The mask is a factor, so that NaN stays NaN."""
     share = tl.maximum(agreeing / count, 0.001)
     return w - (w - stepped) * (agrees(w, stepped, g) / share)
 

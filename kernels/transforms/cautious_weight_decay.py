@@ -1,4 +1,4 @@
-"""`cautious_weight_decay`: decoupled decay only in elements that the step moves towards zero."""
+"""`cautious_weight_decay`: decoupled weight decay only in elements that the step moves towards zero."""
 
 from __future__ import annotations
 
@@ -14,52 +14,53 @@ from .base import Made, check_rule, transformed
 
 
 def cautious_weight_decay(rule: Rule | TensorRule, decay: Iterable[str] = ("decay", "decoupled_decay")) -> Any:
-    """The rule, with its decoupled weight decay only in elements where u w >= 0, of the step -u and the weight w.
+    """Return the rule with its decoupled weight decay only in elements where u w >= 0, for the step -u and the weight w.
 
-    u is what the rule without decay takes off the weight. Where that is too small to change the weight, it counts as 0.
+    u is what the rule without decay subtracts from the weight; if it is too small to change the weight, it counts as 0.
 
     Args:
-        rule: a rule that has a decoupled weight decay. Of one of whole tensors, these hyper-parameters times the weight, as
-            it was before the step, are taken off.
-        decay: the hyper-parameters of that; names that the rule does not have are ignored.
+        rule: an elementwise rule or a rule of whole tensors with decoupled weight decay. For whole tensors the decay is the
+            sum of these hyper-parameters times the weight before the step.
+        decay: names of hyper-parameters of decoupled weight decay; names that the rule does not have are ignored.
 
     Raises:
-        ValueError: it has none of these.
+        ValueError: the rule has none of these hyper-parameters.
 
     Source: Chen et al. (2025), "Cautious Weight Decay", arXiv 2510.12402, alg. 1.
     """
     check_rule(rule, whole=True)
     decay = tuple(decay)
     names = rule.hyper if isinstance(rule, TensorRule) else rule.own_hyper
-    if not (own := tuple(name for name in names if name in decay)):
+    if not (used := tuple(name for name in names if name in decay)):
         raise ValueError(
             f"rule {rule.name!r} has none of the hyper-parameters {', '.join(map(repr, decay))}: there is no decoupled "
             "weight decay in it; apply decoupled_weight_decay first, or name it in decay="
         )
-    return transformed(cautious_weight_decay, _make, rule, own, around=partial(_around_whole, decay=_of_whole(rule, own)))
+    around = partial(_around_whole, decay=_of_whole(rule, used))
+    return transformed(cautious_weight_decay, _make, rule, used, around=around)
 
 
 def _of_whole(rule: Rule | TensorRule, decay: tuple[str, ...]) -> tuple[str, ...]:
-    """These hyper-parameters, without those that a rule of whole tensors has for its elementwise rule alone."""
+    """Return the names without those that a rule of whole tensors has only for its elementwise rule."""
     return tuple(name for name in decay if name in getattr(rule, "own_hyper", rule.hyper))
 
 
 def _around_whole(step: Any, w: Any, g: Any, states: Any, hyper: Any, *sums: Any, decay: tuple[str, ...]) -> Any:
-    """Decay has no part in the step, which is costly, so that one is enough."""
-    stepped, found = step(g, **dict.fromkeys(decay, 0.0))
+    """Compute the step once, without decay: in a rule of whole tensors the decay does not change the step."""
+    stepped, new_states = step(g, **dict.fromkeys(decay, 0.0))
     decayed = stepped - sum(hyper[name] for name in decay) * w
-    return torch.where(opposes(w, stepped), stepped, decayed), found
+    return torch.where(opposes(w, stepped), stepped, decayed), new_states
 
 
 @jit
 def opposes(w, stepped):
-    """Whether a step and a weight differ in sign. Their product could be too small to tell."""
+    """Return whether u and w differ in sign, for the step -u. Their product could underflow."""
     step = w - stepped
     return ((step > 0.0) & (w < 0.0)) | ((step < 0.0) & (w > 0.0))
 
 
 def _make(rule: Rule, decay: tuple[str, ...]) -> Made:
-    """The rule is computed with and without decay. States may depend on it, too."""
+    """Compute the rule with and without decay, because states may depend on it, too."""
     text = RuleSource(rule, opposes=opposes)
     nothing, decayed, stepped, states, opposing = text.new("nothing", "decayed", "stepped", "states", "opposing")
     undecayed = dict(zip(rule.state, text.new(*(f"undecayed_{name}" for name in rule.state)), strict=True))

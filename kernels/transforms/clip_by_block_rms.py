@@ -1,4 +1,4 @@
-"""`clip_by_block_rms`: steps whose root mean square over each tensor is limited."""
+"""`clip_by_block_rms`: limit the root mean square of each tensor's step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .base import Made, changed_step, check_rule, transformed
 
 
 def clip_by_block_rms(rule: Rule, decay: Iterable[str] = ("decay",)) -> Rule:
-    """The rule with its step -u divided by max(1, RMS(u) / step_limit), with the root mean square over each tensor.
+    """Return the rule with its step -u divided by max(1, RMS(u) / step_limit), where RMS is over each tensor.
 
-    `step_limit` is a hyper-parameter: the learning rate times the threshold for an update of rate 1.
+    `step_limit` is a hyper-parameter: the learning rate times the limit for a step of learning rate 1.
 
     Args:
         rule: an elementwise rule.
-        decay: its hyper-parameters of decoupled weight decay, which is not limited; names that the rule does not have are
-            ignored.
+        decay: names of hyper-parameters of decoupled weight decay, which is not limited; names that the rule does not have
+            are ignored.
 
     Source: Shazeer & Stern (2018), "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", section 6;
     `optax.clip_by_block_rms`.
@@ -34,7 +34,7 @@ def step_square(w, stepped, g):
 
 @jit
 def limited(w, stepped, g, square, count, limit):
-    """The weight after the limited step; comparisons are such that what is NaN stays that."""
+    """Return the weight after the limited step. The comparison keeps NaN."""
     rms = tl.sqrt(square / count)
     return tl.where(rms > limit, w - (w - stepped) * (limit / rms), stepped)
 

@@ -1,4 +1,4 @@
-"""`clip_by_global_norm`: gradients clipped by their norm over all tensors."""
+"""`clip_by_global_norm`: clip gradients by their norm over all tensors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .base import Change, Made, changed_gradient, transformed
 
 
 def clip_by_global_norm(rule: Rule | TensorRule) -> Any:
-    """The rule with gradients multiplied by min(1, clip_norm / (norm + 1e-6)), of the norm over all tensors of an update.
+    """Return the rule with gradients multiplied by min(1, clip_norm / (norm + 1e-6)), with their norm over all tensors.
 
-    It has one more hyper-parameter, `clip_norm`, and one more reduction, before its own, which see the clipped gradient too.
-    The gradients themselves stay as they are.
+    The new rule has the additional hyper-parameter `clip_norm` and an additional first reduction. The rule's own reductions
+    see the clipped gradient, too. The gradient tensors do not change.
 
     Args:
-        rule: any rule. Apply this transform first, before others that read the gradient.
+        rule: an elementwise rule or a rule of whole tensors. Apply this transform before others that read the gradient.
 
     Source: Pascanu et al. (2013), "On the difficulty of training recurrent neural networks", alg. 1; numbers of torch.
     """

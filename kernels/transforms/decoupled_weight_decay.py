@@ -1,4 +1,4 @@
-"""`decoupled_weight_decay`: decay of the weight alongside its step."""
+"""`decoupled_weight_decay`: subtract decay from the weight, apart from the step."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from .base import Made, check_rule, transformed
 
 
 def decoupled_weight_decay(rule: Rule) -> Rule:
-    """The rule with one more hyper-parameter, `decoupled_decay`: by how much the weight shrinks in addition to its step.
+    """Return the rule with decoupled weight decay: w <- (step of the rule) - decoupled_decay w, with the old weight w.
 
-    The hyper-parameter `wd` stays, for the decay in the gradient; it is to be 0.
+    `decoupled_decay` is a new hyper-parameter. `wd`, the decay in the gradient, stays a hyper-parameter; set it to 0.
 
     Args:
         rule: an elementwise rule that has a hyper-parameter `wd`.
 
     Raises:
-        ValueError: the rule has none.
+        ValueError: the rule has no hyper-parameter `wd`.
 
     Source: Loshchilov & Hutter (2019), "Decoupled Weight Decay Regularization", alg. 1 and 2, lines 9 and 12.
     """

@@ -1,4 +1,4 @@
-"""`ema`: a moving average of the weights."""
+"""`ema`: keep a moving average of the weights."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from .base import Made, interpolated, transformed
 
 
 def ema(rule: Rule | TensorRule, moves: bool = True) -> Any:
-    """The rule with a last state `ema`, the moving average of the weight: ema <- ema + (1 - ema_decay) (w - ema).
+    """Return the rule with a moving average of the weight: ema <- ema + (1 - ema_decay) (w - ema), with the new w.
 
-    It must start as the weight. The hyper-parameter is `one_minus_ema_decay`. `moving_average` shows the average.
+    The average is an additional last state `ema`, which must start equal to the weight. `one_minus_ema_decay` is an
+    additional hyper-parameter. The rule `moving_average` copies the average into the weight.
 
     Args:
-        rule: any rule.
-        moves: if False, a rule of the same states that leaves the average as it is, and has no such hyper-parameter.
+        rule: an elementwise rule or a rule of whole tensors.
+        moves: if False, return a rule with the same states that does not change the average and does not have the
+            hyper-parameter. Default: True.
 
     Source: Polyak & Juditsky (1992); as `torch.optim.swa_utils.get_ema_multi_avg_fn`.
     """
@@ -25,9 +27,9 @@ def ema(rule: Rule | TensorRule, moves: bool = True) -> Any:
 
 
 def _around_whole(step: Any, w: Any, g: Any, states: Any, hyper: Any, *sums: Any) -> Any:
-    new, found = step(g)
+    new, new_states = step(g)
     share = hyper.get("one_minus_ema_decay")
-    return new, found if share is None else found | {"ema": interpolated(states["ema"], new, share)}
+    return new, new_states if share is None else new_states | {"ema": interpolated(states["ema"], new, share)}
 
 
 @rule

@@ -1,4 +1,4 @@
-"""`hyperball`: each tensor keeps the norm that it had at first."""
+"""`hyperball`: keep each tensor at the norm that it had before its first step."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ _KEPT = ("radius", "weight_scale", "step_scale")
 
 
 def hyperball(rule: Rule) -> Rule:
-    """The rule with each tensor kept on the sphere on which it was before its first step, and steps of a given length on it.
+    """Return the rule with each tensor kept at its initial norm, and with steps of a given length relative to that norm.
 
     With the norm R of the tensor w before its first step, and the step -u of the rule without weight decay:
 
         v = w - hyperball_lr R u / |u|
         w <- R v / |v|
 
-    All norms are those of the tensor's elements together, and |v| follows from the sums of w^2, u^2 and w u. So a tensor of
-    one element stays as it is, and it is up to you to which tensors you apply this: the paper does so to weight matrices.
-    A tensor whose norm is 0 before its first step takes the rule's own steps; if |u| is 0, or v is, the tensor stays.
-    NaN in one element's step makes the tensor NaN. u is a difference of weights, so it has lost the digits that these have
-    lost: the rule's own learning rate should not be so small that its steps hardly change a weight. It is meant for rules
-    that take a step from the weight, not for those that make the weight of their states, as FTRL does.
+    Norms are over all elements of the tensor, and |v| is computed from the sums of w^2, u^2 and w u. A tensor of one
+    element never changes. Choose yourself which tensors get this rule; the paper uses it for weight matrices. A tensor that is 0
+    before its first step takes the rule's own steps. If |u| or |v| is 0, the tensor does not change. A NaN in the step of one
+    element makes the whole tensor NaN. u is a difference of two weights and has their rounding errors, so the rule's own
+    learning rate should not be so small that its steps hardly change a weight. The transform is for rules that step from the
+    weight, not for rules that compute the weight from their states, such as FTRL.
 
-    The rule has the per-tensor states `radius`, -1 where that norm was 0, and `weight_scale` and `step_scale`, by which
-    weight and -u are multiplied; the hyper-parameter `hyperball_lr`; and one more reduction. The hyper-parameters of weight
+    The new rule has the per-tensor states `radius`, which is R, or -1 if R was 0, and `weight_scale` and `step_scale`, the
+    factors of weight and -u; the hyper-parameter `hyperball_lr`; and an additional reduction. The hyper-parameters of weight
     decay, `wd`, `decay` and `decoupled_decay`, have no effect.
 
     Args:
-        rule: an elementwise rule. Apply this after what changes gradients or steps, before what averages weights.
+        rule: an elementwise rule. Apply this after transforms that change gradients or steps, and before transforms that
+            average weights.
 
     Source: Wen et al. (2026), "Fantastic Pretraining Optimizers and Where to Find Them II: Hyperball Optimization",
     arXiv 2606.16899.
@@ -41,7 +42,7 @@ def hyperball(rule: Rule) -> Rule:
 
 
 class _OnSphere(ComposedReduction):
-    """The reduction of a rule on a sphere."""
+    """The reduction that computes radius and scales."""
 
     def __init__(self, fn: types.FunctionType, sums: Reduction | None) -> None:
         super().__init__(fn, sums, feeds_next=True)
@@ -49,7 +50,7 @@ class _OnSphere(ComposedReduction):
 
 
 def _scales(sums, kept, hyper):
-    """Radius, and what weight and step are multiplied by. Comparisons are such that what is NaN stays that."""
+    """Return the radius and the factors of weight and step. The comparisons keep NaN."""
     w_square, u_square, product = sums
     radius, weight_scale, step_scale = kept  # noqa: RUF059  # names them
     (hyperball_lr,) = hyper
@@ -66,7 +67,7 @@ def _scales(sums, kept, hyper):
 
 @jit
 def on_sphere(w, stepped, radius, weight_scale, step_scale):
-    """The new weight; `stepped` where there is no sphere."""
+    """Return the new weight; `stepped` if the initial norm was 0."""
     return tl.where(radius < 0.0, stepped, weight_scale * w - step_scale * (w - stepped))
 
 
@@ -82,7 +83,7 @@ def _make(rule: Rule) -> Made:
     decay = [name for name in rule.own_hyper if name in ("wd", "decay", "decoupled_decay")]
     lines = [f"{nothing} = 0.0 * {decay[0]}"] if decay else []
     call = text.call(dict.fromkeys(decay, nothing))
-    found = text.define(
+    lengths = text.define(
         "lengths",
         text.arguments(),
         [
@@ -96,4 +97,4 @@ def _make(rule: Rule) -> Made:
     first = text.unpacked(extras, rule.state, rule.own_hyper, (*_KEPT, *text.sums))
     result = f"{text['on_sphere']}({text.w}, {stepped}, {', '.join(_KEPT)}), {text.returned()}"
     lines = [*lines, *text.step(stepped, call)]
-    return Made(text.define("on_sphere", first, lines, result), _OnSphere(found, rule.reduction))
+    return Made(text.define("on_sphere", first, lines, result), _OnSphere(lengths, rule.reduction))

@@ -1,4 +1,4 @@
-"""`lookahead`: slow weights, to which the fast ones are reset from time to time."""
+"""`lookahead`: keep slow weights, to which the weights are reset every few steps."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from .base import Made, interpolated, transformed
 
 
 def lookahead(rule: Rule, sync: bool = True) -> Rule:
-    """The rule with a last state `slow_weight`, which must start as the weight; the weight is periodically reset to it.
+    """Return the rule with slow weights: an additional last state `slow_weight`, which must start equal to the weight.
 
-    Where the hyper-parameter `sync` is above 0, after the step
-    slow_weight <- slow_weight + lookahead_alpha (w - slow_weight) and w <- slow_weight.
+    In a step whose hyper-parameter `sync` is above 0,
+    slow_weight <- slow_weight + lookahead_alpha (w - slow_weight), then w <- slow_weight.
 
     Args:
         rule: an elementwise rule.
-        sync: if False, a rule of the same states that never does so, and has neither of the two hyper-parameters. It neither
-            reads nor writes `slow_weight`.
+        sync: if False, return a rule with the same states that never synchronizes. It neither reads nor writes
+            `slow_weight`, and has neither of the hyper-parameters `lookahead_alpha` and `sync`. Default: True.
 
     Source: Zhang et al. (2019), "Lookahead Optimizer: k steps forward, 1 step back", alg. 1.
     """

@@ -1,4 +1,4 @@
-"""`skip_above_percentile`: no change where the gradients' norm is far above a running percentile of the norms before."""
+"""`skip_above_percentile`: skip steps if the gradients' norm is far above a running percentile of earlier norms."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ _HYPER = ("skip_share", "skip_rate", "skip_factor", "skip_warmup", "skip_square"
 
 
 def skip_above_percentile(rule: Rule) -> Rule:
-    """The rule, but nothing changes where the gradients' norm over all tensors exceeds `skip_factor` times a percentile.
+    """Return the rule with steps skipped if the gradients' norm over all tensors exceeds `skip_factor` P.
 
-    That is a running estimate P of the norm which the share `skip_share` of norms does not exceed. With the norm n of an
-    update, which is compared with P as it was before,
+    P is a running estimate of the norm that the fraction `skip_share` of norms does not exceed. The norm n of an update is
+    compared with P from before the update, and then
 
         P <- P exp(skip_rate (skip_share - b)), b = 1 if n <= P, else 0
 
-    After T updates log P has moved by skip_rate times the sum of skip_share - b: where it stays between bounds, the share of
-    norms with n <= P goes to skip_share as 1 / T, whatever their distribution is. Norms of skipped updates move P, too, so
-    that it follows a lasting change of their level; none moves it by more than the factor exp(skip_rate), whatever its size.
+    After T updates log P has moved by skip_rate times the sum of skip_share - b. So if P stays within bounds, the fraction
+    of norms with n <= P converges to skip_share as 1 / T, for any distribution of norms. Norms of skipped updates move P, too,
+    so that it follows a lasting change of their level; each moves it by a factor of at most exp(skip_rate).
 
-    The start is not the paper's, which is given one: in the first `skip_warmup` updates none is skipped for P, and in the
-    first half of these P is the geometric mean of all norms so far. A norm that is 0 or not finite moves nothing. Nothing
-    changes either where the sum of squares is not finite or exceeds `skip_square`, as of `skip_large_updates`; infinity is
-    for no such limit.
+    Unlike the paper, which is given an initial P, this skips no step because of P in the first `skip_warmup` updates, and in
+    the first half of these P is the geometric mean of all norms so far. A norm that is 0 or not finite does not change P. A
+    step is also skipped if the sum of squares of the gradients is not finite or exceeds `skip_square`, which is infinite for
+    no limit.
 
-    All these are hyper-parameters. The per-tensor states, the same for all tensors, are `norm_percentile`, P;
-    `percentile_count`, of how many norms it is; and `step_taken`, 1, or 0 if the last update was skipped. They change in
-    skipped updates, too; those of `zclip` do not. With a `skip_rate` of 0 nothing is counted or estimated.
+    `skip_factor`, `skip_share`, `skip_rate`, `skip_warmup` and `skip_square` are hyper-parameters. The per-tensor states,
+    equal for all tensors, are `norm_percentile`, which is P; `percentile_count`, the number of norms so far; and
+    `step_taken`, 1, or 0 if the last update was skipped. They change in skipped updates, too; those of `zclip` do not. With
+    a `skip_rate` of 0 nothing is counted or estimated.
 
     Args:
-        rule: an elementwise rule; what is composed after this is not skipped.
+        rule: an elementwise rule. Transforms that are applied after this one are not skipped.
 
     Source: Andrew et al. (2021), "Differentially Private Learning with Adaptive Clipping", arXiv 1905.03871, the geometric
     update, of one norm at a time and without noise. TensorFlow Federated's `ZeroingConfig` zeroes updates above a multiple
@@ -47,7 +48,7 @@ def skip_above_percentile(rule: Rule) -> Rule:
 
 @jit
 def followed(total, percentile, count, share, rate, factor, warmup, limit):
-    """The new percentile, how many norms there were, and whether a step with this sum of squares is taken: 1, or 0."""
+    """Return the new percentile, the number of norms, and 1 if a step with this sum of squares is taken, else 0."""
     norm = norm_of(total)
     is_finite = total - total == 0.0
     taken = is_finite & (total <= limit) & ((count < warmup) | (norm <= factor * percentile))
@@ -67,22 +68,25 @@ def is_taken(flag):
 
 @cache
 def _watching(of: Reduction) -> Reduction:
-    """A reduction to the sum of squares with what `followed` gives, and what this one keeps of it, if it keeps anything."""
+    """Return a reduction with the states of the percentile, then the states, or else the sum, of a given reduction."""
     kept, more = of.kept or ("norm_square",), of.finish_hyper
     new = [f"new_{name}" for name in (*_KEPT, *kept)]
-    own, others = new[: len(_KEPT)], new[len(_KEPT) :]
+    followed_names, other_names = new[: len(_KEPT)], new[len(_KEPT) :]
+    finished = f"finished(sums, {tuple_text(kept)}, {tuple_text(more)})" if of.finished else "(total,)"
     lines = [
         "total, = sums",
         f"{tuple_text((*_KEPT, *kept))} = kept",
         f"{tuple_text((*_HYPER, *more))} = hyper",
-        f"{tuple_text(own)} = followed({', '.join(('total', *_KEPT[:2], *_HYPER))})",
-        f"{tuple_text(others)} = {f'finished(sums, {tuple_text(kept)}, {tuple_text(more)})' if of.finished else '(total,)'}",
+        f"{tuple_text(followed_names)} = followed({', '.join(('total', *_KEPT[:2], *_HYPER))})",
+        f"{tuple_text(other_names)} = {finished}",
     ]
-    result = tuple_text([*own, *(f"tl.where(is_taken({own[-1]}), {a}, {b})" for a, b in zip(others, kept, strict=True))])
+    taken = f"is_taken({followed_names[-1]})"
+    chosen = [f"tl.where({taken}, {new}, {old})" for new, old in zip(other_names, kept, strict=True)]
+    result = tuple_text([*followed_names, *chosen])
     text = "".join(f"    {line}\n" for line in (*lines, f"return {result}"))
-    known = {"tl": tl, "followed": followed, "is_taken": is_taken, "finished": of.finished, "__name__": __name__}
+    names = {"tl": tl, "followed": followed, "is_taken": is_taken, "finished": of.finished, "__name__": __name__}
     watching = ComposedReduction(of.fn, None, of.scope, op=of.op)
-    watching.finish(function_of_text("percentile", f"def percentile(sums, kept, hyper):\n{text}", known))
+    watching.finish(function_of_text("percentile", f"def percentile(sums, kept, hyper):\n{text}", names))
     return watching
 
 

@@ -1,4 +1,4 @@
-"""`skip_large_updates`: no change where the gradients' norm is too large."""
+"""`skip_large_updates`: skip steps if the gradients' norm is too large."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from .base import Made, skipping, transformed
 
 
 def skip_large_updates(rule: Rule) -> Rule:
-    """The rule, but nothing changes where the sum of squares of the gradients over all tensors exceeds `skip_square`.
+    """Return the rule with steps skipped if the sum of squares of the gradients over all tensors exceeds `skip_square`.
 
-    That is a hyper-parameter. Where the sum is not finite nothing changes either, as of `apply_if_finite`, and the rest
-    is as there.
+    `skip_square` is a hyper-parameter. A step is also skipped if the sum is not finite. A skipped step changes neither
+    weights nor states nor per-tensor states, but counts as an update, because the host does not wait for the device.
 
     Args:
-        rule: an elementwise rule; what is composed after this is not skipped.
+        rule: an elementwise rule. Transforms that are applied after this one are not skipped.
 
     Source: `optax.skip_large_updates`; the option of Megatron-LM.
     """
@@ -22,7 +22,7 @@ def skip_large_updates(rule: Rule) -> Rule:
 
 @jit
 def is_small(total, limit):
-    """Whether a number is finite and not above this limit, which may be infinite."""
+    """Return whether a number is finite and not above the limit, which may be infinite."""
     return (total <= limit) & (total - total == 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Transforms of rules of whole tensors: what is done to gradients, weights and states, around a step of the rule."""
+"""Transforms of rules of whole tensors: functions around a step that change gradients, weights and states."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ import torch
 
 from ..language import Reduction, Rule, TensorRule
 
-# A function of `step`, w, g, states and hyper-parameters by name, and the numbers that the reduction has found, which gives
-# the new w and states. `step(g, **hyper)` is the step of the rule with this gradient, and these hyper-parameters instead of
-# its own.
+# A function of `step`, w, g, the states by name, the hyper-parameters by name, and the reduction's results, which returns
+# the new w and states. `step(g, **hyper)` takes the rule's step with this gradient, and with these hyper-parameters replaced.
 Around = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
 
 
 class ComposedTensorRule(TensorRule):
-    """A rule of whole tensors made of another one, whose elementwise rule is transformed likewise.
-
-    Its states begin with those of that rule, as `tensor_rule` wants it.
+    """A rule of whole tensors made from another one, whose elementwise rule is transformed in the same way.
 
     Args:
-        of: the other rule.
-        how: a function and its arguments, which make it again.
-        around: what is done around a step.
-        elementwise: the transformed elementwise rule of `of`, if that has one.
-        state, hyper: what it has in addition. Such states have the weight's shape, and full precision.
-        reduction: over all gradients, if it needs one.
-        skips_nonfinite: as that of `Rule`.
+        of: the rule to be transformed.
+        how: function and its arguments that make this rule again, for pickle.
+        around: the function around a step.
+        elementwise: the transformed elementwise rule of `of`, or None. Its states become the first states of this rule.
+        state: names of additional states, which have the weight's shape and full precision.
+        hyper: names of additional hyper-parameters.
+        reduction: a reduction over all gradients whose results `around` gets, or None.
+        skips_nonfinite: whether a step is skipped if the result of the reduction is not finite.
     """
 
     def __init__(
@@ -41,7 +39,7 @@ class ComposedTensorRule(TensorRule):
         reduction: Reduction | None = None,
         skips_nonfinite: bool = False,
     ) -> None:
-        _ = of.state  # so that all of them have been read
+        _ = of.state  # reads all attributes of `of`
         vars(self).update(vars(of))
         self._of, self._made_by, self._around, self.made_of_it = of, how, around, {}
         first = () if elementwise is None else elementwise.state
@@ -59,10 +57,10 @@ class ComposedTensorRule(TensorRule):
         states, values, of = dict(zip(self.state, state, strict=True)), dict(zip(self.hyper, hyper, strict=True)), self._of
 
         def step(g: torch.Tensor, **changed: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            own: Mapping[str, Any] = values | changed
+            inner: Mapping[str, Any] = values | changed
             old = tuple(states[name] for name in of.state)
-            new, kept = of.compute(w, g, old, tuple(own[name] for name in of.hyper), *(sums if of.reductions else ()))
+            new, kept = of.compute(w, g, old, tuple(inner[name] for name in of.hyper), *(sums if of.reductions else ()))
             return new, states | dict(zip(of.state, kept, strict=True))
 
-        new, found = self._around(step, w, g, states, values, *sums)
-        return new, tuple(found[name] for name in self.state)
+        new_w, new_states = self._around(step, w, g, states, values, *sums)
+        return new_w, tuple(new_states[name] for name in self.state)

@@ -1,4 +1,4 @@
-"""`zclip`: gradients clipped where their norm is far above its moving average."""
+"""`zclip`: clip gradients if their norm is far above its moving average."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .base import Change, Made, changed_gradient, transformed
 
 
 def zclip(rule: Rule) -> Rule:
-    """The rule with gradients clipped where their norm over all tensors is a spike, by running mean and variance of it.
+    """Return the rule with gradients clipped if their norm over all tensors is a spike, by its running mean and variance.
 
     With the norm n of an update, mean m and variance v of those before, and z = (n - m) / (sqrt(v) + 1e-6), the norm is
     a spike where z > `zclip`. The gradients are then clipped to the norm n* = m + `zclip`^2 sqrt(v) / z, else n* = n; and
@@ -36,13 +36,13 @@ def zclip(rule: Rule) -> Rule:
 
 @reduction(scope="global")
 def watched_square(w, g, state, hyper):
-    """Sum of squares of the gradient over all tensors, with running numbers of its root."""
+    """Sum of squares of the gradient over all tensors, with running statistics of its root."""
     return (g * g,)
 
 
 @watched_square.finish
 def watched(sums, kept, hyper):
-    """Mean and variance of norms, how many there were, what gradients are multiplied by, and the sum of squares."""
+    """Mean, variance and number of norms, the factor for gradients, and the sum of squares."""
     (total,) = sums
     norm_mean, norm_variance, norm_count, clip_scale, norm_square = kept  # noqa: RUF059  # names them
     zclip, one_minus_zclip_decay, zclip_warmup, clip_norm = hyper
