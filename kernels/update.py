@@ -436,7 +436,7 @@ class Update:
             )
         if self.rng_offsets.max(initial=-1) >= into.n_rows:
             raise ValueError(
-                f"the buffer has {into.n_rows} rows, an offset of a weight is {self.rng_offsets.max()}: make n_rows larger"
+                f"the buffer has {into.n_rows} rows, the offset of a weight is {self.rng_offsets.max()}: make n_rows larger"
             )
         self._into = into
 

@@ -21,11 +21,11 @@ def hyperball(rule: Rule) -> Rule:
         w <- R v / |v|
 
     Norms are over all elements of the tensor, and |v| is computed from the sums of w^2, u^2 and w u. A tensor of one
-    element never changes. Choose yourself which tensors get this rule; the paper uses it for weight matrices. A tensor that is 0
-    before its first step takes the rule's own steps. If |u| or |v| is 0, the tensor does not change. A NaN in the step of one
-    element makes the whole tensor NaN. u is a difference of two weights and has their rounding errors, so the rule's own
-    learning rate should not be so small that its steps hardly change a weight. The transform is for rules that step from the
-    weight, not for rules that compute the weight from their states, such as FTRL.
+    element never changes. You choose which tensors get this rule; the paper uses it for weight matrices. A tensor that
+    is 0 before its first step takes the rule's own steps. If |u| or |v| is 0, the tensor does not change. A NaN in the step
+    of one element makes the whole tensor NaN. u is a difference of two weights and has their rounding errors, so the rule's
+    own learning rate should not be so small that its steps hardly change a weight. The transform is for rules that step from
+    the weight, not for rules that compute the weight from their states, such as FTRL.
 
     The new rule has the per-tensor states `radius`, which is R, or -1 if R was 0, and `weight_scale` and `step_scale`, the
     factors of weight and -u; the hyper-parameter `hyperball_lr`; and an additional reduction. The hyper-parameters of weight

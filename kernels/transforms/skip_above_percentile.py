@@ -23,8 +23,8 @@ def skip_above_percentile(rule: Rule) -> Rule:
         P <- P exp(skip_rate (skip_share - b)), b = 1 if n <= P, else 0
 
     After T updates log P has moved by skip_rate times the sum of skip_share - b. So if P stays within bounds, the fraction
-    of norms with n <= P converges to skip_share as 1 / T, for any distribution of norms. Norms of skipped updates move P, too,
-    so that it follows a lasting change of their level; each moves it by a factor of at most exp(skip_rate).
+    of norms with n <= P converges to skip_share as 1 / T, for any distribution of norms. Norms of skipped updates move P,
+    too, so that it follows a lasting change of their level; each moves it by a factor of at most exp(skip_rate).
 
     Unlike the paper, which is given an initial P, this skips no step because of P in the first `skip_warmup` updates, and in
     the first half of these P is the geometric mean of all norms so far. A norm that is 0 or not finite does not change P. A

@@ -10,7 +10,7 @@ import torch
 from ..language import Reduction, Rule, TensorRule
 
 # A function of `step`, w, g, the states by name, the hyper-parameters by name, and the reduction's results, which returns
-# the new w and states. `step(g, **hyper)` takes the rule's step with this gradient, and with these hyper-parameters replaced.
+# the new w and states. `step(g, **hyper)` takes the rule's step with this gradient and these other hyper-parameters.
 Around = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
 
 
