@@ -166,7 +166,7 @@ class Trainer:
         self._replaced = False  # whether the optimizer has been given to another trainer since
         models = [Replica(self._params, self._names, self._updater, zero_grads)]
         models += [Replica(each, self._names, Updater(self._optimizer, engine), zero_grads) for each in replicas[1:]]
-        self._updater.be_that_of(self._optimizer)  # and not the last replica's
+        self._updater.register_with(self._optimizer)  # and not the last replica's
         stores = kvstore, models, self._optimizer, compression_params, update_on_kvstore, engine
         self._use_replicas(models, sync_for(*stores))
         self.telemetry = telemetry
@@ -903,7 +903,7 @@ class Trainer:
             self._ascended = DisplacedWeights([replica], state["_ascended"])
         self._watch = AccumulationWatch(self._params, is_over=True)
         self._optimizer.trainer = weakref.ref(self)
-        self._updater.be_that_of(self._optimizer)
+        self._updater.register_with(self._optimizer)
         self.telemetry = self._telemetry
 
 

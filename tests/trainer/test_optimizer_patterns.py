@@ -49,7 +49,7 @@ WRONG = [
     ([("*", "adm")], ValueError, "optimizer\\[0\\].*adam"),
     ([("*",)], TypeError, "must be \\(pattern, optimizer\\)"),
     ([], ValueError, "at least one"),
-    ([("*", [("*", "sgd")])], TypeError, "several optimizers inside one"),
+    ([("*", [("*", "sgd")])], TypeError, "is a list of optimizers inside the list"),
     ([("*", "sgd", {"begin_num_update": 3})], ValueError, "begin_num_update=3 is for all"),
 ]
 

@@ -339,7 +339,7 @@ class ZeroSync(AllReduceSync):
     def _for_whole_states(self) -> Updater:
         """Return a temporary updater for whole states; the optimizer goes on with this rank's updater."""
         whole = Updater(self._optimizer, self.updater.engine)
-        self.updater.be_that_of(self._optimizer)
+        self.updater.register_with(self._optimizer)
         return whole
 
     def _load_masters(self, masters: Mapping[Any, torch.Tensor]) -> None:

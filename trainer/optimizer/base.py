@@ -1,4 +1,4 @@
-"""Optimizer: counts, learning rates and multipliers, as in MXNet, and the registry. No arithmetic on tensors here."""
+"""`Optimizer`, the base class: update counts, learning rates and multipliers as in MXNet, and the registry of names."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def _schedule(name: str, value: Any) -> Callable[[int], float]:
 def _multipliers(name: str, value: Any) -> dict[Index, float]:
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must map parameter indices or names to numbers, got {type(value).__name__}")
-    return {key: number(f"{name}[{key!r}]", each, low=0) for key, each in value.items()}
+    return {key: number(f"{name}[{key!r}]", multiplier, low=0) for key, multiplier in value.items()}
 
 
 class WithMaster(NamedTuple):
-    """The state of a 16-bit weight with `multi_precision`: its float32 copy, and the state made for that."""
+    """State of a 16-bit weight with `multi_precision`: its float32 master copy, and the state created for the master."""
 
     master: torch.Tensor
     state: Any
@@ -45,39 +45,40 @@ class WithMaster(NamedTuple):
 class Optimizer:
     """Base class of all optimizers, with MXNet's interface for user-defined optimizers.
 
-    A subclass, marked with `@Optimizer.register` so that it is known by its name, supplies `create_state(index, weight)` and
-    `update(index, weight, grad, state)` in plain torch operations, and in `update` asks
-    `_update_count(index)`, `_get_lr(index)` and `_get_wd(index)` for what it needs. With an attribute `aggregate_num` of 1
-    or more, `update` gets lists of up to so many parameters of one type, as in MXNet. It runs in plain torch, one tensor
-    at a time. For fused kernels, write a rule and subclass `RuleOptimizer`.
+    To define an optimizer, write a subclass with `create_state(index, weight)` and `update(index, weight, grad, state)` in
+    plain torch operations, and register its name with `@Optimizer.register`. In `update`, call `_update_count(index)`,
+    `_get_lr(index)` and `_get_wd(index)` for the count, learning rate and weight decay of a parameter. If the attribute
+    `aggregate_num` is 1 or more, `update` gets lists of up to that many parameters of one dtype, as in MXNet. Such a class
+    runs in plain torch, one tensor at a time; for fused kernels, write a rule and subclass `RuleOptimizer`.
 
     Args:
-        learning_rate: step size, >= 0; None means the class's default, or the scheduler's `base_lr` if there is one.
+        learning_rate: step size, >= 0; None means the scheduler's `base_lr` or, without a scheduler, the class's default.
         wd: weight decay, >= 0.
-        rescale_grad: what every gradient is multiplied by first. `Trainer.step` sets it to 1 / batch_size times this.
-        clip_gradient: elements of the gradient are limited to [-clip_gradient, clip_gradient]; None means no limit.
-        lr_scheduler: a callable from the number of updates to the learning rate, such as those of `tristep.lr_scheduler`.
-            If `learning_rate` is given as well, it becomes the scheduler's `base_lr`.
-        begin_num_update: where the count of updates starts, >= 0.
-        multi_precision: keep a float32 copy of float16 and bfloat16 weights and update that.
-        param_idx2name: names of the parameters by index. By MXNet's rule, names that end neither in weight nor in gamma
-            then get a wd_mult of 0.
+        rescale_grad: multiplier of every gradient, applied first. `Trainer.step` divides it by the batch size.
+        clip_gradient: limit of the gradient's elements, which are clipped to [-clip_gradient, clip_gradient]; None means no
+            limit.
+        lr_scheduler: callable from the update count to the learning rate, such as a schedule of `tristep.lr_scheduler`. If
+            `learning_rate` is given as well, it becomes the scheduler's `base_lr`.
+        begin_num_update: the first value of the update counts, an int >= 0.
+        multi_precision: whether to keep and update a float32 master copy of float16 and bfloat16 weights.
+        param_idx2name: names of the parameters by index. If given, parameters whose names end neither in weight nor in gamma
+            get a `wd_mult` of 0, as in MXNet.
         param_dict: parameters by index, whose attributes `lr_mult` and `wd_mult` are read at every step.
 
     Raises:
-        TypeError: an unknown argument, or one of the wrong type.
-        ValueError: an argument out of its range.
+        TypeError: an argument is unknown or has the wrong type.
+        ValueError: an argument is out of range.
 
     Source: MXNet 1.9.1, `python/mxnet/optimizer/optimizer.py`.
     """
 
     default_learning_rate: ClassVar[float] = 0.01
     decayed_names: ClassVar[tuple[str, ...]] = ("_weight", "_gamma", ".weight", ".gamma")
-    host_state_names: ClassVar[tuple[str, ...]] = ()  # what a step of a rule changes on the host; restored where it fails
+    host_state_names: ClassVar[tuple[str, ...]] = ()  # attributes that a step changes; restored if the step fails
     aggregate_num: int = 0
-    default_overrules_schedule: ClassVar[bool] = False  # in MXNet, of which there is a warning
+    default_overrules_schedule: ClassVar[bool] = False  # whether in MXNet the class's default rate replaces base_lr
     opt_registry: ClassVar[Registry[type[Optimizer]]]  # by name, in lower case
-    _is_complete = False  # whether the constructor has come to its end, from which on settings are checked together
+    _is_complete = False  # whether the constructor has ended; from then on settings are checked together
 
     lr = Setting(number, low=0, apart=True)
     wd = Setting(number, low=0)
@@ -104,7 +105,7 @@ class Optimizer:
         **unknown: Any,
     ) -> None:
         refuse_unknown(type(self), unknown)
-        self.trainer: Callable[[], Any] | None = None  # a weak reference to the Trainer that has it
+        self.trainer: Callable[[], Any] | None = None  # a weak reference to the Trainer that uses this optimizer
         if learning_rate is not None:
             learning_rate = number("learning_rate", learning_rate, low=0)
         if param_idx2name is not None and not isinstance(param_idx2name, Mapping):
@@ -125,75 +126,87 @@ class Optimizer:
         self.step_counts = StepCounts(self.begin_num_update)
         self.idx2name = dict(param_idx2name or {})
         self.param_dict = dict(param_dict or {})
-        self.param_names: dict[Index, str] = {}  # a Trainer's, by index
+        self.param_names: dict[Index, str] = {}  # by index; set by a Trainer
         self.lr_mult = {}
         self.set_wd_mult({})
         self.check_settings()
         self._is_complete = True
 
     def check_settings(self) -> None:
-        """Refuse settings that do not go together. Called by the constructor, and after each assignment to one.
+        """Raise if settings contradict each other; called by the constructor and after each assignment to a setting.
+
+        Subclasses extend it for their own arguments.
 
         Raises:
-            TypeError, ValueError: there are such.
+            TypeError, ValueError: two settings cannot be combined, or a multiplier names an unknown parameter.
         """
-        self._check_known("lr_mult", self.lr_mult)
-        self._check_known("wd_mult", self.wd_mult)
+        self._check_multiplier_keys("lr_mult", self.lr_mult)
+        self._check_multiplier_keys("wd_mult", self.wd_mult)
 
     def set_together(self, settings: Mapping[str, Any], with_states: bool = False) -> None:
-        """Set settings, by the names of attributes, all of them or none.
+        """Set several attributes at once: all of them, or none if one is refused.
 
         Args:
-            settings: the new values.
-            with_states: whether states are replaced, too, by those that go with them.
+            settings: the new values by attribute name.
+            with_states: whether the caller also replaces the states, so that the values need not fit the present ones.
 
         Raises:
-            TypeError, ValueError: one is not allowed, or they do not go together, or, after the first step, not with the
-                states that there are; nothing has been changed.
+            TypeError, ValueError: a value is not allowed, values contradict each other, or, after the first step, they do
+                not fit the existing states; nothing has been changed.
         """
-        own = vars(self)
+        attributes = vars(self)
         checked = {name: self._checked_setting(name, value) for name, value in settings.items()}
-        before = dict(own)
-        own.update(checked)
+        before = dict(attributes)
+        attributes.update(checked)
         if self._is_complete:
             try:
                 self.check_settings()
             except BaseException:
-                own.update(before)
+                attributes.update(before)
                 raise
 
     def _checked_setting(self, name: str, value: Any) -> Any:
         setting = getattr(type(self), name, None)
         if isinstance(setting, Setting):
             return setting.checked(value)
-        if isinstance(value, float) and not math.isfinite(value) and value != vars(self).get(name):  # of a user's class
+        if isinstance(value, float) and not math.isfinite(value) and value != vars(self).get(name):  # in a user's class
             raise ValueError(f"{name}={value!r}: must be finite")
         return value
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: without the Trainer, and what has the states, of which a copy has none yet."""
-        without = {name: None for name in ("trainer", "_updater") if name in vars(self)}
-        return vars(self) | without | {"step_counts": self.step_counts.copy()}
+        """Return the attributes to copy or pickle: without the links to Trainer and Updater, which a copy does not have."""
+        unlinked = {name: None for name in ("trainer", "_updater") if name in vars(self)}
+        return vars(self) | unlinked | {"step_counts": self.step_counts.copy()}
 
     @staticmethod
     def register(klass: _Class) -> _Class:
-        """Class decorator: make an optimizer known by its name, in lower case.
+        """Register an optimizer class under its name, for `create` and `Trainer`; a class decorator.
 
-        Another class of that name is replaced, with a warning.
+        Names are looked up in any case. Registering a second class of the same name replaces the first, with a warning.
+
+        Args:
+            klass: a subclass of `Optimizer`.
+
+        Returns:
+            `klass`, unchanged.
+
+        Raises:
+            TypeError: `klass` is not a subclass of `Optimizer`.
         """
         return Optimizer.opt_registry.register(klass, stacklevel=3)
 
     @staticmethod
     def create_optimizer(name: str | Optimizer, **kwargs: Any) -> Optimizer:
-        """Make an optimizer by the name of its class, in any case.
+        """Construct an optimizer from the name of its class.
 
         Args:
-            name: such as "sgd" or "Adam"; an instance is returned as it is.
-            **kwargs: the class's arguments.
+            name: a registered name in any case, such as "sgd" or "Adam". An instance is returned unchanged.
+            **kwargs: the arguments of the class; not allowed with an instance.
 
         Raises:
-            TypeError: `name` is no string, an argument is unknown or of the wrong type, or is given with an instance.
-            ValueError: no such optimizer, or an argument out of its range.
+            TypeError: `name` is neither a string nor an instance, an argument is unknown or has the wrong type, or arguments
+                come with an instance.
+            ValueError: no optimizer is registered under that name, or an argument is out of range.
 
         Example:
             >>> import tristep
@@ -211,30 +224,46 @@ class Optimizer:
         return Optimizer.opt_registry.lookup(name)(**kwargs)
 
     def create_state(self, index: Index, weight: torch.Tensor) -> Any:
-        """The state of one parameter before its first update: None, a tensor, or a tuple or list of such.
+        """Return the state of a parameter before its first update: None, a tensor, or a (nested) tuple or list of these.
 
-        Called without gradient recording. This base class keeps none.
+        Subclasses that have state override it; this base class returns None. It is called without gradient recording.
+
+        Args:
+            index: the parameter's index.
+            weight: the parameter, or its float32 master.
         """
         return None
 
     def update(self, index: Index, weight: torch.Tensor, grad: torch.Tensor, state: Any) -> None:
-        """Update one weight and its state in place. Called without gradient recording."""
+        """Update one weight and its state in place; subclasses define it. It is called without gradient recording.
+
+        Args:
+            index: the parameter's index.
+            weight: the parameter, or its float32 master.
+            grad: its gradient.
+            state: what `create_state` returned for it.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define update(index, weight, grad, state)")
 
     def create_state_multi_precision(self, index: Index, weight: torch.Tensor) -> Any:
-        """As `create_state`; with `multi_precision` and a 16-bit weight the pair (float32 copy, its state)."""
+        """Return the result of `create_state`, or for a weight with a master the pair (float32 master, master's state)."""
         if self.keeps_master(weight):
             master = weight.detach().float()
             return WithMaster(master, self.create_state(index, master))
         return self.create_state(index, weight)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """As `update`, on the float32 copy where there is one; the weight is that copy, rounded.
+        """Call `update` on the float32 master of a weight that has one and round the result into the weight.
 
-        Lists of each go to `update` as lists.
+        Weights without a master are updated directly. Lists are passed to `update` as lists.
+
+        Args:
+            index: the parameter's index, or a list of indices.
+            weight, grad: the parameter and its gradient, or lists of them.
+            state: what `create_state_multi_precision` returned, or a list of these.
         """
         indices, weights, grads, states = listed_arguments(index, weight, grad, state)
-        masters = [i for i, each in enumerate(weights) if self.keeps_master(each)]
+        masters = [i for i, tensor in enumerate(weights) if self.keeps_master(tensor)]
         updated = list(weights)
         for i in masters:
             updated[i], states[i] = states[i]
@@ -248,36 +277,41 @@ class Optimizer:
 
     @property
     def can_update(self) -> bool:
-        """Whether the class defines how to update, as this base class does not."""
-        own = type(self)
-        return own.update is not Optimizer.update or own.update_multi_precision is not Optimizer.update_multi_precision
+        """Whether the class defines how to update weights, which this base class does not."""
+        cls = type(self)
+        return cls.update is not Optimizer.update or cls.update_multi_precision is not Optimizer.update_multi_precision
 
     @property
     def depends_on_order(self) -> bool:
-        """Whether the order of the parameters may change numbers."""
+        """Whether results may depend on the order in which parameters are updated."""
         return not getattr(self, "uniform_hyper", False)
 
     def has_others(self, index: Index) -> bool:
-        """Whether it has parameters other than this one."""
+        """Return whether the optimizer has parameters other than this one."""
         return bool((self.counts.keys() | self.param_names.keys()) - {index})
 
     def check_alone(self, index: Index) -> None:
-        """Refuse to update one of several parameters by itself where the gradients of all are needed.
+        """Raise if this parameter must not be updated without the others, because their gradients are needed, too.
 
         Raises:
-            ValueError: they are.
+            ValueError: there are other parameters, and an option such as a global norm needs all gradients.
         """
 
     def follow(self, weight: torch.Tensor, state: Any) -> Any:
-        """The state, after the weight may have been converted: its float32 copy comes and goes with 16 bits."""
+        """Return a state that fits the weight's present dtype: with a new master, or without one, if the dtype changed.
+
+        Args:
+            weight: the parameter, possibly converted to another dtype since the last step.
+            state: its state from the last step.
+        """
         if type(self).create_state_multi_precision is not Optimizer.create_state_multi_precision:
-            return state  # a user-defined form
+            return state  # the user's class defines its own form of state
         if isinstance(state, WithMaster):
             return state if self.keeps_master(weight) else state.state
         return WithMaster(weight.detach().float(), state) if self.keeps_master(weight) else state
 
     def keeps_master(self, weight: torch.Tensor) -> bool:
-        """Whether this weight is updated through a float32 copy."""
+        """Return whether this weight is updated through a master copy: `multi_precision` is on, and it has 16 bits."""
         return bool(self.multi_precision) and weight.dtype in LOW_PRECISION
 
     @property
@@ -286,21 +320,29 @@ class Optimizer:
         return self.rate_at(self.num_update)
 
     def rate_at(self, num_update: int) -> float:
-        """The learning rate at this update count, before multipliers.
+        """Return the learning rate at an update count, before multipliers.
+
+        Args:
+            num_update: the update count, which the scheduler gets. Without a scheduler the rate is `lr`.
 
         Raises:
-            ValueError, TypeError: the scheduler gave something else than a finite number >= 0.
+            TypeError: the scheduler returned something that is not a number.
+            ValueError: the scheduler returned a negative or infinite number.
         """
         if self.lr_scheduler is None:
             return self.lr
         return number(f"lr_scheduler({num_update})", self.lr_scheduler(num_update), low=0)
 
     def set_learning_rate(self, lr: float) -> None:
-        """Set the rate.
+        """Set the learning rate of an optimizer without a scheduler.
+
+        Args:
+            lr: the new learning rate, >= 0.
 
         Raises:
-            UserWarning: there is a scheduler, which decides the rate. (MXNet raises the warning class itself.)
-            ValueError: negative or not finite.
+            UserWarning: there is a scheduler, which decides the rate. (MXNet, too, raises the warning class as an error.)
+            TypeError: `lr` is not a number.
+            ValueError: `lr` is negative or not finite.
         """
         if self.lr_scheduler is not None:
             raise UserWarning(
@@ -310,32 +352,48 @@ class Optimizer:
         self.lr = lr
 
     def set_lr_mult(self, args_lr_mult: Mapping[Index, float]) -> None:
-        """Multipliers of the learning rate by parameter index or name; replaces those set before.
+        """Set the learning-rate multipliers of parameters, replacing all that were set before.
 
-        An attribute `lr_mult` of the parameter itself comes before these. Under a Trainer, names are its names, and indices
-        count its parameters.
+        An attribute `lr_mult` of a parameter takes precedence.
+
+        Args:
+            args_lr_mult: mapping from parameter index or name to a number >= 0. Under a Trainer, names and indices are those
+                of its parameters.
 
         Raises:
-            TypeError, ValueError: no numbers >= 0; or, under a Trainer, a parameter that it does not have.
+            TypeError: it is not a mapping to numbers.
+            ValueError: a multiplier is negative or, under a Trainer, there is no parameter of that index or name.
         """
         self.lr_mult = args_lr_mult
 
     def set_wd_mult(self, args_wd_mult: Mapping[Index, float]) -> None:
-        """Multipliers of the weight decay by parameter index or name; replaces those set before.
+        """Set the weight-decay multipliers of parameters, replacing all that were set before.
 
-        Where `param_idx2name` was given, names that end neither in weight nor in gamma start at 0, as in MXNet 1.9.1.
+        An attribute `wd_mult` of a parameter takes precedence. If the optimizer was given `param_idx2name`, parameters whose
+        names end neither in weight nor in gamma have the multiplier 0 unless it is set here, as in MXNet 1.9.1.
+
+        Args:
+            args_wd_mult: mapping from parameter index or name to a number >= 0.
+
+        Raises:
+            TypeError: it is not a mapping to numbers.
+            ValueError: a multiplier is negative or, under a Trainer, there is no parameter of that index or name.
         """
         names = self.idx2name.values()
         undecayed: dict[Index, float] = {name: 0.0 for name in names if not name.endswith(self.decayed_names)}
         self.wd_mult = undecayed | _multipliers("wd_mult", args_wd_mult)
 
     def multipliers(self, index: Index) -> tuple[float, float]:
-        """lr_mult and wd_mult of a parameter: its own attribute, else by index, else by name, else 1."""
-        own = getattr(self.param_dict.get(index), "__dict__", {})
+        """Return a parameter's (lr_mult, wd_mult): from its attributes, else set by index, else set by name, else 1.0.
+
+        Raises:
+            TypeError, ValueError: an attribute `lr_mult` or `wd_mult` is not a number >= 0, or `grad_req` is unknown.
+        """
+        attributes = getattr(self.param_dict.get(index), "__dict__", {})
         name: Index = self.idx2name.get(index) or self.param_names.get(index) or index
-        if "grad_req" in own:
-            check_grad_req(name, own["grad_req"])
-        lr_mult, wd_mult = own.get("lr_mult"), own.get("wd_mult")
+        if "grad_req" in attributes:
+            check_grad_req(name, attributes["grad_req"])
+        lr_mult, wd_mult = attributes.get("lr_mult"), attributes.get("wd_mult")
         if lr_mult is None:
             lr_mult = self.lr_mult.get(index, self.lr_mult.get(name, 1.0))
         if wd_mult is None:
@@ -345,26 +403,26 @@ class Optimizer:
         )
 
     def slots(self, indices: Sequence[Index]) -> np.ndarray:
-        """Where `step_counts` has the counts of these parameters; new parameters start at `begin_num_update`."""
+        """Return the positions (int64 array) of parameters' counts in `step_counts`, adding those of new parameters."""
         return self.step_counts.slots(indices, self.begin_num_update)
 
     def host_state(self) -> tuple[Any, ...]:
-        """The host's values that a step passes to the next, in addition to counts and states."""
+        """Return the host's numbers that one step passes to the next, besides counts and states; to undo a failed step."""
         return tuple(getattr(self, name) for name in self.host_state_names)
 
-    def load_host_state(self, carried: tuple[Any, ...]) -> None:
-        """Undo what a step that failed has changed of these."""
-        for name, value in zip(self.host_state_names, carried, strict=True):
+    def load_host_state(self, host_state: tuple[Any, ...]) -> None:
+        """Restore what `host_state` returned before a step that failed."""
+        for name, value in zip(self.host_state_names, host_state, strict=True):
             setattr(self, name, value)
 
     @property
     def counts(self) -> dict[Index, int]:
-        """How often each parameter has been updated."""
+        """The number of updates of each parameter, as a new dict by index."""
         return self.step_counts.as_dict()
 
     @property
     def num_update(self) -> int:
-        """The largest number of updates of any parameter, from which the schedule computes the learning rate."""
+        """The largest number of updates of any parameter, at which the schedule is evaluated; may be set."""
         return self.step_counts.largest
 
     @num_update.setter
@@ -372,14 +430,14 @@ class Optimizer:
         self.step_counts.largest = integer("num_update", value, low=0)
 
     def _update_count(self, index: Index | Sequence[Index]) -> None:
-        """Count an update of these parameters; `num_update` is the largest count of all."""
+        """Add 1 to the update count of a parameter, or of each of a list; for `update` of user-defined optimizers."""
         indices = list(index) if isinstance(index, (list, tuple)) else [index]
-        for slot in self.slots(indices):  # type: ignore[arg-type]  # one after the other, as one may be there twice
+        for slot in self.slots(indices):  # type: ignore[arg-type]  # one by one, as an index may occur twice
             self.step_counts.advance(slot, int(self.step_counts.values[slot]) + 1)
 
     @property
     def _index_update_count(self) -> Mapping[Index, int]:
-        """`counts`, under the name that optimizers written for MXNet read it by; `_update_count` writes it."""
+        """`counts`, read-only, under the name that optimizers written for MXNet use."""
         return MappingProxyType(self.counts)
 
     def _get_lr(self, index: Index) -> float:
@@ -396,11 +454,15 @@ class Optimizer:
         return [self._get_wd(index) for index in indices]
 
     def use_parameters(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-        """Let these be the parameters of indices 0, 1, ..., as a Trainer does.
+        """Take a Trainer's parameters as those of the indices 0, 1, ...
+
+        Args:
+            params: the parameters.
+            names: their names.
 
         Raises:
-            ValueError: `param_idx2name`, `set_lr_mult` or `set_wd_mult` named others, or one has a `grad_req` that torch has
-                not; nothing has been changed.
+            ValueError: `param_idx2name`, `set_lr_mult` or `set_wd_mult` name other parameters, or a parameter has a
+                `grad_req` that torch does not support; nothing has been changed.
         """
         for index, name in self.idx2name.items():
             if index not in range(len(params)):
@@ -423,13 +485,13 @@ class Optimizer:
             self.param_dict, self.param_names = before
             raise
 
-    def _check_known(self, argument: str, given: Mapping[Index, float]) -> None:
-        """Under a Trainer, multipliers of parameters that there are not would have no effect."""
+    def _check_multiplier_keys(self, argument: str, multipliers: Mapping[Index, float]) -> None:
+        """Raise ValueError if a multiplier is for a parameter that the Trainer does not have."""
         if not self.param_names:
             return
         names = {*self.param_names.values(), *self.idx2name.values()}
         listed = ", ".join(map(repr, sorted(names)[:8])) + (" and others" if len(names) > 8 else "")
-        for key in given:
+        for key in multipliers:
             if key not in self.param_names and key not in names:
                 raise ValueError(
                     f"{argument}[{key!r}]: no parameter has this name or index; indices are 0 to {len(self.param_names) - 1}"
@@ -437,30 +499,30 @@ class Optimizer:
                 )
 
     def settings(self) -> dict[str, Any]:
-        """The optimizer's own numbers and switches, as plain data for saving."""
+        """Return the optimizer's numbers, switches and strings by attribute name, as plain data for saving."""
         plain = (bool, int, float, str, type(None))
-        own = {k: v.item() if isinstance(v, np.generic) else v for k, v in vars(self).items() if k[0] != "_"}
-        return {k: v for k, v in own.items() if k not in ("lr_scheduler", "trainer") and isinstance(v, plain)}
+        public = {k: v.item() if isinstance(v, np.generic) else v for k, v in vars(self).items() if k[0] != "_"}
+        return {k: v for k, v in public.items() if k not in ("lr_scheduler", "trainer") and isinstance(v, plain)}
 
     def __repr__(self) -> str:
         shown = {k: v for k, v in self.settings().items() if isinstance(v, (bool, int, float)) and k not in self._hidden()}
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
     def _hidden(self) -> tuple[str, ...]:
-        """Settings that `repr` leaves out."""
+        """Return the names of settings that `repr` leaves out."""
         return ()
 
 
 def listed_arguments(index: Any, weight: Any, grad: Any, state: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """Arguments of `update` as lists, which they may be already.
+    """Return the arguments of `update` as lists; for a single parameter, lists of one.
 
     Raises:
-        TypeError, ValueError: some are and others not, they have different lengths, or an index comes twice.
+        TypeError: `index` is a list, but another argument is not.
+        ValueError: the lists have different lengths, or an index occurs twice.
     """
     if not isinstance(index, (list, tuple)):
         return [index], [weight], [grad], [state]
-    given = {"index": index, "weight": weight, "grad": grad, "state": state}
-    for name, values in given.items():
+    for name, values in {"index": index, "weight": weight, "grad": grad, "state": state}.items():
         if not isinstance(values, (list, tuple)):
             raise TypeError(f"index is a list, so {name} must be one, too, got {type(values).__name__}")
         if len(values) != len(index):
@@ -482,5 +544,5 @@ create = Optimizer.create_optimizer
 
 
 def registered() -> dict[str, type[Optimizer]]:
-    """The optimizers by name, with the plugins', which are imported."""
+    """Return all registered optimizer classes by name, including those of plugins, which are imported."""
     return Optimizer.opt_registry.everything()

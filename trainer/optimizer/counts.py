@@ -1,4 +1,4 @@
-"""StepCounts: how often each parameter has been updated."""
+"""`StepCounts`, the number of updates of each parameter."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Index = int | str
 
 
 class StepCounts:
-    """Update counts of parameters, each in a slot of one array.
+    """Update counts of parameters in one array; a parameter's position in it is called its slot.
 
     Args:
-        largest: what `largest` begins with.
+        largest: initial value of the attribute `largest`.
 
     Attributes:
-        values: int64 [n_slots], the counts. May be replaced, such as by a row of a larger array.
-        largest: MXNet's `num_update`, the largest count of all so far.
+        values: int64 array, the count in each slot. May be replaced, for instance by a row of a larger array.
+        largest: the largest count of any parameter so far, MXNet's `num_update`.
 
     Source: MXNet 1.9.1, `Optimizer._update_count`.
     """
@@ -28,7 +28,7 @@ class StepCounts:
         self._slots: dict[Index, int] = {}
 
     def slots(self, indices: Sequence[Index], begin: int = 0) -> np.ndarray:
-        """int64 [n], the slots of these parameters; new parameters get one, with the count `begin`."""
+        """Return the slots of parameters as an int64 array, adding a slot with the count `begin` for each new parameter."""
         new = [index for index in indices if index not in self._slots]
         if new:
             for index in new:
@@ -37,26 +37,26 @@ class StepCounts:
         return np.array([self._slots[index] for index in indices], dtype=np.int64)
 
     def largest_after(self, slots: np.ndarray) -> int:
-        """`largest` after an update of the parameters in these slots."""
+        """Return what `largest` would be after an update of the parameters in these slots; changes nothing."""
         return max(self.largest, int(self.values[slots].max(initial=-1)) + 1)
 
     def advance(self, slots: np.ndarray | slice, largest: int) -> None:
-        """Count one update in these slots, where each slot occurs once, after which `largest` is their largest count."""
+        """Add 1 to the counts in these slots, each of which occurs once; `largest` is the largest of the new counts."""
         self.values[slots] += 1
         self.largest = max(self.largest, largest)
 
     def as_dict(self) -> dict[Index, int]:
-        """The counts by parameter."""
+        """Return the counts as a dict by parameter index."""
         return {index: int(self.values[slot]) for index, slot in self._slots.items()}
 
     def copy(self) -> StepCounts:
-        """Counts of their own, equal to these."""
+        """Return an independent copy."""
         other = StepCounts(self.largest)
         other.values, other._slots = self.values.copy(), dict(self._slots)
         return other
 
     def restore(self, saved: StepCounts) -> None:
-        """Become equal to `saved`, a `copy` from before."""
+        """Set all counts back to `saved`, an earlier `copy`."""
         self.values, self._slots, self.largest = saved.values.copy(), dict(saved._slots), saved.largest
 
     def __eq__(self, other: object) -> bool:

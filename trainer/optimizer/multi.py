@@ -1,4 +1,4 @@
-"""MultiOptimizer: several optimizers, each for the parameters that match its pattern."""
+"""`MultiOptimizer`, which combines several optimizers, each for the parameters that match its pattern."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ from .counts import Index, StepCounts
 from .patterns import Pattern, assign, pattern_text, read_entry, table_text
 from .settings import Setting, switch
 
-_OWN = ("rescale_grad", "begin_num_update", "param_idx2name", "param_dict")  # these are the same for all
-_OF_ONE = ("zclip", "skip_norm", "skip_percentile")  # they look at the norm of all gradients of one optimizer
+_COMMON = ("rescale_grad", "begin_num_update", "param_idx2name", "param_dict")  # arguments shared by all optimizers
+_OF_ONE = ("zclip", "skip_norm", "skip_percentile")  # options that use the norm of all gradients of one optimizer
 
 
 class MultiOptimizer(Optimizer):
-    """Several optimizers in one, each for some of a model's parameters: of the patterns that match a parameter, the first.
+    """Optimizer that combines several optimizers, each for the parameters that match its pattern.
 
-    A `Trainer` makes one of the list that it is given as its optimizer. All count updates together, so that their schedules
-    are at the same update. `learning_rate`, `lr` and `lr_scheduler` are those of the last optimizer, which takes the rest as
-    a rule. Setting `lr` multiplies the others' rates by the same factor; setting `lr_scheduler` gives the others copies
-    whose `base_lr` is in the ratio of their rates.
+    The first pattern that matches a parameter decides. A `Trainer` makes a `MultiOptimizer` if its optimizer is given as a
+    list. All optimizers count updates together, so that their schedules are at the same update. `learning_rate`, `lr` and
+    `lr_scheduler` refer to the last optimizer, usually the one for all remaining parameters. Setting `lr` multiplies the
+    learning rates of the others by the same factor; setting `lr_scheduler` gives the others copies whose `base_lr` is
+    scaled by the ratio of their learning rates.
 
     Args:
-        entries: (pattern, optimizer) or (pattern, optimizer, arguments): see `patterns.matcher` for the patterns; an
-            optimizer is a name, or an instance that nobody else uses. `"optional": True` among the arguments allows the
-            pattern to get no parameter, as where the ones that it names are frozen.
-        clip_norm: multiply the gradients by min(1, clip_norm / (norm + 1e-6)), with the global norm of the gradients of all
-            optimizers together, > 0; None means never. The factor is a float32, and telemetry sees gradients after it. In an
-            entry `clip_norm` means the norm of its own parameters; so do `zclip`, `skip_norm` and
-            `skip_percentile`, which only entries have.
-        skip_nonfinite: skip steps in which one of the gradients of all optimizers is not finite.
-        **defaults: arguments of every optimizer that is given by name, where its entry does not have them. Of
-            `lr_scheduler` each gets a copy, which starts from its own `learning_rate`, if it has one.
+        entries: list of (pattern, optimizer) or (pattern, optimizer, arguments). `patterns.matcher` describes patterns; an
+            optimizer is a registered name, or an instance that is not used elsewhere. `"optional": True` among the arguments
+            allows a pattern to match no parameter, for instance because these are frozen.
+        clip_norm: limit of the global norm of the gradients of all optimizers together, > 0; None means no limit. Gradients
+            are multiplied by min(1, clip_norm / (norm + 1e-6)), a float32; telemetry sees them after it. In an entry,
+            `clip_norm` limits the norm of that optimizer's gradients; `zclip`, `skip_norm` and `skip_percentile` are
+            possible in entries only.
+        skip_nonfinite: whether to skip steps in which a gradient of any optimizer is not finite.
+        **defaults: arguments of all optimizers that are given by name, unless their entry has them. Each optimizer gets its
+            own copy of `lr_scheduler`, which starts from its `learning_rate`, if it has one.
 
     Attributes:
-        optimizers: in the order of the entries.
-        patterns: of these.
-        layers: by the id of a parameter the module that has it, for patterns that ask for layers; a Trainer sets it.
+        optimizers: the optimizers, in the order of the entries.
+        patterns: their patterns.
+        layers: the module that owns each parameter, by the parameter's id, for patterns with layers; set by a Trainer.
 
     Raises:
-        TypeError, ValueError: an entry or argument that does not fit. Under a Trainer: a pattern that gets no parameter and
-            is not optional, or a parameter that no pattern takes.
+        TypeError, ValueError: an entry or argument is not allowed. Under a Trainer: a pattern that is not optional gets no
+            parameter, or no pattern matches a parameter.
 
     Example:
         >>> import torch, tristep
@@ -74,8 +75,8 @@ class MultiOptimizer(Optimizer):
         skip_nonfinite: bool = False,
         **defaults: Any,
     ) -> None:
-        own = {name: defaults.pop(name) for name in ("rescale_grad", "begin_num_update") if name in defaults}
-        if odd := [name for name in _OWN if name in defaults]:
+        common = {name: defaults.pop(name) for name in ("rescale_grad", "begin_num_update") if name in defaults}
+        if odd := [name for name in _COMMON if name in defaults]:
             raise TypeError(f"{odd[0]}={defaults[odd[0]]!r}: a Trainer with several optimizers knows its parameters itself")
         if odd := [name for name in _OF_ONE if defaults.get(name) is not None]:
             raise ValueError(
@@ -88,17 +89,17 @@ class MultiOptimizer(Optimizer):
         self._optional: set[int] = set()  # the patterns that may get no parameter
         self.optimizers, self._scales = [], []
         self.layers: dict[int, torch.nn.Module] | None = None
-        self._of: dict[Index, int] = {}  # which optimizer each parameter has, by its index
-        super().__init__(**own)
+        self._of: dict[Index, int] = {}  # the position of each parameter's optimizer, by the parameter's index
+        super().__init__(**common)
         made = [_made(k, entry, defaults, self.begin_num_update) for k, entry in enumerate(entries)]
         if not made:
             raise ValueError("optimizer=[]: must have at least one (pattern, optimizer)")
         if len({id(optimizer) for _, optimizer, _ in made}) < len(made):
-            raise ValueError("an optimizer instance is there twice: give one entry both patterns, 'a|b', or make another")
+            raise ValueError("optimizer: an instance occurs twice; give one entry both patterns, 'a|b', or make another")
         self.patterns, self.optimizers = [each[0] for each in made], [each[1] for each in made]
         self._optional = {k for k, each in enumerate(made) if each[2]}
         self._scales = [optimizer.rescale_grad for optimizer in self.optimizers]
-        self.rescale_grad, self.step_counts = self._rescale_grad, self._step_counts  # now of each, too
+        self.rescale_grad, self.step_counts = self._rescale_grad, self._step_counts  # sets them in each optimizer
 
     def __getattr__(self, name: str) -> Any:
         has = [f"optimizers[{k}]" for k, each in enumerate(vars(self).get("optimizers", ())) if hasattr(each, name)]
@@ -114,7 +115,7 @@ class MultiOptimizer(Optimizer):
 
     @property
     def rescale_grad(self) -> float:
-        """What every gradient is multiplied by first, in addition to each optimizer's own `rescale_grad`."""
+        """Multiplier of every gradient, in addition to the `rescale_grad` of each optimizer; may be set."""
         return self._rescale_grad
 
     @rescale_grad.setter
@@ -125,7 +126,7 @@ class MultiOptimizer(Optimizer):
 
     @property
     def step_counts(self) -> StepCounts:
-        """The counts of all parameters, which are those of each optimizer, too."""
+        """The update counts of all parameters, shared with each optimizer; may be set."""
         return self._step_counts
 
     @step_counts.setter
@@ -136,17 +137,17 @@ class MultiOptimizer(Optimizer):
 
     @property
     def lr(self) -> float:
-        """The learning rate of the last optimizer, without its schedule."""
+        """The learning rate of the last optimizer without its schedule. Setting it scales the other optimizers' rates."""
         return self.optimizers[-1].lr
 
     @lr.setter
     def lr(self, value: float) -> None:
-        if not self.optimizers:  # as when the base class is initialized
+        if not self.optimizers:  # while the base class is initialized
             return
         before = self.optimizers[-1].lr
         if before == 0 and any(optimizer.lr for optimizer in self.optimizers):
             raise ValueError(
-                f"the last optimizer's learning rate is 0, so that there is no factor to {value} for the others: set each, "
+                f"lr={value}: the last optimizer's learning rate is 0, so there is no factor for the others; set each one, "
                 "as in trainer.optimizer.optimizers[0].set_learning_rate(0.1)"
             )
         for optimizer in self.optimizers[:-1]:
@@ -155,18 +156,18 @@ class MultiOptimizer(Optimizer):
 
     @property
     def lr_scheduler(self) -> Callable[[int], float] | None:
-        """The schedule of the last optimizer."""
+        """The schedule of the last optimizer, or None. Setting it gives the other optimizers scaled copies."""
         return self.optimizers[-1].lr_scheduler
 
     @lr_scheduler.setter
     def lr_scheduler(self, schedule: Callable[[int], float] | None) -> None:
         if not self.optimizers:
             return
-        given: list[Any] = [schedule]
+        schedules: list[Any] = [schedule]
         for optimizer in self.optimizers[-2::-1]:
-            given.insert(0, None if schedule is None else _schedule_from(schedule, optimizer.lr, self.lr))
-        for optimizer, own in zip(self.optimizers, given, strict=True):
-            optimizer.lr_scheduler = own
+            schedules.insert(0, None if schedule is None else _schedule_from(schedule, optimizer.lr, self.lr))
+        for optimizer, scaled in zip(self.optimizers, schedules, strict=True):
+            optimizer.lr_scheduler = scaled
 
     @property
     def can_update(self) -> bool:
@@ -185,19 +186,24 @@ class MultiOptimizer(Optimizer):
             )
 
     def rate_at(self, num_update: int) -> float:
-        """The learning rate of the last optimizer at this update count, before multipliers; checks those of all.
+        """Return the last optimizer's learning rate at an update count, before multipliers; checks the others' rates, too.
 
         Raises:
-            ValueError, TypeError: a scheduler gave something else than a finite number >= 0.
+            TypeError: a scheduler returned something that is not a number.
+            ValueError: a scheduler returned a negative or infinite number.
         """
         return [optimizer.rate_at(num_update) for optimizer in self.optimizers][-1]
 
     def set_learning_rate(self, lr: float) -> None:
-        """Set the rate of the last optimizer, and multiply those of the others by the same factor.
+        """Set the last optimizer's learning rate, and multiply the others' learning rates by the same factor.
+
+        Args:
+            lr: the new learning rate of the last optimizer, >= 0.
 
         Raises:
-            UserWarning: one of them has a scheduler, which decides the rate.
-            ValueError: negative or not finite; or the last one's rate is 0, so that there is no factor.
+            UserWarning: an optimizer has a scheduler, which decides the rate.
+            TypeError: `lr` is not a number.
+            ValueError: `lr` is negative or not finite, or the last optimizer's learning rate is 0 and another's is not.
         """
         lr = number("lr", lr, low=0)
         for optimizer in self.optimizers:
@@ -218,24 +224,24 @@ class MultiOptimizer(Optimizer):
     def host_state(self) -> tuple[Any, ...]:
         return tuple(optimizer.host_state() for optimizer in self.optimizers)
 
-    def load_host_state(self, carried: tuple[Any, ...]) -> None:
-        for optimizer, own in zip(self.optimizers, carried, strict=True):
-            optimizer.load_host_state(own)
+    def load_host_state(self, host_state: tuple[Any, ...]) -> None:
+        for optimizer, state in zip(self.optimizers, host_state, strict=True):
+            optimizer.load_host_state(state)
 
     def multipliers(self, index: Index) -> tuple[float, float]:
         return part_of(self, index).multipliers(index)
 
     def keeps_master(self, weight: torch.Tensor) -> bool:
-        """Whether one of the optimizers updates such a weight through a float32 copy."""
+        """Return whether any of the optimizers updates a weight of this dtype through a master copy."""
         return any(optimizer.keeps_master(weight) for optimizer in self.optimizers)
 
     def use_parameters(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
         chosen = assign(self.patterns, names, params, self.layers, self._optional)
         for k, optimizer in enumerate(self.optimizers):
-            own = {i for i, part in enumerate(chosen) if part == k}
-            for argument, given in (("lr_mult", optimizer.lr_mult), ("wd_mult", optimizer.wd_mult)):
-                for key in given:
-                    if key not in own and key not in {names[i] for i in own}:
+            indices = {i for i, part in enumerate(chosen) if part == k}
+            for argument, multipliers in (("lr_mult", optimizer.lr_mult), ("wd_mult", optimizer.wd_mult)):
+                for key in multipliers:
+                    if key not in indices and key not in {names[i] for i in indices}:
                         raise ValueError(
                             f"{argument}[{key!r}] of optimizers[{k}], {type(optimizer).__name__}: its pattern "
                             f"{pattern_text(self.patterns[k])!r} does not get that parameter"
@@ -246,15 +252,18 @@ class MultiOptimizer(Optimizer):
         self._of = dict(enumerate(chosen))
 
     def settings(self) -> dict[str, Any]:
-        """Its own settings, and those of each optimizer under names such as "lr of optimizers[0]"."""
-        found: dict[str, Any] = {"clip_norm": self.clip_norm, "skip_nonfinite": self.skip_nonfinite}
+        """Return all settings as plain data, those of each optimizer under names such as "lr of optimizers[0]"."""
+        settings: dict[str, Any] = {"clip_norm": self.clip_norm, "skip_nonfinite": self.skip_nonfinite}
         for k, (pattern, optimizer) in enumerate(zip(self.patterns, self.optimizers, strict=True)):
-            found[f"optimizers[{k}]"] = f"{type(optimizer).__name__} of {pattern_text(pattern)}"
-            found |= {f"{name} of optimizers[{k}]": value for name, value in optimizer.settings().items()}
-        return found
+            settings[f"optimizers[{k}]"] = f"{type(optimizer).__name__} of {pattern_text(pattern)}"
+            settings |= {f"{name} of optimizers[{k}]": value for name, value in optimizer.settings().items()}
+        return settings
 
     def table(self) -> list[tuple[str, ...]]:
-        """What each parameter has got, as rows of texts, after a row of titles: see `print(trainer.optimizer)`."""
+        """Return the table that `print(trainer.optimizer)` shows, as tuples of strings: a header, then one per parameter.
+
+        The columns are name, shape, optimizer, learning rate, weight decay and pattern.
+        """
         rows: list[tuple[str, ...]] = [("parameter", "shape", "optimizer", "learning rate", "wd", "pattern")]
         for index, name in self.param_names.items():
             optimizer, param = part_of(self, index), self.param_dict[index]
@@ -274,7 +283,7 @@ class MultiOptimizer(Optimizer):
 
     def __str__(self) -> str:
         rows = self.table()
-        return table_text(rows) if len(rows) > 1 else repr(self)  # there are no parameters before a Trainer has it
+        return table_text(rows) if len(rows) > 1 else repr(self)  # without a Trainer there are no parameters
 
     def __repr__(self) -> str:
         pairs = zip(map(pattern_text, self.patterns), self.optimizers, strict=True)
@@ -282,56 +291,58 @@ class MultiOptimizer(Optimizer):
 
 
 def parts_of(optimizer: Optimizer) -> list[Optimizer]:
-    """The optimizers that one consists of; itself, if it is one alone."""
+    """Return the optimizers that a `MultiOptimizer` combines; for any other optimizer, a list of itself."""
     return optimizer.optimizers if isinstance(optimizer, MultiOptimizer) else [optimizer]
 
 
 def part_of(optimizer: Optimizer, index: Index) -> Optimizer:
-    """Which of these updates a parameter."""
+    """Return the optimizer that updates a parameter: one of a `MultiOptimizer`, or `optimizer` itself."""
     return optimizer.optimizers[optimizer._of[index]] if isinstance(optimizer, MultiOptimizer) else optimizer
 
 
 def _made(k: int, entry: Any, defaults: Mapping[str, Any], begin_num_update: int) -> tuple[Pattern, Optimizer, bool]:
-    """The pattern and the optimizer of an entry, and whether it is optional."""
-    pattern, chosen, own = read_entry(f"optimizer[{k}]", entry)
-    optional = own.pop("optional", False)
+    """Return (pattern, optimizer, whether the entry is optional) of the entry at position k."""
+    pattern, chosen, arguments = read_entry(f"optimizer[{k}]", entry)
+    optional = arguments.pop("optional", False)
     if isinstance(chosen, (MultiOptimizer, list, tuple)):
-        raise TypeError(f"optimizer[{k}]={entry!r}: several optimizers inside one of several; put all into one list")
+        raise TypeError(f"optimizer[{k}]={entry!r}: is a list of optimizers inside the list; put all into one list")
     if isinstance(chosen, Optimizer):
-        if own:
-            raise ValueError(f"optimizer[{k}]: arguments {own!r} with an instance: give them to it, or give its name")
+        if arguments:
+            raise ValueError(f"optimizer[{k}]: arguments {arguments!r} with an instance: give them to it, or give its name")
         if chosen.counts or (chosen.trainer is not None and chosen.trainer() is not None):
-            raise ValueError(f"optimizer[{k}]: this {type(chosen).__name__} is another Trainer's: give one of its own")
+            raise ValueError(f"optimizer[{k}]: this {type(chosen).__name__} belongs to another Trainer; make a new one")
         if chosen.begin_num_update != begin_num_update:
             raise ValueError(
-                f"optimizer[{k}]: begin_num_update={chosen.begin_num_update}, where all count together from "
+                f"optimizer[{k}]: begin_num_update={chosen.begin_num_update}, but all optimizers count together from "
                 f"{begin_num_update}: give begin_num_update for all, in optimizer_params"
             )
         return pattern, chosen, optional
-    for name in _OWN:
-        if name in own and name != "rescale_grad":
-            raise ValueError(f"optimizer[{k}]: {name}={own[name]!r} is for all optimizers: give it in optimizer_params")
-    shared = {name: value for name, value in defaults.items() if name not in own}
+    for name in _COMMON:
+        if name in arguments and name != "rescale_grad":
+            raise ValueError(
+                f"optimizer[{k}]: {name}={arguments[name]!r} is for all optimizers: give it in optimizer_params"
+            )
+    shared = {name: value for name, value in defaults.items() if name not in arguments}
     if "lr_scheduler" in shared:
         shared["lr_scheduler"] = copy.deepcopy(shared["lr_scheduler"])
-        rate = own.get("learning_rate", shared.get("learning_rate"))
+        rate = arguments.get("learning_rate", shared.get("learning_rate"))
         if rate is not None and hasattr(shared["lr_scheduler"], "start_from"):
             shared["lr_scheduler"].start_from(rate)
     try:
-        return pattern, create(chosen, **{**shared, **own, "begin_num_update": begin_num_update}), optional
+        return pattern, create(chosen, **{**shared, **arguments, "begin_num_update": begin_num_update}), optional
     except (TypeError, ValueError) as error:
         raise type(error)(f"optimizer[{k}]: {error}") from None
 
 
 def _schedule_from(schedule: Any, rate: float, last: float) -> Any:
-    """A copy of the last optimizer's schedule for one with another learning rate, in the ratio of both."""
+    """Return a copy of the last optimizer's schedule for the learning rate `rate`, scaled by `rate` / `last`."""
     if rate == last:
         return copy.deepcopy(schedule)
     if not hasattr(schedule, "start_from") or last == 0:
         raise TypeError(
-            f"lr_scheduler={schedule!r} for optimizers with different learning rates: it must be one of "
-            "tristep.lr_scheduler, and the last rate not 0; or set optimizers[k].lr_scheduler of each"
+            f"lr_scheduler={schedule!r} for optimizers with different learning rates: must be a schedule of "
+            "tristep.lr_scheduler, and the last learning rate not 0; or set optimizers[k].lr_scheduler of each"
         )
-    own = copy.deepcopy(schedule)
-    own.start_from(schedule.base_lr * (rate / last))
-    return own
+    scaled = copy.deepcopy(schedule)
+    scaled.start_from(schedule.base_lr * (rate / last))
+    return scaled

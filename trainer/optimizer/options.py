@@ -1,4 +1,4 @@
-"""OPTIONS: the options of every `RuleOptimizer`, one row each, from which everything about them follows."""
+"""`OPTIONS`, the table of the options of every `RuleOptimizer`: one row for each, with its check and its effects."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ STATE_DTYPES: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torc
 STATE_DTYPES |= dict(zip(("8bit", "4bit"), storage.PACKED, strict=True))
 _OTHER_STATE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"} | dict.fromkeys(("uint8", "int8", "8-bit", "8bits"), "8bit")
 _OTHER_STATE_DTYPES |= dict.fromkeys(("uint4", "int4", "4-bit", "4bits"), "4bit")
-_SKIP_RATE = 0.2  # what Andrew et al. recommend
+_SKIP_RATE = 0.2  # recommended by Andrew et al.
 
 
 class StepNumbers(NamedTuple):
-    """A parameter's numbers at one step, with multipliers and `decay_schedule` in them; `counts` as `counts_as_step`."""
+    """A parameter's numbers at one step: update number, learning rate, weight decay, their product, all with multipliers.
+
+    `counts` tells whether the step counts as an update; see `RuleOptimizer.counts_as_step`.
+    """
 
     t: int
     lr: Any
@@ -32,24 +35,25 @@ class StepNumbers(NamedTuple):
 
 
 class Option(Setting[Any]):
-    """A row of the table: an option, its check, and what it does.
+    """Row of the table: one option of `RuleOptimizer`, its check and its effects.
 
-    An option is off where its value is None or False.
+    An option whose value is None or False is off.
 
     Args:
-        name: of the constructor's argument and of the attribute.
-        default: of the argument.
-        check: as for `Setting`.
-        of: the option without which this one means nothing.
-        transform: gives the composed rule, of the optimizer, a rule and `sync` of `Lookahead`; None for other options.
-        pauses: whether the transform is left out of a step that counts as no update. One that keeps states stays.
-        values: gives hyper-parameters that are no attributes, of the optimizer and a `StepNumbers`.
-        first_state: a state that begins as the weight.
-        refuse: raises ValueError where the option does not go with the optimizer, or with others of its options.
-        all_gradients: whether it needs the gradients of all parameters.
-        whole_tensors: whether rules of whole tensors take it.
-        by_row: why a sparse gradient's rows cannot be updated apart with it; "" if they can.
-        **limits: as for `Setting`; `optional` follows from the default.
+        name: the name of the constructor argument and attribute.
+        default: the default value of the argument.
+        check: function of name, value and limits that returns the checked value; see `Setting`.
+        of: the name of the option that this one modifies; without that option it has no effect.
+        transform: function of (optimizer, rule, sync) that returns the rule changed by the option, where `sync` tells
+            whether this step moves Lookahead's slow weights; None for options that do not change the rule.
+        pauses: whether the transform is left out of steps that do not count as updates. Transforms with states are not.
+        values: function of (optimizer, `StepNumbers`) that returns hyper-parameters that are not attributes.
+        first_state: the name of a state whose initial value is the weight.
+        refuse: function of the optimizer that raises ValueError if the option contradicts its rule or other options.
+        all_gradients: whether the option needs the gradients of all parameters.
+        whole_tensors: whether rules of whole tensors support the option.
+        by_row: why a sparse gradient's rows cannot be updated separately with it; "" if they can.
+        **limits: further arguments of `check`. None is allowed if it is the default.
     """
 
     def __init__(
@@ -75,7 +79,7 @@ class Option(Setting[Any]):
         self.refuse, self.all_gradients, self.whole_tensors, self.by_row = refuse, all_gradients, whole_tensors, by_row
 
     def is_on(self, optimizer: Any) -> bool:
-        """Whether the optimizer has this option in use."""
+        """Return whether this option of the optimizer is on."""
         return vars(optimizer)[self.name] not in (None, False)
 
 
@@ -89,7 +93,13 @@ def _refuse_state_dtype(optimizer: Any) -> None:
 
 
 def check_state_dtype(value: Any, name: str, rule: Any) -> None:
-    """Refuse low precision for an optimizer none of whose states is ever stored in it."""
+    """Raise ValueError if a rule has no state that could be stored in low precision.
+
+    Args:
+        value: the value of `state_dtype`, for the message.
+        name: the name of the optimizer, for the message.
+        rule: the rule.
+    """
     if not set(rule.state) - set(rule.full_precision):
         why = "as all its states are weights or sums over all steps" if rule.state else "as it has no states"
         if isinstance(rule, TensorRule):
@@ -100,15 +110,15 @@ def check_state_dtype(value: Any, name: str, rule: Any) -> None:
 def _refuse_kahan(optimizer: Any) -> None:
     if optimizer.multi_precision:
         raise ValueError(
-            f"kahan=True with multi_precision={optimizer.multi_precision!r}: one of them must be False, both keep what "
-            "rounding takes off a weight"
+            f"kahan=True with multi_precision={optimizer.multi_precision!r}: one of them must be False, since both store "
+            "what rounding takes off a weight"
         )
 
 
 def _refuse_decoupled(optimizer: Any) -> None:
     if not optimizer.couples_wd:
-        known = {"wd", "decay", *optimizer.decoupled_weight_decay} & set(optimizer.rule.hyper)
-        why = "decays the weights apart from the gradient already" if known else "has no weight decay"
+        decays = {"wd", "decay", *optimizer.decoupled_weight_decay} & set(optimizer.rule.hyper)
+        why = "decays the weights apart from the gradient already" if decays else "has no weight decay"
         raise ValueError(f"decoupled_wd=True: {type(optimizer).__name__} {why}, so it must be False")
 
 
@@ -141,10 +151,14 @@ def _refuse_peak(optimizer: Any) -> None:
 
 
 def wd_at(optimizer: Any, lr: Any, wd: Any) -> Any:
-    """What stands for `wd` in `lr * wd`, so that it is what `decay_schedule` says; both are those before multipliers.
+    """Return the weight decay whose product with the learning rate is what `decay_schedule` prescribes.
+
+    Args:
+        optimizer: the optimizer.
+        lr, wd: learning rate and weight decay, before multipliers.
 
     Raises:
-        ValueError: the peak is not known, or below this rate.
+        ValueError: the peak learning rate is not known, or below `lr`.
     """
     kind = optimizer.decay_schedule
     if kind is None:
@@ -176,8 +190,10 @@ def _percentile_values(optimizer: Any, step: StepNumbers) -> dict[str, float]:
 
 
 def square_limit(norm: float) -> float:
-    """What squares of norms are compared with: just below the middle of two numbers of float32, so that a square and that
-    square rounded to float32 give the same answer, whatever the types of tensors and ranks are.
+    """Return the number that squares of norms are compared with, to find norms above `norm`.
+
+    It lies just below the middle of two neighbouring float32 numbers, so that a square in higher precision and the same
+    square rounded to float32 compare alike, whatever the dtypes of tensors and ranks.
     """
     with np.errstate(over="ignore"):
         limit = np.float32(norm * norm)
@@ -192,7 +208,7 @@ def _of_rule(transform: Callable[[Any], Any]) -> Callable[[Any, Any, bool], Any]
 
 
 def _beside_decay(transform: Callable[[Any, tuple[str, ...]], Any], *decay: str) -> Callable[[Any, Any, bool], Any]:
-    """Of one that takes the hyper-parameters of decoupled weight decay, too: the optimizer's, and these."""
+    """Return an option's `transform` that also passes the names of decoupled-decay hyper-parameters, including `decay`."""
     return lambda optimizer, rule, sync: transform(rule, (*optimizer.decoupled_weight_decay, *decay))
 
 
@@ -201,7 +217,7 @@ def _clip_norm(optimizer: Any, rule: Any, sync: bool) -> Any:
 
 
 def _skip_norm(optimizer: Any, rule: Any, sync: bool) -> Any:
-    if optimizer.skip_percentile is not None:  # which skips for this, too
+    if optimizer.skip_percentile is not None:  # its transform also applies skip_norm
         return rule
     return transforms.skip_large_updates(rule) if optimizer.counts_as_step else transforms.apply_if_finite(rule)
 
@@ -212,7 +228,7 @@ def _skip_nonfinite(optimizer: Any, rule: Any, sync: bool) -> Any:
 
 
 _SUMS = "rows are updated apart from the other weights"
-# In the order in which they are composed: what is first is innermost.
+# In the order of composition: the first is innermost.
 # fmt: off
 OPTIONS: tuple[Option, ...] = (
     Option("agc", None, number, above=0, transform=_of_rule(transforms.agc), by_row=_SUMS),
@@ -229,7 +245,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("cautious_wd", False, boolean, transform=_beside_decay(transforms.cautious_weight_decay, "decoupled_decay"),
            refuse=functools.partial(_needs_decoupled, "cautious_wd", "False"), whole_tensors=True),
     Option("hyperball", False, boolean, transform=_of_rule(transforms.hyperball), refuse=_refuse_hyperball, by_row=_SUMS,
-           pauses=False,  # and keeps a weight in place that does not move
+           pauses=False,  # since it also keeps a weight in place that does not move
            values=lambda optimizer, step: {"hyperball_lr": step.lr}),
     Option("lookahead", None, integer, low=1, pauses=False, first_state="slow_weight", by_row="slow weights",
            transform=lambda optimizer, rule, sync: transforms.lookahead(rule, sync and optimizer.counts_as_step),
@@ -257,11 +273,11 @@ OPTIONS: tuple[Option, ...] = (
 
 
 def options_in_use(optimizer: Any) -> tuple[int, ...]:
-    """The places in `OPTIONS` of those that are on; equal ones are the same object.
+    """Return the positions in `OPTIONS` of the options that are on, as a tuple; equal tuples are the same object.
 
-    `skip_nonfinite` is among them for a loss scaler, too.
+    `skip_nonfinite` also counts as on if a loss scaler needs it.
     """
-    return _known(
+    return _interned(
         tuple(
             place
             for place, option in enumerate(OPTIONS)
@@ -272,5 +288,5 @@ def options_in_use(optimizer: Any) -> tuple[int, ...]:
 
 
 @functools.cache
-def _known(places: tuple[int, ...]) -> tuple[int, ...]:
+def _interned(places: tuple[int, ...]) -> tuple[int, ...]:
     return places

@@ -1,4 +1,4 @@
-"""Patterns that say which parameters an optimizer gets: by name, by shape, and by the layer that has them."""
+"""Patterns that select the parameters of an optimizer, by name, shape or class of the layer."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _SHAPES = ("ndim", "numel", "shape[k]", "layer")
 
 
 class Parameter(NamedTuple):
-    """What a pattern is asked about.
+    """Parameter as a pattern function gets it.
 
     Attributes:
-        name: of the parameter.
-        tensor: the parameter.
-        layer: the module that has it; None where the trainer was given parameters and no module.
+        name: the parameter's name.
+        tensor: the parameter itself.
+        layer: the module that owns it; None if the trainer was given parameters instead of a module.
     """
 
     name: str
@@ -43,18 +43,19 @@ Pattern = str | re.Pattern[str] | Callable[[Parameter], bool]
 
 
 def matcher(pattern: Pattern) -> Callable[[Parameter], bool]:
-    """A function that tells whether a parameter matches.
+    """Return a function that tells whether a `Parameter` matches a pattern.
 
     Args:
-        pattern: alternatives, separated by "|", of which one must hold; each of terms, separated by "&", which all must
-            hold; a "!" before a term negates it. A term is a name with the wildcards *, ? and [...] of the shell, for the
-            whole name and with case; or a condition on `ndim`, `numel` or `shape[k]`, such as "ndim<2" or
-            "shape[0]>=50000", with <, <=, >, >=, == or !=; or on the class of the layer, or a class that this is derived
-            from, such as "layer==Embedding". Or a compiled regular expression, which must be found in the name; or a
-            function of a `Parameter`.
+        pattern: a string, a compiled regular expression that is searched in the name, or a function from `Parameter` to
+            bool. A string consists of alternatives separated by "|", of which one must hold; an alternative consists of
+            terms separated by "&", which all must hold; "!" before a term negates it. A term is one of: a whole name, in
+            which case matters and *, ? and [...] are the shell's wildcards; a comparison (<, <=, >, >=, == or !=) of
+            `ndim`, `numel` or `shape[k]` with an integer, such as "ndim<2" or "shape[0]>=50000"; or a comparison (== or !=)
+            of the layer's class or its base classes, such as "layer==Embedding".
 
     Raises:
-        TypeError, ValueError: it is none.
+        TypeError: `pattern` has another type.
+        ValueError: a string contains an empty term or an invalid comparison.
     """
     if isinstance(pattern, re.Pattern):
         return lambda parameter: pattern.search(parameter.name) is not None
@@ -65,22 +66,26 @@ def matcher(pattern: Pattern) -> Callable[[Parameter], bool]:
             f"pattern={pattern!r}: must be a string such as '*embed*|ndim<2', a compiled regular expression, or a function "
             f"of name, tensor and layer; not {type(pattern).__name__}"
         )
-    alternatives = [[_term(pattern, term.strip()) for term in each.split("&")] for each in pattern.split("|")]
+    alternatives = [[_term(pattern, term.strip()) for term in terms.split("&")] for terms in pattern.split("|")]
     return lambda parameter: any(all(term(parameter) for term in terms) for terms in alternatives)
 
 
 def read_entry(called: str, entry: Any) -> tuple[Pattern, Any, dict[str, Any]]:
-    """The pattern, the optimizer and the arguments of an entry, where "optional" may be one of these.
+    """Return (pattern, optimizer, arguments) of an entry of `MultiOptimizer`; arguments may contain "optional".
+
+    Args:
+        called: the name to show in messages, such as "optimizer[0]".
+        entry: (pattern, optimizer) or (pattern, optimizer, arguments).
 
     Raises:
-        TypeError, ValueError: it is no entry; `called` says what messages call it.
+        TypeError, ValueError: the entry has another form, or its pattern is not allowed.
     """
     if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
         raise TypeError(f"{called}={entry!r}: must be (pattern, optimizer) or (pattern, optimizer, arguments)")
-    pattern, chosen, *rest = entry
+    pattern, chosen, arguments = entry if len(entry) == 3 else (*entry, None)
     try:
         matcher(pattern)
-        arguments = dict(rest[0] if rest and rest[0] is not None else {})
+        arguments = dict(arguments if arguments is not None else {})
         boolean("optional", arguments.get("optional", False))
     except (TypeError, ValueError) as error:
         raise type(error)(f"{called}: {error}") from None
@@ -88,29 +93,29 @@ def read_entry(called: str, entry: Any) -> tuple[Pattern, Any, dict[str, Any]]:
 
 
 def pattern_text(pattern: Pattern) -> str:
-    """What messages and tables call a pattern."""
+    """Return the text of a pattern for messages and tables."""
     if isinstance(pattern, str):
         return pattern
     return pattern.pattern if isinstance(pattern, re.Pattern) else getattr(pattern, "__name__", repr(pattern))
 
 
 def table_text(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of texts as lines, with columns aligned: the first and the last to the left, the others to the right."""
+    """Return rows of strings as lines of aligned columns: the first and last column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for name, *others, pattern in rows:
-        right = [cell.rjust(width) for cell, width in zip(others, widths[1:-1], strict=True)]
+    for name, *middle, pattern in rows:
+        right = [cell.rjust(width) for cell, width in zip(middle, widths[1:-1], strict=True)]
         lines.append("  ".join([name.ljust(widths[0]), *right, pattern]))
     return "\n".join(lines)
 
 
 def layers_of(module: torch.nn.Module) -> dict[int, torch.nn.Module]:
-    """By the id of a parameter the first of a module's submodules that has it."""
-    found: dict[int, torch.nn.Module] = {}
+    """Return the submodule that owns each parameter of a module, by the parameter's id; the first one if it is shared."""
+    layers: dict[int, torch.nn.Module] = {}
     for layer in module.modules():
         for parameter in layer.parameters(recurse=False):
-            found.setdefault(id(parameter), layer)
-    return found
+            layers.setdefault(id(parameter), layer)
+    return layers
 
 
 def assign(
@@ -120,31 +125,31 @@ def assign(
     layers: Mapping[int, torch.nn.Module] | None = None,
     optional: Collection[int] = (),
 ) -> list[int]:
-    """For each parameter the number of the first pattern that it matches.
+    """Return, for each parameter, the position of the first pattern that it matches.
 
     Args:
-        patterns: see `matcher`.
-        names, params: of the parameters.
-        layers: as `layers_of` gives them.
-        optional: the numbers of the patterns that may get no parameter.
+        patterns: patterns as described in `matcher`.
+        names, params: the parameters and their names.
+        layers: the result of `layers_of`; None if there is no module.
+        optional: positions of the patterns that may match no parameter.
 
     Raises:
-        TypeError, ValueError: a pattern that is none; that gets no parameter and is not optional; or a parameter that none
-            takes.
+        TypeError: a pattern has a wrong type.
+        ValueError: a pattern that is not optional gets no parameter, or no pattern matches a parameter.
     """
     matchers = [matcher(pattern) for pattern in patterns]
-    asked = [Parameter(*pair, (layers or {}).get(id(pair[1]))) for pair in zip(names, params, strict=True)]
-    matches = [[matches(each) for each in asked] for matches in matchers]
-    left = [repr(each.name) for i, each in enumerate(asked) if not any(own[i] for own in matches)]
-    if left:
-        more = f" and {len(left) - 8} more" if len(left) > 8 else ""
+    parameters = [Parameter(*pair, (layers or {}).get(id(pair[1]))) for pair in zip(names, params, strict=True)]
+    matches = [[matches(parameter) for parameter in parameters] for matches in matchers]
+    unmatched = [repr(name) for name, *by_pattern in zip(names, *matches, strict=True) if not any(by_pattern)]
+    if unmatched:
+        more = f" and {len(unmatched) - 8} more" if len(unmatched) > 8 else ""
         raise ValueError(
-            f"no pattern takes {', '.join(left[:8])}{more}: end the list with ('*', 'adamw'), which takes the rest"
+            f"no pattern takes {', '.join(unmatched[:8])}{more}: end the list with ('*', 'adamw'), which takes the rest"
         )
-    chosen = [next(k for k, own in enumerate(matches) if own[i]) for i in range(len(asked))]
+    chosen = [by_pattern.index(True) for by_pattern in zip(*matches, strict=True)]
     for k, pattern in enumerate(patterns):
         if k not in chosen and k not in optional:
-            earlier = [asked[i].name for i, matched in enumerate(matches[k]) if matched]
+            earlier = [parameters[i].name for i, matched in enumerate(matches[k]) if matched]
             why = (
                 f"earlier patterns take all that it matches, such as {earlier[0]!r}: the first match wins"
                 if earlier
@@ -158,16 +163,17 @@ def assign(
 
 
 def _term(pattern: str, term: str) -> Callable[[Parameter], bool]:
+    """Return the function that tells whether a parameter fulfils one term of a pattern."""
     if term.startswith("!"):
-        rest = term.lstrip("!" + string.whitespace)
-        inner, negated = _term(pattern, rest), term[: len(term) - len(rest)].count("!") % 2
+        plain = term.lstrip("!" + string.whitespace)
+        inner, negated = _term(pattern, plain), term[: len(term) - len(plain)].count("!") % 2
         return (lambda parameter: not inner(parameter)) if negated else inner
     if not term:
         raise ValueError(f"pattern={pattern!r}: there is nothing on one side of '|', '&' or '!'")
-    found = _CONDITION.fullmatch(term)
-    if found is None:
+    condition = _CONDITION.fullmatch(term)
+    if condition is None:
         return lambda parameter: fnmatchcase(parameter.name, term)
-    what, sign, value = found.groups()
+    what, sign, value = condition.groups()
     compare = _COMPARED[sign]
     if what == "layer":
         if sign not in ("==", "!="):
@@ -197,7 +203,7 @@ def _shape(pattern: str, parameter: Parameter) -> torch.Size:
 
 
 def _measure(pattern: str, what: str) -> Callable[[torch.Size], int | None]:
-    """A size by its name; None for an axis that a tensor does not have, which fulfils no condition."""
+    """Return the function from a shape to `ndim`, `numel` or `shape[k]`; it returns None if there is no such axis."""
     if what == "ndim":
         return len
     if what == "numel":

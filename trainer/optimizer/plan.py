@@ -1,5 +1,5 @@
-"""Plans: how a list of parameters is stepped, made once, so that a step is little more than a launch; and the rows of
-hyper-parameters of the steps, each computed once for all parameters that share it."""
+"""Plans, which prepare once how a list of parameters is stepped, so that a step is little more than a launch; and rows of
+hyper-parameters, each computed once per step for all parameters that share it."""
 
 from __future__ import annotations
 
@@ -24,74 +24,75 @@ _UNKNOWN = object()
 
 
 class Plan:
-    """How one list of parameters is updated at every step.
+    """Base class of plans: a prepared way to update one list of parameters at every step.
 
     Attributes:
-        update: the `Update` of the last step, if there is one for all parameters.
-        references: weak references to the gradients of the last step; None if only some of them are known.
+        update: the `Update` of the last step; None if it does not cover all parameters.
+        references: weak references to the gradients of the last step; None if they are not all available.
     """
 
     update: Any = None
     references: list[Reference] | None = None
 
     def total(self) -> torch.Tensor | None:
-        """The sum of squares of all gradients of the last step, if its rule skips steps with non-finite ones."""
+        """Return the sum of squares of all gradients of the last step; None unless its rule skips non-finite steps."""
         return None
 
     def step(self, grads: Sequence[torch.Tensor | None], into: MetricsBuffer | None = None) -> None:
-        """`prepare` and `run`."""
+        """Update all weights that have a gradient; takes the arguments of `prepare` and `run`."""
         self.prepare(grads)
         self.run(into)
 
     def prepare(self, grads: Sequence[torch.Tensor | None]) -> None:
-        """Take these gradients, one for each weight, for the next step; None leaves a weight alone.
+        """Bind the gradients of the next step, and raise if they would make it fail. No weight changes.
 
-        Finds out whether the step would fail for their sake. No weight changes.
+        Args:
+            grads: one gradient for each weight; None leaves the weight alone.
         """
         raise NotImplementedError
 
     def run(self, into: MetricsBuffer | None = None) -> None:
-        """Update all weights that have a gradient, after `prepare`.
+        """Update all weights that were given a gradient by `prepare`.
 
         Args:
-            into: where to put what the update measures, into the rows of its `rng_offsets`.
+            into: buffer for measurements of the update, in the rows given by its `rng_offsets`; None means no measurements.
         """
         raise NotImplementedError
 
 
 class StepPlan(Plan):
-    """The plan of parameters with one rule. A subclass says where their states and masters come from.
+    """Base class of plans of parameters that share one rule; a subclass provides their states and masters.
 
     Args:
-        names: what messages call the parameters.
-        rows: their hyper-parameters.
-        own: gradients will be the weights' own, `weight.grad`.
-        elements: as for `SparseRows`.
+        names: names of the parameters, for messages.
+        rows: the source of their hyper-parameters.
+        own: whether gradients will be the weights' own, `weight.grad`.
+        elements: whether a sparse gradient that lists single elements updates only these, not their whole rows.
     """
 
     update: Update
 
     def __init__(self, names: list[str], rows: Rows, own: bool = False, elements: bool = False) -> None:
         self.names, self.rows, self._own = names, rows, own
-        self._updates: dict[Rule | TensorRule, Update] = {}  # an optimizer may go from one rule to another and back
+        self._updates: dict[Rule | TensorRule, Update] = {}  # several, as an optimizer may change its rule and change back
         self._sparse = SparseRows(names, self.split, elements)
-        self._active: list[bool] | None = None  # what `Update.active` was at the last step
+        self._active: list[bool] | None = None  # `Update.active` at the last step
         self._make_update(rows.rule())
 
     def new_update(self, rule: Rule | TensorRule) -> Update:
-        """An `Update` of the parameters as they are now; creates, moves and converts states and masters where needed."""
+        """Return an `Update` of the parameters as they are now; creates, moves and converts states and masters if needed."""
         raise NotImplementedError
 
     def is_current(self, update: Update) -> bool:
-        """Whether this update works on the states and masters that the parameters have now."""
+        """Return whether an update works on the states and masters that the parameters have now."""
         raise NotImplementedError
 
     def fits(self, update: Update) -> bool:
-        """Whether the states and masters of this update still match the parameters."""
+        """Return whether the states and masters of an update still match the parameters in dtype and device."""
         return update.fits()
 
     def split(self, grads: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], list[int]]:
-        """What of these is used as a whole and what by row; see `SparseRows`."""
+        """Return which gradients are used as a whole, and the positions of those used by row; see `SparseRows`."""
         return list(grads), []
 
     @property
@@ -104,12 +105,12 @@ class StepPlan(Plan):
     def prepare(
         self, grads: Sequence[torch.Tensor | None], rule: Rule | TensorRule | None = None, in_place: bool = False
     ) -> None:
-        """As `Plan.prepare`.
+        """Bind the gradients of the next step, and raise if they would make it fail. No weight changes.
 
         Args:
-            grads: the gradients.
-            rule: the rule of the step; default: the plan's own rows say it.
-            in_place: as for `Update.rebind`.
+            grads: one gradient for each weight; None leaves the weight alone.
+            rule: the rule of the step; default: the rule that `rows` chooses.
+            in_place: whether the gradients are the same tensors as at the last step; see `Update.rebind`.
         """
         rule, update, switched = self.rows.rule() if rule is None else rule, self.update, False
         if update.rule is not rule:
@@ -132,7 +133,7 @@ class StepPlan(Plan):
             raise
 
     def launch(self, into: MetricsBuffer | None = None) -> None:
-        """The second half of `run`, after `rows.write`: what is left when nothing can fail any more."""
+        """Launch the update and count it: the second half of `run`, after `rows.write`, in which nothing can fail."""
         if self._sparse.met:
             self._sparse.run(self.update, into)
         else:
@@ -146,16 +147,27 @@ class StepPlan(Plan):
         rows: Sequence[list[float] | None],
         into: MetricsBuffer | None = None,
     ) -> None:
-        """Update the weights that have a gradient, with this rule and these rows, which `HyperRows.form_all` gave.
+        """Update the weights that have a gradient, with a rule and rows that `HyperRows.form_all` returned.
 
-        No count moves.
+        Update counts are not changed.
+
+        Args:
+            grads: one gradient for each weight; None leaves the weight alone.
+            rule: the rule of the step.
+            rows: the row of hyper-parameters of each weight.
+            into: buffer for measurements of the update; None means no measurements.
         """
         self.prepare(grads, rule)
         write_rows(self.update, rows)
         self._sparse.run(self.update, into)
 
     def host_step(self, update: Update, active: list[bool]) -> None:
-        """The host half of a step with this update, whose kernels are replayed by a CUDA graph."""
+        """Do the host's part of a step whose kernels a CUDA graph replays: hyper-parameters and counts.
+
+        Args:
+            update: the update that was captured.
+            active: for each weight, whether the step updates it.
+        """
         if self.update is not update:
             self.update = update
             self.rows.forget()
@@ -167,7 +179,7 @@ class StepPlan(Plan):
             update.host_only = False
 
     def _use(self, rule: Rule | TensorRule) -> Update:
-        """Go on with another rule, with the `Update` that was made for it before if that still has the right states."""
+        """Switch to another rule and return its `Update`, made before if it still works on the right states."""
         update = self._updates.get(rule)
         if update is None or not self.is_current(update):
             return self._make_update(rule)
@@ -181,15 +193,14 @@ class StepPlan(Plan):
 
 
 class CustomPlan(Plan):
-    """The plan of an optimizer with an `update` of its own, in plain torch: it is called for one parameter after the other.
+    """Plan of a user-defined optimizer, whose `update` in plain torch is called for one parameter after the other.
 
     Args:
-        state: the states by index; missing ones are created here.
+        state: the states by index; missing states are created at once.
         optimizer: the optimizer of these parameters.
-        indices: of the parameters.
-        weights: the parameters, in the same order.
-        control: as `grad_scale_and_skip` of `Update`.
-        zero_grads: fill the gradients with zeros after the step.
+        indices, weights: the parameters and their indices.
+        control: float32 tensor [2] or None, a factor of the gradients and whether to skip the step (1.0).
+        zero_grads: whether a step fills the gradients with zeros.
     """
 
     def __init__(
@@ -204,8 +215,8 @@ class CustomPlan(Plan):
         self._state, self.optimizer, self._control, self._zero_grads = state, optimizer, control, zero_grads
         self._indices, self._weights = list(indices), list(weights)
         self._grads: Sequence[torch.Tensor | None] = ()  # from `prepare` to `run`
-        self.optimizer.slots(self._indices)  # counts begin, also of those that have no gradient yet
-        with torch.no_grad():  # a state may be a copy of the weight, but has no history
+        self.optimizer.slots(self._indices)  # start the counts of all parameters, with or without a gradient
+        with torch.no_grad():  # a state may be a copy of the weight, without its autograd history
             for index, weight in zip(self._indices, self._weights, strict=True):
                 if index not in state:
                     state[index] = self.optimizer.create_state_multi_precision(index, weight)
@@ -245,7 +256,7 @@ class CustomPlan(Plan):
                 optimizer.update(*map(list, zip(*rows[first : first + optimizer.aggregate_num], strict=True)))  # type: ignore[arg-type]
 
     def _check_numbers(self, active: list[Index]) -> None:
-        """Detect a rate or a multiplier that is not valid before the first update."""
+        """Raise before the first update if the schedule or a multiplier returns an invalid number."""
         optimizer = self.optimizer
         if optimizer.lr_scheduler is not None and active:
             optimizer.rate_at(optimizer.step_counts.largest_after(optimizer.slots(active)))
@@ -255,46 +266,46 @@ class CustomPlan(Plan):
 
 
 class MultiPlan(Plan):
-    """The plan of parameters of several optimizers: one plan for each, whose steps count together.
+    """Plan of the parameters of a `MultiOptimizer`: one plan for each of its optimizers, whose steps count together.
 
-    `clip_norm` and `skip_nonfinite` of the optimizers together may change from step to step.
+    `clip_norm` and `skip_nonfinite` of the `MultiOptimizer` may change from step to step.
 
     Args:
-        optimizer: the optimizers together.
-        indices: of the parameters.
-        given: a loss scaler's control, or None; see `LossScaler`.
+        optimizer: the `MultiOptimizer`.
+        indices: the indices of the parameters.
+        scaler_control: control tensor of a loss scaler, or None; see `LossScaler`.
         device: the device of the parameters.
-        all_reduce_global: as the attribute of `Update`.
+        all_reduce_global: function that sums a tensor over ranks in place, for global norms; see `Update`.
 
     Attributes:
-        parts: the plan of each optimizer that has some of the parameters, and their places in the list of all; to be filled.
-        control: float32 [2], what gradients are multiplied by, and whether the step is skipped; updates read it.
+        parts: pairs of an optimizer's plan and the positions of its parameters in the whole list; filled by the caller.
+        control: float32 tensor [2] that the plans read: a factor of the gradients, and whether to skip the step (1.0).
     """
 
     def __init__(
         self,
         optimizer: MultiOptimizer,
         indices: Sequence[Index],
-        given: torch.Tensor | None,
+        scaler_control: torch.Tensor | None,
         device: torch.device,
         all_reduce_global: Callable[[torch.Tensor, str], None] | None = None,
     ) -> None:
         self.parts: list[tuple[StepPlan | CustomPlan, list[int]]] = []
         self._optimizer, self._slots = optimizer, optimizer.slots(indices)
         self._grads: Sequence[torch.Tensor | None] = ()  # from `prepare` to `run`
-        self._given, self._all_reduce_global = given, all_reduce_global
+        self._scaler_control, self._all_reduce_global = scaler_control, all_reduce_global
         self.control = torch.tensor([1.0, 0.0], dtype=torch.float32, device=device)
         self._is_neutral = True
 
     @property
     def references(self) -> list[Reference] | None:  # type: ignore[override]
-        found: list[Any] = [None] * len(self._slots)
+        references: list[Any] = [None] * len(self._slots)
         for plan, at in self.parts:
             if plan.references is None:
                 return None
             for i, reference in zip(at, plan.references, strict=True):
-                found[i] = reference
-        return found
+                references[i] = reference
+        return references
 
     def prepare(self, grads: Sequence[torch.Tensor | None]) -> None:
         for plan, at in self.parts:
@@ -302,11 +313,11 @@ class MultiPlan(Plan):
         self._grads = grads
 
     def run(self, into: MetricsBuffer | None = None, number: int | None = None) -> None:
-        """As `Plan.run`. Optimizers that update by hand come first, since their steps may fail.
+        """Update all weights that were given a gradient; user-defined optimizers first, since their steps may fail.
 
         Args:
-            into: as for `Plan.run`.
-            number: the largest update count after the step, where other ranks have other parameters.
+            into: buffer for measurements of the updates; None means no measurements.
+            number: the largest update count after the step, if other ranks update other parameters.
         """
         grads, self._grads = self._grads, ()
         if number is None:
@@ -333,17 +344,17 @@ class MultiPlan(Plan):
 
     @torch.no_grad()
     def _limit(self, grads: Sequence[torch.Tensor | None]) -> None:
-        """Find `control` for a step with these gradients, without waiting for the device."""
+        """Compute `control` for a step with these gradients, without waiting for the device."""
         optimizer, control = self._optimizer, self.control
         plain = optimizer.clip_norm is None and not optimizer.skip_nonfinite
-        if plain and self._given is None and self._is_neutral:
+        if plain and self._scaler_control is None and self._is_neutral:
             return
-        self._is_neutral = plain and self._given is None
-        if self._given is None:
+        self._is_neutral = plain and self._scaler_control is None
+        if self._scaler_control is None:
             control.zero_()
             control[:1].fill_(1.0)
         else:
-            control.copy_(self._given, non_blocking=True)
+            control.copy_(self._scaler_control, non_blocking=True)
         if plain:
             return
         norm = self._norm(grads) * (control[0] * abs(optimizer.rescale_grad))
@@ -363,34 +374,34 @@ class MultiPlan(Plan):
 
 
 class Rows:
-    """The rows of hyper-parameters that the parameters of a plan have at each step, and their update counts.
+    """Base class of sources of hyper-parameters: at each step, rows for the parameters of a plan, and their update counts.
 
     Attributes:
-        active: for each parameter whether the next step updates it.
+        active: for each parameter, whether the next step updates it.
     """
 
     active: list[bool]
 
     def rule(self) -> Rule | TensorRule:
-        """The rule of the next step."""
+        """Return the rule of the next step."""
         raise NotImplementedError
 
     def use(self, active: list[bool]) -> None:
-        """Update these parameters from now on."""
+        """Choose which parameters are updated from the next step on."""
         if active != self.active:
             self.active = active
             self.forget()
 
     def forget(self) -> None:
-        """Find again which parameters share hyper-parameters."""
+        """Discard what is cached on which parameters share hyper-parameters; the next step finds it again."""
         raise NotImplementedError
 
     def write(self, update: Update, number: int | None = None) -> bool:
-        """Give an update the hyper-parameters of the next step. Returns whether there is anything to update.
+        """Write the hyper-parameters of the next step into an update; return whether there is anything to update.
 
         Args:
             update: the update.
-            number: the update count after the step, where that updates parameters of other plans, too.
+            number: the update count after the step, if the step also updates parameters of other plans.
         """
         raise NotImplementedError
 
@@ -403,27 +414,27 @@ class Rows:
 
 
 class HyperRows(Rows):
-    """The rows of a list of parameters of a `RuleOptimizer`.
+    """Rows of hyper-parameters of a `RuleOptimizer` for a list of its parameters.
 
     Args:
-        optimizer: whose parameters they are.
-        indices: of the parameters.
-        alone: as for `RuleOptimizer.rows_of_step`.
+        optimizer: the optimizer.
+        indices: the indices of the parameters.
+        alone: whether the parameters of a step are updated by separate calls; see `RuleOptimizer.rows_of_step`.
     """
 
     def __init__(self, optimizer: RuleOptimizer, indices: Sequence[Index], alone: bool = False) -> None:
         self._optimizer, self._indices, self._alone = optimizer, list(indices), alone
         self._slots = optimizer.slots(self._indices)
         self.active = [True] * len(self._indices)
-        # A parameter's attributes; the dictionaries are live, so that looking whether they are empty is enough.
-        self._own = [getattr(optimizer.param_dict.get(index), "__dict__", {}) for index in self._indices]
-        # Active parameters that share hyper-parameters: rows, the count's slot, lr_mult, wd_mult, the first's
-        # index. Rows are None where they are all.
+        # The parameters' attributes. The dictionaries are live, so it is enough to check whether they are empty.
+        self._attributes = [getattr(optimizer.param_dict.get(index), "__dict__", {}) for index in self._indices]
+        # Groups of active parameters that share hyper-parameters: positions (None for all), the count's slot, lr_mult,
+        # wd_mult, and the first parameter's index.
         self._shared: list[tuple[Any, int, float, float, Index]] = []
         self._counted: Any = self._slots
-        self._multipliers: Any = _UNKNOWN  # by which `_shared` was found
-        self._times: list[int] = []  # the coming update numbers, of those that share a row
-        self._before: tuple[Any, ...] = ()  # the host state before the step, and which step had begun
+        self._multipliers: Any = _UNKNOWN  # for which `_shared` was computed
+        self._times: list[int] = []  # the coming update number of each group
+        self._before: tuple[Any, ...] = ()  # the host state before the step, and the count of the step begun before
 
     def rule(self) -> Rule:
         return self._optimizer.rule_for(self._slots)
@@ -441,7 +452,15 @@ class HyperRows(Rows):
         return bool(rows)
 
     def form(self, rule: Any, number: int | None = None) -> list[tuple[Any, list[float]]]:
-        """The rows of the next step, each with the places of the parameters that share it; None stands for all places."""
+        """Return the rows of the next step as pairs (positions of the parameters that share the row, row).
+
+        Args:
+            rule: the rule of the step.
+            number: the update count after the step, if the step also updates parameters of other plans.
+
+        Returns:
+            The pairs; the positions are None if the row is for all parameters.
+        """
         optimizer = self._optimizer
         self._before = (optimizer.host_state(), optimizer._begun) if optimizer.host_state_names else ()
         multipliers = self._read_multipliers()
@@ -453,36 +472,39 @@ class HyperRows(Rows):
         return [(where, row) for (where, *_), row in zip(self._shared, rows, strict=True)]
 
     def form_all(self, number: int | None = None) -> tuple[Rule, list[list[float] | None]]:
-        """The rule of the next step and the row of each parameter, None of those that the step leaves alone.
+        """Return the rule of the next step and the row of each parameter, None for parameters that are not active.
 
-        For updates that have some of these parameters each.
+        Used if the parameters are spread over several updates.
+
+        Args:
+            number: the update count after the step, if the step also updates parameters of other plans.
         """
         rule = self.rule()
         rows: list[list[float] | None] = [None] * len(self._indices)
         for where, row in self.form(rule, number):
-            for place in range(len(rows)) if where is None else where:
-                rows[place] = row
+            for i in range(len(rows)) if where is None else where:
+                rows[i] = row
         return rule, rows
 
     def undo(self) -> None:
         if self._before:
-            carried, self._optimizer._begun = self._before
-            self._optimizer.load_host_state(carried)
+            host_state, self._optimizer._begun = self._before
+            self._optimizer.load_host_state(host_state)
 
     def count(self) -> None:
         if self._optimizer.counts_as_step:
             self._optimizer.step_counts.advance(self._counted, max(self._times))
 
     def _read_multipliers(self) -> Any:
-        """All that multipliers depend on, to be compared with the last step's; None as long as nobody has set any."""
+        """Return everything that multipliers depend on, to compare it with the last step; None if no multiplier is set."""
         optimizer = self._optimizer
-        if not any(self._own) and not (optimizer.lr_mult or optimizer.wd_mult):
+        if not any(self._attributes) and not (optimizer.lr_mult or optimizer.wd_mult):
             return None
-        own = [tuple(map(attributes.get, ("lr_mult", "wd_mult", "grad_req"))) for attributes in self._own]
-        return own, dict(optimizer.lr_mult), dict(optimizer.wd_mult)
+        by_parameter = [tuple(map(each.get, ("lr_mult", "wd_mult", "grad_req"))) for each in self._attributes]
+        return by_parameter, dict(optimizer.lr_mult), dict(optimizer.wd_mult)
 
     def _share(self, multipliers: Any) -> None:
-        """Find the active parameters with equal counts and multipliers, which share one row of hyper-parameters."""
+        """Group the active parameters by equal counts and multipliers; each group shares one row of hyper-parameters."""
         optimizer, places = self._optimizer, np.flatnonzero(self.active)
         counts = optimizer.step_counts.values[self._slots[places]]
         if not optimizer.uniform_hyper:
@@ -506,7 +528,7 @@ class HyperRows(Rows):
 
 
 def write_rows(update: Update, rows: Sequence[list[float] | None]) -> None:
-    """Give an update the row of each of its weights."""
+    """Write the row of each weight into an update; None leaves the present row."""
     first = rows[0]
     if first is not None and all(row is first for row in rows):
         update.broadcast_hyper(first)
@@ -517,10 +539,10 @@ def write_rows(update: Update, rows: Sequence[list[float] | None]) -> None:
 
 
 def equal_places(kinds: Sequence[Any]) -> list[list[int]]:
-    """The places of equal ones, in the order of the first of each."""
+    """Return the positions of equal items, one list for each distinct item, ordered by first occurrence."""
     if len(set(kinds)) == 1:
         return [list(range(len(kinds)))]
-    members: dict[Any, list[int]] = {}
-    for place, kind in enumerate(kinds):
-        members.setdefault(kind, []).append(place)
-    return list(members.values())
+    positions: dict[Any, list[int]] = {}
+    for i, kind in enumerate(kinds):
+        positions.setdefault(kind, []).append(i)
+    return list(positions.values())

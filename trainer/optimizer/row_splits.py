@@ -1,4 +1,4 @@
-"""Which rows of which parameters are matrices of their own: the argument `split` of Muon and NorMuon."""
+"""The argument `split` of Muon and NorMuon: which blocks of a parameter's rows are orthogonalized as separate matrices."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ Blocks = int | tuple[int, ...]  # a number of equal blocks, or the rows of each
 
 
 def checked_blocks(argument: str, value: Any) -> Blocks:
-    """The number of equal blocks of rows, or the rows of each.
+    """Return a checked description of blocks of rows: a number of equal blocks, or a tuple of the rows of each block.
 
     Raises:
-        TypeError, ValueError: neither, or one of them is less than 1.
+        TypeError: `value` is neither an int nor a list of ints.
+        ValueError: a number is less than 1.
     """
     if isinstance(value, (list, tuple)) and value:
         return tuple(integer(f"{argument}[{k}]", rows, low=1) for k, rows in enumerate(value))
@@ -29,10 +30,16 @@ def checked_blocks(argument: str, value: Any) -> Blocks:
 
 
 def check_rows(argument: str, blocks: Blocks, name: str, shape: Sequence[int], rows: int) -> None:
-    """Refuse blocks that do not add up to the rows of a matrix.
+    """Raise if blocks do not add up to the rows of a matrix.
+
+    Args:
+        argument: the argument name to show in messages.
+        blocks: a number of equal blocks, or the rows of each block.
+        name, shape: the parameter's name and shape, for messages.
+        rows: the number of rows of the matrix.
 
     Raises:
-        ValueError: they do not.
+        ValueError: the blocks do not add up to `rows`, or `rows` cannot be divided into so many equal blocks.
     """
     if isinstance(blocks, int):
         if rows % blocks:
@@ -47,10 +54,11 @@ def check_rows(argument: str, blocks: Blocks, name: str, shape: Sequence[int], r
 
 
 def checked_split(name: str, value: Any) -> Any:
-    """The argument `split`: blocks for all matrices, or what `blocks_by_parameter` takes.
+    """Return the argument `split`, checked: blocks for all matrices, a mapping from name patterns to blocks, or a function.
 
     Raises:
-        TypeError, ValueError: it is none of these.
+        TypeError: `value` has another type.
+        ValueError: a mapping is empty, or a number is less than 1.
     """
     if not needs_names(value):
         return checked_blocks(name, value)
@@ -65,7 +73,7 @@ def checked_split(name: str, value: Any) -> Any:
 
 
 def needs_names(split: Any) -> bool:
-    """Whether it depends on the parameters' names."""
+    """Return whether a `split` depends on the names of parameters: it is a mapping or a function."""
     return isinstance(split, Mapping) or callable(split)
 
 
@@ -75,18 +83,18 @@ def blocks_by_parameter(
     names: Sequence[str],
     matrix_shape: Callable[[torch.Size], tuple[int, int] | None],
 ) -> list[Blocks]:
-    """The blocks of each parameter, empty where it is not split.
+    """Return the blocks of each parameter, an empty tuple for parameters that are not split.
 
     Args:
-        split: a mapping from patterns of names, with alternatives separated by `|`, to blocks, of which the first that fits
-            counts; or a function from a parameter's name and shape to its blocks or None.
-        params, names: the parameters.
-        matrix_shape: the rows and columns of a tensor of this shape, None where it cannot be split.
+        split: a mapping from name patterns to blocks, of which the first matching pattern counts (a pattern may have
+            alternatives separated by `|`); or a function from a parameter's name and shape to its blocks or None.
+        params, names: the parameters and their names.
+        matrix_shape: function from a tensor's shape to its (rows, columns) as a matrix, or None if it cannot be split.
 
     Raises:
-        TypeError, ValueError: a pattern is the first of no matrix, or blocks do not fit a parameter.
+        TypeError, ValueError: no matrix has a pattern as its first match, or blocks do not add up to a parameter's rows.
     """
-    found: list[Blocks] = []
+    all_blocks: list[Blocks] = []
     used: set[str] = set()
     for param, name in zip(params, names, strict=True):
         blocks: Blocks = ()
@@ -96,7 +104,7 @@ def blocks_by_parameter(
                 blocks = checked_blocks(argument, value)
                 check_rows(argument, blocks, repr(name), param.shape, matrix[0])
                 used.add(argument)
-        found.append(blocks)
+        all_blocks.append(blocks)
     matrices = [repr(name) for param, name in zip(params, names, strict=True) if matrix_shape(param.shape)]
     for pattern in split if isinstance(split, Mapping) else ():
         if _entry(pattern) not in used:
@@ -104,11 +112,11 @@ def blocks_by_parameter(
                 f"{_entry(pattern)}: is the first pattern of no matrix; these are {', '.join(matrices) or 'none'}."
                 f"{did_you_mean(pattern, names)}"
             )
-    return found
+    return all_blocks
 
 
 def _asked(split: Any, name: str, shape: torch.Size) -> tuple[str, Any]:
-    """What a parameter's blocks are, and what messages call that."""
+    """Return (argument name for messages, blocks or None) of a parameter."""
     if not isinstance(split, Mapping):
         return f"split({name!r}, {tuple(shape)})", split(name, shape)
     for pattern, blocks in split.items():

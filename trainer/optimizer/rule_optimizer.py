@@ -1,4 +1,4 @@
-"""RuleOptimizer: an optimizer that is an update rule and a few numbers. No arithmetic on tensors happens here."""
+"""`RuleOptimizer`, the base class of fused optimizers: an update rule and its hyper-parameters as functions of the count."""
 
 from __future__ import annotations
 
@@ -24,92 +24,91 @@ from .sparse import SparseRows, split
 
 
 class RuleOptimizer(Optimizer):
-    """An optimizer that is an update rule and its hyper-parameters. Runs fused, on every engine.
+    """Base class of optimizers defined by an update rule and its hyper-parameters; they run fused, on every engine.
 
-    A subclass sets `rule`, takes its hyper-parameters in `__init__` and keeps each in an attribute of the name that the
-    rule uses. Some names are derived: `lr`, `wd`, `decay` (lr wd) and `clip`, with multipliers and schedule in them,
-    `one_minus_x`, and the bias corrections `correctionN` of `betaN`; `tristep.kernels.language.derived` has them all. What
-    else depends on the update count is returned by `hyper`.
+    A subclass sets `rule`, takes its hyper-parameters in `__init__` and stores each in an attribute with the name that the
+    rule uses. Some names are derived: `lr`, `wd`, `decay` (lr wd) and `clip`, which contain schedule and multipliers,
+    `one_minus_x` from `x`, and the bias corrections `correctionN` from `betaN` (all in `tristep.kernels.language.derived`).
+    A subclass computes other numbers that depend on the update count in `hyper`.
+
+    The arguments below are options of every optimizer with an elementwise rule. They can be combined, and cost nothing when
+    they are off. Rules of whole tensors (Muon, SOAP, ...) take `clip_norm`, `skip_nonfinite`, `cautious_wd`, `ema_decay`,
+    `decay_schedule`, `peak_lr` and the options on storage. Gradients are clipped first, by `clip_norm` or `zclip` and then
+    `agc`; the other options apply in the order of this list. In a skipped step none of it happens. The attributes of these
+    names may be set between steps, with the same checks.
 
     Args:
-        clip_norm: multiply the gradients by min(1, clip_norm / (norm + 1e-6)), with the global norm of all gradients of a
-            step, after `rescale_grad` and before `clip_gradient`, > 0; None means never. `.grad` is not changed.
-        zclip: clip the gradients to a lower norm where their global norm is a spike, one that exceeds the running mean of
-            the norms before by more than so many running standard deviations, > 0, 2.5 in the paper; None means never. With
-            `clip_norm`, to that at most (Kumar et al. 2025, "ZClip", arXiv 2504.02507; `kernels.transforms.zclip`).
-        zclip_decay: what mean and variance keep of themselves at each update, in [0, 1).
-        zclip_warmup: updates in which norms are counted and not yet compared, >= 1.
-        agc: adaptive gradient clipping by whole tensors: multiply each gradient by min(1, agc max(|w|, 0.001) / |g|), after
-            `clip_norm` and `zclip`, > 0; None means never (Brock et al. 2021, "High-Performance Large-Scale Image
-            Recognition Without Normalization", eq. 3, with norms of tensors. The paper's are those of rows and filters, as
-            in `kernels.clip_adaptively_`).
-        skip_norm: skip steps whose global gradient norm, before it is clipped, exceeds this, > 0; None means never. It is
-            compared in float32. Everything else is as of `skip_nonfinite`, which this includes.
-        skip_percentile: skip steps whose global gradient norm, before it is clipped, exceeds `skip_factor` times a running
-            estimate of this percentile p of the norms, in (0, 100), such as 95; None means never. Each norm above the
-            estimate multiplies it by exp(0.002 p), each other one by exp(-0.002 (100 - p)), those of skipped steps, too:
-            where all norms become r times as large, about ln(r / skip_factor) / (0.002 p) steps are skipped, and then none
-            (Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping", arXiv 1905.03871;
-            `kernels.transforms.skip_above_percentile`). Norms that are 0 or not finite change nothing of it. Everything else
-            is as of `skip_nonfinite`, which this includes.
-        skip_factor: how many times the percentile a norm may be, >= 1. With 1, 100 - p percent of all steps are skipped.
-        skip_warmup: steps in which the percentile is estimated and nothing skipped for it, >= 1.
+        clip_norm: limit of the global norm of all gradients of a step, > 0; None means no limit. Gradients are multiplied by
+            min(1, clip_norm / (norm + 1e-6)) after `rescale_grad` and before `clip_gradient`. `.grad` is not changed.
+        zclip: clip the gradients when their global norm is a spike, which exceeds the running mean of earlier norms by more
+            than this number of running standard deviations, > 0, 2.5 in the paper; None means never. `clip_norm` then
+            limits the result (Kumar et al. 2025, "ZClip", arXiv 2504.02507; `kernels.transforms.zclip`).
+        zclip_decay: decay rate of the running mean and variance of `zclip`, in [0, 1).
+        zclip_warmup: number of first updates in which `zclip` records norms and does not clip, >= 1.
+        agc: adaptive gradient clipping of each tensor: multiply its gradient by min(1, agc max(|w|, 0.001) / |g|), > 0; None
+            means never (Brock et al. 2021, "High-Performance Large-Scale Image Recognition Without Normalization", eq. 3,
+            with norms of tensors; the paper uses norms of rows and filters, as `kernels.clip_adaptively_` does).
+        skip_norm: skip steps whose global gradient norm before clipping, in float32, exceeds this, > 0; None means never. It
+            includes `skip_nonfinite`.
+        skip_percentile: skip steps whose global gradient norm before clipping exceeds `skip_factor` times a running estimate
+            of this percentile p of the norms, in (0, 100), such as 95; None means never. It includes `skip_nonfinite`. Each
+            norm above the estimate multiplies it by exp(0.002 p), each lower norm by exp(-0.002 (100 - p)), in skipped
+            steps, too: if all norms become r times as large, about ln(r / skip_factor) / (0.002 p) steps are skipped, and
+            then none. Norms that are 0 or not finite leave the estimate as it is (Andrew et al. 2021, "Differentially
+            Private Learning with Adaptive Clipping", arXiv 1905.03871; `kernels.transforms.skip_above_percentile`).
+        skip_factor: multiple of the percentile above which `skip_percentile` skips, >= 1. With 1, 100 - p percent of all
+            steps are skipped.
+        skip_warmup: number of first steps in which `skip_percentile` estimates and does not skip, >= 1.
         skip_nonfinite: skip steps whose gradients contain NaN or infinity, or have an infinite sum of squares: no weight and
-            no state changes. A skipped step is counted, since the host does not synchronize with the device.
-        clip_step: divide the step, except for decoupled weight decay, by max(1, RMS / (clip_step lr)), with its root mean
-            square over each tensor and the parameter's learning rate, > 0; None means never (Shazeer & Stern 2018,
-            "Adafactor", section 6, where it is 1).
-        cautious: use the step, except for decoupled weight decay, only in elements where it descends the gradient,
-            divided by their share in the tensor (Liang et al. 2024, "Cautious Optimizers", alg. 1).
-        decoupled_wd: take learning rate times `wd` off the weights, instead of adding `wd` times them to the gradient
-            (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization").
-        cautious_wd: use decoupled weight decay only in elements where it and the step have the same direction (Chen et al.
-            2025, "Cautious Weight Decay", arXiv 2510.12402, alg. 1); with `decoupled_wd` also of rules that couple theirs.
-        hyperball: keep each tensor on the sphere on which it was before its first update, and take from the optimizer only
-            the direction of the step, whose length is the learning rate times the tensor's norm R: with u the direction,
-            w <- R v / |v|, v = w - lr R u / |u| (Wen et al. 2026, "Hyperball Optimization", arXiv 2606.16899). Tensors of
-            zeros take the optimizer's own steps; one of a single element stays. The paper does this to matrices only.
-        lookahead: every so many updates of a parameter, move its slow weight by the fraction `lookahead_alpha` towards the
-            weight, and reset the weight to it, >= 1; None means never (Zhang et al. 2019, "Lookahead Optimizer", alg. 1).
-        lookahead_alpha: in (0, 1].
-        ema_decay: maintain a moving average of the weights, ema <- ema_decay ema + (1 - ema_decay) w after every update, in
-            [0, 1); None means none. `Trainer.averaged_weights` uses it, instead of an average of the optimizer's own.
-        decay_schedule: how decoupled weight decay follows the learning rate, whose highest value is the schedule's peak.
-            None: lr wd. "relative": wd lr / peak, which does not depend on how high the peak is (Loshchilov & Hutter 2019,
-            "Decoupled Weight Decay Regularization", alg. 2, with lr / peak as the multiplier of the schedule). "squared":
-            wd lr^2 / peak (AdamC of Defazio 2025, "Why Gradients Rapidly Increase Near the End of Training", arXiv
-            2506.02285). Rates are those before `lr_mult`, which multiplies the result. Also for rules of whole tensors.
-        peak_lr: the peak, before `lr_mult`, > 0; None means that of `lr_scheduler`, where that has a `peak_lr`.
-        state_dtype: "float32", also None, "bfloat16", "8bit" or "4bit": how states are stored, except for those that are
-            weights, sums over all steps or nearly cancel each other. It is computed in float32. Saved states of another type
-            are converted when they are loaded. With "8bit" it is a byte for each element, with "4bit" half of one, and a
-            float32 for each block of 128, in contiguous weights of 4,096 elements or more; others stay float32 (Dettmers et
-            al. 2022, "8-bit Optimizers via Block-wise Quantization"; Li et al. 2023, "Memory Efficient Optimizers with 4-bit
-            States"). These are always rounded stochastically, since slow averages would otherwise not change.
-        stochastic_rounding: round bfloat16 weights without a master, 24-bit masters and bfloat16 states up or down with the
-            probability of the bits that are cut off, so that they are unbiased; the same in every run with the same
-            `rounding_seed` (Gupta et al. 2015, "Deep Learning with Limited Numerical Precision").
-        rounding_seed: >= 0.
-        kahan: store the rounding error of 16-bit weights, in their type, and add it at the next update (Kahan
-            1965, "Further remarks on reducing truncation errors").
-        **kwargs: those of `Optimizer`. `multi_precision="remainder"` stores only the 16 bits of the float32 copy that a
-            bfloat16 weight lacks (a split master), and "split8" only the upper 8 of them, a copy in 24 bits; ties are then
-            rounded away from zero, not to even.
-
-    All of these options can be combined, for all elementwise rules, and cost nothing if they are not used. Rules of whole
-    tensors take `clip_norm`, `skip_nonfinite`, `cautious_wd`, `ema_decay`, `decay_schedule` and how weights and states are
-    stored. Gradients are clipped first, by `agc` after `clip_norm` or `zclip`; then come the others in the order of this
-    list; and a skipped step is one in which nothing of all that happens. Attributes of these names can be set to other
-    values between steps, with the same checks.
+            no state changes. A skipped step counts as an update, since the host does not synchronize with the device.
+        clip_step: limit of the step's root mean square over each tensor, in units of the parameter's learning rate, > 0:
+            the step without decoupled weight decay is divided by max(1, RMS / (clip_step lr)). None means no limit (Shazeer
+            & Stern 2018, "Adafactor", section 6, where it is 1).
+        cautious: apply the step, without decoupled weight decay, only in elements where it descends the gradient, divided by
+            the share of these elements in the tensor (Liang et al. 2024, "Cautious Optimizers", alg. 1).
+        decoupled_wd: subtract learning rate times `wd` times the weights, instead of adding `wd` times the weights to the
+            gradient (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization").
+        cautious_wd: apply decoupled weight decay only in elements where it has the direction of the step (Chen et al. 2025,
+            "Cautious Weight Decay", arXiv 2510.12402, alg. 1). Rules with coupled weight decay need `decoupled_wd`, too.
+        hyperball: keep the norm R that each tensor had before its first update, and use only the direction u of the
+            optimizer's step: w <- R v / |v| with v = w - lr R u / |u| (Wen et al. 2026, "Hyperball Optimization", arXiv
+            2606.16899, which does this to matrices only). Tensors of zeros take plain steps; a single element stays.
+        lookahead: number of updates of a parameter, >= 1, after which its slow weight moves by the fraction
+            `lookahead_alpha` towards the weight, and the weight is reset to it; None means never (Zhang et al. 2019,
+            "Lookahead Optimizer", alg. 1).
+        lookahead_alpha: step size of the slow weights, in (0, 1].
+        ema_decay: decay rate, in [0, 1), of a moving average of the weights, ema <- ema_decay ema + (1 - ema_decay) w after
+            every update; None means no average. `Trainer.averaged_weights` then uses it.
+        decay_schedule: how decoupled weight decay depends on the learning rate lr. None: lr wd. "relative": wd lr / peak,
+            independent of the peak's height (Loshchilov & Hutter 2019, alg. 2). "squared": wd lr^2 / peak (AdamC of Defazio
+            2025, "Why Gradients Rapidly Increase Near the End of Training", arXiv 2506.02285). lr is the rate before
+            `lr_mult`, which multiplies the result.
+        peak_lr: the highest learning rate of training, before `lr_mult`, for `decay_schedule`, > 0; None means the `peak_lr`
+            of `lr_scheduler`.
+        state_dtype: storage of the states, "float32" (or None), "bfloat16", "8bit" or "4bit"; arithmetic is float32. States
+            that are weights, sums over all steps, or nearly cancel each other stay float32. "8bit" and "4bit" store 1 or 1/2
+            byte per element and a float32 scale per block of 128, with stochastic rounding, since slow averages would
+            otherwise not change; weights that are not contiguous or have fewer than 4,096 elements keep float32 states.
+            Saved states of another dtype are converted when loaded (Dettmers et al. 2022, "8-bit Optimizers via Block-wise
+            Quantization"; Li et al. 2023, "Memory Efficient Optimizers with 4-bit States").
+        stochastic_rounding: round bfloat16 weights without a master, 24-bit masters and bfloat16 states up or down at
+            random, so that the rounding error has mean 0; equal in every run with the same `rounding_seed` (Gupta et al.
+            2015, "Deep Learning with Limited Numerical Precision").
+        rounding_seed: seed of stochastic rounding, an int >= 0.
+        kahan: store the rounding error of 16-bit weights, in their dtype, and add it at the next update (Kahan 1965,
+            "Further remarks on reducing truncation errors").
+        **kwargs: arguments of `Optimizer`. In addition, `multi_precision="remainder"` stores only the 16 bits of the float32
+            master that a bfloat16 weight lacks (a split master), and "split8" only the upper 8 of them, which makes a 24-bit
+            master; ties are then rounded away from zero, not to even.
 
     Raises:
-        TypeError: an option that rules of whole tensors do not take.
-        ValueError: options that do not go together, or not with the rule: `decoupled_wd` where weight decay is decoupled
-            already, or where there is none; `cautious_wd` or `decay_schedule` without decoupled weight decay; `hyperball`
-            with `wd`, `decoupled_wd` or `cautious_wd`, as what is on a sphere does not decay; `decay_schedule` with a
-            schedule whose peak is not known; `state_dtype` without a state that it applies to; `kahan` together with
-            `multi_precision`. At the first step, a weight of a type that `state_dtype`, `stochastic_rounding` or a split
-            master does not support, and `decay_schedule` without a known peak; at any, a learning rate above the peak.
+        TypeError: an option is given that rules of whole tensors do not take.
+        ValueError: options contradict each other or the rule: `decoupled_wd` if weight decay is decoupled already or there
+            is none; `cautious_wd` or `decay_schedule` without decoupled weight decay; `hyperball` with `wd`,
+            `decoupled_wd` or `cautious_wd`; `decay_schedule` with a schedule whose peak is not known; `state_dtype` if no
+            state can be stored in it; `kahan` with `multi_precision`. At the first step: a weight has a dtype that
+            `state_dtype`, `stochastic_rounding` or a split master does not support, or `decay_schedule` knows no peak. At
+            any step: the learning rate exceeds the peak.
 
     Example:
         >>> import tristep
@@ -120,19 +119,19 @@ class RuleOptimizer(Optimizer):
         0.5
     """
 
-    reads_rate_first: ClassVar[bool] = False  # whether a schedule is asked for the count before the update
-    begins_with_each: ClassVar[bool] = False  # whether `begin_step` is called for each of parameters updated one by one
+    reads_rate_first: ClassVar[bool] = False  # whether the schedule is called with the count before the update
+    begins_with_each: ClassVar[bool] = False  # whether `begin_step` is called per parameter if they are updated one by one
     uniform_hyper: bool = True  # whether parameters of equal count, rate and decay have equal hyper-parameters
-    takes_sparse: ClassVar[bool] = False  # whether a sparse gradient updates its rows only, unless lazy_update is False
-    decays_sparse: ClassVar[bool] = True  # whether these rows can be decayed
-    weight_of_gradient: ClassVar[str | None] = None  # the state that is the weight at which the gradient was taken
+    takes_sparse: ClassVar[bool] = False  # whether a sparse gradient updates only its rows, unless lazy_update is False
+    decays_sparse: ClassVar[bool] = True  # whether such rows can have weight decay
+    weight_of_gradient: ClassVar[str | None] = None  # the state that holds the weight at which the gradient was computed
 
     rule: Rule
     counts_as_step: bool = True  # whether a step counts as an update
     decoupled_weight_decay: tuple[str, ...] = ("decay",)  # hyper-parameters of decay that is not part of the step
     multi_precision = Setting(split_master)
-    _skips_overflow = switch()  # as `skip_nonfinite`, where a loss scaler needs it
-    _in_use: tuple[int, ...] = ()  # places in `OPTIONS`
+    _skips_overflow = switch()  # `skip_nonfinite` on behalf of a loss scaler
+    _in_use: tuple[int, ...] = ()  # positions in `OPTIONS`
 
     # The attributes of the rows of `OPTIONS` that are used by name.
     decay_schedule: str | None
@@ -148,8 +147,8 @@ class RuleOptimizer(Optimizer):
         for option in OPTIONS:
             setattr(self, option.name, kwargs.pop(option.name, option.default))
         self._skips_overflow = False
-        self._updater: Callable[[], Any] | None = None  # a weak reference to what has the states
-        self._begun = 0  # the update count of the step that has begun, where parameters are updated one by one
+        self._updater: Callable[[], Any] | None = None  # a weak reference to the Updater that holds the states
+        self._begun = 0  # the update count of the last step begun, if parameters are updated one by one
         super().__init__(**kwargs)
 
     def check_settings(self) -> None:
@@ -158,12 +157,12 @@ class RuleOptimizer(Optimizer):
         name = type(self).__name__
         rule: Any = self.rule if self._in_use else None
         if isinstance(rule, TensorRule):
-            taken = [option.name for option in OPTIONS if option.whole_tensors and option.transform]
-            given = ", ".join(f"{k}={v!r}" for k, v in self.options_in_use.items() if k not in taken)
-            if given:
+            allowed = [option.name for option in OPTIONS if option.whole_tensors and option.transform]
+            refused = ", ".join(f"{k}={v!r}" for k, v in self.options_in_use.items() if k not in allowed)
+            if refused:
                 raise TypeError(
-                    f"{given}: {name} has a rule of whole tensors, which such options are not for; those for it are "
-                    f"{', '.join(taken)} and how weights and states are stored"
+                    f"{refused}: {name} has a rule of whole tensors, which takes only the options {', '.join(allowed)} and "
+                    "those on how weights and states are stored"
                 )
         for option in self._rows():
             if option.refuse is not None:
@@ -178,37 +177,55 @@ class RuleOptimizer(Optimizer):
         lost = set(slots).intersection(self.composed_rule.slots) if slots != self.composed_rule.slots else set()
         if lost or rounding != self.rounding:
             vars(self).update(before)
-            given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-            anew = ", ".join(sorted(lost)) if lost else "random numbers"
+            changed = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+            restarted = ", ".join(sorted(lost)) if lost else "random numbers"
             raise ValueError(
-                f"{given} after the first step: {anew} would begin anew, so it must stay as it is; make a new optimizer"
+                f"{changed} after the first step: {restarted} would begin anew, so it must stay as it is; make a new "
+                "optimizer"
             )
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """Hyper-parameters at a parameter's update number `t` (the first is 1), where they are not plain attributes.
+        """Return hyper-parameters that depend on the update count, by name; subclasses override it.
 
-        `lr` and `wd` are the parameter's, multiplied already. What is returned replaces attributes and derived values of
-        these names, and others are derived from it.
+        The returned values replace attributes and derived values of the same names, and further values are derived from
+        them.
+
+        Args:
+            t: the number of the parameter's update; the first is 1.
+            lr, wd: the parameter's learning rate and weight decay, including schedule and multipliers.
         """
         return {}
 
     def hyper_of(self, index: Index | None, t: int, lr: float, wd: float) -> dict[str, float]:
-        """As `hyper`, where parameters differ: of a class with `uniform_hyper = False` each is asked for its own."""
+        """Return the hyper-parameters of `hyper` for one parameter; for classes with `uniform_hyper = False`.
+
+        Args:
+            index: the parameter.
+            t, lr, wd: the arguments of `hyper`.
+        """
         return self.hyper(t, lr, wd)
 
     def begin_step(self, lr: float) -> None:
-        """Called before a step over any number of parameters, with the rate before multipliers."""
+        """Prepare a step, once for all its parameters, given the learning rate before multipliers; subclasses override."""
 
     def average(self) -> tuple[Rule, dict[str, float]] | None:
-        """A rule that makes averaged weights of weights and states, and its hyper-parameters; None if there is none."""
+        """Return a rule that computes averaged weights from weights and states, and its hyper-parameters.
+
+        None means that the optimizer does not average weights, which is the default.
+        """
         return None
 
     def average_in_use(self) -> tuple[Rule, dict[str, float]] | None:
-        """As `average`; with `ema_decay` that of this option."""
+        """Return the rule and hyper-parameters for averaged weights: of `ema_decay` if it is set, else of `average`."""
         return self.average() if self.ema_decay is None else (transforms.moving_average, {})
 
     def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
-        """Fill the state tensors, which are zero, for rules that start from other values."""
+        """Fill the state tensors of a parameter in place, for rules that do not start from zeros.
+
+        Args:
+            weight: the parameter, or its master.
+            state: the state tensors of `rule`, filled with zeros.
+        """
 
     def row(
         self,
@@ -220,20 +237,22 @@ class RuleOptimizer(Optimizer):
         lr_mult: float = 1.0,
         wd_mult: float = 1.0,
     ) -> list[float]:
-        """The row of one parameter: `rescale_grad`, the hyper-parameters of the rule in its order, and the step for a seed.
+        """Return one parameter's row of hyper-parameters for a step, as the kernels take it.
 
-        This is the only place where a learning rate or a weight decay is multiplied by anything.
+        The row is `rescale_grad`, the hyper-parameters of the rule in its order and, with stochastic rounding, `t`. No other
+        code multiplies a learning rate or a weight decay.
 
         Args:
-            t: the number of the parameter's update, from 1.
-            lr: the rate of the step, before multipliers.
+            t: the number of the parameter's update; the first is 1.
+            lr: the learning rate of the step, before multipliers.
             wd: the weight decay, before multipliers and `decay_schedule`.
             index: the parameter.
-            rule: default `composed_rule`.
+            rule: the rule of the step; default `composed_rule`.
             lr_mult, wd_mult: the parameter's multipliers.
 
         Raises:
-            ValueError: `decay_schedule` does not know the peak of the rate, or the rate is above it.
+            TypeError: the rule needs a hyper-parameter that the class does not have.
+            ValueError: `decay_schedule` does not know the peak learning rate, or `lr` exceeds it.
         """
         rule = self.composed_rule if rule is None else rule
         wd = wd if self.decay_schedule is None else wd_at(self, lr, wd)
@@ -249,15 +268,15 @@ class RuleOptimizer(Optimizer):
         if values["clip"] < 0:
             values["clip"] = math.inf
         row: list[float] = [self.rescale_grad]
-        own = vars(self)
+        attributes = vars(self)
         for name, derived in derivations(rule.hyper):
             value = values.get(name)
             if value is None:
-                value = own.get(name)
+                value = attributes.get(name)
             if value is None and derived is not None:
                 source = values.get(derived.source)
                 if source is None:
-                    source = own.get(derived.source)
+                    source = attributes.get(derived.source)
                 if source is not None:
                     value = derived.compute(source, t) if derived.counts else derived.compute(source)
             row.append(self._class_attribute(name, derived, t, rule) if value is None else value)
@@ -274,15 +293,16 @@ class RuleOptimizer(Optimizer):
         lr: float | None = None,
         alone: bool = False,
     ) -> list[list[float]]:
-        """The rows of one step. Asks the schedule for the rate, and tells `begin_step`.
+        """Return the rows of hyper-parameters of one step; evaluates the schedule and calls `begin_step`.
 
         Args:
-            times: for each parameter the number of its coming update.
-            parameters: for each a tuple that ends in lr_mult, wd_mult and the index.
+            times: for each parameter, the number of its coming update.
+            parameters: for each parameter, a tuple that ends in lr_mult, wd_mult and the index.
             rule: the rule of the step.
-            number: `num_update` after the step, where it updates other parameters, too; default: the largest of `times`.
-            lr: the rate of the step, before multipliers; default that of the schedule, or `self.lr`.
-            alone: the parameters of a step come one call after the other, so that its first call alone begins it.
+            number: `num_update` after the step, if the step also updates parameters that are not listed; default: the
+                largest of `times`.
+            lr: the learning rate of the step, before multipliers; default: the schedule's, or `self.lr`.
+            alone: whether the parameters of a step are updated by separate calls, of which only the first begins the step.
         """
         if lr is None:
             lr = self.lr if self.lr_scheduler is None else self.rate_at(self.count_for_rate(times, number))
@@ -297,13 +317,13 @@ class RuleOptimizer(Optimizer):
         ]
 
     def count_for_rate(self, times: Sequence[int], number: int | None = None) -> int:
-        """The update count at which a step asks the schedule; arguments as for `rows_of_step`."""
+        """Return the update count at which a step evaluates the schedule; takes `times` and `number` of `rows_of_step`."""
         if self.reads_rate_first:
             return self.num_update
         return max(self.num_update, *times) if number is None else number
 
     def _class_attribute(self, name: str, derived: Derivation | None, t: int, rule: Rule) -> float:
-        """A hyper-parameter of the rule that is an attribute of the class, or derived from one."""
+        """Return a hyper-parameter that is a class attribute or derived from one; raise TypeError if there is none."""
         if hasattr(self, name):
             return getattr(self, name)
         if derived is not None and hasattr(self, derived.source):
@@ -318,13 +338,13 @@ class RuleOptimizer(Optimizer):
 
     @property
     def rounding(self) -> int | storage.CodesOnly | None:
-        """The seed of stochastic rounding, if there is any."""
+        """The seed of stochastic rounding, for states alone if wrapped in `CodesOnly`; None without stochastic rounding."""
         if self.stochastic_rounding:
             return self.rounding_seed
         return storage.CodesOnly(self.rounding_seed) if storage.is_packed(self.narrow) else None
 
     def master_dtype(self, weight: torch.Tensor) -> torch.dtype | None:
-        """The type of this weight's master, with which rounding loses nothing or little; None without one."""
+        """Return the dtype of this weight's master, or of the stored rounding error with `kahan`; None if it has none."""
         if weight.dtype not in LOW_PRECISION:
             return None
         if self.kahan:
@@ -337,49 +357,58 @@ class RuleOptimizer(Optimizer):
             options = [
                 f"{each.name}={values[each.name]!r}" for each in OPTIONS if each.all_gradients and each.name in values
             ]
-            given = f" with {', '.join(options)}" if options else ""
+            with_options = f" with {', '.join(options)}" if options else ""
             raise ValueError(
-                f"an update of one parameter by {type(self).__name__}{given}, which needs the gradients of all parameters: "
-                "give lists to get_updater(optimizer)(indices, gradients, weights), or use Trainer.step"
+                f"an update of one parameter by {type(self).__name__}{with_options}, which needs the gradients of all "
+                "parameters: give lists to get_updater(optimizer)(indices, gradients, weights), or use Trainer.step"
             )
 
     def keeps_master(self, weight: torch.Tensor) -> bool:
         return self.master_dtype(weight) is not None
 
     def state_dtypes(self, weight: torch.Tensor) -> tuple[torch.dtype, ...]:
-        """The types of what `composed_rule` keeps of this weight, in order."""
+        """Return the dtypes of the states of `composed_rule` for this weight, in the order of its slots."""
         return slot_dtypes(self.composed_rule, weight.dtype, state_type(weight, self.narrow), weight.shape)
 
     def states_for(self, weights: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
-        """Zeros for all that `composed_rule` keeps of each weight."""
+        """Return zero-filled states of `composed_rule`, a tuple of tensors for each weight."""
         return states_for(self.composed_rule, weights, self.narrow)
 
     def check_storage(self, name: str, weight: torch.Tensor) -> None:
-        """Refuse a weight whose type does not go with the options.
+        """Raise if the options on storage do not support the dtype of a weight.
+
+        Args:
+            name: the name to show in the message.
+            weight: the weight.
 
         Raises:
-            ValueError: it does not.
+            ValueError: the dtype is not supported.
         """
         if self.narrow is not None and weight.dtype == torch.float64:
             raise ValueError(
-                f"state_dtype={self.state_dtype!r}: {name} is torch.float64, whose states are so, too; it must be None"
+                f"state_dtype={self.state_dtype!r}: {name} is torch.float64, and so are its states; it must be None"
             )
         if self.stochastic_rounding and weight.dtype == torch.float16 and not self.keeps_master(weight):
             raise ValueError(f"stochastic_rounding=True: {name} is torch.float16; it must be torch.bfloat16 or wider")
         if self.multi_precision in SPLIT_MASTERS and weight.dtype == torch.float16:
             raise ValueError(
-                f"multi_precision={self.multi_precision!r}: {name} is torch.float16, which lacks other bits; it must be "
-                "True or False"
+                f"multi_precision={self.multi_precision!r}: {name} is torch.float16, but split masters are for "
+                "torch.bfloat16; it must be True or False"
             )
 
     def create_state(self, index: Index, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """One tensor for each state of the rule, in the arithmetic's type."""
+        """Return the initial states of `composed_rule` for a weight, one tensor for each slot."""
         (state,) = self.states_for([weight])
         self.start_state(weight.detach(), dict(zip(self.composed_rule.slots, state, strict=True)))
         return state
 
     def start_state(self, weight: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
-        """Fill all that `composed_rule` keeps, zeros so far, by slot, as it is before the first update."""
+        """Fill zero-filled states of `composed_rule` in place with their values before the first update.
+
+        Args:
+            weight: the weight.
+            slots: its states by slot name.
+        """
         rule = self.composed_rule
         packed = {name for name in rule.slots if storage.is_packed(slots[name])}
         if packed and type(self).init_state is not RuleOptimizer.init_state:
@@ -394,10 +423,10 @@ class RuleOptimizer(Optimizer):
                 slots[option.first_state].copy_(weight)
 
     def create_state_multi_precision(self, index: Index, weight: torch.Tensor) -> Any:
-        """As `Optimizer.create_state_multi_precision`, for float32 masters only.
+        """Return the result of `create_state`, or for a weight with a master the pair (float32 master, master's states).
 
         Raises:
-            ValueError: a split master, or `kahan`.
+            ValueError: the optimizer uses `kahan` or split masters, which this interface of MXNet cannot hold.
         """
         if self.master_dtype(weight) not in (None, torch.float32):
             option = "kahan=True" if self.kahan else f"multi_precision={self.multi_precision!r}"
@@ -408,18 +437,18 @@ class RuleOptimizer(Optimizer):
         return super().create_state_multi_precision(index, weight)
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Update one weight in place, or a list of them in one go.
+        """Update one weight and its state in place, or lists of them in one launch.
 
-        `get_updater` and `Trainer` are faster, as they keep what can be reused at the next step.
+        `get_updater` and `Trainer` are faster, because they reuse their preparations at the next step.
 
         Args:
-            index: of the parameter.
-            weight: the parameter.
-            grad: its gradient.
-            state: what `create_state` made. Each may be a list, of as many.
+            index: the parameter's index, or a list of indices.
+            weight: the parameter, or a list of as many parameters.
+            grad: its gradient, or a list of them.
+            state: what `create_state` returned for it, or a list of these.
 
         Raises:
-            TypeError, ValueError: they do not fit; nothing has been changed.
+            TypeError, ValueError: the arguments do not match each other or the options; nothing has been changed.
         """
         indices, weights, grads, states = listed_arguments(index, weight, grad, state)
         names = ["the weight"] if len(indices) == 1 else [f"weight {each!r}" for each in indices]
@@ -448,12 +477,16 @@ class RuleOptimizer(Optimizer):
                 self.step_counts.advance(slot, t)
 
     def kept(self, name: str) -> dict[Index, float]:
-        """A number that the rule keeps of each parameter, by index; none before the first step. Waits for the device."""
+        """Return a per-parameter number of the rule by parameter index; empty before the first step. Waits for the device.
+
+        Args:
+            name: a name of `rule.kept`, such as Prodigy's "d".
+        """
         updater = None if self._updater is None else self._updater()
         if updater is None:
             return {}
-        own = [index for index in updater.state if part_of(updater.optimizer, index) is self]
-        return {index: float(updater.state[index][name]) for index in own if name in updater.state[index]}
+        indices = [index for index in updater.state if part_of(updater.optimizer, index) is self]
+        return {index: float(updater.state[index][name]) for index in indices if name in updater.state[index]}
 
     def _hidden(self) -> tuple[str, ...]:
         used = {option.name for option in self._rows()} | ({"stochastic_rounding"} if self.rounding is not None else set())
@@ -465,44 +498,44 @@ class RuleOptimizer(Optimizer):
 
     @property
     def narrow(self) -> torch.dtype | None:
-        """What states are stored as where that is not the arithmetic's type."""
+        """The dtype in which states are stored, from `state_dtype`; None for the dtype of the arithmetic."""
         return STATE_DTYPES[self.state_dtype] if self.state_dtype is not None else None
 
     def _rows(self) -> list[Option]:
-        """The options that are on."""
+        """Return the options that are on, in the order of `OPTIONS`."""
         return [OPTIONS[place] for place in self._in_use]
 
     @property
     def couples_wd(self) -> bool:
-        """Whether `wd` is part of the step, rather than decoupled from it."""
+        """Whether the rule adds weight decay to the gradient, instead of decoupling it."""
         return "wd" in self.rule.hyper and not {"wd", "decay"} & set(self.decoupled_weight_decay) & set(self.rule.hyper)
 
     @property
     def has_decoupled_wd(self) -> bool:
-        """Whether there is decoupled weight decay."""
+        """Whether weight decay is decoupled, by the rule or by `decoupled_wd`."""
         return self.decoupled_wd or bool(set(self.decoupled_weight_decay) & set(self.rule.hyper))
 
     @property
     def has_options(self) -> bool:
-        """Whether `composed_rule` is not just `rule`."""
+        """Whether options change the rule, so that `composed_rule` differs from `rule`."""
         return any(option.transform is not None for option in self._rows())
 
     @property
     def options_in_use(self) -> dict[str, Any]:
-        """The options that make other rules of the optimizer's, and are not off, with their values."""
+        """The options that are on and change the rule, with their values by name."""
         return {each.name: vars(self)[each.name] for each in self._rows() if each.transform and each.is_on(self)}
 
     @property
     def composed_rule(self) -> Rule:
-        """`rule` with the options in it, right for all parameters at every step."""
+        """The rule including all options that are on, valid for all parameters at every step."""
         return self._composed(sync=True)
 
     def rule_for(self, slots: np.ndarray) -> Rule:
-        """As `composed_rule`, for the next update of the parameters whose counts are in these slots.
+        """Return the rule, including options, for the next update of the parameters whose counts are in these slots.
 
-        Between two of Lookahead's synchronisations that is a rule which leaves the slow weights alone.
+        It differs from `composed_rule` between two synchronizations of Lookahead, when slow weights are not needed.
         """
-        if not self._in_use:  # asked at every step
+        if not self._in_use:  # the common case, at every step
             return self.rule
         if self.lookahead is None or for_all_steps.get():
             return self._composed(sync=self.lookahead is not None)

@@ -1,4 +1,4 @@
-"""Checks of optimizers' arguments, with warnings where MXNet differs."""
+"""Checked attributes of optimizers, checks of constructor arguments, and warnings where MXNet's meaning differs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from ..validation import boolean, did_you_mean, int_or_float, number
 from .counts import Index
 
-# Values of `multi_precision` that are no bool, with the type of what is stored next to a bfloat16 weight.
+# The string values of `multi_precision`, with the dtype of the split master stored next to a bfloat16 weight.
 SPLIT_MASTERS: dict[Any, torch.dtype] = {"remainder": torch.int16, "split8": torch.int8}
 _TORCHS_NAMES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon", "betas": "beta1", "alpha": "gamma1"}
 _P = ParamSpec("_P")
@@ -23,19 +23,19 @@ _T = TypeVar("_T")
 
 
 def check_grad_req(name: Index, value: Any) -> None:
-    """Gluon's `grad_req`, which torch does not know: gradients are added up, or there are none."""
+    """Raise ValueError if a parameter's attribute `grad_req`, which torch ignores, is neither "write" nor "add"."""
     if value not in ("write", "add"):
         raise ValueError(
-            f"grad_req={value!r} of parameter {name!r}: torch does not read it; to train the parameter no more, use "
-            "parameter.requires_grad_(False), and delete the attribute"
+            f"grad_req={value!r} of parameter {name!r}: torch does not read it; to stop training the parameter, call "
+            "parameter.requires_grad_(False) and delete the attribute"
         )
 
 
 def split_master(name: str, value: Any) -> bool | str:
-    """`multi_precision`, if it is True, False, or the kind of a split master.
+    """Return the value of `multi_precision`, checked: True, False, or the kind of a split master as a string.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: the value is something else.
     """
     if not isinstance(value, str):
         return boolean(name, value)
@@ -46,15 +46,17 @@ def split_master(name: str, value: Any) -> bool | str:
 
 
 class Setting(Generic[_T]):
-    """An attribute of an optimizer that is checked whenever it is set: in the constructor, afterwards, and by a loaded file.
+    """Attribute of an optimizer that is checked whenever it is set, by the constructor, the user or a loaded file.
 
-    What the optimizer's `check_settings` refuses of the settings together is not set either.
+    An assignment that the optimizer's `check_settings` refuses in combination with other settings changes nothing.
 
     Args:
-        check: gives what is stored, of the attribute's name and a value; raises TypeError or ValueError for a bad one.
+        check: function of the attribute's name, a value and `limits` that returns the value to store; raises TypeError or
+            ValueError for a value that is not allowed.
         optional: whether None is allowed, too.
-        apart: whether no other setting has to go with it, so that it can be set at every step at little cost.
-        **limits: what `check` takes in addition.
+        apart: whether the setting is independent of all others; `check_settings` is then skipped, so that setting it at
+            every step is cheap.
+        **limits: further arguments of `check`.
     """
 
     name: str
@@ -77,38 +79,38 @@ class Setting(Generic[_T]):
             optimizer.set_together({self.name: value})
 
     def checked(self, value: Any) -> _T:
-        """What is stored of this value.
+        """Return the value to store for an assigned value.
 
         Raises:
-            TypeError, ValueError: it is not allowed.
+            TypeError, ValueError: the value is not allowed.
         """
         if value is None and self._optional:
-            return value  # type: ignore[return-value]  # of a setting that may be None
+            return value  # type: ignore[return-value]  # an optional setting may be None
         return self._check(self.name, value, **self._limits)
 
 
 def fraction() -> Setting[float]:
-    """A number in [0, 1), such as the decay of an average."""
+    """Return a setting for a number in [0, 1), such as the decay rate of an average."""
     return Setting(number, low=0, below=1)
 
 
 def not_negative() -> Setting[float]:
-    """A number >= 0."""
+    """Return a setting for a number >= 0."""
     return Setting(number, low=0)
 
 
 def positive() -> Setting[float]:
-    """A number > 0."""
+    """Return a setting for a number > 0."""
     return Setting(number, above=0)
 
 
 def switch() -> Setting[bool]:
-    """True or False."""
+    """Return a setting for a bool."""
     return Setting(boolean)
 
 
 def carried(optional: bool = False) -> Setting[Any]:
-    """A number that one step passes to the next; of several optimizers together an array of them."""
+    """Return a setting for a number that one step passes to the next; an array of them in an ensemble of optimizers."""
     return Setting(_carried, optional=optional, apart=True)
 
 
@@ -117,12 +119,12 @@ def _carried(name: str, value: Any) -> Any:
 
 
 def check_settings(optimizer: Any, settings: Mapping[str, Any]) -> None:
-    """Refuse settings, by the names of attributes, that the optimizer would refuse together; nothing is changed."""
+    """Raise TypeError or ValueError if the optimizer would refuse these new attribute values; changes nothing."""
     copy.copy(optimizer).set_together({"lr_scheduler": None, **settings}, with_states=True)
 
 
 def arguments_of(klass: type) -> list[str]:
-    """What the constructor of a class takes, and, by **kwargs, those of its bases."""
+    """Return the names of all arguments that a class's constructor takes, including its base classes' by **kwargs."""
     allowed: list[str] = []
     for base in klass.__mro__:
         if base is not object and "__init__" in vars(base):
@@ -132,6 +134,7 @@ def arguments_of(klass: type) -> list[str]:
 
 
 def refuse_unknown(klass: type, unknown: Mapping[str, Any]) -> None:
+    """Raise TypeError if a class was given unknown arguments; the message suggests the right name."""
     if not unknown:
         return
     allowed = arguments_of(klass)
@@ -142,6 +145,7 @@ def refuse_unknown(klass: type, unknown: Mapping[str, Any]) -> None:
 
 
 def set_base_lr(lr_scheduler: Any, learning_rate: float) -> None:
+    """Set a schedule's `base_lr`; warn if it had been given another one, or has none."""
     base_lr = getattr(lr_scheduler, "base_lr", None)
     if base_lr is None:
         warnings.warn(
@@ -162,7 +166,7 @@ def set_base_lr(lr_scheduler: Any, learning_rate: float) -> None:
 
 
 def first_argument_in_mxnet(name: str) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
-    """Decorator of a constructor whose first argument is `learning_rate`, but another one in MXNet 1.9.1: warns of it."""
+    """Return a decorator of constructors that warns of positional arguments: in MXNet 1.9.1 the first one is `name`."""
 
     def wrap(init: Callable[_P, None]) -> Callable[_P, None]:
         @functools.wraps(init)
@@ -181,21 +185,24 @@ def first_argument_in_mxnet(name: str) -> Callable[[Callable[_P, None]], Callabl
 
 
 def also_called(**names: str) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
-    """Decorator of a constructor that takes arguments by other names, too, those of MXNet 2.0: `epsilon="eps"`."""
+    """Return a decorator of constructors that accepts other names of arguments: `epsilon="eps"` passes epsilon as eps.
+
+    The decorated constructor raises TypeError if an argument is given under both names.
+    """
 
     def wrap(init: Callable[_P, None]) -> Callable[_P, None]:
         places = list(inspect.signature(init).parameters)
 
         @functools.wraps(init)
         def __init__(*args: _P.args, **kwargs: _P.kwargs) -> None:
-            for other, name in names.items():
-                if other not in kwargs:
+            for alias, name in names.items():
+                if alias not in kwargs:
                     continue
                 if name in kwargs or name in places[: len(args)]:
                     raise TypeError(
-                        f"{other}={kwargs[other]!r} together with {name}, which are one argument: give one of them"
+                        f"{alias}={kwargs[alias]!r} together with {name}, which are one argument: give one of them"
                     )
-                kwargs[name] = kwargs.pop(other)
+                kwargs[name] = kwargs.pop(alias)
             init(*args, **kwargs)
 
         return __init__
@@ -207,14 +214,14 @@ _warned: set[str] = set()
 
 
 def warn_once(message: str) -> None:
-    """Warn of a number that MXNet takes otherwise, once in a process."""
+    """Warn with this message the first time in the process; for arguments that MXNet interprets differently."""
     if message not in _warned:
         _warned.add(message)
         warnings.warn(message, stacklevel=_stacklevel())
 
 
 def _stacklevel() -> int:
-    """How far up the first caller outside this package's constructors is."""
+    """Return the stacklevel for a warning that points at the first caller outside this package's constructors."""
     frame, level = inspect.currentframe(), 0
     inner = ("_stacklevel", "warn_once", "set_base_lr", "__init__", "create_optimizer", "_make_optimizer")
     while frame is not None and frame.f_code.co_name in inner:

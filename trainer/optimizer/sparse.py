@@ -1,7 +1,7 @@
-"""Sparse gradients: the rule runs on copies of those rows that a gradient has, which are then written back.
+"""Updates with sparse gradients: the rule runs on copies of the rows that a gradient lists, which are then written back.
 
-A gradient as `torch.nn.Embedding(sparse=True)` gives it (`torch.sparse_coo`) lists rows and what stands in them. Other
-sparse layouts, and gradients for optimizers that take none, are left to the kernels, which refuse them.
+Handled are gradients of the layout `torch.sparse_coo`, as `torch.nn.Embedding(sparse=True)` produces them. Other sparse
+layouts, and sparse gradients for optimizers that do not support them, are refused by the kernels.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Places = tuple[torch.Tensor, ...]  # indices along a tensor's first dimensions
 
 
 class SparseRows:
-    """Steps of an `Update` some of whose gradients may be sparse: the rows that these have are updated apart.
+    """Runner of an `Update` whose gradients may be sparse: it updates the rows listed by sparse gradients separately.
 
     Args:
-        names: what messages call the weights.
-        split: a function of all gradients, called where some are sparse: those to be taken as a whole, None for the others,
-            and the places of those to be taken by row. It raises an error for those that cannot be taken.
-        elements: whether a gradient that lists single elements updates only these, not the rows that they are in.
+        names: names of the weights, for messages.
+        split: function of all gradients, called if some are sparse. It returns the gradients to use as a whole, with None
+            for the rest, and the positions of the gradients to use by row; it raises for gradients that are not supported.
+        elements: whether a gradient that lists single elements updates only these, not their whole rows.
 
     Attributes:
-        met: whether there has been a sparse gradient, for which to look from then on.
+        met: whether there has been a sparse gradient; only then are later gradients inspected.
     """
 
     def __init__(
@@ -39,54 +39,65 @@ class SparseRows:
         elements: bool = False,
     ) -> None:
         self._names, self._split, self._elements, self.met = list(names), split, elements, False
-        self._by_row: tuple[Update, list[int]] | None = None  # an update of copies, and the places of their weights
-        self._copies: list[tuple[torch.Tensor, Places, torch.Tensor]] = []  # with the whole tensors that they are from
-        self._alive: list[torch.Tensor] = []  # sparse gradients and what they list, which is bound
+        self._by_row: tuple[Update, list[int]] | None = None  # an update of copies, and the positions of their weights
+        self._copies: list[tuple[torch.Tensor, Places, torch.Tensor]] = []  # (whole tensor, rows, copy of the rows)
+        self._alive: list[torch.Tensor] = []  # sparse gradients and their values, kept alive while bound
 
     def bind(self, update: Update, gradients: Sequence[torch.Tensor | None], own: bool) -> None:
-        """As `Update.bind`. Checks everything and changes no weight."""
+        """Give an update its gradients, some of which may be sparse; checks everything and changes no weight.
+
+        Args:
+            update: the update of all weights.
+            gradients: a gradient for each weight, None for weights to leave alone.
+            own: whether the gradients are the weights' own, `weight.grad`.
+        """
         self._by_row = None
         if not (self.met and any(map(is_sparse, gradients))):
             try:
                 update.bind(gradients, own=own)
                 return
-            except TypeError:  # to look for sparse gradients at every step would cost those who have none
+            except TypeError:  # inspecting gradients at every step would slow models without sparse ones
                 if not any(map(is_sparse, gradients)):
                     raise
         whole, places = self._split(gradients)
         update.bind(whole)
         self.met = True
         self._alive = [gradient for gradient in gradients if gradient is not None and is_sparse(gradient)]
-        self._by_row = self._cut(update, gradients, places), places
+        self._by_row = self._update_of_rows(update, gradients, places), places
 
     @torch.no_grad()
-    def _cut(self, update: Update, gradients: Sequence[torch.Tensor | None], places: list[int]) -> Update:
-        """The rule on copies of the rows that the gradients at these places list. All that may fail happens here."""
-        found = [_listed(gradients[i], self._elements) for i in places]  # type: ignore[arg-type]  # these are there
-        self._alive += [values for _, values in found]
+    def _update_of_rows(self, update: Update, gradients: Sequence[torch.Tensor | None], places: list[int]) -> Update:
+        """Return an update of copies of the rows that the gradients at these positions list. All errors are raised here."""
+        listed = [_listed(gradients[i], self._elements) for i in places]  # type: ignore[arg-type]  # none of them is None
+        self._alive += [values for _, values in listed]
         self._copies = []
 
-        def cut(tensor: torch.Tensor, weight: torch.Tensor, rows: Places) -> torch.Tensor:
-            if tensor.shape[:1] != weight.shape[:1]:  # one for all rows, such as a number that the rule keeps
+        def copy_of_rows(tensor: torch.Tensor, weight: torch.Tensor, rows: Places) -> torch.Tensor:
+            if tensor.shape[:1] != weight.shape[:1]:  # shared by all rows, such as a number per tensor
                 return tensor
             copy = tensor.detach()[rows].contiguous()
             self._copies.append((tensor.detach(), rows, copy))
             return copy
 
         weights, states, masters = [], [], []
-        for i, (rows, _) in zip(places, found, strict=True):
+        for i, (rows, _) in zip(places, listed, strict=True):
             weight, master = update.weights[i], update.masters[i]
-            weights.append(cut(weight, weight, rows))
-            states.append(tuple(cut(tensor, weight, rows) for tensor in update.states[i]))
-            masters.append(None if master is None else cut(master, weight, rows))
+            weights.append(copy_of_rows(weight, weight, rows))
+            states.append(tuple(copy_of_rows(tensor, weight, rows) for tensor in update.states[i]))
+            masters.append(None if master is None else copy_of_rows(master, weight, rows))
         names = [self._names[i] for i in places]
         by_row = Update(update.rule, weights, states, masters, update.engine, names, update.seed, update.grad_scale_and_skip)
-        by_row.bind([values for _, values in found])
+        by_row.bind([values for _, values in listed])
         return by_row
 
     @torch.no_grad()
     def run(self, update: Update, into: MetricsBuffer | None = None) -> None:
-        """Call the update, after `bind`."""
+        """Update all weights that have a gradient, after `bind`.
+
+        Args:
+            update: the update given to `bind`.
+            into: where to put measurements of the update; None means nowhere. Rows of sparse gradients are not measured.
+        """
         if self._by_row is None:
             update(into)
             return
@@ -103,7 +114,7 @@ class SparseRows:
 
 
 def is_sparse(gradient: Any) -> bool:
-    """Whether a gradient lists its rows."""
+    """Return whether a gradient is a tensor of the layout `torch.sparse_coo`."""
     return isinstance(gradient, torch.Tensor) and gradient.layout == torch.sparse_coo
 
 
@@ -114,12 +125,17 @@ def split(
     weights: Sequence[torch.Tensor],
     gradients: Sequence[torch.Tensor | None],
 ) -> tuple[list[torch.Tensor | None], list[int]]:
-    """The gradients of a `RuleOptimizer` to be taken as a whole, None for the others; and the places of those by row.
+    """Return (gradients to use as a whole, with None for the rest; positions of the gradients to use by row).
 
-    With `lazy_update=False` a sparse gradient is as good as a dense one, zeros and all.
+    Without `lazy_update`, a sparse gradient is converted to a dense one.
+
+    Args:
+        optimizer: a `RuleOptimizer`.
+        indices, names, weights, gradients: the parameters, and a gradient or None for each.
 
     Raises:
-        ValueError: a sparse gradient that does not fit its weight, or that the optimizer cannot decay.
+        ValueError: a sparse gradient does not match its weight in shape or device, or the optimizer's options or weight
+            decay do not support sparse gradients.
     """
     whole, by_row = list(gradients), []
     for i, gradient in enumerate(gradients):
@@ -135,7 +151,7 @@ def split(
             if option.first_state is not None and option.is_on(optimizer):
                 raise ValueError(
                     f"{option.name}={getattr(optimizer, option.name)!r} for {names[i]}, whose gradient is sparse: "
-                    f"{option.by_row} are those of all rows, so it must be {option.default}; or use sparse=False in the "
+                    f"{option.by_row} are kept of all rows, so it must be {option.default}; or use sparse=False in the "
                     "layer"
                 )
         if not optimizer.decays_sparse and (wd := optimizer._get_wd(indices[i])):
@@ -151,8 +167,8 @@ def split(
                 )
             if optimizer._skips_overflow:
                 raise ValueError(
-                    f"the gradient of {names[i]} is sparse: with a loss scaler all gradients are looked at together, and "
-                    "rows are updated apart; use lazy_update=False, or sparse=False in the layer"
+                    f"the gradient of {names[i]} is sparse: a loss scaler checks all gradients together, but rows are "
+                    "updated separately; use lazy_update=False, or sparse=False in the layer"
                 )
             for option in OPTIONS:
                 if option.by_row and option.is_on(optimizer):
@@ -168,7 +184,7 @@ def split(
 
 
 def _listed(gradient: torch.Tensor, elements: bool) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """The indices, each once, of what a gradient lists, rows or single elements, and the values."""
+    """Return what a sparse gradient lists: indices of rows (or single elements), each once, and the values there."""
     gradient = gradient.detach().coalesce()
     if elements or gradient.sparse_dim() == 1:
         return gradient.indices().unbind(), gradient.values()

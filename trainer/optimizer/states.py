@@ -1,7 +1,7 @@
-"""What is kept of parameters from step to step: of each a dictionary of its rule's states, by slot, and of its master.
+"""States of parameters: one dictionary for each, with the states of the rule by slot name, and the master weight.
 
-All plans ask `match_states` for it, whoever has the dictionaries: an `Updater`, torch's `optimizer.state`, or the owner of a
-parameter that is cut among ranks.
+All plans call `match_states` to create and convert them, whether an `Updater`, torch's `optimizer.state`, or the owner of a
+sharded parameter holds the dictionaries.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ State = dict[str, torch.Tensor]
 
 
 def has_slots(rule: Rule | TensorRule, state: Mapping[str, Any]) -> bool:
-    """Whether a dictionary has the states of this rule, and no others."""
+    """Return whether a parameter's dictionary holds the states of this rule, all of them and no others."""
     return len(state) - (MASTER in state) == len(rule.slots) and all(slot in state for slot in rule.slots)
 
 
 def current_state(optimizer: RuleOptimizer, index: Index, weight: torch.Tensor, state: State) -> State:
-    """The states of a parameter and its master; new states if the rule is another one since the last step.
+    """Return the states and master with which the next step of a parameter will start.
 
-    The next step makes the same.
+    They are `state` itself, or newly created states if the optimizer's rule has changed since the last step.
     """
     rule = optimizer.composed_rule
     if has_slots(rule, state):
@@ -40,38 +40,39 @@ def current_state(optimizer: RuleOptimizer, index: Index, weight: torch.Tensor, 
 def match_states(
     rule: Rule | TensorRule,
     weights: Sequence[torch.Tensor],
-    found: Sequence[State],
+    states: Sequence[State],
     narrow: torch.dtype | None,
     make: Callable[[list[torch.Tensor]], Sequence[Sequence[torch.Tensor]]],
     start: Callable[[int, State, list[str]], None],
     masters: Sequence[torch.dtype | None],
 ) -> list[State]:
-    """States and masters that go with the weights as they are now: those found, converted if need be, and new ones.
+    """Return states and masters that fit the weights as they are now, converting existing ones and creating missing ones.
 
-    What goes with its weight stays the tensor that it is, and a dictionary in which all do is returned itself.
+    A tensor that fits its weight is kept; a dictionary of which all tensors fit is returned itself.
 
     Args:
-        rule: the rule that is to run with them.
+        rule: the rule that is going to use the states.
         weights: the weights.
-        found: for each weight the states that it has already, by slot, and its master.
-        narrow: the type in which states are to be stored where they may be, None for the type of the arithmetic.
-        make: gives zeros for all slots of each of some weights, in few pieces of memory.
-        start: fills the new states of weight `i`, in which the slots of a list are not to be converted from others.
-        masters: for each weight the type of its master, None if it is to have none.
+        states: for each weight, the dictionary of its existing states by slot, and its master.
+        narrow: the dtype in which to store states that allow it; None for the dtype of the arithmetic.
+        make: function that returns zero-filled states of each of a list of weights, in few memory blocks.
+        start: function of (i, states, slots) that fills the new states of weight `i`, of which `slots` will not be converted
+            from existing ones.
+        masters: for each weight, the dtype of the master that it must have; None for no master.
     """
-    known: dict[Any, Sequence[torch.dtype]] = {}  # many weights are alike
-    unfit: dict[int, list[str]] = {}  # places of weights, and the slots of theirs that stay
-    for i, (weight, state) in enumerate(zip(weights, found, strict=True)):
+    dtypes: dict[Any, Sequence[torch.dtype]] = {}  # by kind of weight, since many weights are alike
+    unfit: dict[int, list[str]] = {}  # by position of a weight, the slots whose tensors are kept
+    for i, (weight, state) in enumerate(zip(weights, states, strict=True)):
         kind = weight.dtype, weight.shape, weight.is_contiguous()
-        if kind not in known:
-            known[kind] = slot_dtypes(rule, weight.dtype, state_type(weight, narrow), weight.shape)
-        pairs = zip(rule.slots, known[kind], strict=True)
+        if kind not in dtypes:
+            dtypes[kind] = slot_dtypes(rule, weight.dtype, state_type(weight, narrow), weight.shape)
+        pairs = zip(rule.slots, dtypes[kind], strict=True)
         fitting = [slot for slot, dtype in pairs if slot in state and goes_with(state[slot], weight, dtype)]
         if len(fitting) < len(rule.slots):
             unfit[i] = fitting
-    matched = list(found)
+    matched = list(states)
     for (i, fitting), tensors in zip(unfit.items(), make([weights[i].detach() for i in unfit]), strict=True):
-        old, new = found[i], dict(zip(rule.slots, tensors, strict=True))
+        old, new = states[i], dict(zip(rule.slots, tensors, strict=True))
         if missing := [slot for slot in rule.slots if slot not in old]:
             start(i, new, missing)
         for slot in rule.slots:
@@ -80,7 +81,7 @@ def match_states(
             elif slot in old:
                 storage.copy(new[slot], old[slot], weights[i].shape, slot in rule.nonnegative)
         matched[i] = new
-    for i, (weight, state, dtype) in enumerate(zip(weights, found, masters, strict=True)):
+    for i, (weight, state, dtype) in enumerate(zip(weights, states, masters, strict=True)):
         old_master = state.get(MASTER)
         master = old_master
         if dtype is None:
@@ -97,13 +98,19 @@ def match_states(
 def states_and_masters(
     rule: Rule | TensorRule, states: Sequence[State]
 ) -> tuple[list[tuple[torch.Tensor, ...]], list[torch.Tensor | None]]:
-    """The states in the order of the rule's slots and the masters, as an `Update` takes them."""
+    """Return the states, as tuples in the order of the rule's slots, and the masters, as `Update` takes them."""
     return [tuple(map(state.__getitem__, rule.slots)) for state in states], [state.get(MASTER) for state in states]
 
 
 def new_master(weight: torch.Tensor, old: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """A master of this type for a weight; `old` is its master so far."""
-    if old is not None and storage.kind_of(weight.dtype, old.dtype) is None:  # of the type that the weight was of
+    """Return a new master of this dtype for a weight, with the value that weight and old master have together.
+
+    Args:
+        weight: the weight.
+        old: its master so far, or None.
+        dtype: the dtype of the new master.
+    """
+    if old is not None and storage.kind_of(weight.dtype, old.dtype) is None:  # made for the weight's former dtype
         old = None
     master = master_like(weight, dtype)
     whole = storage.combined(weight, None if old is None else old.to(weight.device))
@@ -113,7 +120,7 @@ def new_master(weight: torch.Tensor, old: torch.Tensor | None, dtype: torch.dtyp
 
 
 def put_master(weight: torch.Tensor, old: torch.Tensor | None, master: torch.Tensor) -> torch.Tensor:
-    """A copy of a master: in the tensor that the weight has as its master or, where that does not go with it, a new one."""
+    """Copy a master into the weight's present master `old` if that fits, else into a new tensor; return the copy."""
     if old is None or not goes_with(old, weight, master.dtype):
         old = master_like(weight, master.dtype)
     return old.copy_(master)

@@ -1,4 +1,4 @@
-"""Updater: an optimizer with the states of its parameters, and the callable of MXNet's stores; and how it steps them."""
+"""`Updater`, an optimizer together with its parameters' states, MXNet's callable for stores; and its plan of a step."""
 
 from __future__ import annotations
 
@@ -25,22 +25,34 @@ from .states import MASTER, State, has_slots, match_states, put_master, states_a
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
-    """A callable `(index, grad, weight)` that updates weights in place and keeps their states; also for lists of each."""
+    """Return an `Updater`: a callable `(index, grad, weight)` that updates weights in place and keeps their states.
+
+    Args:
+        optimizer: the optimizer, for instance from `create`.
+
+    Raises:
+        TypeError: `optimizer` is not an `Optimizer`, or its class does not define `update`.
+    """
     return Updater(optimizer)
 
 
 class Updater:
-    """An optimizer together with the states of the parameters that it updates.
+    """Optimizer together with the states of the parameters that it updates; a callable, as MXNet's stores use it.
 
     Args:
         optimizer: the optimizer.
-        engine: as for `tristep.kernels.choose_engine`.
+        engine: "triton", "cpu" or "eager"; None chooses by the weights' device (`tristep.kernels.choose_engine`).
 
     Attributes:
-        state: by parameter index; of a `RuleOptimizer` a dictionary of the states of its rule by slot, and of the master, of
-            another optimizer what `create_state_multi_precision` returned. Who replaces a tensor replaces the dictionary.
-        control: as the `grad_scale_and_skip` of `tristep.kernels.Update`; plans that are made from then on follow it.
-        into: where the next calls are to put what updates measure; None: nowhere.
+        state: the state of each parameter, by index. For a `RuleOptimizer` it is a dictionary of the rule's states by slot
+            name, and the master; for another optimizer what `create_state_multi_precision` returned. To replace a tensor,
+            replace the whole dictionary.
+        control: float32 tensor [2] or None, a factor of the gradients and whether to skip the step (1.0), read by plans made
+            from then on; see `grad_scale_and_skip` of `tristep.kernels.Update`.
+        into: the buffer for measurements of the next calls; None means that nothing is measured.
+
+    Raises:
+        TypeError: `optimizer` is not an `Optimizer`, or its class does not define `update`.
     """
 
     def __init__(self, optimizer: Optimizer, engine: str | None = None) -> None:
@@ -55,12 +67,12 @@ class Updater:
         self.state: dict[Index, Any] = {}
         self.control: torch.Tensor | None = None
         self.into: MetricsBuffer | None = None
-        self._plan: tuple[Plan, list[Index], list[torch.Tensor]] | None = None  # of which indices and weights
-        self.be_that_of(optimizer)
+        self._plan: tuple[Plan, list[Index], list[torch.Tensor]] | None = None  # with its indices and weights
+        self.register_with(optimizer)
 
     @property
     def states(self) -> Mapping[Index, Any]:
-        """By parameter index, to read: of a `RuleOptimizer` a tuple with one tensor for each state of its rule."""
+        """The states by parameter index, read-only: for a `RuleOptimizer` a tuple of its rule's state tensors."""
         shown = dict(self.state)
         for index in self.state:
             if isinstance(part_of(self.optimizer, index), RuleOptimizer):
@@ -69,11 +81,11 @@ class Updater:
 
     @property
     def masters(self) -> Mapping[Index, torch.Tensor]:
-        """By parameter index, to read: the float32 copies of 16-bit weights, or what stands for them."""
+        """The masters of 16-bit weights by parameter index, read-only: float32 copies, or the stored part of split ones."""
         return MappingProxyType({i: state[MASTER] for i in self.state if MASTER in (state := self.state_of(i))})
 
-    def be_that_of(self, optimizer: Optimizer) -> None:
-        """Let the optimizer know that its parameters' states are here."""
+    def register_with(self, optimizer: Optimizer) -> None:
+        """Register this updater with an optimizer as the holder of its parameters' states."""
         for part in parts_of(optimizer):
             if isinstance(part, RuleOptimizer):
                 part._updater = weakref.ref(self)
@@ -85,10 +97,16 @@ class Updater:
         grad: torch.Tensor | Sequence[torch.Tensor],
         weight: torch.Tensor | Sequence[torch.Tensor],
     ) -> None:
-        """Update one weight, or a list of them in one go.
+        """Update one weight in place, or a list of weights in one launch.
+
+        Args:
+            index: the parameter's index, or a list of indices.
+            grad: its gradient, or a list of as many gradients.
+            weight: the parameter, or a list of as many parameters.
 
         Raises:
-            ValueError: one of several weights, by an optimizer that needs the gradients of all; nothing has been changed.
+            ValueError: the lists differ in length; or one of several parameters is updated alone, but an option needs the
+                gradients of all. Nothing has been changed.
         """
         alone = not isinstance(index, (list, tuple))
         if isinstance(index, (list, tuple)):
@@ -98,12 +116,12 @@ class Updater:
             indices, grads, weights = [index], [grad], [weight]
         if not len(indices) == len(grads) == len(weights):
             raise ValueError(
-                f"{len(indices)} indices came with {len(grads)} gradients and {len(weights)} weights: there must be as many"
+                f"{len(indices)} indices came with {len(grads)} gradients and {len(weights)} weights: numbers must be equal"
             )
-        known = self._plan
-        if known is None or known[1] != indices or any(a is not b for a, b in zip(known[2], weights, strict=True)):
-            known = self._plan = self.make_plan(indices, weights, alone=alone), indices, weights
-        known[0].step(grads, into=self.into)
+        last = self._plan
+        if last is None or last[1] != indices or any(a is not b for a, b in zip(last[2], weights, strict=True)):
+            last = self._plan = self.make_plan(indices, weights, alone=alone), indices, weights
+        last[0].step(grads, into=self.into)
 
     def make_plan(
         self,
@@ -116,13 +134,16 @@ class Updater:
         all_reduce_global: Callable[[torch.Tensor, str], None] | None = None,
         alone: bool = False,
     ) -> Plan:
-        """A plan for stepping these weights, the parameters of these indices; states that they lack are created.
+        """Return a plan for stepping a list of parameters together; states that they lack are created.
 
         Args:
-            names: what messages call them; default their names or indices in the optimizer.
-            own: as for `StepPlan`.
-            zero_grads, rng_offsets, all_reduce_global: as for `UpdaterPlan`.
-            alone: as for `RuleOptimizer.rows_of_step`.
+            indices, weights: the parameters and their indices.
+            names: names for messages; default: the names or indices in the optimizer.
+            own: whether gradients will be the weights' own, `weight.grad`.
+            zero_grads: whether a step fills the gradients with zeros.
+            rng_offsets: int array, the offset of each parameter's random numbers; default: the indices.
+            all_reduce_global: function that sums a tensor over ranks in place, for global norms; see `Update`.
+            alone: whether the parameters of a step are updated by separate calls; see `RuleOptimizer.rows_of_step`.
         """
         optimizer = self.optimizer
         if names is None:
@@ -134,13 +155,15 @@ class Updater:
             at = [i for i, index in enumerate(indices) if part_of(optimizer, index) is part]
             if not at and whole is not None:
                 continue
-            theirs = [indices[i] for i in at], [weights[i] for i in at]
+            part_params = [indices[i] for i in at], [weights[i] for i in at]
             plan: UpdaterPlan | CustomPlan
             if isinstance(part, RuleOptimizer):
-                called, offsets = [names[i] for i in at], None if rng_offsets is None else rng_offsets[at]
-                plan = UpdaterPlan(self, part, *theirs, called, control, zero_grads, offsets, all_reduce_global, alone, own)
+                part_names, offsets = [names[i] for i in at], None if rng_offsets is None else rng_offsets[at]
+                plan = UpdaterPlan(
+                    self, part, *part_params, part_names, control, zero_grads, offsets, all_reduce_global, alone, own
+                )
             else:
-                plan = CustomPlan(self.state, part, *theirs, control, zero_grads)
+                plan = CustomPlan(self.state, part, *part_params, control, zero_grads)
             if whole is None:
                 return plan
             whole.parts.append((plan, at))
@@ -158,9 +181,16 @@ class Updater:
         weights: Sequence[torch.Tensor],
         grads: Sequence[torch.Tensor | None] | None = None,
     ) -> None:
-        """Apply another rule than the optimizer's to weights, not to their masters, with the states that it names.
+        """Apply a rule other than the optimizer's to weights in place; it does not count as an update.
 
-        It counts as no update. Weights stay as they are that have no gradient, or, without `grads`, no state yet.
+        Masters are not changed. It is used to compute averaged weights, for instance.
+
+        Args:
+            rule: the rule; its states are looked up by name among the parameters' states.
+            hyper: the rule's hyper-parameters by name.
+            indices, weights: the parameters and their indices.
+            grads: for each weight a gradient, or None to leave the weight alone. Without `grads`, gradients are zeros, and
+                only weights that have the rule's states are changed.
         """
         if grads is None:
             grads = [
@@ -181,44 +211,49 @@ class Updater:
         run()
 
     def state_of(self, index: Index) -> State:
-        """The states and the master of a parameter; empty before they are made, and with an optimizer that is no rule."""
+        """Return the states and master of a parameter by name; empty before the first step and for custom optimizers."""
         has_rule = isinstance(part_of(self.optimizer, index), RuleOptimizer)
         state: State = self.state.get(index, {}) if has_rule else {}
         return state
 
     def put_masters(self, masters: Mapping[Any, torch.Tensor], weights: Mapping[Any, torch.Tensor]) -> None:
-        """Take copies of the masters of some of these weights, by index. The next step makes states that are missing."""
+        """Set the masters of weights to copies of given ones; the next step creates states that are missing.
+
+        Args:
+            masters: masters by parameter index; weights without an entry keep theirs.
+            weights: the weights by parameter index.
+        """
         for i, weight in weights.items():
             state, master = self.state_of(i), masters.get(i)
             if master is not None:
                 state = state | {MASTER: put_master(weight.detach(), state.get(MASTER), master)}
             if isinstance(part_of(self.optimizer, i), RuleOptimizer):
-                self.state[i] = state  # also without a master: a file has the states of all weights or of none
+                self.state[i] = state  # also without a master, because a file has the states of all weights or of none
         self.forget_plan()
 
     def forget_plan(self) -> None:
-        """Make the next call check everything again, after states have been replaced."""
+        """Discard the plan of the last call, so that the next call checks everything; for after states were replaced."""
         self._plan = None
 
     def total(self) -> torch.Tensor | None:
-        """The sum of squares of all gradients of the last call, if its rule skips steps with non-finite ones."""
+        """Return the sum of squares of all gradients of the last call; None unless its rule skips non-finite steps."""
         return None if self._plan is None else self._plan[0].total()
 
 
 class UpdaterPlan(StepPlan):
-    """The plan of parameters of a `RuleOptimizer`.
+    """Plan of the parameters of a `RuleOptimizer`, with states held by an `Updater`.
 
     Args:
-        updater: has the states; missing ones are created here.
+        updater: the holder of the states; missing states are created at once.
         optimizer: the optimizer of these parameters.
-        indices: of the parameters.
-        weights: the parameters, in the same order.
-        names: what messages call them.
-        control: as `grad_scale_and_skip` of `Update`.
-        zero_grads, rng_offsets, all_reduce_global: as for `Update`. The default of the offsets are the indices, so that
-            random numbers do not depend on what is updated together.
-        alone: as for `RuleOptimizer.rows_of_step`.
-        own: as for `StepPlan`.
+        indices, weights, names: the parameters, their indices, and their names for messages.
+        control: float32 tensor [2] or None, a factor of the gradients and whether to skip the step (1.0).
+        zero_grads: whether a step fills the gradients with zeros.
+        rng_offsets: int array, the offset of each parameter's random numbers; default: the indices, so that random numbers
+            do not depend on which parameters are updated together.
+        all_reduce_global: function that sums a tensor over ranks in place, for global norms; see `Update`.
+        alone: whether the parameters of a step are updated by separate calls; see `RuleOptimizer.rows_of_step`.
+        own: whether gradients will be the weights' own, `weight.grad`.
     """
 
     def __init__(
@@ -237,7 +272,7 @@ class UpdaterPlan(StepPlan):
     ) -> None:
         self._updater, self._indices, self._weights = updater, list(indices), list(weights)
         self.optimizer, self._control = optimizer, control
-        self._states: dict[Rule | TensorRule, list[State]] = {}  # those of the updates
+        self._states: dict[Rule | TensorRule, list[State]] = {}  # the states that the `Update` of each rule works on
         if rng_offsets is None:
             pairs = zip(indices, self.optimizer.slots(indices), strict=True)
             rng_offsets = np.array([index if isinstance(index, int) else slot for index, slot in pairs])
@@ -246,13 +281,13 @@ class UpdaterPlan(StepPlan):
 
     def new_update(self, rule: Rule | TensorRule) -> Update:
         updater, optimizer = self._updater, self.optimizer
-        kept = [updater.state.get(index, {}) for index in self._indices]
-        # States of another rule are made anew.
-        kept = [state if has_slots(rule, state) else {k: v for k, v in state.items() if k == MASTER} for state in kept]
-        self._check(rule, kept)
+        states = [updater.state.get(index, {}) for index in self._indices]
+        # States of another rule are discarded.
+        states = [state if has_slots(rule, state) else {k: v for k, v in state.items() if k == MASTER} for state in states]
+        self._check(rule, states)
         make, narrow = optimizer.states_for, optimizer.narrow
         masters = list(map(optimizer.master_dtype, self._weights))
-        matched = self._states[rule] = match_states(rule, self._weights, kept, narrow, make, self._start, masters)
+        matched = self._states[rule] = match_states(rule, self._weights, states, narrow, make, self._start, masters)
         updater.state.update(zip(self._indices, matched, strict=True))
         update = Update(
             rule,
@@ -278,15 +313,15 @@ class UpdaterPlan(StepPlan):
         return split(self.optimizer, self._indices, self.names, self._weights, grads)
 
     def _check(self, rule: Rule | TensorRule, states: Sequence[State]) -> None:
-        """Refuse weights that cannot be stored as asked for, or whose shape has changed."""
-        known: dict[Any, list[torch.Size]] = {}  # many weights are alike
+        """Raise ValueError if a weight's dtype does not suit the options, or its shape has changed since the last step."""
+        expected: dict[Any, list[torch.Size]] = {}  # shapes of states by kind of weight, since many weights are alike
         for name, weight, state in zip(self.names, self._weights, states, strict=True):
             self.optimizer.check_storage(name, weight)
             tensors = [state[slot] for slot in rule.slots if slot in state]  # all, or none
             kind = weight.shape, *(tensor.dtype for tensor in tensors)
-            if tensors and kind not in known:
-                known[kind] = slot_shapes(rule, weight.shape, tensors)
-            for tensor, shape in zip(tensors, known.get(kind, ()), strict=True):
+            if tensors and kind not in expected:
+                expected[kind] = slot_shapes(rule, weight.shape, tensors)
+            for tensor, shape in zip(tensors, expected.get(kind, ()), strict=True):
                 if tensor.shape != shape:
                     raise ValueError(
                         f"{name} has shape {tuple(weight.shape)}, its state {tuple(tensor.shape)}: a weight may be moved "
