@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -12,9 +11,6 @@ from ...kernels import Rule
 from ...kernels.layouts import is_dense
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer
 from ..optimizer.multi import part_of
-
-if TYPE_CHECKING:
-    from .buckets import Bucket
 
 
 def can_cut(optimizer: Optimizer) -> bool:
@@ -79,43 +75,6 @@ def owners_of(costs: Sequence[float], ranks: int, loads: Sequence[float] | None 
         load, owners[i] = heapq.heappop(queue)
         heapq.heappush(queue, (load + costs[i], owners[i]))
     return owners
-
-
-class Piece(NamedTuple):
-    """The range of a parameter's elements that belongs to one rank.
-
-    Attributes:
-        param: the parameter's index.
-        bucket: the index of the bucket that holds the parameter's gradient.
-        start: the range's first element in the parameter, counted in memory order.
-        stop: the element after the range's last one, counted alike.
-        at: the range's first element in the bucket.
-    """
-
-    param: int
-    bucket: int
-    start: int
-    stop: int
-    at: int
-
-
-def pieces_of(buckets: Sequence[Bucket], rank: int) -> list[Piece]:
-    """Return a rank's pieces of all parameters, sorted by parameter."""
-    pieces = []
-    for k, bucket in enumerate(buckets):
-        low, high = bucket.bounds[rank], bucket.bounds[rank + 1]
-        for member in bucket.members:
-            start, stop = max(low - member.start, 0), min(high - member.start, member.size)
-            # An empty parameter belongs to the rank at whose part it begins.
-            if start < stop or (member.size == 0 and _owner_of(bucket, member.start) == rank):
-                pieces.append(Piece(member.param, k, start, stop, member.start + start))
-    return sorted(pieces)
-
-
-def _owner_of(bucket: Bucket, element: int) -> int:
-    """Return the lowest rank whose part of the bucket ends after this element."""
-    ends = bucket.bounds[1:]
-    return next((rank for rank, end in enumerate(ends) if end > element), len(ends) - 1)
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:

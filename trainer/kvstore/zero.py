@@ -15,7 +15,7 @@ Source: Rajbhandari et al. (2020), "ZeRO: Memory Optimizations Toward Training T
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,19 +33,35 @@ from ..optimizer.states import MASTER, State, current_state
 from .allreduce import AllReduceSync
 from .buckets import Bucket, GradientBuckets
 from .partition import (
-    Piece,
     can_cut,
     check_parts,
     costs_of,
     in_memory_order,
     memory_of,
     owners_of,
-    pieces_of,
     shaped_like,
 )
 
 _MASTERS = (None, torch.float32, torch.float16, torch.bfloat16, torch.int16, torch.int8)  # dtypes that masters may have
 _Placed = list[tuple[int, torch.Tensor]]  # weights, each after the index of its stretch of a bucket
+
+
+class Piece(NamedTuple):
+    """The range of a parameter's elements that belongs to one rank.
+
+    Attributes:
+        param: the parameter's index.
+        bucket: the index of the bucket that holds the parameter's gradient.
+        start: the range's first element in the parameter, counted in memory order.
+        stop: the element after the range's last one, counted alike.
+        at: the range's first element in the bucket.
+    """
+
+    param: int
+    bucket: int
+    start: int
+    stop: int
+    at: int
 
 
 class ZeroSync(AllReduceSync):
@@ -235,7 +251,7 @@ class ZeroSync(AllReduceSync):
         if self._gradients is None:
             self._live.make()
             rank, self._gradients = self._live.rank, []
-            self._pieces = pieces_of(self._live.buckets, rank)
+            self._pieces = _pieces_of(self._live.buckets, rank)
             for piece in self._pieces:
                 bucket = self._live.buckets[piece.bucket]
                 shard, low = bucket.shard, bucket.bounds[rank]
@@ -452,3 +468,22 @@ class ZeroSync(AllReduceSync):
             part = in_memory_order(tensor, param)[piece.start : piece.stop]
             storage.copy(new, part.to(weight.device), size, unsigned)
         return state
+
+
+def _pieces_of(buckets: Sequence[Bucket], rank: int) -> list[Piece]:
+    """Return a rank's pieces of all parameters, sorted by parameter."""
+    pieces = []
+    for k, bucket in enumerate(buckets):
+        low, high = bucket.bounds[rank], bucket.bounds[rank + 1]
+        for member in bucket.members:
+            start, stop = max(low - member.start, 0), min(high - member.start, member.size)
+            # An empty parameter belongs to the rank at whose part it begins.
+            if start < stop or (member.size == 0 and _owner_of(bucket, member.start) == rank):
+                pieces.append(Piece(member.param, k, start, stop, member.start + start))
+    return sorted(pieces)
+
+
+def _owner_of(bucket: Bucket, element: int) -> int:
+    """Return the lowest rank whose part of the bucket ends after this element."""
+    ends = bucket.bounds[1:]
+    return next((rank for rank, end in enumerate(ends) if end > element), len(ends) - 1)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from ..render.notebook import running_event_loop
 from ..scene import Axis, Button, Control, Panel, Scene, Text
 from ..views import LossView, View
 from ..views.run_view import OneRunView, RunView
-
-if TYPE_CHECKING:
-    from .loop import LiveLoop
 
 __all__ = ["LiveView"]
 
@@ -44,7 +41,7 @@ class LiveView(View):
         message: the answer to the last button; empty if there is none.
     """
 
-    def __init__(self, loop: LiveLoop, of: View | None = None, **settings: Any) -> None:
+    def __init__(self, loop: Any, of: View | None = None, **settings: Any) -> None:
         self.loop, self.message = loop, ""
         self.of = LossView(loop.runs) if of is None else of
         self._is_default = of is None
