@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __all__ = ["COLOURS", "DASHES", "GRID", "INK", "QUIET", "THEMES", "Theme", "line_style"]
 
@@ -61,3 +62,11 @@ def line_style(i: int, theme: str = "light") -> dict[str, Any]:
     """Return colour and dashes of line `i` as arguments of matplotlib's `Line2D`; the first 64 lines differ."""
     colours = THEMES[theme].colours
     return {"color": colours[i % len(colours)], "linestyle": DASHES[i % len(DASHES)]}
+
+
+if not TYPE_CHECKING:  # type checkers would take any name for an attribute
+
+    def __getattr__(name: str) -> Any:
+        if name == "quieten":  # it needs matplotlib, which is imported when a picture is drawn
+            return import_module("..render.matplotlib.figure", __name__).quieten
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
