@@ -1,4 +1,4 @@
-"""Which backend runs a rule: triton on GPUs, cpu (numba) on CPUs, eager torch anywhere. Each is imported on first use."""
+"""Choose the backend of a rule: triton on GPUs, cpu (numba) on CPUs, eager torch anywhere; imported on first use."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ _OTHER_NAMES = {"gpu": "triton", "cuda": "triton", "numba": "cpu", "native": "cp
 
 
 def choose_engine(device: torch.device, engine: str | None = None) -> str:
-    """The engine for tensors on `device`.
+    """Return the name of the engine that updates tensors on `device`: "triton", "cpu" or "eager".
 
     Args:
-        device: where the tensors are.
-        engine: "triton", "cpu", "eager", or None for the environment variable TRISTEP_ENGINE and, without that or where
-            that engine does not work on this device, the best there is: triton on a GPU, cpu (numba) on the CPU, eager
-            elsewhere or where the library is missing. Where Triton is installed and can run no kernel on the GPU, that is
-            eager, with a warning that tells why.
+        device: the device of the tensors.
+        engine: "triton", "cpu", "eager" or None (default). None means the environment variable TRISTEP_ENGINE. If that is
+            not set or does not work on this device, it means triton on a GPU, cpu (numba) on the CPU, and eager elsewhere
+            or if the library is missing. If Triton is installed but can run no kernel on the GPU, it means eager, with a
+            warning that tells why.
 
     Raises:
-        ValueError: no such engine, or it cannot work on this device.
-        ModuleNotFoundError: the engine asked for needs a library that is not installed.
-        RuntimeError: engine "triton" was asked for, and Triton can run no kernel on this GPU.
+        TypeError: `engine` is neither a string nor None.
+        ValueError: there is no engine of this name, or it does not work on this device.
+        ModuleNotFoundError: `engine` needs a library that is not installed.
+        RuntimeError: `engine` is "triton", and Triton can run no kernel on this GPU.
     """
     if engine is not None and not isinstance(engine, str):
         raise TypeError(
@@ -45,7 +46,7 @@ def choose_engine(device: torch.device, engine: str | None = None) -> str:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         what = "engine" if engine else "TRISTEP_ENGINE"
         raise ValueError(f"{what}={asked!r}: must be one of {', '.join(map(repr, ENGINES))}, or None.{hint}")
-    # The variable is for a whole process, which may have tensors on a GPU and others on the CPU, as the store "local" has.
+    # The variable is for a whole process, which may have tensors on both a GPU and the CPU, as the store "local" has.
     elsewhere = {"triton": not gpu and os.environ.get("TRITON_INTERPRET") != "1", "cpu": device.type != "cpu"}
     if asked is None or (not engine and elsewhere.get(asked)):
         if gpu and has_triton():
@@ -75,19 +76,19 @@ def choose_engine(device: torch.device, engine: str | None = None) -> str:
 
 
 def _problem_of_triton(device: torch.device) -> str:
-    """Why Triton can run no kernel on this GPU, and what to do; nothing if it can."""
+    """Return why Triton can run no kernel on this GPU, and what to do; "" if it can."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         return ""
     try:
         from .triton.start import problem_of
-    except Exception as error:  # of an older Triton, or one that is there in part
+    except Exception as error:  # an older or incomplete Triton
         return f"{type(error).__name__}: {error}; install torch's build for this GPU anew, which brings the Triton for it"
     return problem_of(device)
 
 
 @cache
 def _warn(device: torch.device, problem: str) -> None:
-    """Say once why steps are slow."""
+    """Warn once that torch computes the steps, and why."""
     warnings.warn(
         f"Triton cannot run on {device}, where torch computes steps instead, more slowly (engine='eager'): {problem}",
         stacklevel=3,
@@ -95,19 +96,19 @@ def _warn(device: torch.device, problem: str) -> None:
 
 
 def engine_for(rule: Rule | TensorRule, device: torch.device, asked: str | None) -> str:
-    """The engine for a rule; torch itself computes those of whole tensors, whatever was asked for."""
+    """Return the engine for a rule: "eager" for a rule of whole tensors, else the result of `choose_engine`."""
     chosen = choose_engine(device, asked)
     return "eager" if isinstance(rule, TensorRule) else chosen
 
 
 def launch_class(engine: str, whole: bool = False) -> Any:
-    """The engine's class of `Launch`.
+    """Return the engine's subclass of `Launch`.
 
     Args:
         engine: one of `ENGINES`.
-        whole: whether for rules of whole tensors.
+        whole: whether the rule is a rule of whole tensors. Default: False.
     """
-    # Imported here, so that nobody pays for a backend that is not used.
+    # Imported here, because backends that are not used should cost nothing.
     if engine == "triton":
         from .triton.launch import TritonLaunch
 
@@ -122,10 +123,10 @@ def launch_class(engine: str, whole: bool = False) -> Any:
 
 
 def has_triton() -> bool:
-    """Whether triton can be imported here (there is none for macOS and Windows). Does not import it."""
+    """Return whether Triton is installed, without importing it."""
     return importlib.util.find_spec("triton") is not None
 
 
 def has_numba() -> bool:
-    """Whether numba can be imported here. Does not import it."""
+    """Return whether numba is installed, without importing it."""
     return importlib.util.find_spec("numba") is not None

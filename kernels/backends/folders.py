@@ -1,4 +1,4 @@
-"""Folders for compiled code, where the wanted one cannot be written."""
+"""Find a folder for compiled code if the wanted folder cannot be written."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from pathlib import Path
 
 @cache
 def usable_folder(wanted: Path, variable: str) -> Path | None:
-    """The folder where compiled code is kept: a temporary one if `wanted` cannot be written, None if nothing can.
-
-    It warns where that is another one.
+    """Return a folder for compiled code: `wanted`, else a temporary one, with a warning, or None if none can be written.
 
     Args:
-        wanted: where it should be kept.
-        variable: of the environment, which names that folder.
+        wanted: the preferred folder, which is made if it does not exist.
+        variable: name of the environment variable that sets the folder, for the warning.
     """
     try:
         wanted.mkdir(parents=True, exist_ok=True)
@@ -40,7 +38,7 @@ def usable_folder(wanted: Path, variable: str) -> Path | None:
 
 
 def _temporary_folder() -> Path:
-    """A folder for all processes of this user; one for this process alone, should somebody else own that or write to it."""
+    """Return a folder for all processes of this user, or for this process alone if others own that or can write to it."""
     if not hasattr(os, "getuid"):  # on Windows each user has a temporary folder
         folder = Path(tempfile.gettempdir(), "tristep")
         folder.mkdir(exist_ok=True)

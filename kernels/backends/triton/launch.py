@@ -1,4 +1,4 @@
-"""`TritonLaunch`: one launch on a GPU."""
+"""`TritonLaunch`: update the tensors of a launch with one kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOTALS = 4096  # results of tiles that one program adds up
 
 
 class TritonLaunch(Launch):
-    """Keeps its arrays on the device, copies what has changed, launches once."""
+    """A launch that keeps its tables on the GPU, uploads what has changed, and runs one kernel."""
 
     tile_for = staticmethod(tile_for)
 
@@ -63,7 +63,7 @@ class TritonLaunch(Launch):
             self._upload()
 
     def compute(self) -> None:
-        """On the current stream of the device, which is never waited for."""
+        """Update the weights on the current stream of the device, without waiting for it."""
         if not self._n_tiles:
             return
         if self._elsewhere:
@@ -75,7 +75,7 @@ class TritonLaunch(Launch):
             self._update()
 
     def compute_with_metric(self, into: MetricsBuffer, rows: np.ndarray) -> None:
-        """With one more launch."""
+        """Update the weights and reduce the metric with one or more further kernels."""
         with self._device():
             ring = into.ring(self.device)
             if self._with_metric is None or self._with_metric[0] is not ring:
@@ -89,7 +89,7 @@ class TritonLaunch(Launch):
             totals[-1](into.slot)
 
     def hyper_on_device(self) -> torch.Tensor:
-        """As they are there since the last upload."""
+        """Return the hyper-parameters as they were last uploaded, [n_tensors, width]."""
         return self._upload.hyper.view(self.hyper.shape)
 
     def _device(self) -> Any:
@@ -140,9 +140,9 @@ class TritonLaunch(Launch):
 
 
 class KernelCall:
-    """One kernel with fixed arguments; the contents of tensors among them may change.
+    """A kernel with fixed arguments, called at every step; the contents of tensor arguments may change.
 
-    The last ones before the constants may be given at each call.
+    The last arguments before the constants may be left open and passed to each call.
     """
 
     def __init__(
@@ -180,16 +180,16 @@ def _calls_of_totals(
     n_copies: int = 1,
     *slot: int,
 ) -> list[KernelCall]:
-    """Launches that add up what tiles have found, or take the maximum.
+    """Return the kernel calls that reduce the results of tiles to sums or maxima.
 
     Args:
-        partials: what tiles have found, [n_values, n_tiles].
-        firsts: where the tiles of each result begin, and where the last of them end.
+        partials: the results of tiles, [n_values, n_tiles].
+        firsts: index of the first tile of each result, and the end of the last.
         by: for each value "sum" or "max".
-        totals: where results go, [n_slots, n_rows, n_values], of which the first may be missing.
-        rows: of each result.
-        n_copies: into how many rows, from that one on.
-        slot: of `totals`; if there is none, the last launch is called with it.
+        totals: receives the results, [n_slots, n_rows, n_values] or [n_rows, n_values].
+        rows: the row of each result.
+        n_copies: number of rows, from that row on, that receive the result. Default: 1.
+        slot: index of the slot in `totals`; if it is left out, pass it to the last call.
     """
     device, n_values, launches = partials.device, len(by), []
     largest = _copied(np.array([how == "max" for how in by], dtype=np.int32), device)

@@ -1,4 +1,4 @@
-"""Whether Triton can run kernels on a GPU, found by running one; and a context in which kernels are compiled."""
+"""Test whether Triton can run kernels on a GPU, by running one; and a context for compiling kernels without hooks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from ..folders import usable_folder
 
 @cache
 def problem_of(device: torch.device) -> str:
-    """Why Triton can run no kernel on this GPU, and what to do; nothing if it can.
+    """Return why Triton can run no kernel on this GPU, and what to do; "" if it can.
 
-    It is tried once. Where Triton's folder for compiled code cannot be written, it gets a temporary one, with a warning.
+    Each device is tried once. If Triton's folder for compiled code cannot be written, it gets a temporary one, with a
+    warning.
     """
     needed = {"cuda": "amd" if torch.version.hip else "nvidia", "xpu": "intel"}[device.type]
     if needed not in backends:
-        known = ", ".join(backends) or "none"
+        names = ", ".join(backends) or "none"
         return (
-            f"Triton {triton.__version__} has no backend named {needed!r} (it has {known}): install torch's build for "
+            f"Triton {triton.__version__} has no backend named {needed!r} (it has {names}): install torch's build for "
             "this GPU anew, which brings the Triton that belongs to it"
         )
     wanted = Path(triton.knobs.cache.dir)
@@ -43,9 +44,9 @@ def problem_of(device: torch.device) -> str:
 
 @contextmanager
 def unhooked() -> Iterator[None]:
-    """A context in which Triton calls no hook that the process has set for compiled kernels.
+    """Return a context in which Triton calls none of the process's hooks for compiled kernels.
 
-    For those it writes the constants as JSON, and fails for types in a tuple and, up to Triton 3.6, for functions.
+    For a hook Triton writes the constants as JSON, which fails for types in a tuple and, up to 3.6, for functions.
     """
     knobs = triton.knobs.runtime
     hooks = knobs.jit_cache_hook, knobs.jit_post_compile_hook

@@ -25,16 +25,17 @@ BAND = 8  # rows of blocks that are computed close in time, because they share f
 def symmetric_product(
     x: torch.Tensor, *, added: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0
 ) -> torch.Tensor:
-    """alpha x x^T + beta added, in `x`'s type, summed in float32.
+    """Return alpha x x^T + beta added, in the dtype of `x`, summed in float32.
 
     Args:
-        x: [n, rows, columns] or [rows, columns], bfloat16 or float16, with any strides. Accesses are wide where these and
-            the numbers of rows and columns are multiples of 16.
-        added: symmetric, of the result's shape and `x`'s type; or None for nothing.
-        alpha, beta: factors of the two.
+        x: [n, rows, columns] or [rows, columns], bfloat16 or float16, with any strides. It is fastest if strides, rows and
+            columns are multiples of 16.
+        added: symmetric matrices of the result's shape and the dtype of `x`. Default: None, nothing is added.
+        alpha: factor of the product. Default: 1.
+        beta: factor of `added`. Default: 1.
 
     Raises:
-        TypeError: another type, whose products tensor cores would take in fewer digits.
+        TypeError: `x` has another dtype, whose digits tensor cores would not keep.
     """
     if x.dtype not in (torch.bfloat16, torch.float16):
         raise TypeError(f"x is {x.dtype}: must be torch.bfloat16 or torch.float16")
@@ -54,9 +55,9 @@ def symmetric_product(
 
 
 def options_for(target: GPUTarget, shared: int) -> dict[str, Any]:
-    """The options to compile with, for a GPU that gives a block so many bytes of shared memory at most.
+    """Return the compiler options for a GPU with at most `shared` bytes of shared memory for each program.
 
-    Each stage of the pipeline but one has a block of both factors there.
+    Each stage of the pipeline but one keeps a block of both factors in shared memory.
     """
     stages = 1 + shared // (2 * ROWS * DEPTH * 2)
     return options_of(256, target) | {"num_stages": max(1, min(stages, 4))}
@@ -73,9 +74,9 @@ def _shared_memory(device: torch.device) -> int:
 
 @cache
 def block_pairs(n: int, device: torch.device, stream: Any = None) -> torch.Tensor:
-    """Numbers of rows and columns of the blocks on and below the diagonal, int32 [n (n + 1) / 2, 2], band by band.
+    """Return row and column of each block on and below the diagonal, int32 [n (n + 1) / 2, 2], band by band.
 
-    Those of another stream might not have been copied yet.
+    The cache has an entry for each stream, because the copy on another stream might not have finished.
     """
     i, j = np.tril_indices(n)
     order = np.lexsort((i, j, i // BAND))

@@ -1,4 +1,4 @@
-"""What may change from step to step, copied to the device in one asynchronous copy."""
+"""Copy gradient addresses and hyper-parameters, which change from step to step, to the GPU in one asynchronous copy."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ...launch import GRADIENT, Launch
 
 
 class Uploader:
-    """Keeps what may change from step to step, gradients' addresses and hyper-parameters, as they are in a launch's arrays.
+    """Keeps device copies of a launch's gradient addresses and hyper-parameters.
 
-    It is one buffer and one asynchronous copy out of a ring of page-locked buffers, so the host never waits, unless it is
-    a whole ring ahead of the device.
+    Both are in one buffer, copied asynchronously out of a ring of page-locked buffers, so the host waits only if it is a
+    whole ring ahead of the device.
 
     Attributes:
         gradients: int64 [n_tensors], on the device.
@@ -35,7 +35,7 @@ class Uploader:
         self._views = [buffer.numpy().data for buffer in self._ring]
         arrays = (launch.addresses[GRADIENT], launch.hyper)
         self._now = [array.data.cast("B") for array in arrays if array.size]
-        self._events: list[Any] = [None] * self.RING  # of the copies out of the buffers
+        self._events: list[Any] = [None] * self.RING  # completion of the last copy out of each buffer
         self._slot = 0
         self._sent: bytes | None = None
         self._device = torch.empty(size, dtype=torch.uint8, device=launch.device)
@@ -43,7 +43,11 @@ class Uploader:
         self.hyper = self._device[self._split :].view(launch.dtype)
 
     def __call__(self) -> None:
-        """Copy over what changed since the last call, if anything did, on the current stream."""
+        """Copy both to the device, on the current stream, if they have changed since the last call.
+
+        Raises:
+            RuntimeError: a CUDA graph is being captured by other means than `capture`.
+        """
         if current_recording.get() is not None:
             return
         if self._is_asynchronous and streams.is_capturing(self._on):
@@ -56,7 +60,7 @@ class Uploader:
             return
         slot, self._slot = self._slot, (self._slot + 1) % self.RING
         if self._events[slot] is not None:
-            self._events[slot].synchronize()  # of a copy that is a whole ring old: over, in practice
+            self._events[slot].synchronize()  # that copy is a whole ring old, so it has usually finished
         self._views[slot][:] = now
         self._device.copy_(self._ring[slot], non_blocking=True)
         if self._is_asynchronous:
