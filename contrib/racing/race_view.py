@@ -9,7 +9,7 @@ import numpy as np
 
 from ...viz.scene import Axis, Band, Control, Layer, Line, Panel, Points, RefLine, Scene, Text
 from ...viz.views.view import View
-from .result import RaceResult
+from .result import RaceResult, settings_text, with_interval
 
 __all__ = ["RaceView"]
 
@@ -19,18 +19,18 @@ BETWEEN = (0.3, 0.4, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5, 3, 4)  # where the axis 
 
 
 class RaceView(View):
-    """A race: losses over steps with the target, how many times the baseline's steps each needs, and its tuning.
+    """View of a race: losses over steps with the target, the ratios of steps to the baseline's, and the tuning.
 
     A curve is the median over seeds, its band reaches from the least to the greatest. The ratios have intervals; the
     choice shows those of steps or of seconds. Of the tuning there is a point for each trial, at its learning rate, and a
     ring around the one that raced. Losses are shown up to a fifth above the first ones.
 
     Args:
-        result: what `tristep.race` gave.
-        **settings: as for `View`.
+        result: the result of `tristep.race`.
+        **settings: arguments of `View`.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: `result` is no RaceResult.
 
     Example:
         >>> import torch, tristep
@@ -58,8 +58,7 @@ class RaceView(View):
         of = "held-out data" if result.held_out else "the training batches"
         words = f"{self._title()}, after at most {result.measured[-1]} steps; losses of {of}.\n{result.verdict()}"
         for name in result.names:
-            settings = ", ".join(f"{_in_words(key)} {value:.3g}" for key, value in result.settings(name).items())
-            words += f"\n{name} raced with {settings}."
+            words += f"\n{name} raced with {settings_text(result.settings(name))}."
         return words
 
     def _title(self) -> str:
@@ -135,7 +134,8 @@ class RaceView(View):
         layers.append(RefLine([result.target], axis="y", style="quiet"))
         for i, name in enumerate(result.names):
             k = int(result.chosen[i])
-            words = [f"{name}, {_settings(result.searched[i], j)}: {final[i, j]:.4g}" for j in range(len(rates[i]))]
+            tried = [{key: values[j] for key, values in result.searched[i].items()} for j in range(len(rates[i]))]
+            words = [f"{name}, {settings_text(each)}: {final[i, j]:.4g}" for j, each in enumerate(tried)]
             layers.append(Points(rates[i], np.minimum(final[i], top), style=i, size=6, words=words))
             layers.append(Points([rates[i][k]], [min(final[i, k], top)], style=i, marker="ring", size=14, words=[words[k]]))
         x = Axis.over("learning rate", *rates, scale="log")
@@ -145,13 +145,4 @@ class RaceView(View):
 def _words(name: str, found: Any) -> str:
     if math.isnan(found.ratio):
         return f"{name}: reached from {found.reached} of {found.of} seeds"
-    interval = "" if math.isnan(found.low) else f" [{found.low:.2f}, {found.high:.2f}]"
-    return f"{name}: {found.ratio:.2f}{interval} times the steps"
-
-
-def _settings(searched: dict[str, np.ndarray], k: int) -> str:
-    return ", ".join(f"{_in_words(name)} {values[k]:.3g}" for name, values in searched.items())
-
-
-def _in_words(name: str) -> str:
-    return name.replace("one_minus_", "1 - ").replace("wd", "weight decay").replace("_", " ")
+    return f"{name}: {with_interval(found)} times the steps"

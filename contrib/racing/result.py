@@ -1,10 +1,10 @@
-"""RaceResult: what a race has measured, and what follows from it."""
+"""The result of a race: its measurements, and comparisons computed from them."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,14 +19,15 @@ MEASURES = ("steps", "samples", "seconds")
 
 
 class Comparison(NamedTuple):
-    """An optimizer next to the baseline.
+    """The comparison of an optimizer with the baseline.
 
     Attributes:
-        name: of the optimizer.
-        ratio: how many times the baseline's steps (samples, seconds) it needs, the geometric mean over seeds; NaN where one
-            of the two has not reached the target from every seed.
+        name: the optimizer's name.
+        ratio: the steps (samples, seconds) that it needs, divided by the baseline's: the geometric mean over seeds. NaN if
+            one of the two has not reached the target from every seed, or reached it before the first step.
         low, high: the interval of the ratio; NaN for one seed.
-        reached, of: from how many seeds it has reached the target, and of how many.
+        reached: the number of seeds from which it has reached the target.
+        of: the number of seeds.
     """
 
     name: str
@@ -39,22 +40,23 @@ class Comparison(NamedTuple):
 
 @dataclass(repr=False)
 class RaceResult:
-    """What `race` found: plain arrays, and what follows from them.
+    """The result of `race`: arrays of measurements, and methods that compare the optimizers.
 
     Attributes:
-        names: of the optimizers.
-        baseline: which of them others are compared with.
+        names: the names of the optimizers.
+        baseline: the name of the optimizer that the others are compared with.
         target: the loss to reach.
-        held_out: whether losses are of held-out data; else they are means of training losses since the last measurement.
-        seeds: of the race's trainings; those of the tuning are others.
-        measured: int64 [n_points], after how many steps losses were measured; the first is 0.
-        losses: float32 [n_optimizers, n_seeds, n_points].
-        samples: int64 [n_seeds, n_points], how many samples had been seen.
-        searched: for each optimizer the settings that were searched, by name float64 [n_trials].
-        tuning: float32 [n_optimizers, n_trials, n_tuning_seeds, n_points], losses of the tuning's trainings.
-        chosen: int64 [n_optimizers], the trial whose settings each raced with.
-        step_seconds: float64 [n_optimizers, n_rounds], of a step by itself, measured apart from the trainings.
-        level: of the intervals, in (0, 1).
+        held_out: whether losses are of held-out data; otherwise they are means of training losses since the last
+            measurement.
+        seeds: the seeds of the race's trainings; the tuning has other seeds.
+        measured: int64 [n_points], the numbers of steps after which losses were measured; the first is 0.
+        losses: float32 [n_optimizers, n_seeds, n_points], the measured losses.
+        samples: int64 [n_seeds, n_points], the numbers of samples seen at these points.
+        searched: for each optimizer a dict from the name of a searched setting to its values, float64 [n_trials].
+        tuning: float32 [n_optimizers, n_trials, n_tuning_seeds, n_points], the losses of the tuning's trainings.
+        chosen: int64 [n_optimizers], the index of the trial whose settings each optimizer raced with.
+        step_seconds: float64 [n_optimizers, n_rounds], seconds of a step, timed apart from the trainings.
+        level: the confidence level of the intervals, in (0, 1).
     """
 
     names: tuple[str, ...]
@@ -72,19 +74,22 @@ class RaceResult:
     level: float = 0.95
 
     def settings(self, name: str) -> dict[str, float]:
-        """What an optimizer raced with, of what was searched.
+        """Return the searched settings with which an optimizer raced, by name.
 
         Raises:
-            ValueError: no such optimizer.
+            ValueError: there is no such optimizer.
         """
         i = self._index(name)
         return {key: float(values[self.chosen[i]]) for key, values in self.searched[i].items()}
 
     def needed(self, by: str = "steps") -> np.ndarray:
-        """Steps, samples or seconds to the target, float64 [n_optimizers, n_seeds]; infinite where it was not reached.
+        """Return the steps, samples or seconds to the target, float64 [n_optimizers, n_seeds]; infinite if not reached.
 
-        Seconds are steps times the least of `step_seconds`, which is what other work on the machine disturbs least. The
-        trainings themselves run side by side, where they cannot be timed.
+        Seconds are steps times the least of `step_seconds`, which other work on the machine disturbs least. The trainings
+        themselves run side by side and cannot be timed.
+
+        Args:
+            by: "steps", "samples" or "seconds".
 
         Raises:
             ValueError: `by` is none of the three.
@@ -101,18 +106,19 @@ class RaceResult:
         return steps
 
     def compare(self, name: str, by: str = "steps", *, resamples: int = 9999, seed: int = 0) -> Comparison:
-        """An optimizer next to the baseline, seed by seed.
+        """Compare an optimizer with the baseline, seed by seed.
 
-        The interval, of `statistics.ratio_interval`, is of this comparison alone: of many optimizers, some differ from the
-        baseline by chance. Of seconds it does not contain how exactly steps were timed.
+        The bootstrap interval of the ratio is for this comparison alone: among many optimizers, some differ from the
+        baseline by chance. For seconds it does not include the uncertainty of the timing.
 
         Args:
-            name: of the optimizer.
+            name: the optimizer's name.
             by: "steps", "samples" or "seconds".
-            resamples, seed: of the bootstrap.
+            resamples: the number of resamples of the bootstrap.
+            seed: the seed of the bootstrap.
 
         Raises:
-            ValueError: no such optimizer, or `by` is none of the three.
+            ValueError: there is no such optimizer, or `by` is none of the three.
         """
         needed = self.needed(by)
         ours, theirs = needed[self._index(name)], needed[self._index(self.baseline)]
@@ -125,10 +131,10 @@ class RaceResult:
         return Comparison(name, *ratio_interval(ours, theirs, self.level, resamples, seed), reached, of)
 
     def verdict(self, by: str = "steps") -> str:
-        """The result in words, a line for each optimizer but the baseline.
+        """Return the result in words, a line for each optimizer except the baseline, then `warnings`.
 
-        There is a ratio only where both reached the target from every seed: a mean over those that did would be of the seeds
-        in which the optimizer was quick.
+        A ratio is given only if both optimizers reached the target from every seed: a mean over the other seeds would only
+        cover the seeds in which the optimizer was quick.
         """
         base = self.compare(self.baseline, by)
         lines = [why] if (why := self.missing_ratios()) else []
@@ -139,7 +145,7 @@ class RaceResult:
         return "\n".join([*lines, *self.warnings()])
 
     def missing_ratios(self) -> str:
-        """Why there are no ratios, in words; empty where there are some."""
+        """Return the reason why there are no ratios, in words; empty if there are ratios."""
         needed = self.needed()
         base = needed[self._index(self.baseline)]
         of, reached = len(base), int(np.isfinite(base).sum())
@@ -153,7 +159,7 @@ class RaceResult:
         return ""
 
     def warnings(self) -> list[str]:
-        """What makes the comparison less than fair: best learning rates at the edge of what was tried."""
+        """Return a warning for each optimizer whose best learning rate is the least or greatest that was tried."""
         found = []
         for i, name in enumerate(self.names):
             rates = self.searched[i]["learning_rate"]
@@ -167,7 +173,7 @@ class RaceResult:
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each optimizer, for pandas, say: what it raced with, medians over seeds, and comparisons."""
+        """Return a dict for each optimizer, such as pandas takes: its settings, medians over seeds, and comparisons."""
         found = []
         for i, name in enumerate(self.names):
             row: dict[str, Any] = {"optimizer": name, **self.settings(name)}
@@ -180,7 +186,7 @@ class RaceResult:
         return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all to a safetensors file, whole or not at all.
+        """Write the result to a safetensors file, atomically.
 
         Raises:
             FileNotFoundError: there is no such folder.
@@ -194,11 +200,11 @@ class RaceResult:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RaceResult:
-        """Read what `save` has written.
+        """Return the result in a file that `save` wrote.
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: another kind of file, or a damaged one.
+            ValueError: the file is of another kind or damaged.
         """
         with files.contents("path", path, "a file that was written by RaceResult.save"):
             about, arrays = files.read_arrays(path, "race")
@@ -227,24 +233,24 @@ class RaceResult:
         return f"<race of {', '.join(self.names)} to a loss of {self.target:g}, {len(self.seeds)} seeds>"
 
     def table(self) -> str:
-        """A table of text: what each optimizer raced with, and what it needed, medians over seeds."""
+        """Return a text table of what each optimizer needed, medians over seeds, and of the settings it raced with."""
         others = ("samples", "ms a step", "seconds", "reached", "final loss", "raced with")
         rows = [["", "steps", f"of {self.baseline}'s", *others]]
         for i, name in enumerate(self.names):
             found = self.compare(name)
-            settings = ", ".join(f"{_in_words(key)} {value:.3g}" for key, value in self.settings(name).items())
+
             medians = [np.median(self.needed(by)[i]) for by in MEASURES]
             rows.append(
                 [
                     name,
                     _figure(medians[0]),
-                    "1" if name == self.baseline else _with_interval(found),
+                    "1" if name == self.baseline else with_interval(found),
                     _figure(medians[1]),
                     f"{1000 * self.step_seconds[i].min():.3g}",
                     _figure(medians[2]),
                     f"{found.reached} of {found.of}",
                     f"{np.median(self.losses[i, :, -1]):.4g}",
-                    settings,
+                    settings_text(self.settings(name)),
                 ]
             )
         return text_table(rows, left=(0, len(rows[0]) - 1))
@@ -254,7 +260,7 @@ class RaceResult:
             return f"{found.name} reached the target in {found.reached} of {found.of} seeds: no ratio."
         if math.isnan(found.ratio):
             return f"{found.name} reached the target in all {found.of} seeds."
-        words = f"{found.name} needs {_with_interval(found)} of {self.baseline}'s {by}"
+        words = f"{found.name} needs {with_interval(found)} of {self.baseline}'s {by}"
         if math.isnan(found.low):
             return f"{words}, from one seed: no interval."
         if found.low <= 1 <= found.high:
@@ -285,10 +291,10 @@ _ARRAYS = ("measured", "losses", "samples", "tuning", "chosen", "step_seconds")
 
 
 def steps_to(target: float, losses: np.ndarray, measured: np.ndarray) -> np.ndarray:
-    """After how many steps losses [..., n_points] reach the target, float64; infinite where none is at or below it.
+    """Return the steps after which losses [..., n_points] reach the target, float64 [...]; infinite if they do not.
 
-    Between the first such measurement and the one before, the loss is taken as a straight line, so that steps do not come in
-    multiples of what is between measurements: equal multiples from every seed would feign an interval of no width.
+    The loss is interpolated between the first measurement at or below the target and the one before. Without that, steps
+    would be multiples of the measurement interval, and equal multiples from every seed would feign an interval of width 0.
     """
     there = losses <= target
     place = there.argmax(axis=-1)
@@ -301,13 +307,14 @@ def steps_to(target: float, losses: np.ndarray, measured: np.ndarray) -> np.ndar
 
 
 def text_table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """The cells in columns, each as wide as its widest; columns are flush right, but for those of these numbers."""
+    """Return the cells as a text table; columns are right-aligned, except for the columns whose numbers are in `left`."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ([cell.ljust(widths[k]) if k in left else cell.rjust(widths[k]) for k, cell in enumerate(row)] for row in rows)
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
-def _with_interval(found: Comparison) -> str:
+def with_interval(found: Comparison) -> str:
+    """Return a comparison's ratio and interval as text; "-" if there is no ratio."""
     if math.isnan(found.ratio):
         return "-"
     return f"{found.ratio:.2f}" + ("" if math.isnan(found.low) else f" [{found.low:.2f}, {found.high:.2f}]")
@@ -317,5 +324,7 @@ def _figure(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}" if math.isfinite(value) else "not reached"
 
 
-def _in_words(name: str) -> str:
-    return name.replace("one_minus_", "1 - ").replace("wd", "weight decay").replace("_", " ")
+def settings_text(settings: Mapping[str, float]) -> str:
+    """Return settings as text, such as "learning rate 0.1, 1 - beta1 0.05"."""
+    names = (name.replace("one_minus_", "1 - ").replace("wd", "weight decay").replace("_", " ") for name in settings)
+    return ", ".join(f"{name} {value:.3g}" for name, value in zip(names, settings.values(), strict=True))

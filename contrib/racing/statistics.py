@@ -1,4 +1,4 @@
-"""Intervals of means and ratios from few seeds, by the bootstrap."""
+"""Bootstrap intervals of means and ratios over few seeds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import numpy as np
 def ratio_interval(
     ours: Any, theirs: Any, level: float = 0.95, resamples: int = 9999, seed: int = 0
 ) -> tuple[float, float, float]:
-    """The geometric mean of the ratios of pairs, and its interval.
+    """Return the geometric mean of the ratios `ours / theirs`, and the lower and upper end of its interval.
 
     Args:
-        ours, theirs: [n], above 0 and finite; the same place in both is one seed.
-        level, resamples, seed: as for `mean_interval`.
+        ours, theirs: [n], above 0 and finite; numbers at the same place are from the same seed.
+        level: the confidence level, in (0, 1).
+        resamples: the number of resamples of the bootstrap.
+        seed: the seed of the bootstrap.
     """
     logs = np.log(np.asarray(ours, dtype=np.float64) / np.asarray(theirs, dtype=np.float64))
     low, high = mean_interval(logs, level, resamples, seed)
@@ -24,7 +26,7 @@ def ratio_interval(
 
 
 def mean_interval(values: Any, level: float = 0.95, resamples: int = 9999, seed: int = 0) -> tuple[float, float]:
-    """The expanded percentile interval of a mean.
+    """Return the ends of the expanded percentile interval of a mean, by the bootstrap; NaN for fewer than 2 values.
 
     The percentiles of means of resampled values give intervals that are too short: those at 95 % hold the mean of 5 normal
     values in 85 % of cases. So percentiles further out are taken, which hold it in 92 %; of 10 values in 94 %, but of 3,
@@ -34,10 +36,7 @@ def mean_interval(values: Any, level: float = 0.95, resamples: int = 9999, seed:
         values: [n].
         level: the share of intervals that are to hold the true mean, in (0, 1).
         resamples: how often values are drawn, with replacement.
-        seed: of the draws.
-
-    Returns:
-        Its ends; NaN for fewer than 2 values.
+        seed: the seed of the draws.
 
     Source: Hesterberg (2015), "What Teachers Should Know About the Bootstrap", The American Statistician 69: tails of
     size Phi(-sqrt(n / (n - 1)) t), with Student's quantile t of n - 1 degrees of freedom.
@@ -53,7 +52,7 @@ def mean_interval(values: Any, level: float = 0.95, resamples: int = 9999, seed:
 
 
 def t_quantile(p: float, freedom: int) -> float:
-    """Student's quantile, of p in [0.5, 1) and an integer number of degrees of freedom.
+    """Return the quantile of Student's t distribution for p in [0.5, 1) and an integer number of degrees of freedom.
 
     Source: Abramowitz & Stegun (1964), Handbook of Mathematical Functions, 26.7.3 and 26.7.4, solved by bisection.
     """
@@ -64,7 +63,7 @@ def t_quantile(p: float, freedom: int) -> float:
 
 
 def _share_within(angle: float, freedom: int) -> float:
-    """How much of the distribution is between -t and t = sqrt(freedom) tan(angle)."""
+    """Return the probability of Student's t distribution between -t and t = sqrt(freedom) tan(angle)."""
     term, total = (math.cos(angle) if freedom % 2 else 1.0), 0.0
     for k in range(1 if freedom % 2 else 0, freedom - 1, 2):
         total += term
