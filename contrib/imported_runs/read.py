@@ -1,4 +1,4 @@
-"""Runs that others have recorded: CSV, JSON lines, TensorBoard's event files, offline runs of Weights & Biases."""
+"""Read runs that other programs recorded: CSV, JSON lines, TensorBoard event files, offline runs of Weights & Biases."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from .wandb_files import wandb_rows
 
 __all__ = ["read_run"]
 
-Rows = Iterator[tuple[int, dict[str, float]]]  # steps, and numbers of each by name
-Reader = Callable[[Counter[str]], Rows]  # it counts what it leaves out
+Rows = Iterator[tuple[int, dict[str, float]]]  # each step, and its numbers by name
+Reader = Callable[[Counter[str]], Rows]  # the argument counts what the reader skips, by reason
 
-STEP_NAMES = ("step", "_step", "global_step", "iteration")  # upper case, too
+STEP_NAMES = ("step", "_step", "global_step", "iteration")  # in any case
 MOST_SCALARS, MOST_PARAMETERS = 4096, 1 << 16  # names in a run
 MOST_LINE, MOST_RECORD = 1 << 24, 1 << 26  # bytes
 MOST_STEP = 1 << 62
-NO_NUMBER, AGAIN = "values that are no numbers", "values of steps that come again or go back"  # what is left out
-AT_ONCE = 1024  # values of a name
-MOST_ROOM, MOST_EMPTY = 1 << 21, 8  # room for numbers of parameters that any file gets, and for each number in it
+NO_NUMBER, AGAIN = "values that are no numbers", "values of steps that come again or go back"  # reasons to skip
+BATCH = 1024  # values of a scalar that are added to the run at once
+MOST_ROOM, MOST_EMPTY = 1 << 21, 8  # array elements: for any file, and for each number in the file
 
 
 def read_run(
@@ -43,30 +43,33 @@ def read_run(
     names: Mapping[str, str] | None = None,
     step: str | None = None,
 ) -> Run:
-    """A run that another program has recorded, for all views of runs.
+    """Read a run that another program recorded, for all views of runs.
 
-    What `Recorder` has logged by names such as "gradient_norm/0.weight" are numbers of parameters again. All else are
-    scalars. Files are read in bounded memory, and nothing in them is executed.
+    Names that a `Recorder` logs for parameters, such as "gradient_norm/0.weight", become `Run.tensors`; all others become
+    `Run.scalars`. Files are read in bounded memory, and nothing in them is executed.
 
     Args:
-        path: of a .csv file with a header (of Lightning, TensorBoard, W&B, MLflow ...), or of a .jsonl file with an object
-            in each line; an event file of TensorBoard, or a folder of such, which need `tensorboard`; a .wandb file of
-            Weights & Biases, or the folder of an offline run; or a file of `Run.save`.
-        name: of the run; None is that of the file or folder.
-        names: new names by those in the file, such as {"train/loss": "loss", "lr": "learning_rate"}: "loss",
-            "learning_rate", "epoch" and "seconds" are those that views know.
-        step: the column of a .csv or .jsonl file that has the steps; None is the first of "step", "_step", "global_step"
-            and "iteration".
+        path: one of: a .csv file with a header (from Lightning, TensorBoard, W&B, MLflow, ...); a .jsonl file with an object
+            in each line; a TensorBoard event file or a folder of them (needs `tensorboard`); a .wandb file of Weights &
+            Biases, or the folder of an offline run; a file of `Run.save`.
+        name: the name of the run; None means the name of the file or folder.
+        names: new names for names in the file, such as {"train/loss": "loss", "lr": "learning_rate"}. Views know "loss",
+            "learning_rate", "epoch" and "seconds".
+        step: the column of a .csv or .jsonl file with the steps; None means the first of "step", "_step", "global_step" and
+            "iteration" that exists.
+
+    Returns:
+        The run; its `notes["source"]` is the kind of file.
 
     Raises:
-        FileNotFoundError: there is no such file or folder.
-        ValueError: it is none of these, or damaged, or has more than 4,096 scalars or 65,536 parameters, or numbers of
-            few of its parameters at most steps.
+        FileNotFoundError: the file or folder does not exist.
+        ValueError: the file is damaged or of another kind, has more than 4,096 scalars or 65,536 parameters, or has numbers
+            of only a few parameters at most steps.
         ModuleNotFoundError: `tensorboard` is not installed.
 
     Warns:
-        UserWarning: something was left out: text, images and histograms; values of a step that is not later than the one
-            before; an incomplete end, such as that of a program that was killed.
+        UserWarning: values were skipped: text, images and histograms; values of a step that is not later than the step
+            before; an incomplete end of a file, as a killed program leaves it.
 
     Example:
         >>> import pathlib, tempfile
@@ -103,7 +106,7 @@ def read_run(
 
 
 def _readers(path: Path, step: str | None) -> tuple[str, list[tuple[Path, Reader]]]:
-    """The kind of file that it is, and the files with what reads them."""
+    """Return the kind of file in words, and the files with their readers."""
     if path.suffix in (".csv", ".jsonl"):
         read = _csv_rows if path.suffix == ".csv" else _json_rows
         return {".csv": "CSV", ".jsonl": "JSON lines"}[path.suffix], [(path, partial(read, path, step))]
@@ -123,7 +126,7 @@ def _readers(path: Path, step: str | None) -> tuple[str, list[tuple[Path, Reader
 
 
 def _assembled(rows: Callable[[Counter[str]], Rows], name: str, left: Counter[str]) -> Run:
-    """A run of these rows. They are read twice, first for the names: arrays must be as wide as there are parameters."""
+    """Make a run from rows. `rows` is called twice, first for the number of parameters, which is the width of arrays."""
     scalars: dict[str, None] = {}
     parameters: dict[str, int] = {}
     n_numbers, n_rows, latest = 0, Counter[str](), dict[str, int]()  # by quantity
@@ -148,7 +151,7 @@ def _assembled(rows: Callable[[Counter[str]], Rows], name: str, left: Counter[st
         )
     run = Run(name, parameters)
     waiting: dict[str, tuple[list[int], list[float]]] = {}
-    current: dict[str, tuple[int, np.ndarray]] = {}  # the row of a quantity that is not complete yet
+    current: dict[str, tuple[int, np.ndarray]] = {}  # the incomplete row of each quantity, and its step
 
     def add(key: str) -> None:
         steps, numbers = waiting.pop(key)
@@ -166,7 +169,7 @@ def _assembled(rows: Callable[[Counter[str]], Rows], name: str, left: Counter[st
                     continue
                 steps.append(step)
                 numbers.append(value)
-                if len(steps) == AT_ONCE:
+                if len(steps) == BATCH:
                     add(key)
                 continue
             quantity = key.partition("/")[0]
@@ -191,7 +194,7 @@ def _add_row(run: Run, quantity: str, step: int, row: np.ndarray) -> None:
 
 
 def _parameter(key: str) -> str | None:
-    """The parameter of which the Recorder has logged this, if it has that name."""
+    """Return the parameter of a name such as "gradient_norm/0.weight"; None for a scalar's name."""
     quantity, _, parameter = key.partition("/")
     return parameter if parameter and quantity in QUANTITIES else None
 
@@ -241,11 +244,10 @@ def _json_rows(path: Path, step: str | None, left: Counter[str]) -> Rows:
                 raise
             if not isinstance(values, dict):
                 raise ValueError(f"a line is {line[:40]!r}, no object")
-            own = _step_name(values, step)
-            number = _step_number(values.pop(own))
-            found = {key: value for key, value in values.items() if type(value) in (int, float)}
-            left.update([NO_NUMBER] * (len(values) - len(found)))
-            yield number, {key: float(value) for key, value in found.items()}
+            number = _step_number(values.pop(_step_name(values, step)))
+            numbers = {key: float(value) for key, value in values.items() if type(value) in (int, float)}
+            left.update([NO_NUMBER] * (len(values) - len(numbers)))
+            yield number, numbers
 
 
 def _lines(file: IO[str]) -> Iterator[str]:
@@ -256,21 +258,21 @@ def _lines(file: IO[str]) -> Iterator[str]:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether a file of text ends in a newline."""
+    """Return whether a text file ends in a newline."""
     with open(path, "rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read() == b"\n"
 
 
 def _step_name(names: Any, step: str | None) -> str:
-    known = list(names)
+    columns = list(names)
     wanted = STEP_NAMES if step is None else (step,)
     for each in wanted:
-        for name in known:
+        for name in columns:
             if name == each or (step is None and name.lower() == each):
                 return name
     raise ValueError(
-        f"there is no column {' or '.join(map(repr, wanted))} among {', '.join(map(repr, known[:12]))}: name the one "
+        f"there is no column {' or '.join(map(repr, wanted))} among {', '.join(map(repr, columns[:12]))}: name the one "
         "with the steps by step="
     )
 
@@ -291,11 +293,11 @@ def _tensorboard_rows(path: Path, left: Counter[str]) -> Rows:
         raise ModuleNotFoundError(
             "reading event files needs tensorboard: pip install tensorboard", name=error.name
         ) from error
-    expected, found = _count_records(path, left), 0
+    expected, n_read = _count_records(path, left), 0
     kinds: dict[str, str] = {}
     try:
         for event in loader(str(path)).Load():
-            found += 1
+            n_read += 1
             values = {}
             for value in event.summary.value:
                 plugin = kinds.setdefault(value.tag, value.metadata.plugin_data.plugin_name)
@@ -311,15 +313,15 @@ def _tensorboard_rows(path: Path, left: Counter[str]) -> Rows:
             if values:
                 yield int(event.step), values
     except damaged as error:
-        raise ValueError(f"record {found + 1}: {error}") from error
-    if found < expected:
-        raise ValueError(f"record {found + 1} of {expected} has a wrong checksum")
+        raise ValueError(f"record {n_read + 1}: {error}") from error
+    if n_read < expected:
+        raise ValueError(f"record {n_read + 1} of {expected} has a wrong checksum")
 
 
 def _count_records(path: Path, left: Counter[str]) -> int:
-    """How many complete records an event file has. The reader ends at a damaged one, and does not say so.
+    """Count the complete records of an event file, because TensorBoard's reader stops at a damaged one silently.
 
-    A record is its length (uint64), that one's checksum, so many bytes, and their checksum (4 bytes each).
+    A record is a length (uint64), the length's checksum (4 bytes), that many bytes, and their checksum (4 bytes).
     """
     size, count = path.stat().st_size, 0
     with open(path, "rb") as file:

@@ -1,9 +1,9 @@
-"""The history in a .wandb file, which Weights & Biases writes, offline above all. Read by itself, without that library.
+"""Read the history in a .wandb file, which Weights & Biases writes for offline runs, without that library.
 
-The file is a log as LevelDB has it (github.com/google/leveldb, doc/log_format.md): blocks of 32 KiB of records, each with a
-CRC-32, here that of zlib, a length and a type, after 7 bytes of its own. The records are Protocol Buffers, of which these
-fields are read: Record.history = 2; HistoryRecord.item = 1 and .step = 2; HistoryItem.key = 1, .nested_key = 2 and
-.value_json = 16; HistoryStep.num = 1 (wandb/proto/wandb_internal.proto).
+After 7 bytes of its own, the file is a log of LevelDB (github.com/google/leveldb, doc/log_format.md): blocks of 32 KiB with
+records, each with a checksum (zlib's CRC-32), a length and a type. The records are Protocol Buffers
+(wandb/proto/wandb_internal.proto), of which these fields are read: Record.history = 2; HistoryRecord.item = 1 and .step = 2;
+HistoryItem.key = 1, .nested_key = 2 and .value_json = 16; HistoryStep.num = 1.
 """
 
 from __future__ import annotations
@@ -21,12 +21,22 @@ __all__ = ["wandb_rows"]
 BLOCK, HEAD = 1 << 15, 7
 MAGIC = b":W&B\xe1\xbe"
 MOST_RECORD = 1 << 26  # bytes
-MOST_NAMES = 1 << 20  # of a step
+MOST_NAMES = 1 << 20  # in a step
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def wandb_rows(path: Path, left: Counter[str]) -> Iterator[tuple[int, dict[str, float]]]:
-    """The steps of the history and their numbers. `_runtime` is "seconds"; other names that begin with _ are left out."""
+    """Yield each step of the history and its numbers by name.
+
+    `_runtime` is called "seconds"; other names that begin with "_" are skipped.
+
+    Args:
+        path: the file.
+        left: counts what is skipped, by reason.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
     with open(path, "rb") as file:
         for record in _records(file, left):
             for number, history in _fields(record):
@@ -44,10 +54,10 @@ def _row(history: bytes, left: Counter[str]) -> Iterator[tuple[int, dict[str, fl
             step = number
     values: dict[str, float] = {}
     for item in _of(history, 1):
-        own = _bytes(item)
-        name = ".".join(_bytes(part).decode() for part in [*_of(own, 1), *_of(own, 2)] if part)
+        message = _bytes(item)
+        name = ".".join(_bytes(part).decode() for part in [*_of(message, 1), *_of(message, 2)] if part)
         text = b"null"
-        for part in _of(own, 16):
+        for part in _of(message, 16):
             text = _bytes(part)
         try:
             value = json.loads(text)
@@ -74,12 +84,12 @@ def _row(history: bytes, left: Counter[str]) -> Iterator[tuple[int, dict[str, fl
 
 
 def _records(file: IO[bytes], left: Counter[str]) -> Iterator[bytes]:
-    """The records of the log. The end may be missing, as of a program that was killed or still runs."""
+    """Yield the records of the log. Its end may be missing, because the program was killed or still runs."""
     start = file.read(HEAD)
     if start[:6] != MAGIC:
         raise ValueError("it does not begin as a .wandb file does")
     place, block = HEAD, start + file.read(BLOCK - HEAD)
-    parts: bytearray | None = None  # of a record that goes on; the first may be empty, where only its head fits into a block
+    parts: bytearray | None = None  # of an unfinished record; b"" if only its head fitted into a block
     while block:
         while place + HEAD <= len(block):
             checksum, length, kind = struct.unpack_from("<IHB", block, place)
@@ -109,12 +119,12 @@ def _records(file: IO[bytes], left: Counter[str]) -> Iterator[bytes]:
 
 
 def _of(message: bytes, number: int) -> Iterator[int | bytes]:
-    """The values of the fields of this number."""
-    return (value for own, value in _fields(message) if own == number)
+    """Yield the values of the fields with this number."""
+    return (value for field, value in _fields(message) if field == number)
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of the fields of a message of Protocol Buffers: integers, and bytes of all else."""
+    """Yield number and value of each field of a Protocol Buffers message: integers as int, all other types as bytes."""
     place = 0
     while place < len(message):
         key, place = _varint(message, place)
