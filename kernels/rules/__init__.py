@@ -1,7 +1,8 @@
-"""Update rules by family, each citing its source. Arithmetic on values and nothing else.
+"""Update rules by family, each citing its source: arithmetic on values and nothing else.
 
-Every rule that a module of this folder defines is exported; there is no list to keep. The functions' first lines name their
-state tensors and hyper-parameters; `kernels/language/derived.py` has the table of those that are derived from others.
+Every rule that a module of this folder defines is exported; there is no list to maintain. The first lines of a rule's body
+name its state tensors and hyper-parameters; `kernels/language/derived.py` lists the hyper-parameters that are derived from
+others.
 """
 
 from importlib import import_module
@@ -13,7 +14,7 @@ from .matrix import soap_up_to  # noqa: F401
 from .muon import muon_with, normuon_with  # noqa: F401
 
 if TYPE_CHECKING:
-    # Families that are named like one of their rules; then all other rules.
+    # Families that share their name with one of their rules. `__getattr__` stands for all other rules.
     adadelta: Any
     adagrad: Any
     adam: Any
@@ -26,16 +27,16 @@ if TYPE_CHECKING:
     def __getattr__(name: str) -> Any: ...
 
 
-_families = [import_module(f"{__name__}.{each.name}") for each in iter_modules(__path__)]
+_families = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
 _rules = {
     name: value
     for family in _families
     for name, value in vars(family).items()
     if isinstance(value, (Rule, TensorRule)) and value.__module__ == family.__name__
 }
-globals().update(_rules)  # after all imports, as some families are named like one of their rules
+globals().update(_rules)  # after all imports, because some families share their name with a rule
 
-# Gradient codecs, what other rules do for tensors that are no matrices, and rules whose states depend on each other, so that
-# a step from arbitrary states means nothing.
+# Left out of `__all__`: gradient codecs, Muon's rule for tensors that are not matrices, and rules with states that depend on
+# each other, for which a step from arbitrary states is meaningless.
 _NOT_LISTED = {"one_bit", "two_bit", "adamw_of_vectors", "prodigy", "soap"}
 __all__ = sorted(_rules.keys() - _NOT_LISTED)

@@ -1,4 +1,4 @@
-"""AdaGrad: the rate of each element falls with the sum of its squared gradients."""
+"""AdaGrad: the learning rate of each element falls with the sum of its squared gradients."""
 
 import torch
 
@@ -10,7 +10,7 @@ from .common import decayed_after_clip, limited, weighted
 def adagrad(w, g, state, hyper):
     """h <- h + g^2;  w <- w - lr g / (sqrt(h + epsilon) + epsilon_outside) - decay w. Duchi et al. (2011).
 
-    MXNet 1.9.1 has its epsilon inside the root and decoupled decay; torch has it outside, and adds wd w to the gradient.
+    MXNet 1.9.1 adds epsilon inside the root and decouples the decay; torch adds it outside, and wd w to the gradient.
     """
     (history,) = state
     lr, wd, decay, clip, epsilon, epsilon_outside = hyper
@@ -23,7 +23,7 @@ def adagrad(w, g, state, hyper):
     shapes=lambda shape: {"history": (*shape[:1], *[1] * len(shape[1:]))}, batched=True, full_precision=("history",)
 )
 def group_adagrad(w, g, state, hyper):
-    """AdaGrad with one sum for each row, of the mean of its squares; no decay. Numbers of MXNet 1.9.1 GroupAdaGrad."""
+    """AdaGrad with one sum per row: the mean of the row's squared gradients. No decay. Matches MXNet 1.9.1 GroupAdaGrad."""
     (history,) = state
     lr, clip, epsilon = hyper
     g = limited(g, clip)

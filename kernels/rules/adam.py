@@ -1,4 +1,4 @@
-"""Adam and its kin: a running mean of the gradient over the root of a running mean of its square."""
+"""Adam and its variants: a running mean of the gradient, divided by the root of a running mean of its square."""
 
 from ..language import jit, rule, tl
 from .common import clipped, decayed_before_clip, weighted
@@ -6,15 +6,15 @@ from .common import clipped, decayed_before_clip, weighted
 
 @jit
 def moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2):
-    """The two exponential averages, of the gradient and of its square."""
+    """Return the new exponential averages of the gradient and of its square."""
     return beta1 * mean + one_minus_beta1 * g, beta2 * var + one_minus_beta2 * g * g
 
 
 @rule(nonnegative=("var",))
 def adam(w, g, state, hyper):
-    """Kingma & Ba (2015), alg. 1 in the form of its section 2; decay inside the clip as in MXNet 1.9.1.
+    """Adam. Kingma & Ba (2015), alg. 1 in the form of its section 2; the decay is clipped too, as in MXNet 1.9.1.
 
-    `lr` arrives with both bias corrections in it, and `epsilon` is added after them.
+    `lr` includes both bias corrections. `epsilon` is added to the root of the uncorrected `var`: the paper's epsilon-hat.
     """
     mean, var = state
     lr, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon = hyper
@@ -25,10 +25,10 @@ def adam(w, g, state, hyper):
 
 @rule(nonnegative=("var",))
 def adamw(w, g, state, hyper):
-    """Loshchilov & Hutter (2019), alg. 2: decoupled weight decay.
+    """Adam with decoupled weight decay. Loshchilov & Hutter (2019), alg. 2.
 
-    `lr` arrives with the bias corrections in it. `decay` is what is taken off the weight: the plain rate times
-    wd in the paper and in torch, the corrected rate times wd in MXNet.
+    `lr` includes the bias corrections. `decay` times the weight is subtracted from it: `decay` is the plain learning rate
+    times wd in the paper and in torch, and the corrected learning rate times wd in MXNet.
     """
     mean, var = state
     lr, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon = hyper
@@ -39,9 +39,9 @@ def adamw(w, g, state, hyper):
 
 @rule(nonnegative=("var", "largest"))
 def amsgrad(w, g, state, hyper):
-    """Adam divided by the root of the largest average of squares so far. Reddi, Kale & Kumar (2018), alg. 2.
+    """Adam that divides by the root of the largest average of squares so far. Reddi, Kale & Kumar (2018), alg. 2.
 
-    `lr` arrives with the bias corrections in it, as in torch. `wd` is added to the gradient, `decay` taken off the weight.
+    `lr` includes the bias corrections, as in torch. `wd` w is added to the gradient, `decay` w subtracted from the weight.
     """
     mean, var, largest = state
     lr, wd, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon = hyper
@@ -53,10 +53,10 @@ def amsgrad(w, g, state, hyper):
 
 @rule(nonnegative=("largest",))
 def adamax(w, g, state, hyper):
-    """w <- w - lr m / u with the decaying maximum u of |g| + epsilon; `lr` arrives with 1 / (1 - beta1^t) in it.
+    """AdaMax: w <- w - lr m / u with the decaying maximum u of |g| + epsilon; `lr` includes 1 / (1 - beta1^t).
 
-    Kingma & Ba (2015), alg. 2; numbers of MXNet 1.9.1, whose epsilon is 0, except that a weight whose gradients were all
-    zero stays.
+    Kingma & Ba (2015), alg. 2. Matches MXNet 1.9.1, where epsilon is 0, except that a weight stays unchanged while all its
+    gradients have been zero.
     """
     mean, largest = state
     lr, wd, clip, beta1, one_minus_beta1, beta2, epsilon = hyper
@@ -68,10 +68,10 @@ def adamax(w, g, state, hyper):
 
 @rule(nonnegative=("var",))
 def nadam(w, g, state, hyper):
-    """Adam with Nesterov's momentum. Dozat (2016), alg. 2; decay inside the clip as in MXNet 1.9.1.
+    """Adam with Nesterov's momentum. Dozat (2016), alg. 2; the decay by `wd` is clipped too, as in MXNet 1.9.1.
 
-    The weights of gradient and average, `of_gradient` and `of_mean`, follow the momentum's schedule; `correction2` is
-    1 / (1 - beta2^t). `wd` is added to the gradient, `decay` taken off the weight.
+    The shares of gradient and average in the step, `of_gradient` and `of_mean`, follow the momentum's schedule.
+    `correction2` is 1 / (1 - beta2^t). `wd` w is added to the gradient, `decay` w subtracted from the weight.
     """
     mean, var = state
     (
@@ -85,9 +85,9 @@ def nadam(w, g, state, hyper):
 
 @rule(nonnegative=("var",))
 def adabelief(w, g, state, hyper):
-    """Adam with the variance around the mean under the root. Zhuang et al. (2020), alg. 2; numbers of MXNet 2.0.
+    """Adam with the average of (g - mean)^2 under the root. Zhuang et al. (2020), alg. 2; matches MXNet 2.0.
 
-    `lr` arrives with the bias corrections in it.
+    `lr` includes the bias corrections.
     """
     mean, var = state
     lr, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon = hyper

@@ -1,4 +1,4 @@
-"""Functions that several families of rules share: weight decay and clipping of the gradient."""
+"""Functions shared by several families of rules: weight decay, clipping and norms."""
 
 import math
 
@@ -9,25 +9,25 @@ from ..language import jit, reduction, tl
 
 @jit
 def clipped(g, clip):
-    """`g` limited to [-clip, clip]; an infinite `clip` changes nothing, and NaN stays NaN."""
+    """Clamp `g` to [-clip, clip]; an infinite `clip` changes nothing, and NaN stays NaN."""
     return tl.clamp(g, -clip, clip)
 
 
 @jit
 def weighted(factor, x):
-    """factor x; 0 where the factor is 0, also for a non-finite `x`, such as a weight of -inf that masks something."""
+    """Return factor x, or 0 if the factor is 0, also for a non-finite `x`, such as a weight of -inf used as a mask."""
     return tl.where(factor == 0.0, 0.0, factor * x)
 
 
 @jit
 def clip_coefficient(norm, max_norm, epsilon):
-    """What brings a norm down to `max_norm`, 1 for one that is smaller; NaN for NaN."""
+    """Return the factor that scales a norm down to `max_norm`: 1 if the norm is smaller, NaN if it is NaN."""
     return tl.minimum(max_norm / (norm + epsilon), 1.0)
 
 
 @jit
 def norm_of(square):
-    """The root of a sum of squares. A subnormal one is scaled by powers of two: the root of a GPU would be 0."""
+    """Return the root of a sum of squares. Small sums are scaled by powers of two, as a GPU's root of a subnormal is 0."""
     small = square < 1e-30
     return tl.sqrt(square * tl.where(small, 18446744073709551616.0, 1.0)) * tl.where(small, 2.3283064365386963e-10, 1.0)
 
@@ -39,23 +39,23 @@ def total_square(w, g, state, hyper):
 
 
 def limited(g: torch.Tensor, clip: float) -> torch.Tensor:
-    """As `clipped`, for rules of whole tensors; `g` itself where nothing is to be done."""
+    """Clamp a tensor to [-clip, clip], for rules of whole tensors; return `g` itself if `clip` is infinite."""
     return g if clip == math.inf else g.clamp(-clip, clip)
 
 
 @jit
 def decayed_after_clip(w, g, wd, clip):
-    """Clip first, then add the weight decay, which is never clipped (SGD and its kin)."""
+    """Clip first, then add the weight decay, which is never clipped (SGD and its variants)."""
     return clipped(g, clip) + weighted(wd, w)
 
 
 @jit
 def decayed_before_clip(w, g, wd, clip):
-    """Add the weight decay first, then clip both (Adam and RMSProp of MXNet 1.9.1)."""
+    """Add the weight decay first, then clip the sum (Adam and RMSProp of MXNet 1.9.1)."""
     return clipped(g + weighted(wd, w), clip)
 
 
 @jit
 def sign(x):
-    """-1, 0 or 1; 0 for 0 and for NaN."""
+    """Return -1, 0 or 1; 0 for 0 and for NaN."""
     return tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, 0.0))

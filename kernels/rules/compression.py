@@ -1,6 +1,6 @@
-"""Gradient compression with error feedback, as rules whose new weight is the message and whose state is the residual.
+"""Gradient compression with error feedback, as rules: the new weight is the message, the state is the residual.
 
-Seide et al. (2014), "1-bit stochastic gradient descent", section 3.1; numbers of MXNet 1.9.1 (2bit) and 2.0 (1bit).
+Seide et al. (2014), "1-bit stochastic gradient descent", section 3.1; matches MXNet 1.9.1 (2bit) and 2.0 (1bit).
 """
 
 from ..language import rule, tl
@@ -8,7 +8,7 @@ from ..language import rule, tl
 
 @rule(full_precision=("residual",))
 def two_bit(w, g, state, hyper):
-    """A threshold, its negative, or nothing. One threshold at most is sent at a time, the rest later."""
+    """Send the threshold, its negative, or 0 for each element, and keep the difference for the next message."""
     (residual,) = state
     (threshold,) = hyper
     x = residual + g
@@ -18,7 +18,7 @@ def two_bit(w, g, state, hyper):
 
 @rule(full_precision=("residual",))
 def one_bit(w, g, state, hyper):
-    """1 or -1, whatever the threshold."""
+    """Send 1 for each element above the threshold, else -1, and keep the difference for the next message."""
     (residual,) = state
     (threshold,) = hyper
     x = residual + g

@@ -1,24 +1,24 @@
-"""What the updates of rules of whole matrices cost, in floating-point operations, by which ranks share the work."""
+"""Costs of matrix updates in floating-point operations, by which the work is divided among ranks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-TURNED_EVERY = 10  # steps: SOAP's default
+TURNED_EVERY = 10  # steps between updates of the bases: SOAP's default
 
 
 def newton_schulz_cost(rows: int, columns: int, steps: int, squares: int, gram: bool | None = None) -> float:
-    """That of orthogonalizing a matrix.
+    """Return the number of floating-point operations that orthogonalizing a matrix by Newton-Schulz steps takes.
 
-    With m <= n, each step takes two products of 2 m^2 n operations, and one of 2 m^3 where its polynomial has a fifth power.
-    In the Gram form the long products are two, and two more at each restart; the others are of 2 m^3.
+    With m <= n, each step takes two products of 2 m^2 n operations, and one of 2 m^3 if its polynomial has a fifth power.
+    The Gram form takes two products of 2 m^2 n, and two more at each restart; its other products take 2 m^3.
 
     Args:
-        rows, columns: of the matrix.
-        steps: of the iteration.
-        squares: how many of these have a fifth power.
-        gram: whether on the products of rows; None means where n > 2 m.
+        rows, columns: the shape of the matrix; m is the smaller number, n the larger.
+        steps: the number of steps of the iteration.
+        squares: the number of steps with a fifth power.
+        gram: whether the iteration works on the Gram matrix of the rows; None means if n > 2 m.
 
     Source: Jordan et al. (2024), "Muon: An optimizer for hidden layers in neural networks", section "Runtime analysis";
     Zhang et al. (2026), "Gram Newton-Schulz".
@@ -26,22 +26,22 @@ def newton_schulz_cost(rows: int, columns: int, steps: int, squares: int, gram: 
     m, n = sorted((rows, columns))
     if not (n > 2 * m if gram is None else gram):
         return 4.0 * steps * m * m * n + 2.0 * squares * m**3
-    restarts = len(range(2, steps, 3))  # as float16 needs them
-    begun = 1 + restarts  # stretches of steps: in each, all but the first change Q, and all but the last change G twice
-    short = squares + 3 * (steps - begun)
-    return 4.0 * begun * m * m * n + 2.0 * short * m**3
+    restarts = len(range(2, steps, 3))  # as often as float16 needs them
+    stretches = 1 + restarts  # of steps between restarts: all but the first change Q, and all but the last change G twice
+    short = squares + 3 * (steps - stretches)
+    return 4.0 * stretches * m * m * n + 2.0 * short * m**3
 
 
 def bases_cost(shape: Sequence[int], sides: Sequence[int]) -> float:
-    """That of SOAP's step for a tensor of this shape.
+    """Return the average number of floating-point operations that a SOAP step of a tensor takes.
 
-    Per dimension with a basis of side s: the gradient, its mean and the step are turned, and the Gram matrix is formed, four
-    products of 2 s operations per element; every so many steps the basis follows by a product and a QR decomposition with Q,
-    about (2 + 8/3) s^3.
+    Per dimension with a basis of side s: the gradient, its mean and the step are rotated, and the Gram matrix is formed,
+    which takes four products of 2 s operations per element. Every `TURNED_EVERY` steps a product and a QR decomposition with
+    Q, about (2 + 8/3) s^3 operations, update the basis.
 
     Args:
-        shape: that of the tensor.
-        sides: of each dimension the side of its basis, 0 where it has none.
+        shape: the shape of the tensor.
+        sides: the side of each dimension's basis; 0 for a dimension without a basis.
 
     Source: Vyas et al. (2024), alg. 3 and 4; Golub & Van Loan (2013), "Matrix Computations", section 5.2.
     """

@@ -6,7 +6,7 @@ from .common import clipped, decayed_before_clip, sign
 
 @rule(full_precision=("z", "n"), nonnegative=("n",))
 def ftrl(w, g, state, hyper):
-    """Follow the regularised leader, with L1 and, through wd, L2. McMahan et al. (2013), alg. 1; numbers of MXNet 1.9.1."""
+    """FTRL-proximal with L1 (`lamda1`) and L2 (`wd`) penalties. McMahan et al. (2013), alg. 1; matches MXNet 1.9.1."""
     z, n = state
     lr, wd, clip, lamda1, beta = hyper
     g = clipped(g, clip)
@@ -19,9 +19,9 @@ def ftrl(w, g, state, hyper):
 
 @rule(full_precision=("d", "z"), nonnegative=("v",))
 def ftml(w, g, state, hyper):
-    """Follow the moving leader. Zheng & Kwok (2017), alg. 1; decay inside the clip as in MXNet 1.9.1.
+    """FTML, "follow the moving leader". Zheng & Kwok (2017), alg. 1; the decay is clipped too, as in MXNet 1.9.1.
 
-    `scale` is (1 - beta1^t) / lr, `correction2` 1 / (1 - beta2^t).
+    `scale` is (1 - beta1^t) / lr, and `correction2` is 1 / (1 - beta2^t).
     """
     d, v, z = state
     wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, scale, correction2 = hyper

@@ -1,4 +1,4 @@
-"""Rules whose step is scaled by norms of the whole tensor: LARS, LAMB, LANS."""
+"""Rules that scale the step by norms of the whole tensor: LARS, LAMB, LANS."""
 
 from ..language import jit, reduction, rule, tl
 from .adam import moments
@@ -8,20 +8,20 @@ from .sgd import sgd, sgd_momentum
 
 @jit
 def ratio(above, below):
-    """The ratio of two norms given by their squares; 1 where one of them is zero."""
+    """Return the ratio of two norms, given their squares; 1 if either is zero."""
     # Not their product, which is 0 for small ones too; and what is NaN is no zero.
     return tl.where((above == 0.0) | (below == 0.0), 1.0, norm_of(above) / norm_of(tl.where(below == 0.0, 1.0, below)))
 
 
 @reduction
 def squares(w, g, state, hyper):
-    """Sums of squares of weight and gradient."""
+    """Sum the squares of the weight and of the gradient."""
     return w * w, g * g
 
 
 @jit
 def lars_factor(w2, g2, wd, eta, epsilon, scaled):
-    """eta |w| / (|g| + wd |w| + epsilon), or 1 where a norm is zero or the parameter is not to be scaled."""
+    """Return eta |w| / (|g| + wd |w| + epsilon), or 1 if a norm is zero or `scaled` is 0."""
     w_norm = norm_of(w2)
     factor = eta * w_norm / tl.where(g2 > 0.0, norm_of(g2) + weighted(wd, w_norm) + epsilon, 1.0)
     return tl.where((scaled > 0.0) & (w2 > 0.0) & (g2 > 0.0), factor, 1.0)
@@ -29,7 +29,7 @@ def lars_factor(w2, g2, wd, eta, epsilon, scaled):
 
 @rule(reduction=squares)
 def lars(w, g, state, hyper, sums):
-    """SGD at the rate lr eta |w| / (|g| + wd |w| + epsilon), for each tensor. You, Gitman & Ginsburg (2017), alg. 1."""
+    """SGD at the rate lr eta |w| / (|g| + wd |w| + epsilon) of each tensor. You, Gitman & Ginsburg (2017), alg. 1."""
     lr, wd, clip, eta, epsilon, scaled = hyper
     w2, g2 = sums
     w, _ = sgd(w, g, (), (lr * lars_factor(w2, g2, wd, eta, epsilon, scaled), wd, clip))
@@ -38,7 +38,7 @@ def lars(w, g, state, hyper, sums):
 
 @rule(reduction=squares)
 def lars_momentum(w, g, state, hyper, sums):
-    """As `lars`, with the momentum of `sgd_momentum`."""
+    """SGD with momentum, at the rate of each tensor that `lars` uses."""
     (mom,) = state
     lr, wd, clip, momentum, eta, epsilon, scaled = hyper
     w2, g2 = sums
@@ -47,14 +47,14 @@ def lars_momentum(w, g, state, hyper, sums):
 
 @jit
 def direction(w, g, mean, var, wd, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2):
-    """Adam's direction with the decay in it, and the new averages; the corrections are 1 / (1 - beta^t)."""
+    """Return Adam's direction plus wd w, and the new averages; the corrections are 1 / (1 - beta^t)."""
     mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
     return correction1 * mean / (tl.sqrt(correction2 * var) + epsilon) + weighted(wd, w), mean, var
 
 
 @reduction
 def lamb_squares(w, g, state, hyper):
-    """Sums of squares of the weight and of its direction."""
+    """Sum the squares of the weight and of its direction."""
     mean, var = state
     wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2 = hyper
     u, mean, var = direction(
@@ -65,9 +65,9 @@ def lamb_squares(w, g, state, hyper):
 
 @rule(reduction=lamb_squares, nonnegative=("var",))
 def lamb(w, g, state, hyper, sums):
-    """w <- w - lr (|w| / |u|) u with Adam's direction u. You et al. (2020), alg. 2; numbers of MXNet 1.9.1.
+    """w <- w - lr (|w| / |u|) u with Adam's direction u. You et al. (2020), alg. 2; matches MXNet 1.9.1.
 
-    |w| is limited to [lower_bound, upper_bound].
+    |w| is clamped to [lower_bound, upper_bound].
     """
     mean, var = state
     (
@@ -84,7 +84,7 @@ def lamb(w, g, state, hyper, sums):
 
 @reduction
 def gradient_square(w, g, state, hyper):
-    """Sum of squares of the gradient."""
+    """Sum the squares of the gradient."""
     return (g * g,)
 
 
@@ -92,7 +92,7 @@ def gradient_square(w, g, state, hyper):
 def lans_directions(
     w, g, mean, var, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, g2
 ):
-    """The directions of the average and of the gradient, normalised first, and the new averages."""
+    """Return the directions of the average and of the normalised gradient, and the new averages."""
     g = clipped(g / tl.where(g2 == 0.0, 1.0, norm_of(g2)), clip)
     mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
     root = tl.sqrt(correction2 * var) + epsilon
@@ -101,7 +101,7 @@ def lans_directions(
 
 @reduction(reduction=gradient_square)
 def lans_squares(w, g, state, hyper, sums):
-    """Sums of squares of the weight, of both directions, and once more of the gradient."""
+    """Sum the squares of the weight, of both directions, and of the gradient, which the rule needs too."""
     mean, var = state
     wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2 = hyper
     (g2,) = sums
@@ -115,7 +115,7 @@ def lans_squares(w, g, state, hyper, sums):
 def lans(w, g, state, hyper, sums):
     """LAMB with a normalised gradient and Nesterov's momentum. Zheng et al. (2020), alg. 2.
 
-    Numbers of MXNet 2.0, except for gradients that are all zero, which stay that.
+    Matches MXNet 2.0, except that a gradient of zeros stays zero when it is normalised.
     """
     mean, var = state
     (

@@ -1,7 +1,7 @@
 """Rules of whole matrices: SOAP, and the factored Adafactor and CAME; muon.py has Muon.
 
-In plain torch operations, for stacks of tensors of one shape: the first dimension numbers the tensors, each of which is
-updated independently. Intermediate results are changed in place: on a CPU, allocating a large tensor costs more
+They are plain torch operations on stacks of tensors of one shape. The first dimension numbers the tensors, and each tensor
+is updated independently. Intermediate results are changed in place, because on a CPU allocating a large tensor costs more
 than computing with it.
 """
 
@@ -20,7 +20,7 @@ from .costs import bases_cost
 
 
 def factored(shape: torch.Size) -> dict[str, Any]:
-    """The shapes of an average of squares: its rows and columns for two and more dimensions, else the whole."""
+    """Return the state shapes of a factored average of squares: row and column means, or the whole below two dimensions."""
     if len(shape) < 2:
         return {"row": (0,), "column": (0,)}
     return {"row": (*shape[:-1], 1), "column": (*shape[:-2], 1, shape[-1]), "var": (0,)}
@@ -29,13 +29,13 @@ def factored(shape: torch.Size) -> dict[str, Any]:
 def averages(
     square: torch.Tensor, row: torch.Tensor, column: torch.Tensor, var: torch.Tensor, new: float, added: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The new row, column and whole averages. Shazeer & Stern (2018), alg. 4.
+    """Return the new averages of rows, of columns and of single elements. Shazeer & Stern (2018), alg. 4.
 
     Args:
-        square: what is averaged.
-        row, column, var: the averages, as `factored` shapes them.
-        new: the share of `square`.
-        added: to each square.
+        square: the squares to average, [n, ...].
+        row, column, var: the old averages, in the shapes that `factored` returns.
+        new: the share of `square` in the new averages, 0 to 1.
+        added: number added to each square.
     """
     if square.dim() < 3:
         return row, column, (1.0 - new) * var + new * (square + added)  # torch.lerp would make NaN of an infinite square
@@ -47,30 +47,32 @@ def averages(
 def over_root(
     x: torch.Tensor, row: torch.Tensor, column: torch.Tensor, var: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor:
-    """`x` over the root of the average that its rows and columns stand for, in `out`; never as their product, which may
-    be too small for a number."""
+    """Write `x`, divided by the root of its factored average, to `out`, and return it.
+
+    The average of rows and that of columns are applied one after the other, because their product may underflow.
+    """
     if x.dim() < 3:
         return torch.mul(x, var.rsqrt(), out=out)
     return torch.mul(x, (row / row.mean(dim=-2, keepdim=True)).rsqrt(), out=out).mul_(column.rsqrt())
 
 
 def rms(x: torch.Tensor) -> torch.Tensor:
-    """The root of each tensor's mean square, [n, 1, ...]."""
+    """Return the root mean square of each tensor of a stack, [n, 1, ...]."""
     if x.dim() < 2:
         return x.abs()
     return torch.linalg.vector_norm(x, dim=tuple(range(1, x.dim())), keepdim=True) / math.sqrt(x[0].numel())
 
 
 def moved(w: torch.Tensor, step: torch.Tensor, lr: float | torch.Tensor, decay: float) -> torch.Tensor:
-    """w - lr step - decay w, in the memory of `step`."""
+    """Return w - lr step - decay w, computed in the memory of `step`."""
     return step.mul_(-lr).add_(w, alpha=1.0 - decay)
 
 
 @tensor_rule(shapes=factored, batched=True, full_precision=("row", "column", "var"))
 def adafactor(w, g, state, hyper):
-    """Steps in proportion to the weights' size, divided by a factored root. Shazeer & Stern (2018), alg. 4 and 5.
+    """Adafactor: steps relative to the RMS of the weights, by a factored average. Shazeer & Stern (2018), alg. 4 and 5.
 
-    `lr` arrives as min(lr, 1 / sqrt(t)), `new` is the share of this gradient in the averages, t^-0.8 in the paper.
+    `lr` is min(lr, 1 / sqrt(t)); `new` is the share of this gradient in the averages, t^-0.8 in the paper.
     """
     row, column, var = state
     lr, decay, clip, new, epsilon1, epsilon2, limit = hyper
@@ -88,9 +90,9 @@ def adafactor(w, g, state, hyper):
 
 
 def factored_twice(shape: torch.Size) -> dict[str, Any]:
-    """As `factored`, for the averages of squares and of instability."""
+    """Return the state shapes of two factored averages: of squares and of CAME's instability."""
     shapes = factored(shape)
-    return shapes | {f"unstable_{name}": own for name, own in shapes.items()}
+    return shapes | {f"unstable_{name}": state_shape for name, state_shape in shapes.items()}
 
 
 @tensor_rule(
@@ -99,7 +101,7 @@ def factored_twice(shape: torch.Size) -> dict[str, Any]:
     full_precision=("row", "column", "var", "unstable_row", "unstable_column", "unstable_var"),
 )
 def came(w, g, state, hyper):
-    """Adafactor with momentum, divided by a factored measure of how unsteady it is. Luo et al. (2023), alg. 2."""
+    """CAME: Adafactor with momentum, divided by a factored average of its instability. Luo et al. (2023), alg. 2."""
     mean, row, column, var, unstable_row, unstable_column, unstable_var = state
     lr, decay, clip, beta1, one_minus_beta1, one_minus_beta2, one_minus_beta3, epsilon1, epsilon2, limit = hyper
     g = limited(g, clip)
@@ -120,37 +122,37 @@ def came(w, g, state, hyper):
     return moved(w, step, lr, decay), state
 
 
-LIMIT = 10_000  # the largest dimension that SOAP turns by default
+LIMIT = 10_000  # the largest dimension for which SOAP has a basis by default
 
 
 def turned_dimensions(shape: Sequence[int], limit: float, vectors: float) -> list[int]:
-    """The dimensions' sizes, 0 for those that keep their axes: large ones, and those of vectors if not asked for."""
+    """Return the size of each dimension, or 0 if SOAP has no basis for it: above `limit`, or a vector without `vectors`."""
     if len(shape) == 1 and not vectors:
         return [0]
     return [size if size <= limit else 0 for size in shape]
 
 
 def room_for_bases(shape: torch.Size, limit: int = LIMIT, vectors: bool = False) -> dict[str, Any]:
-    """The shapes of SOAP's matrices, one for each dimension, which lie one after the other in one state."""
+    """Return the shapes of SOAP's states `gram` and `basis`; each holds the matrices of all dimensions, concatenated."""
     size = sum(side * side for side in turned_dimensions(shape, limit, vectors))
     return {"gram": (size,), "basis": (size,)}
 
 
 def matrices(flat: torch.Tensor, sides: Sequence[int]) -> list[torch.Tensor | None]:
-    """The matrices of each dimension, [n, side, side], None for those that have none."""
+    """Split a flat state into the matrices of the dimensions, [n, side, side]; None for a dimension without a matrix."""
     pieces = flat.split([side * side for side in sides], dim=1)
     return [piece.unflatten(1, (side, side)) if side else None for piece, side in zip(pieces, sides, strict=True)]
 
 
-def flattened(found: Sequence[torch.Tensor | None], flat: torch.Tensor) -> torch.Tensor:
-    """The opposite of `matrices`; `flat` where there are none."""
-    pieces = [matrix.flatten(1) for matrix in found if matrix is not None]
+def flattened(by_dimension: Sequence[torch.Tensor | None], flat: torch.Tensor) -> torch.Tensor:
+    """Concatenate the matrices of the dimensions into a flat state; return `flat` if there are no matrices."""
+    pieces = [matrix.flatten(1) for matrix in by_dimension if matrix is not None]
     return torch.cat(pieces, dim=1) if pieces else flat
 
 
 def turned(x: torch.Tensor, bases: Sequence[torch.Tensor | None], back: bool = False) -> torch.Tensor:
-    """`x` in the coordinates of these bases, the columns of the matrices, or `back` from there."""
-    for basis in bases:  # each takes the first dimension of the tensors, and puts its own last
+    """Rotate `x` into the coordinates of these bases, which are the matrices' columns, or `back` out of them."""
+    for basis in bases:  # each pass rotates the first dimension of the tensors and moves it to the end
         x = x.movedim(1, -1)
         if basis is not None:
             product = x.reshape(len(x), -1, x.shape[-1]) @ (basis.mT if back else basis)
@@ -159,33 +161,33 @@ def turned(x: torch.Tensor, bases: Sequence[torch.Tensor | None], back: bool = F
 
 
 def gram_matrix(g: torch.Tensor, dimension: int) -> torch.Tensor:
-    """The products of the slices along a dimension with each other, [n, size, size]."""
+    """Return the inner products of all pairs of slices along a dimension, [n, size, size]."""
     slices = g.movedim(dimension, 1).flatten(2) if g.dim() > 2 else g[..., None]
     return slices @ slices.mT
 
 
 def eigenvectors(matrix: torch.Tensor) -> torch.Tensor:
-    """Those of symmetric matrices as columns, of the largest eigenvalue first."""
+    """Return the eigenvectors of symmetric matrices as columns, by descending eigenvalue."""
     try:
         _, vectors = torch.linalg.eigh(matrix)
-    except torch.linalg.LinAlgError:  # of matrices that are too near to singular for float32
+    except torch.linalg.LinAlgError:  # the matrices are too close to singular for float32
         if len(matrix) > 1:
-            return torch.cat([eigenvectors(each) for each in matrix.split(1)])
+            return torch.cat([eigenvectors(single) for single in matrix.split(1)])
         _, vectors = torch.linalg.eigh(matrix.double())
     return vectors.flip(-1).to(matrix.dtype)
 
 
 def turning_cost(shape: torch.Size, limit: int = LIMIT, vectors: bool = False) -> float:
-    """About how many operations SOAP's update takes; Adam's, where no dimension has a basis, one per element."""
+    """Estimate the operations of SOAP's update: one per element for Adam's part, and the cost of the bases."""
     return shape.numel() + bases_cost(shape, turned_dimensions(shape, limit, vectors))
 
 
 @tensor_rule(shapes=room_for_bases, batched=True, cost=turning_cost, full_precision=("gram", "basis"), nonnegative=("var",))
 def soap(w, g, state, hyper):
-    """Adam in the eigenbases of Shampoo's preconditioner. Vyas et al. (2024), alg. 3; numbers of the authors' code.
+    """Adam in the eigenbases of Shampoo's preconditioner. Vyas et al. (2024), alg. 3; matches the authors' code.
 
-    A parameter's first update, with `first` 1, only finds the bases; where `turn` is 1 they follow by a step of the power
-    iteration (alg. 4). `lr` arrives with the bias corrections in it; `decay` is taken off the stepped weight.
+    A parameter's first update (`first` is 1) only computes the bases. If `turn` is 1, a step of the power iteration (alg. 4)
+    updates them. `lr` includes the bias corrections; the decay is applied after the step.
     """
     mean, var, gram, basis = state
     (
@@ -215,8 +217,11 @@ def soap(w, g, state, hyper):
 
 @cache
 def soap_up_to(limit: int, vectors: bool) -> TensorRule:
-    """`soap` with room for the bases of dimensions up to this size, and of vectors or not; its hyper-parameters agree."""
+    """Return `soap` with states for the bases of dimensions up to `limit`, and of vectors if `vectors` is true.
+
+    The hyper-parameters `limit` and `vectors` must have the same values.
+    """
     if (limit, vectors) == (LIMIT, False):
         return soap
-    room, cost = (partial(each, limit=limit, vectors=vectors) for each in (room_for_bases, turning_cost))
+    room, cost = (partial(function, limit=limit, vectors=vectors) for function in (room_for_bases, turning_cost))
     return soap.variant((soap_up_to, (limit, vectors)), room, cost)

@@ -1,6 +1,6 @@
 """Rules of recent papers, each with its own averages: Lion, Tiger, Adan, ADOPT, Grams, Sophia, MARS and others.
 
-`decay` is what is taken off the weight, lr wd as a rule. `correction` stands for 1 / (1 - beta^t).
+`decay` w is subtracted from the weight; `decay` is usually lr wd. `correction1` is 1 / (1 - beta1^t), and so on.
 """
 
 from ..language import jit, reduction, rule, tl
@@ -10,7 +10,7 @@ from .common import clipped, norm_of, sign, weighted
 
 @rule
 def lion(w, g, state, hyper):
-    """w <- w - lr sign(beta1 m + (1 - beta1) g) - decay w, and only then m. Chen et al. (2023), alg. 2."""
+    """Lion: w <- w - lr sign(beta1 m + (1 - beta1) g) - decay w, then m is updated. Chen et al. (2023), alg. 2."""
     (mean,) = state
     lr, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2 = hyper
     g = clipped(g, clip)
@@ -20,7 +20,7 @@ def lion(w, g, state, hyper):
 
 @rule
 def tiger(w, g, state, hyper):
-    """w <- w - lr sign(m) - decay w, with the new m. Su (2023), "Tiger: A Tight-fisted Optimizer"."""
+    """Tiger: w <- w - lr sign(m) - decay w with the new m. Su (2023), "Tiger: A Tight-fisted Optimizer"."""
     (mean,) = state
     lr, decay, clip, beta, one_minus_beta = hyper
     mean = beta * mean + one_minus_beta * clipped(g, clip)
@@ -31,8 +31,8 @@ def tiger(w, g, state, hyper):
 def adan(w, g, state, hyper):
     """Adam with averages of the gradient and of its change. Xie et al. (2022), alg. 1, with their proximal decay.
 
-    `seen` is 0 at a parameter's first update, whose gradient has no predecessor, and then 1. The betas are those of the
-    averages, 1 minus the paper's.
+    `seen` is 0 at a parameter's first update, where there is no previous gradient, and then 1. The betas are the shares of
+    the old averages, 1 minus the paper's betas.
     """
     mean, change, square, previous = state
     (
@@ -66,7 +66,7 @@ def ademamix(w, g, state, hyper):
 
 @rule(nonnegative=("var",))
 def grams(w, g, state, hyper):
-    """AdamW's step, of which only the size is taken, with the sign of the gradient. Cao, Li & Song (2024), alg. 1."""
+    """AdamW's step with its signs replaced by the gradient's signs. Cao, Li & Song (2024), alg. 1."""
     mean, var = state
     lr, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2 = hyper
     g = clipped(g, clip)
@@ -93,7 +93,7 @@ def adopt(w, g, state, hyper):
 
 @rule(nonnegative=("curvature",))
 def sophia(w, g, state, hyper):
-    """w <- w - lr clamp(m / max(rho h, epsilon), 1) - decay w, with the curvature h. Liu et al. (2023), alg. 3."""
+    """Sophia: w <- w - lr clamp(m / max(rho h, epsilon), 1) - decay w, h the curvature. Liu et al. (2023), alg. 3."""
     mean, curvature = state
     lr, decay, clip, beta1, one_minus_beta1, rho, epsilon = hyper
     mean = beta1 * mean + one_minus_beta1 * clipped(g, clip)
@@ -102,7 +102,7 @@ def sophia(w, g, state, hyper):
 
 @rule(nonnegative=("curvature",))
 def sophia_curvature(w, g, state, hyper):
-    """h <- beta2 h + (1 - beta2) scale g^2 with the gradient of labels drawn from the model. Liu et al. (2023), alg. 2."""
+    """h <- beta2 h + (1 - beta2) scale g^2, with g for labels sampled from the model. Liu et al. (2023), alg. 2."""
     mean, curvature = state
     beta2, one_minus_beta2, scale = hyper
     return w, (mean, beta2 * curvature + one_minus_beta2 * scale * g * g)
@@ -110,7 +110,7 @@ def sophia_curvature(w, g, state, hyper):
 
 @reduction
 def surprise(w, g, state, hyper):
-    """Sums of g^2 / v, and of ones."""
+    """Sum g^2 / v and ones, so that the rule can compute the mean."""
     (var,) = state
     clip, beta2, one_minus_beta2, epsilon = hyper
     g = clipped(g, clip)
@@ -120,9 +120,9 @@ def surprise(w, g, state, hyper):
 
 @rule(reduction=surprise, nonnegative=("var",))
 def stable_adamw(w, g, state, hyper, sums):
-    """AdamW at the rate lr / max(1, RMS(g / sqrt(v))), for each tensor. Wortsman et al. (2023), alg. 2.
+    """AdamW at the rate lr / max(1, RMS(g / sqrt(v))) of each tensor. Wortsman et al. (2023), alg. 2.
 
-    The betas come with the bias correction in them. `wd` is multiplied by the rate that is used.
+    The betas include the bias correction. `wd` is multiplied by the reduced rate.
     """
     mean, var = state
     lr, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon = hyper
@@ -134,13 +134,13 @@ def stable_adamw(w, g, state, hyper, sums):
 
 @jit
 def corrected(g, previous, gamma):
-    """The gradient, corrected by how much it changed; the one before the first is zero, as in the authors' code."""
+    """Return g + gamma (g - previous); before the first update, `previous` is zero, as in the authors' code."""
     return g + gamma * (g - previous)
 
 
 @reduction
 def corrected_square(w, g, state, hyper):
-    """Sum of squares of the corrected gradient."""
+    """Sum the squares of the corrected gradient."""
     (previous,) = state
     clip, gamma = hyper
     c = corrected(clipped(g, clip), previous, gamma)
@@ -149,7 +149,7 @@ def corrected_square(w, g, state, hyper):
 
 @rule(reduction=corrected_square, nonnegative=("var",))
 def mars(w, g, state, hyper, sums):
-    """AdamW on gradients with their variance reduced, of norm 1 at most. Yuan et al. (2024), alg. 2 (MARS-AdamW).
+    """AdamW on variance-reduced gradients, clipped to a norm of 1. Yuan et al. (2024), alg. 2 (MARS-AdamW).
 
     `gamma` is the paper's gamma beta1 / (1 - beta1).
     """
@@ -167,7 +167,7 @@ def mars(w, g, state, hyper, sums):
 
 @reduction
 def novograd_square(w, g, state, hyper):
-    """Sum of squares of the gradient."""
+    """Sum the squares of the clipped gradient."""
     (clip,) = hyper
     g = clipped(g, clip)
     return (g * g,)
@@ -175,7 +175,7 @@ def novograd_square(w, g, state, hyper):
 
 @novograd_square.finish
 def novograd_average(sums, kept, hyper):
-    """The running average of the squared norm; at the first update the squared norm itself."""
+    """Return the running average of the squared norm; at the first update, the squared norm itself."""
     (square,) = sums
     (norm2,) = kept
     beta2, one_minus_beta2, seen = hyper
@@ -184,7 +184,7 @@ def novograd_average(sums, kept, hyper):
 
 @rule(reduction=novograd_square)
 def novograd(w, g, state, hyper, sums):
-    """m <- beta1 m + g / (|g| + epsilon) + wd w with the running |g| of the tensor. Ginsburg et al. (2019), alg. 1."""
+    """m <- beta1 m + g / (|g| + epsilon) + wd w; |g| is a running norm of the tensor. Ginsburg et al. (2019), alg. 1."""
     (mean,) = state
     lr, wd, clip, beta1, epsilon = hyper
     (norm2,) = sums
@@ -194,9 +194,9 @@ def novograd(w, g, state, hyper, sums):
 
 @rule(nonnegative=("var",))
 def radam(w, g, state, hyper):
-    """Adam without its denominator, `adaptive` 0, as long as that is too uncertain. Liu et al. (2020), alg. 2.
+    """Adam without its denominator while that is too uncertain (`adaptive` 0). Liu et al. (2020), alg. 2.
 
-    `lr` arrives with the bias corrections and the rectification in it. `wd` is added to the gradient.
+    `lr` includes the bias corrections and the rectification. `wd` w is added to the gradient.
     """
     mean, var = state
     lr, wd, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, adaptive = hyper
@@ -209,7 +209,7 @@ def radam(w, g, state, hyper):
 def asgd(w, g, state, hyper):
     """SGD that decays and averages the weights. Polyak & Juditsky (1992), with the rates of Bottou's sgd as in torch.
 
-    `decay` is lr lambd, `share` by how much the average moves.
+    `decay` is lr lambd; `share` is the weight of the new parameter in the average.
     """
     (average,) = state
     lr, wd, clip, decay, share = hyper
@@ -219,14 +219,14 @@ def asgd(w, g, state, hyper):
 
 @rule(full_precision=("average",))
 def averaged(w, g, state, hyper):
-    """w <- average, whatever the gradient."""
+    """w <- average; the gradient is ignored."""
     (average,) = state
     return average, (average,)
 
 
 @rule(nonnegative=("size",))
 def rprop(w, g, state, hyper):
-    """Steps by the gradient's sign, longer while it stays, shorter when it turns. Riedmiller & Braun (1993), as in torch."""
+    """Rprop: signed steps that grow while a sign stays and shrink when it flips. Riedmiller & Braun (1993), as in torch."""
     previous, size = state
     clip, shrink, grow, smallest, largest = hyper
     g = clipped(g, clip)

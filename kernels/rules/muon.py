@@ -1,6 +1,6 @@
-"""Muon: momentum, made orthogonal by the iteration of Newton and Schulz.
+"""Muon: momentum, orthogonalized by the Newton-Schulz iteration.
 
-In plain torch operations, for stacks of tensors of one shape, as in matrix.py.
+The rules are plain torch operations on stacks of tensors of one shape; the first dimension numbers the tensors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _POLAR_EXPRESS = (
 
 
 def slowed(triple: Triple, factor: float) -> Triple:
-    """The polynomial at 1 / factor of its argument."""
+    """Return the coefficients of the polynomial p(x / factor)."""
     a, b, c = triple
     return a / factor, b / factor**3, c / factor**5
 
@@ -42,10 +42,10 @@ def slowed(triple: Triple, factor: float) -> Triple:
 # Coefficients a, b, c of the polynomials a x + b x^3 + c x^5 that singular values go through, one after the other.
 #
 # quintic: Jordan et al. (2024), "Muon", section "Tuning the coefficients": a steep start; values end in about [0.7, 1.2].
-# polar_express: Amsel et al. (2025), "The Polar Express", arXiv 2505.16932, alg. 1: each is the best after those before. All
-#     but the last have its safety factor of 1.01; the first has it twice, since alg. 1 also divides the matrix by it.
-# cubic5: arXiv 2606.00371, as NVIDIA's Emerging-Optimizers has it: without fifth powers, so one product less for a step.
-# deepseekv4: DeepSeek-AI (2026), "DeepSeek-V4": eight steps of quintic bring the values near 1, two converge to it.
+# polar_express: Amsel et al. (2025), "The Polar Express", arXiv 2505.16932, alg. 1: each is optimal after the
+#     ones before. All but the last include its safety factor of 1.01, the first twice, as alg. 1 divides the matrix by it.
+# cubic5: arXiv 2606.00371, as in NVIDIA's Emerging-Optimizers: without fifth powers, so one product fewer per step.
+# deepseekv4: DeepSeek-AI (2026), "DeepSeek-V4": eight steps of quintic bring the values near 1, and two more converge to it.
 COEFFICIENTS: dict[str, tuple[Triple, ...]] = {
     "quintic": (_QUINTIC,) * 5,
     "polar_express": (
@@ -63,21 +63,20 @@ COEFFICIENTS: dict[str, tuple[Triple, ...]] = {
     "deepseekv4": (_QUINTIC,) * 8 + ((2.0, -1.5, 0.5),) * 2,
 }
 
-# Rows of matrices on a GPU from which `symmetric_product` multiplies them with themselves instead of torch. To be lowered
-# once `benchmarks/run.py --gpu --only symmetric` has shown where it is faster.
+# The number of rows from which `symmetric_product` computes x x^T on a GPU instead of torch. To be lowered once
+# `benchmarks/run.py --gpu --only symmetric` has shown where it is faster.
 SYMMETRIC_FROM = math.inf
 
 
 class Orthogonalization(NamedTuple):
-    """How Muon makes matrices orthogonal.
+    """Settings of Muon's orthogonalization.
 
     Attributes:
-        triples: coefficients of the iteration's polynomials, one triple for each step.
-        gram: whether it is done on the products of the matrix' rows; None means where there are more than twice as many
-            columns as rows, or rows as columns.
-        flatten: whether tensors of more than two dimensions are one matrix: all dimensions but the first are columns.
-        splits: blocks of rows that are matrices of their own: a number of equal ones, or the rows of each. That of a tensor
-            is the one that its hyper-parameter `split` numbers. An empty one is for tensors that are not split.
+        triples: coefficients (a, b, c) of the iteration's polynomials, one triple per step.
+        gram: whether to iterate on the Gram matrix of the rows; None means if one side is more than twice the other.
+        flatten: whether a tensor of more than two dimensions is one matrix with its first dimension as the rows.
+        splits: ways to split a matrix into blocks of rows that are orthogonalized separately: a number of equal blocks, or
+            the number of rows of each block; () means no split. A tensor's hyper-parameter `split` indexes this tuple.
     """
 
     triples: tuple[Triple, ...] = COEFFICIENTS["quintic"]
@@ -89,16 +88,16 @@ class Orthogonalization(NamedTuple):
 def orthogonalized(
     matrices: torch.Tensor, triples: Sequence[Triple], epsilon: float, gram: bool | None = None
 ) -> torch.Tensor:
-    """About U V^T of the singular value decompositions U S V^T, in 16 bits. Jordan et al. (2024).
+    """Return approximately U V^T of the singular value decompositions U S V^T, in a 16-bit dtype. Jordan et al. (2024).
 
-    It is computed in bfloat16 as its authors do; on the products of rows float16 is needed for the same accuracy, which a
-    CPU, where that is slow, replaces by more restarts (`iterated_on_gram`).
+    It is computed in bfloat16, as its authors do. The iteration on the Gram matrix needs float16 for the same accuracy; on a
+    CPU, where float16 is slow, it uses bfloat16 and more restarts (`iterated_on_gram`).
 
     Args:
         matrices: [n, rows, columns].
         triples: the coefficients of each step.
-        epsilon: the smallest norm that is divided by.
-        gram: as that of `Orthogonalization`.
+        epsilon: the smallest norm to divide by.
+        gram: whether to iterate on the Gram matrix; None means if one side is more than twice the other.
     """
     rows, columns = sorted(matrices.shape[-2:])
     if gram is None:
@@ -116,11 +115,11 @@ def orthogonalized(
 
 
 def iterated(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
-    """`x`, [(n,) rows, columns] with norms of at most 1, after these steps of Newton and Schulz, in its type."""
+    """Apply these Newton-Schulz steps to `x`, [(n,) rows, columns] with norms of at most 1, and return the result."""
     if takes_symmetric_products(x):
         return _iterated_by_halves(x, triples)
     multiplied = _multiplied(x)
-    # A step's results take turns in two tensors: to allocate large ones anew costs more than to write them.
+    # Two tensors take turns as a step's result: allocating a large one costs more than writing to it.
     gram = x.new_empty((*x.shape[:-1], x.shape[-2]))
     square = torch.empty_like(gram)
     new, other = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
@@ -136,7 +135,7 @@ def iterated(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
 
 
 def _iterated_by_halves(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
-    """As `iterated`, with half of the blocks of each symmetric product."""
+    """Apply Newton-Schulz steps; compute only half of the blocks of each symmetric product."""
     from ..backends.triton.symmetric import symmetric_product
 
     multiplied = _multiplied(x)
@@ -150,11 +149,11 @@ def _iterated_by_halves(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Ten
 
 
 def iterated_on_gram(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
-    """As `iterated`, by the products of rows, G = x x^T: steps change G and their product Q, and last x is multiplied by Q.
+    """Apply Newton-Schulz steps to G = x x^T and to their product Q, and return Q x.
 
-    Zhang et al. (2026), "Gram Newton-Schulz". Rounding makes small eigenvalues of G negative, which steps enlarge, so that G
-    is computed anew: after the second step, as its authors do for five, and after every third from there; in bfloat16 after
-    every second, with which it is as accurate as `iterated`.
+    Zhang et al. (2026), "Gram Newton-Schulz". Rounding makes small eigenvalues of G negative, and the steps amplify them, so
+    G is recomputed after the second step, as its authors do for five steps, and after every third step from there; in
+    bfloat16 after every second step, which makes it as accurate as `iterated`.
     """
     multiplied = _multiplied(x)
     every = 2 if x.dtype == torch.bfloat16 else 3
@@ -177,23 +176,24 @@ def iterated_on_gram(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor
 
 
 def _multiplied(x: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """torch's function for beta x + alpha y z of stacks like this, or of matrices."""
+    """Return torch's function for beta x + alpha y z: of stacks if `x` is a stack, else of matrices."""
     return torch.baddbmm if x.dim() == 3 else torch.addmm
 
 
 def takes_symmetric_products(x: torch.Tensor) -> bool:
-    """Whether products of these matrices with themselves are computed by half."""
+    """Return whether `symmetric_product` computes x x^T of these matrices."""
     rows, columns = x.shape[-2:]
     return x.is_cuda and rows >= SYMMETRIC_FROM and rows % 16 == columns % 16 == 0
 
 
 def orthogonal_blocks(tensors: torch.Tensor, how: Orthogonalization, split: int, epsilon: float) -> list[torch.Tensor]:
-    """The blocks of rows of these matrices, each made orthogonal.
+    """Split matrices into blocks of rows, and return each block orthogonalized.
 
     Args:
         tensors: [n, rows, ...], or [n, matrices, rows, columns].
-        how, epsilon: as those of `orthogonalized`.
-        split: the number of the entry of `how.splits`.
+        how: the settings.
+        split: index into `how.splits`.
+        epsilon: the smallest norm to divide by.
 
     Returns:
         Matrices [n, rows of the block, columns].
@@ -205,16 +205,19 @@ def orthogonal_blocks(tensors: torch.Tensor, how: Orthogonalization, split: int,
     if len(sizes) < 2:
         return [orthogonalized(matrices, how.triples, epsilon, how.gram)]
     blocks = matrices.split(sizes, dim=1)
-    found: dict[int, torch.Tensor] = {}
+    orthogonal: dict[int, torch.Tensor] = {}
     for size in dict.fromkeys(sizes):  # equal blocks are computed together
         members = [k for k, rows in enumerate(sizes) if rows == size]
         together = orthogonalized(torch.cat([blocks[k] for k in members]), how.triples, epsilon, how.gram)
-        found |= zip(members, together.split(len(matrices)), strict=True)
-    return [found[k] for k in range(len(sizes))]
+        orthogonal |= zip(members, together.split(len(matrices)), strict=True)
+    return [orthogonal[k] for k in range(len(sizes))]
 
 
 def joined(blocks: Sequence[torch.Tensor], ratios: Sequence[float], out: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """The blocks of rows, in `out`, and what is left to be multiplied by; blocks of other ratios are already."""
+    """Concatenate the blocks of rows in `out`; return it and the factor that the caller still has to apply.
+
+    Blocks with different ratios are multiplied by them here, and the factor is 1; a common ratio is returned as the factor.
+    """
     if len(set(ratios)) > 1:
         blocks, ratios = [block * ratio for block, ratio in zip(blocks, ratios, strict=True)], [1.0]
     whole = blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), dim=1)
@@ -224,34 +227,36 @@ def joined(blocks: Sequence[torch.Tensor], ratios: Sequence[float], out: torch.T
 def accumulated(
     g: torch.Tensor, mean: torch.Tensor, momentum: float, one_minus_momentum: float, of_gradient: float, of_mean: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The direction that is made orthogonal, and the new momentum."""
+    """Return the direction to orthogonalize and the new momentum."""
     mean = (momentum * mean).add_(g, alpha=one_minus_momentum)
     return (of_mean * mean).add_(g, alpha=of_gradient), mean
 
 
 def step_ratio(block: torch.Tensor, scale: float) -> float:
-    """What the rate is multiplied by for a matrix of this shape."""
+    """Return the learning rate's factor: scale sqrt(max(rows, columns)), or sqrt(max(1, rows / columns)) if `scale` is 0."""
     rows, columns = block.shape[-2:]
     return scale * math.sqrt(max(rows, columns)) if scale else math.sqrt(max(1.0, rows / columns))
 
 
 def matrix_shape(shape: Sequence[int], flatten: bool) -> tuple[int, int] | None:
-    """The rows and columns of the matrix, or the matrices, that a tensor is; None if it is none."""
+    """Return the rows and columns of the matrix, or of each of the matrices, in a tensor; None if it has no matrices."""
     if len(shape) == 2 or (flatten and len(shape) > 2):
         return shape[0], math.prod(shape[1:])
     return (shape[1], shape[2]) if len(shape) == 3 else None
 
 
 def matrices_of(tensors: torch.Tensor, how: Orthogonalization) -> torch.Tensor:
-    """Stacked tensors, [n, ...], as a stack of all their matrices."""
+    """Reshape a stack of tensors, [n, ...], into a stack of all their matrices, [matrices, rows, columns]."""
     return tensors.flatten(0, 1) if tensors.dim() == 4 and not how.flatten else tensors.flatten(2)
 
 
 def muon_shapes(shape: torch.Size, flatten: bool = False) -> dict[str, Any]:
+    """Return the shapes of Muon's states that differ from the weight's shape: matrices need no `var`."""
     return {} if matrix_shape(shape, flatten) is None else {"var": (0,)}
 
 
 def muon_cost(shape: torch.Size, how: Orthogonalization = Orthogonalization()) -> float:  # noqa: B008  # never changed
+    """Return the floating-point operations of a tensor's update: one per element for tensors that are not matrices."""
     matrix = matrix_shape(shape, how.flatten)
     if matrix is None:
         return float(shape.numel())
@@ -260,12 +265,13 @@ def muon_cost(shape: torch.Size, how: Orthogonalization = Orthogonalization()) -
 
 
 def is_elementwise(shape: torch.Size, flatten: bool = False) -> bool:
+    """Return whether a tensor of this shape is updated elementwise, because it is not a matrix or a stack of matrices."""
     return matrix_shape(shape, flatten) is None
 
 
 @rule(nonnegative=("var",))
 def adamw_of_vectors(w, g, state, hyper):
-    """AdamW's step for what is no matrix, with names of its own for what matrices have, too."""
+    """AdamW for tensors that are not matrices; the prefix "adam_" marks settings that Muon's matrices have, too."""
     mean, var = state
     adam_lr, adam_decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, adam_epsilon = hyper
     return adamw(
@@ -282,13 +288,13 @@ def adamw_of_vectors(w, g, state, hyper):
     nonnegative=("var",),
 )
 def muon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never changed
-    """Momentum, made orthogonal. Jordan et al. (2024). Tensors that are no matrices take the step of `adamw_of_vectors`.
+    """Orthogonalized momentum. Jordan et al. (2024). `adamw_of_vectors` updates tensors that are not matrices.
 
-    Tensors of three dimensions are stacks of matrices, each of which is made orthogonal, as in the authors' code.
+    A tensor of three dimensions is a stack of matrices; each is orthogonalized separately, as in the authors' code.
 
-    `of_gradient` and `of_mean` are the shares of gradient and momentum in the direction; `scale` is 0 for a rate multiplied
-    by sqrt(max(1, rows / columns)), else the rate is multiplied by scale sqrt(max(rows, columns)); `split` is the number of
-    an entry of `how.splits`.
+    `of_gradient` and `of_mean` are the shares of gradient and momentum in the direction; the learning rate is multiplied by
+    sqrt(max(1, rows / columns)) if `scale` is 0, else by scale sqrt(max(rows, columns)); `split` is an index into
+    `how.splits`.
     """
     mean, var = state
     lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, epsilon, scale, split = hyper
@@ -299,18 +305,19 @@ def muon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never
 
 
 def normuon_shapes(shape: torch.Size, flatten: bool = False) -> dict[str, Any]:
+    """Return the shapes of NorMuon's states that differ from the weight's: `row` has a number per row of a matrix."""
     if matrix_shape(shape, flatten) is None:
         return {"row": (0,)}
     return {"var": (0,), "row": (shape[0], 1) if flatten else (*shape[:-1], 1)}
 
 
 def evened(block: torch.Tensor, row: torch.Tensor, scale: float) -> torch.Tensor:
-    """Orthogonal matrices whose rows are divided by the root of their average mean square, and as large as before.
+    """Divide each row of orthogonal matrices by the root of its average mean square, and restore the matrices' norms.
 
     Args:
         block: [n, rows, columns].
-        row: the average, [n, rows, 1].
-        scale: not 0: the root of the mean square of all elements instead, as in alg. 1.
+        row: the running average of each row's mean square, [n, rows, 1].
+        scale: if not 0, the root mean square that the result gets instead of its old norm, as in alg. 1.
     """
     even = block / (row.sqrt() + 1e-10)
     size = scale * math.sqrt(block[0].numel()) if scale else torch.linalg.matrix_norm(block, keepdim=True)
@@ -327,10 +334,10 @@ def evened(block: torch.Tensor, row: torch.Tensor, scale: float) -> torch.Tensor
     nonnegative=("var", "row"),
 )
 def normuon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never changed
-    """Muon with an adaptive rate for each row. Li et al. (2025), alg. 1, with the momentum of `muon`, whose names these are.
+    """Muon with an adaptive learning rate for each row. Li et al. (2025), alg. 1, with the hyper-parameters of `muon`.
 
-    `row` is the average of the mean square of a row of the orthogonal matrix. With `scale` 0 a matrix stays as large as it
-    was, as in the authors' code, else the root of its mean square is `scale`.
+    `row` is the running average of the mean square of each row of the orthogonal matrix. With `scale` 0 the matrix keeps its
+    norm, as in the authors' code; else its root mean square becomes `scale`.
     """
     mean, var, row = state
     (
@@ -349,13 +356,13 @@ def normuon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # ne
 
 @cache
 def muon_with(how: Orthogonalization) -> TensorRule:
-    """`muon` with this orthogonalization."""
+    """Return the rule `muon` with these settings of the orthogonalization."""
     return _with(muon, muon_with, muon_shapes, how)
 
 
 @cache
 def normuon_with(how: Orthogonalization) -> TensorRule:
-    """`normuon` with this orthogonalization."""
+    """Return the rule `normuon` with these settings of the orthogonalization."""
     return _with(normuon, normuon_with, normuon_shapes, how)
 
 

@@ -1,7 +1,7 @@
 """Prodigy: Adam with a learning rate estimated from how far the weights have moved, the same for all tensors.
 
-Mishchenko & Defazio (2023), alg. 4; numbers of the authors' package. `last_d` is the estimate before the step, `d` the one
-after it; `lr` arrives with the bias correction in it, and `decay` is `lr` wd or 0.
+Mishchenko & Defazio (2023), alg. 4; matches the authors' package. `last_d` is the estimate before the step, `d` the
+estimate after it; `lr` includes the bias correction, and `decay` is `lr` wd or 0.
 """
 
 from ..language import jit, reduction, rule, tl
@@ -11,13 +11,13 @@ from .common import clipped, weighted
 
 @jit
 def followed(s, g, lr, d, d0, beta3, safeguard):
-    """The running sum of gradients; `safeguard` leaves the rate out of it, which is small during a warm-up."""
+    """Return the new running sum of gradients; `safeguard` leaves `lr`, which is small during a warm-up, out of it."""
     return beta3 * s + d / d0 * tl.where(safeguard > 0.0, d, d * lr) * g
 
 
 @reduction(scope="global")
 def prodigy_distances(w, g, state, hyper, kept):
-    """How far the weights have come along the gradient, and the size of the running sum, over all tensors."""
+    """Sum, over all tensors, the weights' move along the gradient and the absolute values of the running sum."""
     s, start = state
     lr, wd, clip, d0, beta3, safeguard = hyper
     numerator, d, largest_d, last_d = kept  # noqa: RUF059  # names them
@@ -27,7 +27,7 @@ def prodigy_distances(w, g, state, hyper, kept):
 
 @prodigy_distances.finish
 def prodigy_estimate(sums, kept, hyper):
-    """The estimate, which never falls and grows to `growth_rate` times itself at most; without any gradient as it was."""
+    """Return the new estimate. It never falls, grows `growth_rate`-fold at most, and stays if all gradients are zero."""
     product, size = sums
     numerator, d, largest_d, last_d = kept  # noqa: RUF059  # names them
     d0, beta3, d_coef, growth_rate = hyper
@@ -40,7 +40,7 @@ def prodigy_estimate(sums, kept, hyper):
 
 @rule(reduction=prodigy_distances, full_precision=("s", "start"), nonnegative=("var",))
 def prodigy(w, g, state, hyper, sums):
-    """Adam on d times the gradient, at the rate d lr."""
+    """Adam on d g at the learning rate d lr, where d is the estimate."""
     mean, var, s, start = state
     (
         lr, wd, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, d0, beta3, safeguard,

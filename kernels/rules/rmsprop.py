@@ -1,7 +1,8 @@
-"""RMSProp, plain (Tieleman & Hinton 2012) and centered (Graves 2013, eq. 38-45), each with momentum and without.
+"""RMSProp, plain (Tieleman & Hinton 2012) and centered (Graves 2013, eq. 38-45), each with and without momentum.
 
-MXNet 1.9.1 adds its epsilon under the root, torch outside of it. With momentum the step is of_gradient g / root, and the
-weight moves by of_delta delta: MXNet has the rate in the step, -lr and 1, torch in the move, 1 and -lr.
+MXNet 1.9.1 adds epsilon under the root, torch outside of it. With momentum, of_gradient g / root is added to delta, and
+of_delta delta to the weight. MXNet applies the learning rate to the gradient (of_gradient -lr, of_delta 1), torch to delta
+(of_gradient 1, of_delta -lr).
 """
 
 from ..language import jit, rule, tl
@@ -10,19 +11,19 @@ from .common import clipped, decayed_before_clip
 
 @jit
 def average(old, new, gamma1, one_minus_gamma1):
-    """The running average."""
+    """Return the new running average."""
     return gamma1 * old + one_minus_gamma1 * new
 
 
 @jit
 def over_root(g, variance, epsilon, epsilon_outside):
-    """The gradient over its running size."""
+    """Return the gradient divided by its running root mean square."""
     return g / (tl.sqrt(variance + epsilon) + epsilon_outside)
 
 
 @rule(nonnegative=("n",))
 def rmsprop(w, g, state, hyper):
-    """n <- gamma1 n + (1 - gamma1) g^2;  w <- w - lr g / sqrt(n + epsilon), then limited to +-clip_weights."""
+    """n <- gamma1 n + (1 - gamma1) g^2;  w <- w - lr g / sqrt(n + epsilon), clamped to +-clip_weights."""
     (n,) = state
     lr, wd, clip, gamma1, one_minus_gamma1, epsilon, epsilon_outside, clip_weights = hyper
     g = decayed_before_clip(w, g, wd, clip)
@@ -32,7 +33,7 @@ def rmsprop(w, g, state, hyper):
 
 @rule(nonnegative=("n",))
 def rmsprop_momentum(w, g, state, hyper):
-    """As `rmsprop`, with momentum gamma2 on the step."""
+    """RMSProp with momentum gamma2 on the step."""
     n, delta = state
     wd, clip, gamma1, one_minus_gamma1, gamma2, epsilon, epsilon_outside, of_gradient, of_delta, clip_weights = hyper
     g = decayed_before_clip(w, g, wd, clip)
@@ -43,7 +44,7 @@ def rmsprop_momentum(w, g, state, hyper):
 
 @rule(full_precision=("n", "mean"), nonnegative=("n",))  # their difference may be far smaller than they are
 def rmsprop_variance(w, g, state, hyper):
-    """As `rmsprop`, with the variance n - mean^2 under the root."""
+    """RMSProp with the variance n - mean^2 under the root: centered, without momentum."""
     n, mean = state
     lr, wd, clip, gamma1, one_minus_gamma1, epsilon, epsilon_outside, clip_weights = hyper
     g = decayed_before_clip(w, g, wd, clip)
@@ -54,7 +55,7 @@ def rmsprop_variance(w, g, state, hyper):
 
 @rule(full_precision=("n", "mean"), nonnegative=("n",))
 def rmsprop_centered(w, g, state, hyper):
-    """With the variance under the root, and with momentum: what MXNet 1.9.1 calls centered."""
+    """RMSProp with the variance n - mean^2 under the root and momentum gamma2, which MXNet 1.9.1 calls centered."""
     n, mean, delta = state
     wd, clip, gamma1, one_minus_gamma1, gamma2, epsilon, epsilon_outside, of_gradient, of_delta, clip_weights = hyper
     g = decayed_before_clip(w, g, wd, clip)

@@ -1,6 +1,6 @@
 """Schedule-free training: gradients are taken at y, between the iterate z and the average x, which needs no schedule.
 
-Defazio et al. (2024), eq. 3-5. While training the weight is y; `toward` finds x.
+Defazio et al. (2024), eq. 3-5. During training the weight is y; `toward` computes x from it.
 """
 
 from ..language import rule, tl
@@ -9,7 +9,7 @@ from .common import clipped, weighted
 
 @rule(full_precision=("z",))
 def schedule_free_sgd(w, g, state, hyper):
-    """`share` is c_{t+1}, by which the average moves towards z."""
+    """Schedule-free SGD; `share` is c_{t+1}, the weight of z in the new average."""
     (z,) = state
     lr, wd, clip, beta, share = hyper
     g = clipped(g, clip) + weighted(wd, w)
@@ -19,7 +19,7 @@ def schedule_free_sgd(w, g, state, hyper):
 
 @rule(full_precision=("z",), nonnegative=("var",))
 def schedule_free_adamw(w, g, state, hyper):
-    """The same, with Adam's denominator in place of its average of gradients; `correction2` is 1 / (1 - beta2^t)."""
+    """Schedule-free AdamW: the gradient over Adam's denominator; `correction2` is 1 / (1 - beta2^t)."""
     z, var = state
     lr, wd, clip, beta, beta2, one_minus_beta2, epsilon, correction2, share = hyper
     g = clipped(g, clip)
@@ -31,7 +31,7 @@ def schedule_free_adamw(w, g, state, hyper):
 
 @rule(full_precision=("z",))
 def toward(w, g, state, hyper):
-    """w <- w + share (z - w): the average x from the weight y, with share = 1 - 1 / beta, whatever the gradient."""
+    """w <- w + share (z - w): the average x from the weight y if share = 1 - 1 / beta. The gradient is ignored."""
     (z,) = state
     (share,) = hyper
     return w + share * (z - w), state

@@ -1,7 +1,7 @@
 """Stochastic gradient descent: plain, with momentum, with Nesterov's momentum, and by sign.
 
-Numbers of MXNet 1.9.1, whose momentum is a step in weight space: the learning rate is folded into it, so a
-change of the rate does not rescale the past.
+Most match MXNet 1.9.1, where the momentum is a step in weight space: it includes the learning rate, so a change of the
+learning rate does not rescale past gradients.
 """
 
 from ..language import jit, reduction, rule, tl
@@ -10,14 +10,14 @@ from .common import clipped, decayed_after_clip, sign, weighted
 
 @rule
 def sgd(w, g, state, hyper):
-    """w <- w - lr (g + wd w)."""
+    """SGD: w <- w - lr (g + wd w)."""
     lr, wd, clip = hyper
     return w - lr * decayed_after_clip(w, g, wd, clip), state
 
 
 @rule
 def sgd_momentum(w, g, state, hyper):
-    """m <- momentum m - lr (g + wd w);  w <- w + m. Polyak (1964), eq. 9."""
+    """SGD with momentum: m <- momentum m - lr (g + wd w);  w <- w + m. Polyak (1964), eq. 9."""
     (mom,) = state
     lr, wd, clip, momentum = hyper
     mom = momentum * mom - lr * decayed_after_clip(w, g, wd, clip)
@@ -28,8 +28,8 @@ def sgd_momentum(w, g, state, hyper):
 def heavy_ball(w, g, state, hyper):
     """m <- momentum m + share (g + wd w);  w <- w - lr (of_gradient (g + wd w) + of_momentum m).
 
-    Momentum before the rate, as in torch: `share` is 1 - dampening, and 1 at a parameter's first step. The step is m, or for
-    Nesterov's momentum g + wd w + momentum m. Sutskever et al. (2013), section 2, with the rate outside.
+    The momentum excludes the learning rate, as in torch. `share` is 1 - dampening, but 1 at a parameter's first step.
+    The step is m, or g + wd w + momentum m for Nesterov's momentum. Sutskever et al. (2013), section 2.
     """
     (mom,) = state
     lr, wd, clip, momentum, share, of_gradient, of_momentum = hyper
@@ -43,7 +43,7 @@ def nag(w, g, state, hyper):
     """Nesterov's accelerated gradient as MXNet 1.9.1 computes it.
 
     With m' = momentum m:  w_new = w - m' + (momentum + 1) (m' - lr (g + wd w)),  m <- m' - lr (g + wd w_new).
-    The stored momentum takes the decay of the *new* weight; without decay this is Sutskever et al. (2013), eq. 3-4.
+    The stored momentum includes the decay of the *new* weight; without decay this is Sutskever et al. (2013), eq. 3-4.
     """
     (mom,) = state
     lr, wd, clip, momentum = hyper
@@ -71,13 +71,13 @@ def sign_sgd(w, g, state, hyper):
 
 @jit
 def delay(w, g, previous, lamda):
-    """What makes up for the move since `previous`; 0 for `lamda` 0, as in `weighted`."""
+    """Return the correction for the weight's move since `previous`; 0 if `lamda` is 0, also for non-finite numbers."""
     return tl.where(lamda == 0.0, 0.0, lamda * g * g * (w - previous))
 
 
 @rule(full_precision=("previous",))
 def dcasgd(w, g, state, hyper):
-    """Delay-compensated SGD: g + wd w + lamda g^2 (w - previous). Zheng et al. (2017), eq. 10; numbers of MXNet 1.9.1."""
+    """Delay-compensated SGD: g + wd w + lamda g^2 (w - previous). Zheng et al. (2017), eq. 10; matches MXNet 1.9.1."""
     (previous,) = state
     lr, wd, clip, lamda = hyper
     g = clipped(g, clip)
@@ -86,7 +86,7 @@ def dcasgd(w, g, state, hyper):
 
 @rule(full_precision=("previous",))
 def dcasgd_momentum(w, g, state, hyper):
-    """As `dcasgd`, with the momentum of `sgd_momentum`; MXNet 1.9.1 has it in its arguments, but cannot run it."""
+    """Delay-compensated SGD with momentum. MXNet 1.9.1 accepts a momentum for DCASGD, but fails when it runs."""
     mom, previous = state
     lr, wd, clip, momentum, lamda = hyper
     g = clipped(g, clip)
@@ -112,9 +112,9 @@ def large_batch(w, g, total, mom, lr, wd, clip, momentum, one_over_scale, apply)
 
 @rule(full_precision=("total",))
 def lbsgd(w, g, state, hyper):
-    """SGD with momentum on the mean of several gradients, used when `apply` is 1. Numbers of MXNet 1.9.1.
+    """SGD with momentum on the mean of several gradients; steps only if `apply` is 1. Matches MXNet 1.9.1.
 
-    The warm-up is in `lr`.
+    `lr` includes the warm-up.
     """
     total, mom = state
     lr, wd, clip, momentum, one_over_scale, apply = hyper
@@ -123,7 +123,7 @@ def lbsgd(w, g, state, hyper):
 
 @reduction
 def lbsgd_squares(w, g, state, hyper):
-    """Sums of squares of the weight and of the mean gradient."""
+    """Sum the squares of the weight and of the mean gradient."""
     (total,) = state
     (one_over_scale,) = hyper
     mean = (total + g) * one_over_scale
@@ -132,7 +132,7 @@ def lbsgd_squares(w, g, state, hyper):
 
 @rule(reduction=lbsgd_squares, full_precision=("total",))
 def lbsgd_lars(w, g, state, hyper, sums):
-    """As `lbsgd`, at a rate multiplied by |w| / sqrt(|g|^2 + wd |w|^2), limited to [0.01, 100]."""
+    """`lbsgd` with its learning rate multiplied by |w| / sqrt(|g|^2 + wd |w|^2), clamped to [0.01, 100]."""
     total, mom = state
     lr, wd, clip, momentum, one_over_scale, apply = hyper
     w2, g2 = sums
@@ -142,6 +142,6 @@ def lbsgd_lars(w, g, state, hyper, sums):
 
 @rule(full_precision=("copy",))
 def test(w, g, state, hyper):
-    """w <- w + g, kept as state: what MXNet 1.9.1 tests its stores with."""
+    """w <- w + g, with a copy of w as the state: the optimizer with which MXNet 1.9.1 tests its stores."""
     (copy,) = state  # noqa: RUF059  # names it
     return w + g, (w + g,)

@@ -1,17 +1,17 @@
-"""Sharpness-aware minimization: the step up the gradient, before a second gradient is taken there."""
+"""Sharpness-aware minimization: the ascent step, after which a second gradient is taken."""
 
 from ..language import jit, reduction, rule, tl
 
 
 @jit
 def scale(w, adaptive):
-    """|w| where the ascent is adaptive, else 1."""
+    """Return |w| if the ascent is adaptive, else 1."""
     return tl.where(adaptive > 0.0, tl.abs(w), 1.0)
 
 
 @reduction(scope="global")
 def ascent_square(w, g, state, hyper):
-    """Sum of squares of the gradient, scaled by the weight if adaptive, over all tensors."""
+    """Sum the squares of the gradient over all tensors; the gradient is multiplied by |w| if the ascent is adaptive."""
     (adaptive,) = hyper
     scaled = scale(w, adaptive) * g
     return (scaled * scaled,)
@@ -19,7 +19,7 @@ def ascent_square(w, g, state, hyper):
 
 @rule(reduction=ascent_square)
 def ascent(w, g, state, hyper, sums):
-    """w <- w + rho g / |g|, |g| over all tensors. Foret et al. (2021), eq. 2; adaptive: Kwon et al. (2021), eq. 8."""
+    """w <- w + rho g / |g| with the norm of all tensors. Foret et al. (2021), eq. 2; adaptive: Kwon et al. (2021), eq. 8."""
     rho, adaptive = hyper
     (square,) = sums
     factor = scale(w, adaptive)
