@@ -1,4 +1,4 @@
-"""battery: optimizers on six small tasks of one difficulty each, every one at its best learning rate, in seconds."""
+"""battery: run optimizers on six small tasks, each with one difficulty and each at the best learning rate."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ WINDOW = 20  # steps over which losses are averaged
 
 @dataclass(repr=False)
 class BatteryResult:
-    """What `battery` found.
+    """The result of `battery`.
 
     Attributes:
-        names: of the optimizers.
+        names: labels of the optimizers.
         tasks: keys of `TASKS`.
-        steps: of each training.
-        learning_rates: float64 [n_rates], those tried.
-        chosen: float64 [n_optimizers, n_tasks], the best of them.
-        needed: float64 [n_optimizers, n_tasks, n_seeds], the steps after which the loss, averaged over 20 steps, stays at or
-            below the target; infinite if it is above it at the end.
-        same_as: of optimizers that take the steps of a plainer one on vectors, as Muon does, the name of that one.
+        steps: the number of steps of each training.
+        learning_rates: the rates that were tried, float64 [n_rates].
+        chosen: the best rate of each optimizer for each task, float64 [n_optimizers, n_tasks].
+        needed: the step from which on the loss, averaged over 20 steps, stays at or below the target, float64
+            [n_optimizers, n_tasks, n_seeds]; infinite if the loss is above the target at the end.
+        same_as: for optimizers that update vectors as a simpler one does, as Muon does, the name of the simpler one.
     """
 
     names: tuple[str, ...]
@@ -46,17 +46,19 @@ class BatteryResult:
 
     @property
     def labels(self) -> list[str]:
-        """The names, and of those in `same_as` whose steps they take."""
+        """The names for tables; with `same_as`, as "muon (= adam)"."""
         return [label(name, self.same_as.get(name)) for name in self.names]
 
     @property
     def medians(self) -> np.ndarray:
-        """float64 [n_optimizers, n_tasks]: over seeds, of the steps needed; infinite where half of them failed or more."""
+        """Medians of `needed` over seeds, float64 [n_optimizers, n_tasks]; infinite if half of the seeds failed or more."""
         return np.sort(self.needed, axis=-1)[..., self.needed.shape[-1] // 2]
 
     @property
     def scores(self) -> np.ndarray:
-        """float64 [n_optimizers, n_tasks] from 0 to 1: the fewest steps of all optimizers over its own; 0 if it failed.
+        """The fewest steps of any optimizer divided by an optimizer's own, from 0 to 1, float64 [n_optimizers, n_tasks].
+
+        An optimizer that failed has 0.
 
         Source: the inverse of the performance ratio of Dolan & Moré (2002), "Benchmarking optimization software with
         performance profiles", section 2.
@@ -65,7 +67,7 @@ class BatteryResult:
         return np.where(np.isfinite(self.medians), np.where(np.isfinite(best), best, 0.0) / self.medians, 0.0)
 
     def table(self) -> str:
-        """A table of text: steps needed, "-" where half of the seeds failed or more, and the mean score."""
+        """Return a table as text: the steps needed, "-" if half of the seeds failed or more, and the mean score."""
         rows = [["", *(TASKS[task].name for task in self.tasks), "mean score"]]
         for name, medians, scores in zip(self.labels, self.medians, self.scores, strict=True):
             steps = [f"{value:.0f}" if math.isfinite(value) else "-" for value in medians]
@@ -89,27 +91,28 @@ def battery(
     learning_rates: Sequence[float] = RATES,
     engine: str | None = None,
 ) -> BatteryResult:
-    """How many steps optimizers need on small tasks, each of one difficulty, every one at its best learning rate.
+    """Measure how many steps optimizers need on small tasks, each task with one difficulty, at the best learning rate.
 
     The tasks have 20 weights: "saddle", "ill_conditioned", "noisy", "sparse", "drifting" and "changing_scale"; `TASKS` in
     `tristep.contrib.racing.tasks` says what each is. A task is solved when its loss without noise, averaged over 20 steps,
-    reaches a share of the first loss, 1 to 3 %, and stays there to the end. Each optimizer's rate, for each task, is the one
-    with the fewest steps from the worst of the tuning's seeds; the steps are then those of other seeds.
+    reaches a share of the first loss, 1 to 3 %, and stays there to the end. For each optimizer and
+    task, the learning rate is the one with the fewest steps from the worst seed of the tuning; the result has the steps of
+    other seeds.
 
-    This shows what an optimizer copes with, not how good it is for a network; there is `race` for that.
+    This shows which difficulties an optimizer copes with, not how good it is for a network; use `race` for that.
 
     Args:
-        optimizers: names, or a dict from what each is called to its arguments, without a learning rate; as for `race`,
-            "momentum" is SGD and "nag" is NAG with a momentum of 0.9.
-        tasks: which of them; None: all.
-        steps: of each training.
-        seeds: how many; starts, noise and what is seen are theirs, the same for all optimizers.
-        tuning_seeds: how many others.
-        learning_rates: to try; by default 21 from 0.0001 to 10.
-        engine: as for `tristep.kernels.choose_engine`.
+        optimizers: names of optimizers, or a dict from a label to arguments, without a learning rate; see `race`. "momentum"
+            is SGD, and "nag" is NAG, with a momentum of 0.9.
+        tasks: names of tasks; None means all.
+        steps: the number of steps of each training, >= 20.
+        seeds: the number of seeds. A seed determines starting points and noise, the same for all optimizers.
+        tuning_seeds: the number of other seeds, for the choice of the learning rate.
+        learning_rates: the rates to try; by default 21 from 0.0001 to 10.
+        engine: "triton", "cpu", "eager", or None for the fastest that is available.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit.
+        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> import tristep
@@ -117,8 +120,8 @@ def battery(
         >>> found.scores.shape
         (2, 1)
 
-    Optimizers of matrices, such as Muon, are no use here: they treat vectors as AdamW does, and are updated one by one. The
-    table names such a one with whose steps it takes, as "muon (= adam)".
+    Optimizers of matrices, such as Muon, show nothing here: they update vectors as AdamW does. The table says so, as
+    "muon (= adam)".
 
     Source: a battery of tasks that an optimizer solves or not is LightBench's idea (of HeavyBall); the tasks are our own.
     """
@@ -160,7 +163,7 @@ def battery(
 def _trained(
     task: Task, candidates: Sequence[Candidate], rates: np.ndarray, steps: int, seeds: int, engine: str | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Steps to the target and last losses, each float64 [n_optimizers, n_rates, n_seeds]."""
+    """Train on a task. Returns steps to the target and last losses, float64 [n_optimizers, n_rates, n_seeds] each."""
     given = task.make([torch.Generator().manual_seed(seed) for seed in range(seeds)], steps)
     shape = (len(candidates), len(rates), seeds)
     weights = given.start.expand(*shape, SIZE).contiguous()
@@ -184,7 +187,7 @@ def _trained(
 
 
 def _settled(losses: np.ndarray, target: float) -> tuple[np.ndarray, np.ndarray]:
-    """From losses [n + 1, ...] after 0 to n steps: after how many they stay at the share of the first, and the last mean."""
+    """Return from which step on losses [n + 1, ...] stay below `target` times the first one, and the last mean."""
     losses = np.where(np.isfinite(losses), losses, np.inf)
     windows = np.lib.stride_tricks.sliding_window_view(losses, WINDOW, axis=0)
     means = windows.mean(axis=-1)  # of the losses after k to k + 19 steps

@@ -1,4 +1,4 @@
-"""BatteryView: optimizers on tasks of one difficulty each, as a map."""
+"""BatteryView: a map of optimizers and small tasks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["BatteryView"]
 
 
 class BatteryView(View):
-    """A map of scores, optimizers up and tasks across, with the steps that each needed; "-" for tasks that it did not solve.
+    """A map of scores with a row for each optimizer and a column for each task; cells have the steps needed, or "–".
 
-    The score is the fewest steps of all optimizers over an optimizer's own, from 0 to 1. Optimizers are in the order of
-    their mean scores, the best at the top.
+    The score is the fewest steps of any optimizer divided by an optimizer's own, from 0 to 1. Rows are sorted by their mean
+    scores, the best at the top.
 
     Args:
-        result: what `tristep.battery` gave, or optimizers as it takes them.
-        **settings: as for `View`.
+        result: the result of `tristep.battery`, or optimizers to run it with.
+        **settings: arguments of `View`.
 
     Example:
         >>> from tristep.viz import BatteryView

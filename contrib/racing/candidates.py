@@ -1,4 +1,4 @@
-"""The optimizers of a race: what is fixed of each, and what is searched, in which range."""
+"""The optimizers of a race: their fixed arguments, and the ranges of those that are searched."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Candidate:
     """An optimizer of a race.
 
     Args:
-        name: what it is called.
-        kind: name or class of an optimizer, or a list of (pattern, optimizer, arguments).
-        fixed: arguments that are not searched.
-        ranges: of what is searched, by name, the least and the greatest value; "learning_rate" is the first.
+        name: its label.
+        kind: the name or class of the optimizer, or a list of (pattern, optimizer, arguments).
+        fixed: the arguments that are not searched.
+        ranges: the lowest and highest value of each searched argument, by name; "learning_rate" is the first.
     """
 
     name: str
@@ -36,35 +36,39 @@ class Candidate:
     ranges: Mapping[str, tuple[float, float]]
 
     def points(self, count: int, seed: int = 0) -> np.ndarray:
-        """What to try, float64 [count, n_ranges]: the first points of a scrambled Sobol sequence, log-uniform in the ranges.
+        """Return settings to try, float64 [count, n_ranges]: points of a Sobol sequence, log-uniform in the ranges.
 
-        Candidates with as many ranges have the same points in the unit cube.
+        Candidates with equally many ranges get the same points of the unit cube.
         """
         low, high = np.log(np.array(list(self.ranges.values()), dtype=np.float64)).T
         unit = torch.quasirandom.SobolEngine(len(self.ranges), scramble=True, seed=seed).draw(count, dtype=torch.float64)
         return np.exp(low + (high - low) * unit.numpy())
 
     def make(self, point: Sequence[float] | np.ndarray) -> Optimizer:
-        """A new optimizer, with the searched values of a point."""
-        own = dict(self.fixed)
+        """Make an optimizer with the values of a point [n_ranges] for the searched arguments."""
+        arguments = dict(self.fixed)
         for name, value in zip(self.ranges, map(float, point), strict=True):
             if name.startswith(PREFIX):
-                own[name.removeprefix(PREFIX)] = 1.0 - value
+                arguments[name.removeprefix(PREFIX)] = 1.0 - value
             else:
-                own[name] = value
-        return _made(self.kind, own)
+                arguments[name] = value
+        return _made(self.kind, arguments)
 
     def about(self) -> dict[str, Any]:
-        """Its settings as JSON has them, to be compared with those of another call."""
+        """Return its settings as plain data, which `Store` compares with the settings of an earlier call."""
         kind = self.kind.__name__ if isinstance(self.kind, type) else self.kind
         return {"optimizer": _plain(kind), "fixed": _plain(self.fixed), "searched": _plain(self.ranges)}
 
 
 def candidates_of(optimizers: Any, one_more: bool = True) -> list[Candidate]:
-    """The optimizers of a race as `race` takes them; without `one_more`, only what is given as a range and the rate.
+    """Parse the argument `optimizers` of `race`.
+
+    Args:
+        optimizers: names or a dict, see `race`.
+        one_more: whether to search a second argument where only the learning rate would be searched.
 
     Raises:
-        TypeError, ValueError: what does not fit.
+        TypeError, ValueError: an entry is invalid.
     """
     if isinstance(optimizers, Sequence) and not isinstance(optimizers, str) and all(isinstance(o, str) for o in optimizers):
         if len(set(optimizers)) < len(optimizers):

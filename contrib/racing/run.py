@@ -1,4 +1,4 @@
-"""race: the function that tunes each optimizer, trains it from several seeds, and measures."""
+"""race: tune each optimizer, train it from several seeds, and measure how soon it reaches a target loss."""
 
 from __future__ import annotations
 
@@ -42,36 +42,39 @@ def race(
     engine: str | None = None,
     progress: bool = True,
 ) -> RaceResult:
-    """How many steps, samples and seconds optimizers need to a target loss, each at settings tuned by the same budget.
+    """Measure how many steps, samples and seconds optimizers need to a target loss, each tuned with the same budget.
 
-    1. **Tuning.** Of each optimizer `trials` settings are trained: its learning rate and one more, log-uniform, at points of
-       a Sobol sequence, the same for all. The one with the least median of steps to the target wins, or among equals the one
-       with the least final loss. Seeds of the tuning are not those of the race.
-    2. **Race.** Each optimizer is trained at its settings once for each seed. A seed stands for initial weights, batches and
-       random numbers, which are the same for all optimizers, so that these are compared pair by pair.
+    1. **Tuning.** Each optimizer is trained at `trials` settings of its learning rate and one other argument, log-uniform at
+       points of a Sobol sequence, which all optimizers share. The setting with the smallest median number of steps to the
+       target wins, and among equals that with the smallest final loss. The race uses other seeds than the tuning.
+    2. **Race.** Each optimizer is trained at its settings once for each seed. A seed determines initial weights, batches and
+       random numbers, which are the same for all optimizers, so each seed compares optimizers in pairs.
     3. **Measurement.** Every `every` steps the mean loss on `eval_data` is measured, with the model in evaluation mode; or
-       without `eval_data` the mean training loss since the last measurement. The target is reached on the straight line to
-       the first measurement at or below it.
-    4. **Verdict.** The geometric mean over seeds of the ratio of steps to the baseline's, with a bootstrap interval. Who has
-       not reached the target from every seed gets no ratio.
+       without `eval_data` the mean training loss since the last measurement. The step at which the target is
+       reached is interpolated linearly up to the first measurement at or below it.
+    4. **Verdict.** The geometric mean, over seeds, of the ratio of steps to the baseline's, with a bootstrap interval. An
+       optimizer that did not reach the target from every seed gets no ratio.
 
     Trainings run side by side, as in `sweep`; networks that `torch.func.vmap` refuses are trained one by one. Either way
-    the numbers are those of a `Trainer`, up to float32 rounding. A step is timed apart from that, without evaluation, see
+    the numbers are those of a `Trainer`, up to float32 rounding. Steps are timed in separate runs without evaluation, see
     `RaceResult.step_seconds`.
 
-    With a schedule that decays, steps to a target say little unless it ends there: give constant rates, or with warm-up.
+    Use constant learning rates, with warm-up or without: with a decaying schedule the steps to a target say little, unless
+    the schedule ends there.
 
     Args:
-        make_model, loss: as for `sweep`.
-        data: batches (inputs, labels): a list, which is shuffled for each seed and epoch; a DataLoader or the like, whose
-            random numbers are then those of the seed; or a function from the seed to one of these.
-        optimizers: names, or a dict from what each is called to its arguments, with its name, class or list of (pattern,
-            optimizer, arguments) as "optimizer" if it is called otherwise. The name "momentum" is SGD and "nag" is NAG with
-            a momentum of 0.9, unless another is given or searched. A pair (low, high) is a range to search. Without one,
-            the learning rate is searched from a 30th of the given or default one to 30 times that. If nothing else is
-            searched, `one_minus_momentum` or `one_minus_beta1` is, from 0.02 to 0.5, where the optimizer has such an
-            average by default, or else `wd`, from 0.00001 to 0.01. `one_minus_` is for arguments that are searched as 1
-            minus their value. In a list, `learning_rate` is the last one's, and the others' are in proportion.
+        make_model: a function that returns a new model, with random initial weights.
+        loss: a function of the model's outputs and the labels; its result is averaged.
+        data: batches (inputs, labels): a list, which is shuffled for each seed and epoch; a DataLoader or another iterable,
+            whose random numbers then follow from the seed; or a function from a seed to one of these.
+        optimizers: names of optimizers, or a dict from a label to the optimizer's arguments. If the label is not the
+            optimizer's name, the arguments have "optimizer": its name, class, or list of (pattern, optimizer, arguments).
+            "momentum" is SGD and "nag" is NAG with a momentum of 0.9, unless another is given or searched.
+            An argument (low, high) is a range to search. By default the learning rate is searched from 1/30 to 30 times its
+            given or default value. If nothing else is searched, `one_minus_momentum` or `one_minus_beta1` is, from 0.02 to
+            0.5, if the optimizer has such an average by default; otherwise `wd` is, from 0.00001 to 0.01. The prefix
+            `one_minus_` means that 1 minus the argument is searched. In a list of optimizers, `learning_rate` is that of the
+            last one, and the others stay in proportion.
         target: the loss to reach; choose it before the race, such as one that the baseline is known to reach.
         eval_data: held-out batches, the same every time they are iterated.
         seeds: how many, or which, from 0 to 999,999. Intervals from fewer than 5 are too short.
@@ -79,18 +82,19 @@ def race(
         every: steps between measurements; None takes a fiftieth of `steps`.
         trials: settings to try of each optimizer; powers of 2 fill the ranges most evenly.
         tuning_seeds: trainings of each trial.
-        baseline: whom the others are compared with; None: the first.
-        level: of the intervals, in (0, 1).
-        together: how many trainings run side by side at most; 1: all are trained by a `Trainer` one after the other.
-        folder: where each training is written when it has ended, so that a second call goes on after an interruption, with
-            another target, or with more seeds or trials; it is created. None: nothing is written.
-        engine: as for `Trainer`.
+        baseline: the label of the optimizer to compare the others with; None means the first.
+        level: the level of the intervals, in (0, 1).
+        together: how many trainings run side by side at most; with 1 a `Trainer` trains one after the other.
+        folder: a folder for finished trainings, created if it does not exist. A second call reuses them: after an
+            interruption, with another target, or with more seeds or trials. None writes nothing.
+        engine: "triton", "cpu", "eager", or None for the fastest that is available.
         progress: show a progress bar.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit, or a folder with a race of other settings; nothing has been
+        TypeError, ValueError: an argument is invalid, or the folder has a race with other settings; nothing has been
             trained or written.
-        FileNotFoundError, NotADirectoryError: there is no folder to put `folder` into, or it is a file.
+        FileNotFoundError: the parent of `folder` does not exist.
+        NotADirectoryError: `folder` is a file.
 
     Source: time to a target on held-out data, after a quasi-random search in ranges that are fixed beforehand, is how Dahl
     et al. (2023), "Benchmarking Neural Network Training Algorithms" (AlgoPerf), compare. That rankings depend on what is
@@ -167,7 +171,7 @@ def race(
 
 
 class _Trainings:
-    """Trainings by seed: those that are not in the store are trained, together as long as the network can be stacked."""
+    """Runs the trainings that the store does not have yet, side by side as long as the network can be stacked."""
 
     def __init__(
         self,
@@ -182,7 +186,7 @@ class _Trainings:
         self._store, self._together, self._tick = store, together, tick
 
     def losses(self, jobs: Sequence[Job], seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of each job the losses, float32 [n_jobs, n_points], and the samples seen, int64 [n_points]."""
+        """Return the losses of jobs, float32 [n_jobs, n_points], and the samples seen at each point, int64 [n_points]."""
         missing = [job for job in jobs if self._store.get(*job, seed) is None]
         self._tick(self._plan.steps * (len(jobs) - len(missing)))
         while missing:
@@ -191,18 +195,18 @@ class _Trainings:
                 self._train(now, seed)
             except NotStackableError:
                 self._together, missing = 1, now + missing
-        found: list[Any] = [self._store.get(*job, seed) for job in jobs]
-        return np.stack([each["losses"] for each in found]), found[0]["samples"]
+        trainings: list[Any] = [self._store.get(*job, seed) for job in jobs]
+        return np.stack([each["losses"] for each in trainings]), trainings[0]["samples"]
 
     def _train(self, jobs: Sequence[Job], seed: int) -> None:
         optimizers = [self._candidates[i].make(self._points[i][k]) for i, k in jobs]
-        found, samples = train(self._plan, optimizers, seed, self._together > 1, self._tick)
-        for job, losses in zip(jobs, found, strict=True):
+        trained, samples = train(self._plan, optimizers, seed, self._together > 1, self._tick)
+        for job, losses in zip(jobs, trained, strict=True):
             self._store.put({"losses": losses, "samples": samples}, *job, seed)
 
 
 def _best(losses: np.ndarray, target: float, measured: np.ndarray) -> int:
-    """Which of some trials [n_trials, n_seeds, n_points] needs the fewest steps, or has the least final loss."""
+    """Return the best of trials [n_trials, n_seeds, n_points]: with the fewest steps, then the smallest final loss."""
     needed = np.sort(steps_to(target, losses, measured), axis=1)
     final = np.sort(np.where(np.isfinite(losses[..., -1]), losses[..., -1], np.inf), axis=1)
     middle = (losses.shape[1] - 1) // 2

@@ -1,4 +1,4 @@
-"""The folder of a race: its settings, and a file for each training that has ended, so that a second call goes on."""
+"""The folder of a race: its settings and a file for each finished training, so that a later call can continue."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ class Store:
     """Finished trainings, in memory or in files, by optimizer, trial and seed.
 
     Args:
-        folder: where the files are, which is created; None keeps all in memory.
-        settings: what must be as in the call that began it, as JSON has it; where a name begins with "loss", nearly so.
+        folder: the folder of the files, created if it does not exist; None keeps everything in memory.
+        settings: plain data that must equal the settings of the call that created the folder. Numbers whose name begins with
+            "loss" may differ by rounding.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: there is no folder to put it into, or it is a file.
-        ValueError: the folder is of a race with other settings, or has a damaged file.
+        FileNotFoundError: the parent of `folder` does not exist.
+        NotADirectoryError: `folder` is a file.
+        ValueError: the folder has a race with other settings, or a damaged file.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, settings: Mapping[str, Any]) -> None:
@@ -53,7 +55,7 @@ class Store:
             )
 
     def get(self, *key: Any) -> dict[str, np.ndarray] | None:
-        """The arrays of a training, if it has ended."""
+        """Return the arrays of a finished training; None if it has not finished."""
         if key not in self._found and self._folder is not None and (path := self._path(key)).exists():
             with files.contents("folder", path, "a training of a race"):
                 about, arrays = files.read_arrays(path, KIND)
@@ -63,25 +65,25 @@ class Store:
         return self._found.get(key)
 
     def put(self, arrays: Mapping[str, np.ndarray], *key: Any) -> None:
-        """Keep what a training gave."""
+        """Store the arrays of a finished training."""
         if self._folder is not None:
             files.write_arrays("folder", self._path(key), KIND, {"key": list(key)}, arrays)
         self._found[key] = dict(arrays)
 
     def _path(self, key: tuple[Any, ...]) -> Path:
-        """Where the file is: with the name that earlier versions gave it, if they wrote it."""
+        """Return the path of a training's file, with the earlier versions' suffix if such a file exists."""
         assert self._folder is not None
         earlier = self._folder / f"{'-'.join(map(str, key))}.npz"
         return earlier if earlier.exists() else earlier.with_suffix(".safetensors")
 
 
 def _difference(name: str, one: Any, other: Any) -> tuple[str, Any, Any] | None:
-    """The first place where two settings differ: its name and both values."""
+    """Return the name and both values of the first difference between two settings; None if they are equal."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in [*other, *(key for key in one if key not in other)]:
-            found = _difference(f"{name}[{key!r}]" if name else key, one.get(key, ABSENT), other.get(key, ABSENT))
-            if found is not None:
-                return found
+            difference = _difference(f"{name}[{key!r}]" if name else key, one.get(key, ABSENT), other.get(key, ABSENT))
+            if difference is not None:
+                return difference
         return None
     if isinstance(one, float) and isinstance(other, float) and name.startswith("loss"):
         same = abs(one - other) <= TOLERANCE * max(abs(one), abs(other)) or (one != one and other != other)

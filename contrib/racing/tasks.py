@@ -1,4 +1,4 @@
-"""Six small tasks, each of one difficulty of training networks, for many copies of 20 weights at once."""
+"""Six small tasks, each with one difficulty of training networks, for many copies of 20 weights at once."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ SIZE = 20  # weights
 
 
 class Given(NamedTuple):
-    """A task for some seeds.
+    """A task with the random numbers of several seeds.
 
     Attributes:
-        start: float32 [n_seeds, 20], the weights to begin with.
-        loss: from weights [..., n_seeds, 20] and the step, from 0, to the loss [..., n_seeds] without noise; the least is 0.
-        gradient: from these to gradients of the shape of the weights, with noise that depends on seed and step only.
+        start: the initial weights, float32 [n_seeds, 20].
+        loss: a function of weights [..., n_seeds, 20] and the step, from 0, that returns the loss without noise,
+            [..., n_seeds]; its minimum is 0.
+        gradient: a function of the same arguments that returns gradients with noise, in the shape of the weights. The noise
+            depends on seed and step only.
     """
 
     start: torch.Tensor
@@ -29,11 +31,11 @@ class Task(NamedTuple):
     """A task of the battery.
 
     Attributes:
-        name: in words.
-        make: from generators of random numbers, one for each seed, and the number of steps, to the task.
-        target: the share of the first loss that is to be reached, and kept.
+        name: its name in pictures.
+        make: a function of generators, one for each seed, and the number of steps, that returns a `Given`.
+        target: the share of the first loss to reach, and to stay below.
         about: what is difficult, and what helps.
-        source: where it is from, or what is known of it.
+        source: a paper about this difficulty.
     """
 
     name: str

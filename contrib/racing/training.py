@@ -1,4 +1,4 @@
-"""The trainings of a race: with which batches, measured at which steps, side by side or alone; and how long a step takes."""
+"""The trainings of a race: their batches and measurements, side by side or one by one, and the time of a step."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ ROUNDS, STEPS = 11, 3  # of timing, and in each of them
 
 
 class SeededBatches:
-    """Batches in an order that depends on the seed and the epoch only: every optimizer of a race gets the same.
+    """Batches in an order that depends on seed and epoch only, so all optimizers of a race get the same ones.
 
     Args:
-        data: a list of batches, which is shuffled; something else that gives batches, which draws its random numbers from
-            torch's generator, set by the seed meanwhile; or a function from the seed to one of these, which is not shuffled.
-        seed: of the training.
+        data: a list of batches, which is shuffled; another iterable of batches, which is iterated while torch's generator is
+            seeded; or a function from the seed to a list or iterable, which is not shuffled.
+        seed: the seed of the training.
 
     Attributes:
-        sizes: how many samples each batch had that has been given out.
+        sizes: the number of samples of each batch so far.
     """
 
     def __init__(self, data: Any, seed: int) -> None:
@@ -53,7 +53,7 @@ class SeededBatches:
 
 
 def _with_random_numbers(data: Iterable[Any], generator: torch.Generator) -> Iterator[Any]:
-    """What data gives while torch's generator has the state of this one."""
+    """Iterate over data while torch's global generator has the state of `generator`."""
     own = getattr(data, "generator", None)
     if isinstance(own, torch.Generator):  # as a DataLoader may have
         own.set_state(generator.get_state())
@@ -74,7 +74,7 @@ def _with_random_numbers(data: Iterable[Any], generator: torch.Generator) -> Ite
 
 @dataclass(frozen=True)
 class Plan:
-    """What all trainings of a race have in common; the arguments are those of `race`."""
+    """What all trainings of a race share; the fields are arguments of `race`."""
 
     make_model: Callable[[], torch.nn.Module]
     loss: Callable[[Any, Any], torch.Tensor]
@@ -86,14 +86,14 @@ class Plan:
 
     @property
     def measured(self) -> np.ndarray:
-        """int64 [n_points]: after which steps the loss is measured."""
+        """The steps after which the loss is measured, int64 [n_points]."""
         return np.array(sorted({*range(0, self.steps + 1, self.every), self.steps}))
 
     def first_losses(self, seed: int) -> dict[str, float]:
-        """Losses of initial weights, by which a changed network, loss or data is noticed.
+        """Return losses of the initial weights, by which a store notices a changed network, loss or data.
 
         Raises:
-            ValueError: there is no data.
+            ValueError: the data give no batch.
         """
         model, found = start(self.make_model, seed), {}
         first = [batch for batch, _ in zip(SeededBatches(self.data, seed), range(1), strict=False)]
@@ -111,17 +111,17 @@ def train(
     """Train a copy of the network with each optimizer, from the same weights and on the same batches.
 
     Args:
-        plan: of the race.
-        optimizers: one for each copy; of several, only if they are trained together.
-        seed: of weights, batches and what the network draws.
-        together: whether they are run as one.
+        plan: what the trainings share.
+        optimizers: one for each copy; more than one only with `together`.
+        seed: the seed of weights, batches and the network's random numbers.
+        together: whether the copies are run as one by `torch.func.vmap`.
         tick: called with the number of steps taken.
 
     Returns:
-        Losses float32 [n, n_points], and how many samples had been seen then, int64 [n_points].
+        Losses, float32 [n, n_points], and the number of samples seen at each point, int64 [n_points].
 
     Raises:
-        NotStackableError: they cannot be run as one; before the first step.
+        NotStackableError: the copies cannot be run as one; no step has been taken.
     """
     model, batches = start(plan.make_model, seed), SeededBatches(plan.data, seed)
     at, looked = set(plan.measured.tolist()), []
@@ -146,10 +146,10 @@ def train(
 
 
 def time_steps(plan: Plan, make: Sequence[Callable[[], Optimizer]], seed: int) -> np.ndarray:
-    """Seconds of a step of each optimizer with nothing else running here, float64 [n_optimizers, 11].
+    """Time a training step of each optimizer. Returns seconds, float64 [n_optimizers, 11].
 
-    Forward, backward and update, by a `Trainer`, 3 steps at a time: the optimizers take turns, in 11 rounds after one that
-    does not count, so that what slows the machine down for a while meets all of them.
+    A step is forward, backward and update, by a `Trainer`. The optimizers take turns of 3 steps in 11 rounds, after one
+    round to warm up, so that a temporary slowdown of the machine affects all of them.
     """
     model = start(plan.make_model, seed)
     place = device_of(model)
