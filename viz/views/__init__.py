@@ -1,4 +1,4 @@
-"""Views: what is shown of runs, optimizers, schedules and sweeps."""
+"""Views: interactive pictures of runs, optimizers, schedules and sweeps."""
 
 from .basins import BasinMap
 from .budget import FrameBudget

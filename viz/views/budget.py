@@ -1,4 +1,4 @@
-"""When to draw."""
+"""FrameBudget: limits how often, and for what share of the time, a view is redrawn."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ __all__ = ["FrameBudget"]
 
 
 class FrameBudget:
-    """When to draw: so many times a second at most, and never for more than a share of the time.
+    """A limit on drawing: at most `most` frames per second, taking at most the fraction `share` of the time.
 
     Args:
-        share: the most of the time that drawing may take, in (0, 1).
-        most: frames per second, > 0.
-        clock: what tells the time, in seconds.
+        share: the largest fraction of the time that drawing may take, in (0, 1).
+        most: the largest number of frames per second, > 0.
+        clock: returns the current time in seconds.
+
+    Raises:
+        ValueError: `share` or `most` is out of its range.
 
     Example:
         >>> now = 0.0
@@ -34,19 +37,19 @@ class FrameBudget:
             raise ValueError(f"most={most!r}: must be above 0 frames per second")
         self.share, self.most, self.clock = share, most, clock
         self._next = float("-inf")
-        self._frames: deque[tuple[float, float]] = deque(maxlen=32)  # when they began, and how long they took
+        self._frames: deque[tuple[float, float]] = deque(maxlen=32)  # (start, duration) of each frame, in seconds
 
     def due(self) -> bool:
-        """Whether a frame may be drawn now."""
+        """Return whether a frame may be drawn now."""
         return self.clock() >= self._next
 
     def wait(self) -> float:
-        """How many seconds to wait until then."""
+        """Return the seconds until the next frame may be drawn; 0.0 if it may be drawn now."""
         return max(self._next - self.clock(), 0.0)
 
     @contextmanager
     def frame(self) -> Iterator[None]:
-        """Around the drawing of a frame, whose time is taken."""
+        """Return a context manager that times the frame drawn inside it, and sets when the next one is due."""
         begun = self.clock()
         try:
             yield
@@ -57,7 +60,7 @@ class FrameBudget:
 
     @property
     def cost(self) -> float:
-        """The share of the time since the first of the last 32 frames that they have taken, from 0 to 1."""
+        """The fraction of the time spent drawing, from 0 to 1, since the first of the last 32 frames began."""
         frames = tuple(self._frames)  # another thread may add one
         if not frames:
             return 0.0

@@ -1,4 +1,4 @@
-"""What the cells of a notebook show of views: widgets that a cell run again replaces, pictures that are renewed."""
+"""Outputs of views in notebook cells: a rerun cell replaces its widgets, and static pictures are kept up to date."""
 
 from __future__ import annotations
 
@@ -15,32 +15,37 @@ from ..scene import Scene
 
 __all__ = ["CellPictures", "replace_in_cell"]
 
-SOON = 5.0  # seconds after which a picture is renewed first, even if it may be older; then it is twice as old each time
-MOST_PICTURES = 8  # outputs of a view that are kept up to date
-# By cell: its run, and the displays with the widgets that it shows.
+SOON = 5.0  # seconds until the first renewal of a picture; each later interval doubles, up to the limit given to `renew`
+MOST_PICTURES = 8  # pictures of one view that are kept up to date
+# By cell id: the id of its execution, and the pairs (display, widget) that it shows.
 _in_cells: dict[str, tuple[str, list[tuple[weakref.ref[Any], weakref.ref[Any]]]]] = {}
 _pictured: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class CellPictures:
-    """The pictures below a view's widgets, which show what these show to those who have no widgets.
+    """The static pictures below a view's widgets, for readers whose page shows no widgets.
 
-    They are outputs of their own: where a notebook is opened again without its kernel, a widget is an error message,
-    whatever else its output holds.
+    They are separate outputs: in a notebook that is reopened without its kernel, a widget's output shows an error message,
+    whatever else it holds.
 
     Args:
-        theme: "light" or "dark".
-        clock: what tells the time, in seconds.
+        theme: the theme of the pictures, "light" or "dark".
+        clock: returns the current time in seconds.
     """
 
     def __init__(self, theme: str, clock: Callable[[], float]) -> None:
         self._theme, self._clock = theme, clock
-        self._added = self._renewed = 0.0  # when
+        self._added = self._renewed = 0.0  # times
         self._outputs: deque[str] = deque(maxlen=MOST_PICTURES)
         self._shown: Scene | None = None
 
     def add(self, display: Any, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        """Show a picture of the scene of a `Display`, which is renewed whenever a cell has been run."""
+        """Show a picture of the scene of `display`, a `Display`, and renew it after each run of a cell.
+
+        Args:
+            display: holds the scene.
+            data, metadata: the MIME bundle of the picture and its metadata.
+        """
         from IPython.display import display as show
 
         self._outputs.append(uuid.uuid4().hex)
@@ -55,7 +60,7 @@ class CellPictures:
         _pictured.add(display)
 
     def renew(self, scene: Scene | None, seconds: float = 0.0) -> None:
-        """Let the pictures show this scene, or only if they are as old as this; those that are new are renewed earlier."""
+        """Redraw the pictures with `scene` if they are older than `seconds`; recently added pictures are renewed earlier."""
         if not self._outputs or scene is None or scene is self._shown:
             return
         now = self._clock()
@@ -73,14 +78,14 @@ class CellPictures:
 
 
 def replace_in_cell(display: Any, widget: Any) -> None:
-    """Close the widgets that the same cell showed when it ran before, and remember this one, of a `Display`."""
+    """Close the widgets that an earlier run of the current cell showed, and register `widget` of the `Display` `display`."""
     parent = request()
     cell = parent.get("metadata", {}).get("cellId")
     if cell is None:
         return
     run = parent["header"]["msg_id"]
-    before, shown = _in_cells.get(cell, (run, []))
-    if before != run:
+    last_run, shown = _in_cells.get(cell, (run, []))
+    if last_run != run:
         for old_display, old_widget in shown:
             closing, closed = old_display(), old_widget()
             if closing is not None and closed is not None:
@@ -95,6 +100,6 @@ def _after_cell(*_: object) -> None:
 
 
 def _at_exit() -> None:
-    """A kernel that is shut down still tells the notebook."""
+    """Renew all pictures; a kernel that shuts down can still update its notebook."""
     for display in list(_pictured):
         display.pictures.renew(display.shown)

@@ -1,4 +1,4 @@
-"""Dashboard: what one wants to see of a run at once, with one slider for the step over all panels."""
+"""Dashboard: the overview of a run, in panels that share one step slider."""
 
 from __future__ import annotations
 
@@ -27,26 +27,28 @@ from .weights import norm_panel, ratio_panel
 
 __all__ = ["Dashboard"]
 
-STOPS = 120  # of the slider
-MOST_GROUPS = 3  # of scalars, each in a panel
-COLUMNS = 12  # of the grid, which any row of up to four panels divides
+STOPS = 120  # the largest number of positions of the slider
+MOST_GROUPS = 3  # the largest number of panels of scalars
+COLUMNS = 12  # columns of the grid, divisible by any number of panels in a row, 1 to 4
 
 
 class Dashboard(OneRunView):
-    """Loss and other scalars, learning rate, gradients of all tensors, update ratios, and histograms of one tensor.
+    """An overview of a run: scalars, learning rate, a heat map of all tensors, update ratios, and one tensor's histograms.
 
-    Up to three panels have the scalars: each one with the same of the validation data, such as "loss" and "val_loss".
+    Up to three panels show scalars, each together with the same scalar on validation data, such as "loss" and "val_loss".
 
-    The slider, or a click into a panel, moves a line through all panels, and says what was recorded there. A click on a row
-    of the heat map, or the choice "tensor", shows another tensor below. All of it works in the exported page, too.
+    The slider, or a click in a panel, selects a step: a line marks it in all panels, and a text shows the values recorded
+    there. A click on a row of the heat map, or the choice "tensor", selects the tensor shown below. The exported page has
+    the same controls.
 
     Args:
-        run: a `Recorder` or a `LiveLoop`, with which `refresh` shows what is new, or a `Run`.
-        quantity: of the heat map, as for `TensorHeatmap`.
-        **settings: as for `View`.
+        run: a `Run`; or a `Recorder` or a `LiveLoop`, whose new data `refresh` shows.
+        quantity: the quantity of the heat map, such as "gradient_norm"; `TensorHeatmap` lists them all.
+        **settings: `name`, `theme` and `budget` of `View`.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit.
+        TypeError: `run` is not a `Recorder`, a `Run` or a `LiveLoop`.
+        ValueError: `quantity` is unknown.
     """
 
     def __init__(self, run: Recorder | Run, quantity: str = "gradient_norm", **settings: Any) -> None:
@@ -56,7 +58,7 @@ class Dashboard(OneRunView):
         super().__init__(run, **settings)
 
     def scene(self) -> Scene:
-        """The picture as data."""
+        """Return the current picture as data, which every renderer can draw."""
         run = self.run
         if not run.last_step:
             return self.said(empty_scene("nothing recorded yet"))
@@ -69,7 +71,7 @@ class Dashboard(OneRunView):
         across = Axis.over("step", steps[[0, -1]], margin=0.01)
         kinds = histogram_control([run])
         histograms = kept_histograms(self._kept, run, rows, kinds)
-        if histograms is not None:  # come seldom; the same step is as far right as in the other panels
+        if histograms is not None:  # recorded seldom; the shared axis aligns their steps with the other panels
             histograms = replace(histograms, x=across)
         panels: list[list[Panel]] = [
             [
@@ -91,7 +93,7 @@ class Dashboard(OneRunView):
             wide = COLUMNS // len(row)
             for k, panel in enumerate(row):
                 if i + 1 < len(panels):
-                    panel = replace(panel, x=replace(panel.x, label=""))  # the last row says what it is
+                    panel = replace(panel, x=replace(panel.x, label=""))  # only the last row labels the axis
                 click = panel.click or Click("step", "x")
                 layers = [*panel.layers, mark]
                 panel = replace(panel, layers=layers, click=click, legend="step")
@@ -110,13 +112,13 @@ class Dashboard(OneRunView):
         columns = [_at(self.run.scalars[name], steps) for name in scalars]
         texts = []
         for k, step in enumerate(steps):
-            found = [f"{name.replace('_', ' ')} {column[k]:.4g}" for name, column in zip(scalars, columns, strict=True)]
-            texts.append("   ".join([f"step {step:,.0f}", *found]))
+            values = [f"{name.replace('_', ' ')} {column[k]:.4g}" for name, column in zip(scalars, columns, strict=True)]
+            texts.append("   ".join([f"step {step:,.0f}", *values]))
         return texts
 
 
 def _stops(run: Run) -> np.ndarray:
-    """Steps that the slider goes through, recorded ones."""
+    """Return the recorded steps that the slider can select."""
     longest = max((series for kind in (run.scalars, run.tensors) for series in kind.values()), key=len, default=Series())
     steps = longest.curve().last
     if not len(steps):
@@ -125,7 +127,7 @@ def _stops(run: Run) -> np.ndarray:
 
 
 def _at(series: Series, steps: np.ndarray) -> np.ndarray:
-    """The value at each step, or the last one before it."""
+    """Return the value of the point that contains each step, or of the next point if none does."""
     curve = series.curve()
     values: np.ndarray = curve.mean[np.clip(np.searchsorted(curve.last, steps), 0, len(curve.last) - 1)]
     return values

@@ -17,36 +17,36 @@ from .cells import CellPictures
 
 __all__ = ["Display"]
 
-ANSWER = object()  # a frame that shows what a person has done
+ANSWER = object()  # a postponed frame that shows the result of the user's input
 
 
 class Display:
-    """The widgets that are open of a view, and the frames that they get.
+    """The open widgets of a view; it draws their frames and passes the user's input to the view.
 
     Args:
-        view: the `View` that is shown.
-        budget: how often and for how long it is redrawn.
-        clock: what tells the time, in seconds.
+        view: the `View` to show.
+        budget: limits how often and for how long the view is redrawn.
+        clock: returns the current time in seconds.
 
     Attributes:
-        shown: the scene that the widgets show; None before the first.
-        pictures: those below the widgets.
+        shown: the scene that the widgets show; None before the first one.
+        pictures: the static pictures below the widgets.
     """
 
     def __init__(self, view: Any, budget: FrameBudget, clock: Callable[[], float] = time.monotonic) -> None:
         self.budget, self.clock = budget, clock
-        self._view = weakref.ref(view)  # a view without a widget goes when nothing else refers to it
-        self._shown_view: Any = None  # the same, as long as a widget shows it
+        self._view = weakref.ref(view)  # a view without a widget can be garbage-collected
+        self._shown_view: Any = None  # keeps the view alive as long as a widget shows it
         self.shown: Scene | None = None
         self.pictures = CellPictures(view.theme, lambda: self.clock())
-        self._open: list[tuple[Any, Callable[[], bool]]] = []  # each widget, and whether marimo's page has dropped it
-        self._handling = threading.RLock()  # held by an event's method, which may wait for a step that draws
-        self._lock = threading.RLock()  # held to make and send a frame; whoever has it waits for no other thread
+        self._open: list[tuple[Any, Callable[[], bool]]] = []  # each widget, and a function: has marimo dropped its cell?
+        self._handling = threading.RLock()  # held while an event is handled, which may wait for a step that draws
+        self._lock = threading.RLock()  # held to make and send a frame; its holder never waits for another thread
         self._event_loop = running_event_loop()
-        self._answering = False  # whether an event's method is at it; the frame that follows it is for all who ask meanwhile
-        self._at_once = False  # whether what is asked for now is drawn now, and is to stay
+        self._answering = False  # whether an event is being handled; one frame after it serves all refreshes meanwhile
+        self._at_once = False  # whether refreshes draw immediately, as the last frame
         self._unseen_since: float | None = None
-        self._late: object | None = None  # the frame that is put off: ANSWER, or one that a timer knows
+        self._late: object | None = None  # the postponed frame: ANSWER, or the token of a timer
 
     @property
     def view(self) -> Any:
@@ -60,17 +60,22 @@ class Display:
 
     @property
     def unseen(self) -> float:
-        """For how many seconds no page has told that it got what was drawn; 0 while one does, and where none can tell."""
+        """The seconds since a frame was sent that no page has acknowledged; see `View.unseen`."""
         return 0.0 if self._unseen_since is None else self.clock() - self._unseen_since
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """A context in which no other thread makes or sends a frame. What a scene has to wait for is waited for before."""
+        """Return a context manager inside which no other thread makes or sends a frame, and the view's data is at rest."""
         with self.view.at_rest(), self._lock:
             yield
 
     def open(self, renderer: str, scene: Scene) -> Any:
-        """A widget of the renderer "canvas" or "ipywidgets" that shows the view from now on; to be called in `drawing`."""
+        """Open a widget that shows the view from now on; call it inside `drawing`.
+
+        Args:
+            renderer: "canvas" or "ipywidgets".
+            scene: the current scene of the view.
+        """
         self.shown = scene
         if renderer == "canvas":
             widget = canvas_module().SceneWidget(scene.to_bytes(), self._receive)
@@ -98,7 +103,7 @@ class Display:
                 self._put_off()
 
     def catch_up(self) -> None:
-        """Draw now what has been put off, if it has."""
+        """Draw the postponed frame now, if there is one."""
         with self.drawing():
             if self._late is None:
                 return
@@ -108,29 +113,29 @@ class Display:
                 self._draw(wait=True)
 
     def refresh_at_once(self) -> None:
-        """Draw now what is to be seen now, and as what is to stay: no frame need follow."""
+        """Draw the current picture immediately and completely, regardless of the budget, as the last frame."""
         with self.drawing():
-            before, self._at_once = self._at_once, True
+            previous, self._at_once = self._at_once, True
             try:
                 self.view.refresh()
                 self.view.catch_up()
             finally:
-                self._at_once = before
+                self._at_once = previous
 
     def renew_pictures(self) -> None:
-        """Let the pictures below the widgets show what these show."""
+        """Redraw the static pictures below the widgets with the scene that the widgets show."""
         view = self.view
         with self._lock:
             self.pictures.renew(self.shown, 0.0 if view is None else view.picture_seconds())
 
     def close_widget(self, widget: Any) -> None:
-        """Close one of them."""
+        """Close one of the widgets."""
         with self._lock:
             widget.close()
             self._forget_closed()
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all widgets."""
         with self._lock:
             self._late = None
             for widget, _ in self._open:
@@ -156,8 +161,8 @@ class Display:
 
     def _put_off(self) -> None:
         self._late = late = object()
-        here, home = running_event_loop(), self.view.event_loop() or self._event_loop
-        if here is None:
+        current_loop, view_loop = running_event_loop(), self.view.event_loop() or self._event_loop
+        if current_loop is None:
             return
         self_or_none = weakref.ref(self)
 
@@ -167,11 +172,11 @@ class Display:
             if view is not None:
                 view.catch_up()
 
-        if home is None or home is here or not home.is_running():
-            here.call_later(self.budget.wait(), catch_up)
-        else:  # a button's thread comes and goes
-            with suppress(RuntimeError):  # it has just been closed
-                home.call_soon_threadsafe(home.call_later, self.budget.wait(), catch_up)
+        if view_loop is None or view_loop is current_loop or not view_loop.is_running():
+            current_loop.call_later(self.budget.wait(), catch_up)
+        else:  # the thread of a button may end before the frame is due
+            with suppress(RuntimeError):  # the loop has just been closed
+                view_loop.call_soon_threadsafe(view_loop.call_later, self.budget.wait(), catch_up)
 
     def _forget_closed(self) -> None:
         self._open = list(filter(_is_open, self._open))
@@ -179,18 +184,18 @@ class Display:
             self._shown_view = None
 
     def _receive(self, event: dict[str, Any]) -> None:
-        """Hand an event of a widget to the method that is for it."""
+        """Pass an event of a widget to the view's method for it, then draw once."""
         self._unseen_since = None
         if event["kind"] == "seen":
             return
         with self._handling:
-            with self._lock:  # which waits for a frame that is being drawn
-                before, self._answering = self._answering, True
+            with self._lock:  # waits for a frame that is being drawn
+                previous, self._answering = self._answering, True
             try:
                 self._hand_on(event)
             finally:
                 with self._lock:
-                    self._answering = before
+                    self._answering = previous
                 if self._late is ANSWER:
                     self.view.catch_up()
 
@@ -212,6 +217,6 @@ class Display:
 
 
 def _is_open(opened: tuple[Any, Callable[[], bool]]) -> bool:
-    """Whether a page may still show a widget."""
+    """Return whether a page may still show the widget."""
     widget, cell_is_gone = opened
     return widget.comm is not None and not cell_is_gone()

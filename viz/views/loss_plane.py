@@ -1,4 +1,4 @@
-"""LossPlaneView: the loss over a plane of weights, with the trajectories of trainings across it."""
+"""LossPlaneView: the loss over a plane in weight space, with trajectories of training runs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ __all__ = ["LossPlaneView"]
 
 
 class LossPlaneView(View):
-    """The loss over a plane of weights as colours and level lines, and the trajectories of training runs on it.
+    """The loss over a plane in weight space as colours and level lines, with projected trajectories of training runs.
 
     Args:
-        plane: what `loss_plane` found.
-        title: what stands above.
+        plane: the result of `loss_plane`.
+        title: the title of the picture.
+        **others: `name`, `theme` and `budget` of `View`.
+
+    Raises:
+        TypeError: `plane` is not a `LossPlane`.
     """
 
     def __init__(self, plane: LossPlane, title: str = "Loss over a plane of weights", **others: Any) -> None:
@@ -29,6 +33,7 @@ class LossPlaneView(View):
         super().__init__(**others)
 
     def scene(self) -> Scene:
+        """Return the current picture as data, which every renderer can draw."""
         plane = self.plane
         layers: list[Layer] = surface_layers(plane.x, plane.y, plane.values, label="loss above its least value here")
         controls, curves = [], []
@@ -38,7 +43,7 @@ class LossPlaneView(View):
             controls = [Control("step", "step", moments, len(moments) - 1, kind="play")]
         for i, (name, path) in enumerate(plane.paths.items()):
             steps = plane.steps[name]
-            # Where it is at each moment of the control: points of a path may be many steps apart.
+            # The part of the path up to each value of the control; its points may be many steps apart.
             if last:
                 at = np.searchsorted(steps, moments, side="right") - 1
                 x, y = (np.where(np.arange(len(steps)) <= at[:, None], path[:, k], np.nan) for k in (0, 1))
@@ -66,6 +71,7 @@ class LossPlaneView(View):
         )
 
     def describe(self) -> str:
+        """Return the range of the loss on the plane, and the losses at the ends of each trajectory, in sentences."""
         plane = self.plane
         finite = plane.values[np.isfinite(plane.values)]
         k = int(np.nanargmin(plane.values)) if finite.size else 0

@@ -1,4 +1,4 @@
-"""LRFinderView: losses over learning rates as `tristep.lr_find` found them, with the rates that it suggests."""
+"""LRFinderView: the results of `tristep.lr_find`: losses over learning rates, and suggested rates."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ __all__ = ["LRFinderView"]
 
 
 class LRFinderView(View):
-    """The curve of a learning-rate range test, or several of them in one picture.
+    """Losses over learning rates from one or several learning-rate range tests.
 
-    Of one test all suggestions are marked on the curve; of several the one of the rule that is chosen.
+    One test has all suggested rates marked on its curve. Several tests have the rate that a selected rule suggests.
 
     Args:
-        results: what `tristep.lr_find` returned, several of these, or a dict of them by name.
-        **settings: as for `View`.
+        results: an `LRFinder`, as `tristep.lr_find` returns it, an iterable of them, or a dict of them by name.
+        **settings: `name`, `theme` and `budget` of `View`.
 
     Raises:
-        TypeError, ValueError: there is none, or something else is among them.
+        TypeError: `results` is or contains something else.
+        ValueError: `results` is empty.
 
     Example:
         >>> import torch, tristep
@@ -59,7 +60,7 @@ class LRFinderView(View):
         super().__init__(**settings)
 
     def scene(self) -> Scene:
-        """The picture as data."""
+        """Return the current picture as data, which every renderer can draw."""
         results = list(self.results.items())
         layers: list[Layer] = []
         heights = []
@@ -89,7 +90,7 @@ class LRFinderView(View):
         return Scene([panel], controls=controls, height=4.0, description=words, notes=self._notes())
 
     def describe(self) -> str:
-        """The suggested rates, in sentences."""
+        """Return a line about each test, with its range of learning rates and its suggestions."""
         lines = []
         for name, found in self.results.items():
             rules = ", ".join(f"{rule} {rate:.2g}" for rule, rate in found.suggestions.items()) or "none"
@@ -105,7 +106,7 @@ class LRFinderView(View):
 
 
 def _interesting(found: LRFinder) -> np.ndarray:
-    """Losses from the smallest to somewhat above where it fell from; where it diverges it may be of any height."""
+    """Return limits of the loss axis, from the least loss to slightly above the loss before its fall."""
     best = int(found.smoothed.argmin())
     low, high = float(found.smoothed[best]), float(found.smoothed[: best + 1].max())
     fall = (high - low) or abs(high) or 1.0

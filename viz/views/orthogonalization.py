@@ -1,4 +1,4 @@
-"""OrthogonalizationView: what Muon's lists of coefficients make of singular values."""
+"""OrthogonalizationView: how Muon's coefficients change singular values."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ POINTS = 800
 
 
 class SingularValues(NamedTuple):
-    """What one list of coefficients makes of singular values.
+    """The singular values after Muon's Newton-Schulz steps with one list of coefficients.
 
     Attributes:
-        name: the list's.
-        steps: how many steps it has.
-        products: how many products of matrices these take.
-        spectrum: the least and the largest of what values from `low` to 1 become, exactly.
-        gaussian: those of random Gaussian matrices, computed in 16 bits as Muon does.
+        name: the name of the list.
+        steps: the number of steps.
+        products: the number of matrix products in these steps.
+        spectrum: the smallest and the largest result for singular values from `low` to 1, computed exactly.
+        gaussian: the smallest and the largest singular value after orthogonalizing random Gaussian matrices in 16 bits,
+            as Muon does.
     """
 
     name: str
@@ -38,21 +39,23 @@ class SingularValues(NamedTuple):
 
 
 class OrthogonalizationView(View):
-    """Singular values after Newton and Schulz' steps over those before, for several lists of coefficients.
+    """Singular values after Muon's Newton-Schulz steps over the values before, for several lists of coefficients.
 
     Args:
-        lists: names of lists, or lists of triples by name, as Muon's `coefficients`; None means all that Muon knows.
-        steps: of each, as Muon's `steps`; None means its own number.
-        low: the least singular value, in (0, 1), of a matrix with norm 1.
-        shape: of the random matrices, (rows, columns).
-        seed: of these.
-        **settings: as for `View`.
+        lists: names of Muon's lists of coefficients, or a dict from names to values of Muon's `coefficients`, such as lists
+            of triples (a, b, c); None is all of Muon's lists.
+        steps: the number of steps with each list, >= 1; None is the number of triples in the list.
+        low: the smallest singular value before, in (0, 1); the largest is 1.
+        shape: the shape of the random matrices, (rows, columns).
+        seed: the seed of the random matrices.
+        **settings: `name`, `theme` and `budget` of `View`.
 
     Attributes:
-        found: the table, a `SingularValues` for each list.
+        found: a `SingularValues` for each list.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range, or `lists` is empty.
 
     Example:
         >>> from tristep.viz import OrthogonalizationView
@@ -91,7 +94,7 @@ class OrthogonalizationView(View):
         super().__init__(**settings)
 
     def table(self) -> str:
-        """The table as Markdown: the least and the largest singular value for each list."""
+        """Return a Markdown table of the smallest and the largest singular values for each list."""
         lines = [
             f"| list | steps | products | {self.low:g} to 1 become | random matrices, in 16 bits |",
             "|---|---|---|---|---|",
@@ -102,6 +105,7 @@ class OrthogonalizationView(View):
         return "\n".join(lines)
 
     def scene(self) -> Scene:
+        """Return the current picture as data, which every renderer can draw."""
         values = np.geomspace(self.low, 1.0, POINTS)
         most = max(map(len, self._triples.values()))
         step = Control("steps", "after steps", list(range(most + 1)), index=most)
@@ -122,7 +126,7 @@ class OrthogonalizationView(View):
         return Scene([panel], title, controls=[step], width=8.0, height=4.6, description=self.describe())
 
     def describe(self) -> str:
-        """The table in sentences."""
+        """Return a sentence for each list with its smallest and largest singular value."""
         parts = [f"Singular values from {self.low:g} to 1 after the steps of each list."]
         for row in self.found:
             least, largest = row.spectrum
@@ -139,7 +143,7 @@ class OrthogonalizationView(View):
 
 
 def _through(values: np.ndarray, triples: Sequence[Triple]) -> np.ndarray:
-    """What these polynomials, one after the other, make of values."""
+    """Apply the polynomials a x + b x^3 + c x^5 one after the other."""
     for a, b, c in triples:
         values = a * values + b * values**3 + c * values**5
     return values

@@ -1,4 +1,4 @@
-"""The tensors of a run as rows of a picture."""
+"""Rows: aggregates the quantities of a run's tensors into at most 64 rows of a picture."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from ..record import Run
 
 __all__ = ["Rows", "row_names"]
 
-MOST_ROWS = 64  # tensors that can be told apart
+MOST_ROWS = 64  # more rows could not be told apart
 
 
 class Rows:
-    """The tensors of a run as rows of a picture: each by itself, or put together by module where they are many.
+    """The rows of a picture of a run's tensors: a row per tensor, or per module if there are more than 64 tensors.
+
+    Args:
+        run: the run that has the tensors.
 
     Attributes:
-        names: of the rows.
-        choices: what a control "layer" chooses from: the rows, and behind them the single tensors if these are none.
+        names: the names of the rows.
+        choices: the choices of a control "layer": the rows, followed by the single tensors if the rows are modules.
     """
 
     def __init__(self, run: Run) -> None:
@@ -32,56 +35,63 @@ class Rows:
         self._members = (self._row[:, None] == np.arange(len(self.names))).astype(np.float64)
 
     def row_of(self, parameter: str) -> int:
-        """The row that a parameter is in."""
+        """Return the number of the row that contains the parameter."""
         return int(self._row[self._parameters.index(parameter)])
 
     def choice_of(self, parameter: str) -> int:
-        """The choice that is this parameter alone."""
+        """Return the index in `choices` of this parameter alone."""
         return self._parameters.index(parameter) + (0 if self._single else len(self.names))
 
     @property
     def rows_of_choices(self) -> list[int]:
-        """The row in which each choice is."""
+        """The number of the row that contains each choice."""
         return [*range(len(self.names)), *([] if self._single else self._row.tolist())]
 
     def points(self, most: int) -> int:
-        """Of how many points each choice's curve may have, `most` where they are few, so that all take the same room."""
+        """Return the largest number of points for each choice's curve: `most` for up to 64 choices, fewer for more."""
         return max(most * MOST_ROWS // max(len(self.choices), MOST_ROWS), most // 8)
 
     def of_choices(self, quantity: str, values: np.ndarray) -> np.ndarray:
-        """As `of`, [n, n_choices, ...]."""
+        """Aggregate values [n, n_parameters, ...] of a quantity for each choice: [n, n_choices, ...]; see `of`."""
         values = np.asarray(values, dtype=np.float64)
         rows = self.of(quantity, values)
         return rows if self._single else np.concatenate([rows, values], axis=1)
 
     def of(self, quantity: str, values: np.ndarray) -> np.ndarray:
-        """[n, n_parameters, ...] as [n, n_rows, ...]: norms are those of all tensors together, counts sums, others means."""
+        """Aggregate values [n, n_parameters, ...] of a quantity for each row: [n, n_rows, ...].
+
+        Norms become the norm over all tensors of the row; largest values and update ratios the maximum; counts and
+        histograms the sum; other quantities the mean. Values that are not finite are left out; NaN where all are.
+        """
         values = np.asarray(values, dtype=np.float64)
         if self._single:
             return values
-        there = np.isfinite(values)
-        if there.all():
+        finite = np.isfinite(values)
+        if finite.all():
             filled, number = values, self._members.sum(axis=0).reshape(-1, *[1] * (values.ndim - 2))
         else:
-            filled, number = np.where(there, values, 0.0), self._sums(there)
+            filled, number = np.where(finite, values, 0.0), self._sums(finite)
         if quantity.endswith("_norm"):
-            found = np.sqrt(self._sums(filled**2))
+            aggregates = np.sqrt(self._sums(filled**2))
         elif quantity.endswith("_absmax") or quantity == "update_ratio":
             order = np.argsort(self._row, kind="stable")
             starts = np.searchsorted(self._row[order], np.arange(len(self.names)))
-            found = np.fmax.reduceat(np.where(there, values, -np.inf)[:, order], starts, axis=1)
+            aggregates = np.fmax.reduceat(np.where(finite, values, -np.inf)[:, order], starts, axis=1)
         else:
-            found = self._sums(filled)
+            aggregates = self._sums(filled)
             if not quantity.endswith(("_nonfinite", "_histogram")):
-                found = found / np.maximum(number, 1)
-        return np.where(number > 0, found, np.nan)
+                aggregates = aggregates / np.maximum(number, 1)
+        return np.where(number > 0, aggregates, np.nan)
 
     def _sums(self, values: np.ndarray) -> np.ndarray:
         return np.moveaxis(np.tensordot(values.astype(np.float64, copy=False), self._members, (1, 0)), -1, 1)
 
 
 def row_names(names: Sequence[str]) -> list[str]:
-    """For each name that of its group, such that there are at most 64: its own, its module's, or that of a part of names."""
+    """Return the row name of each parameter, with at most 64 different ones.
+
+    Up to 64 parameters keep their names. More are grouped by module, or else by their order: "first ... last".
+    """
     if len(names) <= MOST_ROWS:
         return list(names)
     parts = [name.split(".") for name in names]

@@ -17,24 +17,25 @@ from .view import View
 __all__ = ["OneRunView", "RunView", "Runs", "checked_run", "checked_runs", "take_in"]
 
 Runs = Recorder | Run | RunSet | Iterable[Recorder | Run]
-MOST_NOTES = 6  # below a picture
+MOST_NOTES = 6  # lines below a picture
 
 
 class RunView(View):
-    """A view of one or several runs, that takes what is new of those that are still being recorded.
+    """The base class of views of one or several runs, which show new data of runs that are still being recorded.
 
     Args:
-        runs: a `Recorder`, a `Run`, a `LiveLoop`, a `RunSet`, or several of the first three.
-        **settings: as for `View`.
+        runs: a `Recorder`, a `Run`, a `LiveLoop`, a `RunSet`, or an iterable of recorders, runs and loops.
+        **settings: `name`, `theme` and `budget` of `View`.
 
     Raises:
-        TypeError, ValueError: there is none, or something else is among them.
+        TypeError: `runs` is or contains something else.
+        ValueError: `runs` is empty.
     """
 
     def __init__(self, runs: Runs, **settings: Any) -> None:
         self._recorders, self.runs = checked_runs(runs)
-        self._known: tuple[int, list[list[Finding]]] | None = None  # how long the runs were, and what was found in each
-        self._kept: dict[int, tuple[int, Any]] = {}  # by the run how many histograms there were, and their panel
+        self._known: tuple[int, list[list[Finding]]] | None = None  # the runs' total length at the diagnosis; findings
+        self._kept: dict[int, tuple[int, Any]] = {}  # by the id of a run: its number of histograms, and their panel
         super().__init__(**settings)
 
     @property
@@ -43,7 +44,7 @@ class RunView(View):
         return self.runs[0]
 
     def describe(self) -> str:
-        """What there is to be seen, and what looks wrong, in sentences."""
+        """Return a line about each run, and a line about each problem found in it."""
         self.take_in(wait=True)
         self._known = None
         return self._words()
@@ -52,27 +53,27 @@ class RunView(View):
         return take_in(self._recorders, wait)
 
     def description(self) -> str:
-        """As `describe`, but of a live run what looked wrong up to a twentieth of its length ago."""
+        """Return `describe`'s text from the data present; its diagnosis may be up to 5 % of the run's length old."""
         return self._words()
 
     def _words(self) -> str:
         lines = []
-        for run, found in zip(self.runs, self._findings(), strict=True):
-            lines += [f"{run.name}: {_described(run)}", *(f"- {each.words}" for each in found)]
+        for run, problems in zip(self.runs, self._findings(), strict=True):
+            lines += [f"{run.name}: {_described(run)}", *(f"- {problem.words}" for problem in problems)]
         return "\n".join(lines)
 
     def said(self, scene: Scene, axis: str = "step") -> Scene:
-        """The scene with its description, and with what looks wrong below it, where a click leads to the tensor and step.
+        """Return the scene with its description and, below it, notes on problems; a click on a note selects tensor and step.
 
         Args:
-            scene: its control "layer" has the tensors, if it has one, its control "step" steps.
-            axis: what horizontal axes show.
+            scene: a scene; its control "layer", if any, chooses a tensor, and its control "step" a step.
+            axis: the quantity on the horizontal axes, such as "step".
         """
         controls = {control.name: control for control in scene.controls}
         rows, several = Rows(self.run), len(self.runs) > 1
         notes = list[Note]()
-        for run, found in zip(self.runs, self._findings(), strict=True):
-            for words, parameter, step in found:
+        for run, problems in zip(self.runs, self._findings(), strict=True):
+            for words, parameter, step in problems:
                 sets, x = dict[str, int](), None
                 if "layer" in controls and parameter is not None:
                     sets["layer"] = rows.choice_of(parameter)
@@ -94,7 +95,7 @@ class RunView(View):
         return known[1]
 
     def title(self, what: str) -> str:
-        """What stands above the picture: what it shows, and of which runs, where these have names of their own."""
+        """Return `what` with the names of the runs, or with their number if more than 4; without for a single "run"."""
         names = [run.name for run in self.runs]
         if names == ["run"]:
             return what
@@ -102,14 +103,14 @@ class RunView(View):
 
 
 class OneRunView(RunView):
-    """A view of one run.
+    """The base class of views of one run.
 
     Args:
         run: a `Recorder`, a `Run` or a `LiveLoop`.
-        **settings: as for `View`.
+        **settings: `name`, `theme` and `budget` of `View`.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: `run` is something else.
     """
 
     def __init__(self, run: Recorder | Run, **settings: Any) -> None:
@@ -117,7 +118,15 @@ class OneRunView(RunView):
 
 
 def take_in(recorders: Iterable[Recorder], wait: bool) -> bool:
-    """Take what these have recorded into their runs, all of it if this may wait for a device; whether that was all."""
+    """Move recorded measurements from devices into the runs of `recorders`.
+
+    Args:
+        recorders: the recorders.
+        wait: whether to wait until all measurements have arrived; else only those that have arrived are moved.
+
+    Returns:
+        Whether no measurement is left to arrive.
+    """
     for recorder in recorders:
         if wait:
             recorder.flush()
@@ -127,7 +136,7 @@ def take_in(recorders: Iterable[Recorder], wait: bool) -> bool:
 
 
 def _recorded(given: Any) -> Any:
-    """What a `LiveLoop` records into, in its place."""
+    """Return the recorder or the run of a `LiveLoop`, and anything else as it is."""
     if isinstance(given, Recorder) or not isinstance(getattr(given, "run", None), Run):
         return given
     return given.run if given.recorder is None else given.recorder

@@ -1,4 +1,4 @@
-"""SensitivityView: the loss at each learning rate."""
+"""SensitivityView: how the final loss of optimizers depends on the learning rate."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ __all__ = ["SensitivityView"]
 
 
 class SensitivityView(View):
-    """The final loss at each learning rate: a curve for each optimizer, and its best rate.
+    """The final loss on a function over the learning rate: a curve for each optimizer, with its best rate marked.
 
     Args:
-        on: as for `simulate`, or what `tune_learning_rates` gave.
-        optimizers: as for `simulate`.
-        starts: how many starts, spread at random around the function's own, each curve is the median of; the band holds the
-            middle half of them.
-        **arguments: those of `tune_learning_rates`: steps, learning_rates, judged_by, repeats, seed.
+        on: the function: a name, an expression, a `Function` or a callable, as for `simulate`; or the result of
+            `tune_learning_rates`.
+        optimizers: the optimizers to compare, as for `simulate`.
+        starts: the number of random starts around the function's start. A curve is the median over the starts, and a band
+            holds the middle half of them.
+        **arguments: `steps`, `learning_rates`, `judged_by`, `repeats` and `seed` of `tune_learning_rates`; and `name`,
+            `theme` and `budget` of `View`.
 
     Attributes:
-        found: what `tune_learning_rates` gave.
+        found: the result of `tune_learning_rates`, a `Sensitivity`.
+
+    Raises:
+        ValueError: `on` is a `Sensitivity`, and arguments of `tune_learning_rates` are given too.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class SensitivityView(View):
         super().__init__(**{name: value for name, value in arguments.items() if name not in ours})
 
     def scene(self) -> Scene:
+        """Return the current picture as data, which every renderer can draw."""
         found, where = self.found, self.found.trajectories.function
         least = found.trajectories.least
         quartiles = np.maximum(found.quartiles.astype(np.float64) - least, LEAST)
@@ -83,6 +89,7 @@ class SensitivityView(View):
         return Scene([panel], title, width=8.5, height=4.8, description=self.describe(), notes=self._notes)
 
     def describe(self) -> str:
+        """Return a sentence for each optimizer with its best rate, and with the range of rates that work about as well."""
         found = self.found
         parts = [f"Loss after {found.trajectories.steps} steps on {found.trajectories.function.name}, by learning rate."]
         for i, name in enumerate(found.names):
@@ -90,7 +97,7 @@ class SensitivityView(View):
             if not np.isfinite(found.best[i]):
                 parts.append(f"{name}: diverged at every rate.")
                 continue
-            # Rates at which it is at most ten times as far from the least as at its best: how easy it is to choose one.
+            # A wide range of rates whose loss is within ten times the best one's means that a rate is easy to choose.
             least = found.trajectories.least
             k = int(np.nanargmin(np.where(np.isfinite(median), median, np.nan)))
             good = found.learning_rates[(median - least) <= 10 * max(float(median[k] - least), LEAST)]

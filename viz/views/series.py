@@ -1,4 +1,4 @@
-"""Recorded series as lines and axes of scenes."""
+"""Layers, axes and controls that draw recorded scalars."""
 
 from __future__ import annotations
 
@@ -41,18 +41,21 @@ __all__ = [
     "words_panel",
 ]
 
-WIDTHS = tuple(float(digit * 10**power) for power in range(9) for digit in (1, 2, 5))  # of averages, in steps
-LARGEST = 3e38  # what a scene's numbers can hold
-SOLID_GREY = 15  # the number of a line
-MARKS = 32  # crosses side by side at most
-Drawn = tuple[str, Curve, np.ndarray, int]  # a curve's name in the legend, itself, where its points are, and its style
+WIDTHS = tuple(float(digit * 10**power) for power in range(9) for digit in (1, 2, 5))  # widths of moving averages, in steps
+LARGEST = 3e38  # the largest number that a scene can hold
+SOLID_GREY = 15  # the style number of a solid grey line
+MARKS = 32  # the largest number of crosses side by side
+Drawn = tuple[str, Curve, np.ndarray, int]  # legend name, curve, x of its points, style number
 NOWHERE_FINITE = Text("no value is finite", 0.5, 0.5, align="center", size=11, style="quiet")
 
 
 def held(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A curve of values of which each holds until the next one: level, with a step where it changes.
+    """Return the points of a step curve, on which each value holds until the next one.
 
-    Where it changes too often for the points that a curve may have, steps are too small to be seen, and it stays as it is.
+    A curve that changes too often for the number of points allowed is returned unchanged: its steps could not be seen.
+
+    Args:
+        x, y: the points of the curve, [n].
     """
     changes = np.flatnonzero((y[1:] != y[:-1]) & ~(np.isnan(y[1:]) & np.isnan(y[:-1]))) + 1
     if len(x) < 2 or 2 * len(changes) + 2 > POINTS:
@@ -62,28 +65,28 @@ def held(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def scalar_names(runs: Iterable[Run]) -> tuple[str, ...]:
-    """The scalars that any of these runs has, the loss first, without those that have a place of their own."""
-    found = {name: len(series) for run in runs for name, series in run.scalars.items() if len(series)}
+    """Return the names of the scalars of all runs, "loss" first, without "learning_rate", "epoch" and "seconds"."""
+    lengths = {name: len(series) for run in runs for name, series in run.scalars.items() if len(series)}
     for name in ("learning_rate", "epoch", "seconds"):
-        found.pop(name, None)
-    return tuple(sorted(found, key=lambda name: name != "loss"))
+        lengths.pop(name, None)
+    return tuple(sorted(lengths, key=lambda name: name != "loss"))
 
 
 def grouped(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Scalars that are the same of other data, as "loss" and "val_loss", put together."""
-    found: dict[str, list[str]] = {}
+    """Group names of the same scalar on different data, such as "loss" and "val_loss"."""
+    groups: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(_bare(name), []).append(name)
-    return [tuple(sorted(group, key=lambda name: _bare(name) != name)) for group in found.values()]
+        groups.setdefault(_bare(name), []).append(name)
+    return [tuple(sorted(group, key=lambda name: _bare(name) != name)) for group in groups.values()]
 
 
 def smoothing_control(runs: Sequence[Run], names: Iterable[str], wanted: float | None = None) -> Control:
-    """The control "smoothing" of `scalar_panel`: none, the width that is wanted, and two to either side of it.
+    """Return the control "smoothing" of `scalar_panel`: no average, the initial width, and up to two widths on either side.
 
     Args:
-        runs, names: whose scalars are drawn.
-        wanted: the width at first, in steps; None: enough for a trend to stand out of the noise, and in a long run for the
-            line to be smooth; of less than 20 values, none.
+        runs, names: the runs and the names of the scalars that are drawn.
+        wanted: the initial width of the moving average, in steps, 0 for none; None chooses one from the number of values,
+            or none if there are fewer than 20 values.
     """
     index = None
     if wanted is None:
@@ -91,14 +94,20 @@ def smoothing_control(runs: Sequence[Run], names: Iterable[str], wanted: float |
         longest = max((run.last_step or 0 for run in runs), default=0)
         most = min(max(1.2 * points**0.5, points / 20), points / 6) * max(longest / max(points, 1), 1)
         wanted = min(WIDTHS[2:-2], key=lambda width: abs(np.log(width / max(most, 1))))
-        index = 0 if points < 20 else None  # there are as many values at any time, so that a choice can stay as it is
+        index = 0 if points < 20 else None  # the control always has as many values, so that a selection remains valid
     widths = [0.0, *[width for width in WIDTHS if width < wanted][-2:], *([wanted] if wanted else [])]
     widths += [width for width in WIDTHS if width > wanted][:2]
     return smoothing_of(widths, widths.index(wanted) if index is None else index)
 
 
 def smoothing_of(widths: Sequence[float], index: int, unit: str = "step") -> Control:
-    """The control "smoothing" of these widths, 0 for none."""
+    """Return the control "smoothing", which chooses the width of a moving average; 0 is none.
+
+    Args:
+        widths: the widths to choose from, in units.
+        index: the number of the initial width.
+        unit: the unit's name in the singular.
+    """
     words = [f"average of {width:.10g} {unit}{'s' * (width != 1)}" if width else "as recorded" for width in widths]
     return Control("smoothing", "smoothing", widths, index, texts=words)
 
@@ -106,15 +115,17 @@ def smoothing_of(widths: Sequence[float], index: int, unit: str = "step") -> Con
 def scalar_panel(
     name: str, drawn: Sequence[Drawn], across: Axis, smoothing: Control, *, label: str | None = None, scale: str = "log"
 ) -> Panel:
-    """Scalars over the steps: faint as they were, with the range of steps that share a point, and strong as their average.
+    """Return a panel of scalars over the steps: faint lines as recorded, strong lines averaged, and bands.
+
+    A band spans the smallest and largest values of the steps that share a point.
 
     Args:
-        name: of the scalar, or of the first of several.
-        drawn: its curves.
+        name: the name of the scalar, or of the first one.
+        drawn: the curves.
         across: the horizontal axis.
-        smoothing: of `smoothing_control`.
-        label: of the vertical axis; None: the name in words.
-        scale: "log" where that fits the name and the values, or "linear".
+        smoothing: the control that chooses the width of the average; see `smoothing_control`.
+        label: the label of the vertical axis; None makes it from the name.
+        scale: "log" for a log scale if it fits the name and the values, or "linear".
     """
     layers: list[Layer] = []
     limits: list[np.ndarray] = []
@@ -127,7 +138,7 @@ def scalar_panel(
         strong = Line(x, drawable(means), name=legend, style=style, by=("smoothing",), marker=is_sparse(curve))
         layers.append(strong if len(drawn) > 1 else replace(strong, legend_by="smoothing"))
         limits += [means[smoothing.index], percentiles(curve.mean)]
-    if len(drawn) > 1:  # whose legend says once what all of them are
+    if len(drawn) > 1:  # the legend explains the strong lines once for all curves
         layers.append(
             Line(drawn[0][2][:1], np.array([np.nan]), name="strong lines", style=SOLID_GREY, legend_by="smoothing")
         )
@@ -137,12 +148,12 @@ def scalar_panel(
 
 
 def over_steps(curves: Mapping[str, Curve]) -> list[Drawn]:
-    """Curves by their names, along the steps."""
+    """Return named curves for a panel with steps on its horizontal axis."""
     return [(name, curve, middle_steps(curve), i) for i, (name, curve) in enumerate(curves.items())]
 
 
 def rate_panel(drawn: Sequence[Drawn], across: Axis, label: str = "learning rate") -> Panel:
-    """Learning rates over the steps, each of which holds until the next one."""
+    """Return a panel of learning rates as step curves, on which each rate holds until the next one."""
     lines = []
     for legend, curve, x, style in drawn:
         lines.append(Line(*held(x, drawable(curve.mean)), name=legend, style=style, marker=len(curve.first) == 1))
@@ -152,11 +163,11 @@ def rate_panel(drawn: Sequence[Drawn], across: Axis, label: str = "learning rate
 def not_finite(
     across: Axis, vertical: Axis, curves: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray, int]]
 ) -> list[Layer]:
-    """Crosses at the bottom of a panel where values are infinite or NaN; and where there are no others, words that say so.
+    """Return crosses at the bottom of a panel where values are infinite or NaN, and a text if no value is finite.
 
     Args:
         across, vertical: the panel's axes.
-        curves: of each where its points are, its means, how many values of each point are not finite, [n], and its style.
+        curves: for each curve the x of its points, their means, their numbers of non-finite values, each [n], and its style.
     """
     bottom, layers, is_empty = axis_value(vertical, 0.03), list[Layer](), True
     for x, means, nonfinite, style in curves:
@@ -171,27 +182,27 @@ def not_finite(
 
 
 def apart(x: np.ndarray, gap: float) -> np.ndarray:
-    """Of rising places the first, and from there on each that is at least this far behind the last one taken."""
-    found, k = list[float](), 0
+    """Return a subset of increasing positions, beginning with the first, whose neighbours are at least `gap` apart."""
+    positions, k = list[float](), 0
     while k < len(x):
-        found.append(float(x[k]))
+        positions.append(float(x[k]))
         k = max(int(np.searchsorted(x, x[k] + gap)), k + 1)
-    return np.array(found)
+    return np.array(positions)
 
 
 def is_loss(name: str) -> bool:
-    """Whether a scalar is called a loss."""
+    """Return whether the name of a scalar says that it is a loss."""
     return _bare(name).endswith("loss")
 
 
 def fits_log(name: str, *values: np.ndarray) -> bool:
-    """Whether scalars of this name may be on a log scale: a loss that is ever above 0, and what spans two decades."""
-    known = np.concatenate([each[(each > 0) & (each < LARGEST)] for each in values])
-    return bool(known.size) and (is_loss(name) or float(known.max()) > 100 * float(known.min()))
+    """Return whether a log scale suits scalars: a loss with a value above 0, or values over more than two decades."""
+    positive = np.concatenate([each[(each > 0) & (each < LARGEST)] for each in values])
+    return bool(positive.size) and (is_loss(name) or float(positive.max()) > 100 * float(positive.min()))
 
 
 def is_sparse(curve: Curve) -> bool:
-    """Whether a curve has a value once in many steps, or one in all, which are seen better as dots."""
+    """Return whether a curve has only one value, or values many steps apart, which dots show better."""
     n = int(np.isfinite(curve.mean).sum())
     return n == 1 or (1 < n <= 64 and float(curve.last[-1] - curve.first[0]) > 1.5 * (n - 1))
 
@@ -204,44 +215,46 @@ def _bare(name: str) -> str:
 
 
 def middle_steps(curve: Curve) -> np.ndarray:
+    """Return the middle of the range of steps of each point of a curve."""
     middle: np.ndarray = (curve.first + curve.last) / 2
     return middle
 
 
 def drawable(values: np.ndarray) -> np.ndarray:
-    """What a scene can hold: the rest is left out."""
+    """Replace values that a scene cannot hold, infinite or beyond 3e38, by NaN, which leaves a gap."""
     values = np.asarray(values, dtype=np.float64)
     return np.where(np.abs(values) < LARGEST, values, np.nan)
 
 
 def percentiles(values: np.ndarray) -> np.ndarray:
-    """Nearly the smallest and the largest, so that a single outlier does not set the scale."""
-    there = values[np.abs(values) < LARGEST]
-    return np.percentile(there, [0.5, 99.5]) if there.size else there
+    """Return the 0.5th and 99.5th percentiles, so that a single outlier does not set the scale; empty if none is finite."""
+    finite = values[np.abs(values) < LARGEST]
+    return np.percentile(finite, [0.5, 99.5]) if finite.size else finite
 
 
 def axis_value(axis: Axis, share: float) -> float:
-    """The value this far up an axis."""
+    """Return the value at the fraction `share` of the length of an axis."""
     if axis.scale == "log":
         return float(axis.low * (axis.high / axis.low) ** share)
     return axis.low + (axis.high - axis.low) * share
 
 
 def axis_from_zero(label: str, *values: np.ndarray) -> Axis:
+    """Return a linear axis from 0 to slightly above the largest value."""
     largest = max((float(np.nanmax(each)) for each in values if np.isfinite(each).any()), default=0.0)
     return Axis(label, 0.0, 1.08 * largest if largest > 0 else 1.0)
 
 
 def words_panel(*words: Layer, **place: Any) -> Panel:
-    """Room for words, without axes."""
+    """Return a panel of texts without axes, at the place in the grid given to `Panel`."""
     return Panel(Axis("", 0, 1), Axis("", 0, 1), words, frame=False, **place)
 
 
 def empty_scene(words: str) -> Scene:
-    """A scene that says why there is nothing in it."""
+    """Return a scene that contains only `words`, which say why there is no picture."""
     return Scene([words_panel(Text(words, 0.5, 0.5, align="center", size=11, style="quiet"))], height=2.0)
 
 
 def spread(first: int, last: int, most: int) -> np.ndarray:
-    """All whole numbers from one to another, or about as many as there may be, evenly spread."""
+    """Return the integers from `first` to `last`, or, if there are more than `most`, an evenly spaced subset."""
     return np.unique(np.linspace(first, last, max(min(last - first + 1, most), 0)).round().astype(np.int64))

@@ -1,7 +1,7 @@
-"""View: what all views have in common.
+"""View: the base class of all views.
 
-It shows a scene by the best renderer there is, and hands on what a person does with it. An output of a widget always has a
-PNG and the text too, so that a page without a kernel, such as a code host's, still shows the picture.
+It shows a scene with the best renderer available, and passes the user's input to the view's methods. The output of a widget
+always includes a PNG and the text, so that a page without a kernel, such as a code host's, still shows the picture.
 """
 
 from __future__ import annotations
@@ -37,22 +37,25 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class View(ABC):
-    """Something to look at. As the last line of a cell it is shown.
+    """The base class of pictures that notebooks show: a view on the last line of a cell is displayed.
 
-    A subclass makes a `Scene` of what is to be seen now; everything else follows from that. Methods whose names begin with
-    "on_" are called when a person does something; they change the view and end in `refresh`. They may be called in another
-    thread than the one that made the view, one at a time. What is to be seen then is drawn once, when they return.
+    A subclass implements `scene`, which returns the current picture as a `Scene`; the widget, figure, page and text are made
+    from it. The methods named "on_..." are called on the user's input; they change the view and then call `refresh`. They
+    may run in a thread other than the one that made the view, one at a time. The view is redrawn once, when they return.
 
-    A widget keeps its view alive. `close` ends both, and so does running the cell again that showed it, or making another
-    view of the same name. A view without a widget goes when nothing refers to it.
+    A widget keeps its view alive. `close` closes the widgets; rerunning the cell that showed them, or making another view of
+    the same name, closes them too. A view without widgets is garbage-collected when nothing refers to it.
 
     Args:
-        name: which other view it replaces; None: none.
-        theme: of pictures, "light" or "dark"; a canvas has the theme of its page.
-        budget: how often and for how long it is redrawn.
+        name: identifies the view; an open view of the same name is closed. None replaces no view.
+        theme: the theme of static pictures, "light" or "dark"; a canvas follows the theme of its page.
+        budget: limits how often and for how long the view is redrawn; None is `FrameBudget()`.
 
     Attributes:
-        display: its open widgets, which `refresh` redraws.
+        display: the `Display` that holds the open widgets, which `refresh` redraws.
+
+    Raises:
+        ValueError: `theme` is not "light" or "dark".
 
     Example:
         >>> from tristep.viz import Axis, Line, Panel, Scene, View
@@ -72,59 +75,65 @@ class View(ABC):
             raise ValueError(f"theme={theme!r}: must be one of {', '.join(map(repr, THEMES))}")
         self.name, self.theme = name, theme
         self.display = Display(self, budget if budget is not None else FrameBudget())
-        self._shared: Scene | None = None  # the one that the parts of an output are made of
+        self._shared: Scene | None = None  # the scene that all parts of one output show
         if name is not None:
-            before = _NAMED.get(name)
-            if before is not None:
-                before.close()
+            replaced = _NAMED.get(name)
+            if replaced is not None:
+                replaced.close()
             _NAMED[name] = self
 
     @abstractmethod
     def scene(self) -> Scene:
-        """What is to be seen now."""
+        """Return the current picture as data, which every renderer can draw."""
 
     def describe(self) -> str:
-        """What there is to be seen, in words: the numbers that matter."""
+        """Return a description of the current picture in words, with its most important numbers."""
         return self._now().description
 
     def __str__(self) -> str:
-        """What `print` shows in a terminal: the picture in characters, and the words."""
+        """Return the picture drawn in characters, followed by its description, for `print` in a terminal."""
         with self._sharing() as scene:
             return f"{in_characters(scene)}\n\n{self.describe()}"
 
     def figure(self, **state: int) -> Figure:
-        """A matplotlib figure; its axes are in `axes`, in the order of the scene's panels.
+        """Draw the current picture as a matplotlib figure.
 
         Args:
-            state: by the name of a control the index of its value; those left out are as at first.
+            **state: the index of each control's value, by the control's name; a control left out has its initial value.
+
+        Returns:
+            The figure. Its attribute `axes` lists the axes in the order of the scene's panels.
         """
         from ..render.matplotlib import draw
 
         return draw(self._now(), state, self.theme)
 
     def widget(self) -> Any:
-        """A widget that shows the view, by the best renderer that there is.
+        """Open and return a notebook widget that shows the view, drawn by the best renderer available.
 
-        Without a canvas, a place is chosen by two numbers and a button, and points are not dragged.
+        Without a canvas, the user enters a position as two numbers and presses a button, and cannot drag points.
 
         Raises:
-            ModuleNotFoundError: ipywidgets is not installed.
+            ModuleNotFoundError: ipywidgets, or the anywidget that this notebook needs, is not installed.
         """
-        found = capabilities()
-        renderer = found.renderer if found.renderer in ("canvas", "ipywidgets") else found.widget_renderer
+        available = capabilities()
+        renderer = available.renderer if available.renderer in ("canvas", "ipywidgets") else available.widget_renderer
         if renderer is None:
-            missing = "ipywidgets" if found.ipywidgets is None else "anywidget"
+            missing = "ipywidgets" if available.ipywidgets is None else "anywidget"
             raise ModuleNotFoundError(f"a widget needs {missing} here: pip install 'tristep[notebook]'", name=missing)
         with self.display.drawing():
             return self.display.open(renderer, self._now())
 
     def html(self, path: str | os.PathLike[str]) -> Path:
-        """Write a page that is interactive without kernel and network: whole, or not at all.
+        """Write the view as an HTML page that is interactive without a kernel or a network, and return its path.
 
-        Controls and buttons that need Python are left out.
+        The page leaves out controls and buttons that need Python. The file is replaced atomically.
+
+        Args:
+            path: the file to write.
 
         Raises:
-            FileNotFoundError: there is no such folder.
+            FileNotFoundError: the folder of `path` does not exist.
             ModuleNotFoundError: anywidget is not installed.
         """
         path = Path(path)
@@ -134,32 +143,32 @@ class View(ABC):
         return path
 
     def refresh(self) -> None:
-        """Draw what is to be seen now in all widgets that are open; to be called when data has changed, as often as it does.
+        """Redraw all open widgets; call it whenever the data has changed, however often.
 
-        It is done at once if the frame budget allows it, or if a person has done something. Else it is done as soon as the
-        budget allows, where the kernel's event loop is free then; where it is not, by the next call or by `catch_up`.
+        It draws at once if the frame budget allows it, or in response to the user's input. Otherwise it draws as soon as the
+        budget allows and the kernel's event loop is free; if the loop is busy, the next call or `catch_up` draws.
         """
         self.display.refresh()
 
     def catch_up(self) -> None:
-        """Draw now what `refresh` has put off, if it has; to be called when no more data will come."""
+        """Draw now if `refresh` has postponed a frame; call it when no more data will come."""
         self.display.catch_up()
 
     @property
     def cost(self) -> float:
-        """The share of the time that drawing has lately taken, from 0 to 1."""
+        """The fraction of the recent time that was spent drawing, from 0 to 1."""
         return self.display.budget.cost
 
     @property
     def unseen(self) -> float:
-        """For how many seconds no page has told that it got what was drawn; 0 while one does, and where none can tell.
+        """The seconds since a frame was sent that no page has acknowledged; 0.0 while pages acknowledge frames, or cannot.
 
-        A page that is hidden behind others tells, too; one that has been closed does not. Widgets without a canvas cannot.
+        A hidden page acknowledges frames, and a closed page does not. Only canvas widgets can acknowledge.
         """
         return self.display.unseen
 
     def close(self) -> None:
-        """Close all widgets. The view can be shown again."""
+        """Close all widgets of the view, which can be shown again."""
         self.display.close()
 
     def __enter__(self) -> Self:
@@ -169,66 +178,69 @@ class View(ABC):
         self.close()
 
     def take_in(self, wait: bool) -> bool:
-        """Take in what is new of what this view shows, all of it if it may wait for a device.
+        """Fetch data recorded since the last call; for subclasses of `View` to override.
+
+        Args:
+            wait: whether to wait for a device until all data has arrived.
 
         Returns:
-            Whether that was all.
+            Whether all data recorded so far is in the view.
         """
         return True
 
     def is_live(self) -> bool:
-        """Whether there will be more of what is to be seen now, for which axes get room."""
+        """Return whether more data will come, so that the axes leave room for it; for subclasses to override."""
         return True
 
     def picture_seconds(self) -> float:
-        """For how long the picture in a saved notebook may show what was; 0: until a cell has been run."""
+        """Return how many seconds old the picture in a saved notebook may be; 0.0 renews it after every cell."""
         return 0.0
 
     def at_rest(self) -> AbstractContextManager[None]:
-        """A context in which what this view shows does not change."""
+        """Return a context manager inside which the data that this view shows does not change."""
         return nullcontext()
 
     def event_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop that draws what is put off, as long as it runs; None: the one in which the view was made."""
+        """Return the event loop that draws postponed frames while it runs; None is the loop in which the view was made."""
         return None
 
     def on_control(self, name: str, value: Any, index: int) -> None:  # noqa: B027
-        """A control of which Python is told has been set to its value of this index."""
+        """Handle a remote control set to `value`, which is number `index` of its values."""
 
     def on_button(self, name: str) -> None:  # noqa: B027
-        """A button has been pressed."""
+        """Handle a press of the button `name`."""
 
     def on_click(self, event: str, x: float, y: float) -> None:  # noqa: B027
-        """A place has been chosen in a panel whose `Click` has this event; x and y are on its axes."""
+        """Handle a click at (x, y), in axis units, in a panel whose `Click` names this event."""
 
     def on_drag(self, event: str, number: int, x: float, y: float) -> None:  # noqa: B027
-        """A point of the `Points` that have this event as `drag` has been moved to this place."""
+        """Handle a drag to (x, y), in axis units, of point `number` of the `Points` whose `drag` is this event."""
 
     def on_entry(self, name: str, text: str) -> None:  # noqa: B027
-        """Something has been typed into the field of the control of this name."""
+        """Handle `text` typed into the field of the control `name`."""
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        # No HTML: it would be preferred to the picture where there are no widgets.
+        # No HTML: pages without widgets would show it instead of the picture.
         renderer = capabilities().renderer
         with_widget = renderer in ("canvas", "ipywidgets")
         with self._sharing():
             data, about = self._picture(with_widget) if renderer != "text" else ({"text/plain": self._plain_text()}, {})
             if with_widget:
-                own, own_about = self._widget_of_cell()
-                data, about = data | own, about | own_about
+                widget_data, widget_about = self._widget_of_cell()
+                data, about = data | widget_data, about | widget_about
         return data, about
 
     def _plain_text(self) -> str:
         return self.describe() or f"<{type(self).__name__}>"
 
     def _picture(self, with_widget: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A PNG and the words."""
-        # Behind a widget the picture is kept in the file of the notebook, where half as many bytes are better.
+        """Return the MIME bundle of a PNG and the description, and its metadata."""
+        # With a widget the picture is only a fallback in the notebook's file, so half as many bytes are enough.
         png, about = self.figure()._repr_png_(1.0 if with_widget else 1.5)
         return {"image/png": base64.b64encode(png).decode("ascii"), "text/plain": self._plain_text()}, {"image/png": about}
 
     def _widget_of_cell(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A new widget, in place of those that this cell showed before; Colab has its scripts from what is about it."""
+        """Return the bundle and metadata, which Colab needs, of a new widget that replaces this cell's earlier ones."""
         widget = self.widget()
         replace_in_cell(self.display, widget)
         bundle = widget._repr_mimebundle_()
@@ -236,19 +248,19 @@ class View(ABC):
         return {WIDGET: data[WIDGET]}, about
 
     def _display_(self) -> Any:
-        """What marimo shows: it takes a widget of anywidget, a figure of matplotlib or a text as such."""
+        """Return the object that marimo shows: an anywidget, a matplotlib figure or a text."""
         renderer = capabilities().renderer
         if renderer == "text":
             return self.describe()
         return self.widget() if renderer == "canvas" else self.figure()
 
     def _ipython_display_(self) -> None:
-        """Show the widget, and the picture as an output of its own, which is what is left of both in a saved notebook.
+        """Show the widget and, as a separate output, the picture, which remains in a saved notebook.
 
-        Where a notebook is opened again without its kernel, a widget is an error message, whatever else its output holds.
+        In a notebook that is reopened without its kernel, a widget's output shows an error message, whatever else it holds.
         """
         if not _keeps_outputs_apart(capabilities()):
-            raise NotImplementedError  # by which IPython is told to ask for the bundle
+            raise NotImplementedError  # tells IPython to use _repr_mimebundle_
         from IPython.display import display
 
         if capabilities().renderer not in ("canvas", "ipywidgets"):
@@ -258,11 +270,12 @@ class View(ABC):
         with self._sharing():
             data, _ = self._widget_of_cell()
             self.display.widgets[-1].hide_picture()
-            # Before the picture, which takes longer; and without words, which would stay as they are.
+            # The widget first, as the picture takes longer; without a description, which would not be updated.
             display(data | {"text/plain": ""}, raw=True)
             self.display.pictures.add(self.display, *self._picture(with_widget=True))
 
     def _now(self) -> Scene:
+        """Return the scene shared by the current output, or else a new one with all recorded data."""
         if self._shared is not None:
             return self._shared
         self.take_in(wait=True)
@@ -270,18 +283,18 @@ class View(ABC):
 
     @contextmanager
     def _sharing(self) -> Iterator[Scene]:
-        """The scene as it is now, which until the end is the one that all see."""
+        """Return a context manager inside which all outputs show the same scene, the current one."""
         with self.display.drawing():
-            before, self._shared = self._shared, self._now()
+            previous, self._shared = self._shared, self._now()
             try:
                 yield self._shared
             finally:
-                self._shared = before
+                self._shared = previous
 
 
 _NAMED: weakref.WeakValueDictionary[str, View] = weakref.WeakValueDictionary()
 
 
-def _keeps_outputs_apart(found: Capabilities) -> bool:
-    """Whether the page, or what a notebook becomes without one, is built as JupyterLab builds it."""
-    return found.kernel and found.front_end in (JUPYTER, UNKNOWN)
+def _keeps_outputs_apart(notebook: Capabilities) -> bool:
+    """Return whether the notebook is shown, or would be shown once opened, by JupyterLab or a front end built like it."""
+    return notebook.kernel and notebook.front_end in (JUPYTER, UNKNOWN)
