@@ -1,4 +1,4 @@
-"""TensorHeatmap: a quantity of all tensors over all steps in one picture, and the histograms of a selected tensor."""
+"""TensorHeatmap: a quantity of all tensors over the steps as a heat map, with the histograms of a selected tensor."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .weights import bad_gradients, norm_panel
 
 __all__ = ["TensorHeatmap", "heat_panels", "histogram_control", "kept_histograms"]
 
-COLUMNS = 256  # of an image at most
-HISTORY = 128  # columns of the histograms', of which there is one image for each tensor
-# Quantities by their names in a run; whether their colours have a log scale, and what they are called.
+COLUMNS = 256  # the largest number of columns of an image
+HISTORY = 128  # the largest number of columns of histograms, which have an image per tensor
+# Name of a quantity in a run: (whether its colours have a log scale, its label).
 QUANTITIES = {
     "gradient_norm": (True, "norm of the gradient"),
     "weight_norm": (True, "norm of the weight"),
@@ -35,23 +35,24 @@ QUANTITIES = {
 
 
 class TensorHeatmap(RunView):
-    """A quantity of each tensor, in rows, over the steps, as colours; and the histograms over time of one of them.
+    """A heat map of a quantity over the steps with a row for each tensor, and the histograms of one tensor over the steps.
 
-    A click on a row, or the choice "tensor", shows its histograms below, where some were recorded, and else its norms.
-    Colours reach from the first to the 99th percentile; of steps that share a cell the largest value is shown, and of
-    cosines and shares the mean. Where a norm is exactly 0, as of a gradient that nothing reaches, cells are grey. Crosses on
-    empty cells stand for gradients that are not finite, one for several side by side. More than 64 tensors are put together
-    by module; the choice, in which one can search, has the single ones, too. Several runs are side by side, with the same
-    colours.
+    A click on a row, or the choice "tensor", selects the tensor shown below: its histograms, or else its norms. Colours span
+    the first to the 99th percentile. A cell that covers several steps shows the largest value, or the mean of cosines and
+    shares. Grey cells are exactly 0, such as the norm of a gradient that is cut off. Crosses on empty cells mark gradients
+    that are not finite; neighbouring cells share a cross. More than 64 tensors are grouped by module; the choice, which can
+    be searched, has the single tensors too. Several runs are drawn side by side with the same colours.
 
     Args:
-        runs: a `Recorder`, a `Run`, a `RunSet`, or several recorders and runs, of the same tensors.
-        quantity: which one to show at first: "gradient_norm", "weight_norm", "update_norm", "update_ratio",
+        runs: a `Recorder`, a `Run`, a `LiveLoop`, a `RunSet`, or an iterable of recorders, runs and loops, all with the same
+            tensors.
+        quantity: the quantity shown initially: "gradient_norm", "weight_norm", "update_norm", "update_ratio",
             "gradient_absmax", "cosine", "gradient_zeros" or "weight_unchanged".
-        **settings: as for `View`.
+        **settings: `name`, `theme` and `budget` of `View`.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit.
+        TypeError: `runs` is or contains something else.
+        ValueError: `runs` is empty, its runs have different tensors, or `quantity` is unknown.
     """
 
     def __init__(self, runs: Runs, quantity: str = "gradient_norm", **settings: Any) -> None:
@@ -63,7 +64,7 @@ class TensorHeatmap(RunView):
             )
 
     def scene(self) -> Scene:
-        """The picture as data."""
+        """Return the current picture as data, which every renderer can draw."""
         rows = Rows(self.run)
         runs = [run for run in self.runs if any(len(run.tensors.get(name, ())) for name in QUANTITIES)]
         quantities = [name for name in QUANTITIES if runs and all(len(run.tensors.get(name, ())) for run in runs)]
@@ -86,9 +87,9 @@ class TensorHeatmap(RunView):
                 continue
             layers = [*detail.layers]
             if isinstance(image := layers[0], Heatmap) and (bar is not None or k + 1 < n):
-                # Its bar is made like the one above, which would else be as far away as this one's words are wide.
+                # A bar of its own would push the panel out of line with the one above, so `_bar` draws it too.
                 layers[0], label = replace(image, label=""), image.label if bar is not None else ""
-            # The same step below each other.
+            # The same horizontal axis, so that steps are aligned.
             panels.append(replace(detail, row=1, column=k, x=heat.x, layers=layers))
         if label:
             panels.append(replace(_bar([["1", "100", "10,000"]], [label], lower), row=1, column=n))
@@ -105,24 +106,24 @@ class TensorHeatmap(RunView):
 
 
 def heat_panels(runs: list[Run], rows: Rows, quantities: list[str]) -> tuple[list[Panel], Panel | None]:
-    """The image of each run, and where a control "quantity" chooses one of several a bar that says what its colours mean."""
+    """Return a heat map panel for each run, and a colour bar for the control "quantity", or None with a single quantity."""
     edges = [_steps_of(run, quantities) for run in runs]
     images: list[list[np.ndarray]] = [[] for _ in runs]
     zeros: list[list[np.ndarray]] = [[] for _ in runs]
     limits = []
     for name in quantities:
         logarithmic, cells = QUANTITIES[name][0], []
-        for run, own in zip(runs, edges, strict=True):
+        for run, run_edges in zip(runs, edges, strict=True):
             curve = run.tensors[name].curve()
-            columns = _columns(curve, curve.high if logarithmic else curve.mean, own, largest=logarithmic)
+            columns = _columns(curve, curve.high if logarithmic else curve.mean, run_edges, largest=logarithmic)
             cells.append(rows.of(name, columns).T)
         limits.append(_limits(cells, logarithmic))
         for image, zero, each in zip(images, zeros, cells, strict=True):
             image.append(_scaled(each, *limits[-1], logarithmic))
             zero.append((each == 0) & logarithmic)
     panels = [
-        _heat_panel(run, rows, quantities, image, zero, own, limits, is_last=run is runs[-1])
-        for run, image, zero, own in zip(runs, images, zeros, edges, strict=True)
+        _heat_panel(run, rows, quantities, image, zero, run_edges, limits, is_last=run is runs[-1])
+        for run, image, zero, run_edges in zip(runs, images, zeros, edges, strict=True)
     ]
     if len(runs) > 1:
         panels = [replace(panel, title=run.name) for panel, run in zip(panels, runs, strict=True)]
@@ -136,7 +137,7 @@ def heat_panels(runs: list[Run], rows: Rows, quantities: list[str]) -> tuple[lis
 
 
 def _steps_of(run: Run, quantities: list[str]) -> np.ndarray:
-    """Edges of columns that have all that was recorded of these."""
+    """Return the edges of image columns over all steps at which one of the quantities was recorded."""
     curves = [run.tensors[name].curve() for name in quantities]
     start, stop = min(float(curve.first[0]) for curve in curves), max(float(curve.last[-1]) for curve in curves)
     return _edges(start, stop, min(max(len(curve.first) for curve in curves), COLUMNS))
@@ -152,7 +153,15 @@ def _heat_panel(
     limits: list[tuple[float, float]],
     is_last: bool,
 ) -> Panel:
-    """Images of quantities in shares of the way from the first colour to the last; the last one of several has the bar."""
+    """Return the heat map of one run.
+
+    Args:
+        images: an image per quantity, with values from 0, the first colour, to 1, the last.
+        zeros: masks of the cells that are exactly 0, per quantity.
+        edges: the steps between columns.
+        limits: the values of the first and the last colour per quantity, as logarithms on a log scale.
+        is_last: whether this is the last run, which has the label of the colour bar.
+    """
     n = len(rows.names)
     reach = edges[[0, -1]], [-0.5, n - 0.5]
     if len(quantities) == 1:
@@ -167,7 +176,7 @@ def _heat_panel(
     if any(map(np.any, zeros)):
         cells, by = (np.array(zeros), ("quantity",)) if len(quantities) > 1 else (zeros[0], ())
         grey = Heatmap(cells.astype(np.uint8), *reach, palette="quiet", limits=(0.1, 1.0), scale="log", by=by)
-        layers.append(replace(grey, name="exactly 0"))  # on a log scale 0 has no colour
+        layers.append(replace(grey, name="exactly 0"))  # zeros are drawn in grey, other cells stay transparent
     x, y = _bad_cells(run, rows, edges)
     if x.size:
         layers.append(Points(x, y, marker="cross", size=5, style=1, name="not finite"))
@@ -181,13 +190,13 @@ def _heat_panel(
 
 
 def _height(n_rows: int) -> float:
-    """Of the image with its words, in inches."""
+    """Return the height of a heat map with its labels, in inches."""
     return min(max(2.2, 0.17 * n_rows + 0.8), 3.6)
 
 
 def _bar(values: list[list[str]], labels: list[str], height: float, by: tuple[str, ...] = ()) -> Panel:
-    """The colours from the first to the last, with a label and three values for each of what is chosen."""
-    inch = 1 / (height - 0.7)  # as a share of the panel, without the words below
+    """Return a colour bar with a label and three values for each choice of the controls `by`."""
+    inch = 1 / (height - 0.7)  # as a fraction of the panel's height, without the labels below
     steps, top = np.linspace(0.0, 1.0, 256)[:, None], 1 - 0.4 * inch
     layers: list[Layer] = [Heatmap(steps, [0.0, 0.12], [0.0, top], limits=(0.0, 1.0))]
     for k, place in enumerate((0.05 * inch, top / 2, top - 0.05 * inch)):
@@ -198,13 +207,19 @@ def _bar(values: list[list[str]], labels: list[str], height: float, by: tuple[st
 
 
 def histogram_control(runs: Iterable[Run]) -> list[Control]:
-    """The control "histogram" that says of what the histograms are, where these runs have several kinds."""
+    """Return the control "histogram", which selects the kind of histograms, in a list; empty if the runs have one kind."""
     kinds = list(dict.fromkeys(what for run in runs for what in _kinds(run)))
     return [Control("histogram", "histogram of the", kinds, 0, "choice")] if len(kinds) > 1 else []
 
 
 def kept_histograms(kept: dict[int, tuple[int, Any]], run: Run, rows: Rows, kinds: Sequence[Control]) -> Panel | None:
-    """The panel of `_histogram_panel`, made again only when there are more of them, which come seldom; and marks of now."""
+    """Return the panel of histograms, with current marks of bad gradients; None if there are no histograms.
+
+    Args:
+        kept: the cache of panels, by the id of the run; a panel is remade when the run has new histograms.
+        run, rows: the run, and its tensors as rows.
+        kinds: the control "histogram" in a list, or an empty list; see `histogram_control`.
+    """
     number = sum(map(len, run.histograms.values()))
     if kept.get(id(run), (None,))[0] != number:
         kept[id(run)] = number, _histogram_panel(run, rows, [str(kind) for control in kinds for kind in control.values])
@@ -213,13 +228,13 @@ def kept_histograms(kept: dict[int, tuple[int, Any]], run: Run, rows: Rows, kind
 
 
 def _histogram_panel(run: Run, rows: Rows, kinds: Sequence[str] = ()) -> Panel | None:
-    """Histograms over the steps of the row that the control "layer" chooses; None where there are none.
+    """Return histograms over the steps of the row that the control "layer" selects; None if there are none.
 
-    Rows are bins, of equal height, of values from the least to the greatest that there are; zeros have more room.
+    Each bin from the smallest to the greatest recorded value has a row of equal height; the bin of zeros has more.
 
     Args:
-        run, rows: whose.
-        kinds: which the control "histogram" chooses from; empty: there is none.
+        run, rows: the run, and its tensors as rows.
+        kinds: the kinds that the control "histogram" selects from; empty if there is no such control.
     """
     shown = list(kinds) or _kinds(run)
     if not _kinds(run):
@@ -240,7 +255,7 @@ def _histogram_panel(run: Run, rows: Rows, kinds: Sequence[str] = ()) -> Panel |
     used = np.flatnonzero(shares.any(axis=(0, 1, 2)))
     low, high = (int(used[0]), int(used[-1]) + 1) if used.size else (0, shape[2])
     zero = int(np.searchsorted(run.edges, 0.0, side="right")) if (run.edges <= 0).any() else -1
-    more = (high - low) // 16 if low <= zero < high else 0  # rows for zeros besides the first
+    more = (high - low) // 16 if low <= zero < high else 0  # additional rows for the bin of zeros
     bins = [*range(low, high), *[zero] * more]
     cells = np.rint(10_000 * shares[..., sorted(bins)]).astype(np.int16)
     cells[(cells == 0) & (shares[..., sorted(bins)] > 0)] = 1
@@ -248,24 +263,25 @@ def _histogram_panel(run: Run, rows: Rows, kinds: Sequence[str] = ()) -> Panel |
     reach, by = (steps[[0, -1]], [0, len(bins)]), ("histogram", "layer") if kinds else ("layer",)
     image = Heatmap(cells, *reach, limits=(1, 10_000), scale="log", label="elements of 10,000", by=by)
     what = "values" if kinds else f"values in the {shown[0]}"
-    label = what if zero >= 0 else f"absolute {what}"  # as earlier versions have recorded them
+    label = what if zero >= 0 else f"absolute {what}"  # earlier versions recorded absolute values
     up = Axis(label, 0, len(bins), ticks=_bin_ticks(run.edges, low, high, zero, more))
     return Panel(Axis("step", *steps[[0, -1]].tolist()), up, [image])
 
 
 def _bin_ticks(edges: np.ndarray, low: int, high: int, zero: int, more: int) -> list[tuple[float, str]]:
-    """Ticks of an axis of bins from `low` to `high`: 0, and to either side up to two powers of ten.
+    """Return the ticks of an axis of bins: 0, and up to two powers of ten on either side.
 
     Args:
-        edges: between bins.
-        low, high: the first bin, and the one after the last.
-        zero: the bin of zeros, -1 for none; it is `more` bins higher than others.
+        edges: the edges between bins.
+        low, high: the first bin, and the bin after the last.
+        zero: the bin of zeros, or -1 for none.
+        more: the additional height of the bin of zeros, in bins.
     """
 
     def place(value: float) -> float | None:
         k = int(np.searchsorted(edges, value, side="right"))
         if not (low <= k < high and 0 < k < len(edges)) or np.abs(edges[[k - 1, k]]).min() < 2.0**-28:
-            return None  # the bins next to that of zeros have no other end
+            return None  # bins next to the zeros end at 0, which has no logarithm
         ends = np.log(np.abs(edges[[k - 1, k]]))
         return k - low + more * (k > zero >= 0) + float((np.log(abs(value)) - ends[0]) / (ends[1] - ends[0]))
 
@@ -280,7 +296,7 @@ def _bin_ticks(edges: np.ndarray, low: int, high: int, zero: int, more: int) -> 
 
 
 def _kinds(run: Run) -> list[str]:
-    """What there are histograms of."""
+    """Return the kinds of recorded histograms: "gradient", "update" and "weight" or a part of them."""
     return [what for what in ("gradient", "update", "weight") if _has(run, f"{what}_histogram")]
 
 
@@ -289,34 +305,37 @@ def _has(run: Run, name: str) -> bool:
 
 
 def _edges(start: float, stop: float, count: int) -> np.ndarray:
-    """Edges between columns of which the first has the first step in its middle, and the last one the last."""
+    """Return the edges of `count` equal columns; the first is centred on the first step, and the last on the last step."""
     half = 0.5 * (stop - start) / (count - 1) if count > 1 else 0.5
     edges: np.ndarray = np.linspace(start - half, stop + half, count + 1)
     return edges
 
 
 def _columns(curve: Curve, values: np.ndarray, edges: np.ndarray, largest: bool = False) -> np.ndarray:
-    """Values [n, ...] of a curve's points as those of columns: means, or the largest, or of an empty one what was before."""
+    """Aggregate values [n, ...] of a curve's points in columns: means, or maxima with `largest`.
+
+    An empty column repeats the one before it.
+    """
     count = len(edges) - 1
     column = np.clip(np.searchsorted(edges, (curve.first + curve.last) / 2, side="right") - 1, 0, count - 1)
     met, starts = np.unique(column, return_index=True)
     if len(met) == len(values):
-        found = values
+        aggregates = values
     elif largest:
         ends = np.append(starts[1:], len(values))
-        found = values[starts]
-        for k in range(1, int((ends - starts).max())):  # quicker than reduceat, which goes through each tensor by itself
-            np.fmax(found, values[np.minimum(starts + k, ends - 1)], out=found)
+        aggregates = values[starts]
+        for k in range(1, int((ends - starts).max())):  # quicker than reduceat, which loops over the tensors
+            np.fmax(aggregates, values[np.minimum(starts + k, ends - 1)], out=aggregates)
     else:
-        there = np.isfinite(values)
-        number = np.add.reduceat(there, starts, axis=0)
-        total = np.add.reduceat(np.where(there, values, 0.0), starts, axis=0)
-        found = np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
-    return found[np.clip(np.searchsorted(met, np.arange(count), side="right") - 1, 0, len(met) - 1)]
+        finite = np.isfinite(values)
+        number = np.add.reduceat(finite, starts, axis=0)
+        total = np.add.reduceat(np.where(finite, values, 0.0), starts, axis=0)
+        aggregates = np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
+    return aggregates[np.clip(np.searchsorted(met, np.arange(count), side="right") - 1, 0, len(met) - 1)]
 
 
 def _limits(several: list[np.ndarray], logarithmic: bool) -> tuple[float, float]:
-    """The values of the first and the last colour of all these cells; their logarithms where the scale is one."""
+    """Return the values of the first and the last colour, the 1st and 99th percentiles; as log10 if `logarithmic`."""
     cells = np.concatenate([each.ravel() for each in several])
     known = cells[np.isfinite(cells) & ((cells > 0) if logarithmic else True)]
     if logarithmic:
@@ -328,7 +347,7 @@ def _limits(several: list[np.ndarray], logarithmic: bool) -> tuple[float, float]
 
 
 def _scaled(cells: np.ndarray, low: float, high: float, logarithmic: bool) -> np.ndarray:
-    """Cells as shares of the way from the first colour to the last."""
+    """Scale cells to 0 for the first colour and 1 for the last; NaN and infinity become NaN."""
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.log10(cells) if logarithmic else cells
         shares = np.clip((values - low) / (high - low), 0.0, 1.0)
@@ -341,11 +360,11 @@ def _value(share: Any, low: float, high: float, logarithmic: bool) -> Any:
 
 
 def _bad_cells(run: Run, rows: Rows, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where to mark gradients that are not finite: columns' middles, and rows. Neighbours have one mark for all."""
-    found = nonfinite_gradients(run)
-    if found is None or not found[1].any():
+    """Return x and y of crosses that mark gradients that are not finite; neighbouring cells share a cross."""
+    nonfinite = nonfinite_gradients(run)
+    if nonfinite is None or not nonfinite[1].any():
         return np.zeros(0), np.zeros(0)
-    curve, bad = found
+    curve, bad = nonfinite
     cells = rows.of("gradient_nonfinite", _columns(curve, bad.astype(np.float64), edges, largest=True)).T > 0
     middles = (edges[:-1] + edges[1:]) / 2
     marks = [apart(middles[row], (edges[-1] - edges[0]) / MARKS) for row in cells]

@@ -28,28 +28,29 @@ __all__ = ["LossView"]
 
 
 class LossView(RunView):
-    """Losses of one or several runs, and below them their other scalars, such as accuracies, and their learning rates.
+    """Losses, other scalars such as accuracies, and learning rates of one or several runs over the steps.
 
-    A scalar and the same of the validation data, such as "loss" and "val_loss", share a panel; others have their own.
+    A scalar and its validation counterpart, such as "loss" and "val_loss", share a panel.
 
-    Each is drawn twice: faint as it was, with the smallest and largest values of steps that share a point, and strong, as
-    the average over a window of steps around each, on a log scale the geometric one; the legend names the width. Towards
-    the ends, where one side of the window is empty, the average follows the trend of the other: a straight line, or on a
-    log scale an exponential, stays what it is, and a run that branches off another one begins where that is. Crosses at
-    the bottom stand for steps whose loss is not finite, thin lines for new epochs where a scalar "epoch" was recorded. A
-    learning rate holds until the next one takes its place.
+    Each scalar is drawn twice: a faint line as recorded, with a band from the smallest to the largest value of the steps
+    that share a point; and a strong line that averages over a window of steps around each step, geometrically on a log
+    scale. The legend names the width of the window. Near the ends the average follows the trend, so that a straight line,
+    or on a log scale an exponential, is unchanged, and a run that branches off another run begins at its curve. Crosses at
+    the bottom mark steps with a loss that is not finite. Thin lines mark new epochs, if a scalar "epoch" was recorded.
+    Learning rates are step curves.
 
     Args:
-        runs: a `Recorder`, a `Run`, a `RunSet`, or several recorders and runs.
-        scalars: names of the scalars to draw; a run may lack some. None: all that have been recorded, as they come.
-        smoothing: the width of the window at first, in steps, >= 0; 0 draws no average. None follows from the number of
-            values of the longest curve: about a twentieth of it, more of a short one. A slider sets it.
-        scale: "log" or "linear", of the losses; with "log" it is linear while no loss is above 0.
-        axis: "step", "epoch" or "seconds": the last two where scalars of these names were recorded.
-        **settings: as for `View`.
+        runs: a `Recorder`, a `Run`, a `LiveLoop`, a `RunSet`, or an iterable of recorders, runs and loops.
+        scalars: the names of the scalars to draw; a run may lack some of them. None draws all recorded scalars.
+        smoothing: the initial width of the window in steps, >= 0, which a slider changes; 0 draws no average. None is about
+            a twentieth of the number of values of the longest curve, and a larger share for short curves.
+        scale: the scale of the losses, "log" or "linear"; "log" becomes linear while no loss is above 0.
+        axis: the horizontal axis, "step", "epoch" or "seconds". The latter two need scalars of these names in all runs.
+        **settings: `name`, `theme` and `budget` of `View`.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit.
+        TypeError: `runs` is or contains something else.
+        ValueError: `runs` or `scalars` is empty, or another argument is out of its range.
 
     Example:
         >>> from tristep.viz import LossView, Run
@@ -88,13 +89,13 @@ class LossView(RunView):
         return scalar_names(self.runs) if self._scalars is None else self._scalars
 
     def on_control(self, name: str, value: Any, index: int) -> None:
-        """Another horizontal axis."""
+        """Change the horizontal axis when the control "axis" is set."""
         if name == "axis":
             self.axis = value
             super().refresh()
 
     def scene(self) -> Scene:
-        """The picture as data."""
+        """Return the current picture as data, which every renderer can draw."""
         names = self.scalars
         smoothing = smoothing_control(self.runs, names, self._smoothing)
         known = [(run, scalar, run.scalars.get(scalar, Series())) for run in self.runs for scalar in names]
@@ -107,11 +108,11 @@ class LossView(RunView):
         epochs, rates = self._epoch_marks(), self._rates()
         panels = []
         for group in grouped(names):
-            there = [i for i in curves if known[i][1] in group]
-            if not there:
+            members = [i for i in curves if known[i][1] in group]
+            if not members:
                 continue
             drawn = []
-            for i in there:
+            for i in members:
                 run, scalar, _ = known[i]
                 name = scalar if len(self.runs) == 1 else f"{run.name}, {scalar}" if len(names) > 1 else run.name
                 drawn.append((name, curves[i], along[i], i))
@@ -137,14 +138,14 @@ class LossView(RunView):
         at, values = middle_steps(known), known.mean
         begins = np.flatnonzero(np.diff(values, prepend=values[0] - 1) > 0)
         if self.axis == "epoch" and begins.size > 1 and (values == np.floor(values)).all():
-            # Numbers of epochs: within one, time goes on.
+            # Whole epoch numbers were recorded: interpolate within each epoch.
             at, values = at[begins], values[begins]
             length = (at[-1] - at[0]) / (values[-1] - values[0])
             at, values = np.append(at, at[-1] + length), np.append(values, values[-1] + 1)
         return np.interp(steps, at, values)
 
     def _epoch_marks(self) -> np.ndarray | None:
-        """The steps at which the first run that knows began an epoch, unless these are too many to be seen."""
+        """Return the first step of each epoch of the first run that has epochs; None if they are too many to be seen."""
         if self.axis != "step":
             return None
         for run in self.runs:
@@ -161,13 +162,17 @@ class LossView(RunView):
 
 
 def _stacked(panels: list[Panel], reach: Axis, rates: list[Drawn]) -> tuple[list[Panel], tuple[float, ...]]:
-    """The first panel above all, others side by side below it, and rates at the bottom; and the heights of these rows."""
-    first, others = panels[0], panels[1:]
-    columns = max(len(others), 1)
+    """Place the first panel at the top, the next panels side by side below it, and learning rates at the bottom.
+
+    Returns:
+        The placed panels, and the heights of the rows in inches.
+    """
+    first, lower = panels[0], panels[1:]
+    columns = max(len(lower), 1)
     blank = replace(reach, label="")
-    placed = [replace(first, columns=columns, x=reach if not (rates or others) else blank)]
-    placed += [replace(panel, row=1, column=k, x=blank if rates else reach) for k, panel in enumerate(others)]
-    heights = [2.4, 1.6] if others else [4.0 if not rates else 3.75]
+    placed = [replace(first, columns=columns, x=reach if not (rates or lower) else blank)]
+    placed += [replace(panel, row=1, column=k, x=blank if rates else reach) for k, panel in enumerate(lower)]
+    heights = [2.4, 1.6] if lower else [4.0 if not rates else 3.75]
     if rates:
         placed.append(replace(rate_panel(rates, reach), row=len(heights), columns=columns))
         heights.append(1.25)

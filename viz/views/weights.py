@@ -1,4 +1,4 @@
-"""Updates against weights, norms, and what single weights do."""
+"""UpdateRatioView and WeightsView: update ratios, norms of tensors, and single weights over the steps."""
 
 from __future__ import annotations
 
@@ -18,53 +18,54 @@ from .series import MARKS, NOWHERE_FINITE, SOLID_GREY, apart, axis_value, drawab
 
 __all__ = ["UpdateRatioView", "WeightsView", "bad_gradients", "farthest_ratios", "norm_panel", "ratio_panel"]
 
-TARGET = (3e-4, 1e-3, 3e-3)  # of the update ratio: the usual advice is 1e-3, within half a decade
-MOST_NAMED = 8  # lines that can be told apart by their colours
+TARGET = (3e-4, 1e-3, 3e-3)  # the usual advice for the update ratio: 1e-3, within half a decade
+MOST_NAMED = 8  # the number of lines with distinct colours
 
 
 class UpdateRatioView(OneRunView):
-    """How much each step changes each tensor: the norm of the update over that of the weight.
+    """The update ratio of each tensor over the steps: the norm of its update divided by the norm of its weights.
 
-    About 1e-3 is what training that goes well usually has; a band shows half a decade around it. Up to 8 tensors are drawn
-    each by itself. Of more the middle 80 % are a band, and those farthest from 1e-3 over the later half are named.
+    In successful training it is usually about 1e-3; a band shows half a decade around it. Up to 8 tensors have a line each.
+    With more tensors a band shows the middle 80 % and a line the median, and the 5 tensors that are farthest from 1e-3 in
+    the later half of training have lines of their own.
 
     Args:
-        run: a `Recorder` or a `Run`.
-        **settings: as for `View`.
+        run: a `Recorder`, a `Run` or a `LiveLoop`.
+        **settings: `name`, `theme` and `budget` of `View`.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: `run` is something else.
     """
 
     def scene(self) -> Scene:
-        """The picture as data."""
+        """Return the current picture as data, which every renderer can draw."""
         panel = ratio_panel(self.run)
         if panel is None:
             return self.said(empty_scene("no update ratios recorded yet"))
         return self.said(Scene([panel], self.title("How far each update moves its tensor")))
 
     def _words(self) -> str:
-        """What there is to be seen, and what looks wrong, in sentences."""
+        """Return the description of `RunView`, and the tensors with the update ratios farthest from 1e-3."""
         worst = [f"{name} {ratio:.1g}" for name, ratio in farthest_ratios(self.run)[:5]]
         return super()._words() + (f"\nfarthest from 1e-3: {', '.join(worst)}" if worst else "")
 
 
 class WeightsView(OneRunView):
-    """Norms of a tensor, of its gradient and of its update over the steps, the angle between these two, and single weights.
+    """The norms of a tensor's weights, gradient and update over the steps, the cosine of the latter two, and single weights.
 
-    A choice says which tensor; of more than 64 it has those of a module together, too. Single weights are there of those
-    tensors of which the recorder followed some (see `Recorder`'s `weights`).
+    A choice selects the tensor; with more than 64 tensors it also has whole modules. Single weights are drawn for tensors
+    some weights of which were recorded (see `weights` of `Recorder`).
 
     Args:
-        run: a `Recorder` or a `Run`.
-        **settings: as for `View`.
+        run: a `Recorder`, a `Run` or a `LiveLoop`.
+        **settings: `name`, `theme` and `budget` of `View`.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: `run` is something else.
     """
 
     def scene(self) -> Scene:
-        """The picture as data."""
+        """Return the current picture as data, which every renderer can draw."""
         rows = Rows(self.run)
         followed = {name: series for name, series in self.run.weights.items() if len(series)}
         panels: list[Panel] = []
@@ -94,12 +95,12 @@ class WeightsView(OneRunView):
         ends, values = [], []
         most = 0
         for name, series in followed.items():
-            curve, own = series.curve(), [rows.row_of(name), rows.choice_of(name)]
+            curve, choices = series.curve(), [rows.row_of(name), rows.choice_of(name)]
             ends += [curve.first[:1], curve.last[-1:]]
             values.append(curve.mean)
             for k in range(min(series.shape[0], MOST_NAMED)):
                 y = np.full((len(rows.choices), len(curve.first)), np.nan)
-                y[own] = drawable(curve.mean[:, k])
+                y[choices] = drawable(curve.mean[:, k])
                 label = "" if k < most else f"followed weight {k + 1}"
                 layers.append(Line(middle_steps(curve), y, by=("layer",), style=k, name=label))
             most = max(most, min(series.shape[0], MOST_NAMED))
@@ -107,7 +108,7 @@ class WeightsView(OneRunView):
 
 
 def norm_panel(run: Run, rows: Rows) -> Panel | None:
-    """Norms of a row's weights, gradients and updates; None where there is none."""
+    """Return a panel of the norms of weights, gradients and updates of the selected row; None if no norm was recorded."""
     layers: list[Layer] = []
     ends, values = [], []
     for i, what in enumerate(("weight", "gradient", "update")):
@@ -130,16 +131,20 @@ def norm_panel(run: Run, rows: Rows) -> Panel | None:
 
 
 def bad_gradients(run: Run, rows: Rows | None, across: Axis, vertical: Axis) -> list[Layer]:
-    """Crosses at the bottom of a panel where gradients are not finite: of the row that the control "layer" chooses, or all.
+    """Return crosses at the bottom of a panel, at steps with gradients that are not finite.
 
     Args:
-        rows: None for those of all tensors.
+        run: the recorded run.
+        rows: the rows from which the control "layer" selects one; None marks steps with a bad gradient in any tensor.
         across, vertical: the panel's axes.
+
+    Returns:
+        A layer of crosses, or an empty list if all gradients are finite.
     """
-    found = nonfinite_gradients(run)
-    if found is None or not found[1].any():
+    nonfinite = nonfinite_gradients(run)
+    if nonfinite is None or not nonfinite[1].any():
         return []
-    curve, bad = found
+    curve, bad = nonfinite
     counts = bad.astype(np.float64)
     counts = counts.sum(axis=1, keepdims=True) if rows is None else rows.of_choices("gradient_nonfinite", counts)
     marks = [apart(middle_steps(curve)[here > 0], (across.high - across.low) / MARKS) for here in counts.T]
@@ -153,7 +158,7 @@ def bad_gradients(run: Run, rows: Rows | None, across: Axis, vertical: Axis) -> 
 
 
 def ratio_panel(run: Run) -> Panel | None:
-    """Update ratios of the tensors; None where there is none."""
+    """Return a panel of the tensors' update ratios; None if no update ratio was recorded."""
     series = run.tensors.get("update_ratio")
     if series is None or not len(series):
         return None
@@ -184,7 +189,7 @@ def ratio_panel(run: Run) -> Panel | None:
 
 
 def farthest_ratios(run: Run) -> list[tuple[str, float]]:
-    """Tensors by how far their median ratio over the later half is from 1e-3, the farthest first."""
+    """Return (tensor name, median update ratio in the later half), beginning with the ratio farthest from 1e-3."""
     series = run.tensors.get("update_ratio")
     if series is None or not len(series):
         return []
