@@ -1,4 +1,4 @@
-"""Figures of losses and learning rates that are at hand as plain numbers."""
+"""Figures of losses and learning rates given as plain numbers."""
 
 from __future__ import annotations
 
@@ -28,23 +28,28 @@ def plot_training(
     ylabel: str = "training loss",
     smoothing: int | None = None,
 ) -> Figure:
-    """Loss curves of several runs on a log scale, above their learning rates: `LossView` of plain numbers.
+    """Draw the loss curves of several runs on a log scale, above their learning rates, from plain numbers.
 
-    A curve is drawn twice: faint as it is, and as the average over a window of updates around each, geometric on the log
-    scale, which follows the trend at the ends; the legend says how wide it is.
+    A curve is drawn twice: faint as given, and strong as the average over a window of updates around each update, geometric
+    on the log scale, which follows the trend at the ends. The legend names the width of the window. `LossView` draws
+    recorded runs in the same way.
 
     Args:
-        losses: by the run's name, its loss at every update, [n_updates]. Crosses stand for values that are not finite; those
-            that are not above 0 leave gaps, unless none is: then the scale is linear.
-        learning_rates: by name, the rate of every update, for some or all of the runs; None leaves them out.
-        notes: by name, words to be put below the picture.
-        title: what stands above; empty for nothing.
-        xlabel, ylabel: what the axes say.
-        smoothing: the width of the window in updates, >= 1; 1 draws the losses as they are. None takes a twentieth of the
-            longest run.
+        losses: a dict from the name of a run to its loss at every update, [n_updates]. Crosses mark values that are not
+            finite. Values that are not above 0 leave gaps; if no value is above 0, the scale is linear.
+        learning_rates: a dict from the name of a run to its learning rate at every update, for some or all of the runs; None
+            draws none.
+        notes: a dict from the name of a run to a text below the picture.
+        title: the title; empty for none.
+        xlabel, ylabel: the labels of the horizontal axis and of the loss axis.
+        smoothing: the width of the window in updates, >= 1; 1 draws no average. None is a twentieth of the longest run.
+
+    Returns:
+        A matplotlib figure.
 
     Raises:
-        ValueError: there is no run, a run has no loss, or names or lengths do not go together.
+        ValueError: `losses` or a run in it is empty, `learning_rates` or `notes` has a name that `losses` lacks, the numbers
+            of rates and losses of a run differ, or `smoothing` is below 1.
 
     Example:
         >>> from tristep import viz
@@ -53,8 +58,8 @@ def plot_training(
     """
     curves = _curves("losses", losses)
     rates = _curves("learning_rates", learning_rates) if learning_rates else {}
-    for argument, given in (("learning_rates", rates), ("notes", notes or {})):
-        if unknown := [name for name in given if name not in curves]:
+    for argument, by_name in (("learning_rates", rates), ("notes", notes or {})):
+        if unknown := [name for name in by_name if name not in curves]:
             raise ValueError(f"{argument} has {unknown[0]!r}: losses has no such run, only {', '.join(map(repr, curves))}")
     for name in rates:
         if len(learning_rates[name]) != len(losses[name]):  # type: ignore[index]
@@ -88,17 +93,20 @@ def plot_schedules(
     xlabel: str = "update",
     ylabel: str = "learning rate",
 ) -> Figure:
-    """Learning rates over the updates, of schedules as they will be or of runs as they were.
+    """Draw learning rates over the updates, from schedules or from lists of rates.
 
     Args:
-        schedules: by name, a callable from the number of updates to a rate, such as those of `tristep.lr_scheduler`, which
-            is asked for the updates 1 to `n_updates`; or the rates of updates 1, 2, ... themselves.
-        n_updates: how far to draw, >= 1; needed where a callable is given.
-        title: what stands above; empty for nothing.
-        xlabel, ylabel: what the axes say.
+        schedules: a dict from a name to a callable from the number of updates to a learning rate, such as the schedules of
+            `tristep.lr_scheduler`; or to the list of the rates at updates 1, 2, ...
+        n_updates: the last update drawn, >= 1; required with a callable. None draws lists whole.
+        title: the title; empty for none.
+        xlabel, ylabel: the labels of the axes.
+
+    Returns:
+        A matplotlib figure.
 
     Raises:
-        ValueError: there is no schedule, or none of its values, or `n_updates` is missing or too small.
+        ValueError: `schedules` or a list in it is empty, or `n_updates` is missing or below 1.
 
     Example:
         >>> from tristep import lr_scheduler, viz
@@ -135,7 +143,7 @@ def _curves(argument: str, given: Mapping[str, Sequence[float]]) -> dict[str, Cu
 
 
 def _drawn(scene: Scene, label: str, curves: Mapping[str, Curve]) -> Figure:
-    """The figure, with its last finite values in words."""
+    """Return the scene as a figure; its alternative text has the last finite value of each curve."""
     ends = {name: curve.mean[np.isfinite(curve.mean)][-1:] for name, curve in curves.items()}
     from ..render.matplotlib import draw
 

@@ -1,4 +1,4 @@
-"""Functions of two variables in views, and the optimizers that run on them."""
+"""Layers, axes and panels for functions of two variables, and for the optimizers that run on them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ __all__ = [
     "with_rate",
 ]
 
-GRID = 161  # points of a surface along each side
-LEAST = 1e-12  # of losses on a log scale
+GRID = 161  # grid points along each side of a surface
+LEAST = 1e-12  # the smallest loss on a log scale
 On = str | Function | Callable[[torch.Tensor], torch.Tensor]
 
 
 def function_layers(where: Function, xlim: tuple[float, float], ylim: tuple[float, float]) -> list[Layer]:
+    """Return the layers that draw a function as a surface with stars at its minima, within the limits of x and y."""
     x, y = np.linspace(*xlim, GRID), np.linspace(*ylim, GRID)
     points = torch.from_numpy(np.stack(np.meshgrid(x, y), axis=-1))
     with torch.no_grad():
@@ -49,73 +50,88 @@ def function_layers(where: Function, xlim: tuple[float, float], ylim: tuple[floa
 
 
 def function_panel(where: Function, layers: Sequence[Layer], **others: Any) -> Panel:
+    """Return a panel with the axes of a function; `others` are further arguments of `Panel`."""
     return Panel(Axis("x", *where.xlim), Axis("y", *where.ylim), layers, **others)
 
 
 def loss_above(losses: np.ndarray, trajectories: Trajectories) -> np.ndarray:
-    """Some of the losses of trajectories, above the least there is."""
+    """Return losses minus the least loss of `trajectories`, at least 1e-12; NaN where they are not finite."""
     height = losses.astype(np.float64) - trajectories.least
     return np.where(np.isfinite(height), np.maximum(height, LEAST), np.nan)
 
 
 def loss_axis(trajectories: Trajectories, losses: np.ndarray) -> Axis:
-    """With room for all of these, but for what is far above the losses at the start or hardly above the least."""
+    """Return a log axis for losses; it leaves out values below 1e-9 and above 100 times the largest loss at the start."""
     height = loss_above(losses, trajectories)
     highest = 100 * np.nanmax(height[..., 0])
     return Axis.over(loss_label(trajectories.function), np.clip(height, 1e-9, max(highest, 1e-8)), scale="log")
 
 
 def ways(trajectories: Trajectories, labels: Mapping[str, str], values: Any, by: tuple[str, ...] = ()) -> list[list[Line]]:
-    """The paths of all optimizers from the first start, and their losses, up to the control "step".
+    """Return two lists of lines, the paths of all optimizers from the first start and their losses, up to control "step".
 
     Args:
-        labels: what the legend calls each.
-        values: which of the values that were varied, one or a slice.
-        by: the control that chooses one of a slice.
+        trajectories: the simulated trajectories.
+        labels: the legend's label for the name of each optimizer.
+        values: an index or a slice of the values that were varied.
+        by: the control that selects one value of a slice.
     """
-    found: list[list[Line]] = [[], []]
+    path_lines, loss_lines = list[Line](), list[Line]()
     for i, name in enumerate(trajectories.names):
         path, losses = trajectories.paths[i, values, 0], loss_above(trajectories.losses[i, values, 0], trajectories)
-        for lines, x, y in ((found[0], path[..., 0], path[..., 1]), (found[1], np.arange(trajectories.steps + 1), losses)):
-            lines.append(Line(x, y, name=labels[name], style=i, by=by, upto="step", head=lines is found[0]))
-    return found
+        look: dict[str, Any] = {"name": labels[name], "style": i, "by": by, "upto": "step"}
+        path_lines.append(Line(path[..., 0], path[..., 1], head=True, **look))
+        loss_lines.append(Line(np.arange(trajectories.steps + 1), losses, **look))
+    return [path_lines, loss_lines]
 
 
 def loss_panel(trajectories: Trajectories, losses: np.ndarray, layers: Sequence[Layer], **others: Any) -> Panel:
-    """Losses over the steps, on an axis with room for some of them."""
+    """Return a panel of losses over the steps, with a log axis that fits `losses`; `others` are arguments of `Panel`."""
     return Panel(Axis("step", 0, trajectories.steps), loss_axis(trajectories, losses), layers, **others)
 
 
 def loss_label(where: Function) -> str:
+    """Return the label of an axis of losses on a function, which depends on whether its minimum is known."""
     return "f(x, y) above its minimum" if where.minima else "f(x, y) above the least seen"
 
 
 def plainer_ones(optimizers: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """What a legend calls optimizers, with the plainer one whose steps one takes here; and the same as a note."""
-    found = {name: plainer(name, given) for name, given in optimizers.items()}
-    labels = {name: label(name, other) for name, other in found.items()}
-    same = ", ".join(f"{name} takes the steps of {other}" for name, other in found.items() if other)
+    """Return the legend's labels of optimizers, and a list of notes about optimizers that equal a simpler one here.
+
+    An optimizer that takes the same steps on two variables as a simpler one has both names in its label.
+    """
+    simpler = {name: plainer(name, given) for name, given in optimizers.items()}
+    labels = {name: label(name, other) for name, other in simpler.items()}
+    same = ", ".join(f"{name} takes the steps of {other}" for name, other in simpler.items() if other)
     return labels, [f"On two variables {same}: what is different elsewhere is not in this picture."] if same else []
 
 
 def rounded(value: float) -> float:
+    """Round a number to three digits."""
     return float(f"{value:.3g}")
 
 
 def has_rate(given: Any) -> bool:
+    """Return whether the settings of an optimizer include its learning rate."""
     return isinstance(given, Mapping) and "learning_rate" in given
 
 
 def with_rate(given: Any, rate: float, label: str | None = None) -> Any:
-    """What is to run, at this rate."""
-    own: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"optimizer": given}
-    if label is not None and "optimizer" not in own:
-        own["optimizer"] = label
-    return own | {"learning_rate": rate}
+    """Return the settings of an optimizer with learning rate `rate`.
+
+    Args:
+        given: a dict of settings, or an optimizer.
+        rate: the learning rate.
+        label: the optimizer's name, if settings do not name it.
+    """
+    settings: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"optimizer": given}
+    if label is not None and "optimizer" not in settings:
+        settings["optimizer"] = label
+    return settings | {"learning_rate": rate}
 
 
 def starts_around(where: Function, n: int, seed: int, start: Sequence[float] | None = None) -> np.ndarray:
-    """A start, by default the function's, and others within a sixth of the drawn part around it: [n, 2]."""
+    """Return starts [n, 2]: `start`, by default the function's, and random ones within a sixth of the plot around it."""
     spread = [(high - low) / 12 for low, high in (where.xlim, where.ylim)]
     drawn = np.random.default_rng(seed).uniform(-1, 1, (n, 2)) * spread
     drawn[0] = 0

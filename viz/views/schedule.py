@@ -1,4 +1,4 @@
-"""ScheduleView: learning rates over the updates, as they will be, as they were, and as one draws them by hand."""
+"""ScheduleView: past and future learning rates over the updates, and an editor of schedules."""
 
 from __future__ import annotations
 
@@ -31,26 +31,28 @@ Schedule = str | Callable[[int], float] | Trainer | TorchSchedule
 class ScheduleView(View):
     """Learning rates of one or several schedules over the number of updates.
 
-    Of a `Trainer` what has been is drawn solid, and what is to come dashed. A schedule of torch's is asked on a copy with an
-    optimizer of its own: the real ones stay as they are; of that only what is to come is known. With `knots` a schedule can
-    be drawn by hand: its points are dragged, or set by `move`; a double click, or Enter at the keyboard's cursor, adds one;
-    and a button removes the one that was moved or added last, or that a choice names. Below is the code that makes it.
+    A `Trainer`'s past rates are a solid line, and its future rates a dashed one. A torch schedule shows only future rates,
+    which come from a copy of it, so that the schedule and its optimizer do not change. With `knots`, the user can draw a
+    piecewise schedule through these points: drag them, or call `move`; add a point by a double click, or by Enter at the
+    keyboard's cursor; remove the selected point, or the one moved or added last, by a button. The code that makes the
+    schedule is shown below.
 
     Args:
-        schedules: a callable from the number of updates to a rate, such as those of `tristep.lr_scheduler`, or the name of
-            one of these, "cosine" say, which ends at `n_updates`, or at 1,000; a `Trainer`; a schedule of
-            `torch.optim.lr_scheduler`; or a dict of these by name. None: only `knots`.
-        n_updates: how far to draw, >= 1; None is as far as the schedules and knots say something, where they do.
-        knots: pairs (update count, learning rate), at least two, with increasing update counts, to be dragged.
-        scale: "linear" or "log": of the rates, and of the lines between knots.
-        loss: a `Recorder`, a `Run` or a `LiveLoop` whose losses, and rates up to now, to show as well.
-        **settings: as for `View`.
+        schedules: a callable from the number of updates to a learning rate, such as the schedules of
+            `tristep.lr_scheduler`; the name of one of these, such as "cosine", which then ends at `n_updates`, or at 1,000;
+            a `Trainer`; a schedule of `torch.optim.lr_scheduler`; or a dict of these by name. None draws only `knots`.
+        n_updates: the last update drawn, >= 1; None takes it from the lengths of the schedules and the last knot.
+        knots: the draggable points, at least two pairs (update count, learning rate) with increasing update counts.
+        scale: the scale of the learning rates, "linear" or "log", and of the interpolation between knots.
+        loss: a `Recorder`, a `Run` or a `LiveLoop`, whose losses and past learning rates are drawn too.
+        **settings: `name`, `theme` and `budget` of `View`.
 
     Attributes:
-        knots: where they are now. Those that a person has put somewhere have rates of three digits.
+        knots: the current points. Points that the user has placed have rates rounded to three digits.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit.
+        TypeError: an argument has the wrong type, or a schedule depends on losses, as torch's `ReduceLROnPlateau` does.
+        ValueError: an argument is out of its range, there is nothing to draw, or no schedule tells `n_updates`.
 
     Example:
         >>> from tristep.viz import ScheduleView
@@ -82,42 +84,42 @@ class ScheduleView(View):
         self._recorders = [loss] if isinstance(loss, Recorder) else []
         self._run = loss.run if isinstance(loss, Recorder) else loss
         self._wanted = None if n_updates is None else validation.integer("n_updates", n_updates, low=1)
-        self._n_updates()  # or an error
-        self._trainer = next((each for each in self.schedules.values() if isinstance(each, Trainer)), None)
-        self._chosen = 0  # a knot
+        self._n_updates()  # raises if the number of updates is unknown
+        self._trainer = next((item for item in self.schedules.values() if isinstance(item, Trainer)), None)
+        self._chosen = 0  # the number of the selected knot
         self._top = max((rate for _, rate in self.knots or ()), default=0.0)
         super().__init__(**settings)
 
     @property
     def schedule(self) -> InterpolatedScheduler:
-        """The schedule that the knots make.
+        """The schedule that interpolates between the knots.
 
         Raises:
-            ValueError: there are no knots.
+            ValueError: the view has no knots.
         """
         if self.knots is None:
             raise ValueError("this view has no knots to make a schedule of: give it knots=[(0, 0.1), (1000, 0.01)], say")
         numbers, rates = [number for number, _ in self.knots], [rate for _, rate in self.knots]
-        first = 1 if numbers[0] == 0 else 0  # what comes before the first knot is as that
+        first = 1 if numbers[0] == 0 else 0  # `base_lr` is the rate before the first knot
         return InterpolatedScheduler(numbers[first:], rates[first:], self.scale, base_lr=rates[0])
 
     def code(self) -> str:
-        """Python text that makes `schedule`.
+        """Return Python source code that creates `schedule`.
 
         Raises:
-            ValueError: there are no knots.
+            ValueError: the view has no knots.
         """
         return f"from tristep.lr_scheduler import InterpolatedScheduler\n\nschedule = {self.schedule!r}"
 
     def move(self, number: int, update: float, rate: float) -> None:
-        """Put a knot elsewhere: between its neighbours, and at a rate >= 0, with "log" > 0.
+        """Move a knot, which stays between its neighbours and at a rate >= 0, or > 0 on a log scale.
 
         Args:
-            number: which one, from 0.
-            update, rate: where to; what is out of reach becomes the nearest that is not.
+            number: the index of the knot, from 0.
+            update, rate: the new update count and learning rate; each is clipped to its allowed range.
 
         Raises:
-            ValueError: there is no such knot, or a number is not finite.
+            ValueError: the view has no knot `number`, or an argument is not finite.
         """
         knots = self._with_knot(number)
         update, rate = validation.number("update", update), validation.number("rate", rate)
@@ -128,18 +130,19 @@ class ScheduleView(View):
         knots[number] = (place if high is None else min(place, high), max(rate, least if self.scale == "log" else 0.0))
 
     def add(self, update: float, rate: float) -> int:
-        """Add a knot; where there is one already, it gets this rate.
+        """Add a knot, or change the rate of the knot at this update.
 
         Args:
-            update, rate: where; rates are >= 0, with "log" > 0, and what is out of reach becomes the nearest that is not.
+            update, rate: the update count, >= 0, and the learning rate, >= 0, or > 0 on a log scale; each is clipped to its
+                allowed range.
 
         Returns:
-            Its number, from 0.
+            The index of the knot, from 0.
 
         Raises:
-            ValueError: there are no knots, or a number is not finite.
+            ValueError: the view has no knots, or an argument is not finite.
         """
-        self.schedule  # or an error  # noqa: B018
+        self.schedule  # raises without knots  # noqa: B018
         assert self.knots is not None
         update, rate = validation.number("update", update), validation.number("rate", rate)
         place = max(round(update), 0)
@@ -150,10 +153,10 @@ class ScheduleView(View):
         return number
 
     def remove(self, number: int) -> None:
-        """Remove a knot.
+        """Remove the knot of index `number`, from 0.
 
         Raises:
-            ValueError: there is no such knot, or there would be less than two.
+            ValueError: the view has no such knot, or fewer than two would be left.
         """
         knots = self._with_knot(number)
         if len(knots) <= 2:
@@ -167,37 +170,37 @@ class ScheduleView(View):
         return self.knots
 
     def apply(self, trainer: Trainer) -> None:
-        """Let a trainer have `schedule` from its next update on.
+        """Set `schedule` as the learning-rate schedule of a trainer, from its next update on.
 
         Raises:
-            TypeError: it is no `Trainer`.
-            ValueError: there are no knots.
+            TypeError: `trainer` is not a `Trainer`.
+            ValueError: the view has no knots.
         """
         if not isinstance(trainer, Trainer):
             raise TypeError(f"trainer must be a Trainer, got {type(trainer).__name__}")
         trainer.optimizer.lr_scheduler = self.schedule
 
     def on_drag(self, event: str, number: int, x: float, y: float) -> None:
-        """A knot has been dragged."""
+        """Move the knot that the user has dragged."""
         if event == "knot" and self.knots is not None and number < len(self.knots):
             self._chosen = number
             self.move(number, x, _rounded(y))
             super().refresh()
 
     def on_click(self, event: str, x: float, y: float) -> None:
-        """A knot is to be added."""
+        """Add a knot where the user has double-clicked."""
         if event == "knot" and self.knots is not None:
             self._chosen = self.add(x, _rounded(y))
             super().refresh()
 
     def on_control(self, name: str, value: Any, index: int) -> None:
-        """A knot has been chosen."""
+        """Select the knot that the user has chosen."""
         if name == "knot":
             self._chosen = index
             super().refresh()
 
     def on_button(self, name: str) -> None:
-        """The trainer is to have the schedule, or a knot is to be removed."""
+        """Apply the schedule to the trainer, or remove the selected knot."""
         if name == "remove" and self.knots is not None and len(self.knots) > 2:
             self.remove(self._chosen)
             super().refresh()
@@ -209,7 +212,7 @@ class ScheduleView(View):
         return take_in(self._recorders, wait)
 
     def scene(self) -> Scene:
-        """The picture as data."""
+        """Return the current picture as data, which every renderer can draw."""
         n = self._n_updates()
         numbers = spread(1, n, POINTS)
         layers: list[Layer] = []
@@ -244,11 +247,11 @@ class ScheduleView(View):
             layers.append(Points(x, y, size=9, style=i, drag="knot", words=words))
             chosen = self.knots[self._chosen]
             layers.append(Points([chosen[0]], [chosen[1]], size=15, style=i, marker="ring"))
-            values += [rates, y, np.array([1.25 * self._top])]  # room to drag into
+            values += [rates, y, np.array([1.25 * self._top])]  # room above, into which to drag points
         if now is not None and 0 < now < n:
             layers.append(RefLine([float(now)], style="quiet", label="now"))
         across = Axis("update", 0.0, float(n)) if self.knots is None else Axis("update", -0.02 * n, 1.02 * n)
-        if self.scale == "log" and any((each > 0).any() for each in values):
+        if self.scale == "log" and any((rates > 0).any() for rates in values):
             vertical = Axis.over("learning rate", *values, scale="log", margin=0.15 if self.knots else 0.05)
         else:
             vertical = axis_from_zero("learning rate", *values)
@@ -275,7 +278,7 @@ class ScheduleView(View):
         )
 
     def describe(self) -> str:
-        """The schedules in sentences."""
+        """Return a line about each schedule, with its first, highest and last learning rate."""
         n = self._n_updates()
         lines, few = [], spread(1, n, 200)
         for name, schedule in self.schedules.items():
@@ -292,7 +295,7 @@ class ScheduleView(View):
         return "\n".join(lines)
 
     def _past(self, trainer: Trainer, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The rates up to now: recorded ones, or else what the schedule says that they were."""
+        """Return the past updates and their learning rates: the recorded ones, or else the schedule's."""
         recorded = None if self._run is None else self._run.scalars.get("learning_rate")
         if recorded is not None and len(recorded):
             curve = recorded.curve()
@@ -303,15 +306,15 @@ class ScheduleView(View):
     def _n_updates(self) -> int:
         if self._wanted is not None:
             return self._wanted
-        known = [self.knots[-1][0]] if self.knots is not None else []
+        lengths = [self.knots[-1][0]] if self.knots is not None else []
         for schedule in self.schedules.values():
             rule: Any = schedule.optimizer.lr_scheduler if isinstance(schedule, Trainer) else schedule
-            known += [int(getattr(rule, name)) for name in ("max_update", "total_steps", "T_max") if hasattr(rule, name)]
-            known += [int(max(rule.step) * 1.2)] if isinstance(getattr(rule, "step", None), list) else []
-            known += [2 * schedule.optimizer.num_update] if isinstance(schedule, Trainer) else []
-        if not max(known, default=0):
+            lengths += [int(getattr(rule, name)) for name in ("max_update", "total_steps", "T_max") if hasattr(rule, name)]
+            lengths += [int(max(rule.step) * 1.2)] if isinstance(getattr(rule, "step", None), list) else []
+            lengths += [2 * schedule.optimizer.num_update] if isinstance(schedule, Trainer) else []
+        if not max(lengths, default=0):
             raise ValueError("n_updates is missing: none of the schedules says how long it is")
-        return max(known)
+        return max(lengths)
 
 
 def _loss_panel(run: Run | None, across: Axis, smoothing: Control) -> Panel | None:
@@ -324,11 +327,20 @@ def _loss_panel(run: Run | None, across: Axis, smoothing: Control) -> Panel | No
 
 
 def scheduler(name: str, n_updates: int, **arguments: Any) -> LRScheduler:
-    """The schedule of a name, which ends after so many updates if it is of a kind that ends."""
-    asked = inspect.signature(LRScheduler.registry.lookup(name)).parameters.values()
-    if any(each.name == "max_update" or each.kind is each.VAR_KEYWORD for each in asked):
+    """Create a schedule by name.
+
+    Args:
+        name: the registered name of the schedule, such as "cosine".
+        n_updates: its `max_update`, if it has this parameter and `arguments` does not set it.
+        **arguments: its other parameters.
+
+    Raises:
+        TypeError: a required parameter is missing.
+    """
+    parameters = inspect.signature(LRScheduler.registry.lookup(name)).parameters.values()
+    if any(each.name == "max_update" or each.kind is each.VAR_KEYWORD for each in parameters):
         arguments = {"max_update": n_updates} | arguments
-    needed = [each.name for each in asked if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
+    needed = [each.name for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
     if missing := [each for each in needed if each not in arguments]:
         values = ", ".join(f"{each}=..." for each in missing)
         raise TypeError(f"{name!r} needs {', '.join(missing)}, such as tristep.lr_scheduler.create({name!r}, {values})")
@@ -357,8 +369,8 @@ def _name(schedule: Any) -> str:
         return schedule
     if isinstance(schedule, Trainer):
         return type(schedule.optimizer).__name__
-    own = getattr(schedule, "__name__", type(schedule).__name__)
-    return "schedule" if own == "<lambda>" else str(own).removesuffix("Scheduler")
+    name = getattr(schedule, "__name__", type(schedule).__name__)
+    return "schedule" if name == "<lambda>" else str(name).removesuffix("Scheduler")
 
 
 def _checked_knots(knots: Any, scale: str) -> list[tuple[int, float]]:
@@ -368,19 +380,19 @@ def _checked_knots(knots: Any, scale: str) -> list[tuple[int, float]]:
         raise TypeError(f"knots={knots!r}: must be pairs (update count, learning rate)") from None
     if len(pairs) < 2:
         raise ValueError(f"knots={knots!r}: must be two or more")
-    found = [
+    checked = [
         (validation.integer(f"knots[{k}][0]", number, low=0), validation.number(f"knots[{k}][1]", rate, low=0))
         for k, (number, rate) in enumerate(pairs)
     ]
-    if any(later[0] <= earlier[0] for earlier, later in itertools.pairwise(found)):
+    if any(later[0] <= earlier[0] for earlier, later in itertools.pairwise(checked)):
         raise ValueError(f"knots={knots!r}: numbers of updates must increase")
-    if scale == "log" and min(rate for _, rate in found) == 0:
+    if scale == "log" and min(rate for _, rate in checked) == 0:
         raise ValueError(f"knots={knots!r}: rates must all be above 0 with scale='log'")
-    return found
+    return checked
 
 
 def _rounded(rate: float) -> float:
-    """A rate of three digits, which is as much as a hand can mean."""
+    """Round a rate to three digits, the precision of a drag by hand."""
     return float(f"{rate:.3g}")
 
 
@@ -391,8 +403,8 @@ def _rates(schedule: Callable[[int], float], numbers: np.ndarray) -> np.ndarray:
 
 
 def _torch_rates(schedule: TorchSchedule, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """From the next update on, of the first group: their numbers, and the rates that a copy of the schedule gives."""
-    parts: Any = getattr(schedule, "_schedulers", ())  # a ChainedScheduler does not count itself
+    """Return future updates and the learning rates of the first parameter group, from a copy of the schedule."""
+    parts: Any = getattr(schedule, "_schedulers", ())  # a ChainedScheduler has no counter
     first = max(int(getattr(each, "last_epoch", 0)) for each in (schedule, *parts)) + 1
     rates = simulate_scheduler(schedule, n - first)
     numbers = np.arange(first, first + len(rates))
@@ -401,9 +413,9 @@ def _torch_rates(schedule: TorchSchedule, n: int) -> tuple[np.ndarray, np.ndarra
 
 
 def _dashed(style: int) -> int:
-    """The number of a line with the colour of this one, but dashed."""
-    of_its_colour = [number for number in range(style % len(COLOURS), len(DASHES), len(COLOURS)) if number != style]
-    return next(number for number in of_its_colour if DASHES[number] != "-")
+    """Return the style number of a dashed line in the colour of `style`."""
+    same_colour = [number for number in range(style % len(COLOURS), len(DASHES), len(COLOURS)) if number != style]
+    return next(number for number in same_colour if DASHES[number] != "-")
 
 
 def _words(rates: np.ndarray) -> str:
