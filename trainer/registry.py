@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from . import plugins
@@ -26,6 +27,7 @@ class Registry(dict[str, T]):
         hint: a sentence for the error message of an unknown name.
         ignore_case: whether names are stored in lower case, and looked up in any case.
         group: the group of entry points with which other packages add entries, such as "tristep.optimizers"; "" for none.
+        own_name: a function that returns the name that the entry point of a class must have; None allows any name.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Registry(dict[str, T]):
         hint: str = "",
         ignore_case: bool = True,
         group: str = "",
+        own_name: Callable[[Any], str] | None = None,
     ) -> None:
         super().__init__()
         self.kind = kind
@@ -47,6 +50,7 @@ class Registry(dict[str, T]):
         self.hint = hint
         self.ignore_case = ignore_case
         self.group = group
+        self.own_name = own_name
 
     def register(self, entry: Entry, *names: str, stacklevel: int = 2) -> Entry:
         """Register a class or function by its name, or by `names`; works as a decorator.
@@ -109,15 +113,22 @@ class Registry(dict[str, T]):
         Raises:
             ImportError: the plugin cannot be imported.
             TypeError: the plugin's object is not a subclass of the base class.
-            ValueError: several plugins declare the name.
+            ValueError: several plugins declare the name, or the plugin's class has another name.
         """
         key = self._key(name)
         for full_key in (key, key + self.suffix):
             if full_key in self:
                 return self[full_key]
-        if not self.group or (entry := plugins.load(self.group, key)) is None:
+        if not self.group:
             return None
-        self.check(entry)
+        declared = name if name in plugins.names(self.group) else key
+        if (entry := plugins.load(self.group, declared)) is None:
+            return None
+        where = f"{declared!r} in the entry points {self.group!r}"
+        if self.base is not None and not (isinstance(entry, type) and issubclass(entry, self.base)):
+            raise TypeError(f"{where} is {entry!r}: it must be a subclass of {self.base.__name__}")
+        if self.own_name is not None and (own_name := self.own_name(entry)) != declared:
+            raise ValueError(f"{where} is {entry!r}: the entry point must have its name, {own_name!r}")
         return self.setdefault(key, entry)  # the plugin's module may have registered it
 
     def everything(self) -> dict[str, T]:

@@ -82,12 +82,45 @@ def test_plugins_that_do_not_fit_are_refused_by_name(tmp_path):
     assert broken.startswith(
         "ImportError 'broken', which the entry points 'tristep.optimizers' declare as plugin_of_mine:Missing"
     )
-    assert number == "TypeError @register takes a subclass of Optimizer, got 3"
+    assert number == "TypeError 'number' in the entry points 'tristep.optimizers' is 3: it must be a subclass of Optimizer"
     assert twice.startswith(
         "ValueError 'lbsgd' in the entry points 'tristep.optimizers' means both plugin_of_mine:X and tristep."
     )
     assert unknown.startswith("ValueError optimizer='brokn'")
     assert "Did you mean 'broken'" in unknown
+
+
+def test_an_entry_point_has_the_name_of_its_class(tmp_path):
+    """By that name files and messages call it."""
+    groups = {"optimizers": "Plain", "initializers": "Fives", "compressors": "Whole"}
+    entries = {f"tristep.{group}": {"MyName": f"named_plugin:{name}"} for group, name in groups.items()}
+    module = """
+        from tristep import initializer, kvstore, optimizer
+        class Plain(optimizer.SGD): pass
+        class Fives(initializer.One): pass
+        class Whole(kvstore.Compressor):
+            def __init__(self, **kwargs): pass
+            def encode(self, values): return values
+            def decode(self, message, n): return message
+    """
+    _install(tmp_path, entries, textwrap.dedent(module), "named_plugin")
+    code = """
+        import tristep
+        for create in (tristep.optimizer.create, tristep.initializer.create, tristep.kvstore.create_compressor):
+            try:
+                create({"type": "MyName"} if create is tristep.kvstore.create_compressor else "MyName")
+            except ValueError as error:
+                print(str(error).partition("must ")[2])
+        from named_plugin import Whole
+        tristep.kvstore.register_compressor(Whole)
+        try:
+            tristep.kvstore.create_compressor({"type": "whole", "extra": 1})
+        except ValueError as error:
+            print(error)
+    """
+    expected = [f"have its name, '{name}'" for name in ("plain", "fives", "whole")]
+    expected.append("compression_params has the key 'extra': 'whole' takes 'type', 'error_feedback'.")
+    assert [line.replace("the entry point ", "") for line in _run(tmp_path, code)] == expected
 
 
 def test_a_package_installed_in_the_session_is_found_and_its_files_are_read_once(tmp_path):

@@ -181,3 +181,29 @@ def test_groups_are_checked_when_they_change(klass, option, bad):
             assert all(map(torch.equal, params, before))
         else:
             made.step()
+
+
+@pytest.mark.parametrize("setting", [{"clip_gradient": 1.0}, {"wd": 0.1}], ids=["clip", "wd"])
+def test_what_a_rule_does_not_use_is_refused(setting):
+    """It had no effect, silently."""
+
+    @tristep.rule
+    def plain(w, g, state, hyper):
+        (lr,) = hyper
+        return w - lr * g, state
+
+    class Plain(tristep.optimizer.RuleOptimizer):
+        rule = plain
+
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        Plain(learning_rate=0.1, **setting)
+    optimizer = Plain(learning_rate=0.1)
+    ((name, value),) = setting.items()
+    with pytest.raises(ValueError, match=name):
+        setattr(optimizer, name, value)
+
+    class Own(Plain):
+        def hyper(self, t, lr, wd):  # may use both
+            return {"lr": lr * (1 - wd)}
+
+    assert getattr(Own(learning_rate=0.1, **setting), name) == value

@@ -66,9 +66,14 @@ class Compressor(abc.ABC):
         A class that is registered under the same type is replaced, with a warning.
         """
         Compressor.registry.check(klass)
-        if "type" not in vars(klass):
-            klass.type = klass.__name__.lower()
-        return Compressor.registry.register(klass, klass.type, stacklevel=3)
+        return Compressor.registry.register(klass, klass.named().type, stacklevel=3)
+
+    @classmethod
+    def named(cls: _Class) -> _Class:
+        """Set `type` to the default if the class does not have its own, and return the class."""
+        if "type" not in vars(cls):
+            cls.type = cls.__name__.lower()
+        return cls
 
     @abc.abstractmethod
     def encode(self, values: torch.Tensor) -> torch.Tensor:
@@ -112,7 +117,9 @@ class Compressor(abc.ABC):
         return self.decode(message, n)
 
 
-Compressor.registry = Registry("compressor", Compressor, ignore_case=False, group="tristep.compressors")
+Compressor.registry = Registry(
+    "compressor", Compressor, ignore_case=False, group="tristep.compressors", own_name=lambda klass: klass.named().type
+)
 register_compressor = Compressor.register
 
 
@@ -147,7 +154,8 @@ def create_compressor(compression_params: Mapping[str, Any]) -> Compressor:
     klass = registry.find(kind) if isinstance(kind, str) else None
     if klass is None:
         klass = registry[choice(option_name("type"), kind, registry.names(), other_names=_OTHER_NAMES)]
-    options = ["type", "error_feedback", *inspect.signature(klass).parameters]
+    parameters = inspect.signature(klass).parameters.values()
+    options = ["type", "error_feedback", *(each.name for each in parameters if each.kind is not each.VAR_KEYWORD)]
     for key in compression_params:
         if key not in options:
             hint = did_you_mean(key, options) if isinstance(key, str) else ""

@@ -215,6 +215,7 @@ Initializer.registry = Registry(
     argument="initializer",
     hint="The classes Load and Mixed have no names; a class of your own needs @tristep.initializer.register",
     group="tristep.initializers",
+    own_name=lambda klass: klass.__name__.lower(),
 )
 
 

@@ -174,7 +174,10 @@ class KVStore:
 
 
 def _missing(store: KVStore, method: str) -> NotImplementedError:
-    return NotImplementedError(f"a store of type {store.type or type(store).__name__!r} does not define {method}()")
+    hint = ""
+    if method == "set_optimizer":
+        hint = "; if it cannot update weights, define is_capable() and let it return False"
+    return NotImplementedError(f"a store of type {store.type or type(store).__name__!r} does not define {method}(){hint}")
 
 
 KVStore.kv_registry = Registry("store", KVStore, group="tristep.stores")

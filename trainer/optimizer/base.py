@@ -538,6 +538,7 @@ Optimizer.opt_registry = Registry(
     argument="optimizer",
     hint="A class of your own needs @tristep.optimizer.register",
     group="tristep.optimizers",
+    own_name=lambda klass: klass.__name__.lower(),
 )
 register = Optimizer.register
 create = Optimizer.create_optimizer

@@ -103,12 +103,12 @@ class RuleOptimizer(Optimizer):
 
     Raises:
         TypeError: an option is given that rules of whole tensors do not take.
-        ValueError: options contradict each other or the rule: `decoupled_wd` if weight decay is decoupled already or there
-            is none; `cautious_wd` or `decay_schedule` without decoupled weight decay; `hyperball` with `wd`,
-            `decoupled_wd` or `cautious_wd`; `decay_schedule` with a schedule whose peak is not known; `state_dtype` if no
-            state can be stored in it; `kahan` with `multi_precision`. At the first step: a weight has a dtype that
-            `state_dtype`, `stochastic_rounding` or a split master does not support, or `decay_schedule` knows no peak. At
-            any step: the learning rate exceeds the peak.
+        ValueError: options contradict each other or the rule: `clip_gradient` or `wd` with a rule that does not use it;
+            `decoupled_wd` if weight decay is decoupled already or there is none; `cautious_wd` or `decay_schedule` without
+            decoupled weight decay; `hyperball` with `wd`, `decoupled_wd` or `cautious_wd`; `decay_schedule` with a schedule
+            whose peak is not known; `state_dtype` if no state can be stored in it; `kahan` with `multi_precision`. At the
+            first step: a weight has a dtype that `state_dtype`, `stochastic_rounding` or a split master does not support, or
+            `decay_schedule` knows no peak. At any step: the learning rate exceeds the peak.
 
     Example:
         >>> import tristep
@@ -167,6 +167,18 @@ class RuleOptimizer(Optimizer):
         for option in self._rows():
             if option.refuse is not None:
                 option.refuse(self)
+        if type(self).hyper is RuleOptimizer.hyper and type(self).hyper_of is RuleOptimizer.hyper_of:
+            # Nothing else gives these settings to the rule.
+            used = set(self.rule.hyper)
+            if self.clip_gradient is not None and "clip" not in used:
+                raise ValueError(
+                    f"clip_gradient={self.clip_gradient!r}: the rule of {name} does not clip, so it must be None; or unpack "
+                    "`clip` in the rule and clip the gradient with it"
+                )
+            if self.wd and not used & {"wd", "decay"}:
+                raise ValueError(
+                    f"wd={self.wd!r}: the rule of {name} has no weight decay, so it must be 0; or unpack `wd` in the rule"
+                )
 
     def set_together(self, settings: Mapping[str, Any], with_states: bool = False) -> None:
         if with_states or not self._is_complete or not self.counts:
