@@ -1,30 +1,30 @@
-"""Gradient codes: what is sent instead of float values, packed into bytes, and the residual for the next message.
+"""Gradient codes: compressed values, packed into bytes, and the residual that is added to the next message.
 
-A message holds the values of one chunk, whose length is a multiple of `TILE`: first their codes, then, for codes that have
-them, the scales of blocks of `BLOCK` values as float32. Of codes that are narrower than a byte the first value's are the
-highest bits, so those of "2bit" and "1bit" are, byte for byte, MXNet's. A buffer of n values is cut into chunks, of which
-the last may be filled up with zeros, and each chunk has a message; that is what an all-to-all among as many ranks needs.
+A message holds the values of one chunk; the chunk's length is a multiple of `TILE`. The codes come first, then, for scaled
+codes, the float32 scales of blocks of `BLOCK` values. In codes narrower than a byte, the first value has the highest bits,
+so the bytes of "2bit" and "1bit" equal MXNet's. A buffer of n values is cut into chunks, the last one padded with zeros, and
+each chunk becomes a message, as an all-to-all among that number of ranks needs.
 
-    x = value + residual                 the residual is what earlier messages have left out
+    x = value + residual                 the residual is what earlier messages left out
     code = quantise(x), packed           the message
-    residual = x - value_of(code)        for the next one; see below where the two are not finite
+    residual = x - value_of(code)        for the next message; see below for non-finite values
 
 The codes:
 
-    2bit    the threshold, its negative or nothing: 3, 2 or 0. The sum over ranks is an integer multiple of it
+    2bit    the threshold, its negative or zero: 3, 2 or 0. The sum over ranks is an integer multiple of the threshold
     1bit    1 where x is above the threshold, else -1: 1 or 0
-    int8    x over the largest absolute value of its block, in 255 steps from -1 to 1: 1 to 255
-    int4    the same in 15 steps: 1 to 15
+    int8    x over the largest absolute value of its block, as one of 255 levels from -1 to 1: 1 to 255
+    int4    the same with 15 levels: 1 to 15
     sign    the sign of x, scaled by the mean absolute value of its block: 1 or 0
     fp16    float16
     bf16    bfloat16
 
-Of "2bit" and "1bit" the residual is x less what was sent, whatever x is, as in MXNet: one that is NaN stays so, and sends 0
-forever with "2bit" and -1 with "1bit". Of the others a value that is not finite makes NaN of its block (fp16 and bf16: of
-itself), on all ranks, so that checks for overflow see it; nothing of the block is kept then.
+With "2bit" and "1bit" the residual is x minus the sent value, whatever x is, as in MXNet: a residual that is NaN stays NaN,
+and sends 0 forever with "2bit" and -1 with "1bit". With the other codes, a value that is not finite turns its whole block
+(fp16 and bf16: only itself) into NaN on all ranks, so that overflow checks see it, and the residual becomes 0.
 
-Sums are taken in the order of the ranks, and all backends find the same bits: sums within a block are of integers below
-2^24, which no order changes.
+Sums are taken in the order of the ranks, and all backends compute the same bits: sums within a block are sums of integers
+below 2^24, which are exact in any order.
 
 Sources: Seide et al. (2014), "1-bit stochastic gradient descent" (error feedback); MXNet 1.9.1 and 2.0,
 `gradient_compression` (2bit, 1bit); Bernstein et al. (2018), "signSGD", and Karimireddy et al. (2019), "Error feedback fixes
@@ -40,7 +40,7 @@ import torch
 from ..language import Function, jit, tl
 
 TILE = 1024  # values; chunks are multiples of it
-BLOCK = 128  # values that share a scale: those that one warp of a GPU holds, 4 to a thread, so that it finds it alone
+BLOCK = 128  # values that share a scale: one GPU warp holds them, 4 per thread, and computes the scale by itself
 
 
 @jit
@@ -122,43 +122,43 @@ def _sign_value(code, parameter, scale):
 
 @jit
 def share_of_largest(x, shrunk):
-    """|x| over the largest of its block, in whole 2^-17; the sum of 128 of them is exact in any order."""
+    """Return |x| over the largest of its block, rounded to multiples of 2^-17; sums of 128 are exact in any order."""
     return tl.floor(tl.abs(x) * shrunk * 131072.0 + 0.5)
 
 
 @jit
 def mean_of_shares(total, largest):
-    """The mean absolute value of a block of 128, of the sum of its shares."""
+    """Return the mean absolute value of a block of 128, given the sum of its shares."""
     # NaN has the bits of the largest, which are the same on all backends.
     return tl.where(largest - largest == 0.0, total * 5.960464477539063e-08 * largest, largest)
 
 
 @jit
 def left_over(x, value):
-    """What is kept back where a message is finite."""
+    """Return the residual x - value."""
     return x - value
 
 
 @jit
 def finite_left_over(x, value):
-    """What is kept back, nothing where the message is not finite."""
+    """Return the residual x - value, or 0 if the sent value is not finite."""
     return tl.where(value - value == 0.0, x - value, 0.0)
 
 
 class Code(NamedTuple):
-    """How values are coded. Without `dtype`, codes are integers, which `quantise` and `value` find as floats.
+    """A gradient code. Without `dtype`, codes are integers, which `quantise` and `value` handle as floats.
 
     Attributes:
-        name: what it is called.
-        bits: of a code: 1, 2, 4, 8 or 16.
+        name: the code's key in `CODES`.
+        bits: the bits of a code: 1, 2, 4, 8 or 16.
         quantise: (x, parameter, 1 / scale) -> code.
         value: (code, parameter, scale) -> value.
         left: (x, value) -> residual.
-        scaled_by: "largest" or "mean" of a block's absolute values; None for codes without scales.
-        vote: code -> an integer, 0 or more, whose sum over ranks says what the sum of the values is; or None.
-        most_votes: the largest.
+        scaled_by: the scale is the "largest" or the "mean" of a block's absolute values; None for codes without scales.
+        vote: code -> an integer, 0 or more; the sum of votes over ranks determines the sum of the values. None: no votes.
+        most_votes: the largest vote.
         sum_of_votes: (sum of votes, ranks, parameter) -> the sum of the ranks' values.
-        dtype: of codes that are floats of 16 bits.
+        dtype: the dtype of codes that are 16-bit floats, else None.
     """
 
     name: str
@@ -173,23 +173,23 @@ class Code(NamedTuple):
     dtype: torch.dtype | None = None
 
     def chunk(self, n: int, chunks: int = 1) -> int:
-        """The length of each of so many chunks that n values are cut into."""
+        """Return the length of a chunk when n values are cut into this number of chunks."""
         return max(-(-n // (chunks * TILE)), 1) * TILE
 
     def size(self, chunk: int) -> int:
-        """The bytes of a message of a chunk of this length, a multiple of 128."""
+        """Return the size in bytes of the message of a chunk of this length, a multiple of 128."""
         return chunk * self.bits // 8 + (chunk // BLOCK * 4 if self.scaled_by else 0)
 
     def length(self, size: int) -> int:
-        """The length of the chunk that a message of so many bytes is of."""
+        """Return the length of the chunk in a message of `size` bytes."""
         return size // self.size(TILE) * TILE
 
     def vote_bits(self, ranks: int) -> int:
-        """The bits of a sum of votes: enough for 0 to `most_votes` times the ranks."""
+        """Return the bits of a sum of votes: enough for 0 to `most_votes` times the number of ranks."""
         return (self.most_votes * ranks).bit_length()
 
     def votes_size(self, chunk: int, ranks: int) -> int:
-        """The bytes of a message of the sums of votes: planes of one bit of each, the lowest first."""
+        """Return the size in bytes of a message of sums of votes, stored as bit planes, the lowest bit first."""
         return chunk // 8 * self.vote_bits(ranks)
 
 
@@ -208,21 +208,21 @@ CODES = {
 
 
 class Job(NamedTuple):
-    """What a backend is to do in one pass over n values of one or several chunks.
+    """One pass of a backend over n values of one or more chunks.
 
-    x is the values of `source`, or the sum of those that its messages hold; then comes the residual, then what goes into
-    `target`.
+    It reads the values of `source`, or sums the values of its messages, adds the residual, writes the result to `target`,
+    and updates the residual.
 
     Attributes:
         code: the code.
         source: values, [n]; messages, uint8 [chunks, size] or, of several ranks, [ranks, size]; or messages of votes.
-        residual: float32 [n or more], read and written; or None.
+        residual: float32 [n or more], read and written; None for no error feedback.
         target: values, [n]; messages, uint8 [chunks, size]; or messages of votes.
-        n: how many values there are; those beyond count as zeros.
+        n: the number of values; the rest of the chunks counts as zeros.
         chunk: the length of a chunk.
-        parameter: of the code, such as a threshold.
-        ranks: how many messages are added up for each chunk; of votes how many have been.
-        reads, writes: "values", "messages" or "votes".
+        parameter: the code's parameter, such as a threshold.
+        ranks: the number of messages to sum for each chunk; for votes, the number of ranks in the sums.
+        reads, writes: the format of source and target: "values", "messages" or "votes".
     """
 
     code: Code
@@ -238,6 +238,6 @@ class Job(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """How many chunks there are."""
+        """The number of chunks."""
         messages = self.target if self.reads == "values" else self.source
         return 1 if self.reads == "messages" and self.ranks > 1 else messages.shape[0]

@@ -9,6 +9,7 @@ from .codecs import BLOCK, Code, Job, mean_of_shares, share_of_largest
 
 @torch.no_grad()
 def run(job: Job) -> None:
+    """Run the job in torch operations, on the device of its tensors."""
     code, chunk, room = job.code, job.chunk, job.chunks * job.chunk
     if job.reads == "values":
         x = torch.nn.functional.pad(job.source.to(torch.float32), (0, room - job.n))
@@ -24,10 +25,10 @@ def run(job: Job) -> None:
         job.target.copy_(torch.cat(planes)[None])
         return
     else:
-        found = [_values_of(code, message, chunk, job.parameter) for message in job.source]
-        x = torch.cat(found) if job.ranks == 1 else found[0].clone()
-        for each in found[1:] if job.ranks > 1 else ():
-            x += each
+        decoded = [_values_of(code, message, chunk, job.parameter) for message in job.source]
+        x = torch.cat(decoded) if job.ranks == 1 else decoded[0].clone()
+        for values in decoded[1:] if job.ranks > 1 else ():
+            x += values
     if job.residual is not None:
         x[: job.n] += job.residual[: job.n]
     if job.writes == "values":
@@ -59,13 +60,13 @@ def _rounded(parameter: float) -> float:
 
 
 def _pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Bytes, the first code in the highest bits."""
+    """Pack codes into bytes, the first code in the highest bits."""
     groups = codes.view(-1, 8 // bits)
     return sum(groups[:, k] << (8 - bits * (k + 1)) for k in range(8 // bits)).to(torch.uint8)  # type: ignore[union-attr]
 
 
 def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """The codes, [n, 8 // bits bytes], of [n, bytes]; the caller drops what follows the codes."""
+    """Unpack bytes, [n, bytes], into codes, [n, 8 // bits * bytes]."""
     shifts = torch.arange(8 - bits, -1, -bits, device=packed.device)
     return ((packed.to(torch.int64)[..., None] >> shifts) & ((1 << bits) - 1)).flatten(-2)
 
@@ -90,7 +91,7 @@ def _value(code: Code, codes: torch.Tensor, scales: torch.Tensor | None, paramet
 
 
 def _largest(x: torch.Tensor) -> torch.Tensor:
-    """The largest absolute value of each block; NaN where one is not finite, 0 where all are subnormal."""
+    """Return the largest absolute value of each block: NaN if a value is not finite, 0 if all are subnormal."""
     largest = x.view(-1, BLOCK).abs().amax(dim=1)
     largest = torch.where(largest < torch.finfo(torch.float32).tiny, 0.0, largest)
     return torch.where(largest.isfinite(), largest, torch.nan)

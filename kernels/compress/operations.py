@@ -1,4 +1,4 @@
-"""Encoding, summing and decoding messages of gradient codes; codecs.py has the format."""
+"""Encode, sum and decode messages of compressed gradients; codecs.py has the format."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ def encode(
     parameter: float = 0.0,
     engine: str | None = None,
 ) -> None:
-    """Fill `messages` with the codes of the values and of what was left of earlier ones; keep what is left of them.
+    """Encode values plus `residual` into `messages`, and store the encoding error in `residual`.
 
     Args:
         code: one of `CODES`.
         values: float32, float16 or bfloat16 [n], contiguous.
         residual: float32 [n], in and out; None for no error feedback.
-        messages: uint8 [chunks, code.size(code.chunk(n, chunks))], contiguous.
+        messages: the output, uint8 [chunks, code.size(code.chunk(n, chunks))], contiguous.
         parameter: the threshold of "2bit" and "1bit".
-        engine: as for `choose_engine`.
+        engine: the backend's name; None chooses it by the device.
 
     Raises:
-        TypeError, ValueError: tensors that do not fit; nothing is changed then.
+        TypeError: a tensor has the wrong dtype or is not contiguous.
+        ValueError: a tensor has the wrong size or device. Nothing has been changed.
 
     Example:
         >>> import torch
@@ -53,18 +54,21 @@ def reduce(
     parameter: float = 0.0,
     engine: str | None = None,
 ) -> None:
-    """Add up the values of one chunk that the ranks' messages hold, in their order, and put the sum into `target`.
+    """Decode the ranks' messages of one chunk, sum them in the order of the ranks, and write the sum to `target`.
 
     Args:
         code: one of `CODES`.
         messages: uint8 [ranks, code.size(chunk)].
-        residual: float32 [chunk], what was left of earlier sums, in and out; None if nothing is.
-        target: uint8 [1, code.size(chunk)] for a message of the sum, or values, [n], for the sum itself.
-        n: how many values there are in the chunk; the others, up to its end, count as zeros. Default: all.
-        parameter, engine: as for `encode`.
+        residual: float32 [chunk], the encoding error of earlier sums, in and out; None for no error feedback.
+        target: the output: uint8 [1, code.size(chunk)] for an encoded sum, or float values, [n], for the sum itself.
+        n: the number of values in the chunk; the rest, up to its end, counts as zeros. Default: all.
+        parameter: the threshold of "2bit" and "1bit".
+        engine: the backend's name; None chooses it by the device.
 
     Raises:
-        TypeError, ValueError: tensors that do not fit; nothing is changed then.
+        TypeError: a tensor has the wrong dtype or is not contiguous.
+        ValueError: a tensor has the wrong size or device, `n` is out of range, or there is a residual for a float target.
+            Nothing has been changed.
     """
     chunk = _check_messages(code, "messages", messages, code.size(TILE))
     if target.dtype == torch.uint8:
@@ -85,20 +89,20 @@ def reduce(
 def decode(
     code: Code, messages: torch.Tensor, values: torch.Tensor, parameter: float = 0.0, engine: str | None = None
 ) -> None:
-    """Fill `values`, [n], with what the messages of its chunks, uint8 [chunks, code.size(chunk)], say."""
+    """Decode the messages of all chunks, uint8 [chunks, code.size(chunk)], into `values`, [n]."""
     chunk = _check_messages(code, "messages", messages, code.size(TILE))
     _check_values("values", values, messages.shape[0] * chunk)
     _run(Job(code, messages, None, values, values.numel(), chunk, parameter, 1, "messages", "values"), engine)
 
 
 def reduce_votes(code: Code, messages: torch.Tensor, target: torch.Tensor, engine: str | None = None) -> None:
-    """Add up the votes of one chunk that the ranks' messages, uint8 [ranks, code.size(chunk)], are; no error at all.
+    """Sum the ranks' messages of one chunk as votes, without any rounding error.
 
     Args:
         code: "2bit" or "1bit" of `CODES`.
         messages: uint8 [ranks, code.size(chunk)].
-        target: uint8 [1, code.votes_size(chunk, ranks)].
-        engine: as for `choose_engine`.
+        target: the output, a message of votes: uint8 [1, code.votes_size(chunk, ranks)].
+        engine: the backend's name; None chooses it by the device.
     """
     chunk = _check_messages(code, "messages", messages, code.size(TILE))
     ranks = messages.shape[0]
@@ -116,7 +120,7 @@ def decode_votes(
     parameter: float = 0.0,
     engine: str | None = None,
 ) -> None:
-    """Fill `values`, [n], with the sums encoded by messages of votes of so many ranks, one for each chunk."""
+    """Decode messages of votes, one for each chunk, into `values`, [n], the sums over this number of ranks."""
     _check_votes(code, ranks)
     chunk = _check_messages(code, "messages", messages, code.votes_size(TILE, ranks))
     _check_values("values", values, messages.shape[0] * chunk)
@@ -127,7 +131,7 @@ VALUES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _check_messages(code: Code, name: str, messages: torch.Tensor, tile: int) -> int:
-    """The length of the chunks."""
+    """Check messages, and return the length of their chunks."""
     if messages.dtype != torch.uint8 or messages.dim() != 2 or not messages.is_contiguous():
         raise TypeError(f"{name} is {messages.dtype} {tuple(messages.shape)}: must be torch.uint8 [n, bytes], contiguous")
     n, size = messages.shape

@@ -1,7 +1,7 @@
-"""The GPU kernel of gradient codes: one pass that reads values or messages, adds, quantises, packs, keeps the rest.
+"""The GPU kernel of gradient compression: one pass that reads, sums, quantises and packs, and updates the residual.
 
-Imported only when the triton backend first codes something. With TRITON_INTERPRET=1 it works on CPU tensors. Accesses of
-values are 128 bits wide: tiles that are full need no mask. The codes of a tile are stored a byte to a thread, so that a warp
+Imported when the triton backend first compresses something. With TRITON_INTERPRET=1 it works on CPU tensors. Values are
+accessed 128 bits at a time, because full tiles need no mask. Each thread stores one byte of a tile's codes, so that a warp
 fills whole sectors of 32 bytes.
 """
 
@@ -24,8 +24,8 @@ _BLOCK = tl.constexpr(BLOCK)
 
 
 def run(job: Job) -> None:
-    """Do the job, on the current stream of its tensors' device."""
-    sizes = job.source.stride(0), job.target.stride(0)  # 1 where they are values, which are not read then
+    """Run the job on the current stream of its tensors' device."""
+    sizes = job.source.stride(0), job.target.stride(0)  # unused for values, where it is 1
     with streams.on_device(job.source.device), unhooked():
         _kernel[(job.chunks * (job.chunk // TILE),)](
             job.source, job.residual, job.target, job.n, job.chunk, *sizes, float(job.parameter), job.ranks,
@@ -33,7 +33,7 @@ def run(job: Job) -> None:
         )  # fmt: skip
 
 
-THREADS = 256  # of a program: 4 values each
+THREADS = 256  # per program, 4 values each
 
 
 def _constants(job: Job) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _constants(job: Job) -> dict[str, Any]:
 
 
 def compile_for(target: Any, job: Job) -> Any:
-    """The compiled kernel of such a job for a `triton.backends.compiler.GPUTarget`; needs no GPU. To look at its code."""
+    """Compile the kernel of a job for a `triton.backends.compiler.GPUTarget`, without a GPU, to inspect its code."""
     from triton.compiler import ASTSource
 
     pointer = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.uint8: "*u8"}
@@ -66,7 +66,7 @@ def compile_for(target: Any, job: Job) -> Any:
     if job.residual is None:
         constants["residual"] = None
     signature |= dict.fromkeys(constants, "constexpr")
-    # As where memory of its own is given, and more than a few chunks.
+    # Specialized as for separately allocated buffers of more than a few chunks: pointers and sizes are multiples of 16.
     multiples = ("source", "residual", "target", "chunk", "source_size", "target_size")
     places = {name: (place,) for place, name in enumerate(_kernel.arg_names)}
     attrs = {places[name]: [["tt.divisibility", 16]] for name in multiples if signature[name] != "constexpr"}

@@ -1,10 +1,10 @@
-"""How weights and states are stored in low precision, in torch's operations.
+"""Low-precision storage formats of weights and states, in torch operations.
 
-The tensors' types determine the format, so that nothing else has to be passed. A state may be bfloat16 where the
-arithmetic is float32, or packed, in uint8 or int8 (packed.py). What is stored alongside a 16-bit weight: master.py.
+A tensor's dtype determines its format, so nothing else has to be passed. With float32 arithmetic a state may be bfloat16, or
+packed in uint8 or int8 (packed.py). master.py has the masters, which are stored alongside 16-bit weights.
 """
 
-# ruff: noqa: F401  # what the modules define is used from here
+# ruff: noqa: F401  # re-exports
 
 from .low_precision import HASH, NEXT, CodesOnly, keys, multiplier, random_bits, rounded_at_random
 from .master import MasterKind, Storage, combined, kind_of, master_for, of_tensors, split, unchanged

@@ -1,17 +1,19 @@
-"""What is stored alongside a 16-bit weight instead of a master copy, by the type of that tensor:
+"""Masters: tensors stored alongside low-precision weights to preserve their precision. The master's dtype says what it is:
 
-- its type's full width: the weight as the rule knows it, whose rounding the weight is;
-- int16, alongside bfloat16: the bits that the weight lacks, so that both together are that copy (a split master);
-- int8, alongside bfloat16: the upper 8 of these, so that both together are that copy rounded to 24 bits (15 of mantissa);
-- the weight's own type: what rounding took off the weight, itself rounded (Kahan's compensation).
+- float32 (float64 for a float64 weight): the full-precision weight, of which the stored weight is a rounded copy;
+- int16, alongside bfloat16: the bits that the weight lacks; both together are the float32 weight (a split master);
+- int8, alongside bfloat16: the upper 8 of these bits; both together are the float32 weight in 24 bits, 15 of mantissa;
+- the weight's own 16-bit dtype: the rounding error of the weight, itself rounded (Kahan's compensation).
 
-The bits b of a float32 are rounded to 24, to the nearest or stochastically, as v = b + 0x80 or v = b + r with 8 random bits
-r; the lowest 8 of v are dropped. The weight is the bfloat16 nearest to that, of the bits high = (v + 0x8000) >> 16, and int8
-is the rest, low = (v >> 8) - (high << 8), from -128 to 127. As with int16, a weight above the largest bfloat16 is infinity
-with a negative rest, which together are finite; what rounds to more than the largest number of 24 bits becomes infinity.
+For int8, the bits b of a float32 are rounded to 24, to nearest or stochastically, as v = b + 0x80 or v = b + r with 8 random
+bits r; the lowest 8 bits of v are dropped. The weight is the nearest bfloat16, with the bits high = (v + 0x8000) >> 16, and
+the int8 is the remainder low = (v >> 8) - (high << 8), from -128 to 127. As with int16, a weight above the largest bfloat16
+is stored as infinity with a negative remainder, and both together are finite. A number that rounds to more than the largest
+number of 24 bits becomes infinity.
 
-Source of split weights: Rae et al. (2021), "Scaling Language Models", appendix C; with 8 bits, there scaled by the weight's
-exponent: FlashOptim (2026), arXiv:2602.23349. Of the last: Kahan (1965), "Further remarks on reducing truncation errors".
+Sources: for split weights, Rae et al. (2021), "Scaling Language Models", appendix C; for 8 bits (scaled by the weight's
+exponent there), FlashOptim (2026), arXiv:2602.23349; for compensation, Kahan (1965), "Further remarks on reducing truncation
+errors".
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ import torch
 from .low_precision import CodesOnly
 from .packed import is_packed
 
-_SPLIT = {torch.int16: 16, torch.int8: 8}  # by the type of the lower part its bits
+_SPLIT = {torch.int16: 16, torch.int8: 8}  # the bits of a split master, by its dtype
 
 
 class MasterKind(IntEnum):
-    """What is stored alongside a weight: nothing, its full width, 16 or 8 bits that it lacks, or what rounding took off."""
+    """Kinds of masters: none, the full-precision weight, 16 or 8 bits that the weight lacks, or its rounding error."""
 
     NONE = 0
     FULL = 1
@@ -39,7 +41,10 @@ class MasterKind(IntEnum):
 
 
 def kind_of(weight: torch.dtype, master: torch.dtype | None) -> MasterKind | None:
-    """What a tensor of this type alongside a weight is; None if it can be nothing."""
+    """Return the kind of a master, given the dtypes of weight and master; None if the combination is not supported.
+
+    `master` None, no master, has the kind `MasterKind.NONE`.
+    """
     if master is None:
         return MasterKind.NONE
     if master == (torch.float64 if weight == torch.float64 else torch.float32):
@@ -50,7 +55,7 @@ def kind_of(weight: torch.dtype, master: torch.dtype | None) -> MasterKind | Non
 
 
 def combined(weight: torch.Tensor, master: torch.Tensor | None = None) -> torch.Tensor:
-    """The weight as the rule knows it, in the arithmetic's type."""
+    """Return the weight that the rule sees: weight and master combined, float64 for a float64 weight, else float32."""
     kind = kind_of(weight.dtype, None if master is None else master.dtype)
     if kind == MasterKind.FULL:
         assert master is not None
@@ -66,16 +71,16 @@ def combined(weight: torch.Tensor, master: torch.Tensor | None = None) -> torch.
 def split(
     value: torch.Tensor, weight: torch.dtype, kind: MasterKind, random: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight as the rule knows it, float32, as what is to be stored: the weight, and what is stored alongside.
+    """Split a float32 weight into the low-precision weight and the master to store.
 
-    A remainder must fit into 16 or 8 bits, so a weight half-way between two numbers is rounded away from zero there.
+    With a split master, a weight half-way between two numbers is rounded away from zero, so that the remainder fits.
 
     Args:
-        value: the weight as the rule knows it.
-        weight: the type that it is stored in.
-        kind: what is stored alongside.
-        random: 32 bits for each number, as `random_bits` gives them, by whose upper 8 one of 24 bits is rounded; by default
-            to the nearest. Only of `MasterKind.SPLIT8`.
+        value: the weight that the rule computed, float32.
+        weight: the dtype of the stored weight.
+        kind: the kind of the master: `SPLIT`, `SPLIT8` or `KAHAN`.
+        random: for `MasterKind.SPLIT8`, 32 random bits for each number from `random_bits`, for stochastic rounding by the
+            upper 8. Default: round to nearest.
     """
     if kind in (MasterKind.SPLIT, MasterKind.SPLIT8):
         bits = value.view(torch.int32)
@@ -91,7 +96,13 @@ def split(
 
 
 def master_for(weight: torch.Tensor, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What must be stored alongside a weight so that together they are as near to the float32 value as this type allows."""
+    """Return the master of this dtype that, with the stored weight, comes closest to the float32 value.
+
+    Args:
+        weight: the stored weight, 16 bits.
+        value: the full-precision weight, float32.
+        dtype: the master's dtype: int16, int8 or the weight's.
+    """
     if dtype in _SPLIT:
         missing = value.view(torch.int32) - weight.to(torch.float32).view(torch.int32)
         cut, info = 16 - _SPLIT[dtype], torch.iinfo(dtype)
@@ -102,9 +113,12 @@ def master_for(weight: torch.Tensor, value: torch.Tensor, dtype: torch.dtype) ->
 
 
 def unchanged(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Which elements are the same number in both, each a weight and, if there is anything, what is stored alongside.
+    """Return a mask of the elements with the same number in `old` and `new`; NaN never equals NaN.
 
-    NaN never is. With Kahan's compensation both tensors must be equal, because other pairs may have the same sum.
+    With Kahan's compensation weight and master must both be equal, because different pairs may have the same sum.
+
+    Args:
+        old, new: the weight, followed by its master if there is one.
     """
     if len(old) > 1 and kind_of(old[0].dtype, old[1].dtype) == MasterKind.KAHAN:
         return (old[0] == new[0]) & (old[1] == new[1])
@@ -112,14 +126,14 @@ def unchanged(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> torch
 
 
 class Storage(NamedTuple):
-    """What the tensors of a launch are stored as.
+    """The storage formats of the tensors of a launch.
 
     Attributes:
-        states: the type of each of the rule's states.
-        master: what is stored alongside the weights.
-        stochastic: whether packed states are rounded at random, and what is stored as bfloat16 or in 24 bits, but for a
-            weight with something else alongside.
-        codes_only: whether only packed states are.
+        states: the dtype of each of the rule's states.
+        master: the kind of the weights' masters.
+        stochastic: whether rounding is stochastic for packed states, bfloat16 states, and weights in 24 bits or in bfloat16
+            without a master.
+        codes_only: whether stochastic rounding is limited to packed states.
     """
 
     states: tuple[torch.dtype, ...]
@@ -129,10 +143,17 @@ class Storage(NamedTuple):
 
 
 def of_tensors(weight: torch.dtype, states: Any, master: torch.dtype | None, seed: int | CodesOnly | None) -> Storage:
-    """The storage of tensors of these types."""
+    """Return the storage formats of a launch.
+
+    Args:
+        weight: the dtype of the weights.
+        states: the dtype of each state.
+        master: the dtype of the masters; None for no masters.
+        seed: the seed of stochastic rounding; None rounds to nearest.
+    """
     kind = kind_of(weight, master)
     assert kind is not None
     states, codes_only = tuple(states), isinstance(seed, CodesOnly)
-    some = torch.bfloat16 in states or (weight == torch.bfloat16 and kind in (MasterKind.NONE, MasterKind.SPLIT8))
-    stochastic = seed is not None and (any(map(is_packed, states)) or (some and not codes_only))
+    rounded = torch.bfloat16 in states or (weight == torch.bfloat16 and kind in (MasterKind.NONE, MasterKind.SPLIT8))
+    stochastic = seed is not None and (any(map(is_packed, states)) or (rounded and not codes_only))
     return Storage(states, kind, stochastic, stochastic and codes_only)

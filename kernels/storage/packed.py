@@ -1,22 +1,23 @@
 """Packed states: 8 or 4 bits for each element, and a float32 scale for each block of 128.
 
-Source of blocks with a code each: Dettmers et al. (2022), "8-bit Optimizers via Block-wise Quantization"; of 4 bits: Li,
-Chen & Zhu (2023), "Memory Efficient Optimizers with 4-bit States".
+Sources: block-wise codes, Dettmers et al. (2022), "8-bit Optimizers via Block-wise Quantization"; 4 bits, Li, Chen & Zhu
+(2023), "Memory Efficient Optimizers with 4-bit States".
 
-A packed state of n elements is one stretch of bytes: codes, zeros up to a multiple of 16, and the scale of each block as
-float32. It is a uint8 tensor with a code in each byte, or an int8 tensor with two codes in each, the first one in the lower
-bits. A code is a sign and a floating-point number, or, in states that are never negative, such a number of one more bit;
-both have subnormal ones (`CODES`). A scale is the least power of two by which the block's largest absolute value can be
-divided to become such a number, so that dividing is exact. Rounding is to the nearest or stochastic. It is done on the bits
-of a float32 that are in the same order (`encode`), for a code with m bits of mantissa and numbers up to (2 - 2^-m) 2^p:
+A packed state of n elements is one row of bytes: the codes, zeros up to a multiple of 16, and a float32 scale per block. It
+is a uint8 tensor with one code in each byte, or an int8 tensor with two codes in each byte, the first in the lower bits. A
+code is a small floating-point number, with subnormal numbers (`CODES`): a sign and a magnitude, or, in states that are
+never negative, a magnitude of one more bit. A scale is the smallest power of two that divides the block's largest absolute
+value into the range of the codes, so the division is exact. Rounding is to nearest or stochastic. It works on the bits of
+float32 numbers, which have the same order as the numbers (`encode`). For a code with m bits of mantissa and numbers up to
+(2 - 2^-m) 2^p:
 
     v = |x| / scale, which is at most (2 - 2^-m) 2^p
-    bits of v, or of (v + 4) / 2 if that is more; from the m-th bit of the mantissa on, less those of 2
+    code = the larger of the bits of v and of (v + 4) / 2, cut after m bits of mantissa, minus the same bits of 2
 
-All of that but the rounding is exact, and therefore the same on every backend. Numbers that were decoded are encoded as the
-same numbers, though perhaps by other codes and half the scale, and are numbers of bfloat16, too. No normal number above zero
-becomes zero in a state that is never negative: it may be in a denominator. Where one number of a block is not finite, or
-above (2 - 2^-m) 2^127, all of them become NaN, and the codes mean nothing.
+All steps but the rounding are exact, and therefore the same on every backend. Decoded numbers are representable in bfloat16,
+and encode to the same numbers again, though perhaps with other codes and half the scale. In a state that is never negative,
+no normal number above zero becomes zero, because it may be a denominator. If one number of a block is not finite, or above
+(2 - 2^-m) 2^127, the whole block becomes NaN, and its codes mean nothing.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-BLOCK = 128  # elements that share a scale: those that one warp of a GPU holds, 4 to a thread, so that it finds it alone
-LEAST, INFINITE = 27 << 23, 255 << 23  # bits of the exponent of 2^-100, to which scales are limited, and of infinity
-AT_A_TIME = 1 << 22  # elements that are packed or unpacked at a time, since temporary tensors take several times their room
+BLOCK = 128  # elements that share a scale: one GPU warp holds them, 4 per thread, and computes the scale by itself
+LEAST, INFINITE = 27 << 23, 255 << 23  # bits of 2^-100, the lower limit in computing scales, and of infinity
+AT_A_TIME = 1 << 22  # elements packed or unpacked at a time, since temporaries take several times their memory
 ONE, HALF = 127 << 23, 126 << 23  # bits of 1 and of 1/2
-PACKED = (torch.uint8, torch.int8)  # types of packed states: of 8 bits and of 4
+PACKED = (torch.uint8, torch.int8)  # dtypes of packed states: 8 bits and 4 bits
 
 
 class Code(NamedTuple):
-    """How a number is coded.
+    """The format of a code.
 
     Attributes:
-        bits: of a code.
+        bits: the number of bits of a code.
         signed: whether one of them is a sign.
-        mantissa: bits of the mantissa.
+        mantissa: the number of bits of the mantissa.
     """
 
     bits: int
@@ -47,28 +48,28 @@ class Code(NamedTuple):
 
     @property
     def most(self) -> int:
-        """The largest code of a number that is not negative."""
+        """The largest code of a nonnegative number, which is also the mask of the magnitude's bits."""
         return (1 << self.bits - self.signed) - 1
 
     @property
     def powers(self) -> int:
-        """The powers of two between a block's scale and its largest number."""
+        """The number of powers of two between a block's scale and its largest number."""
         return 1 << self.bits - self.signed - self.mantissa
 
     @property
     def cut(self) -> int:
-        """Bits of a float32's mantissa that a code lacks."""
+        """The number of bits of a float32's mantissa that a code lacks."""
         return 23 - self.mantissa
 
     @property
     def first(self) -> int:
-        """The bits that are left of 2, the number of code 0."""
+        """The upper bits of the float32 2.0 that correspond to code 0."""
         return 128 << self.mantissa
 
 
-# By the type of the state, the codes of numbers of both signs, and of those that are never negative. Variances differ by so
-# much within a block that 4 bits are best spent on the exponent: with a bit of mantissa AdamW's loss on digits is 9 % above
-# that with float32, with two 27 %, with none it is not above.
+# By the state's dtype: the code for numbers of both signs, and the code for states that are never negative. Variances differ
+# so much within a block that 4 bits are best spent on the exponent: with one bit of mantissa AdamW's loss on digits is 9 %
+# above its loss with float32 states, with two bits 27 %, and with none it is not higher.
 CODES = {
     torch.uint8: (Code(8, True, 4), Code(8, False, 4)),
     torch.int8: (Code(4, True, 1), Code(4, False, 0)),
@@ -76,7 +77,7 @@ CODES = {
 
 
 def is_packed(tensor: torch.Tensor | torch.dtype | None) -> bool:
-    """Whether a state, or one of this type, is packed."""
+    """Return whether a state is packed, given the tensor or its dtype; False for None."""
     return getattr(tensor, "dtype", tensor) in PACKED
 
 
@@ -85,34 +86,34 @@ def _bytes_of_codes(n: int, dtype: torch.dtype) -> int:
 
 
 def scales_at(n: int, dtype: torch.dtype = torch.uint8) -> int:
-    """The byte at which the scales of a packed state of n elements begin."""
+    """Return the byte offset of the scales in a packed state of n elements."""
     return -(-_bytes_of_codes(n, dtype) // 16) * 16
 
 
 def packed_size(n: int, dtype: torch.dtype = torch.uint8) -> int:
-    """The bytes of a packed state of n elements."""
+    """Return the size in bytes of a packed state of n elements."""
     return scales_at(n, dtype) + 4 * -(-n // BLOCK)
 
 
 def encode(
     values: torch.Tensor, unsigned: bool = False, random: torch.Tensor | None = None, dtype: torch.dtype = torch.uint8
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 numbers, [n], as the bytes of their codes and the scales of their blocks: uint8, float32 [ceil(n / 128)].
+    """Encode numbers, and return the codes' bytes, uint8, and the blocks' scales, float32 [ceil(n / 128)].
 
     Args:
-        values: the numbers.
-        unsigned: whether they are never negative; the sign of those that are is lost then.
-        random: 32 bits for each, as `random_bits` gives them, by which they are rounded; by default to the nearest.
-        dtype: that of the packed state.
+        values: the numbers, float32 [n].
+        unsigned: use the code without a sign; negative numbers lose their sign.
+        random: 32 random bits for each number, from `random_bits`, for stochastic rounding. Default: round to nearest.
+        dtype: the dtype of the packed state: uint8 (8 bits) or int8 (4 bits).
     """
     code = CODES[dtype][unsigned]
     n, between, room = len(values), code.powers << 23, (1 << code.cut) - 1
     blocks = torch.nn.functional.pad(values, (0, -n % BLOCK)).view(-(-n // BLOCK), BLOCK).abs()
     sizes = blocks.view(torch.int32)  # in the order of the numbers, with NaN above all
-    # A block's largest, with room for rounding it up to a number of the code before the bits of its exponent are taken.
+    # A block's largest number, rounded up by the bits that a code lacks before its exponent is taken.
     largest = ((sizes.amax(dim=1).clamp(max=INFINITE) + room) & INFINITE).clamp(min=LEAST)
     scales = torch.where(largest == INFINITE, torch.nan, (largest - between).view(torch.float32))
-    less = (ONE + between - largest)[:, None]  # that of the exponent which dividing by the scale takes away
+    less = (ONE + between - largest)[:, None]  # added to a number's bits, divides it by the scale
     linear = (blocks * (less + HALF).view(torch.float32) + 2.0).view(torch.int32)
     bits = torch.maximum(sizes + less, linear).view(-1)[:n]
     bits = bits + (1 << (code.cut - 1) if random is None else (random >> (32 - code.cut)).to(torch.int32))
@@ -134,7 +135,7 @@ def decode(
     dtype: torch.dtype = torch.uint8,
     n: int | None = None,
 ) -> torch.Tensor:
-    """The numbers, of which `encode` made these bytes and scales, rounded; `n` of them, by default as many as there are."""
+    """Decode what `encode` returned to float32 numbers; their number `n` drops the padding of 4-bit codes."""
     code = CODES[dtype][unsigned]
     wide = codes.to(torch.int32)
     if code.bits == 4:
@@ -145,20 +146,20 @@ def decode(
 
 
 def pieces(packed: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Views of the bytes of codes and of the scales of a packed state of n elements."""
+    """Return views of a packed state of n elements: the codes' bytes, uint8, and the scales, float32."""
     start = scales_at(n, packed.dtype)
     return packed.view(torch.uint8)[: _bytes_of_codes(n, packed.dtype)], packed[start:].view(torch.float32)
 
 
 def check_scales(name: str, packed: torch.Tensor) -> None:
-    """Refuse a packed state whose scales are no powers of two, 0 or NaN, as those of development versions were once.
+    """Raise ValueError if a scale of a packed state is not a power of two, 0 or NaN, as in old development versions.
 
     Args:
-        name: whose it is, for the message.
-        packed: [packed_size(n)].
+        name: the name of the state, for the message.
+        packed: the packed state, [packed_size(n)].
 
     Raises:
-        ValueError: it would be read as other numbers than were saved.
+        ValueError: a scale has another value, so the state would be decoded to wrong numbers.
     """
     bits = CODES[packed.dtype][0].bits
     blocks = -(-packed.numel() // (BLOCK * bits // 8 + 4))
@@ -172,13 +173,13 @@ def check_scales(name: str, packed: torch.Tensor) -> None:
 
 
 def unpacked(packed: torch.Tensor, shape: Any, unsigned: bool = False) -> torch.Tensor:
-    """The numbers of a packed state of a tensor of this shape, float32."""
+    """Decode a packed state of a tensor of this shape, and return it as a float32 tensor."""
     n = shape.numel()
     return decode(*pieces(packed, n), unsigned, packed.dtype, n).view(shape)
 
 
 def as_bfloat16(packed: torch.Tensor, shape: Any, unsigned: bool = False) -> torch.Tensor:
-    """The numbers of a packed state of a tensor of this shape, exactly."""
+    """Decode a packed state of a tensor of this shape, and return it as a bfloat16 tensor, without rounding."""
     n = shape.numel()
     (codes, scales), bits = pieces(packed, n), CODES[packed.dtype][unsigned].bits
     values = torch.empty(n, dtype=torch.bfloat16, device=packed.device)
@@ -191,9 +192,9 @@ def as_bfloat16(packed: torch.Tensor, shape: Any, unsigned: bool = False) -> tor
 
 
 def copy(new: torch.Tensor, old: torch.Tensor, shape: Any, unsigned: bool = False) -> torch.Tensor:
-    """Put a state of a tensor of this shape into another one, which may be stored in another way, and return that.
+    """Copy the state `old` of a tensor of this shape into `new`, converting between storage formats, and return `new`.
 
-    Numbers that are packed alike are copied as they are; what is packed is rounded to the nearest.
+    States of the same dtype are copied bit by bit; numbers are rounded to nearest when they are packed.
     """
     if new.dtype == old.dtype or not (is_packed(new) or is_packed(old)):
         return new.copy_(old)
