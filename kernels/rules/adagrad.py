@@ -23,7 +23,7 @@ def adagrad(w, g, state, hyper):
     shapes=lambda shape: {"history": (*shape[:1], *[1] * len(shape[1:]))}, batched=True, full_precision=("history",)
 )
 def group_adagrad(w, g, state, hyper):
-    """AdaGrad with one sum per row: the mean of the row's squared gradients. No decay. Matches MXNet 1.9.1 GroupAdaGrad."""
+    """AdaGrad with one sum for each row, of its mean squared gradients; no decay. Matches MXNet 1.9.1 GroupAdaGrad."""
     (history,) = state
     lr, clip, epsilon = hyper
     g = limited(g, clip)
