@@ -1,4 +1,4 @@
-"""The eager backend: the rule on torch tensors, on any device, in any floating-point type. The reference for the others."""
+"""The eager backend: runs rules as torch operations on any device; the reference for the other backends."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ..layouts import widest
 from ..metrics import MetricsBuffer
 
 TILE = 65536  # elements; on a CPU, a rule's temporaries of this size stay in its caches
-ALONE = 16384  # elements; torch shares longer sums out among threads, and their number would show in the result
+ALONE = 16384  # elements; torch divides longer sums among threads, and the number of threads would affect the result
 JOIN_UP_TO = 4096  # elements; smaller tensors with equal hyper-parameters are computed as one
 
 
 class Limit(NamedTuple):
-    """The most elements of a tensor that is put into a stack, and of a stack."""
+    """The most elements of a tensor that is stacked with others, and of a stack."""
 
     tensor: int
     stack: int
 
 
-# To stack is to copy, which pays as long as the calls of a matrix cost more than its arithmetic: in CPU time tenfold for
-# 32 x 64, twofold for 128 x 128, nothing from 256 x 256 on, where the pages of large new tensors cost more than they save. A
-# GPU, where it was not measured, should gain up to some 1,000 rows, which fill it.
+# Stacking copies the tensors, which pays while the calls for a matrix cost more than its arithmetic: CPU time is a tenth for
+# 32 x 64, half for 128 x 128, and not lower from 256 x 256 on, where the memory pages of large new tensors cost more. This
+# was not measured on a GPU; it should pay up to about 1,000 rows, which fill the GPU.
 STACKS_ON_CPU, STACKS_ELSEWHERE = Limit(2**16, 2**18), Limit(2**21, 2**24)
 
 
 class Found:
-    """What one step finds of the tensors of a launch."""
+    """The values of a metric for each tensor of a launch, collected during one step."""
 
     def __init__(self, into: MetricsBuffer, launch: Launch) -> None:
         ring, metric = into.ring(launch.device), into.metric
@@ -46,28 +46,29 @@ class Found:
 
         Args:
             i: the tensor's number.
-            seen: the weight, the gradient and the new weight as the rule has them.
-            stored, values: the weight, what is stored alongside if there is anything, and what is to be stored there.
+            seen: the weight, the gradient and the new weight in the arithmetic's dtype.
+            stored: the stored weight, and its master if there is one.
+            values: the new values of `stored`.
         """
         w, computed = seen[0], list(self._metric(*seen))
         if self._metric.counts_unchanged:
             pairs = zip(stored, values, strict=True)
             new = [value.to(old) if isinstance(value, torch.Tensor) else old.new_tensor(value) for old, value in pairs]
             computed.append(storage.unchanged(stored, new))
-        each = [torch.as_tensor(value, dtype=w.dtype, device=w.device).expand(w.shape) for value in computed]
-        found = [value.amax() if by == "max" else sum_of(value) for value, by in zip(each, self._metric.by, strict=True)]
-        total, more = self._totals[i], torch.stack(found).to(self._totals.dtype)
+        wide = [torch.as_tensor(value, dtype=w.dtype, device=w.device).expand(w.shape) for value in computed]
+        reduced = [value.amax() if by == "max" else sum_of(value) for value, by in zip(wide, self._metric.by, strict=True)]
+        total, more = self._totals[i], torch.stack(reduced).to(self._totals.dtype)
         total[:] = torch.where(self._largest, torch.maximum(total, more), total + more)
 
     def put(self, rows: np.ndarray) -> None:
-        """Put all totals into these rows of the ring: 0 of a skipped step."""
+        """Write all totals to these rows of the ring; a skipped step counts as 0."""
         if self._scale_and_skip is not None:
             self._totals = torch.where(self._scale_and_skip[1] != 0, 0.0, self._totals)
         self._slot[torch.from_numpy(rows).to(self._slot.device)] = self._totals
 
 
 class _TorchLaunch(Launch):
-    """What rules of both kinds have in common."""
+    """The common part of the eager launches of elementwise rules and of rules of whole tensors."""
 
     looks_at_tensors = True
     _found: Found | None = None
@@ -85,24 +86,25 @@ class _TorchLaunch(Launch):
             self._found = None
 
     def _factor(self, i: int) -> Any:
-        """What the gradient of tensor `i` is multiplied by."""
+        """Return the factor of the gradient of tensor `i`: a number, or a tensor with the gradient scale."""
         rescale = float(self.hyper[i, 0])
         return rescale if self.grad_scale_and_skip is None else self.grad_scale_and_skip[0].to(self.dtype) * rescale
 
     def _random_bits(self, i: int, start: int, value: torch.Tensor, slot: int) -> torch.Tensor:
-        """Those of the elements of tensor `i` from `start` on, as many as there are values, for stochastic rounding."""
+        """Return random bits for stochastic rounding of `value`, the elements of tensor `i` from `start` on."""
         low, high = self.hyper[i, -2:].tolist()
         index = torch.arange(start, start + value.numel(), device=self.device)
         return storage.random_bits(low, high, index, slot).view(value.shape)
 
     def _store(self, i: int, start: int, seen: tuple[Any, ...], stored: list[torch.Tensor], states: list[Any]) -> None:
-        """Store what the rule has computed of tensor `i` from element `start` on, split or rounded at random; measure it.
+        """Store new values of tensor `i`, split or rounded if the storage format requires it, and compute the metric.
 
         Args:
-            i, start: which elements.
+            i: the tensor's number.
+            start: the first element.
             seen: the weight and the gradient that the rule got, and the new weight.
-            stored: where the weight is, and what is alongside, if there is anything.
-            states: of each state that is new, and not packed, its number, where it is, and its new value.
+            stored: the stored weight, and its master if there is one; both are written.
+            states: (number, stored state, new value) of each changed state that is not packed.
         """
         kind, w, n_states = self.storage.master, seen[2], len(self.rule.state)
         at_random = self.storage.stochastic and not self.storage.codes_only
@@ -119,20 +121,20 @@ class _TorchLaunch(Launch):
                 rows[k] = slot, place, storage.rounded_at_random(value, self._random_bits(i, start, value, slot))
         values = [value for *_, value in rows]
         if self._found is not None:
-            kept = seen, stored, values[: len(stored)]
-            self._found.take(i, *([_vector(each) for each in several] for several in kept))
+            measured = seen, stored, values[: len(stored)]
+            self._found.take(i, *([_vector(tensor) for tensor in tensors] for tensors in measured))
         _write([place for _, place, _ in rows], values, self.grad_scale_and_skip)
 
     def _pack(self, i: int, start: int, k: int, value: torch.Tensor, places: Sequence[torch.Tensor]) -> None:
-        """Store new values of state `k` of tensor `i` from element `start` on, where its codes and scales are."""
+        """Encode new values of state `k` of tensor `i` from element `start` on, into `places`: codes and scales."""
         random = self._random_bits(i, start, value, k).view(-1) if self.storage.stochastic else None
         unsigned = self.rule.state[k] in self.rule.nonnegative
         packed = storage.encode(value.reshape(-1), unsigned, random, self.storage.states[k])
-        for place, each in zip(places, packed, strict=True):
-            place.copy_(each if self.grad_scale_and_skip is None else _chosen(self.grad_scale_and_skip, place, each))
+        for place, new in zip(places, packed, strict=True):
+            place.copy_(new if self.grad_scale_and_skip is None else _chosen(self.grad_scale_and_skip, place, new))
 
     def _spread(self, value: Any, like: torch.Tensor) -> torch.Tensor:
-        """A value for each element, of a plain number too."""
+        """Expand a tensor or a plain number to the shape of `like`."""
         return torch.as_tensor(value, dtype=self.dtype, device=self.device).expand(like.shape)
 
     def _fill_with_zeros(self) -> None:
@@ -143,7 +145,7 @@ class _TorchLaunch(Launch):
 
 
 class EagerLaunch(_TorchLaunch):
-    """An elementwise rule with torch operations: large CPU tensors in tiles, small tensors joined."""
+    """Runs an elementwise rule as torch operations: large CPU tensors in tiles, small tensors concatenated."""
 
     def _prepare(self) -> None:
         self.replace_weights(self.weights)
@@ -176,9 +178,9 @@ class EagerLaunch(_TorchLaunch):
             if self.sizes[i] <= JOIN_UP_TO and not rule.extras:
                 small.append((i, gradient))
             else:
-                given = self._arguments(rule, i, gradient, part)
-                w, states = rule(*given)
-                self._keep(i, part, given[:2], w, states)
+                arguments = self._arguments(rule, i, gradient, part)
+                w, states = rule(*arguments)
+                self._keep(i, part, arguments[:2], w, states)
         joined: dict[tuple[float, ...], list[Any]] = {}
         for i, gradient in small:
             joined.setdefault(tuple(self.hyper[i, : self.width].tolist()), []).append((i, gradient))
@@ -187,7 +189,7 @@ class EagerLaunch(_TorchLaunch):
         self._fill_with_zeros()
 
     def _parts(self) -> Iterator[tuple[int, torch.Tensor, slice]]:
-        """For each tensor that has a gradient its index, and piece by piece the gradient and the slice of the piece."""
+        """Yield (tensor's index, gradient of a piece, slice of the piece) for each piece of each tensor with a gradient."""
         gradients = [None if gradient is None else gradient() for gradient in self.gradients]
         for i, gradient in enumerate(gradients):
             if gradient is not None:
@@ -214,7 +216,7 @@ class EagerLaunch(_TorchLaunch):
         )
 
     def _compute_joined(self, members: list[tuple[int, torch.Tensor]]) -> None:
-        """Compute tensors with equal hyper-parameters as if they were one."""
+        """Update tensors with equal hyper-parameters as one concatenated tensor."""
         hyper = self.hyper[members[0][0], 1 : self.width].tolist()
         w = torch.cat([self._weight(i) for i, _ in members])
         g = torch.cat([gradient for _, gradient in members]).to(self.dtype) * self._factor(members[0][0])
@@ -235,7 +237,7 @@ class EagerLaunch(_TorchLaunch):
         return storage.combined(self._weights[i][part], None if self._masters is None else self._masters[i][part])
 
     def _state(self, i: int, name: str, part: slice = slice(None)) -> torch.Tensor:
-        """A state's numbers, in the arithmetic's type."""
+        """Return a part of a state, decoded if it is packed, in the arithmetic's dtype."""
         state = self._states[i][name]
         if storage.is_packed(state):
             start, stop, _ = part.indices(int(self.sizes[i]))
@@ -243,15 +245,15 @@ class EagerLaunch(_TorchLaunch):
         return state[part].to(self.dtype)
 
     def _packed(self, state: torch.Tensor, i: int, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of the codes and the scales of a part, which begins where a block does."""
+        """Return views of the codes and the scales of a part, which must begin at the start of a block."""
         n = int(self.sizes[i])
         codes, scales = storage.pieces(state, n)
         start, stop, _ = part.indices(n)
-        each = 8 // storage.CODES[state.dtype][0].bits  # elements of a byte
-        return codes[start // each : -(-stop // each)], scales[start // storage.BLOCK : -(-stop // storage.BLOCK)]
+        per_byte = 8 // storage.CODES[state.dtype][0].bits  # elements
+        return codes[start // per_byte : -(-stop // per_byte)], scales[start // storage.BLOCK : -(-stop // storage.BLOCK)]
 
     def _keep(self, i: int, part: slice, given: tuple[Any, ...], w: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
-        """Store what the rule computed; `given` are the weight and the gradient that it got."""
+        """Store a new weight and new states; `given` are the weight and the gradient that the rule got."""
         start, states_of, rows = part.start or 0, self._states[i], []
         weight = self._weights[i][part]
         for k, (name, value) in enumerate(zip(self.rule.state, states, strict=True)):
@@ -263,27 +265,27 @@ class EagerLaunch(_TorchLaunch):
 
 
 class WholeLaunch(_TorchLaunch):
-    """A rule of whole tensors: one tensor after the other, or small ones of equal shape and hyper-parameters as one."""
+    """Runs a rule of whole tensors, one tensor after the other; stacks small tensors of equal shape and hyper-parameters."""
 
     def _prepare(self) -> None:
-        # Elements of the largest of each tensor's weight and states; the bases of SOAP may be larger than the weight.
-        pairs = zip(self.weights, self.states, strict=True)
-        # By shape whether the rule has left a copy of a gradient as it was; only then it gets the next ones themselves.
+        # By shape, whether the rule left a copy of the gradient unchanged; only then it gets later gradients without a copy.
         self._leaves_gradients: dict[torch.Size, bool] = {}
+        # The most elements of each tensor's weight or states; the bases of SOAP may be larger than the weight.
+        pairs = zip(self.weights, self.states, strict=True)
         self._largest = [max(tensor.numel() for tensor in (weight, *states)) for weight, states in pairs]
-        self._packed = [k for k, state in enumerate(self.states[0]) if storage.is_packed(state)]  # the same of all
-        # What each tensor has to be stored by itself: split in two, or rounded at random.
+        self._packed = [k for k, state in enumerate(self.states[0]) if storage.is_packed(state)]  # of every tensor
+        # Split masters and stochastic rounding store each tensor by itself.
         at_random = self.storage.stochastic and not self.storage.codes_only
         self._splits = self.storage.master not in (storage.MasterKind.NONE, storage.MasterKind.FULL)
         self._stores_each = self._splits or at_random
 
     def run_reduction(self, stage: int) -> None:
-        """One over all tensors that looks at gradients only."""
+        """Run a global reduction, which for these rules depends on the gradients only."""
         reduction, totals = self.rule.reductions[stage], self.totals[stage].zero_()
         for i, bound in enumerate(self.gradients):
             if bound is not None and (gradient := bound()) is not None:
                 g = gradient.to(self.dtype) * self._factor(i)
-                values = reduction(g, g, (), ())  # it has no use for the weight
+                values = reduction(g, g, (), ())  # it ignores the weight
                 totals[i] = torch.stack([sum_of(value.reshape(-1)) for value in values])
         totals[:] = totals.sum(dim=0, dtype=widest(totals.device))
 
@@ -303,10 +305,10 @@ class WholeLaunch(_TorchLaunch):
             rescale, hyper = self._factor(members[0]), self.hyper[members[0], 1 : self.width].tolist()
             one = len(members) == 1
             make = _only if one else torch.stack
-            g = make([gradients[i] for i in members]).to(self.dtype)  # type: ignore[misc]  # these are there
-            if scale_and_skip is not None:  # decompositions refuse non-finite values
+            g = make([gradients[i] for i in members]).to(self.dtype)  # type: ignore[misc]  # none of them is None
+            if scale_and_skip is not None:  # decompositions raise for non-finite values
                 g = torch.where(scale_and_skip[1] != 0, torch.zeros_like(g), g * rescale)
-            elif rescale != 1.0:  # a large new tensor costs more than what is computed in it
+            elif rescale != 1.0:  # allocating a large tensor costs more than computing with it
                 g = g * rescale
             old = tuple(make([self._read(i, k) for i in members]) for k in range(len(states)))
             before = make(read).to(self.dtype)
@@ -324,17 +326,17 @@ class WholeLaunch(_TorchLaunch):
             if self._stores_each:
                 changed = [k for k in range(len(new)) if new[k] is not old[k]]
                 for m, i in enumerate(members):
-                    own = (before, g, w, *new) if one else tuple(each[m] for each in (before, g, w, *new))
+                    of_one = (before, g, w, *new) if one else tuple(stack[m] for stack in (before, g, w, *new))
                     for k in set(changed).intersection(self._packed):
-                        self._pack(i, 0, k, own[3 + k], storage.pieces(self.states[i][k], own[3 + k].numel()))
+                        self._pack(i, 0, k, of_one[3 + k], storage.pieces(self.states[i][k], of_one[3 + k].numel()))
                     stored = [weights[m], *([] if masters is None else [masters[m]])]
-                    rows = [(k, self.states[i][k], own[3 + k]) for k in changed if k not in self._packed]
-                    self._store(i, 0, own[:3], stored, rows)
+                    rows = [(k, self.states[i][k], of_one[3 + k]) for k in changed if k not in self._packed]
+                    self._store(i, 0, of_one[:3], stored, rows)
                 continue
             if self._found is not None:
                 for k, i in enumerate(members):
-                    all_three = tuple(each.flatten() if one else each[k].flatten() for each in (before, g, w))
-                    stored = [each[k].flatten() for each in written]
+                    all_three = tuple(stack.flatten() if one else stack[k].flatten() for stack in (before, g, w))
+                    stored = [tensors[k].flatten() for tensors in written]
                     self._found.take(i, all_three, stored, [all_three[2]] * len(stored))
             for k in reversed(self._packed):
                 if new[k] is not old[k]:
@@ -343,7 +345,7 @@ class WholeLaunch(_TorchLaunch):
                 del states[k], new[k]
             old = tuple(tensor for k, tensor in enumerate(old) if k not in self._packed)
             if one:
-                _write([each for (each,) in (*written, *states)], [*[w] * len(written), *new], scale_and_skip)
+                _write([tensor for (tensor,) in (*written, *states)], [*[w] * len(written), *new], scale_and_skip)
             else:
                 places, values = [*written, *states], [*[w] * len(written), *new]
                 if scale_and_skip is not None:
@@ -354,30 +356,34 @@ class WholeLaunch(_TorchLaunch):
         self._fill_with_zeros()
 
     def _computed_with(self, g: torch.Tensor, compute: Any, before: torch.Tensor, old: Any, hyper: tuple[float, ...]) -> Any:
-        """What the rule gives of a gradient of the user's, which it may write to only if it is a copy."""
-        own = not self._leaves_gradients.get(g.shape, False)
-        given = g.clone() if own else g
-        version = None if given.is_inference() else given._version
-        found = compute(before, given, old, hyper)
-        written = version is None or given._version != version
-        if own:
+        """Run the rule with the user's gradient, or with a copy until the rule is known not to write to it.
+
+        Raises:
+            RuntimeError: the rule wrote to the gradient, which it did not do at an earlier step.
+        """
+        copies = not self._leaves_gradients.get(g.shape, False)
+        gradient = g.clone() if copies else g
+        version = None if gradient.is_inference() else gradient._version
+        result = compute(before, gradient, old, hyper)
+        written = version is None or gradient._version != version
+        if copies:
             self._leaves_gradients[g.shape] = not written
         elif written and version is not None:
             raise RuntimeError(
                 f"tensor rule {self.rule.name!r} has changed a gradient in place, which it has not done before: it must do "
                 "so at every step or never; write g = g * ... instead of g.mul_(...). No weight has been changed by it"
             )
-        return found
+        return result
 
     def _read(self, i: int, k: int) -> torch.Tensor:
-        """State `k` of tensor `i`, in the arithmetic's type."""
+        """Return state `k` of tensor `i`, decoded if it is packed, in the arithmetic's dtype."""
         state = self.states[i][k]
         if not storage.is_packed(state):
             return state.to(self.dtype)
         return storage.unpacked(state, self.weights[i].shape, self.rule.state[k] in self.rule.nonnegative)
 
     def _stacks(self, active: list[int]) -> list[list[int]]:
-        """Which tensors are computed together."""
+        """Return lists of the indices of tensors that are updated together."""
         limit = STACKS_ON_CPU if self.device.type == "cpu" else STACKS_ELSEWHERE
         members: dict[Any, list[int]] = {}
         for i in active:
@@ -385,38 +391,38 @@ class WholeLaunch(_TorchLaunch):
             alike = self.weights[i].shape, self.hyper[i, : self.width].tobytes()
             members.setdefault(alike if small else i, []).append(i)
         stacks = []
-        for each in members.values():
-            most = max(1, limit.stack // self._largest[each[0]])
-            stacks += [each[start : start + most] for start in range(0, len(each), most)]
+        for group in members.values():
+            most = max(1, limit.stack // self._largest[group[0]])
+            stacks += [group[start : start + most] for start in range(0, len(group), most)]
         return stacks
 
 
 def sum_of(value: torch.Tensor) -> torch.Tensor:
-    """The sum of a vector, which does not depend on the number of threads."""
+    """Return the sum of a vector; the result does not depend on the number of threads."""
     if value.device.type != "cpu" or len(value) <= ALONE:
         return torch.sum(value)
     return torch.stack([torch.sum(piece) for piece in value.split(ALONE)]).sum()
 
 
 def _with_sums(compute: Any, sums: tuple[torch.Tensor, ...], w: Any, g: Any, states: Any, hyper: Any) -> Any:
-    """What a rule with reductions gives, whose results are `sums`."""
+    """Call a rule that has reductions with their results `sums`."""
     return compute(w, g, states, hyper, sums)
 
 
 def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The one tensor there is, instead of a stack."""
+    """Return the only tensor of a list, in place of `torch.stack`."""
     return tensors[0]
 
 
 def _write_stacks(old: list[Any], new: list[torch.Tensor], given: list[torch.Tensor | None]) -> None:
-    """Copy each new stack to its tensors, but for a state that the rule returned as it was `given`."""
+    """Copy each new stack to its tensors, except for states that the rule returned unchanged, the same object as `given`."""
     for tensors, stack, before in zip(old, new, given, strict=True):
         if stack is not before:
             torch._foreach_copy_(list(tensors), list(stack.unbind()))
 
 
 def _write(old: list[torch.Tensor], new: list[Any], scale_and_skip: torch.Tensor | None = None) -> None:
-    """Copy each new value to its tensor; one that shares memory with such a tensor is cloned first."""
+    """Copy each new value to its tensor; clone values first that share memory with a tensor to be written."""
     if scale_and_skip is not None:
         new = [_chosen(scale_and_skip, place, value) for place, value in zip(old, new, strict=True)]
     places = {tensor.untyped_storage().data_ptr() for tensor in old}
@@ -428,7 +434,7 @@ def _write(old: list[torch.Tensor], new: list[Any], scale_and_skip: torch.Tensor
 
 
 def _chosen(scale_and_skip: torch.Tensor, old: torch.Tensor, new: Any) -> torch.Tensor:
-    """The old value where a step is skipped. Only the device knows whether it is."""
+    """Return the old value if the step is skipped, else the new one; only the device knows whether it is skipped."""
     return torch.where(scale_and_skip[1] != 0, old, torch.as_tensor(new, device=old.device).to(old.dtype))
 
 
@@ -437,5 +443,5 @@ def _vector(value: Any) -> Any:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor's elements in memory order."""
+    """Return a view of a dense tensor's elements in memory order, [n]."""
     return tensor.as_strided((tensor.numel(),), (1,))

@@ -1,4 +1,4 @@
-"""Generated loops, written to the user's cache folder, which lets numba keep the compiled code there too."""
+"""Write generated loops to the user's cache folder, so that numba can cache the compiled code there too."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ... import random, storage
 from ...language import literals
 from ..folders import usable_folder
 
-_SLOW = 2.0  # seconds of compilation in a process after which it is told
+_SLOW = 2.0  # seconds of compilation in a process after which a message is printed
 _compilation = {"seconds": 0.0}
 
 
 def wanted_folder() -> Path:
-    """Where compiled code should be kept: NUMBA_CACHE_DIR, or tristep in the user's cache folder."""
+    """Return the preferred folder for compiled code: NUMBA_CACHE_DIR, or "tristep" in the user's cache folder."""
     root = os.environ.get("NUMBA_CACHE_DIR")
     if root:
         return Path(root)
@@ -40,14 +40,14 @@ def wanted_folder() -> Path:
 
 
 def cache_folder() -> Path | None:
-    """Where compiled code is kept: `wanted_folder`, or a temporary one if that cannot be written, or None if nothing can."""
+    """Return the folder for compiled code: `wanted_folder`, else a temporary folder; None if neither can be written."""
     return usable_folder(wanted_folder(), "NUMBA_CACHE_DIR")
 
 
 def cached(decorator: Any, *arguments: Any, **options: Any) -> Any:
-    """One of numba's decorators, which keeps compiled code in `cache_folder`.
+    """Return one of numba's decorators, with these arguments, that caches compiled code in `cache_folder`.
 
-    By itself numba keeps it next to the source, where it would survive the package.
+    By default numba caches it next to the source, where it would remain after the package is uninstalled.
     """
 
     def decorate(fn: Any) -> Any:
@@ -55,7 +55,7 @@ def cached(decorator: Any, *arguments: Any, **options: Any) -> Any:
         before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
         try:
             return decorator(*arguments, cache=folder is not None, **options)(fn)
-        except RuntimeError:  # from numba, which cannot write there after all
+        except RuntimeError:  # numba cannot write to the folder after all
             return decorator(*arguments, **options)(fn)
         finally:
             config.CACHE_DIR = before
@@ -65,7 +65,7 @@ def cached(decorator: Any, *arguments: Any, **options: Any) -> Any:
 
 @cache
 def engine_text() -> str:
-    """The text of all modules whose functions and constants are compiled into a loop, in addition to the rule."""
+    """Return the source of all modules with functions or constants that are compiled into loops, apart from the rules."""
     folders = Path(__file__).parent, Path(str(storage.__file__)).parent
     files = [
         Path(literals.__file__),
@@ -76,13 +76,21 @@ def engine_text() -> str:
 
 
 def entry(*numbers: Any, fastmath: Any = False) -> Any:
-    """Make a C function of one that takes the address of int64 numbers, and numbers of these types."""
+    """Return a decorator that compiles a C function of the address of int64 numbers and of numbers of these types."""
     signature = numba.types.void(numba.types.CPointer(numba.types.int64), *numbers)
     return cached(numba.cfunc, signature, error_model="numpy", fastmath=fastmath)
 
 
 def import_generated(name: str, source: str, names: dict[str, Any]) -> Any:
-    """The function `compute` of this text, which becomes a module in the cache folder, if it can be written there."""
+    """Run generated source and return its function `compute`.
+
+    The source is imported from a file in the cache folder; if that cannot be written, it is run in memory.
+
+    Args:
+        name: the name of the file and of the module.
+        source: the source text.
+        names: the global names that the source uses.
+    """
     folder = cache_folder()
     path = None if folder is None else folder / f"{name}.py"
     if path is None or not _has_text(path, source):  # no folder to write to: compile in memory, every time
@@ -100,10 +108,10 @@ def import_generated(name: str, source: str, names: dict[str, Any]) -> Any:
 
 
 def _has_text(path: Path, text: str) -> bool:
-    """Whether a file has this text, which is written if need be."""
+    """Write a text to a file unless it already has it, and return whether it has it now."""
     try:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
-            # Whole or not at all, since several processes may write the same file.
+            # Atomically, since several processes may write the same file.
             with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
                 file.write(text)
             os.replace(file.name, path)
@@ -114,7 +122,7 @@ def _has_text(path: Path, text: str) -> bool:
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """A context in which code is compiled, or loaded. Once a process, where that is slow, it says so to who looks on."""
+    """A context for compiling or loading code. If it is slow, prints a message, once per process, in interactive use."""
     start, left = time.perf_counter(), _SLOW - _compilation["seconds"]
     note = threading.Timer(max(0.0, left), _tell)
     note.daemon = True
@@ -133,9 +141,9 @@ def _tell() -> None:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """A context for one process at a time, so that of several ranks one compiles and the others find what it has written.
+    """A context that one process enters at a time, so that one rank compiles and the others load its code.
 
-    It locks the file, where that can be done. A process that ends gives its lock back.
+    It locks the file, if the system can. The system releases the lock of a process that ends.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError, OSError):

@@ -1,7 +1,7 @@
-"""The compiled loop that hands out the tiles of a launch to what computes one, and sums over tiles.
+"""The compiled loop that hands out the tiles of a launch to the function that computes a tile, and sums over tiles.
 
-It is compiled once and cached on disk. numba's cache does not notice changes in other files, so all that is compiled here
-is in this file, but for how it is compiled.
+It is compiled once and cached on disk. numba's cache does not notice changes in other files, so all the code that is
+compiled here is in this file.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from numba.extending import intrinsic
 from .disk_cache import cached, compiling
 
 TILE = 65536  # elements of one call of the inner loop, and the unit of work of a thread
-# What a loop is called with: int64 numbers, addresses among them, at these places. The threads share them. First the next
-# tile to take, then the addresses and widths of its arrays, the size of a piece, and the function that computes one.
+# The places of a loop's arguments in an int64 array that the threads share: first the next tile to take, then the addresses
+# and widths of the arrays, the size of a piece, and the address of the function that computes a piece.
 TICKET, ADDRESSES, GRADIENTS, SIZES, HYPER, TILES, SUMS, PARTIALS = range(8)
 N_TENSORS, N_HYPER, N_SUMS, N_VALUES, N_TILES, N_BLOCK, COMPUTE = range(8, 15)
 INT64, _INT32, FLOAT64 = (np.empty(0, dtype=kind) for kind in (np.int64, np.int32, np.float64))
@@ -35,7 +35,7 @@ def pointer(typingctx, address, like):
 
 @intrinsic
 def take_ticket(typingctx, counter):
-    """The number at this address, which is then one more; never the same for two threads."""
+    """Atomically increment the number at this address, and return its old value."""
 
     def codegen(context, builder, signature, args):
         return builder.atomic_rmw("add", args[0], ir.Constant(ir.IntType(64), 1), "monotonic")
@@ -59,9 +59,9 @@ def call_address(typingctx, address, shared, tensor, tile, start, n):
 
 @cache
 def driver() -> tuple[int, Callable[[int], None]]:
-    """The loop over the tiles of a launch: its address, and it as what Python calls with the address of what it works on.
+    """Return the loop over the tiles: its address, and a Python callable that takes the address of its arguments.
 
-    numba's own calls take longer over their arguments than a small launch takes to run.
+    It is called through ctypes, because numba's own calls take longer to pass their arguments than a small launch runs.
     """
     shared = numba.types.CPointer(numba.types.int64)
     with compiling():
@@ -88,7 +88,10 @@ def _drive(shared):
 
 @cached(numba.njit)
 def add_up(partials, tiles, gradients, totals, largest, together):
-    """The sums, or maxima, over the tiles of each tensor or of all, in their order; skipped tensors count as 0."""
+    """Write to `totals` the sums, or maxima, over the tiles of each tensor, or of all tensors if `together`.
+
+    Tiles are added in their order. Tensors without a gradient count as 0.
+    """
     found = np.zeros(totals.shape)
     for j in range(tiles.shape[0]):
         if gradients[tiles[j, 0]] != 0:

@@ -1,4 +1,4 @@
-"""How functions are compiled, and the operations on bits that numba does not have."""
+"""numba's compilation options for loops, and bit operations that numba lacks."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from numba.extending import intrinsic
 
 # A loop over six arrays needs more run-time checks against overlap than LLVM's default of 8 before it is vectorised.
 llvmlite.binding.set_option("tristep", "-runtime-memory-check-threshold=64")
-# Rules are computed as they are written, without fused multiply-add: of two products in a sum LLVM would fuse this or that
-# one, depending on the loop around it, and a step with a metric would differ from one without. No speed is lost by
-# it. It must be said, or a function is compiled with the options of its caller. Inlining is not left to LLVM, which shies
-# away from large rules: a loop with a call in it is not vectorised (random numbers: 14 times slower).
+# Rules are compiled without fused multiply-add: of two products in a sum, LLVM would fuse one or the other, depending on the
+# surrounding loop, and a step with a metric would differ from one without. This costs no speed. `fastmath=False` must be
+# explicit, or a function is compiled with its caller's options. Inlining is forced, because LLVM does not inline large
+# rules, and a loop that contains a call is not vectorised (random numbers: 14 times slower).
 jit = numba.njit(fastmath=False, error_model="numpy", nogil=True, forceinline=True)
 jit_separate = numba.njit(error_model="numpy", nogil=True)
 
 
 def jit_variant(name: str) -> Any:
-    """`jit_separate` for one of several functions that a factory makes from one text, distinguished by a name.
+    """`jit_separate` for functions that a factory makes several times from one source; `name` distinguishes them.
 
-    Symbols of compiled code have the function's name and a number that counts functions in its process. Code of two variants
-    that two processes have kept may have equal symbols, and a third process, which loads both, would run one for the other.
+    The symbols of compiled code consist of the function's name and a counter of the process. Two variants that two processes
+    have cached may have equal symbols, and a third process that loads both would run one instead of the other.
     """
 
     def decorate(fn: Any) -> Any:
@@ -36,12 +36,12 @@ def jit_variant(name: str) -> Any:
 
 # A sum is vectorised only if its terms may be taken in another order.
 REORDERED = {"contract", "reassoc"}
-jit_exact = numba.njit(error_model="numpy", nogil=True, forceinline=True)  # to the bit what NumPy computes
+jit_exact = numba.njit(error_model="numpy", nogil=True, forceinline=True)  # computes the same bits as NumPy
 jit_sums = numba.njit(fastmath=REORDERED, error_model="numpy", nogil=True)
 
 
 def _bits_as(to: Any, of: Any, kind: ir.Type) -> Any:
-    """An intrinsic that reinterprets the bits of a number of type `of` as type `to`, which is `kind` in LLVM."""
+    """Return an intrinsic that reinterprets the bits of a number of type `of` as type `to`, which is `kind` in LLVM."""
 
     @intrinsic
     def cast(typingctx, value):
@@ -59,8 +59,8 @@ double_of_bits = _bits_as(numba.types.float64, numba.types.uint64, ir.DoubleType
 _bits_of_double = _bits_as(numba.types.uint64, numba.types.float64, ir.IntType(64))
 
 
-# The largest number of 0 or more is found among the bits, which are in the same order, with NaN above all. As numbers they
-# would be compared one by one, for the sake of NaN.
+# The maximum of nonnegative numbers is computed on their bits, which have the same order, with NaN above all. As numbers
+# they would be compared one by one, because of NaN.
 @jit
 def larger_of_float(bits, value):
     return max(np.uint32(bits), np.uint32(bits_of_float(value) & np.uint32(0x7FFFFFFF)))

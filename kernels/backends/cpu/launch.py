@@ -1,4 +1,4 @@
-"""`CpuLaunch`: one native call on the CPU."""
+"""`CpuLaunch`: run a rule over all tensors by one native call on the CPU."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .threads import PARALLEL_FROM, run_threads
 
 
 class CpuLaunch(Launch):
-    """Runs in one native call, on several threads if there is enough work."""
+    """A launch that runs in one native call, on several threads if there is enough work."""
 
-    multiplies_on_host = True  # as the factor is on the host anyway
+    multiplies_on_host = True  # because the factor is on the host anyway
 
     @staticmethod
     def tile_for(elements: int, packed: bool = False) -> int:
@@ -60,7 +60,7 @@ class CpuLaunch(Launch):
             run = self._call_of(with_metric(self.rule, metric), partials)
             self._with_metric = metric, run, partials, np.array([by == "max" for by in metric.by])
         _, run, partials, largest = self._with_metric
-        partials[:] = 0.0  # which is the metric of a skipped step
+        partials[:] = 0.0  # the metric of a skipped step
         self._run_unless_skipped(run)
         totals = np.zeros((len(rows), len(largest)))
         add_up(partials, self.tiles, self.addresses[GRADIENT], totals, largest, False)
@@ -69,7 +69,7 @@ class CpuLaunch(Launch):
     def _call_of(
         self, function: Rule | Reduction | RuleWithMetric, partials: np.ndarray | None = None
     ) -> Callable[[], None]:
-        """A function without arguments that runs this one over all tiles."""
+        """Return a function without arguments that runs `function` over all tiles."""
         compute = compiled_loop(self, function)
         address, call = driver()
         nothing = np.zeros((0, 0), dtype=self.hyper.dtype)

@@ -48,7 +48,7 @@ compile_lock = threading.Lock()
 
 
 def compiled_loop(launch: Launch, function: Rule | Reduction | RuleWithMetric) -> Any:
-    """What computes this function on a piece of a tile: its rule, with a metric or without, or a reduction before it."""
+    """Return the compiled loop that runs a rule, a rule with a metric, or a reduction on a piece of a tile."""
     zero_grads = launch.zero_grads and not isinstance(function, Reduction)
     key: Any = (function, launch.rule, launch.weight_dtype, launch.gradient_dtype, launch.storage, zero_grads)
     with compile_lock:
@@ -111,12 +111,12 @@ def _stored_as(stored: Storage, rule: Rule, name: str) -> torch.dtype:
 
 
 def _multipliers(slot: int) -> tuple[int, ...]:
-    """By which the hash of a group is multiplied for each of its elements."""
+    """Return the multipliers of a group's hash for its four elements."""
     return tuple(storage.multiplier(slot, element) for element in range(4))
 
 
 def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list[str], halves: list[str]) -> list[str]:
-    """The lines that store an element's new values."""
+    """Return the lines that store an element's new values."""
 
     stochastic = stored.stochastic and not stored.codes_only
 
@@ -144,22 +144,22 @@ def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list
 
 
 def _address(row: int) -> str:
-    """Where the tensor of this row of the table begins."""
+    """Return the expression for the address of the tensor in this row of the address table."""
     return f"addresses[{row} * shared[{N_TENSORS}] + t]"
 
 
 def _kind_of_code(dtype: torch.dtype, unsigned: bool) -> str:
-    """The end of the names of functions for such codes."""
+    """Return the suffix of the names of functions for this code."""
     return "_unsigned" * unsigned + f"_{storage.CODES[dtype][0].bits}"
 
 
 def _where_packed(row: int, dtype: torch.dtype) -> tuple[str, str]:
-    """The codes and the scales of the elements from `start` on, of the state whose addresses are in this row."""
-    codes, each = _address(row), 8 // storage.CODES[dtype][0].bits  # elements of a byte
-    room = f"((pointer(shared[{SIZES}], INT64)[t] + {each - 1}) // {each} + 15) // 16 * 16"
+    """Return expressions for the codes and the scales, from element `start` on, of the state in this row of addresses."""
+    codes, per_byte = _address(row), 8 // storage.CODES[dtype][0].bits  # elements
+    room = f"((pointer(shared[{SIZES}], INT64)[t] + {per_byte - 1}) // {per_byte} + 15) // 16 * 16"
     scales = f"{codes} + {room} + start // {storage.BLOCK} * 4"
     return (
-        f"carray(pointer({codes} + start // {each}, BYTE), (n + {each - 1}) // {each})",
+        f"carray(pointer({codes} + start // {per_byte}, BYTE), (n + {per_byte - 1}) // {per_byte})",
         f"carray(pointer({scales}, REAL), (n + {storage.BLOCK - 1}) // {storage.BLOCK})",
     )
 
@@ -167,7 +167,7 @@ def _where_packed(row: int, dtype: torch.dtype) -> tuple[str, str]:
 def _unpack_lines(
     rule: Rule, stored: Storage, names: dict[str, str], packed: list[str], row: dict[str, int]
 ) -> tuple[str, str]:
-    """The lines that make room for unpacked states, and those that unpack them."""
+    """Return the lines that allocate memory for unpacked states, and the lines that unpack the states."""
     room = unpack = ""
     for s in packed:
         room += f"\n    {s} = empty(n, float32)"
@@ -181,7 +181,7 @@ def _unpack_lines(
 def _pack_lines(
     rule: Rule, stored: Storage, states: list[str], packed: list[str], row: dict[str, int], key: int | None
 ) -> str:
-    """The lines that pack what has changed. `key` is where a key begins, if rounding is stochastic."""
+    """Return the lines that pack changed states. `key`: the place of the key in `hyper`; None rounds to nearest."""
     lines = ""
     for k, name in enumerate(rule.state):
         if states[k] in packed and name in rule.changed:
@@ -193,7 +193,7 @@ def _pack_lines(
 
 
 def block_size(function: Rule | Reduction | RuleWithMetric, stored: Storage) -> int:
-    """How many elements the inner loop takes at a time."""
+    """Return the number of elements of one call of the inner loop."""
     if any(map(storage.is_packed, stored.states)) and not isinstance(function, Reduction):
         return UNPACKED
     return TILE if isinstance(function, Rule) else BLOCK
@@ -210,7 +210,7 @@ def _loop_source(
     stored: Storage,
     zero_grads: bool = False,
 ) -> str:
-    """The text of what computes a piece of a tile: `n` elements from `start` on of tensor `t`, whose tile is the `j`-th."""
+    """Return the source of the function that computes `n` elements, from `start` on, of tensor `t` in the `j`-th tile."""
     states = [f"s{k}" for k in range(len(function.state))]
     arrays = ["w", "g", *states] + (["m"] if stored.master else [])
     kinds = {s: _stored_as(stored, rule, name) for s, name in zip(states, function.state, strict=True)}
@@ -246,7 +246,7 @@ def _loop_source(
         + (f", ({sums})" if function.n_numbers else "")
         + (", start + i" if "index" in function.extras else "")
     )
-    n = 1 + len(rule.hyper)  # where a key begins
+    n = 1 + len(rule.hyper)  # the place of the random key
     if stored.stochastic and not isinstance(function, Reduction):
         given += f"\n    key0, key1 = hyper[{n}], hyper[{n + 1}]"
     before = after = ""

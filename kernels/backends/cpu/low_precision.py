@@ -1,4 +1,4 @@
-"""How each storage format is read and written; see the storage package for the formats."""
+"""Load and store numbers in each storage format of the storage package, in loops compiled by numba."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def store_at_random(value, key, start, i, multipliers):
     return np.uint16(nan if (bits & _POSITIVE) > _NAN_ABOVE else cut)
 
 
-# A weight and what is stored alongside: the bits that the weight lacks, or what rounding took off; see storage/master.py.
+# A weight and its master: the bits that the weight lacks, or its rounding error; see storage/master.py.
 @jit
 def joined(high, low):
     return float_of_bits(np.uint32((np.uint32(high) << np.uint32(16)) + np.uint32(np.int32(np.int16(low)))))
@@ -85,7 +85,7 @@ def low_bits(value):
     return np.uint16(np.uint32(0) if (bits & _POSITIVE) > _NAN_ABOVE else bits & np.uint32(0xFFFF))
 
 
-# The same with 8 bits alongside; "24" are the bits of a float32, rounded in the upper 24, of which the others are not used.
+# The same with a master of 8 bits; "24" are the bits of a float32, rounded to the upper 24; the lower 8 are not used.
 @jit
 def joined24(high, low):
     return float_of_bits(np.uint32((np.uint32(high) << np.uint32(16)) + np.uint32(np.int32(np.int8(low)) << np.int32(8))))
@@ -139,7 +139,10 @@ def lost_float16(value, rounded):
 
 
 def _packing(dtype: torch.dtype, unsigned: bool) -> tuple[Any, Any, Any]:
-    """How packed states are read and written, to the nearest or at random; see storage/packed.py."""
+    """Return functions that unpack states, pack them rounded to nearest, and pack them rounded stochastically.
+
+    storage/packed.py describes the format.
+    """
     code = storage.CODES[dtype][unsigned]
     block, cut, first, most = storage.BLOCK, np.uint32(code.cut), np.uint32(code.first), np.uint32(code.most)
     nearest, room, nan = np.uint32(1 << (code.cut - 1)), np.int32((1 << code.cut) - 1), np.float32(np.nan)
@@ -226,9 +229,9 @@ def _packing(dtype: torch.dtype, unsigned: bool) -> tuple[Any, Any, Any]:
     return unpack, packing(to_nearest), packing(at_random)
 
 
-# By the type of the state and whether it is never negative: what unpacks it, and what packs it, to the nearest or at random.
+# By the state's dtype and whether it is never negative: functions that unpack, pack to nearest, and pack stochastically.
 PACKING = {(dtype, unsigned): _packing(dtype, unsigned) for dtype in storage.PACKED for unsigned in (False, True)}
-# How each type is stored, read and written.
+# By dtype: its type in memory, and the functions that load and store it.
 MEMORY = {torch.float64: "f8", torch.float32: "f4", torch.float16: "u2", torch.bfloat16: "u2"}
 LOAD = {torch.float16: _load_float16, torch.bfloat16: load_bfloat16}
 STORE = {torch.float16: _store_float16, torch.bfloat16: store_bfloat16}

@@ -1,4 +1,4 @@
-"""The CPU side of `tl`, on single numbers, and how a rule's function is bound to it."""
+"""The functions of `tl` for single numbers on the CPU, and the binding of a rule's function to them."""
 
 from __future__ import annotations
 
@@ -85,6 +85,6 @@ def _compiled(fn: types.FunctionType) -> Any:
 
 
 def bind(function: Function, scalar: type) -> Any:
-    """The function as loops call it, with this type of numbers."""
-    # numba takes a literal for a float64 or int64, and one literal would draw the whole rule into float64.
+    """Compile a rule's function for loops over numbers of the type `scalar`."""
+    # numba types a literal as float64 or int64, and one literal would turn the whole rule's arithmetic into float64.
     return function.bind(f"numba {scalar.__name__}", _ops, _compiled, scalar)

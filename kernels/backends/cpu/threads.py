@@ -1,4 +1,4 @@
-"""Calling a compiled loop on several threads."""
+"""Call a compiled loop on several threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-forked: list[bool] = []  # something in it where this process is a fork of one that had imported this
+forked: list[bool] = []  # not empty if this process was forked after this module was imported
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: forked.append(True))
 PARALLEL_FROM = 100_000  # elements; below, handing work to a thread costs more than it saves
@@ -20,7 +20,7 @@ PARALLEL_FROM = 100_000  # elements; below, handing work to a thread costs more 
 
 def run_threads(function: int, shared: int, threads: int) -> None:
     """Call the C function at this address with `shared` on that many threads, and wait for all."""
-    # A forked child has none of its parent's threads, for which OpenMP would wait forever.
+    # OpenMP would wait forever for the parent's threads, which a forked child does not have.
     parallel = None if forked else openmp()
     if parallel is not None:
         parallel(function, shared, threads, 0)
@@ -35,10 +35,10 @@ def run_threads(function: int, shared: int, threads: int) -> None:
 
 @cache
 def openmp() -> Any:
-    """`GOMP_parallel` of the OpenMP library that torch itself runs on, or None where it has no such function.
+    """Return `GOMP_parallel` of the OpenMP library that torch uses, or None if the library has no such function.
 
-    Its threads go on looking for work for some milliseconds after torch's own operations; threads of another library
-    would have to share the cores with them (a quarter of the speed, seen on two cores).
+    Its threads spin for some milliseconds after torch's operations. Threads of another library would have to share the cores
+    with them: on two cores, a quarter of the speed was measured.
     """
     file = "libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so"
     try:
