@@ -16,7 +16,7 @@ import torch.distributed as dist
 from gpu_scenarios import SET_UP, gpus, reasons
 
 import tristep
-from tristep.trainer.kvstore.compressed import choose_compression
+from tristep.contrib.cost_model.automatic import choose_compression
 
 
 def ranks() -> list[str]:

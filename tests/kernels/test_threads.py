@@ -86,7 +86,7 @@ def test_stacks_are_updated_as_what_is_in_them(compiled_place, aligned, turned):
 
 
 def test_stacks_that_cannot_be_taken():
-    with pytest.raises(ValueError, match="has gaps"):
+    with pytest.raises(ValueError, match="have gaps"):
         Update(rules.sgd, [torch.ones(2, 3, 4)[:, :, ::2]], [()], stacked=True)
     with pytest.raises(ValueError, match="in one place"):
         Update(rules.sgd, [torch.ones(3).expand(2, 3)], [()], stacked=True)
