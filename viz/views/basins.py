@@ -1,4 +1,4 @@
-"""BasinMap: which minimum an optimizer reaches from where."""
+"""BasinMap: the basins of attraction of an optimizer on a function."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ __all__ = ["BasinMap"]
 
 
 class BasinMap(View):
-    """Which minimum an optimizer reaches from every point of the plane, at rates that a slider moves.
+    """Basins of attraction: the minimum that an optimizer reaches from each start in the plane, and after how many steps.
+
+    A choice selects the optimizer, and a slider the learning rate.
 
     Args:
-        on: as for `simulate`.
-        optimizers: names, or as for `simulate`; a choice shows one of them.
-        learning_rates: those of the slider; None is 13 from a thirtieth of each one's best to thirty times it.
-        n: points along each side, >= 2.
-        steps: >= 1.
-        tolerance: as for `basin_map`.
+        on: the function: a name, an expression, a `Function` or a callable, as for `simulate`.
+        optimizers: the optimizers, as for `simulate`.
+        learning_rates: the rates on the slider; None is 13 rates for each optimizer, from a thirtieth of its best rate to
+            thirty times that rate.
+        n: the number of starts along each side of the map, >= 2.
+        steps: the number of steps from each start, >= 1.
+        tolerance: how near a minimum a path must end, > 0; None is a hundredth of the larger side of the plot.
+        **others: `name`, `theme` and `budget` of `View`.
 
     Attributes:
-        basins: by optimizer and rate, what `basin_map` found.
+        basins: a dict from the name of each optimizer to its `Basins`, one for each learning rate.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class BasinMap(View):
         super().__init__(**others)
 
     def scene(self) -> Scene:
+        """Return the current picture as data, which every renderer can draw."""
         names = list(self.basins)
         n_rates = len(self.learning_rates[names[0]])
         choice = Control("optimizer", "optimizer", list(self._labels.values()), kind="choice")
@@ -116,6 +121,7 @@ class BasinMap(View):
         )
 
     def describe(self) -> str:
+        """Return the best rate of each optimizer, with the fraction of starts that reach each minimum, in sentences."""
         parts = [f"Starts all over {self.function.name}, {self._steps} steps."]
         for name, basins in self.basins.items():
             shares = [self._share(basin) for basin in basins]

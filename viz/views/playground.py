@@ -1,4 +1,4 @@
-"""Playground: one optimizer in detail, with its hyper-parameters, the inside of each update, and its rule."""
+"""Playground: one optimizer in detail, with its hyper-parameters, the terms of each update, and its update rule."""
 
 from __future__ import annotations
 
@@ -24,26 +24,33 @@ from .trajectories import MOVING, TrajectoryView, moments_of
 
 __all__ = ["Playground"]
 
-AVERAGES = ("mean", "mom", "momentum", "m", "velocity", "fast", "slow")  # names of states that are those of gradients
-# What an entry changes, and has to be as before where it cannot be used.
+AVERAGES = ("mean", "mom", "momentum", "m", "velocity", "fast", "slow")  # names of states that average gradients
+# Attributes that a typed entry changes; they are restored if the entry cannot be used.
 CHANGED = ("function", "settings", "found", "_start", "_rates", "_optimizers")
 
 
 class Playground(TrajectoryView):
-    """One optimizer in detail, next to others: its hyper-parameters as sliders, the terms of each update, and its rule.
+    """One optimizer in detail, compared to others: sliders for its hyper-parameters, the terms of each update, and its rule.
 
-    With a Python kernel, function, optimizer and hyper-parameters can be changed and the start moved, by sliders or by
-    typing; what cannot be used is said below. The step's slider and the trajectories work without.
+    With a Python kernel, the user can change function, optimizer, hyper-parameters and start, by sliders or by typing; a
+    message below says why an entry cannot be used. The step slider and the trajectories work without a kernel.
 
     Args:
-        on, start, steps, seed: as for `TrajectoryView`.
-        optimizer: the one to look into: a name, or a class or instance of your own.
-        against: optimizers to compare it with, each at its own best rate.
-        settings: hyper-parameters of `optimizer`; without a "learning_rate" the best one is found.
+        on: the function: a name, an expression, a `Function` or a callable, as for `simulate`.
+        optimizer: the optimizer to look into: a name, or a subclass of `Optimizer`.
+        against: optimizers to compare it with, each at its best learning rate, as for `simulate`.
+        start: the start (x, y); None is the function's own.
+        steps: the number of steps, >= 1.
+        seed: the seed of the function's noise.
+        settings: hyper-parameters of `optimizer`; without a "learning_rate" the best one found is used.
+        **others: `name`, `theme` and `budget` of `View`.
 
     Attributes:
-        trace: what `trace_updates` found.
-        settings: the hyper-parameters in use.
+        trace: the terms of each update, an `UpdateTrace`.
+        settings: the current hyper-parameters.
+
+    Raises:
+        TypeError: `optimizer` is neither a name nor a subclass of `Optimizer`.
     """
 
     def __init__(
@@ -61,24 +68,25 @@ class Playground(TrajectoryView):
         self._klass, self.settings = _resolved(optimizer, settings or {})
         self._against = named_optimizers(against) if against else {}
         self._chosen = _label_of(optimizer)
-        self._refused: dict[str, str] = {}  # what has been typed and cannot be used, by the field
+        self._refused: dict[str, str] = {}  # the rejected text by field
         self._why = ""
         super().__init__(on, self._all(), start, steps, factors=(1.0,), seed=seed, **others)
 
     @property
     def sliders(self) -> list[SearchRange]:
-        """The hyper-parameters that can be set, as `search_ranges` finds them."""
+        """The hyper-parameters that have a slider, with their ranges from `search_ranges`."""
         return [setting for setting in search_ranges(self._klass) if setting.scale != "boolean"]
 
     def scene(self) -> Scene:
+        """Return the current picture as data, which every renderer can draw."""
         trajectories, trace = self.trajectories, self.trace
         moments = moments_of(trajectories.steps)
         step = Control("step", "step", moments, min(len(moments) - 1, 12), kind="play", seconds=8)
         paths, curves = ways(trajectories, self._labels, 0)
         surface = [*self._surface(), *paths, *self._arrows(trace, moments), self._start_point()]
         whole = [replace(line, name="", upto=None, width=1, alpha=0.3) for line in curves]
-        here = RefLine(np.array(moments)[:, None], by=("step",), style="quiet")
-        losses = [*itertools.chain(*zip(whole, curves, strict=True)), here]
+        current = RefLine(np.array(moments)[:, None], by=("step",), style="quiet")
+        losses = [*itertools.chain(*zip(whole, curves, strict=True)), current]
         numbers = Text(
             [_numbers(trace, min(moment, trajectories.steps - 1)) for moment in moments], 0.02, 0.5, by=("step",), fixed=True
         )
@@ -104,8 +112,8 @@ class Playground(TrajectoryView):
         )
 
     def on_control(self, name: str, value: Any, index: int) -> None:
-        """Set the function, the optimizer, or one of its hyper-parameters."""
-        if name == "function" and value not in FUNCTIONS:  # the one that has been typed
+        """Set the function, the optimizer, or one of its hyper-parameters, and rerun."""
+        if name == "function" and value not in FUNCTIONS:  # the typed expression, which is in use already
             return
         if name == "function":
             self.function = FUNCTIONS[value]
@@ -119,7 +127,7 @@ class Playground(TrajectoryView):
             self._find_rates()
         elif name.startswith("setting "):
             setting = next((each for each in self.sliders if each.name == name[8:]), None)
-            if setting is None:  # of the optimizer before
+            if setting is None:  # a slider of the previous optimizer
                 return
             self._set(setting.name, float(value))
         else:
@@ -128,8 +136,8 @@ class Playground(TrajectoryView):
         self.refresh()
 
     def on_entry(self, name: str, text: str) -> None:
-        """Take a function, a coordinate of the start or a hyper-parameter that has been typed, or say why not."""
-        before = {key: copy(value) for key, value in vars(self).items() if key in CHANGED}
+        """Set a typed function, start coordinate or hyper-parameter and rerun, or show why it cannot be used."""
+        previous = {key: copy(value) for key, value in vars(self).items() if key in CHANGED}
         try:
             if name == "expression":
                 self._set_function(text)
@@ -143,15 +151,15 @@ class Playground(TrajectoryView):
             self._run()
             self._surface()
         except (TypeError, ValueError) as error:
-            vars(self).update(before)
+            vars(self).update(previous)
             self._refused, self._why = {name: text}, str(error)
         self.refresh()
 
     def _set(self, name: str, value: float) -> None:
-        """Another value of a hyper-parameter.
+        """Set a hyper-parameter.
 
         Raises:
-            TypeError, ValueError: the optimizer cannot have it.
+            TypeError, ValueError: the optimizer has no such hyper-parameter, or does not accept the value.
         """
         setting = next((each for each in self.sliders if each.name == name), None)
         if setting is None:
@@ -165,14 +173,14 @@ class Playground(TrajectoryView):
             self._rates[self._chosen] = value
 
     def _set_function(self, text: str) -> None:
-        """Another function, in the same part of the plane unless it has a name, which says more."""
-        found = function(text)
-        if found in FUNCTIONS.values():
-            self._start = found.start
+        """Set the function: a named one with its own limits and start, an expression with the current ones."""
+        new = function(text)
+        if new in FUNCTIONS.values():
+            self._start = new.start
         else:
             x, y = self._start
-            found = replace(found, xlim=self.function.xlim, ylim=self.function.ylim, start=(x, y))
-        self.function = found
+            new = replace(new, xlim=self.function.xlim, ylim=self.function.ylim, start=(x, y))
+        self.function = new
         self._check_start()
         self._find_rates()
 
@@ -183,6 +191,7 @@ class Playground(TrajectoryView):
             raise ValueError(f"f({x:.4g}, {y:.4g}) is {value}: start where the function has a finite value")
 
     def on_button(self, name: str) -> None:
+        """Find the best learning rates from the current start, and rerun the optimizers."""
         if name == "best":
             self.settings.pop("learning_rate", None)
             self._optimizers = self._all()
@@ -191,12 +200,12 @@ class Playground(TrajectoryView):
     def _run(self) -> None:
         super()._run()
         self._refused, self._why = {}, ""
-        own = self.settings | {"optimizer": self._klass, "learning_rate": self._rates[self._chosen]}
-        self.trace: UpdateTrace = trace_updates(self.function, own, self._start, self._steps, seed=self._seed)
+        settings = self.settings | {"optimizer": self._klass, "learning_rate": self._rates[self._chosen]}
+        self.trace: UpdateTrace = trace_updates(self.function, settings, self._start, self._steps, seed=self._seed)
 
     def _all(self) -> dict[str, Any]:
-        others = {name: given for name, given in self._against.items() if name != self._chosen}
-        return {self._chosen: {"optimizer": self._klass} | self.settings} | others
+        compared = {name: given for name, given in self._against.items() if name != self._chosen}
+        return {self._chosen: {"optimizer": self._klass} | self.settings} | compared
 
     def _remote_controls(self) -> list[Control]:
         names, fields = list(FUNCTIONS), self._refused
@@ -224,7 +233,7 @@ class Playground(TrajectoryView):
         return controls
 
     def _arrows(self, trace: UpdateTrace, moments: Sequence[int]) -> list[Layer]:
-        """Down the gradient, down its average, and the update; each as long at its longest as a fifth of the picture."""
+        """Return arrows of equal length along the negative gradient, its negative average, and the update."""
         last = len(trace.updates) - 1
         at = np.minimum(moments, last)
         places = trace.points[at]
@@ -232,14 +241,14 @@ class Playground(TrajectoryView):
         quantities = {"down the gradient": -trace.gradients[at]}
         for name, state in trace.states.items():
             if name in AVERAGES and state.shape == trace.points.shape:
-                # Some keep it of gradients, others of steps: it begins along the gradient or against it.
+                # Optimizers average gradients or steps: the first product with a gradient tells the sign.
                 along = (state[1:] * trace.gradients).sum(axis=1)
                 ways = np.sign(along[along != 0])
                 quantities[f"down its average, {name}"] = -state[at + 1] * (ways[0] if ways.size else 1.0)
         quantities["update"] = trace.updates[at]
         layers: list[Layer] = []
         for k, (name, vectors) in enumerate(quantities.items()):
-            # Lengths differ by many orders of magnitude on the way, so that only the direction is shown.
+            # Lengths vary by many orders of magnitude along a path, so only directions are shown.
             size = np.hypot(vectors[:, 0] / width, vectors[:, 1] / height)
             with np.errstate(divide="ignore", invalid="ignore"):
                 shown = vectors / size[:, None] * (0.16 - 0.02 * k)
@@ -258,7 +267,7 @@ def _field(name: str, label: str, shown: str) -> Control:
 
 def _number(name: str, text: str) -> float:
     try:
-        value = float(text.replace("−", "-"))  # as pictures write it
+        value = float(text.replace("−", "-"))  # pictures write this minus sign
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
@@ -273,12 +282,12 @@ def _label_of(optimizer: Any) -> str:
 
 
 def _resolved(optimizer: Any, settings: Mapping[str, Any]) -> tuple[type[Optimizer], dict[str, Any]]:
-    """The class and the hyper-parameters of an optimizer, with those that its name stands for."""
-    kind, found = named(optimizer, settings) if isinstance(optimizer, str) else (optimizer, dict(settings))
+    """Return the class and the hyper-parameters of an optimizer, including those of a preset's name."""
+    kind, arguments = named(optimizer, settings) if isinstance(optimizer, str) else (optimizer, dict(settings))
     if isinstance(kind, str):
-        return type(create(kind)), found
+        return type(create(kind)), arguments
     if isinstance(kind, type) and issubclass(kind, Optimizer):
-        return kind, found
+        return kind, arguments
     raise TypeError(f"optimizer must be a name or a subclass of Optimizer, got {optimizer!r}")
 
 
@@ -287,7 +296,7 @@ def _can_be_opened(klass: type[Optimizer]) -> bool:
 
 
 def _numbers(trace: UpdateTrace, t: int) -> str:
-    """What went into update number t, from 0, as a table."""
+    """Return a table of the terms of update number t, from 0."""
     rows = [("point", trace.points[t]), ("gradient", trace.gradients[t])]
     rows += [(name, state[t + 1]) for name, state in trace.states.items()]
     if trace.preconditioners is not None:

@@ -1,6 +1,6 @@
-"""What a notebook shows of a trainer, an optimizer, a schedule or a run: a table, after ``%load_ext tristep``.
+"""HTML tables of trainers, optimizers, schedules and runs, which notebooks show after ``%load_ext tristep``.
 
-The classes themselves know nothing of it: IPython's formatters are told how to show them, and forget it again.
+The classes do not depend on this module: it is registered with IPython's formatters, and unregistered again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..style import COLOURS
 
 __all__ = ["mimebundle", "to_html"]
 
-UPDATES = 2000  # of a schedule that are asked for a picture, at most
+UPDATES = 2000  # the largest number of updates of a schedule in a picture
 TYPES = (
     *(Trainer, Optimizer, lr_scheduler.LRScheduler, Run),
     *(torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler),
@@ -31,12 +31,16 @@ TYPES = (
 
 
 def to_html(thing: Any) -> str:
-    """A table, as HTML, of an instance of one of `TYPES`.
+    """Return HTML tables of a trainer, an optimizer, a schedule or a run.
 
-    All words that come from outside are escaped. Colours are those of JupyterLab where it defines them.
+    All text is escaped. The colours are JupyterLab's if the page defines them.
+
+    Args:
+        thing: an instance of one of `TYPES`: a `Trainer`, an `Optimizer`, an `LRScheduler`, a `Run`, or an optimizer or a
+            schedule of torch.
 
     Raises:
-        TypeError: it is none of them.
+        TypeError: `thing` is something else.
 
     Example:
         >>> import torch
@@ -53,7 +57,12 @@ def to_html(thing: Any) -> str:
 
 
 def mimebundle(thing: Any, include: Any = None, exclude: Any = None) -> dict[str, str]:
-    """What IPython's mimemimebundle formatter asks for; its other formatters add the plain text."""
+    """Return the HTML of `to_html` as a MIME bundle for IPython, whose other formatters add the plain text.
+
+    Args:
+        thing: as for `to_html`, an instance of one of `TYPES`.
+        include, exclude: MIME types that IPython asks for; ignored.
+    """
     return {"text/html": to_html(thing)}
 
 
@@ -69,12 +78,12 @@ def _trainer(trainer: Trainer) -> str:
     if isinstance(optimizer, MultiOptimizer):
         what = f"Trainer with {len(optimizer.optimizers)} optimizers"
         return _several(f"{what}: {len(params)} parameters, {_elements(params)} elements", optimizer, _rule_optimizer)
-    own: dict[tuple[float, float], list[int]] = {}
+    by_multipliers: dict[tuple[float, float], list[int]] = {}
     for i in range(len(params)):
-        own.setdefault(optimizer.multipliers(i), []).append(i)
+        by_multipliers.setdefault(optimizer.multipliers(i), []).append(i)
     groups = [
         (", ".join(names[i] for i in members), len(members), _elements(params[i] for i in members), f"{lr:g}", f"{wd:g}")
-        for (lr, wd), members in own.items()
+        for (lr, wd), members in by_multipliers.items()
     ]
     return _page(
         f"Trainer with {type(optimizer).__name__}: {len(params)} parameters, {_elements(params)} elements",
@@ -92,7 +101,7 @@ def _rule_optimizer(optimizer: Optimizer) -> str:
 
 
 def _several(title: str, optimizer: MultiOptimizer | optim.MultiOptimizer, show: Callable[[Any], str]) -> str:
-    """Which parameters each of several optimizers has, and the optimizers."""
+    """Return a table of the parameters of each optimizer, followed by the optimizers themselves."""
     head, *rows = optimizer.table()
     return _page(title, _table("parameters", head, rows) if rows else "", *map(show, optimizer.optimizers))
 
@@ -102,7 +111,7 @@ def _facts(optimizer: Optimizer) -> dict[str, Any]:
     facts = {"updates": optimizer.num_update, "learning rate": f"{optimizer.learning_rate:.6g}"}
     if optimizer.lr_scheduler is not None:
         facts["schedule"] = repr(optimizer.lr_scheduler)
-        settings.pop("lr", None)  # which has no effect then
+        settings.pop("lr", None)  # the schedule overrides it
     elif "lr" in settings:
         facts.pop("learning rate")
     return facts | {name: _shown(value) for name, value in settings.items() if value is not None and value is not False}
@@ -126,9 +135,9 @@ def _run(run: Run) -> str:
         numbers = series.recent()[1][-1], np.fmin.reduce(curve.low), np.fmax.reduce(curve.high)
         rows.append((name, len(series), *(f"{value:.6g}" for value in numbers), int(curve.nonfinite.sum())))
     facts = {"last step": 0 if run.last_step is None else run.last_step, "parameters": len(run.parameters)} | run.notes
-    kept = [*run.tensors, *run.histograms]
-    if kept:
-        facts["of each parameter"] = ", ".join(kept)
+    recorded = [*run.tensors, *run.histograms]
+    if recorded:
+        facts["of each parameter"] = ", ".join(recorded)
     return _page(
         f"Run {run.name}",
         _table("about it", (), facts.items()),
@@ -140,7 +149,7 @@ def _torch_optimizer(optimizer: torch.optim.Optimizer) -> str:
     if isinstance(optimizer, optim.MultiOptimizer):
         return _several(f"{len(optimizer.optimizers)} optimizers", optimizer, _torch_optimizer)
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    steps = [float(own["step"]) for own in optimizer.state.values() if isinstance(own, Mapping) and "step" in own]
+    steps = [float(state["step"]) for state in optimizer.state.values() if isinstance(state, Mapping) and "step" in state]
     facts = {"steps": f"{max(steps):.0f}" if steps else "none yet, or not counted", "state": _bytes(optimizer.state)}
     hidden = ("params", "param_names")
     keys = list(dict.fromkeys(key for group in optimizer.param_groups for key in group if key not in hidden))
@@ -151,7 +160,7 @@ def _torch_optimizer(optimizer: torch.optim.Optimizer) -> str:
     names = [name for group in optimizer.param_groups for name in group.get("param_names", [])]
     if names:
         facts["names"] = ", ".join(names)
-    # Few groups with many settings are easier to read the other way.
+    # Settings as rows and groups as columns: there are usually few groups and many settings.
     head = ("group", "parameters", "elements", *keys)
     turned = list(zip(*([head, *rows]), strict=True))
     return _page(
@@ -170,8 +179,8 @@ def _torch_schedule(scheduler: torch.optim.lr_scheduler.LRScheduler) -> str:
         "rates now": ", ".join(f"{rate:.6g}" for rate in rates),
     }
     plain = (bool, int, float, str)
-    own = {key: value for key, value in vars(scheduler).items() if not key.startswith("_") and isinstance(value, plain)}
-    facts |= {key: _shown(value) for key, value in own.items() if key != "last_epoch"}
+    settings = {key: value for key, value in vars(scheduler).items() if not key.startswith("_") and isinstance(value, plain)}
+    facts |= {key: _shown(value) for key, value in settings.items() if key != "last_epoch"}
     picture = ""
     if not plateau:
         ends = [getattr(scheduler, key, None) for key in ("total_steps", "T_max", "total_iters")]
@@ -191,7 +200,7 @@ def _sparkline(schedule: Callable[[int], float] | None, now: int) -> str:
 
 
 def _picture(numbers: np.ndarray, rates: Sequence[float], now: int) -> str:
-    """The rates as a small picture without axes, with a dot at the present one; what it shows stands in words next to it."""
+    """Return a small picture of learning rates with a dot at update `now`, and a caption that describes it."""
     from ..render.matplotlib import Figure
 
     figure = Figure(2.4, 0.5)
@@ -219,7 +228,7 @@ CELL = "padding:2px 10px 2px 0;text-align:left;vertical-align:top;border-bottom:
 
 
 def _escaped(text: str) -> str:
-    """As HTML, in which notebooks find no formula either."""
+    """Escape text for HTML, and dollar signs so that notebooks do not read formulas."""
     return html.escape(text).replace("$", "<span>$</span>")
 
 
@@ -250,12 +259,12 @@ def _shown(value: Any) -> str:
 
 
 def _elements(params: Iterable[torch.Tensor]) -> str:
-    known = [param for param in params if not isinstance(param, torch.nn.UninitializedParameter)]
-    return f"{sum(param.numel() for param in known):,}"
+    initialized = [param for param in params if not isinstance(param, torch.nn.UninitializedParameter)]
+    return f"{sum(param.numel() for param in initialized):,}"
 
 
 def _bytes(states: Any) -> str:
-    """How many bytes the elements of the tensors in there take."""
+    """Return the number of bytes of all tensors in nested containers, in words."""
     return f"{_size(states):,} bytes"
 
 

@@ -1,4 +1,4 @@
-"""What a sweep found: a map of the losses over two settings, and the curves of the training that is pointed at."""
+"""SweepView: the losses of a sweep as a map over two settings, and the curves of a selected training run."""
 
 from __future__ import annotations
 
@@ -17,28 +17,35 @@ from .view import View
 
 __all__ = ["SweepView"]
 
-MOST = 512  # points of a curve; there are as many curves as trainings
-ENOUGH = 0.1  # what share of the paths must settle for their numbers of steps to make a map
-TICKS = 9  # words along a side of the map, at most
+MOST = 512  # the largest number of points of a curve; each training run has one
+ENOUGH = 0.1  # the fraction of paths that must settle for a map of their numbers of steps
+TICKS = 9  # the largest number of labels along a side of the map
 
 
 class SweepView(View):
-    """The final losses of a sweep as a map, its best point marked, and the loss of one training over its steps.
+    """A map of the final losses of a sweep with its best point marked, and the loss of one training run over its steps.
 
-    A click on the map, a drag across it, or its sliders, choose the training. With one setting varied, a curve takes the
-    map's place; settings beyond two have a choice each. Where there are several seeds, the map has their medians, and the
-    curves are all shown. Losses are shown up to a fifth above those that trainings began with, so that the ones that diverge
-    leave room for the others; the words say how many go beyond.
+    A click on the map, a drag across it, or its sliders select the training run. If the sweep varies only one setting, a
+    curve replaces the map; further settings have a choice each. With several seeds, the map shows medians, and the curves of
+    all seeds are drawn. The loss axes end a fifth above the largest initial loss, so that diverging runs leave room for the
+    others; the description says how many runs go beyond.
 
-    Of trajectories on a function of two variables the map has the number of steps until the loss above the least one is a
-    millionth of the first, or the loss at the end where few get there; lines from which on paths turn back, and losses grow;
-    and beside it the path.
+    For trajectories on a function of two variables, the map shows the number of steps until the loss above the minimum is a
+    millionth of its initial value, or the final loss if few paths reach that. Lines on the map bound the regions where paths
+    turn back and where losses grow, and the selected path is drawn beside it.
 
     Args:
-        sweep: what `tristep.sweep` gave, or what `simulate` did, from one start, with several learning rates or a sweep.
-        by: what the map shows: "final", which is the default, or "lowest" loss, or the name of a score; of trajectories
-            also "steps", the default unless less than a tenth of them get there.
-        across, up: which settings are varied along the map's sides; None takes the learning rate, and the first other one.
+        sweep: a `Sweep`, as `tristep.sweep` returns it; or `Trajectories`, as `simulate` returns them, from one start, with
+            several learning rates or a sweep.
+        by: the quantity of the map: "final" or "lowest" loss, or the name of a score. For trajectories also "steps", which
+            is their default if more than a tenth of the paths settle; else the default is "final".
+        across, up: the names of the settings along the map's sides; None takes the learning rate, then the first other one.
+        **others: `name`, `theme` and `budget` of `View`.
+
+    Raises:
+        TypeError: `sweep` is something else.
+        ValueError: the trajectories have several starts, `across` or `up` was not varied or both are the same, or `sweep`
+            has no finite value of `by`.
 
     Example:
         >>> from tristep import viz
@@ -69,13 +76,13 @@ class SweepView(View):
                 f"{type(sweep).__name__}"
             )
         varied = [name for name, values in sweep.axes.items() if name != "seed" and len(values) > 1]
-        for name, given in (("across", across), ("up", up)):
-            if given is not None and given not in varied:
+        for name, setting in (("across", across), ("up", up)):
+            if setting is not None and setting not in varied:
                 raise ValueError(
-                    f"{name}={given!r}: must be one of what was varied, {', '.join(map(repr, varied)) or 'nothing'}"
+                    f"{name}={setting!r}: must be one of what was varied, {', '.join(map(repr, varied)) or 'nothing'}"
                 )
         self.sweep, self.by = sweep, "final" if by is None else by
-        self._best = sweep.best(self.by)  # which says if there is none
+        self._best = sweep.best(self.by)  # raises if there is none
         self._table = sweep._table(self.by)  # [*axes]
         self._medians = _ordered(self._table)[..., (self._table.shape[-1] - 1) // 2]  # over seeds
         order = sorted(varied, key=lambda name: (name != "learning_rate", name == "optimizer", varied.index(name)))
@@ -84,19 +91,20 @@ class SweepView(View):
         if across is not None and across == up:
             raise ValueError(f"across and up are both {up!r}: they must differ")
         self._across, self._up = across, up
-        self._others = [name for name in varied if name not in (across, up)]
+        self._further = [name for name in varied if name not in (across, up)]
         super().__init__(**others)
 
     def scene(self) -> Scene:
+        """Return the current picture as data, which every renderer can draw."""
         best = self._best
-        names = [name for name in (*self._others, self._up, self._across) if name is not None]
+        names = [name for name in (*self._further, self._up, self._across) if name is not None]
         controls = [
             Control(
                 name,
                 _in_words(name),
                 list(map(_word, self.sweep.axes[name])),
                 self.sweep.axes[name].index(best[name]),
-                kind="choice" if name in self._others else "slider",
+                kind="choice" if name in self._further else "slider",
             )
             for name in names
         ]
@@ -121,6 +129,7 @@ class SweepView(View):
         )
 
     def describe(self) -> str:
+        """Return the best value and its settings, and how many runs diverge, in sentences."""
         best = self._best
         value = float(self._medians[self.sweep.at(**best)[:-1]])
         point = ", ".join(
@@ -152,27 +161,27 @@ class SweepView(View):
         return known.get(self.by, f"{self.by} on the held-out data")
 
     def _of_axes(self, names: Sequence[str], table: np.ndarray) -> np.ndarray:
-        """A table [*axes without seeds, ...] with the axes of these names in front; others have one value."""
+        """Move the axes `names` of a table [*axes without seeds, ...] to the front and drop the other axes, of length 1."""
         n = len(self.sweep.axes) - 1
         moved = np.moveaxis(table, [list(self.sweep.axes).index(name) for name in names], range(len(names)))
         return moved.reshape(moved.shape[: len(names)] + moved.shape[n:])
 
     def _top(self) -> float:
-        """The loss up to which the picture goes; the first losses are those before any update."""
+        """Return the largest loss drawn, a fifth above the largest loss before any update."""
         first = self.sweep.losses[..., 0].astype(np.float64)
         first = first[np.isfinite(first)]
         highest = float(first.max()) if first.size else np.inf
         return highest + 0.2 * abs(highest)
 
     def _shown(self, values: np.ndarray) -> np.ndarray:
-        """The values that say where colours and axes end: those up to the top, or all if there are none."""
+        """Return the values that set the limits of colours and axes: losses up to `_top`, or all if there are none."""
         if self.by not in ("final", "lowest", "loss"):
             return values
         shown = np.where(values <= self._top(), values, np.nan)
         return shown if np.isfinite(shown).any() else values
 
     def _means(self) -> tuple[np.ndarray, np.ndarray]:
-        """The curves in at most 512 points: the number of each step, and means [*axes, n], NaN where one is not finite."""
+        """Return curves of at most 512 points: their steps [n], and means [*axes, n], NaN where a loss is not finite."""
         losses = self.sweep.losses
         steps, width = losses.shape[-1], -(-losses.shape[-1] // MOST)
         ends = np.arange(0, steps, width)
@@ -181,18 +190,18 @@ class SweepView(View):
         return number, np.where(np.isfinite(means), means, np.nan)
 
     def _scale(self, values: np.ndarray) -> str:
-        known = values[np.isfinite(values)]
-        return "log" if known.size and (known > 0).all() and self.by != "accuracy" else "linear"
+        finite = values[np.isfinite(values)]
+        return "log" if finite.size and (finite > 0).all() and self.by != "accuracy" else "linear"
 
     def _map(self) -> Panel:
         assert self._across is not None
         assert self._up is not None
-        names = [*self._others, self._up, self._across]
+        names = [*self._further, self._up, self._across]
         values = self._of_axes(names, self._medians)
         borders: list[Layer] = []
         if self.trajectories is not None:
             growth, turns = self._of_trajectories(names, self.trajectories.growth, self.trajectories.turns)
-            if self.by == "steps":  # who has not got there and does not diverge has been slow
+            if self.by == "steps":  # paths that neither settle nor diverge are slow
                 values = np.where(np.isnan(values) & (growth <= 1), self.trajectories.steps, values)
             height = np.clip(np.log10(np.maximum(growth, 1e-300)), -1, 1)
             if "optimizer" not in (self._up, self._across):
@@ -201,17 +210,17 @@ class SweepView(View):
                     self._border("beyond this line, the loss grows", height, 0.0, style="ink"),
                 ]
         sides = [self.sweep.axes[name] for name in (self._across, self._up)]
-        (nx, ny), by = map(len, sides), tuple(self._others)
+        (nx, ny), by = map(len, sides), tuple(self._further)
         scale = self._scale(values)
         shown = self._shown(values)
         limits = Heatmap(shown.reshape(-1, nx), [0, 1], [0, 1], scale=scale).limits
         image = Heatmap(values, [-0.5, nx - 0.5], [-0.5, ny - 0.5], scale=scale, limits=limits, label=self._measure(), by=by)
         ordered = np.nan_to_num(-values if self.by == "accuracy" else values, nan=np.inf).reshape(*values.shape[:-2], -1)
         least = np.unravel_index(ordered.argmin(axis=-1), (ny, nx))
-        found = np.where(np.isfinite(ordered.min(axis=-1)), least[::-1], np.nan)[..., None]
-        star = Points(found[0], found[1], style="ink", marker="star", size=12, words=["best"], by=by)
-        # Where the curves are taken from.
-        here = Points(
+        best = np.where(np.isfinite(ordered.min(axis=-1)), least[::-1], np.nan)[..., None]
+        star = Points(best[0], best[1], style="ink", marker="star", size=12, words=["best"], by=by)
+        # The selected training run, to which the curves belong.
+        selected = Points(
             np.broadcast_to(np.arange(nx)[None, :, None], (ny, nx, 1)),
             np.broadcast_to(np.arange(ny)[:, None, None], (ny, nx, 1)),
             style="ink",
@@ -222,14 +231,14 @@ class SweepView(View):
         return Panel(
             _side(self._across, sides[0]),
             _side(self._up, sides[1]),
-            [image, *borders, here, star],
+            [image, *borders, selected, star],
             title="" if self.trajectories is not None else self._measure(),
             click=Click(control=self._across, along="x", other=self._up),
             rows=3 if self.trajectories is not None else 1,
         )
 
     def _border(self, name: str, tables: np.ndarray, level: float, style: str) -> Line:
-        """Where tables [*others, rows, columns] pass a level."""
+        """Return the level lines of tables [*further settings, rows, columns] at a level."""
         rows, columns = tables.shape[-2:]
         lines = [level_lines(range(columns), range(rows), table, [level]) for table in tables.reshape(-1, rows, columns)]
         longest = max(len(x) for x, _ in lines)
@@ -237,15 +246,15 @@ class SweepView(View):
         for line, room in zip(lines, padded, strict=True):
             room[:, : len(line[0])] = line
         padded = padded.reshape(*tables.shape[:-2], 2, longest)
-        return Line(padded[..., 0, :], padded[..., 1, :], name=name, style=style, by=tuple(self._others))
+        return Line(padded[..., 0, :], padded[..., 1, :], name=name, style=style, by=tuple(self._further))
 
     def _of_trajectories(self, names: Sequence[str], *tables: np.ndarray) -> list[np.ndarray]:
-        """Tables [n_optimizers, n_values, n_starts, ...] of the first start, with the axes of these names in front."""
+        """Return tables [n_optimizers, n_values, n_starts, ...] at the first start, with the axes `names` in front."""
         shape = self.sweep.shape[:-1]
         return [self._of_axes(names, table[:, :, 0].reshape(*shape, *table.shape[3:])) for table in tables]
 
     def _path(self, names: Sequence[str], found: Trajectories, column: int) -> list[Panel]:
-        """The path that is pointed at, its losses, and what there is to be said of it."""
+        """Return the panels of the selected path, of its losses, and of a text about it."""
         growth, turns, settled, paths = self._of_trajectories(names, found.growth, found.turns, found.settled, found.paths)
         (losses,) = self._of_trajectories(names, found.losses)
         by = tuple(names)
@@ -267,7 +276,7 @@ class SweepView(View):
     def _line(self, best: dict[str, Any]) -> Panel:
         assert self._across is not None
         values = self.sweep.axes[self._across]
-        table = _ordered(self._table.reshape(len(values), -1))  # no other axis but that of seeds has several values
+        table = _ordered(self._table.reshape(len(values), -1))  # only the axis of seeds has several values too
         middle, x = table[:, (table.shape[1] - 1) // 2], np.arange(len(values))
         layers: list[Layer] = (
             [Band(x, table[:, 0], np.nanmax(table, axis=1, initial=-np.inf, where=np.isfinite(table)))]
@@ -317,7 +326,7 @@ def _as_sweep(found: Trajectories) -> Sweep:
 
 
 def _ordered(table: np.ndarray) -> np.ndarray:
-    """Sorted along the last axis, with NaN for what is not finite, last."""
+    """Sort along the last axis; values that are not finite become NaN and come last."""
     return np.sort(np.where(np.isfinite(table), table, np.nan), axis=-1)
 
 

@@ -1,4 +1,4 @@
-"""TrajectoryView: the trajectories of several optimizers across a function, and the losses along them."""
+"""TrajectoryView: trajectories of several optimizers on a function, and the losses along them."""
 
 from __future__ import annotations
 
@@ -29,29 +29,33 @@ from .view import View
 
 __all__ = ["MOVING", "TrajectoryView", "moments_of"]
 
-FACTORS = tuple((10 ** np.linspace(-1, 1, 41)).tolist())  # of the best rates; twenty in a decade
+FACTORS = tuple((10 ** np.linspace(-1, 1, 41)).tolist())  # multiples of the best rates, twenty per decade
 MOVING = Click(event="start", does="move the start")
-MOMENTS = 200  # positions of the step's slider at most
+MOMENTS = 200  # the largest number of positions of the step slider
 
 
 class TrajectoryView(View):
     """Trajectories of several optimizers on a function, with learning rates set by a slider, and the losses along them.
 
-    Every optimizer starts at its own best rate, found by trying 41, or at the one it is given; the slider multiplies all of
-    them. A click on the surface, or a drag of the start, lets them run from there, with a Python kernel.
+    Every optimizer initially uses the learning rate given for it, or the best of 41 rates tried; the slider multiplies all
+    rates. With a Python kernel, a click on the surface or a drag of the start reruns the optimizers from there.
 
     Args:
-        on: as for `simulate`: a function's name, an expression, a `Function` or a callable.
-        optimizers: as for `simulate`. The rate of those given as a name, or without "learning_rate", is the best one found.
-        start: (x, y); the function's own if left out.
-        steps: >= 1.
-        factors: what the slider multiplies all rates by, increasing, with 1 among them; None is 41 from 0.1 to 10.
-        seed: of the function's noise.
+        on: the function: a name, an expression, a `Function` or a callable, as for `simulate`.
+        optimizers: the optimizers to run, as for `simulate`. One without a "learning_rate" uses the best rate found.
+        start: the start (x, y); None is the function's own.
+        steps: the number of steps, >= 1.
+        factors: the multipliers on the slider, increasing, 1 among them; None is 41 from 0.1 to 10.
+        seed: the seed of the function's noise.
+        **others: `name`, `theme` and `budget` of `View`.
 
     Attributes:
-        trajectories: the paths, as `simulate` found them.
-        best: by name, the rate that the factor 1 stands for.
-        found: what the last search for the best rates has found, in words; empty where all were given.
+        trajectories: the paths and losses, a `Trajectories`.
+        best: a dict from the name of each optimizer to its learning rate at the factor 1.
+        found: the result of the last search for the best rates in a sentence; empty if all rates were given.
+
+    Raises:
+        ValueError: `factors` do not increase or lack 1, or another argument is out of its range.
     """
 
     def __init__(
@@ -67,26 +71,28 @@ class TrajectoryView(View):
     ) -> None:
         self.function, self._seed, self._steps = function(on), seed, steps
         self._factors = tuple(FACTORS if factors is None else factors)
-        rounded_ones = [round(factor, 9) for factor in self._factors]
-        if 1.0 not in rounded_ones or (np.diff(self._factors) <= 0).any():
+        rounded_factors = [round(factor, 9) for factor in self._factors]
+        if 1.0 not in rounded_factors or (np.diff(self._factors) <= 0).any():
             raise ValueError(f"factors={self._factors!r}: must be increasing, with 1 among them")
-        self._one = rounded_ones.index(1.0)
+        self._one = rounded_factors.index(1.0)
         self._optimizers = named_optimizers(optimizers)
         self._labels, self._notes = plainer_ones(self._optimizers)
         self._start = one_start(self.function, start)
         self._rates: dict[str, float] = {}
-        self._made: tuple[Any, Simulation] | None = None  # of what, and the simulation
+        self._made: tuple[Any, Simulation] | None = None  # (function, optimizers), and their simulation
         self.found = ""
-        self._drawn: tuple[Function, list[Layer]] | None = None  # whose surface, and its layers
+        self._drawn: tuple[Function, list[Layer]] | None = None  # the function drawn last, and its layers
         self._find_rates()
         self._run()
         super().__init__(**others)
 
     @property
     def best(self) -> dict[str, float]:
+        """The learning rate of each optimizer at the factor 1, by name."""
         return dict(self._rates)
 
     def scene(self) -> Scene:
+        """Return the current picture as data, which every renderer can draw."""
         trajectories = self.trajectories
         factors = [rounded(f) for f in self._factors]
         rate = Control("rate", "learning rates", factors, self._one, texts=[self._rate_in_words(f) for f in factors])
@@ -100,7 +106,7 @@ class TrajectoryView(View):
         heights: tuple[float, ...] = ()
         if len(trajectories.names) > 1 and len(factors) > 1:
             rates = [
-                # A rate stays with its name where the line is broken.
+                # A no-break space keeps a rate and its name on one line.
                 "rates:  " + ",  ".join(f"{name}\xa0{self._rates[name] * factor:.3g}" for name in trajectories.names)
                 for factor in factors
             ]
@@ -121,6 +127,7 @@ class TrajectoryView(View):
         )
 
     def describe(self) -> str:
+        """Return a sentence for each optimizer with its rate and its final loss, the lowest loss first."""
         trajectories = self.trajectories
         x, y = self._start
         number, steps = len(trajectories.names), trajectories.steps
@@ -133,21 +140,24 @@ class TrajectoryView(View):
         return " ".join([*parts, *([self.found] if self.found else []), *self._notes])
 
     def on_click(self, event: str, x: float, y: float) -> None:
+        """Rerun the optimizers from the place clicked."""
         if event == "start":
             self._move(x, y)
 
     def on_drag(self, event: str, number: int, x: float, y: float) -> None:
+        """Rerun the optimizers from the place to which the start was dragged."""
         if event == "start":
             self._move(x, y)
 
     def on_button(self, name: str) -> None:
+        """Find the best learning rates from the current start, and rerun the optimizers."""
         if name == "best":
             self._find_rates()
             self._run()
             self.refresh()
 
     def _rate_in_words(self, factor: float) -> str:
-        """The rate itself where there is one, and the factor."""
+        """Return the factor in words, with the learning rate if all optimizers have the same."""
         times = f"× {factor:.3g}"
         rates = {self._rates[name] for name in self._optimizers}
         return f"{min(rates) * factor:.3g} ({times})" if len(rates) == 1 else f"{times} the best"
@@ -162,12 +172,12 @@ class TrajectoryView(View):
         self.refresh()
 
     def _find_rates(self) -> None:
-        """The best rate of each optimizer that has none of its own."""
-        open_ones = {name: given for name, given in self._optimizers.items() if not has_rate(given)}
-        if open_ones:
-            # From some starts around this one, so that no rate wins by a stroke of luck.
+        """Set the learning rate of each optimizer: the rate given for it, or the best rate found."""
+        without_rate = {name: given for name, given in self._optimizers.items() if not has_rate(given)}
+        if without_rate:
+            # Several starts around this one, so that no rate wins by luck.
             starts = starts_around(self.function, 9, self._seed, self._start)
-            found = tune_learning_rates(self.function, open_ones, starts, self._steps, seed=self._seed)
+            found = tune_learning_rates(self.function, without_rate, starts, self._steps, seed=self._seed)
             best = dict(zip(found.names, found.best.tolist(), strict=True))
             self.found = _found(found)
         else:
@@ -186,14 +196,14 @@ class TrajectoryView(View):
         self.trajectories: Trajectories = self._made[1].run(self._start)
 
     def _surface(self) -> list[Layer]:
-        """The function's own layers, which stay as they are where only the start has moved."""
+        """Return the layers that draw the function, cached until the function changes."""
         if self._drawn is None or self._drawn[0] is not self.function:
             self._drawn = self.function, function_layers(self.function, self.function.xlim, self.function.ylim)
         return list(self._drawn[1])
 
 
 def _found(search: Sensitivity) -> str:
-    """What a search has found, and among how much."""
+    """Return a sentence about the best rates found, with the numbers of rates and starts tried."""
     medians = search.quartiles[:, :, 1]
     each = [
         f"{name}: none converged" if np.isnan(rate) else f"{name} {rate:.3g} (loss {medians[i].min():.3g})"
@@ -204,4 +214,5 @@ def _found(search: Sensitivity) -> str:
 
 
 def moments_of(steps: int) -> list[int]:
+    """Return the positions of a step slider from 0 to `steps`, at most 200."""
     return spread(0, steps, MOMENTS).tolist()
