@@ -1,4 +1,4 @@
-"""Which minimum an optimizer reaches from where."""
+"""Basins of attraction: the minimum that an optimizer reaches from each start."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from .trajectories import Simulation
 
 __all__ = ["Basins", "basin_map"]
 
-CHUNK = 16384  # points of a basin map at a time: what a step touches is to stay in a cache, but numpy's calls have a price
-EVERY = 4  # steps of a basin map between two looks at who has arrived
+CHUNK = 16384  # points updated together: few enough for the cache, and enough to hide the overhead of numpy's calls
+EVERY = 4  # steps between two checks for arrivals
 
 
 @dataclass(frozen=True)
 class Basins:
-    """Which minimum is reached from where.
+    """The minimum that an optimizer reaches from each start on a grid, as returned by `basin_map`.
 
     Attributes:
-        function: what the optimizer ran on.
+        function: the function that the optimizer minimized.
         x, y: float32 [n], the coordinates of the starts.
-        minima: those that are told apart: the function's own, or, where it has none, those that were found.
-        reached: int8 [n, n], by y and x: the place in `minima` of the one that the path ends at; -1 where it ends at none.
-        steps: int32 [n, n], after how many steps the path was near that minimum for the first time, as looked at every 4
-            steps; -1 where it ends at none.
-        tolerance: how near is near, a distance.
+        minima: the function's known minima; if none are known, the minima that paths ended at.
+        reached: int8 [n, n], rows along y: the index in `minima` of the minimum at which the path ends; -1 if it ends
+            elsewhere.
+        steps: int32 [n, n], the first step at which the path was near that minimum, checked every 4 steps; -1 if it ends
+            elsewhere.
+        tolerance: the largest distance that counts as near a minimum.
     """
 
     function: Function
@@ -53,14 +54,15 @@ def basin_map(
     seed: int = 0,
     engine: str | None = None,
 ) -> Basins:
-    """Start from every point of a grid over the drawn part, and see at which minimum each path ends.
+    """Run an optimizer from every point of a grid over the drawn area, and return the minimum at which each path ends.
 
     Args:
         on, seed, engine: as for `simulate`.
-        optimizer: one of what `simulate` takes: a name, a dict of arguments with "optimizer" among them, and so on.
-        n: points in each direction, >= 2.
-        steps: >= 1.
-        tolerance: how near a minimum a path must end, > 0; by default a hundredth of the larger side.
+        optimizer: one optimizer as for `simulate`: a name, a dict of arguments with the name under "optimizer", and so on.
+        n: the number of grid points in each direction, >= 2.
+        steps: the number of steps, >= 1.
+        tolerance: the largest distance from a minimum at which a path may end to count as reaching it, > 0; None for a
+            hundredth of the larger side of the area.
 
     Example:
         >>> from tristep.viz import basin_map
@@ -76,7 +78,7 @@ def basin_map(
     starts = np.stack(np.meshgrid(xs, ys), axis=-1).reshape(-1, 2)
     ends, looks = np.empty_like(starts), [t for t in range(steps + 1) if t % EVERY == 0 or t == steps]
     noise = simulation.noise(len(starts))
-    seen: list[np.ndarray] = []  # where the points of a part were at each look; empty once that is not needed any more
+    seen: list[np.ndarray] = []  # the points of each chunk at all checks; only kept while the minima are unknown
     arrivals: list[np.ndarray] = []
     for first in range(0, len(starts), CHUNK):
         part = slice(first, min(first + CHUNK, len(starts)))
@@ -104,14 +106,14 @@ def _near(x: np.ndarray, y: np.ndarray, minimum: Minimum, distance: float) -> np
 
 
 def _found_minima(where: Function, starts: np.ndarray, ends: np.ndarray, near: float) -> tuple[Minimum, ...]:
-    """Where paths have come to rest in a dent, the lowest first: a minimum for each place within twice the tolerance."""
+    """Return the minima at which paths came to rest, lowest first; minima within twice the tolerance are merged."""
     evaluate = where.evaluator((len(ends),))
     with np.errstate(all="ignore"):
         drawn = evaluate(*np.ascontiguousarray(starts.T))[0]
         depth = float(np.nanmedian(drawn) - np.nanmin(drawn)) if np.isfinite(drawn).any() else 0.0
         x, y = np.ascontiguousarray(ends.T)
         value, dx, dy = (each.copy() for each in evaluate(x, y))
-        # As far as the tolerance reaches, the function falls by no more than a thousandth of its usual height.
+        # At rest: over the tolerance the function falls by no more than a thousandth of its usual height.
         left = np.flatnonzero(np.isfinite(value) & (np.hypot(dx, dy) * near <= 1e-3 * depth))
     angles = np.arange(8) * (np.pi / 4)
     ring = where.evaluator((8,))
@@ -121,14 +123,19 @@ def _found_minima(where: Function, starts: np.ndarray, ends: np.ndarray, near: f
         best = left[0]
         around = (x[best] + near * np.cos(angles)).astype(np.float32), (y[best] + near * np.sin(angles)).astype(np.float32)
         here = Minimum(float(x[best]), float(y[best]), float(value[best]))
-        if (ring(*around)[0] >= value[best]).all():  # and it is no saddle
+        if (ring(*around)[0] >= value[best]).all():  # not a saddle
             found.append(here)
         left = left[~_near(x[left], y[left], here, 2 * near)]
     return tuple(found)
 
 
 def _arrivals(minima: Sequence[Minimum], seen: np.ndarray, looks: Sequence[int], near: float) -> np.ndarray:
-    """For each minimum the step of the first look at which a point [looks, 2, n] was near it: [n_minima, n]."""
+    """Return the step of the first check at which each point was near each minimum, [n_minima, n].
+
+    Args:
+        seen: float32 [n_looks, 2, n], the points at all checks.
+        looks: the steps of the checks.
+    """
     found = np.full((len(minima), seen.shape[-1]), looks[-1] + 1, np.int32)
     for t, (x, y) in zip(reversed(looks), reversed(seen), strict=True):
         for minimum, when in zip(minima, found, strict=True):

@@ -1,4 +1,4 @@
-"""The optimizers that take part in a simulation, each with all values of what is varied."""
+"""The optimizers of a simulation, each with all combinations of the varied arguments."""
 
 from __future__ import annotations
 
@@ -23,20 +23,26 @@ __all__ = ["Candidate", "PlainUpdate", "TorchFactory", "named_optimizers", "one_
 
 
 class Candidate:
-    """One optimizer with all values of what is varied: a training for each.
+    """One optimizer of a simulation, with a training for each combination of varied arguments.
+
+    Args:
+        name: the label of the optimizer.
+        given: a dict of arguments, an `Optimizer` or its class, a class of torch.optim, or a callable; see `simulate`.
+        values: the varied arguments of each combination.
+        relative: whether their learning rates are factors of the optimizer's own rate.
 
     Attributes:
-        together: whether a training's starts may be one weight, as rules of single elements let them; None where `Ensemble`
-            does not update them.
-        trainings: for each value an `Optimizer`, a `TorchFactory` or a `PlainUpdate`.
-        rates: for each value the learning rate; NaN for an optimizer of torch's without one.
+        together: whether all starts of a training can be in one weight, because the rule is elementwise; None for torch's
+            optimizers and callables, which `Ensemble` cannot update.
+        trainings: an `Optimizer`, a `TorchFactory` or a `PlainUpdate` for each combination.
+        rates: the learning rate of each combination; NaN for a torch optimizer without one.
     """
 
     def __init__(self, name: str, given: Any, values: Sequence[Mapping[str, Any]], relative: bool) -> None:
         self.name = name
         self.trainings: list[Any] = []
         self.rates: list[float] = []
-        plain: list[Any] = []  # those that others differ from in their rate alone
+        plain: list[Any] = []  # at their own rate: one for each change of other arguments
         known: dict[str, Any] = {}
         for value in values:
             others = {key: each for key, each in value.items() if key != "learning_rate"}
@@ -51,7 +57,7 @@ class Candidate:
         self.together = all(map(_is_elementwise, plain)) if isinstance(plain[0], Optimizer) else None
 
     def _make(self, given: Any, others: Mapping[str, Any]) -> Optimizer | TorchFactory | PlainUpdate:
-        """What is to run, at its own rate, with these other arguments."""
+        """Make the training at the optimizer's own rate, with `others` as its other arguments."""
         if isinstance(given, type) and issubclass(given, Optimizer):
             given = {"optimizer": given}
         if isinstance(given, Mapping):
@@ -87,21 +93,21 @@ class Candidate:
 
 
 class TorchFactory(NamedTuple):
-    """A torch optimizer, as a function that makes one of parameters, and its rate."""
+    """A function that makes a torch optimizer from parameters, and the optimizer's learning rate (NaN if it has none)."""
 
     make: Callable[..., torch.optim.Optimizer]
     rate: float
 
 
 class PlainUpdate(NamedTuple):
-    """A plain callable from point, gradient, state and rate to the new point."""
+    """A callable `(point, gradient, state, lr) -> new point`, and its learning rate."""
 
     update: Callable[..., torch.Tensor]
     rate: float
 
 
 def _rate_of(own: Any) -> Any:
-    """What factors of learning rates are relative to."""
+    """Return the optimizer's own learning rate, or its schedule's base rate."""
     if isinstance(own, TorchFactory) and math.isnan(own.rate):
         raise TypeError("relative learning_rates need a rate to be relative to, which this optimizer of torch's has not")
     if not isinstance(own, Optimizer):
@@ -110,13 +116,13 @@ def _rate_of(own: Any) -> Any:
 
 
 def _at_rate(own: Any, rate: float) -> Any:
-    """Another one of the same settings, at this rate; neither has updated anything yet."""
+    """Return a copy of an unused optimizer at another learning rate."""
     if isinstance(own, TorchFactory):
         return TorchFactory(functools.partial(own.make, lr=rate), rate)
     if isinstance(own, PlainUpdate):
         return own._replace(rate=rate)
     if own.lr_scheduler is None:
-        other = object.__new__(type(own))  # copy.copy takes ten times as long, which there are hundreds of
+        other = object.__new__(type(own))  # ten times as fast as copy.copy, for hundreds of copies
         vars(other).update(vars(own), step_counts=StepCounts(own.begin_num_update))
         other.lr = number("learning_rate", rate, low=0)
         return other
@@ -128,12 +134,13 @@ def _at_rate(own: Any, rate: float) -> Any:
 
 
 def _is_elementwise(own: Any) -> bool:
-    """Whether the elements of a weight are updated independently of each other, and of their places."""
+    """Whether each element of a weight is updated independently of the others and of its index."""
     rule = own.composed_rule if isinstance(own, RuleOptimizer) else None
     return isinstance(rule, Rule) and not rule.reductions and "index" not in rule.extras
 
 
 def named_optimizers(optimizers: Any) -> dict[str, Any]:
+    """Return the optimizers by label, from a name, a sequence or a mapping; raise if none or two with the same label."""
     if isinstance(optimizers, str):
         optimizers = [optimizers]
     if isinstance(optimizers, Mapping):
@@ -153,11 +160,12 @@ def named_optimizers(optimizers: Any) -> dict[str, Any]:
 
 
 def one_optimizer(optimizer: Any) -> dict[str, Any]:
-    """A single optimizer by its label, which is its name, or "optimizer" where it has none."""
+    """Return {label: optimizer} for one optimizer; the label is its name, or "optimizer" if it is not given by name."""
     return {optimizer: {}} if isinstance(optimizer, str) else {"optimizer": optimizer}
 
 
 def settings_to_try(rates: Sequence[float] | None, sweep: Mapping[str, Sequence[Any]] | None) -> list[dict[str, Any]]:
+    """Return all combinations of the arguments in `sweep` and the learning rates; the rate varies fastest."""
     axes = {name: list(values) for name, values in (sweep or {}).items()}
     if rates is not None:
         if "learning_rate" in axes:

@@ -14,20 +14,20 @@ __all__ = ["function", "ill_conditioned_bowl", "noisy_ravine"]
 
 
 def function(given: str | Function | Callable[[torch.Tensor], torch.Tensor]) -> Function:
-    """A function by its name, or made of an expression or of a callable.
+    """Return a test function by name, or make one from an expression or a callable.
 
-    In an expression may stand `x`, `y`, numbers, `pi` and `e`, `+ - * / **`, parentheses, the functions `sin cos tan exp log
-    sqrt abs tanh` of one value, and `min max` of two. An exponent is a number from -20 to 20.
+    An expression may contain `x`, `y`, numbers, `pi`, `e`, `+ - * / **`, parentheses, the functions `sin cos tan exp log
+    sqrt abs tanh` of one value, and `min max` of two. An exponent must be a number from -20 to 20.
 
     Args:
-        given: a name of `FUNCTIONS`, such as "rosenbrock"; an expression, at most 1,000 characters; a callable of tensors,
-            from x and y, as `lambda x, y: x**2 + 3 * y**2`, or from points [..., 2], to [...], through which torch can go
-            backwards; or a `Function`, which is returned as it is.
+        given: a name in `FUNCTIONS`, such as "rosenbrock"; an expression of at most 1,000 characters; a differentiable
+            callable on tensors, from x and y, such as `lambda x, y: x**2 + 3 * y**2`, or from points [..., 2] to values
+            [...]; or a `Function`, which is returned unchanged.
 
     Raises:
-        ValueError: something is not allowed in an expression; the message says what and where. Or a callable does not give
-            one number for each point.
-        TypeError: `given` is none of these.
+        ValueError: the name is unknown; the expression contains something that is not allowed (the message says what and
+            where); or the callable fails, does not return one number per point, or is not differentiable.
+        TypeError: `given` has another type.
 
     Example:
         >>> from tristep.viz import function
@@ -60,7 +60,7 @@ def function(given: str | Function | Callable[[torch.Tensor], torch.Tensor]) -> 
 
 
 def ill_conditioned_bowl(condition: float = 100.0) -> Function:
-    """(x^2 + condition y^2) / 2, a bowl that is `condition` times as steep in one direction as in the other, >= 1."""
+    """Make the quadratic bowl (x^2 + condition y^2) / 2, with a Hessian of condition number `condition` >= 1."""
     condition = number("condition", condition, low=1)
     return Function(
         f"bowl of condition {condition:g}",
@@ -75,11 +75,11 @@ def ill_conditioned_bowl(condition: float = 100.0) -> Function:
 
 
 def noisy_ravine(noise: float = 1.0, seed: int = 0) -> Function:
-    """A long ravine, (x^2 + 50 y^2) / 20, whose gradients come with Gaussian noise, as those of small batches do.
+    """Make the long ravine (x^2 + 50 y^2) / 20 with Gaussian noise on its gradients, like the noise of small batches.
 
     Args:
-        noise: standard deviation of what is added to each element of a gradient, >= 0.
-        seed: the same seed gives the same noise, >= 0.
+        noise: the standard deviation of the noise on each element of a gradient, >= 0.
+        seed: the seed of the noise, >= 0.
     """
     return Function(
         "noisy ravine",

@@ -1,7 +1,7 @@
 """Expressions in x and y that a user has typed, with their gradients.
 
-An expression is read by a grammar of its own and never run as Python. It becomes a list of NumPy calls, of which the
-gradient is another such list, made by going through the first one backwards.
+An expression is parsed by Python's `ast` and checked, but never run as Python. It becomes a list of NumPy calls, to which
+reverse-mode differentiation appends the calls for the gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Expression"]
 LONGEST = 1000  # characters of an expression
 DEEPEST = 50  # operations within operations
 LARGEST_POWER = 20
-# Expressions. A tape is a list of operations; the first two values are x and y, and each operation adds one.
+# A tape is a list of operations. Values 0 and 1 are x and y; each operation adds a value.
 _ARITHMETIC = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
 _OF_ONE = {name: name for name in ("sin", "cos", "tan", "exp", "log", "sqrt", "tanh")} | {"abs": "absolute"}
 _OF_TWO = {"min": "minimum", "max": "maximum"}
@@ -32,13 +32,20 @@ _TORCH: Mapping[str, Callable[..., torch.Tensor]] = {
 
 
 class _Number(NamedTuple):
-    """A constant among operands, which are otherwise numbers of values."""
+    """A constant operand; other operands are indices of values."""
 
     value: float
 
 
 class Expression:
-    """An expression as a list of operations, (name, operands), and its two derivatives as more of them."""
+    """An expression in x and y as a list of operations (name, operands), followed by the operations of its gradient.
+
+    Args:
+        text: the expression; see `catalog.function` for what it may contain.
+
+    Raises:
+        ValueError: the text is not an allowed expression; the message says what is wrong and where.
+    """
 
     def __init__(self, text: str) -> None:
         self._steps: list[tuple[str, tuple[Any, ...]]] = []
@@ -48,6 +55,7 @@ class Expression:
         self.gradient = self._backward()
 
     def on_tensors(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the values at x and y, tensors of one shape; differentiable by torch."""
         values = [x, y]
         for name, operands in self._steps[: self._n_forward]:
             tensors = [values[each] if isinstance(each, int) else _constant(each, x) for each in operands]
@@ -57,7 +65,14 @@ class Expression:
         return values[self.value] if isinstance(self.value, int) else _constant(self.value, x).expand_as(x).clone()
 
     def evaluator(self, shape: tuple[int, ...], dtype: np.dtype) -> Callable[..., Any]:
-        """A function from x and y to value and gradient. It reuses one array for what is not needed at the same time."""
+        """Return a function from arrays x and y to the value, df/dx and df/dy, with preallocated buffers.
+
+        Intermediate values that are not needed at the same time share a buffer. The next call overwrites the results.
+
+        Args:
+            shape: the shape of the arrays.
+            dtype: their dtype, float32 or float64.
+        """
         results = (self.value, *self.gradient)
         kept = {i for i in results if isinstance(i, int)}
         needed = set(kept)
@@ -67,7 +82,7 @@ class Expression:
         used = [(k, name, operands) for k, (name, operands) in enumerate(self._steps) if k + 2 in needed]
         last = {i: k for k, _, operands in used for i in operands if isinstance(i, int)}
         free: list[np.ndarray] = []
-        room: dict[int, Any] = {0: None, 1: None}  # by value
+        room: dict[int, Any] = {0: None, 1: None}  # the buffer of each value
         calls: list[Any] = []
         for k, name, operands in used:
             out = free.pop() if free else np.empty(shape, dtype)
@@ -86,7 +101,7 @@ class Expression:
         own: list[np.ndarray | None] = [None, None]
 
         def evaluate(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            if x is not own[0] or y is not own[1]:  # mostly they are the same arrays with other numbers in them
+            if x is not own[0] or y is not own[1]:  # usually the same arrays with new contents
                 own[:] = x, y
                 bound[:] = [(call, tuple(find(each, x, y) for each in operands), out) for call, operands, out in calls]
             with np.errstate(all="ignore"):
@@ -98,7 +113,7 @@ class Expression:
         return evaluate
 
     def _add(self, name: str, *operands: Any) -> Any:
-        """The value of an operation: a constant where all operands are, and one that is there already if it is."""
+        """Return the value of an operation: a constant if all operands are, and an existing value if one is equal."""
         if all(isinstance(each, _Number) for each in operands):
             with np.errstate(all="ignore"):
                 call: Any = _NUMPY.get(name) or getattr(np, name)
@@ -117,7 +132,7 @@ class Expression:
         return self._known[key]
 
     def _product(self, factor: Any, n: int) -> Any:
-        """A power with a whole exponent, by squares: much quicker than NumPy's own."""
+        """Return a power with an integer exponent by repeated squaring, which is much faster than NumPy's power."""
         if n == 1:
             return factor
         if n < 0:
@@ -127,7 +142,7 @@ class Expression:
         return self._add("multiply", square, factor) if n % 2 else square
 
     def _backward(self) -> tuple[Any, Any]:
-        """df/dx and df/dy, by going through the operations from the last to the first."""
+        """Append the operations of df/dx and df/dy by reverse-mode differentiation, and return the two values."""
         slopes: dict[int, Any] = {self.value: _Number(1.0)} if isinstance(self.value, int) else {}
         for k in range(self._n_forward - 1, -1, -1):
             if (slope := slopes.get(k + 2)) is None:
@@ -139,7 +154,7 @@ class Expression:
         return slopes.get(0, _Number(0.0)), slopes.get(1, _Number(0.0))
 
     def _factors(self, name: str, operands: tuple[Any, ...], result: int, slope: Any) -> tuple[Any, ...]:
-        """For each operand what it contributes to the slope: `slope` times the derivative by it."""
+        """Return `slope` times the derivative of the operation by each operand; None for a constant operand."""
         add, a, b = self._add, operands[0], operands[-1]
         if name == "add":
             return slope, slope
@@ -182,7 +197,7 @@ class Expression:
         if "\n" in text or "\r" in text:
             raise ValueError(f"an expression of several lines, {text!r}: it must be one")
         try:
-            tree = ast.parse(text, mode="eval")  # which reads and runs nothing
+            tree = ast.parse(text, mode="eval")  # this only parses
         except SyntaxError as error:
             raise _refusal(text, (error.offset or 1) - 1, "this cannot be read") from None
         except (ValueError, RecursionError, MemoryError) as error:
@@ -244,7 +259,7 @@ class Expression:
 
 
 def _constant(number: _Number, like: torch.Tensor) -> torch.Tensor:
-    """A number in a tensor's type; one that this is too narrow for is infinite, as the results of operations are."""
+    """Return a constant in the dtype of a tensor; a number too large for the dtype becomes infinite."""
     return torch.tensor(number.value, dtype=torch.float64).to(like)
 
 
@@ -254,7 +269,7 @@ def _refusal(text: str, at: int, why: str) -> ValueError:
 
 
 def _simplified(name: str, operands: tuple[Any, ...]) -> Any:
-    """An operand, or a constant, to which an operation comes down; None where it must be computed."""
+    """Return the operand or constant that an operation is equal to; None if it must be computed."""
     a, b = operands[0], operands[-1]
     zero, one = _Number(0.0), _Number(1.0)
     if name == "multiply":
@@ -269,7 +284,7 @@ def _simplified(name: str, operands: tuple[Any, ...]) -> Any:
 
 
 def _divide_or_zero(a: Any, b: Any, out: Any = None) -> Any:
-    """a / b, and 0 where b is 0: the slope of a root at its tip, which is none, must not become NaN."""
+    """Return a / b, or 0 where b is 0, so that the gradient of sqrt at 0 does not become NaN."""
     quotient = np.divide(a, b, out=out) if out is not None else np.divide(a, b)
     if out is None:
         return np.where(b == 0, 0.0, quotient)

@@ -1,4 +1,4 @@
-"""Functions of two variables to run optimizers on."""
+"""Functions of two variables that optimizers minimize."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Function", "Minimum"]
 
 
 class Minimum(NamedTuple):
-    """A known minimum: where it is, and the function's value there."""
+    """A known minimum of a function: its coordinates, and the function's value there."""
 
     x: float
     y: float
@@ -26,22 +26,22 @@ class Minimum(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A function of two variables with what is needed to draw it and to run optimizers on it.
+    """A function of two variables, with the data to draw it and to run optimizers on it.
 
     Args:
-        name: in words.
-        expression: in `x` and `y`, see `function`; or a callable of tensors, from x and y [...], or from points [..., 2], to
-            [...], through which torch can go backwards.
+        name: the name to show.
+        expression: a formula in `x` and `y`, see `function`; or a differentiable callable on tensors, from x and y [...] or
+            from points [..., 2] to values [...].
         xlim, ylim: the part of the plane to draw, each (lowest, highest).
-        start: a point from which it is worth starting, (x, y).
-        minima: the known minima that have the smallest value, and others where optimizers end; () if none is known.
-        about: one line on what it teaches.
-        source: where it comes from.
-        noise: standard deviation of what is added to each element of every gradient, >= 0.
-        seed: of the noise, >= 0.
+        start: the default starting point (x, y) of optimizers.
+        minima: the known global minima, and other minima where optimizers end; () if none is known.
+        about: one line on what the function teaches.
+        source: the publication that defines the function.
+        noise: the standard deviation of the normal noise on each element of every gradient, >= 0.
+        seed: the seed of the noise, >= 0.
 
     Raises:
-        TypeError, ValueError: what does not fit, or an expression with something in it that is not allowed.
+        TypeError, ValueError: an argument is invalid, or the expression uses a name or syntax that is not allowed.
 
     Example:
         >>> import torch
@@ -90,14 +90,14 @@ class Function:
         object.__setattr__(self, "_tape", tape)
 
     def __call__(self, points: torch.Tensor) -> torch.Tensor:
-        """Values [...] at points [..., 2]; torch can go backwards through it."""
+        """Return the values [...] at points [..., 2], differentiable by torch."""
         _check_points(points)
         if isinstance(self.expression, str):
             return self._tape.on_tensors(points[..., 0], points[..., 1])  # type: ignore[attr-defined]
         return self.expression(points)
 
     def value_and_gradient(self, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Values [...] and gradients [..., 2] at points [..., 2], without noise."""
+        """Return values [...] and gradients [..., 2] at points [..., 2], without noise."""
         _check_points(points)
         evaluate = self.evaluator(points.shape[:-1], points.detach().numpy().dtype)
         where = points.detach().numpy()
@@ -107,11 +107,11 @@ class Function:
     def evaluator(
         self, shape: Sequence[int], dtype: Any = np.float32
     ) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """What finds values and gradients at as many points, again and again, with room that is made once.
+        """Return a fast function for values and gradients at a fixed number of points, with preallocated buffers.
 
         Args:
-            shape: of the arrays of coordinates.
-            dtype: of these, float32 or float64.
+            shape: the shape of the coordinate arrays.
+            dtype: their dtype, float32 or float64.
 
         Returns:
             A function from arrays x and y to the arrays value, df/dx and df/dy, which the next call overwrites.
@@ -128,16 +128,16 @@ class Function:
 
 
 def _takes_two(call: Callable[..., Any]) -> bool:
-    """Whether it is to be given x and y, rather than points."""
+    """Whether the callable takes x and y rather than points."""
     try:
         parameters = inspect.signature(call).parameters.values()
-    except (TypeError, ValueError):  # of what is written in C there is none
+    except (TypeError, ValueError):  # callables written in C may have no signature
         return False
     return sum(each.default is each.empty and each.kind <= each.POSITIONAL_OR_KEYWORD for each in parameters) == 2
 
 
 def _try(call: Callable[[torch.Tensor], torch.Tensor], start: tuple[float, float]) -> None:
-    """Refuse a callable that does not work on batches of points, or not backwards."""
+    """Raise ValueError if the callable fails on a batch of points, or is not differentiable."""
     points = torch.tensor([start, (start[0] + 0.5, start[1] + 0.25), (start[0] - 0.25, start[1])], requires_grad=True)
     try:
         value = call(points)

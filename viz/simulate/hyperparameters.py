@@ -15,15 +15,15 @@ __all__ = ["SearchRange", "search_ranges"]
 
 
 class SearchRange(NamedTuple):
-    """A hyper-parameter, for a slider.
+    """A hyper-parameter of an optimizer, and the values that a slider offers for it.
 
     Attributes:
-        name: of the argument.
-        default: its default.
-        low, high: the slider's ends.
-        scale: "log", for positive numbers; "zero and log", the same with 0 before it; "below one", for decays of averages,
-            whose distance from 1 is what counts; "above one", the same on the other side; "linear"; "integer"; or "boolean".
-        values: the slider's positions, increasing, the default among them.
+        name: the name of the constructor's argument.
+        default: the default value.
+        low, high: the first and last value.
+        scale: "log" for positive numbers; "zero and log" for 0 and positive numbers; "below one" for decay rates of
+            averages, spaced by their distance from 1; "above one", spaced likewise; "linear"; "integer"; or "boolean".
+        values: the values in increasing order, including the default.
     """
 
     name: str
@@ -35,13 +35,13 @@ class SearchRange(NamedTuple):
 
 
 def search_ranges(optimizer: str | type[Optimizer]) -> list[SearchRange]:
-    """The hyper-parameters of an optimizer that a slider can move, found by asking its constructor.
+    """Return the numeric hyper-parameters of an optimizer, with the values that its constructor accepts.
 
-    Arguments come in the constructor's order, then `wd` where it may be other than 0. Names of strategies, and numbers that
-    may be missing, are left out.
+    They come in the order of the constructor's arguments, then `wd` if the optimizer uses it. Arguments whose default is
+    text or None are left out.
 
     Args:
-        optimizer: a name, or a class.
+        optimizer: the name or class of an optimizer.
 
     Raises:
         ValueError: no optimizer is registered by that name.
@@ -108,7 +108,7 @@ def _positions(name: str, default: Any, values: Sequence[Any], scale: str) -> Se
 
 
 def _takes(klass: type[Optimizer], name: str, value: Any) -> bool:
-    """Whether the constructor accepts this."""
+    """Whether the constructor accepts this value of the argument."""
     try:
         klass(**{name: value})
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""The loss of a real network over a plane in the space of its weights, with the trajectories of several trainings on it.
+"""The loss of a network over a plane in the space of its weights, with the paths of training runs on it.
 
-The plane is that of the two directions along which the trainings moved most, or one through a point along two random
-directions as long as the filters of the network.
+The plane goes along the two directions in which the runs moved most, or along two random directions scaled like the filters
+of the network.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from torch import nn
 
 __all__ = ["LossPlane", "WeightPath", "loss_plane"]
 
-MOST = 256  # sets of weights that a path keeps
+MOST = 256  # sets of weights that a path can hold
 AT_ONCE = 64  # points of the plane that are computed together
-ROOM = 0.25  # of the paths' extent, left around them
+ROOM = 0.25  # margin around the paths, as a share of their extent
 
 
 class WeightPath:
-    """The weights of a model on its way, at most 256 sets of them: when these are full, every second one is let go.
+    """The path of a model's weights during training, for `loss_plane`: at most 256 sets of weights.
+
+    At 256 sets, every second one is dropped and `every` doubles.
 
     Args:
         model: the model.
-        name: what pictures call its way.
-        every: take the first call of `step` and then each k-th, >= 1. It doubles each time when there is no more room.
+        name: the name of the path in pictures.
+        every: record the weights at the first call of `step` and at each `every`-th call after it, >= 1.
 
     Attributes:
-        points: float32 [n, n_weights], all parameters of the model one after the other.
-        steps: int64 [n], the number of the call that each was taken at.
+        points: float32 [n, n_weights], all parameters of the model one after the other, flattened.
+        steps: int64 [n], the number of the call of `step` that recorded each point, from 0.
 
     Example:
         >>> import torch
@@ -53,7 +55,7 @@ class WeightPath:
         self._steps: list[int] = []
 
     def step(self) -> None:
-        """Take the weights as they are now, if it is their turn. Call it before training and after each step."""
+        """Record the present weights at every `every`-th call. Call it before training and after each step."""
         if self._calls % self._every == 0:
             if len(self._points) == MOST:
                 del self._points[1::2], self._steps[1::2]
@@ -74,18 +76,19 @@ class WeightPath:
 
 @dataclass(frozen=True)
 class LossPlane:
-    """What `loss_plane` found.
+    """The loss on a plane of weights, as returned by `loss_plane`.
 
     Attributes:
-        x, y: float64 [n], places along the two directions, in the weights' own unit of length, from the origin.
-        values: float64 [n, n], the loss at each; rows along y.
-        paths: by name, float64 [n_points, 2], where each way passes on the plane.
-        steps: by name, int64 [n_points].
-        losses: by name, float64 [n_points], on the way itself, not on the plane.
-        off: by name, float64 [n_points], how far from the plane the way is there.
+        x, y: float64 [n], the coordinates of the grid along the two directions: multiples of each direction's length, from
+            the origin. "pca" directions have length 1.
+        values: float64 [n, n], the loss at each grid point; rows along y.
+        paths: float64 [n_points, 2] by name, each path projected onto the plane.
+        steps: int64 [n_points] by name, the step of each point of the path.
+        losses: float64 [n_points] by name, the losses at the points of the path itself, not of its projection.
+        off: float64 [n_points] by name, the distance of each point of the path from the plane.
         origin: float32 [n_weights], the weights at (0, 0).
-        directions: float32 [2, n_weights].
-        explained: the share of the ways' variance that each direction has; NaN for random directions.
+        directions: float32 [2, n_weights], the weights added per unit of x and of y.
+        explained: the share of the paths' variance along each direction; NaN for random directions.
     """
 
     x: np.ndarray
@@ -111,21 +114,26 @@ def loss_plane(
     reach: float | None = None,
     seed: int = 0,
 ) -> LossPlane:
-    """The loss on a grid of n by n sets of weights.
+    """Compute the loss of a network on an n by n grid over a plane in the space of its weights.
 
     Args:
-        model: the network; its own weights, buffers and mode stay as they are. It is asked in evaluation mode.
-        loss: from outputs and labels to losses, whose mean is taken.
-        data: one batch (inputs, labels), which all points see.
-        paths: ways to be shown on the plane, each of a network of the same parameters; needed for "pca".
-        directions: "pca", the two directions along which all points of the ways vary most about their mean; or "filter", two
-            random ones from the model's weights, each filter as long as the model's, biases and normalisation left alone.
-        n: points along each side, >= 2.
-        reach: how far from the origin to each side, > 0. None is as far as the ways go and a quarter more, or 1 without any.
-        seed: of random directions.
+        model: the network. It is evaluated in evaluation mode; its weights, buffers and mode do not change.
+        loss: a function of outputs and labels that returns losses, whose mean is taken.
+        data: one batch (inputs, labels), used at all points.
+        paths: the paths to project onto the plane, each of a network with the same parameters; required by "pca".
+        directions: "pca", the two principal directions of all points of the paths, through their mean; or "filter", two
+            random directions through the model's weights, with each filter scaled to the norm of the model's filter, and
+            zero for biases and normalization.
+        n: the number of grid points along each side, >= 2.
+        reach: the distance from the origin to each side, > 0. None covers the paths with a margin of a quarter, or uses 1
+            without paths.
+        seed: the seed of random directions.
+
+    Returns:
+        The losses on the grid, and the paths on the plane.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit.
+        TypeError, ValueError: an argument is invalid; the message names it.
 
     Example:
         >>> import torch
@@ -158,7 +166,7 @@ def loss_plane(
         origin, axes, explained = _principal(np.concatenate(list(points.values())))
     else:
         origin, axes, explained = own, _random_filters(model, seed), (float("nan"), float("nan"))
-    # Random directions are not at right angles to the last bit, so places are found by least squares.
+    # Random directions are not exactly orthogonal, so points are projected by least squares.
     onto = np.linalg.pinv(axes)
     placed = {name: (array - origin) @ onto for name, array in points.items()}
     off = {name: np.linalg.norm(array - origin - placed[name] @ axes, axis=1) for name, array in points.items()}
@@ -179,7 +187,7 @@ def _losses(
     data: tuple[Any, Any],
     parts: Iterable[torch.Tensor],
 ) -> np.ndarray:
-    """The mean loss at sets of weights [n], of which each part [n_at_once, n_weights] is computed together."""
+    """Return the mean loss at each set of weights, [n]; each part [n_at_once, n_weights] is computed in one batch."""
     parameters = dict(model.named_parameters())
     place = next(iter(parameters.values()))
     inputs, labels = data
@@ -209,10 +217,10 @@ def _flat(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def _principal(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
-    """Mean [n_weights], directions of length 1 [2, n_weights], and their shares of the variance."""
+    """Return the mean [n_weights], two principal directions of length 1 [2, n_weights], and their shares of the variance."""
     mean = points.mean(axis=0)
     centred = points - mean
-    # There are far fewer points than weights, so the small matrix of their products is taken apart.
+    # There are far fewer points than weights, so we decompose the small Gram matrix of the points.
     squares, vectors = np.linalg.eigh(centred @ centred.T)
     squares, vectors = squares[::-1][:2], vectors[:, ::-1][:, :2]
     axes = vectors.T @ centred
@@ -220,18 +228,18 @@ def _principal(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[float,
     if not lengths[0] > 0:
         raise ValueError("the paths do not move at all: there is no direction to be found")
     total = float((centred**2).sum())
-    if lengths[1] <= 1e-12 * lengths[0]:  # all on one line: any direction across it will do
+    if lengths[1] <= 1e-12 * lengths[0]:  # all points lie on a line: use any orthogonal direction
         other = np.zeros_like(axes[0])
         other[np.argmin(np.abs(axes[0]))] = 1.0
         other -= (other @ axes[0]) / lengths[0, 0] ** 2 * axes[0]
         axes[1], lengths[1], squares[1] = other, np.linalg.norm(other), 0.0
     axes = axes / lengths
-    axes *= np.sign(axes[np.arange(2), np.abs(axes).argmax(axis=1)])[:, None]  # so that it is the same at every run
+    axes *= np.sign(axes[np.arange(2), np.abs(axes).argmax(axis=1)])[:, None]  # fix the sign, which is arbitrary
     return mean, axes, (float(squares[0] / total), float(squares[1] / total))
 
 
 def _random_filters(model: nn.Module, seed: int) -> np.ndarray:
-    """Two random directions [2, n_weights], each filter (row of a matrix) as long as the model's own."""
+    """Return two random directions [2, n_weights]; each filter (row of a matrix) has the norm of the model's filter."""
     generator = torch.Generator().manual_seed(seed)
     rows: list[list[torch.Tensor]] = [[], []]
     for parameter in model.parameters():
@@ -247,10 +255,10 @@ def _random_filters(model: nn.Module, seed: int) -> np.ndarray:
 
 
 def _side(k: int, placed: Mapping[str, np.ndarray], n: int, reach: float | None) -> np.ndarray:
-    """The places of the grid along direction k."""
+    """Return the grid coordinates along direction k."""
     if reach is not None or not placed:
         return np.linspace(-(reach or 1.0), reach or 1.0, n)
-    # As far on both sides and both ways, so that a unit is as long along x as along y.
+    # x and y cover the same length, so that they have the same scale.
     together = np.concatenate(list(placed.values()))
     low, high = together.min(axis=0), together.max(axis=0)
     half = (high - low).max() / 2 * (1 + ROOM) or 1.0

@@ -1,4 +1,4 @@
-"""The learning rate at which each optimizer does best."""
+"""The search for the best learning rate of each optimizer."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from .trajectories import Trajectories, checked_starts, farthest, simulate
 
 __all__ = ["Sensitivity", "tune_learning_rates"]
 
-RATES = tuple(np.logspace(-4, 1, 41).tolist())  # among which a best one is looked for; eight in a decade
-ASTRAY = 2.0  # the same for `tune_learning_rates`, where that would be no good rate even if the path comes back
+RATES = tuple(np.logspace(-4, 1, 41).tolist())  # the default rates to try: eight per decade
+ASTRAY = 2.0  # in half-widths of the drawn area: a rate whose path gets this far is bad, even if the path comes back
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """How the loss depends on the learning rate, and each optimizer's best one.
+    """The loss of each optimizer by learning rate, and its best rate, as returned by `tune_learning_rates`.
 
     Attributes:
-        names: of the optimizers.
-        learning_rates: float64 [n_rates].
-        losses: float32 [n_optimizers, n_rates, n_starts], of each start; infinite where it diverged, or, with known minima,
-            went astray: to twice as far from the middle of the map as its edge, or as its start beyond that.
-        quartiles: float32 [n_optimizers, n_rates, 3], over starts: a quarter, half and three quarters of them are not above.
-        best: float64 [n_optimizers], the rate whose median is the least; NaN where all are infinite.
-        trajectories: the paths at all of these rates.
+        names: the labels of the optimizers.
+        learning_rates: float64 [n_rates], the rates that were tried.
+        losses: float32 [n_optimizers, n_rates, n_starts], the loss from each start; infinite if the path diverged. On a
+            function with known minima, also infinite if the path left twice the drawn area; for a start outside the area,
+            twice the distance of the start from its middle.
+        quartiles: float32 [n_optimizers, n_rates, 3], the quartiles of the losses over the starts.
+        best: float64 [n_optimizers], the rate with the smallest median loss; NaN if all medians are infinite.
+        trajectories: the paths at all rates.
     """
 
     names: tuple[str, ...]
@@ -54,13 +55,16 @@ def tune_learning_rates(
     seed: int = 0,
     engine: str | None = None,
 ) -> Sensitivity:
-    """Try many learning rates with each optimizer, so that they can be compared each at its best.
+    """Find the best learning rate of each optimizer, so that optimizers can be compared fairly.
 
     Args:
         on, optimizers, start, steps, seed, engine: as for `simulate`.
-        learning_rates: to try; by default 41 from 0.0001 to 10.
-        judged_by: "final", the loss after the last step, or "best", the least of all steps.
-        repeats: how often to start from each start, >= 1; only where the gradients are noisy do they differ.
+        learning_rates: the rates to try; by default 41 from 0.0001 to 10.
+        judged_by: "final" compares the losses after the last step, "best" the smallest losses of all steps.
+        repeats: the number of runs from each start, >= 1; they differ only if the function has noise.
+
+    Returns:
+        The losses at all rates, and the best rate of each optimizer.
 
     Example:
         >>> from tristep.viz import simulate, tune_learning_rates
@@ -76,7 +80,7 @@ def tune_learning_rates(
     with np.errstate(invalid="ignore"):
         losses = trajectories.losses[..., -1] if judged_by == "final" else np.fmin.reduce(trajectories.losses, axis=-1)
     lost = trajectories.diverged | np.isnan(losses)
-    if trajectories.function.minima:  # which are in what is drawn: no leap over them and back is to win
+    if trajectories.function.minima:  # they are in the drawn area: a path that leaps far out of it must not win
         begun = farthest(trajectories.function, trajectories.starts[:, None])
         lost |= farthest(trajectories.function, trajectories.paths) > ASTRAY * np.maximum(begun, 1)
     losses = np.where(lost, np.float32(np.inf), losses)

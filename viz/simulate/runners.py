@@ -1,4 +1,4 @@
-"""What updates the points of a simulation: all at once, or one after the other."""
+"""Runners, which update the points of a simulation: all at once, or one after the other."""
 
 from __future__ import annotations
 
@@ -18,10 +18,16 @@ __all__ = ["BatchedRunner", "Runner", "SequentialRunner"]
 
 
 class BatchedRunner:
-    """Points as the weights of trainings, which `Ensemble` steps. Each has all starts in one weight, or one for each.
+    """Points updated all at once by an `Ensemble`, as the weights of its trainings.
+
+    Args:
+        optimizers: the optimizer of each training.
+        starts: float32 [n_starts, 2].
+        together: whether a training has all starts in one weight; False makes a training for each start.
+        engine: the engine of the updates, as for `tristep.kernels.choose_engine`.
 
     Attributes:
-        size: how many points there are.
+        size: the number of points.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], starts: np.ndarray, together: bool, engine: str | None) -> None:
@@ -41,10 +47,10 @@ class BatchedRunner:
         self._set(starts)
         self._many = Ensemble(optimizers, [torch.from_numpy(weights)], engine, stacked=True)
         self._given = [torch.from_numpy(gradients)]
-        self._steps: Iterator[None] | None = None  # those after the first
+        self._steps: Iterator[None] | None = None  # the steps after the first
 
     def restart(self, starts: np.ndarray) -> bool:
-        """Start again at as many points; False where it cannot be done."""
+        """Start again at these points; return False if their number differs or the ensemble cannot restart."""
         if len(starts) != self._n_starts:
             return False
         self._set(starts)
@@ -57,11 +63,12 @@ class BatchedRunner:
             self._points[:, :, 0] = np.tile(starts, (len(self._points) // len(starts), 1))
 
     def read(self, x: np.ndarray, y: np.ndarray) -> None:
-        """Put where the points are into these arrays [size]."""
+        """Write the coordinates of the points into these arrays [size]."""
         n = len(self._points)
         x.reshape(n, -1)[:], y.reshape(n, -1)[:] = self._points[:, 0], self._points[:, 1]
 
     def step(self, dx: np.ndarray, dy: np.ndarray) -> None:
+        """Update the points by their gradients, each array [size]."""
         n = len(self._points)
         self._slopes[:, 0], self._slopes[:, 1] = dx.reshape(n, -1), dy.reshape(n, -1)
         if self._steps is None:
@@ -71,13 +78,13 @@ class BatchedRunner:
             next(self._steps)
 
     def states(self, training: int) -> list[np.ndarray]:
-        """Copies of a training's states, of the first of its starts."""
+        """Return copies of a training's states at its first start."""
         states = [state.detach().float().numpy() for state in self._many.updaters[training].states[0]]
         return [(state[:, 0] if self._together and state.ndim > 1 else state).copy() for state in states]
 
 
 class SequentialRunner:
-    """Points that are updated each by itself, by torch's optimizers or plain callables."""
+    """Points updated one after the other, by torch's optimizers or plain callables."""
 
     def __init__(self, made: Sequence[Any], starts: np.ndarray) -> None:
         self.size = len(made) * len(starts)
@@ -92,7 +99,7 @@ class SequentialRunner:
                 self._steps.append(functools.partial(_move, own, point, {}))
 
     def restart(self, starts: np.ndarray) -> bool:
-        return False  # what they carry on is theirs
+        return False  # states of torch's optimizers and callables cannot be reset
 
     def read(self, x: np.ndarray, y: np.ndarray) -> None:
         x[:], y[:] = torch.stack(self._points).detach().numpy().T

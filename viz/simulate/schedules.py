@@ -1,4 +1,4 @@
-"""Learning rates of torch's schedulers that are still to come."""
+"""Future learning rates of torch's schedulers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["simulate_scheduler"]
 
 
 def simulate_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler, n: int) -> list[float]:
-    """The first group's learning rates of a scheduler of torch from now on, without a change to it or its optimizer.
+    """Return the future learning rates of a torch scheduler, without changing it or its optimizer.
 
     Args:
-        scheduler: of any kind that needs no losses. A copy of it is stepped.
-        n: how many steps, >= 0.
+        scheduler: any scheduler that needs no losses. A copy of it is stepped.
+        n: the number of steps, >= 0.
 
     Returns:
-        The present rate and those after each step, at most n + 1: fewer if the scheduler comes to its end.
+        The first parameter group's present rate and its rate after each step: n + 1 rates, or fewer if the schedule ends.
     """
     optimizer = scheduler.optimizer
     dummy = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in optimizer.param_groups], lr=0.1)
@@ -28,11 +28,11 @@ def simulate_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler, n: int) 
     twin = copy.deepcopy(scheduler, {id(optimizer): dummy})
     rates = [float(dummy.param_groups[0]["lr"])]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch misses optimizer.step(), of which there is nothing to do
+        warnings.simplefilter("ignore")  # torch warns that optimizer.step() was not called
         for _ in range(n):
             try:
                 twin.step()
-            except ValueError:  # it has come to its end
+            except ValueError:  # the schedule has ended
                 break
             rates.append(float(dummy.param_groups[0]["lr"]))
     return rates

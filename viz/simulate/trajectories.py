@@ -1,7 +1,7 @@
 """Trajectories of optimizers on functions of two variables, with the library's own rules.
 
-All is plain arrays; the views draw them. The points are the weights of many small trainings, which are updated as any other
-weights are.
+The results are plain arrays, which the views draw. The points are the weights of many small trainings, updated by the same
+kernels as any other weights.
 """
 
 from __future__ import annotations
@@ -23,24 +23,27 @@ from .runners import BatchedRunner, Runner, SequentialRunner
 
 __all__ = ["Simulation", "Trajectories", "checked_starts", "farthest", "one_start", "simulate"]
 
-SETTLED = 1e-6  # what share of the loss at the start is as good as none
-FAR = 100.0  # times half the drawn width from its middle: who gets there has diverged
+SETTLED = 1e-6  # a loss below this share of the initial loss counts as zero
+FAR = 100.0  # a path has diverged at this many half-widths of the drawn area from its middle
 
 
 @dataclass(frozen=True)
 class Trajectories:
-    """What `simulate` found. The axes of its arrays are optimizers, values, starts, and steps from 0, the start itself.
+    """The paths of optimizers on a function, as returned by `simulate`.
+
+    The axes of the arrays are optimizers, combinations of varied arguments, starts, and steps; step 0 is the start itself.
 
     Attributes:
-        function: what was raced on.
-        names: of the optimizers.
-        values: for each value what was varied, such as {"learning_rate": 0.1}; one empty dict if nothing was.
-        learning_rates: float64 [n_optimizers, n_values], those in use at the first step; NaN of a callable without one.
-        starts: float32 [n_starts, 2].
-        paths: float32 [n_optimizers, n_values, n_starts, steps + 1, 2].
-        losses: float32 [n_optimizers, n_values, n_starts, steps + 1], without noise.
+        function: the function that the optimizers minimized.
+        names: the labels of the optimizers.
+        values: the varied arguments of each combination, such as {"learning_rate": 0.1}; one empty dict if none were varied.
+        learning_rates: float64 [n_optimizers, n_values], the learning rate of the first step; NaN for a torch optimizer
+            without one.
+        starts: float32 [n_starts, 2], the starting points.
+        paths: float32 [n_optimizers, n_values, n_starts, steps + 1, 2], the points.
+        losses: float32 [n_optimizers, n_values, n_starts, steps + 1], the function's values at the points, without noise.
         diverged: bool [n_optimizers, n_values, n_starts]: whether a path or loss became infinite or NaN, or a path got
-            farther from the middle of what is drawn than 100 times half its size.
+            farther from the middle of the drawn area than 100 times half its width or height.
     """
 
     function: Function
@@ -54,11 +57,12 @@ class Trajectories:
 
     @property
     def steps(self) -> int:
+        """The number of steps taken."""
         return self.losses.shape[-1] - 1
 
     @property
     def least(self) -> float:
-        """The least loss: of the known minima, or else of all paths that have not diverged."""
+        """The smallest loss of the function's known minima, or else of all paths that have not diverged."""
         if self.function.minima:
             return min(minimum.value for minimum in self.function.minima)
         finite = self.losses[~self.diverged]
@@ -66,16 +70,22 @@ class Trajectories:
 
     @property
     def settled(self) -> np.ndarray:
-        """float64 [n_optimizers, n_values, n_starts]: the step from which on the loss above `least` is no more than a
-        millionth of the one at the start; NaN where it is not at the end."""
+        """The step at which each path has settled, float64 [n_optimizers, n_values, n_starts].
+
+        From this step on, the loss above `least` is at most a millionth of its initial value. NaN for a path that has not
+        settled by its last step.
+        """
         height = self.losses - np.float64(self.least)
         above = ~(height <= SETTLED * height[..., :1])
         return np.where(above[..., -1], np.nan, above.shape[-1] - above[..., ::-1].argmax(axis=-1)) * above.any(axis=-1)
 
     @property
     def growth(self) -> np.ndarray:
-        """float64 [n_optimizers, n_values, n_starts]: the largest loss above `least` of the last quarter of the steps over
-        that at the start. What is above 1 has not converged; infinite where the loss is no finite number."""
+        """How much the loss has grown over each path, float64 [n_optimizers, n_values, n_starts].
+
+        The largest loss above `least` in the last quarter of the steps, divided by the initial one. A path above 1 has not
+        converged; infinite if the quotient is not finite.
+        """
         height = self.losses - np.float64(self.least)
         with np.errstate(divide="ignore", invalid="ignore"):
             grown = height[..., -(-3 * self.steps // 4) :].max(axis=-1) / height[..., 0]
@@ -83,14 +93,14 @@ class Trajectories:
 
     @property
     def turns(self) -> np.ndarray:
-        """int [n_optimizers, n_values, n_starts]: how often x or y has turned back.
+        """How often x or y reversed its direction along each path, int [n_optimizers, n_values, n_starts].
 
-        Steps that float32 rounds, those below a millionth of the coordinate, do not count.
+        Moves below a millionth of the coordinate are ignored, because float32 rounds them.
         """
         with np.errstate(invalid="ignore", over="ignore"):
             moved = np.diff(self.paths, axis=-2)
             ahead = np.where(np.abs(moved) > 1e-6 * np.abs(self.paths[..., 1:, :]), np.sign(moved), 0)
-        for t in range(1, self.steps):  # a coordinate that rests goes on as before, or turns
+        for t in range(1, self.steps):  # a coordinate that rests keeps its last direction
             ahead[..., t, :] = np.where(ahead[..., t, :] == 0, ahead[..., t - 1, :], ahead[..., t, :])
         return np.asarray((ahead[..., 1:, :] * ahead[..., :-1, :] < 0).sum(axis=(-2, -1)))
 
@@ -111,27 +121,31 @@ def simulate(
     seed: int = 0,
     engine: str | None = None,
 ) -> Trajectories:
-    """Let optimizers run on a function of two variables, each with all values of what is varied, from all starts.
+    """Run optimizers on a function of two variables, from every start and with every combination of varied arguments.
 
     Args:
-        on: as for `function`.
-        optimizers: names, such as ["sgd", "adam"], of which "momentum" is SGD and "nag" is NAG with a momentum of 0.9,
-            unless another is given; or a mapping from labels to what is to run: a dict of arguments, with the optimizer's
-            name under "optimizer" unless that is the label; an `Optimizer` or its class; a class of torch's, or a
-            functools.partial of one; or a callable `(point, gradient, state, lr) -> new point` of tensors [2], with a dict
-            of its own as `state`. Instances, torch's and callables can be "optimizer" of a dict, too, with only a
-            "learning_rate" in addition. The last two kinds are run one by one, which is slow.
-        start: (x, y), or [n_starts, 2]; the function's own if left out.
-        steps: >= 1.
-        learning_rates: those to try, each with every optimizer; None for the best one of each.
-        relative: whether `learning_rates` are factors of these.
-        sweep: other arguments to try, as {"beta1": [0.5, 0.9]}; combined with each other and with the rates, the first
-            named varying slowest and rates fastest.
-        seed: of the function's noise, if it has any. At the same step from the same start all get the same noise.
-        engine: as for `tristep.kernels.choose_engine`, on the CPU.
+        on: a function's name, a `Function`, an expression in x and y, or a callable on tensors; see `function`.
+        optimizers: names, such as ["sgd", "adam"], where "momentum" is SGD and "nag" is NAG with a momentum of 0.9 unless
+            another is given; or a mapping from labels to optimizers. An optimizer is a dict of arguments, with its name
+            under "optimizer" unless that is the label; an `Optimizer` or its class; a class of torch.optim, or a
+            functools.partial of one; or a callable `(point, gradient, state, lr) -> new point` on tensors [2], with a dict
+            of its own as `state`. Instances, torch's classes and callables can also be the "optimizer" of a dict, which may
+            then add a "learning_rate" only. Torch's classes and callables are run one by one, which is slow.
+        start: (x, y), or an array [n_starts, 2]; None for the function's own start.
+        steps: the number of steps, >= 1.
+        learning_rates: the learning rates to try with every optimizer; None for each optimizer's own rate.
+        relative: whether `learning_rates` are factors of each optimizer's own rate.
+        sweep: other arguments and their values to try, such as {"beta1": [0.5, 0.9]}. All are combined with each other and
+            with the rates; the first argument varies slowest and the rate fastest.
+        seed: the seed of the gradient noise, for a function that has noise. All optimizers get the same noise at the same
+            step from the same start.
+        engine: the engine of the updates on the CPU, as for `tristep.kernels.choose_engine`.
+
+    Returns:
+        The points and losses of all steps.
 
     Raises:
-        TypeError, ValueError: what does not fit.
+        TypeError, ValueError: an argument is invalid; the message names it.
 
     Example:
         >>> from tristep.viz import simulate
@@ -147,13 +161,13 @@ def simulate(
 
 
 class Simulation:
-    """What `simulate` does, prepared once for runs from many starts one after the other, as when a start is dragged.
+    """A prepared `simulate` that can be run again from other starts, for example while a start is dragged.
 
     Args:
         on, optimizers, steps, learning_rates, relative, sweep, seed, engine: as for `simulate`.
 
     Raises:
-        TypeError, ValueError: what does not fit.
+        TypeError, ValueError: an argument is invalid; the message names it.
 
     Example:
         >>> from tristep.viz.simulate import Simulation
@@ -182,7 +196,7 @@ class Simulation:
         self._runners: list[Runner] = []
 
     def run(self, start: Any = None) -> Trajectories:
-        """The trajectories from (x, y), or from [n_starts, 2]; from the function's own start if left out."""
+        """Return the trajectories from (x, y) or from an array [n_starts, 2]; None means the function's own start."""
         where, steps, starts = self.function, self.steps, checked_starts(self.function, start)
         n, v, s = len(self._given), len(self._values), len(starts)
         points = np.empty((steps + 1, 2, n * v * s), np.float32)
@@ -190,7 +204,7 @@ class Simulation:
         for t, (x, y, loss, *_) in enumerate(self.walk(starts, self.noise(s))):
             points[t], losses[t] = (x, y), loss
         order = self._in_order()
-        back = [order.index(candidate) for candidate in self.candidates]  # no two are equal
+        back = [order.index(candidate) for candidate in self.candidates]  # compared by identity
         paths = np.ascontiguousarray(points.reshape(steps + 1, 2, n, v, s).transpose(2, 3, 4, 0, 1)[back])
         found = np.ascontiguousarray(losses.reshape(steps + 1, n, v, s).transpose(1, 2, 3, 0)[back])
         rates = np.array([candidate.rates for candidate in self.candidates])
@@ -198,15 +212,15 @@ class Simulation:
         return Trajectories(where, tuple(self._given), values, rates, starts, paths, found, _diverged(where, paths, found))
 
     def walk(self, starts: np.ndarray, noise: np.ndarray | None) -> Iterator[tuple[np.ndarray, ...]]:
-        """Take all steps from these starts, and yield before each one, and after the last, where the points are.
+        """Take all steps from these starts, and yield the points before each step and after the last.
 
         Args:
-            starts: float32 [n_starts, 2].
-            noise: of these, a part of what `noise` gives.
+            starts: float32 [n_starts, 2], the starting points.
+            noise: the gradient noise of these starts, [steps, 2, n_starts], taken from the result of `noise`; None for none.
 
         Yields:
-            x and y, the losses there, and the gradients' two elements with their noise, each [n_points], for all
-            `candidates` in the order of `_in_order`, their values and the starts. The next step overwrites them.
+            Five arrays [n_points]: x, y, loss, and the noisy gradient in x and in y. The points are ordered by candidate
+            (in the order of `_in_order`), value and start. The next step overwrites the arrays.
         """
         self._put_at(starts)
         size = sum(runner.size for runner in self._runners)
@@ -223,12 +237,12 @@ class Simulation:
                 ]
             yield x, y, loss, *slopes
             if t < self.steps:
-                with interrupts_wait():  # once for all runners, each of which would do it
+                with interrupts_wait():  # once here rather than in each runner
                     for runner, part in parts:
                         runner.step(slopes[0][part], slopes[1][part])
 
     def noise(self, n_starts: int) -> np.ndarray | None:
-        """What is added to gradients, [steps, 2, n_starts]."""
+        """Return the noise to add to the gradients, [steps, 2, n_starts]; None if the function has no noise."""
         if not self.function.noise:
             return None
         draw = np.random.default_rng([self.function.seed, self._seed])
@@ -236,7 +250,7 @@ class Simulation:
         return np.ascontiguousarray(drawn.transpose(1, 2, 0)) * np.float32(self.function.noise)
 
     def states(self) -> list[np.ndarray]:
-        """The states, where a walk is now, of a rule optimizer that is alone, from the first start."""
+        """Return the current states of the only optimizer, at the first start; it must be a `RuleOptimizer`."""
         (runner,) = self._runners
         assert isinstance(runner, BatchedRunner)
         return runner.states(0)
@@ -245,15 +259,15 @@ class Simulation:
         return [Candidate(name, given, self._values, self._relative) for name, given in self._given.items()]
 
     def _in_order(self) -> list[Candidate]:
-        """The candidates by how they are updated: all starts as one weight, one weight for each, and one by one."""
+        """The candidates by how they are updated: all starts in one weight, a weight for each start, or one by one."""
         return [each for together in (True, False, None) for each in self.candidates if each.together is together]
 
     def _put_at(self, starts: np.ndarray) -> None:
-        """Put all runners at their starts: those of the walk before where that can be done, else new ones."""
+        """Put all runners at the starts; make new runners if the last walk's cannot start again."""
         if self._runners:
             if all(runner.restart(starts) for runner in self._runners):
                 return
-            self.candidates = self._make_candidates()  # others have run
+            self.candidates = self._make_candidates()  # the old ones hold states of the last walk
         self._runners = []
         for together, members in itertools.groupby(self._in_order(), key=lambda candidate: candidate.together):
             if together is None:
@@ -264,6 +278,11 @@ class Simulation:
 
 
 def checked_starts(where: Function, start: Any) -> np.ndarray:
+    """Return the starting points as a float32 array [n_starts, 2]; None means the function's own start.
+
+    Raises:
+        TypeError, ValueError: `start` is neither (x, y) nor [n_starts, 2], or not finite.
+    """
     try:
         starts = np.array(where.start if start is None else start, dtype=np.float32)
     except (TypeError, ValueError):
@@ -276,7 +295,7 @@ def checked_starts(where: Function, start: Any) -> np.ndarray:
 
 
 def one_start(where: Function, start: Any) -> tuple[float, float]:
-    """A start of one's own, or the function's."""
+    """Return a single start (x, y); None means the function's own. Raise ValueError if `start` has several points."""
     if len(found := checked_starts(where, start)) != 1:
         raise ValueError(f"start has {len(found)} points: must be one, (x, y)")
     x, y = np.reshape(where.start if start is None else start, 2)
@@ -288,7 +307,7 @@ def _diverged(where: Function, paths: np.ndarray, losses: np.ndarray) -> np.ndar
 
 
 def farthest(where: Function, paths: np.ndarray) -> np.ndarray:
-    """How far paths [..., steps, 2] get from the middle of what is drawn, in halves of its width or height."""
+    """Return how far paths [..., steps, 2] get from the middle of the drawn area, in halves of its width or height."""
     found = np.float32(0.0)
     with np.errstate(invalid="ignore", over="ignore"):
         for k, (low, high) in enumerate((where.xlim, where.ylim)):

@@ -1,4 +1,4 @@
-"""Single updates from the inside: gradient, states and step, and the text of the rule."""
+"""The quantities inside single updates (gradient, states and step), and the source of update rules."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["UpdateTrace", "rule_source", "trace_updates"]
 
 @dataclass(frozen=True)
 class UpdateTrace:
-    """What went on inside some updates, one after the other, each read off the training itself.
+    """The quantities inside consecutive updates of one optimizer, as returned by `trace_updates`.
 
     Attributes:
-        points: float32 [steps + 1, 2].
-        losses: float32 [steps + 1].
+        points: float32 [steps + 1, 2], the points before each update and after the last.
+        losses: float32 [steps + 1], the function's values at the points.
         gradients: float32 [steps, 2], with the function's noise, if it has any.
-        states: for each state of the rule by name: float32 [steps + 1, 2], before each update and after the last; numbers
-            that are kept for a whole tensor are [steps + 1].
-        updates: float32 [steps, 2], what was added to the point.
-        preconditioners: float32 [steps, 2], by what each coordinate was multiplied that the update is made of: the average
-            "mean" of gradients where the rule has one, else the gradient. NaN where that is 0. None where the rule has no
-            state that is never negative, and so nothing that scales coordinates one by one.
+        states: the states of the rule by name, each float32 [steps + 1, 2], before each update and after the last; a state
+            with one number per tensor is [steps + 1].
+        updates: float32 [steps, 2], the differences that were added to the point.
+        preconditioners: float32 [steps, 2], the factor of each coordinate: minus the update, divided by the average "mean"
+            of the gradients if the rule has one, else by the gradient. NaN where the divisor is 0. None if the rule has no
+            nonnegative state, and so does not scale coordinates separately.
     """
 
     points: np.ndarray
@@ -53,15 +53,16 @@ def trace_updates(
     seed: int = 0,
     engine: str | None = None,
 ) -> UpdateTrace:
-    """Take some steps from one point, and keep what an update consists of: gradient, states, preconditioner and step.
+    """Take steps from one point, and return the gradient, states, preconditioner and update of each step.
 
     Args:
-        on, start, seed, engine: as for `simulate`, `start` being one point.
-        optimizer: a name, a dict of arguments with "optimizer" among them, an `Optimizer` or its class.
-        steps: >= 1.
+        on, seed, engine: as for `simulate`.
+        optimizer: a name, a dict of arguments with the name under "optimizer", an `Optimizer` or its class.
+        start: one point (x, y); None for the function's own start.
+        steps: the number of steps, >= 1.
 
     Raises:
-        TypeError: the optimizer is none of ours, whose states have names.
+        TypeError: the optimizer is not a `RuleOptimizer`; the states of other optimizers have no names.
 
     Example:
         >>> from tristep.viz import trace_updates
@@ -95,13 +96,13 @@ def trace_updates(
 
 
 def rule_source(optimizer: Any) -> str:
-    """The text of an optimizer's update rule, as it is compiled, with its docstring.
+    """Return the source text of an optimizer's update rule, as it is compiled, with its docstring.
 
     Args:
         optimizer: a name, an `Optimizer` or its class.
 
     Raises:
-        TypeError: it is none of ours.
+        TypeError: the argument is not an optimizer of this library.
         OSError: the source cannot be found.
 
     Example:
