@@ -1,4 +1,4 @@
-"""A cell with a loop as a coroutine that waits before each of its turns, for `%%train`."""
+"""Cells turned into coroutines that pause before each iteration of their loop, for `%%train`."""
 
 from __future__ import annotations
 
@@ -24,18 +24,24 @@ _TURN = f"await __import__({__name__!r}, fromlist=['turn']).turn()"  # which nee
 
 @types.coroutine
 def turn() -> Generator[None, None, None]:
-    """What a loop awaits before each turn."""
+    """Pause the cell before an iteration of its loop."""
     yield
 
 
 def split_at_loop(tree: ast.Module) -> tuple[ast.Module, ast.Module]:
-    """A cell in two parts: what comes before its first loop, and the rest, which awaits `turn` in the loop to step through.
+    """Split a cell before its first loop, and make the training loop in the second part await `turn` at each iteration.
 
-    The rest is compiled as IPython compiles a cell with await: its names are the notebook's, and to evaluate it gives a
-    coroutine.
+    IPython can compile the second part like any cell with await: it uses the notebook's names, and evaluates to a
+    coroutine. The training loop is the innermost one that calls a method `step`, else the first.
+
+    Args:
+        tree: the parsed cell. It is changed.
+
+    Returns:
+        The statements before the first loop, and all others.
 
     Raises:
-        UsageError: there is no loop, or one that cannot be stepped through.
+        UsageError: the cell has no loop, or has await, yield or an async statement from its first loop on.
     """
     at = next((i for i, statement in enumerate(tree.body) if any(_loops(statement))), None)
     if at is None:
@@ -56,7 +62,12 @@ def split_at_loop(tree: ast.Module) -> tuple[ast.Module, ast.Module]:
 
 
 def turns(cell: Callable[[], Any], values: Callable[[], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Turns of the loop in a coroutine that waits before each: one for each `next`, and the numbers after it."""
+    """Run one iteration of a cell's loop for each `next`, and yield the values after it.
+
+    Args:
+        cell: makes the coroutine of the cell, which awaits `turn` before each iteration.
+        values: returns the values to yield.
+    """
     waits = cell().__await__()
     try:
         if next(waits, waits) is waits:
@@ -69,18 +80,19 @@ def turns(cell: Callable[[], Any], values: Callable[[], dict[str, Any]]) -> Iter
 
 
 def numbers_of(namespace: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """Return the numbers among these variables; a real tensor is replaced by its mean, other values are left out."""
+    numbers: dict[str, Any] = {}
     for name in names:
         value = namespace.get(name)
         if isinstance(value, torch.Tensor) and value.numel() and not value.is_complex():
-            found[name] = value.detach().double().mean()  # of samples, where it is not a mean already
+            numbers[name] = value.detach().double().mean()  # over samples, if it is not a mean already
         elif isinstance(value, (int, float)):
-            found[name] = value
-    return found
+            numbers[name] = value
+    return numbers
 
 
 def _own(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and what is in it, but for what belongs to functions and classes inside."""
+    """Yield a node and its descendants, without the bodies of functions and classes."""
     yield node
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
         return

@@ -1,4 +1,4 @@
-"""What `%viz_doctor` says: what there is, which renderer follows from it, and whether the front end answers."""
+"""The report of `%viz_doctor`: installed packages, the chosen renderer, and whether the front end answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGES = ("tristep", "torch", "matplotlib", "IPython", "ipykernel", "ipywidget
 
 
 def doctor_report() -> list[str]:
-    """What `%viz_doctor` prints, line by line."""
+    """Return the lines that `%viz_doctor` prints."""
     lines, missing = [], []
     for package in PACKAGES:
         version = _version(package)
@@ -50,7 +50,7 @@ def doctor_report() -> list[str]:
 
 
 def _better(found: Capabilities) -> str | None:
-    """What to do for a better renderer; None: this is the best one."""
+    """Advice on how to get a better renderer; None if the best one is in use."""
     if found.renderer == "canvas":
         return None
     if "chosen by" in found.reason:
@@ -85,7 +85,7 @@ export default {
 
 
 def show_ping() -> None:
-    """Show a widget that asks Python something and says how long the answer took; nothing without anywidget."""
+    """Show a widget that measures a round trip to Python; does nothing without anywidget."""
     try:
         import anywidget
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""The learning rate of whatever trains, and a multiplier of it."""
+"""The learning rate of a trainer or torch optimizer in a live loop, and its multiplier."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["LearningRate", "weakly"]
 
 
 class LearningRate:
-    """The learning rate of what trains, times a multiplier.
+    """The learning rate of a trainer or torch optimizer, times a multiplier.
 
     Args:
-        trainer: a `Trainer`, a `torch.optim.Optimizer`, or None: there is no rate. It is referred to weakly.
+        trainer: a `Trainer`, a `torch.optim.Optimizer`, or None for no learning rate. Only a weak reference is kept.
 
     Attributes:
-        multiplier: what the rate of each step is multiplied by.
-        last: the rate of the last step, or before the first that to come; None without a trainer.
+        multiplier: the factor of the rate at each step.
+        last: the rate of the last step; before the first step, the upcoming rate. None without a trainer.
     """
 
     def __init__(self, trainer: Trainer | torch.optim.Optimizer | None) -> None:
@@ -34,13 +34,13 @@ class LearningRate:
 
     @property
     def trainer(self) -> Trainer | torch.optim.Optimizer | None:
-        """What has it, if there still is such."""
-        found: Trainer | torch.optim.Optimizer | None = self._living()
-        return found
+        """The trainer or optimizer; None if there was none, or it no longer exists."""
+        trainer: Trainer | torch.optim.Optimizer | None = self._living()
+        return trainer
 
     @property
     def now(self) -> float | None:
-        """That of the coming step, without the multiplier; of the first group."""
+        """The first group's learning rate at the next step, without the multiplier; None without a trainer."""
         trainer = self.trainer
         if trainer is None:
             return None
@@ -48,19 +48,22 @@ class LearningRate:
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether a schedule decides it."""
+        """Whether a schedule sets the learning rate."""
         trainer = self.trainer
         if isinstance(trainer, Trainer):
             return any(part.lr_scheduler is not None for part in parts_of(trainer.optimizer))
-        # Where a scheduler of torch has been at it.
+        # Torch's schedulers add this entry.
         return trainer is not None and any("initial_lr" in group for group in trainer.param_groups)
 
     def needed(self, what: str) -> Trainer | torch.optim.Optimizer:
-        """What has the rate.
+        """Return the trainer or optimizer.
+
+        Args:
+            what: the feature that needs it, for the error message.
 
         Raises:
-            ValueError: there is no trainer, without which there is no such thing as `what`.
-            RuntimeError: there is none any more.
+            ValueError: the loop was made without a trainer.
+            RuntimeError: the trainer no longer exists.
         """
         if not self._is_known:
             raise ValueError(f"{what} needs to know what trains: make the loop with trainer=..., a Trainer or an optimizer")
@@ -71,7 +74,14 @@ class LearningRate:
         return self.trainer
 
     def set(self, lr: float) -> None:
-        """Set the rate, where a schedule decides it by way of the multiplier. Groups keep their proportions."""
+        """Set the learning rate of the first group; other groups keep their proportions to it.
+
+        If a schedule sets the rate, the multiplier is changed instead.
+
+        Raises:
+            ValueError: the scheduled rate is 0 at this step, or the loop was made without a trainer.
+            RuntimeError: the trainer no longer exists.
+        """
         trainer, now = self.needed("set_learning_rate"), self.now
         if self.is_scheduled:
             if not now:
@@ -88,7 +98,7 @@ class LearningRate:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """A context in which a step is taken at the multiplied rate; what the step itself sets stays."""
+        """Multiply the learning rate inside this context, for one step; a rate that the step itself sets stays."""
         trainer, used = self.trainer, list[float]()
         with ExitStack() as multiplied:
             if isinstance(trainer, Trainer):
@@ -117,7 +127,7 @@ def _multiplied(optimizer: Optimizer, multiplier: float) -> Iterator[None]:
 
 
 class MultipliedSchedule:
-    """A schedule, times a number. What is asked of it otherwise, or set, is the schedule's."""
+    """A learning-rate schedule times a number. All attributes are read from and set on the original schedule."""
 
     def __init__(self, schedule: Callable[[int], float], multiplier: float) -> None:
         self.__dict__.update(_schedule=schedule, _multiplier=multiplier)
@@ -134,7 +144,10 @@ class MultipliedSchedule:
 
 @contextmanager
 def _multiplied_groups(optimizer: torch.optim.Optimizer, multiplier: float, used: list[float]) -> Iterator[None]:
-    """As above. A scheduler of torch makes rates from rates, so it must never see the multiplied ones."""
+    """Multiply the rates of a torch optimizer during its step only, and append the rate of each step to `used`.
+
+    Torch's schedulers compute rates from earlier rates, so they must never see the multiplied ones.
+    """
     before: list[Any] = []
 
     def begin(*_: Any) -> None:
@@ -155,11 +168,11 @@ def _multiplied_groups(optimizer: torch.optim.Optimizer, multiplier: float, used
     finally:
         for hook in hooks:
             hook.remove()
-        end()  # where the step failed between the two
+        end()  # if the step failed between the two hooks
 
 
 def weakly(thing: Any) -> Callable[[], Any]:
-    """A function that gives this thing, or None once nothing else refers to it."""
+    """Return a weak reference; an object that cannot have one is referred to strongly."""
     try:
         return weakref.ref(thing)
     except TypeError:  # None, and objects of some classes
