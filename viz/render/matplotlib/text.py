@@ -1,4 +1,4 @@
-"""Text in figures: its size, what of it fits into a given width, and fonts that have its signs."""
+"""Text in figures: its size, shortening to a width, and fonts that have its characters."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _heights: dict[tuple[float, float], tuple[float, float]] = {}
 
 
 def put(text: Text, words: str, fixed: bool = False) -> None:
-    """Let a text have these words, as they are, in fonts that have their signs."""
+    """Set the words of a text artist without mathtext, in fonts that have all their characters."""
     text.set(text=legible(words), parse_math=False, family=font(words, fixed).get_family())
 
 
 def font(words: str, fixed: bool = False, **look: Any) -> FontProperties:
-    """The usual font, and for signs that it does not have one that does."""
+    """Return the usual font, with fallback families for the characters that it lacks."""
     usual = "DejaVu Sans Mono" if fixed else FontProperties().get_family()
     others = [] if words.isascii() else [family for sign in words if (family := _family_of(sign, fixed))]
     return FontProperties(family=[*([usual] if fixed else usual), *dict.fromkeys(others)], **look)
@@ -39,7 +39,7 @@ def font(words: str, fixed: bool = False, **look: Any) -> FontProperties:
 
 @lru_cache(4096)
 def legible(words: str) -> str:
-    """The words with boxes for signs that no font has, of which a warning tells, and without those that are not seen."""
+    """Replace characters that no font has by boxes, with a warning, and remove invisible characters."""
     if words.isascii() and words.isprintable():
         return words
     missing = {sign for sign in words if sign != "\n" and _family_of(sign, False) is None}
@@ -55,7 +55,7 @@ def legible(words: str) -> str:
 
 @lru_cache(4096)
 def _family_of(sign: str, fixed: bool) -> str | None:
-    """The family of a font that has a sign: "" for the usual one; None: no font has it."""
+    """Return the family of a font that has a character: "" for the usual font, None if no font has it."""
     if _has(findfont(font("", fixed)), sign):
         return ""
     fonts = (each for each in fontManager.ttflist if not each.name.startswith("Last Resort"))  # which has boxes for all
@@ -80,7 +80,7 @@ def agg_renderer(figure: Figure) -> Any:
 
 
 def text_width(figure: Figure, words: str, size: float, weight: str = "normal", fixed: bool = False) -> float:
-    """In inches."""
+    """Return the width of a text, in inches."""
     key = words, size, weight, fixed, figure.dpi
     found = _widths.get(key)
     if found is None:

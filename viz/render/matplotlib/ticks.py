@@ -1,4 +1,4 @@
-"""Ticks and their labels, as many as there is room for."""
+"""Ticks and their labels, as many as fit on an axis."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .text import legible, put, shortened, text_width
 
 __all__ = ["TURN", "Ticks", "choose_ticks", "set_ticks"]
 
-TURN = math.radians(40)  # of words that are too long for their place
+TURN = math.radians(40)  # the rotation of labels that are too long
 
 NUMERIC = re.compile(r"[-+−0-9.,e%kMG ]*")
 
 
 class Ticks(NamedTuple):
-    """Ticks of an axis: at which values, their words, and whether these are turned."""
+    """Ticks of an axis: their values, their labels, and whether the labels are rotated."""
 
     values: list[float]
     words: list[str]
@@ -33,7 +33,7 @@ class Ticks(NamedTuple):
 
 
 def set_ticks(axis: AxesAxis, spec: Axis, length: float) -> None:
-    """As many ticks as there is room for on this length, in inches."""
+    """Set as many ticks on a matplotlib axis as fit on its length, in inches."""
     axis.set_minor_locator(NullLocator())
     across = isinstance(axis, XAxis)
     if spec.ticks is not None:
@@ -45,7 +45,7 @@ def set_ticks(axis: AxesAxis, spec: Axis, length: float) -> None:
 
 
 def choose_ticks(figure: Figure, spec: Axis, length: float, across: bool) -> Ticks:
-    """The same as `set_ticks` sets them."""
+    """Return the ticks that `set_ticks` sets on an axis."""
     if spec.ticks is not None:
         return _given_ticks(figure, spec, length, across)
     reach = 1e-9 * (spec.high - spec.low)
@@ -66,7 +66,7 @@ def _locator(spec: Axis, length: float, across: bool) -> Locator:
 
 
 def _given_ticks(figure: Figure, spec: Axis, length: float, across: bool) -> Ticks:
-    """Words at their values: on a short axis turned, and where there is no room at all, every so many."""
+    """Return the axis's own labels at their values: rotated on a short axis, and thinned out if they still do not fit."""
     assert spec.ticks is not None
     scaled = np.log10 if spec.scale == "log" else np.asarray
     low, high = float(scaled(spec.low)), float(scaled(spec.high))
@@ -100,13 +100,13 @@ def _set_given_ticks(axis: AxesAxis, ticks: Ticks) -> None:
 
 
 def _fit(places: Sequence[float], needed: Sequence[float]) -> bool:
-    """Whether words of these lengths, with their middles at these rising places, leave each other room."""
+    """Whether labels of these lengths, centred at these increasing positions, do not overlap."""
     ends = list(zip(places, needed, strict=True))
     return all(b - a >= (one + other) / 2 for (a, one), (b, other) in pairwise(ends))
 
 
 class _Numbers(Formatter):
-    """Numbers at ticks, in few letters: with powers of ten if one of them would be long without."""
+    """A formatter of short tick labels, which uses powers of ten if a label would be long without them."""
 
     def __init__(self, log: bool) -> None:
         self._log = log  # there each tick is of another size, and each is written by itself
