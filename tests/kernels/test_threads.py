@@ -88,7 +88,7 @@ def test_stacks_are_updated_as_what_is_in_them(compiled_place, aligned, turned):
 def test_stacks_that_cannot_be_taken():
     with pytest.raises(ValueError, match="have gaps"):
         Update(rules.sgd, [torch.ones(2, 3, 4)[:, :, ::2]], [()], stacked=True)
-    with pytest.raises(ValueError, match="in one place"):
+    with pytest.raises(ValueError, match="share memory"):
         Update(rules.sgd, [torch.ones(3).expand(2, 3)], [()], stacked=True)
     with pytest.raises(ValueError, match="a stack of 2, with states or masters of 3"):
         Update(rules.sgd_momentum, [torch.ones(2, 3)], [(torch.zeros(3, 3),)], stacked=True)
