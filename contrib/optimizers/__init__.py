@@ -94,7 +94,12 @@ class ccSGD(SGD):  # MXNet's name
 class Test(RuleOptimizer):
     """An optimizer for tests of stores: it adds the gradient to the weight and keeps a copy of the weight as its state.
 
+    Like MXNet's, it takes `clip_gradient` and `wd` and ignores them.
+
     Source: MXNet 1.9.1 Test.
     """
 
     rule = rules.test
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        return {}  # overridden so that settings that the rule does not use are not refused
