@@ -39,21 +39,22 @@ from .view import LiveView
 __all__ = ["MODES", "LiveLoop", "Snapshot", "loops", "stop_loops"]
 
 MODES = ("auto", "task", "thread", "block")
-SLICE = 0.02  # seconds of steps between two looks at what else there is to do
-TURNS = 8  # of the event loop between two slices, several of which a message to the kernel takes
-UNSEEN = 60.0  # seconds without a page that shows the view, after which that is told
+SLICE = 0.02  # seconds of steps, after which other code may run
+TURNS = 8  # turns of the event loop between slices; a message to the kernel takes several
+UNSEEN = 60.0  # seconds without a page that shows the view, after which the view counts as unseen
 _loops: weakref.WeakSet[LiveLoop] = weakref.WeakSet()
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that training depends on, of one moment, as `LiveLoop.snapshot` took it.
+    """The complete state of a training after one of its steps; see `LiveLoop.snapshot`.
 
     Attributes:
         name: its name.
-        step: after which step.
-        run: the name of the run.
+        step: the number of the step after which it was taken.
+        run: the name of the run that was being recorded.
+        state: the state, for `LiveLoop`.
     """
 
     name: str
@@ -63,59 +64,61 @@ class Snapshot:
 
 
 class LiveLoop:
-    """Runs training steps, one after the other, and lets a person watch and steer them.
+    """A training loop that can be watched, paused, steered and branched while the notebook stays usable.
 
-    What runs them is the `mode`:
+    The `mode` says what runs the steps:
 
-    - "task": a task of asyncio in the background. The cell returns at once, and the notebook's widgets work, because the
-      task releases the thread every 20 ms. Other cells run between the steps. Whatever thread asks for them, steps are
-      taken in the event loop in which the loop was made, or first started.
-    - "thread": a thread in the background, for steps that take longer than a person waits for a button.
+    - "task": an asyncio task in the background. The cell returns at once, and widgets work, because the task yields to the
+      event loop every 20 ms. Other cells run between steps. Steps always run in the event loop in which the `LiveLoop` was
+      made or first started, whichever thread resumes it.
+    - "thread": a background thread, for steps that take so long that buttons would not respond.
     - "block": the cell itself, until the last step. "Run all" stays in order, and only the interrupt button steers.
-    - "auto": "task" in a notebook that a person has open, else "block", as in nbclient, papermill and plain Python.
+    - "auto": "task" in a notebook that someone has open, else "block", as in nbclient, papermill and plain Python.
 
-    However it runs, weights come out the same to the bit, paused or not. The interrupt button, or Ctrl-C, pauses after the
-    current step; a second one breaks it off. A cell that runs meanwhile is interrupted as ever.
+    Weights are bitwise the same in all modes, paused or not. The interrupt button, or Ctrl-C, pauses after the current step;
+    a second interrupt breaks the step off. A cell that runs meanwhile is interrupted as usual.
 
-    A cell that is run again, and makes a loop again, stops the one that it made before. Without cells, a loop gives way to a
-    loop of a new function of the same name. A loop that starts or resumes stops a running one that trains with the same
-    trainer, or draws in the same view, and both views say so; `loops()` lists those there are. A loop that has ended does
-    not keep what it has trained: keep net and trainer to `branch` after that.
+    A cell that is run again stops the loop that it made before. Outside of cells, a loop is stopped by a loop of a new
+    function with the same name. A loop that starts or resumes stops a running loop with the same trainer or view, and both
+    views say so; `loops()` lists the loops that exist. A loop that has ended does not keep its model and trainer alive: keep
+    them in variables to `branch` afterwards.
 
     Args:
-        steps: a generator function or an iterator that takes one training step for each `next`, or a callable that takes
-            one, until it returns False or raises StopIteration. It may yield or return the loss, or numbers by name.
-        trainer: the `Trainer` or `torch.optim.Optimizer` in use; None: there are no rates to set and no snapshots.
-        recorder: a `Recorder` of it. Its `step` is called with what the steps yield, unless they do so themselves. None: the
-            numbers that they yield are kept, and the rate.
-        stateful: what else training depends on, for snapshots: objects with `state_dict` and `load_state_dict`, such as a
-            model with buffers, a scheduler of torch, a GradScaler. `steps` itself may have them, too. A generator has no
-            such thing: after going back to a snapshot it goes on with the batches that come next.
-        view: what is redrawn as it goes, and gets the controls: a `View`, such as `Dashboard(recorder)`; "live" is a
-            `LossView`, None draws nothing.
-        mode: as above.
-        frames_per_second: how often the view is redrawn at most, > 0; less often where that would take over 5 % of the time.
-        name: of the run, where there is no recorder.
-        when_unseen: "go on", or "pause" once no page has shown the view for a minute, as after its tab has been closed. Its
-            words say so in either case, when it is seen again. Widgets without a canvas cannot tell.
-        checkpoint: a `CheckpointManager` of this trainer. `start` continues from the newest checkpoint in its folder; after
-            that steps are saved when its interval is over or a signal has come, and at the end.
+        steps: the training: a generator function or iterator that takes one step for each `next`, or a callable that takes
+            one step, until it returns False or raises StopIteration. Steps may yield or return the loss, or numbers by name.
+        trainer: the `Trainer` or `torch.optim.Optimizer` in use; None means that rates cannot be set and there are no
+            snapshots.
+        recorder: a `Recorder` of the trainer. Its `step` is called with what the steps yield, unless the steps call it. None
+            records the numbers that the steps yield, and the learning rate.
+        stateful: further objects that training depends on, with `state_dict` and `load_state_dict`, for snapshots, such as a
+            model with buffers, a torch scheduler or a GradScaler. `steps` itself may have these methods, too. A generator
+            has none: after returning to a snapshot it continues with the next batches.
+        view: the view that is redrawn during training and gets the controls: a `View`, such as `Dashboard(recorder)`;
+            "live" for a `LossView`; None for no view.
+        mode: "auto", "task", "thread" or "block", see above.
+        frames_per_second: the highest rate of redrawing the view, > 0; it falls where drawing would take over 5 % of the
+            time.
+        name: the name of the run, if there is no recorder.
+        when_unseen: "go on", or "pause" once no page has shown the view for a minute, such as when its tab was closed.
+            The view says so when it is seen again. This works with the canvas only.
+        checkpoint: a `CheckpointManager` of the trainer. `start` continues from the newest checkpoint in its folder;
+            checkpoints are saved at the manager's interval, after a signal, and at the end.
 
     Attributes:
         status: "ready", "running", "paused", "stopped", "finished" or "failed".
-        n_steps: how many steps led to where it is.
+        n_steps: the number of steps that led to the current weights.
         run: the `Run` being recorded.
-        runs: all of them, a `RunSet`: a branch is a run of its own.
-        snapshots: by name.
-        exception: what ended it, if "failed".
-        view: the `LiveView` that shows it; None: nothing does.
+        runs: all runs, as a `RunSet`; each branch is a run.
+        snapshots: the snapshots by name.
+        exception: the exception that ended the loop, if it "failed".
+        view: the `LiveView` that shows the loop; None if there is none.
         rate: the `LearningRate`, with its multiplier.
-        remark: which loop has taken the place of this one, or has given way to it; empty for none.
+        remark: says which loop has replaced this one, or which one this loop has stopped; "" if neither.
         unseen_from: the step after which no page showed the view any more; None while one does.
-        clock: what tells the time, in seconds.
+        clock: the function that tells the time, in seconds.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit; the message says which and what is allowed.
+        TypeError, ValueError: an argument is invalid; the message names it and says what is allowed.
 
     Example:
         >>> import torch, tristep
@@ -156,18 +159,18 @@ class LiveLoop:
         self.exception: BaseException | None = None
         self.remark = ""
         self.unseen_from: int | None = None
-        # Who may step: see `at_rest` and what follows it.
+        # These decide which thread may step: see `at_rest` and the methods after it.
         self._changed = threading.Condition(threading.RLock())
         self._guests = 0
         self._stepping: int | None = None  # the thread of the current step
-        self._turn = 0  # how often it has been set going; what ran before a pause must not run on after it
-        self._limit: int | None = None  # how many steps it takes until the next pause
-        self._asked: str | None = None  # a status that is to be taken up after the current step
+        self._turn = 0  # how often it was started or resumed; code of an earlier turn must not step any more
+        self._limit: int | None = None  # how many steps to take before the next pause
+        self._asked: str | None = None  # the status to change to after the current step
         self._interrupted = self._is_breakable = self._is_replaced = False
-        self._since = (0, 0.0)  # step and time when it began to run
+        self._since = (0, 0.0)  # step and time of the last start or resume
         self.event_loop = running_event_loop()
         self._task: asyncio.Task[None] | None = None
-        # What is trained. A notebook keeps whatever it has displayed, so a loop that has ended refers to it weakly only.
+        # The objects being trained. A notebook keeps what it has displayed, so an ended loop has only weak references.
         own = [*stateful, *([steps] if _is_stateful(steps) else [])]
         self._model = [each for each in (trainer, checkpoint, *own) if each is not None]
         self._living = list(map(weakly, self._model))
@@ -176,12 +179,12 @@ class LiveLoop:
         self._saving: ExitStack | None = None
         self.rate, self.recorder = LearningRate(trainer), recorder
         self.run = Run(name) if recorder is None else recorder.run
-        self._scalars = ScalarBuffer()  # where there is no recorder
+        self._scalars = ScalarBuffer()  # used if there is no recorder
         self.runs, self.snapshots = RunSet([self.run]), dict[str, Snapshot]()
-        self._left_off: dict[str, Snapshot] = {}  # by run, where it was when another one was gone on with
+        self._left_off: dict[str, Snapshot] = {}  # for each other run, its state when it was left
         self.view = None if view is None else LiveView(self, view if isinstance(view, View) else None, budget=budget)
-        self._shown_by: str | None = None  # the run of a cell
-        self.cell: str | None = request().get("metadata", {}).get("cellId")  # the id of the notebook cell that makes it
+        self._shown_by: str | None = None  # the execution of a cell that has shown the view
+        self.cell: str | None = request().get("metadata", {}).get("cellId")  # the id of the notebook cell that made the loop
         self._run_of_cell = request().get("header", {}).get("msg_id")
         self._cell_is_gone, self.number = watch_cell(), next(_numbers)
         self._replace_earlier()
@@ -200,20 +203,27 @@ class LiveLoop:
         eval_metric: Any = None,
         **options: Any,
     ) -> LiveLoop:
-        """A loop that trains `net` for some epochs, as `tristep.fit` does; not started yet.
+        """Make a loop that trains `net` for some epochs, as `tristep.fit` does. It is not started yet.
 
-        Its snapshots have the model's buffers and the place in the data in them, as long as `data` depends on nothing but
-        the random numbers of torch, NumPy and Python, and a generator of the loader's own.
+        Snapshots include the model's buffers and the position in the data, provided that `data` depends only on the random
+        numbers of torch, NumPy and Python, and on a generator of the loader.
 
         Args:
             net: the model, called with the inputs of a batch.
-            loss: from outputs and labels to one number for each sample, or to their mean.
+            loss: a function of outputs and labels that returns one number for each sample, or their mean.
             data: batches (inputs, labels), iterated again in every epoch.
-            trainer: of the model's parameters.
-            num_epoch: >= 1.
-            eval_data, eval_metric: as for `tristep.fit`. The last step of an epoch then yields "val_loss" and "val_" with
-                the names of the metrics, too; `data` must have a length.
-            **options: the other arguments of `LiveLoop`.
+            trainer: the trainer or optimizer of the model's parameters.
+            num_epoch: the number of epochs, >= 1.
+            eval_data: held-out batches, evaluated after each epoch; `data` must have a length then. An epoch's last step
+                yields "val_loss" and, for each metric, "val_" and its name, too.
+            eval_metric: metrics to compute on `eval_data`, such as "accuracy"; see `tristep.fit`.
+            **options: other arguments of `LiveLoop`.
+
+        Returns:
+            The loop.
+
+        Raises:
+            TypeError, ValueError: an argument is invalid; the message names it.
 
         Example:
             >>> import torch, tristep
@@ -235,7 +245,10 @@ class LiveLoop:
         batches = EpochBatches(data)
         if eval_data is not None and batches.length is None:
             raise TypeError("data has no length, so nobody knows which step ends an epoch: give a DataLoader or a list")
-        living_net, living_trainer = weakly(net), weakly(trainer)  # the loop keeps them as long as it needs them
+        living_net, living_trainer = (
+            weakly(net),
+            weakly(trainer),
+        )  # the loop itself keeps them alive as long as it needs them
 
         def steps() -> Iterator[Any]:
             while batches.epoch < num_epoch:
@@ -252,7 +265,7 @@ class LiveLoop:
 
     @property
     def mode(self) -> str:
-        """What runs it; "auto" until it has been started."""
+        """The mode; "auto" becomes "task" or "block" when the loop starts."""
         return self._mode
 
     @mode.setter
@@ -260,14 +273,14 @@ class LiveLoop:
         self._mode = choice("mode", mode, MODES)
 
     def start(self) -> LiveLoop:
-        """Begin, and show the view where there is a notebook.
+        """Start training, and show the view if there is a notebook.
 
         Returns:
             The loop itself.
 
         Raises:
-            RuntimeError: it has been started; or mode="task" where no event loop runs.
-            Exception: with mode="block", what a step raised.
+            RuntimeError: the loop has been started before, or mode="task" without a running event loop.
+            Exception: with mode="block", the exception of a step.
         """
         if self.status != "ready":
             raise RuntimeError(f"start() of a loop that is {self.status} already: resume() goes on with a paused one")
@@ -275,41 +288,43 @@ class LiveLoop:
         return self
 
     def pause(self) -> None:
-        """Pause. When this returns the current step has ended; called in a step, it pauses after it."""
+        """Pause after the current step, and wait for its end. Called within a step, it returns at once."""
         self._take_up("paused")
 
     def resume(self) -> None:
-        """Go on after a pause.
+        """Continue after a pause or a failed step.
 
         Raises:
-            RuntimeError: there is nothing to go on with.
+            RuntimeError: there are no more steps, or the model is gone.
         """
         self._go_on(None)
 
     def step(self, n: int = 1) -> None:
-        """Take some steps and pause again.
+        """Take `n` steps, and pause again.
 
         Args:
-            n: how many, >= 1.
+            n: the number of steps, >= 1.
         """
         self._go_on(integer("n", n, low=1))
 
     def stop(self) -> None:
-        """End it. When this returns the current step has ended; a generator has been closed."""
+        """End the loop after the current step, and wait for that. A generator is closed."""
         self._take_up("stopped")
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end. Of a task, the rest is run right here, since a cell that waits keeps the notebook busy.
+        """Wait for the end of the loop, and start it first if need be.
+
+        A task's remaining steps are run by this call, because a cell that waits would block the task.
 
         Args:
-            timeout: in seconds; None: as long as it takes.
+            timeout: the longest time to wait, in seconds; None for no limit.
 
         Returns:
-            Whether it has ended; False: the time is over, or it is paused.
+            Whether the loop has ended; False if the time is over or the loop is paused.
 
         Raises:
-            Exception: what a step raised.
-            RuntimeError: called in a step.
+            Exception: the exception of a step.
+            RuntimeError: it is called within a step.
         """
         if self._stepping == threading.get_ident():
             raise RuntimeError("wait() in a step, which it would wait for")
@@ -328,42 +343,43 @@ class LiveLoop:
         return self.has_ended
 
     def __await__(self) -> Generator[Any, None, LiveLoop]:
-        """Wait for the end, while the notebook stays usable. Raises what a step raised. Gives the loop."""
+        """Wait for the end while the notebook stays usable. Returns the loop, or raises the exception of a step."""
         return self._wait_for_end().__await__()
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has finished, failed or been stopped."""
+        """Whether the loop has finished, failed or been stopped."""
         return self.status in ("stopped", "finished", "failed")
 
     @property
     def can_go_on(self) -> bool:
-        """Whether there may be steps to come."""
+        """Whether the loop can be started or resumed."""
         if self.status == "failed":
             return not (self._is_replaced or (self._is_closed and isinstance(self._source, Iterable)))
         return self.status in ("ready", "paused")
 
     @property
     def steps_per_second(self) -> float:
-        """Since it began to run, or was resumed."""
+        """The speed since the loop was last started or resumed; 0 if it is not running."""
         step, then = self._since
         return (self.n_steps - step) / max(self.clock() - then, 1e-9) if self.status == "running" else 0.0
 
     @property
     def learning_rate(self) -> float | None:
-        """That of the last step, or before the first the one to come; None without a trainer."""
+        """The learning rate of the last step; before the first step, the upcoming one. None without a trainer."""
         return self.rate.last
 
     def set_learning_rate(self, lr: float) -> None:
-        """Set the rate for the coming steps, of the first group where there are several, which keep their proportions.
+        """Set the learning rate from the next step on.
 
-        Where a schedule decides it, this sets the multiplier that makes it this rate now.
+        With several parameter groups this is the rate of the first one; the others keep their proportions. With a schedule
+        it sets the multiplier that makes the scheduled rate equal to `lr` now.
 
         Args:
-            lr: >= 0.
+            lr: the learning rate, >= 0.
 
         Raises:
-            ValueError: it is negative or no number, or a schedule is at 0, or there is no trainer.
+            ValueError: `lr` is negative or not a number, the scheduled rate is 0, or there is no trainer.
         """
         lr = number("lr", lr, low=0)
         self.rate.needed("set_learning_rate")
@@ -372,9 +388,9 @@ class LiveLoop:
 
     @property
     def multiplier(self) -> float:
-        """What the rate of each step is multiplied by. It may be set at any time; 1 is as if it had never been.
+        """The factor of each step's learning rate, which may be set at any time; 1 has no effect.
 
-        It acts while a step is taken and leaves neither schedule nor optimizer changed behind.
+        It is applied during a step only, and changes neither the schedule nor the optimizer.
         """
         return self.rate.multiplier
 
@@ -385,12 +401,15 @@ class LiveLoop:
         self.rate.multiplier = value
 
     def snapshot(self, name: str | None = None) -> Snapshot:
-        """Keep all that training depends on: weights, gradients, the optimizer's state, `stateful`, random numbers.
+        """Copy everything that training depends on: weights, gradients, optimizer state, `stateful`, random numbers.
 
-        It is a copy, on the devices where these are.
+        Copies stay on the devices of their tensors.
 
         Args:
-            name: under which it is kept; None is "step 12", say. One of the same name is replaced.
+            name: the name of the snapshot; None means a name such as "step 12". A snapshot of the same name is replaced.
+
+        Returns:
+            The snapshot, which is also in `snapshots`.
 
         Raises:
             ValueError: there is no trainer.
@@ -409,23 +428,23 @@ class LiveLoop:
         learning_rate: float | None = None,
         multiplier: float | None = None,
     ) -> Run:
-        """Go back to a snapshot and on from there as another run, whose settings may differ.
+        """Return to a snapshot and continue from it as a new run, optionally with another learning rate.
 
-        Where the present run stands is kept, so that `pick` can go on with it. A loop that has ended is paused then.
+        The state of the current run is kept, so that `pick` can continue it. A loop that has ended is paused afterwards.
 
         Args:
-            name: of the new run; None is "branch 1", and so on.
-            at: a snapshot or its name; None is here and now.
-            learning_rate: as for `set_learning_rate`.
-            multiplier: of the rate; None leaves it as it is.
+            name: the name of the new run; None means "branch 1", "branch 2", ...
+            at: a snapshot or its name; None means the current state.
+            learning_rate: the learning rate of the new run, >= 0; None leaves it as it is.
+            multiplier: the multiplier of the learning rate, >= 0; None leaves it as it is.
 
         Returns:
             The new run.
 
         Raises:
-            KeyError: there is no such snapshot.
-            ValueError: a run of that name exists, or there is no trainer; nothing has been changed.
-            RuntimeError: the loop has ended, and what it trained is gone, or another loop has taken its place.
+            KeyError: the snapshot does not exist.
+            ValueError: a run of that name exists, or there is no trainer; nothing has changed.
+            RuntimeError: the loop has ended and its model is gone, or another loop has replaced it.
 
         Example, a comparison of two rates:
 
@@ -462,11 +481,17 @@ class LiveLoop:
         return new
 
     def pick(self, name: str) -> Run:
-        """Go on with a run that was left by `branch`, or by this, where it was left.
+        """Continue a run at the state in which `branch` or `pick` left it.
+
+        Args:
+            name: the name of the run.
+
+        Returns:
+            The run.
 
         Raises:
-            KeyError: there is no such run.
-            RuntimeError: as for `branch`.
+            KeyError: the run does not exist.
+            RuntimeError: the loop has ended and its model is gone, or another loop has replaced it.
         """
         run = self.runs[name]
         if run is not self.run:
@@ -478,7 +503,11 @@ class LiveLoop:
         return run
 
     def take_in(self, wait: bool = True) -> None:
-        """Take what steps have yielded into the run; of a recorder, or if it must not wait, what has arrived."""
+        """Move the numbers that steps have yielded into the run.
+
+        Args:
+            wait: whether to wait for numbers that are still on a device. With a recorder this never waits.
+        """
         if self.recorder is not None:
             self.recorder.look()
         elif wait:
@@ -487,22 +516,22 @@ class LiveLoop:
             self._scalars.look(self.run)
 
     def _ipython_display_(self) -> None:
-        """Show the view, unless this cell has shown it already in `start`."""
+        """Show the view, unless `start` has shown it in this cell already."""
         if not self._show(again=False):
-            raise NotImplementedError  # by which IPython is told to show the words of `repr`
+            raise NotImplementedError  # tells IPython to show `repr` instead
 
     def _display_(self) -> Any:
-        """What marimo shows as the value of a cell."""
+        """Return what marimo shows as the value of a cell."""
         return repr(self) if self.view is None else self.view._display_()
 
     def __repr__(self) -> str:
         return f"LiveLoop({self.run.name!r}, {self.status}, {self.n_steps} steps, mode={self.mode!r})"
 
-    # Who may step: one thread, in the turn that is on, while nobody has asked for another status and no guest is there.
+    # Which thread may step: one, in the current turn, if no other status has been requested and there is no guest.
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
-        """A context between two steps, which wait meanwhile. In a step itself it changes nothing."""
+        """Return a context during which no step runs. Within a step it does nothing."""
         if self._stepping == threading.get_ident():
             yield
             return
@@ -519,7 +548,7 @@ class LiveLoop:
         return self.status == "running" and self._turn == turn
 
     def _take_step(self, turn: int) -> None:
-        """Take a step as soon as that may be, if it still may be then, and take up the status to which it leads."""
+        """Wait until a step may be taken, take it if the turn is still current, and set the status that follows."""
         with self._changed:
             self._changed.wait_for(lambda: self._guests == 0 and self._stepping is None)
             if not self._is_on(turn):
@@ -545,7 +574,7 @@ class LiveLoop:
                 self._tell()
 
     def _take_one(self) -> str | None:
-        """Take a step; the status that it leads to, None if it runs on."""
+        """Take a step. Returns the status that follows, or None to continue."""
         try:
             try:
                 self._is_breakable = True
@@ -568,7 +597,7 @@ class LiveLoop:
         return "paused" if self._limit == 0 else None
 
     def _take_up(self, status: str) -> None:
-        """Take up "paused" or "stopped": when this returns the current step has ended; called in a step, after it."""
+        """Change to "paused" or "stopped" after the current step, and wait for that. Within a step it returns at once."""
         if self._stepping == threading.get_ident():
             self._asked = status
             return
@@ -579,7 +608,7 @@ class LiveLoop:
         self._tell()
 
     def _set_status(self, status: str) -> None:
-        """Take up a status between two steps. `_tell` is to follow, without the lock."""
+        """Change the status between two steps. The caller calls `_tell` afterwards, without the lock."""
         self.status, self._asked, self._limit = status, None, None
         if not self.has_ended:
             return
@@ -590,22 +619,22 @@ class LiveLoop:
         except Exception as error:
             self.status, self.exception = "failed", error
         if status == "stopped" and isinstance(self._iterator, Generator):
-            self._iterator.close()  # which may have something to clean up
+            self._iterator.close()  # so that it can clean up
         self._model = []
 
     def _tell(self) -> None:
-        """Show the status."""
+        """Show the new status."""
         interrupted, self._interrupted = self._interrupted, False
         with self.at_rest():
             self.take_in()
         self._draw()
-        if interrupted and self.status == "paused":  # it may have been the last step
+        if interrupted and self.status == "paused":  # and not "finished" by its last step
             self._say_paused()
-        if self.status == "failed" and self.mode == "task" and self.view is None:  # where no one may ever ask
+        if self.status == "failed" and self.mode == "task" and self.view is None:  # where nothing else shows the exception
             traceback.print_exception(self.exception)
 
     def _interrupt(self) -> bool:
-        """What a signal does, wherever the main thread is: it must not wait. Whether the step is to be broken off."""
+        """React to a signal, without waiting. Returns whether to break off the current step."""
         if self.status != "running":
             return False
         if self._interrupted and self._is_breakable and self._stepping == threading.get_ident():
@@ -617,10 +646,10 @@ class LiveLoop:
         if self._interrupt():
             raise KeyboardInterrupt
 
-    # The modes: where steps are taken, in slices.
+    # The modes: what takes steps, in slices of time.
 
     def _go_on(self, limit: int | None) -> None:
-        """Begin, or go on after a pause; for so many steps if there is a limit."""
+        """Start or resume, for `limit` steps if it is not None."""
         if self.status == "running":
             return
         begins = self.status == "ready"
@@ -642,11 +671,11 @@ class LiveLoop:
         event_loop = self._own_event_loop() if self.mode == "task" else None
         self._stop_others()
         self._begin_saving(resumes=begins)
-        later = begins and self.mode == "block" and not has_front_end()  # a picture for the file: that of the end
+        later = begins and self.mode == "block" and not has_front_end()  # a static picture: show only the last state
         if begins and not later:
             self._show()
         with self._changed:
-            if self.status == "running":  # by now; several threads may ask
+            if self.status == "running":  # another thread has just resumed it
                 return
             self._limit, self.exception, self._asked, self._interrupted, self.unseen_from = limit, None, None, False, None
             self.status, self._turn = "running", self._turn + 1
@@ -659,7 +688,7 @@ class LiveLoop:
         elif self.mode == "thread":
             atexit.unregister(_pause_threads)  # last in, first out: before recorders end
             atexit.register(_pause_threads)
-            # With a copy of the context, or what a step prints finds no cell.
+            # With a copy of the context, so that what a step prints appears in its cell.
             run = contextvars.copy_context().run
             threading.Thread(target=run, args=(self._run_here, turn), name=f"LiveLoop {self.run.name}", daemon=True).start()
         else:
@@ -669,7 +698,7 @@ class LiveLoop:
             self._raise()
 
     def _own_event_loop(self) -> asyncio.AbstractEventLoop:
-        """The one it was made in runs the task, as long as it runs itself; else the one that runs here."""
+        """Return the event loop for the task: the one in which this loop was made, or else the one running here."""
         if self.event_loop is None or not self.event_loop.is_running():
             self.event_loop = running_event_loop() or self.event_loop
         if self.event_loop is None or self.event_loop.is_closed():
@@ -686,7 +715,7 @@ class LiveLoop:
                 with _taking_interrupts():
                     self._run_slice(turn)
                 for _ in range(TURNS):
-                    if not self._is_on(turn):  # whoever waits for the loop must not find its task at work still
+                    if not self._is_on(turn):  # `await loop` may return now, so the task must end
                         return
                     await asyncio.sleep(0)
         except asyncio.CancelledError:  # the event loop ends
@@ -698,7 +727,7 @@ class LiveLoop:
 
     def _run_here(self, turn: int, timeout: float | None = None) -> None:
         until = None if timeout is None else self.clock() + timeout
-        # A line in a terminal; elsewhere, as in a notebook, none.
+        # A progress bar, in a terminal only.
         progress = tqdm(
             desc=self.run.name, initial=self.n_steps, unit=" steps", disable=None if self.mode == "block" else True
         )
@@ -711,7 +740,7 @@ class LiveLoop:
                 progress.update(self.n_steps - progress.n)
 
     def _run_slice(self, turn: int, until: float | None = None) -> None:
-        """Take steps for a moment, as long as this turn is on, or until this time; then let the view follow."""
+        """Take steps for `SLICE` seconds, or until the time `until`, while the turn is current; then update the view."""
         end = self.clock() + SLICE
         while self._is_on(turn):
             self._take_step(turn)
@@ -724,7 +753,7 @@ class LiveLoop:
             with self.at_rest():
                 self.take_in(wait=False)
         self._draw(turn)
-        asked = "stopped" if self._cell_is_gone() else None  # by which nobody has the loop any more
+        asked = "stopped" if self._cell_is_gone() else None  # then nothing refers to the loop any more
         if self.view is not None and self.view.unseen >= UNSEEN:
             self.unseen_from = self.n_steps if self.unseen_from is None else self.unseen_from
             asked = asked or ("paused" if self._pauses_unseen else None)
@@ -735,7 +764,7 @@ class LiveLoop:
             self.start()
         try:
             while not self.has_ended:
-                # Again and again: the kernel notes an interrupt, but does not look while its event loop has nothing to do.
+                # Poll, because the kernel handles an interrupt only when its event loop has something to do.
                 await asyncio.sleep(SLICE)
         except asyncio.CancelledError:  # Ctrl-C in a cell that awaits
             self._pause_and_say()
@@ -749,7 +778,7 @@ class LiveLoop:
             self._say_paused()
 
     def _say_paused(self) -> None:
-        if gets_signals():  # where the person is who has interrupted it
+        if gets_signals():  # the thread in which the user interrupted it
             print(f"paused after step {self.n_steps}; loop.resume() goes on")
 
     def _raise(self) -> None:
@@ -759,7 +788,7 @@ class LiveLoop:
     # Other loops.
 
     def _replace_earlier(self) -> None:
-        """End the loop that an earlier run of this cell has made; without cells, that of the function of this name."""
+        """Stop the loop made by an earlier execution of this cell; outside of cells, by a function of the same name."""
         for other in list(_loops):
             if other.cell is None and self.cell is None:
                 is_earlier = _is_redefined(other._source, self._source)
@@ -771,7 +800,7 @@ class LiveLoop:
                     self.remark = f"instead of the loop that this cell has made before, stopped after step {other.n_steps:,}"
 
     def _give_way(self) -> None:
-        """End for good."""
+        """Stop for good, and release everything that was trained."""
         self.remark = "its cell has been run again, and another loop has taken its place"
         self.stop()
         self._is_replaced, self._model = True, []
@@ -779,10 +808,10 @@ class LiveLoop:
         self.snapshots.clear()
         self._left_off.clear()
         if self.exception is not None:
-            self.exception.__traceback__ = None  # whose frames have what was trained
+            self.exception.__traceback__ = None  # its frames refer to what was trained
 
     def _stop_others(self) -> None:
-        """End running loops that train with this one's trainer, or draw in its view: there is one that steps, the last."""
+        """Stop running loops with this loop's trainer or view, so that only the last one steps."""
         mine = {"trainer": self.rate.trainer, "view": None if self.view is None else self.view.of}
         for other in loops():
             its = {"trainer": other.rate.trainer, "view": None if other.view is None else other.view.of}
@@ -792,10 +821,13 @@ class LiveLoop:
                 other.stop()
                 self.remark = f"loop {other.run.name!r} with the same {shared} was stopped after step {other.n_steps:,}"
 
-    # What is drawn, recorded, saved and gone back to; all but drawing between two steps.
+    # Drawing, recording, saving and snapshots; all but drawing happen between two steps.
 
     def _show(self, again: bool = True) -> bool:
-        """Show the view where there is a notebook, also where this run of the cell has done so. Whether it is shown."""
+        """Show the view if there is a notebook; with `again`, even if this execution of the cell has shown it.
+
+        Returns whether the view is shown.
+        """
         if self.view is None:
             return False
         run = request().get("header", {}).get("msg_id")
@@ -805,9 +837,9 @@ class LiveLoop:
         return show_below_cell(self.view)
 
     def _draw(self, turn: int | None = None) -> None:
-        """Let the view draw, now at any price; or if its budget allows, as long as this turn is on.
+        """Redraw the view: at once, or with a `turn` only if the view's budget allows and the turn is current.
 
-        A status is drawn after it has been taken up. So no frame of a running loop comes after that.
+        A new status is drawn after it has been set, so no frame of a running loop can follow.
         """
         view = self.view
         if view is None:
@@ -824,7 +856,7 @@ class LiveLoop:
             warnings.warn(f"the view cannot be drawn ({error!r}); training goes on without it", RuntimeWarning, stacklevel=2)
 
     def _note(self, value: Any) -> None:
-        """Record what a step has yielded, numbers by name, a loss, or nothing (None, True), and save if it is time."""
+        """Record what a step has yielded: numbers by name, a loss, or nothing (None, True). Saves if a checkpoint is due."""
         numbers = dict(value) if isinstance(value, Mapping) else {} if value is None or value is True else {"loss": value}
         recorded = numbers if self.rate.last is None else {"learning_rate": self.rate.last} | numbers
         if self.recorder is None:
@@ -837,7 +869,7 @@ class LiveLoop:
             manager.step(metrics if manager.metric is None or manager.metric in metrics else None)
 
     def _begin_saving(self, resumes: bool) -> None:
-        """Save, and note signals, from now on; before the first step, from where the newest checkpoint leads."""
+        """Begin to save checkpoints and to note signals. With `resumes`, first load the newest checkpoint."""
         manager = self._checkpoint()
         if manager is None or self._saving is not None:
             return
@@ -849,7 +881,7 @@ class LiveLoop:
             self._saving = saving.pop_all()
 
     def _end_saving(self) -> None:
-        """Save where it stands, unless it has failed, and wait for that."""
+        """Save a last checkpoint, unless the loop has failed, and wait until it is written."""
         manager, saving, self._saving = self._checkpoint(), self._saving, None
         if manager is None or saving is None:
             return
@@ -858,10 +890,10 @@ class LiveLoop:
                 manager.save()
 
     def _keep_model(self) -> None:
-        """Keep what is trained, to go on with it.
+        """Hold strong references to model and trainer again, to continue training.
 
         Raises:
-            RuntimeError: it is gone, or another loop has taken this one's place.
+            RuntimeError: they have been deleted, or another loop has replaced this one.
         """
         model = [living() for living in self._living]
         gone = "what this loop has trained is gone. A loop that has ended does not keep it"
@@ -871,11 +903,11 @@ class LiveLoop:
 
     @property
     def _is_closed(self) -> bool:
-        """Whether steps come from a generator that has ended."""
+        """Whether the steps come from a generator that has ended."""
         return isinstance(self._iterator, Generator) and inspect.getgeneratorstate(self._iterator) == inspect.GEN_CLOSED
 
     def _renew(self) -> bool:
-        """Make a generator that has ended again, if a function can. Whether there may be steps to come."""
+        """Make a new generator if the old one has ended, if possible. Returns whether there may be more steps."""
         if self._is_closed and not isinstance(self._source, Iterable):
             self._iterator = _iterator(self._source)
         return not self._is_closed
@@ -895,11 +927,11 @@ class LiveLoop:
 
     @uninterrupted
     def _restore(self, snapshot: Snapshot, run: Run, left: Snapshot) -> None:
-        """Go back to a snapshot, and on in this run. The present one was left here. What has ended is paused then."""
+        """Restore a snapshot and record into `run`. `left` is the state of the current run. An ended loop is paused."""
         state = snapshot.state
         for each, own in zip(self._stateful, state["stateful"], strict=True):
             each().load_state_dict(copy.deepcopy(own))
-        state["trainer"].restore()  # and last its random numbers, of which the others may have used some
+        state["trainer"].restore()  # last, because loading the others may use random numbers
         for param, gradient in zip(state["trainer"].params, state["gradients"], strict=True):
             param.grad = None if gradient is None else gradient.clone()
         self.rate.multiplier, self.n_steps = state["multiplier"], snapshot.step
@@ -916,14 +948,14 @@ class LiveLoop:
 
 
 class Loops(list[Any]):
-    """Loops with what they do in words; in a notebook each has a button that stops it."""
+    """A list of loops, shown as text; in a notebook each has a Stop button."""
 
     def __repr__(self) -> str:
         return "\n".join(map(_in_words, self)) or "no loop is running or paused"
 
     def _ipython_display_(self) -> None:
         if not self or not has_front_end():
-            raise NotImplementedError  # by which IPython is told to show the words of `repr`
+            raise NotImplementedError  # tells IPython to show `repr` instead
         import ipywidgets as widgets
         from IPython.display import display
 
@@ -931,7 +963,7 @@ class Loops(list[Any]):
 
 
 def loops() -> Loops:
-    """The live loops that are running or paused, in the order in which they were made, whatever still refers to them.
+    """Return all live loops that are running or paused, in the order in which they were made.
 
     Example:
         >>> from tristep import viz
@@ -943,14 +975,14 @@ def loops() -> Loops:
 
 
 def stop_loops(cell: str | None = None) -> None:
-    """Stop the loops that this cell has made; None: all."""
+    """Stop the loops made by the cell with this id; None stops all loops."""
     for loop in loops():
         if cell in (None, loop.cell):
             loop.stop()
 
 
 def _pause_threads() -> None:
-    """Pause at the end of the program: a thread that is cut off in a step of torch ends it with an abort."""
+    """Pause threads at the end of the program: one that is cut off within a torch operation would abort the process."""
     for loop in loops():
         if loop.mode == "thread":
             loop.pause()
@@ -971,11 +1003,11 @@ def _row(widgets: Any, loop: LiveLoop) -> Any:
     return widgets.HBox([button, label])
 
 
-_interrupts = [0]  # how many have come while tasks take them
+_interrupts = [0]  # the number of SIGINTs handled by `_interrupt_tasks`
 
 
 def _interrupt_tasks(number: int, frame: Any) -> None:
-    """The handler of SIGINT while loops run as tasks: pause them."""
+    """Pause loops that run as tasks; the handler of SIGINT while there are any."""
     _interrupts[0] += 1
     broken_off = [loop._interrupt() for loop in list(_loops) if loop.mode == "task"]
     if any(broken_off):
@@ -984,9 +1016,9 @@ def _interrupt_tasks(number: int, frame: Any) -> None:
 
 @contextmanager
 def _taking_interrupts() -> Iterator[None]:
-    """Take SIGINT while a slice of a task runs, and after it, too, where nobody else would: a kernel ignores it at rest.
+    """Handle SIGINT during a slice of a task, and also after it if nothing else handles it, as in an idle kernel.
 
-    While a cell runs, the kernel has a handler of its own, and then puts back what was there, SIG_IGN or this one.
+    While a cell runs, the kernel has its own handler. Afterwards it restores the earlier one: SIG_IGN, or this one.
     """
     if not gets_signals():
         yield
@@ -999,18 +1031,18 @@ def _taking_interrupts() -> Iterator[None]:
             give_back({signal.SIGINT: before}, _interrupt_tasks)
             cell_awaits = callable(before) and before is not signal.default_int_handler and in_notebook()
             if _interrupts[0] != count and cell_awaits:
-                signal.raise_signal(signal.SIGINT)  # which the cell is to have as well
+                signal.raise_signal(signal.SIGINT)  # interrupt the cell, too
 
 
 def _iterator(steps: Any) -> Iterator[Any]:
-    """Training steps, one for each `next`."""
+    """Return an iterator that takes a training step for each `next`."""
     if isinstance(steps, Iterable):
         return iter(steps)
     return steps() if inspect.isgeneratorfunction(steps) else _called(steps)
 
 
 def _called(step: Callable[[], Any]) -> Iterator[Any]:
-    """What a callable gives, until it is False or StopIteration is raised."""
+    """Yield the results of a callable until it returns False or raises StopIteration."""
     try:
         while (value := step()) is not False:
             yield value
@@ -1019,7 +1051,7 @@ def _called(step: Callable[[], Any]) -> Iterator[Any]:
 
 
 def _is_redefined(steps: Any, newer: Any) -> bool:
-    """Whether newer steps are a function that has taken the name of this one, as in a cell that is run again."""
+    """Return whether `newer` is a function that has replaced `steps` under its name, as when a cell is run again."""
     if not (isinstance(steps, types.FunctionType) and isinstance(newer, types.FunctionType)) or steps is newer:
         return False
     name, namespace = steps.__qualname__, steps.__globals__
@@ -1037,7 +1069,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_arguments(steps: Any, trainer: Any, recorder: Any, stateful: Sequence[Any], view: Any, checkpoint: Any) -> None:
-    """Refuse what a `LiveLoop` cannot be made of."""
+    """Raise TypeError or ValueError if an argument of `LiveLoop` is invalid."""
     if not callable(steps) and not isinstance(steps, Iterable):
         raise TypeError(
             f"steps is a {type(steps).__name__}: must be a generator function, an iterator or a callable that takes one"
