@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from ...kernels import Rule, rules
 from ...trainer.optimizer import SGD, RuleOptimizer
@@ -100,6 +100,4 @@ class Test(RuleOptimizer):
     """
 
     rule = rules.test
-
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        return {}  # overridden so that settings that the rule does not use are not refused
+    takes_unused: ClassVar[tuple[str, ...]] = ("clip_gradient", "wd")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -86,6 +86,7 @@ class Signum(RuleOptimizer):
     Source: MXNet 1.9.1 Signum; `wd_lh` works without momentum as in MXNet 2.0, where 1.9.1 raises an error.
     """
 
+    takes_unused: ClassVar[tuple[str, ...]] = ("clip_gradient",)  # which changes no sign
     default_overrules_schedule = True
 
     momentum = fraction()

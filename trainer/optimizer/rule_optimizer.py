@@ -125,6 +125,9 @@ class RuleOptimizer(Optimizer):
     takes_sparse: ClassVar[bool] = False  # whether a sparse gradient updates only its rows, unless lazy_update is False
     decays_sparse: ClassVar[bool] = True  # whether such rows can have weight decay
     weight_of_gradient: ClassVar[str | None] = None  # the state that holds the weight at which the gradient was computed
+    takes_unused: ClassVar[
+        tuple[str, ...]
+    ] = ()  # `clip_gradient` or `wd`, taken although a rule does not use it
 
     rule: Rule
     counts_as_step: bool = True  # whether a step counts as an update
@@ -169,13 +172,13 @@ class RuleOptimizer(Optimizer):
                 option.refuse(self)
         if type(self).hyper is RuleOptimizer.hyper and type(self).hyper_of is RuleOptimizer.hyper_of:
             # Nothing else gives these settings to the rule.
-            used = set(self.rule.hyper)
-            if self.clip_gradient is not None and "clip" not in used:
+            used, taken = set(self.rule.hyper), self.takes_unused
+            if self.clip_gradient is not None and "clip" not in used and "clip_gradient" not in taken:
                 raise ValueError(
                     f"clip_gradient={self.clip_gradient!r}: the rule of {name} does not clip, so it must be None; or unpack "
                     "`clip` in the rule and clip the gradient with it"
                 )
-            if self.wd and not used & {"wd", "decay"}:
+            if self.wd and not used & {"wd", "decay"} and "wd" not in taken:
                 raise ValueError(
                     f"wd={self.wd!r}: the rule of {name} has no weight decay, so it must be 0; or unpack `wd` in the rule"
                 )
