@@ -125,9 +125,7 @@ class RuleOptimizer(Optimizer):
     takes_sparse: ClassVar[bool] = False  # whether a sparse gradient updates only its rows, unless lazy_update is False
     decays_sparse: ClassVar[bool] = True  # whether such rows can have weight decay
     weight_of_gradient: ClassVar[str | None] = None  # the state that holds the weight at which the gradient was computed
-    takes_unused: ClassVar[
-        tuple[str, ...]
-    ] = ()  # `clip_gradient` or `wd`, taken although a rule does not use it
+    takes_unused: ClassVar[tuple[str, ...]] = ()  # `clip_gradient` or `wd`, taken although a rule does not use it
 
     rule: Rule
     counts_as_step: bool = True  # whether a step counts as an update
