@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from saved_states import check_refused, make_gradients, make_params, take_step
+from saved_states import check_refused, make_gradients, make_trained, take_step
 
-from tristep import Trainer, lr_scheduler
+from tristep import Trainer
 from tristep.trainer import Sweep, checkpoint
 from tristep.trainer.checkpoint import files
 
@@ -69,14 +69,7 @@ SAVED = {
 EACH = pytest.mark.parametrize(("make", "save", "load"), SAVED.values(), ids=SAVED)
 
 
-@pytest.fixture
-def trained():
-    """A trainer after two steps, and its parameters."""
-    params = make_params(shapes={"body": (2, 3), "head": (2,)})
-    trainer = Trainer(params, "adam", {"wd": 0.1, "lr_scheduler": lr_scheduler.FactorScheduler(5, 0.5, base_lr=0.1)})
-    for _ in range(2):
-        take_step(trainer, params, make_gradients(params))
-    return trainer, params
+trained = pytest.fixture(make_trained)
 
 
 # ---- written whole or not at all -------------------------------------------------------------------------------------
@@ -142,7 +135,7 @@ def test_a_file_keeps_its_mode_and_a_link_stays_one(tmp_path):
     link.symlink_to("folder/a")
     other.write_bytes(b"")
     _trainer().save_states(link)
-    assert path.stat().st_mode == other.stat().st_mode  # that of any new file
+    assert path.stat().st_mode == other.stat().st_mode  # the mode of any new file
     path.chmod(0o640)
     _trainer(2.0).save_states(str(link))
     assert link.is_symlink()

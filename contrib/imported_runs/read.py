@@ -121,7 +121,7 @@ def _readers(path: Path, step: str | None) -> tuple[str, list[tuple[Path, Reader
         return "Weights & Biases", [(runs[0], partial(wandb_rows, runs[0]))]
     raise ValueError(
         f"path={str(path)!r}: must be a .csv, .jsonl or .safetensors file, an event file of TensorBoard, a .wandb file, or "
-        f"a folder with those of one run; here are {len(events)} event files and {len(runs)} .wandb files"
+        f"a folder with the files of one run; it has {len(events)} event files and {len(runs)} .wandb files"
     )
 
 

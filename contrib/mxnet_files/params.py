@@ -56,7 +56,7 @@ def _read(data: bytes) -> dict[str, torch.Tensor]:
     cursor = Cursor(data)
     magic, _, count = cursor.numbers("QQQ")
     if magic != _MAGIC:
-        raise ValueError("its first bytes are not those of a file of arrays")
+        raise ValueError("it does not begin like a file of arrays")
     tensors: list[torch.Tensor] = []
     while len(tensors) < count:
         tensor = read_array(cursor)

@@ -94,7 +94,11 @@ def load_mxnet_states(
 
 
 class _Arrays:
-    """Converter of pickled arrays to tensors, each once, with a limit on their total size: that of the file."""
+    """Converts each pickled array to a tensor once. Together the tensors may not be larger than the file.
+
+    Args:
+        size: the size of the file, in bytes.
+    """
 
     def __init__(self, size: int) -> None:
         self._left = size

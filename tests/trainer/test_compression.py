@@ -1,14 +1,11 @@
 """The compressed all-reduce: MXNet's recorded sums, the same bits on all ranks, bytes as counted."""
 
-import os
-import socket
-import struct
-
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from compressed_sums import TYPES, Thirds, on_ranks, params_of
+from sent_bytes import bytes_sent, needs_counters
 
 from tristep.kvstore import CompressedAllReduce, create_compressor, ddp_hook
 from tristep.trainer.compression.allreduce import total_residual, wait_all
@@ -140,25 +137,12 @@ def _counted(kind, n, times):
     bucket = torch.randn(n)
     reduce.start(bucket).wait()
     dist.barrier()
-    before = _sent()
+    before = bytes_sent()
     for _ in range(times):
         bucket.normal_()
         reduce.start(bucket).wait()
     dist.barrier()
-    return reduce.bytes_sent * times, _sent() - before
-
-
-def _sent():
-    """The bytes that this process has sent over TCP: `tcpi_bytes_sent` less `tcpi_bytes_retrans` of each connection."""
-    total = 0
-    for name in os.listdir("/proc/self/fd"):
-        if not os.path.lexists(f"/proc/self/fd/{name}") or not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-            continue
-        with socket.socket(fileno=os.dup(int(name))) as own:
-            if own.family in (socket.AF_INET, socket.AF_INET6) and own.type == socket.SOCK_STREAM:
-                sent, again = struct.unpack_from("QQ", own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 200)
-                total += sent - again
-    return total
+    return reduce.bytes_sent * times, bytes_sent() - before
 
 
 FIRST = {"2bit": 2, "1bit": 1, "int8": 8 + 32 / 128, "int4": 4 + 32 / 128, "sign": 1 + 32 / 128, "fp16": 16, "bf16": 16}
@@ -166,7 +150,7 @@ VOTES = {2: {}, 3: {"2bit": 3, "1bit": 2}}  # bits of the second message, where 
 
 
 @pytest.mark.sample(3)
-@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="needs the counters of Linux")
+@needs_counters
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("kind", ["2bit", "1bit", "int8", "sign", "fp16", "topk", "randomk", "powersgd"])
 def test_bytes_on_the_wire_are_those_of_the_formula(kind, ranks, processes):

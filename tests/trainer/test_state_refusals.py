@@ -16,11 +16,12 @@ from saved_states import (
     check_refused,
     make_gradients,
     make_params,
+    make_trained,
     take_step,
     twins_of,
 )
 
-from tristep import Trainer, lr_scheduler
+from tristep import Trainer
 from tristep.trainer.optimizer import Optimizer, base, register, settings
 
 
@@ -30,14 +31,7 @@ def _registered(clean_registry):
     register(Cautious)
 
 
-@pytest.fixture
-def trained():
-    """A trainer after two steps, and its parameters."""
-    params = make_params(shapes={"body": (2, 3), "head": (2,)})
-    trainer = Trainer(params, "adam", {"wd": 0.1, "lr_scheduler": lr_scheduler.FactorScheduler(5, 0.5, base_lr=0.1)})
-    for _ in range(2):
-        take_step(trainer, params, make_gradients(params))
-    return trainer, params
+trained = pytest.fixture(make_trained)
 
 
 def _other(shapes, dtype=torch.float32, optimizer="adam", kwargs=None):

@@ -154,7 +154,7 @@ class Training:
                 raise ValueError(f"{other[0]!r} is in the checkpoint or in net, not in both: it is of another model")
         pairs = [(name, mine, tensor) for name, tensor in content.model.items() for mine in self.tensors[name]]
         alike = len(content.ranks) == ranks.count and len(own["buffers"]) == len(replicas)
-        if alike:  # each replica's own buffers, after those of the first
+        if alike:  # the first replica's buffers are in the model; each replica also has its own
             for r, buffers in enumerate(own["buffers"]):
                 if unknown := sorted(set(buffers) - set(self.tensors)):
                     raise ValueError(f"the checkpoint has the buffer {unknown[0]!r}, which net does not have")

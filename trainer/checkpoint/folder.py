@@ -95,8 +95,8 @@ class Claim:
             who = os.read(self._descriptor, 200).decode(errors="replace") or "another process"
             self.close()
             raise RuntimeError(
-                f"folder={str(path.parent)!r}: {who} saves checkpoints here, and those of two processes would be taken for "
-                "each other: give each its own folder, or end the other one, or its CheckpointManager by close()"
+                f"folder={str(path.parent)!r}: {who} saves checkpoints here. The checkpoints of two processes "
+                "would be confused: give each process its own folder, or end the other one, or close its CheckpointManager"
             ) from None
         os.ftruncate(self._descriptor, 0)
         os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())

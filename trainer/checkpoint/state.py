@@ -90,7 +90,14 @@ def restore(
     saved: Mapping[str, Any],
     indices: Sequence[Index] | None = None,
 ) -> None:
-    """Load what `collect` returned into an updater; arguments are those of `collect`.
+    """Load the result of `collect` into an updater.
+
+    Args:
+        updater: the updater of the optimizer.
+        names: the name of each parameter.
+        params: the parameters, in the same order.
+        saved: the result of `collect`.
+        indices: the index of each parameter in the updater; None means its position.
 
     Raises:
         ValueError, TypeError: `saved` does not fit the optimizer or the parameters. Nothing has been changed.

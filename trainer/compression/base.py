@@ -124,7 +124,7 @@ register_compressor = Compressor.register
 
 
 def registered_compressors() -> dict[str, type[Compressor]]:
-    """Return all compressor classes by type, also those of plugins."""
+    """Return all compressor classes by type, including the compressors of plugins."""
     return Compressor.registry.everything()
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from tristep import rule
+from tristep import Trainer, lr_scheduler, rule
 from tristep.kernels import reduction, tl
 from tristep.trainer.optimizer import Optimizer, RuleOptimizer
 
@@ -104,3 +104,12 @@ def check_refused(trainer, params, everything, load, error, message):
     with pytest.raises(error, match=message):
         load()
     assert everything(trainer, params) == before
+
+
+def make_trained():
+    """A trainer after two steps, and its parameters."""
+    params = make_params(shapes={"body": (2, 3), "head": (2,)})
+    trainer = Trainer(params, "adam", {"wd": 0.1, "lr_scheduler": lr_scheduler.FactorScheduler(5, 0.5, base_lr=0.1)})
+    for _ in range(2):
+        take_step(trainer, params, make_gradients(params))
+    return trainer, params
