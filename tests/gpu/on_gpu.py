@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,8 @@ def main() -> int:
     results = Results(arguments.out, arguments.cases)
     files = arguments.files
     if not files:
-        chosen = shard(sorted(filter(is_wanted, (ROOT / "tests").glob("**/test_*.py"))), arguments.shard)
-        files = [file for file in chosen if not results.has_passed(file)]
+        chosen = with_tests(filter(is_wanted, (ROOT / "tests").glob("**/test_*.py")), arguments.cases)
+        files = [file for file in shard(chosen, arguments.shard) if not results.has_passed(file)]
     files = sorted(files, key=lambda file: (file.name not in LONGEST, -file.stat().st_size))
     begin = time.perf_counter()
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
@@ -73,6 +74,18 @@ def is_wanted(file: Path) -> bool:
     if not found:
         print(f"{file.name}: left out, as it needs {needed}", flush=True)
     return found
+
+
+def with_tests(files: Iterable[Path], cases: str) -> list[Path]:
+    """Those of the files in which a test is selected, or which cannot be read: to import torch for each other one takes longer
+    than its tests."""
+    names = {_name(file): file for file in sorted(files)}
+    command = [sys.executable, "-m", "pytest", *OPTIONS, *SELECTION, f"--cases={cases}", "--collect-only", "-rE", *names]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if found.returncode not in (0, 2, NOTHING_SELECTED):  # 2: some file cannot be read, which its own run will show
+        raise SystemExit(f"the tests cannot be collected:\n{found.stdout[-2000:]}{found.stderr[-2000:]}")
+    ids = (line.removeprefix("ERROR ").split("::")[0].split(" - ")[0] for line in found.stdout.splitlines())
+    return [names[name] for name in dict.fromkeys(ids) if name in names]
 
 
 def shard(files: list[Path], which: str) -> list[Path]:
