@@ -82,6 +82,7 @@ def test_without_metadata_it_still_knows_the_packages(monkeypatch):
 
 def test_without_triton_nothing_is_missing_on_a_cpu(monkeypatch):
     pytest.importorskip("numba")
+    pytest.importorskip("anywidget")
     monkeypatch.setattr(doctor, "has_triton", lambda: False)
     lines, works = doctor.report()
     assert works

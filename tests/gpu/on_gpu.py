@@ -33,7 +33,7 @@ SELECTION = ["-k", "triton or eager or gpu"]
 # nothing for them.
 FOLDERS = {"packaging": None, "browser": None, "viz": "matplotlib", "integrations": "IPython"}
 # Those of these files only compile, for all GPUs, or use a pretended one.
-NOT_FOR_GPUS = {"test_emulator.py", "test_static_gpu.py", "test_triton_versions.py"}
+NOT_FOR_GPUS = {"test_emulator.py", "test_start.py", "test_static_gpu.py", "test_triton_versions.py"}
 # The files with most cases begin first, each in several processes where pytest-xdist is there.
 LONGEST = ["test_parity.py", "test_differences.py"]
 OPTIONS = ["-q", "-rs", "--bare", "-o", "addopts=--import-mode=importlib", "-W", "default"]
@@ -77,8 +77,7 @@ def is_wanted(file: Path) -> bool:
 
 
 def with_tests(files: Iterable[Path], cases: str) -> list[Path]:
-    """Those of the files in which a test is selected, or which cannot be read: to import torch for each other one takes longer
-    than its tests."""
+    """Return the files in which a test is selected, or which cannot be read; importing torch for the others takes longer."""
     names = {_name(file): file for file in sorted(files)}
     command = [sys.executable, "-m", "pytest", *OPTIONS, *SELECTION, f"--cases={cases}", "--collect-only", "-rE", *names]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
