@@ -12,17 +12,20 @@ from drawn_scenes import rendered
 from planted_runs import layers_of, make_run, named_layers
 
 from tristep.viz import (
+    Axis,
     Band,
     Dashboard,
     Heatmap,
     Line,
     LiveLoop,
     LossView,
+    Panel,
     Points,
     Recorder,
     RefLine,
     Run,
     RunSet,
+    Scene,
     ScheduleView,
     Series,
     TensorHeatmap,
@@ -31,6 +34,7 @@ from tristep.viz import (
     WeightsView,
     draw,
 )
+from tristep.viz.views.run_view import OneRunView
 
 VIEWS = (LossView, TensorHeatmap, UpdateRatioView, WeightsView, Dashboard)
 QUANTITIES = ("weight_norm", "gradient_norm", "update_norm", "update_ratio", "cosine", "gradient_nonfinite")
@@ -63,6 +67,22 @@ def test_losses_are_drawn_as_they_were_and_averaged():
     assert scene.panels[0].y.scale == "log"
     assert (scene.panels[0].x.low, scene.panels[0].x.high) == (scene.panels[1].x.low, scene.panels[1].x.high)
     assert f"a: 120 steps, loss from {losses[0][0]:.3g} to {losses[0][-1]:.3g}" in view.describe()
+
+
+@pytest.mark.parametrize("own", ["My own words.", None], ids=["own", "the same"])
+def test_a_view_of_one_s_own_keeps_its_words_before_those_about_the_run(own):
+    class Mine(OneRunView):
+        def scene(self):
+            words = self.describe() if own is None else own
+            return self.said(Scene([Panel(Axis("x", 0, 1), Axis("y", 0, 1), [])], description=words))
+
+    view = Mine(_sick())
+    about = OneRunView.description(view).splitlines()
+    assert about[0].startswith("run: 120 steps")
+    assert len(about) == 1 + len(WARNED)
+    expected = about if own is None else [own, *about]
+    assert view.describe().splitlines() == view.scene().description.splitlines() == expected
+    assert str(view).endswith("\n".join(expected))
 
 
 def _strong(scene):

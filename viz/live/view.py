@@ -171,8 +171,9 @@ class LiveView(View):
     def describe(self) -> str:
         """The status of the loop, and what the other view shows, in sentences."""
         self.loop.take_in()
-        self._take_in_runs()
-        return f"{self.status()}\n{self.of.describe()}"
+        with self.loop.at_rest():  # `describe` draws the other view's scene
+            self._take_in_runs()
+            return f"{self.status()}\n{self.of.describe()}"
 
     def on_control(self, name: str, value: Any, index: int) -> None:
         """Set the multiplier, or remember the choice for a button; other controls are passed on to the other view."""

@@ -36,6 +36,7 @@ class RunView(View):
         self._recorders, self.runs = checked_runs(runs)
         self._known: tuple[int, list[list[Finding]]] | None = None  # the runs' total length at the diagnosis; findings
         self._kept: dict[int, tuple[int, Any]] = {}  # by the id of a run: its number of histograms, and their panel
+        self._is_describing = False
         super().__init__(**settings)
 
     @property
@@ -44,26 +45,31 @@ class RunView(View):
         return self.runs[0]
 
     def describe(self) -> str:
-        """Return a line about each run, and a line about each problem found in it."""
-        self.take_in(wait=True)
-        self._known = None
-        return self._words()
+        """Return the scene's own words, a line about each run, and a line about each problem found in it."""
+        if self._is_describing:  # the scene's own words are these
+            return self.description()
+        self._is_describing = True
+        try:
+            return super().describe() or self.description()
+        finally:
+            self._is_describing = False
 
     def take_in(self, wait: bool) -> bool:
+        if wait:
+            self._known = None
         return take_in(self._recorders, wait)
 
     def description(self) -> str:
-        """Return `describe`'s text from the data present; its diagnosis may be up to 5 % of the run's length old."""
-        return self._words()
-
-    def _words(self) -> str:
+        """Return a line about each run and about each problem; the diagnosis may be up to 5 % of the run's length old."""
         lines = []
         for run, problems in zip(self.runs, self._findings(), strict=True):
             lines += [f"{run.name}: {_described(run)}", *(f"- {problem.words}" for problem in problems)]
         return "\n".join(lines)
 
     def said(self, scene: Scene, axis: str = "step") -> Scene:
-        """Return the scene with its description and, below it, notes on problems; a click on a note selects tensor and step.
+        """Return the scene with `description` after its own words, and with notes on problems below the picture.
+
+        A click on a note selects tensor and step.
 
         Args:
             scene: a scene; its control "layer", if any, chooses a tensor, and its control "step" a step.
@@ -85,7 +91,10 @@ class RunView(View):
                 notes.append(Note(f"{run.name}: {words}" if several else words, sets, x))
         if len(notes) > MOST_NOTES:
             notes[MOST_NOTES:] = [Note(f"and {len(notes) - MOST_NOTES} more: print(view.describe())")]
-        return replace(scene, description=self.description(), notes=notes)
+        words = self.description()
+        if words not in scene.description:
+            scene = replace(scene, description=f"{scene.description}\n{words}".lstrip("\n"))
+        return replace(scene, notes=notes)
 
     def _findings(self) -> list[list[Finding]]:
         length = sum(run.last_step or 0 for run in self.runs)

@@ -44,10 +44,10 @@ class UpdateRatioView(OneRunView):
             return self.said(empty_scene("no update ratios recorded yet"))
         return self.said(Scene([panel], self.title("How far each update moves its tensor")))
 
-    def _words(self) -> str:
-        """Return the description of `RunView`, and the tensors with the update ratios farthest from 1e-3."""
+    def description(self) -> str:
+        """Return `description` of `RunView`, and the tensors with the update ratios farthest from 1e-3."""
         worst = [f"{name} {ratio:.1g}" for name, ratio in farthest_ratios(self.run)[:5]]
-        return super()._words() + (f"\nfarthest from 1e-3: {', '.join(worst)}" if worst else "")
+        return super().description() + (f"\nfarthest from 1e-3: {', '.join(worst)}" if worst else "")
 
 
 class WeightsView(OneRunView):
