@@ -123,6 +123,26 @@ def test_an_entry_point_has_the_name_of_its_class(tmp_path):
     assert [line.replace("the entry point ", "") for line in _run(tmp_path, code)] == expected
 
 
+def test_the_doctor_lists_the_plugins_and_imports_none(tmp_path):
+    code = """
+        from tristep.__main__ import main
+        status = main(["doctor"])
+        assert status == 0 and "tristep_tempered" not in sys.modules
+    """
+    assert "plugins" not in _run(tmp_path, code)
+    _install(tmp_path, tomllib.loads(PROJECT)["project"]["entry-points"], MODULE)
+    lines = _run(tmp_path, code)
+    start = lines.index("plugins") + 1
+    assert lines[start : start + 6] == [
+        "  halved         in tristep.compressors: tristep_tempered:Halved, of tristep_tempered 1.0",
+        "  sevens         in tristep.initializers: tristep_tempered:Sevens, of tristep_tempered 1.0",
+        "  tempered       in tristep.optimizers: tristep_tempered:Tempered, of tristep_tempered 1.0",
+        "  meanstore      in tristep.stores: tristep_tempered:MeanStore, of tristep_tempered 1.0",
+        "  GradientNormView in tristep.viz: tristep_tempered:GradientNormView, of tristep_tempered 1.0",
+        "",
+    ]
+
+
 def test_a_package_installed_in_the_session_is_found_and_its_files_are_read_once(tmp_path):
     module = "import tristep\nclass Late(tristep.optimizer.SGD): pass\n"
     _install(tmp_path, {"tristep.optimizers": {"late": "late_plugin:Late"}}, module, "late_plugin")

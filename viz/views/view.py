@@ -40,8 +40,9 @@ class View(ABC):
     """The base class of pictures that notebooks show: a view on the last line of a cell is displayed.
 
     A subclass implements `scene`, which returns the current picture as a `Scene`; the widget, figure, page and text are made
-    from it. The methods named "on_..." are called on the user's input; they change the view and then call `refresh`. They
-    may run in a thread other than the one that made the view, one at a time. The view is redrawn once, when they return.
+    from it. The constructor does not call it. The methods named "on_..." are called on the user's input; they change the
+    view and then call `refresh`. They may run in a thread other than the one that made the view, one at a time. The view is
+    redrawn once, when they return.
 
     A widget keeps its view alive. `close` closes the widgets; rerunning the cell that showed them, or making another view of
     the same name, closes them too. A view without widgets is garbage-collected when nothing refers to it.
