@@ -1,6 +1,7 @@
 """User-defined optimizers: a rule and a class, and MXNet's form; the judges are torch.optim and NumPy in float64."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -113,18 +114,71 @@ def test_a_rule_may_start_from_another_state_and_use_the_update_count(engine, de
     np.testing.assert_allclose(values_of(weight)[0], w, **CLOSE)
 
 
-def test_a_missing_hyper_parameter_is_named_and_nothing_is_changed():
-    class Forgetful(RuleOptimizer):
-        rule = lion
+class Scaled(RuleOptimizer):
+    """Its rule unpacks a number and what is derived from it, in either order."""
 
+    def __init__(self, **others):
+        vars(self).update(others)
+        super().__init__()
+
+
+@rule
+def derived_first(w, g, state, hyper):
+    one_minus_scale, scale = hyper
+    return w - scale * one_minus_scale * g, state
+
+
+@rule
+def scale_first(w, g, state, hyper):
+    scale, one_minus_scale = hyper
+    return w - scale * one_minus_scale * g, state
+
+
+SCALE_IS_WRONG = [
+    ({"scale": "a"}, "scale='a': must be a number, not str"),
+    ({"scale": None}, "scale=None: must be a number, not NoneType"),
+    ({"scale": (0.9, 0.9)}, r"scale=\(0.9, 0.9\): must be a number, not tuple"),
+    ({"scal": 0.9}, "needs '(one_minus_)?scale'(, derived from 'scale')?, which Scaled lacks: set self.scale in __init__"),
+]
+
+
+@pytest.mark.parametrize("its_rule", [derived_first, scale_first])
+@pytest.mark.parametrize(("attributes", "message"), SCALE_IS_WRONG)
+def test_a_hyper_parameter_that_is_missing_or_no_number_is_refused_when_a_trainer_is_made(attributes, message, its_rule):
+    made = Scaled(rule=its_rule, **attributes)
     weight = Parameter(torch.ones(3))
-    trainer = Trainer([weight], Forgetful())
+    with pytest.raises(TypeError, match=message):
+        Trainer([weight], made)
+    made.scale = 0.5
+    trainer = Trainer([weight], made)
     weight.grad = torch.ones(3)
-    with pytest.raises(TypeError, match=r"rule 'lion' needs 'beta1', which Forgetful lacks: set self.beta1"):
+    trainer.step(1)
+    assert weight.tolist() == [0.75] * 3
+
+
+@pytest.mark.parametrize("its_rule", [derived_first, scale_first])
+@pytest.mark.parametrize(("attributes", "message"), SCALE_IS_WRONG)
+def test_at_a_step_it_is_named_too_and_nothing_is_changed(attributes, message, its_rule):
+    made = Scaled(rule=its_rule, scale=0.5)
+    weight = Parameter(torch.ones(3))
+    trainer = Trainer([weight], made)
+    del made.scale
+    vars(made).update(attributes)
+    weight.grad = torch.ones(3)
+    with pytest.raises(TypeError, match=message):
         trainer.step(1)
     assert weight.tolist() == [1.0] * 3
     assert trainer.optimizer.num_update == 0
     assert trainer.state_dict()["state"] == {}
+
+
+@pytest.mark.parametrize("value", [1, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), Fraction(1, 2), True])
+def test_a_hyper_parameter_may_be_a_number_of_any_kind(value):
+    weight = Parameter(torch.ones(3))
+    trainer = Trainer([weight], Scaled(rule=scale_first, scale=value))
+    weight.grad = torch.ones(3)
+    trainer.step(1)
+    assert weight.tolist() == [1 - float(value) * (1 - float(value))] * 3
 
 
 @rule

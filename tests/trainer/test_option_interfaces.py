@@ -88,6 +88,9 @@ def test_a_missing_hyper_parameter_is_named_with_the_composed_rule(device):
     class Lacking(optimizer.RuleOptimizer):
         rule = _unnamed
 
+        def hyper(self, t, lr, wd):
+            return {}
+
     param = torch.nn.Parameter(torch.ones(2, device=device))
     param.grad = torch.ones_like(param)
     with pytest.raises(TypeError, match="rule '_unnamed_lookahead' needs 'missing', which Lacking lacks"):

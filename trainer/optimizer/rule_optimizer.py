@@ -102,7 +102,8 @@ class RuleOptimizer(Optimizer):
             master; ties are then rounded away from zero, not to even.
 
     Raises:
-        TypeError: an option is given that rules of whole tensors do not take.
+        TypeError: an option is given that rules of whole tensors do not take. When a Trainer is made, or at a step: the rule
+            needs a hyper-parameter that the class lacks or that is no number.
         ValueError: options contradict each other or the rule: `clip_gradient` or `wd` with a rule that does not use it;
             `decoupled_wd` if weight decay is decoupled already or there is none; `cautious_wd` or `decay_schedule` without
             decoupled weight decay; `hyperball` with `wd`, `decoupled_wd` or `cautious_wd`; `decay_schedule` with a schedule
@@ -168,8 +169,7 @@ class RuleOptimizer(Optimizer):
         for option in self._rows():
             if option.refuse is not None:
                 option.refuse(self)
-        if type(self).hyper is RuleOptimizer.hyper and type(self).hyper_of is RuleOptimizer.hyper_of:
-            # Nothing else gives these settings to the rule.
+        if self._has_plain_hyper:  # nothing else gives these settings to the rule
             used, taken = set(self.rule.hyper), self.takes_unused
             if self.clip_gradient is not None and "clip" not in used and "clip_gradient" not in taken:
                 raise ValueError(
@@ -196,6 +196,16 @@ class RuleOptimizer(Optimizer):
                 f"{changed} after the first step: {restarted} would begin anew, so it must stay as it is; make a new "
                 "optimizer"
             )
+
+    def use_parameters(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+        if self._has_plain_hyper:
+            self._check_hyper(self.rule, dict.fromkeys(("lr", "wd", "decay", "clip"), 0.0))
+        super().use_parameters(params, names)
+
+    @property
+    def _has_plain_hyper(self) -> bool:
+        """Whether hyper-parameters are attributes and derived values only, because no method `hyper` returns others."""
+        return type(self).hyper is RuleOptimizer.hyper and type(self).hyper_of is RuleOptimizer.hyper_of
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """Return hyper-parameters that depend on the update count, by name; subclasses override it.
@@ -264,7 +274,7 @@ class RuleOptimizer(Optimizer):
             lr_mult, wd_mult: the parameter's multipliers.
 
         Raises:
-            TypeError: the rule needs a hyper-parameter that the class does not have.
+            TypeError: the rule needs a hyper-parameter that the class does not have, or that is no number.
             ValueError: `decay_schedule` does not know the peak learning rate, or `lr` exceeds it.
         """
         rule = self.composed_rule if rule is None else rule
@@ -282,17 +292,25 @@ class RuleOptimizer(Optimizer):
             values["clip"] = math.inf
         row: list[float] = [self.rescale_grad]
         attributes = vars(self)
-        for name, derived in derivations(rule.hyper):
-            value = values.get(name)
-            if value is None:
-                value = attributes.get(name)
-            if value is None and derived is not None:
-                source = values.get(derived.source)
-                if source is None:
-                    source = attributes.get(derived.source)
-                if source is not None:
-                    value = derived.compute(source, t) if derived.counts else derived.compute(source)
-            row.append(self._class_attribute(name, derived, t, rule) if value is None else value)
+        try:
+            for name, derived in derivations(rule.hyper):
+                value = values.get(name)
+                if value is None:
+                    value = attributes.get(name)
+                if value is None and derived is not None:
+                    source = values.get(derived.source)
+                    if source is None:
+                        source = attributes.get(derived.source)
+                    if source is not None:
+                        value = derived.compute(source, t) if derived.counts else derived.compute(source)
+                if value is None:
+                    value = self._class_attribute(name, derived, t)
+                if value.__class__ is not float and not hasattr(value, "__float__"):
+                    raise TypeError
+                row.append(value)
+        except (AttributeError, TypeError):
+            self._check_hyper(rule, values)
+            raise
         if (self.stochastic_rounding or self.state_dtype is not None) and self.rounding is not None:
             row.append(t)
         return row
@@ -335,19 +353,27 @@ class RuleOptimizer(Optimizer):
             return self.num_update
         return max(self.num_update, *times) if number is None else number
 
-    def _class_attribute(self, name: str, derived: Derivation | None, t: int, rule: Rule) -> float:
-        """Return a hyper-parameter that is a class attribute or derived from one; raise TypeError if there is none."""
-        if hasattr(self, name):
+    def _class_attribute(self, name: str, derived: Derivation | None, t: int) -> Any:
+        """Return a hyper-parameter that is a class attribute or derived from one."""
+        if derived is None or hasattr(self, name):
             return getattr(self, name)
-        if derived is not None and hasattr(self, derived.source):
-            source = getattr(self, derived.source)
-            return derived.compute(source, t) if derived.counts else derived.compute(source)
-        lacking = name if derived is None else derived.source
-        why = "" if derived is None else f", derived from {lacking!r}"
-        raise TypeError(
-            f"rule {rule.name!r} needs {name!r}{why}, which {type(self).__name__} lacks: set self.{lacking} in "
-            "__init__, or return it from hyper(t, lr, wd)"
-        )
+        source = getattr(self, derived.source)
+        return derived.compute(source, t) if derived.counts else derived.compute(source)
+
+    def _check_hyper(self, rule: Rule, values: Mapping[str, Any]) -> None:
+        """Raise TypeError if the rule needs a hyper-parameter that is no number, or neither in `values` nor an attribute."""
+        for name, derived in derivations(rule.hyper):
+            sources = [name] if derived is None else [name, derived.source]
+            source = next((each for each in sources if values.get(each, getattr(self, each, None)) is not None), sources[-1])
+            if source not in values and not hasattr(self, source):
+                why = "" if derived is None else f", derived from {source!r}"
+                raise TypeError(
+                    f"rule {rule.name!r} needs {name!r}{why}, which {type(self).__name__} lacks: set self.{source} in "
+                    "__init__, or return it from hyper(t, lr, wd)"
+                ) from None
+            value = values.get(source, getattr(self, source, None))
+            if not hasattr(value, "__float__"):
+                raise TypeError(f"{source}={value!r}: must be a number, not {type(value).__name__}") from None
 
     @property
     def rounding(self) -> int | storage.CodesOnly | None:
