@@ -76,7 +76,7 @@ def compile_for(target: Any, job: Job) -> Any:
 
 @triton.jit
 def _packed(codes, BITS: tl.constexpr):
-    # The first code in the highest bits of a byte.
+    # The first code goes into the highest bits of a byte.
     PER: tl.constexpr = 8 // BITS
     if PER == 1:
         return codes.to(tl.uint8)
@@ -126,7 +126,7 @@ def _values(
 
 @triton.jit
 def _largest(x):
-    # Of each block; among the bits, which are in the same order, NaN is the largest.
+    # The largest magnitude of each block, from the bits, which are in the same order, with NaN above all.
     blocks = tl.reshape(x, (x.shape[0] // _BLOCK, _BLOCK))
     bits = tl.max(blocks.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
     largest = bits.to(tl.float32, bitcast=True)

@@ -1,4 +1,4 @@
-"""What a kernel is compiled with: constants and options of the compiler; and `compile_for`, to inspect its code."""
+"""Choose a kernel's constants and compiler options; `compile_for` compiles a kernel to inspect its code."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from .memory import PACKED_TYPES
 from .ops import TYPES, bind
 from .tile import Arguments, Layout
 
-BLOCK = 1024  # elements that a program computes at a time
-BLOCKS_OF_SUMS = 4  # of a program of a reduction, at least
-# Of so many sums compilers keep all values of all elements, in twice the registers, unless they are told not to.
+BLOCK = 1024  # elements that a program updates at a time
+BLOCKS_OF_SUMS = 4  # fewest blocks per program of a reduction
+# With more than 16 and up to 96 sums the registers are capped: compilers would otherwise keep all values of all elements.
 MANY_SUMS = 16, 96
-MOST_BLOCKS, MOST_PACKED = 2, 16  # of a program, without and with packed states
-ENOUGH = 2048  # programs, twice those that the largest GPUs run at a time
-INTERPRETED = GPUTarget("cuda", 90, 32)  # what Triton's interpreter is told, which takes it for nothing
+MOST_BLOCKS, MOST_PACKED = 2, 16  # most blocks per program, without and with packed states
+ENOUGH = 2048  # programs: twice as many as the largest GPUs run at a time
+INTERPRETED = GPUTarget("cuda", 90, 32)  # for Triton's interpreter, which ignores it
 
 
 def tile_for(elements: int, packed: bool = False) -> int:
-    """Elements of one program, of this many of all.
+    """Return the number of elements that one program updates, for a launch of `elements` elements.
 
-    Of a few blocks, as what one program waits for others load and store meanwhile; with packed states, whose arithmetic is
-    what takes time, of many, for which less is done once for each program. docs/gpu.md has what was measured.
+    A program has few blocks, because others load and store while it waits. With packed states, where arithmetic takes most
+    of the time, it has many blocks, to repeat less work in each program. Measurements are in docs/gpu.md.
     """
     blocks = MOST_PACKED if packed else MOST_BLOCKS
     while blocks > 1 and elements < ENOUGH * blocks * BLOCK:
@@ -40,7 +40,7 @@ def tile_for(elements: int, packed: bool = False) -> int:
 
 
 def target_of(device: torch.device) -> GPUTarget:
-    """What Triton compiles for on this device."""
+    """Return the target for which Triton compiles on this device."""
     if triton.knobs.runtime.interpret:
         return INTERPRETED
     with streams.on_device(device):
@@ -48,10 +48,10 @@ def target_of(device: torch.device) -> GPUTarget:
 
 
 def options_of(threads: int, target: GPUTarget) -> dict[str, Any]:
-    """The options of a kernel whose programs have so many threads.
+    """Return the compiler options of a kernel with `threads` threads per program.
 
-    Nothing is fused, as on the CPU: of two products in a sum the compiler would fuse this or that one, and a step with
-    a metric would differ in its last bits from one without. Memory, not arithmetic, is what a step waits for.
+    Multiplications and additions are not fused, as on the CPU: of two products in a sum the compiler could fuse either, so
+    a step with a metric would differ in its last bits from one without. A step waits for memory, not for arithmetic.
     """
     return {"num_warps": threads // target.warp_size, "enable_fp_fusion": False}
 
@@ -59,20 +59,20 @@ def options_of(threads: int, target: GPUTarget) -> dict[str, Any]:
 def threads_for(
     function: Rule | Reduction | RuleWithMetric, types: tuple[torch.dtype, torch.dtype, torch.dtype], stored: Storage
 ) -> int:
-    """Threads of a program: 256, with 4 elements of a block each, or 128 with 8.
+    """Return the threads of a program: 256, with 4 elements of a block each, or 128, with 8.
 
-    An access has 128 bits at most. Where something has 32 bits a thread gets 4, one access of that: of 8 the compiler would
-    load the second half after it has computed with the first, so that less of memory is in flight, and exchange the layouts
-    of different widths through shared memory. It gets 8 where nothing stored is wider than 16 bits, so that one access is as
-    wide as can be and less is computed for each element; and of weight and gradient alone, if they are equally wide: with 4
-    of each a thread has too little in flight. Of more than three states, or of more than two sums, those that it gets or
-    that are found of it, it keeps too many values for 8. The numbers are in docs/gpu.md.
+    A thread accesses at most 128 bits at once, 4 elements of 32 bits. With 8 such elements the compiler would load the
+    second half only after computing with the first, so that fewer loads are in flight, and would exchange layouts of
+    different widths through shared memory. A thread gets 8 elements if nothing stored is wider than 16 bits, which fills an
+    access and takes less arithmetic per element. It also gets 8 if the rule has no states, and weight and gradient are
+    equally wide, because 4 of each leave too few loads in flight. With more than three states, or more than two sums as
+    arguments or results, 8 elements would need too many registers. Measurements are in docs/gpu.md.
     """
     weight_dtype, gradient_dtype, dtype = types
-    kinds = [weight_dtype, gradient_dtype, *stored.states]
-    if stored.master == storage.MasterKind.FULL:  # others are no wider than the weight
-        kinds.append(dtype)
-    widths = {kind.itemsize for kind in kinds}
+    stored_dtypes = [weight_dtype, gradient_dtype, *stored.states]
+    if stored.master == storage.MasterKind.FULL:  # other masters are no wider than the weight
+        stored_dtypes.append(dtype)
+    widths = {stored_dtype.itemsize for stored_dtype in stored_dtypes}
     n_states = len(function.used if isinstance(function, Rule) else function.state)
     wide = max(widths) > 2 and (len(widths) > 1 or n_states > 0)
     return 256 if wide or n_states > 3 or _sums_of(function) > 2 else 128
@@ -82,8 +82,8 @@ def _sums_of(function: Rule | Reduction | RuleWithMetric) -> int:
     return max(function.n_numbers, len(function.metric.names) if isinstance(function, RuleWithMetric) else 0)
 
 
-def _gathered_by(function: Rule | Reduction | RuleWithMetric, how: str) -> tuple[int, ...]:
-    """Which of its values, if it has any, are gathered in this way."""
+def _reduced_by(function: Rule | Reduction | RuleWithMetric, how: str) -> tuple[int, ...]:
+    """Return the indices of the function's values that are reduced by `how`, "sum" or "max"."""
     if isinstance(function, Reduction):
         return tuple(range(function.n_values)) if function.op == how else ()
     return tuple(k for k, by in enumerate(function.metric.by) if by == how) if isinstance(function, RuleWithMetric) else ()
@@ -97,7 +97,7 @@ def kernel_constants(
     aligned: bool,
     zero_grads: bool,
 ) -> dict[str, Any]:
-    """The constants of a kernel in the order of its arguments; `types` are those of weight, gradient and arithmetic."""
+    """Return the constants of a kernel, in argument order. `types`: the dtypes of weight, gradient and arithmetic."""
     weight_dtype, gradient_dtype, dtype = types
     layout = Layout(
         weight=TYPES[weight_dtype],
@@ -123,7 +123,7 @@ def kernel_constants(
         counts_unchanged=isinstance(function, RuleWithMetric) and function.metric.counts_unchanged,
     )
     constants = {"FUNCTION": bind(function), "ARGUMENTS": arguments, "LAYOUT": layout}
-    constants |= {"SUMMED": _gathered_by(function, "sum"), "MAXIMA": _gathered_by(function, "max")}
+    constants |= {"SUMMED": _reduced_by(function, "sum"), "MAXIMA": _reduced_by(function, "max")}
     return constants if isinstance(function, Reduction) else constants | {"ZERO": zero_grads}
 
 
@@ -133,9 +133,9 @@ def options_for(
     stored: Storage,
     target: GPUTarget,
 ) -> dict[str, Any]:
-    """The options to compile a kernel of this function with."""
+    """Return the compiler options for a kernel of this function."""
     options = options_of(threads_for(function, types, stored), target)
-    if MANY_SUMS[0] < _sums_of(function) <= MANY_SUMS[1] and target.backend == "cuda":  # others have no such option
+    if MANY_SUMS[0] < _sums_of(function) <= MANY_SUMS[1] and target.backend == "cuda":  # other backends lack the option
         options["maxnreg"] = 128
     return options
 
@@ -154,10 +154,10 @@ def compile_for(
     grad_scale_and_skip: bool = False,
     zero_grads: bool = False,
 ) -> Any:
-    """The compiled kernel of a rule for a target; needs no GPU. For inspection.
+    """Compile a rule's update kernel for a target, without a GPU, to inspect its code.
 
-    With `stage` it is that of the rule's reduction of this number, with `metric` one that also computes that. `masters` may
-    be the type of what is stored alongside weights.
+    `stage` compiles the rule's reduction of this index instead, and `metric` an update that also computes the metric.
+    `masters`: True for masters in the arithmetic's dtype, or the dtype of another kind of master.
     """
     from triton.compiler import ASTSource
 

@@ -1,4 +1,4 @@
-"""The generic kernels: load, rescale, rule or reduction, store; one program per tile, block by block, whatever the rule."""
+"""The kernels of all rules: load, rescale, apply a rule or a reduction, store. One program per tile, block by block."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from .tile import (
 
 @triton.jit
 def _tile_of(tiles, gradients, sizes, control, blocks, LAYOUT: tl.constexpr):
-    # The tensor, its gradient, what `load` has to know of the tile: where it begins, its elements and those of the tensor.
+    # Returns the tensor's index, its gradient's address, `tile` as `load` takes it, with 0 elements if the step is skipped,
+    # and the number of elements in any case.
     tiles += 2 * tl.program_id(0).to(tl.int64)
     size = blocks.to(tl.int64) * LAYOUT.block
     tensor, first = tl.load(tiles).to(tl.int64), tl.load(tiles + 1).to(tl.int64) * size
@@ -31,7 +32,7 @@ def _tile_of(tiles, gradients, sizes, control, blocks, LAYOUT: tl.constexpr):
     return tensor, gradient, (first, tl.where(stepping, left, 0), n), left
 
 
-# Compiled once, whatever the number of tensors, on which the alignment of `hyper` and of `sums` depends too.
+# Compiled once for any number of tensors, which also determines the alignment of `hyper` and `sums`.
 @triton.jit(
     do_not_specialize=["n_tensors", "blocks"],
     do_not_specialize_on_alignment=["addresses", "gradients", "hyper", "sizes", "tiles", "sums", "partials", "control"],
@@ -45,46 +46,46 @@ def update_kernel(
     sums,  # compute type [n_tensors, n_sums]
     partials,  # compute type [n_values, n_programs]: the metric's values of each program
     n_tensors,
-    blocks,  # of a tile
+    blocks,  # per tile
     control,  # float32 [2], `grad_scale_and_skip` of `Launch`; or None
     FUNCTION: tl.constexpr,
     ARGUMENTS: tl.constexpr,  # Arguments
     LAYOUT: tl.constexpr,  # Layout
-    SUMMED: tl.constexpr,  # which values of the metric, if there is one, are added up
-    MAXIMA: tl.constexpr,  # and of which the maximum is taken
-    ZERO: tl.constexpr,
+    SUMMED: tl.constexpr,  # indices of the metric's values that are added up; () without a metric
+    MAXIMA: tl.constexpr,  # indices of those that are reduced to the maximum
+    ZERO: tl.constexpr,  # whether to fill the gradients with zeros
 ):
-    n_tensors = n_tensors.to(tl.int64)  # and so all products that are offsets, which may be beyond 2^31
+    n_tensors = n_tensors.to(tl.int64)  # makes offsets int64, which may exceed 2^31
     tensor, gradient, tile, left = _tile_of(tiles, gradients, sizes, control, blocks, LAYOUT)
-    own = load_addresses(addresses + tensor, n_tensors, LAYOUT)
-    row, given = hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * len(ARGUMENTS.sums)
-    numbers = load_numbers(row, given, control, ARGUMENTS, LAYOUT)
-    found = new_accumulators(len(SUMMED) + len(MAXIMA), LAYOUT)
+    pointers = load_addresses(addresses + tensor, n_tensors, LAYOUT)
+    hyper_row, sums_row = hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * len(ARGUMENTS.sums)
+    numbers = load_numbers(hyper_row, sums_row, control, ARGUMENTS, LAYOUT)
+    accumulators = new_accumulators(len(SUMMED) + len(MAXIMA), LAYOUT)
     at = 0
-    while at < tile[1]:  # the interpreter of Triton 3.6 knows no range() of loaded numbers
+    while at < tile[1]:  # no range(): the interpreter of Triton 3.6 does not accept loaded numbers in it
         if at + LAYOUT.block <= tile[1]:
-            old = load_weight(own, at, tile, LAYOUT, True)
-            new = compute_block(own, old, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, True)
-            stored = store_block(own, numbers[3], at, tile, new[0], new[1], LAYOUT, True)
+            old = load_weight(pointers, at, tile, LAYOUT, True)
+            new = compute_block(pointers, old, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, True)
+            stored = store_block(pointers, numbers[3], at, tile, new[0], new[1], LAYOUT, True)
             if ARGUMENTS.counts_unchanged:
                 values = new[2] + (count_unchanged(old, stored, LAYOUT),)
-                found = accumulate(found, values, at, tile, LAYOUT, MAXIMA, True)
+                accumulators = accumulate(accumulators, values, at, tile, LAYOUT, MAXIMA, True)
             elif len(SUMMED) + len(MAXIMA) > 0:
-                found = accumulate(found, new[2], at, tile, LAYOUT, MAXIMA, True)
+                accumulators = accumulate(accumulators, new[2], at, tile, LAYOUT, MAXIMA, True)
         else:
-            old = load_weight(own, at, tile, LAYOUT, False)
-            new = compute_block(own, old, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, False)
-            stored = store_block(own, numbers[3], at, tile, new[0], new[1], LAYOUT, False)
+            old = load_weight(pointers, at, tile, LAYOUT, False)
+            new = compute_block(pointers, old, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, False)
+            stored = store_block(pointers, numbers[3], at, tile, new[0], new[1], LAYOUT, False)
             if ARGUMENTS.counts_unchanged:
                 values = new[2] + (count_unchanged(old, stored, LAYOUT),)
-                found = accumulate(found, values, at, tile, LAYOUT, MAXIMA, False)
+                accumulators = accumulate(accumulators, values, at, tile, LAYOUT, MAXIMA, False)
             elif len(SUMMED) + len(MAXIMA) > 0:
-                found = accumulate(found, new[2], at, tile, LAYOUT, MAXIMA, False)
+                accumulators = accumulate(accumulators, new[2], at, tile, LAYOUT, MAXIMA, False)
         at += LAYOUT.block
-    store_partials(partials, found, SUMMED, MAXIMA)
+    store_partials(partials, accumulators, SUMMED, MAXIMA)
     if ZERO:
         if gradient != 0:
-            tl.debug_barrier()  # all threads of the tile have read theirs
+            tl.debug_barrier()  # until all threads have read their gradients
             at = 0
             while at < left:
                 fill_with_zeros(gradient, at, (tile[0], left, tile[2]), LAYOUT)
@@ -96,37 +97,37 @@ def update_kernel(
     do_not_specialize_on_alignment=["addresses", "gradients", "hyper", "sizes", "tiles", "sums", "partials", "control"],
 )
 def sums_kernel(
-    addresses,  # as in update_kernel, as all that follow
+    addresses,  # this and the following arguments: as in update_kernel
     gradients,
     hyper,
     sizes,
     tiles,
     sums,
-    partials,  # compute type [N_VALUES, n_programs]: what each program found
+    partials,  # compute type [n_values, n_programs]: each program's results
     n_tensors,
     blocks,
     control,
     FUNCTION: tl.constexpr,
     ARGUMENTS: tl.constexpr,
     LAYOUT: tl.constexpr,
-    SUMMED: tl.constexpr,  # which values are added up: all, or none
-    MAXIMA: tl.constexpr,  # and of which the maximum is taken
+    SUMMED: tl.constexpr,  # indices of the values that are added up: all or none
+    MAXIMA: tl.constexpr,  # indices of the values that are reduced to the maximum
 ):
     n_tensors = n_tensors.to(tl.int64)
     tensor, gradient, tile, _ = _tile_of(tiles, gradients, sizes, control, blocks, LAYOUT)
-    own = load_addresses(addresses + tensor, n_tensors, LAYOUT)
-    row, given = hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * len(ARGUMENTS.sums)
-    numbers = load_numbers(row, given, control, ARGUMENTS, LAYOUT)
-    found = new_accumulators(len(SUMMED) + len(MAXIMA), LAYOUT)
+    pointers = load_addresses(addresses + tensor, n_tensors, LAYOUT)
+    hyper_row, sums_row = hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * len(ARGUMENTS.sums)
+    numbers = load_numbers(hyper_row, sums_row, control, ARGUMENTS, LAYOUT)
+    accumulators = new_accumulators(len(SUMMED) + len(MAXIMA), LAYOUT)
     at = 0
     while at < tile[1]:
         if at + LAYOUT.block <= tile[1]:
-            stored = load_weight(own, at, tile, LAYOUT, True)
-            values = compute_block(own, stored, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, True)
-            found = accumulate(found, values, at, tile, LAYOUT, MAXIMA, True)
+            stored = load_weight(pointers, at, tile, LAYOUT, True)
+            values = compute_block(pointers, stored, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, True)
+            accumulators = accumulate(accumulators, values, at, tile, LAYOUT, MAXIMA, True)
         else:
-            stored = load_weight(own, at, tile, LAYOUT, False)
-            values = compute_block(own, stored, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, False)
-            found = accumulate(found, values, at, tile, LAYOUT, MAXIMA, False)
+            stored = load_weight(pointers, at, tile, LAYOUT, False)
+            values = compute_block(pointers, stored, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, False)
+            accumulators = accumulate(accumulators, values, at, tile, LAYOUT, MAXIMA, False)
         at += LAYOUT.block
-    store_partials(partials, found, SUMMED, MAXIMA)
+    store_partials(partials, accumulators, SUMMED, MAXIMA)

@@ -34,7 +34,7 @@ class TritonLaunch(Launch):
         self._addresses = _copied(self.addresses, self.device)
         self._sent: bytes | None = None
         self._sizes = _copied(self.sizes, self.device)
-        # After reductions backwards: what they have read last is still cached.
+        # After reductions in reverse order, because the tiles that they read last are still cached.
         self._tiles = _copied(self.tiles[::-1] if self.rule.reductions else self.tiles, self.device)
         self._elsewhere = self.device.type == "cuda" and torch.cuda.device_count() > 1
         self._n_tiles = len(self.tiles)
@@ -53,7 +53,7 @@ class TritonLaunch(Launch):
         with self._device():
             self._upload()
             if not self._n_tiles:
-                self.totals[stage].zero_()  # they may have been added to those of other tensors
+                self.totals[stage].zero_()  # totals of other tensors may have been added to them
                 return
             for launch in self._reductions[stage]:
                 launch()
@@ -104,7 +104,7 @@ class TritonLaunch(Launch):
         partials: torch.Tensor | None = None,
     ) -> KernelCall:
         sums = self._upload.hyper if function.numbers_from is None else self.sums[function.numbers_from]
-        partials = self._upload.hyper if partials is None else partials  # a pointer that nothing is done with
+        partials = self._upload.hyper if partials is None else partials  # any pointer: it is not used
         arguments = (self._addresses, self._upload.gradients, self._upload.hyper, self._sizes, tiles, sums, partials)
         types = self.weight_dtype, self.gradient_dtype, self.dtype
         constants = kernel_constants(function, self.rule, types, self.storage, self.aligned, self.zero_grads)
@@ -131,7 +131,7 @@ class TritonLaunch(Launch):
         tiles = tiles_of(self.sizes, blocks * BLOCK)
         partials = torch.zeros(n_values, max(len(tiles), 1), dtype=self.dtype, device=self.device)
         firsts = np.searchsorted(tiles[:, 0], np.arange(len(rows) + 1))
-        if self.rule.reductions:  # after which it has them backwards, too
+        if self.rule.reductions:  # in reverse order, as in `_prepare`
             tiles, firsts, rows = tiles[::-1], len(tiles) - firsts[::-1], rows[::-1]
         return (
             self._call_of(update_kernel, function, _copied(tiles, self.device), blocks, partials),
@@ -142,7 +142,7 @@ class TritonLaunch(Launch):
 class KernelCall:
     """A kernel with fixed arguments, called at every step; the contents of tensor arguments may change.
 
-    The last arguments before the constants may be left open and passed to each call.
+    The last arguments before the constants may be left out and passed to each call.
     """
 
     def __init__(
@@ -154,21 +154,21 @@ class KernelCall:
         options: dict[str, Any],
     ) -> None:
         self._grid = (programs, 1, 1) if isinstance(programs, int) else (*programs, 1)
-        self._first = partial(kernel[self._grid], *arguments, **constants, **options)
-        self._again: Any = None
-        self._arguments, self._rest = tuple(arguments), tuple(constants.values())
+        self._compile_and_run = partial(kernel[self._grid], *arguments, **constants, **options)
+        self._run: Any = None
+        self._arguments, self._constants = tuple(arguments), tuple(constants.values())
 
     def __call__(self, *last: int) -> None:
-        if self._again is not None:
-            self._again(*last, *self._rest)
+        if self._run is not None:
+            self._run(*last, *self._constants)
         else:
             with unhooked():
-                kernel = self._first(*last)
-            # The arguments stay, so nothing is left for the JIT's launcher to find out every time, which takes it 20 µs.
+                kernel = self._compile_and_run(*last)
+            # The arguments are fixed, so later calls skip the JIT's launcher, which takes 20 µs to look at them.
             if isinstance(kernel, CompiledKernel):
                 if not last:
-                    self._arguments, self._rest = self._arguments + self._rest, ()
-                self._again = partial(kernel[self._grid], *self._arguments)
+                    self._arguments, self._constants = self._arguments + self._constants, ()
+                self._run = partial(kernel[self._grid], *self._arguments)
 
 
 def _calls_of_totals(
@@ -203,14 +203,14 @@ def _calls_of_totals(
     while (counts := np.diff(firsts)).max() > TOTALS:
         pieces = tiles_of(counts, TOTALS)
         n = len(pieces)
-        found = torch.zeros(n_values, n, dtype=partials.dtype, device=device)
+        sums = torch.zeros(n_values, n, dtype=partials.dtype, device=device)
         starts = firsts[pieces[:, 0]] + pieces[:, 1] * TOTALS
-        add(np.append(starts, firsts[-1]), np.arange(n), found, n, 1, 1, n, 0)
-        partials, firsts = found, np.searchsorted(pieces[:, 0], np.arange(len(firsts)))
+        add(np.append(starts, firsts[-1]), np.arange(n), sums, n, 1, 1, n, 0)
+        partials, firsts = sums, np.searchsorted(pieces[:, 0], np.arange(len(firsts)))
     add(firsts, rows, totals, totals.shape[-2], n_copies, n_values, 1, *slot)
     return launches
 
 
 def _copied(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    found = torch.from_numpy(array.copy())  # torch refuses negative strides
-    return streams.staged(found, device).to(device, non_blocking=True, copy=True)
+    tensor = torch.from_numpy(array.copy())  # torch refuses negative strides
+    return streams.staged(tensor, device).to(device, non_blocking=True, copy=True)

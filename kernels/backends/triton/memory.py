@@ -14,13 +14,13 @@ from ... import storage
 
 _H0, _H1, _H2 = map(tl.constexpr, storage.HASH)
 _NEXT, _NEXT2 = (tl.constexpr(storage.multiplier(0, element)) for element in (1, 2))
-# Packed states go by types of as many bits as two codes or one have, by unsigned ones where they are never negative; see
-# storage/packed.py.
+# By a packed state's dtype: the types that stand for it in kernels, signed and nonnegative: (u)int8 for codes of 8 bits,
+# (u)int16 for codes of 4 bits. See storage/packed.py.
 PACKED_TYPES = {torch.uint8: (tl.int8, tl.uint8), torch.int8: (tl.int16, tl.uint16)}
 _BLOCK = tl.constexpr(storage.BLOCK)
 _LEAST, _INFINITE, _ONE, _HALF = map(tl.constexpr, (storage.LEAST, storage.INFINITE, storage.ONE, storage.HALF))
 _LARGEST_POWER = tl.constexpr(2.0**127)
-# Of each of these types, in order: bits of the mantissa that its codes lack, powers of two, and the largest code.
+# For these types, in this order: `cut`, `powers` and `most` of their codes.
 _CUT, _POWERS, _MOST = (
     tl.constexpr(tuple(getattr(code, name) for kind in PACKED_TYPES for code in storage.CODES[kind]))
     for name in ("cut", "powers", "most")
@@ -28,7 +28,7 @@ _CUT, _POWERS, _MOST = (
 
 
 @triton.constexpr_function
-def _multiplier(first, slot):  # as that of storage/low_precision.py, which Triton does not call
+def _multiplier(first, slot):  # `multiplier` of storage/low_precision.py, which Triton cannot call
     return pow(first, 4 * slot, 1 << 32)
 
 
@@ -42,7 +42,7 @@ def _pointers(address, offsets, tile, TYPE: tl.constexpr, ALIGNED: tl.constexpr)
 
 @triton.jit
 def load(address, offsets, tile, TYPE: tl.constexpr, COMPUTE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
-    # `tile`: where it begins in its tensor, how many elements it has, and how many the tensor has; `offsets`: in the tile.
+    # `tile`: index of its first element in the tensor, its number of elements, the tensor's; `offsets` count from the tile.
     pointers = _pointers(address, offsets, tile, TYPE, ALIGNED)
     if FULL:
         value = tl.load(pointers)
@@ -51,7 +51,7 @@ def load(address, offsets, tile, TYPE: tl.constexpr, COMPUTE: tl.constexpr, FULL
     return value.to(COMPUTE)
 
 
-@triton.constexpr_function  # of another function Triton 3.5 and 3.6 know the value too late: they compile both branches
+@triton.constexpr_function  # from any other function Triton 3.5 and 3.6 get the value too late: they compile both branches
 def is_packed(TYPE):
     return TYPE in (tl.uint8, tl.int8, tl.uint16, tl.int16)
 
@@ -62,23 +62,24 @@ def has_packed(types):
 
 
 @triton.constexpr_function
-def _of(numbers, TYPE):
+def _for_type(numbers, TYPE):
     return numbers[0 if tl.int8 == TYPE else 1 if tl.uint8 == TYPE else 2 if tl.int16 == TYPE else 3]
 
 
 @triton.constexpr_function
-def _shifted(number, by):  # the interpreter shifts no integer by a constant
+def _shifted(number, by):  # the interpreter cannot shift an integer by a constant
     return number << by if by >= 0 else number >> -by
 
 
 @triton.constexpr_function
-def _signed(most, cut):  # the bits of a code in a float32, and its sign, as an int32
+def _signed(most, cut):  # mask of a code's bits in a float32 and of its sign, as int32
     return (most << cut) - (1 << 31)
 
 
 @triton.jit
 def _scales(address, at, tile, TYPE: tl.constexpr, ROWS: tl.constexpr):
-    # Of pointers that the compiler knew to be contiguous it would put several into a thread: not where scales are found.
+    # Shifted as integers, so that the compiler does not see that they are contiguous: it would give several to one thread,
+    # although different threads compute the scales.
     if tl.int16 == TYPE or tl.uint16 == TYPE:
         codes = (tile[2] + 1) // 2
     else:
@@ -113,15 +114,15 @@ def _put_codes(address, code, at, offsets, tile, TYPE: tl.constexpr, FULL: tl.co
 @triton.jit
 def unpack(address, at, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
     ROWS: tl.constexpr = offsets.shape[0] // _BLOCK
-    CUT: tl.constexpr = _of(_CUT, TYPE)
-    MOST: tl.constexpr = _of(_MOST, TYPE)
+    CUT: tl.constexpr = _for_type(_CUT, TYPE)
+    MOST: tl.constexpr = _for_type(_MOST, TYPE)
     SIGNED: tl.constexpr = tl.int8 == TYPE or tl.int16 == TYPE
     code = _load_codes(address, at, offsets, tile, TYPE, FULL, ALIGNED)
-    # A code is a float32 whose exponent has few bits: put in its place, it is subnormal there where it is in the code, and
-    # 2^128 times too small. That is no float32, but half of it is.
+    # A code is a float32 with a short exponent. Shifted into place, it is subnormal exactly where the code is, and 2^128
+    # times too small. Float32 has no 2^128, so multiply by 2^127 here, and by 2 with the scale.
     if SIGNED:
         BITS: tl.constexpr = 8 if tl.int8 == TYPE else 4
-        bits = ((code << (32 - BITS)) >> (32 - BITS - CUT)) & _signed(MOST, CUT)  # the sign has been copied
+        bits = ((code << (32 - BITS)) >> (32 - BITS - CUT)) & _signed(MOST, CUT)  # the shift has copied the sign
     else:
         bits = code << CUT
     level = bits.to(tl.float32, bitcast=True) * _LARGEST_POWER
@@ -138,12 +139,12 @@ def pack(
     AT_RANDOM: tl.constexpr, words, SLOT: tl.constexpr, SHARING: tl.constexpr,
 ):  # fmt: skip
     ROWS: tl.constexpr = offsets.shape[0] // _BLOCK
-    CUT: tl.constexpr = _of(_CUT, TYPE)
+    CUT: tl.constexpr = _for_type(_CUT, TYPE)
     ROOM: tl.constexpr = _shifted(1, CUT) - 1
-    BETWEEN: tl.constexpr = _shifted(_of(_POWERS, TYPE), 23)
+    BETWEEN: tl.constexpr = _shifted(_for_type(_POWERS, TYPE), 23)
     if not FULL:
         value = tl.where(offsets < tile[1], value, 0.0)
-    sizes = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # in the order of the numbers, with NaN above all
+    sizes = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # in the order of the magnitudes, with NaN above all
     largest = tl.max(tl.reshape(sizes, (ROWS, _BLOCK)), axis=1)
     largest = tl.maximum((tl.minimum(largest, _INFINITE) + ROOM) & _INFINITE, _LEAST)
     scale = tl.where(largest == _INFINITE, float("nan"), (largest - BETWEEN).to(tl.float32, bitcast=True))
@@ -165,7 +166,7 @@ def pack(
         LEAST_CODE: tl.constexpr = _shifted(128 << 23, 0 - CUT) + 1
         code = tl.maximum(level >> CUT, tl.minimum(sizes.to(tl.uint32, bitcast=True), LEAST_CODE))
     _put_codes(address, code, at, offsets, tile, TYPE, FULL, ALIGNED)
-    # With a column for each thread that has found the scale, it need not go through shared memory.
+    # One column for each thread that has computed the scale, so the scale need not go through shared memory.
     first = tl.broadcast_to(tl.arange(0, SHARING)[None, :] == 0, (ROWS, SHARING))
     if not FULL:
         first &= (at + tl.arange(0, ROWS) * _BLOCK < tile[1])[:, None]
@@ -175,7 +176,7 @@ def pack(
 
 @triton.jit
 def _round_to_bfloat16(value):
-    # In integers, to the nearest and to even, because the interpreter's own conversion truncates.
+    # To nearest even, in integers, because the interpreter's own conversion truncates.
     bits = value.to(tl.uint32, bitcast=True)
     nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     nan = (bits >> 16) | 0x40
@@ -192,23 +193,23 @@ def round_to(value, TYPE: tl.constexpr):
 
 @triton.jit
 def load_key(row, N_HYPER: tl.constexpr):
-    # It travels as the last two hyper-parameters.
+    # The last two hyper-parameters are the key's halves.
     low = tl.load(row + N_HYPER - 1).to(tl.int32)
     return (low | (tl.load(row + N_HYPER).to(tl.int32) << 16)).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def indices(at, tile, BLOCK: tl.constexpr):
-    # Of the block's elements in their tensor; so computed that the compiler sees which have all but the lowest 2 bits in
-    # common. It would see less of the contiguity of addresses then.
+    # Indices of the elements in the tensor, written so that the compiler sees which of them differ in the last 2 bits only.
+    # Addresses are not computed from them, because the compiler would see less of their contiguity.
     local = tl.arange(0, BLOCK)
     return ((tile[0] + at) // 4 + local // 4) * 4 + local % 4
 
 
 @triton.jit
 def random_words(key, at, tile, BLOCK: tl.constexpr):
-    # As `random_bits` of storage/low_precision.py does, up to the slot. Of the 4 elements in a thread the compiler computes
-    # the hash once, and knows the multipliers.
+    # `random_bits` of storage/low_precision.py without the slot's factor. The compiler computes the hash once for 4 elements
+    # of a thread, and the multipliers are constants.
     local = tl.arange(0, BLOCK)
     group = (tile[0] >> 2).to(tl.uint32) + (at >> 2).to(tl.uint32)
     h = ((group + (local >> 2).to(tl.uint32)) * _H0) ^ key
@@ -220,7 +221,7 @@ def random_words(key, at, tile, BLOCK: tl.constexpr):
 
 @triton.jit
 def _round_at_random(value, random):
-    # NaN is cut off as it is: as the result of arithmetic it has the highest bit of the mantissa, which stays.
+    # NaN is truncated, not rounded: arithmetic sets the highest bit of its mantissa, which stays.
     random = tl.where(value == value, random, 0)
     cut = (value.to(tl.uint32, bitcast=True) + (random >> 16)) >> 16
     return cut.to(tl.uint16).to(tl.bfloat16, bitcast=True)
@@ -228,7 +229,7 @@ def _round_at_random(value, random):
 
 @triton.jit
 def rounded_to_24_bits(value, AT_RANDOM: tl.constexpr, words, SLOT: tl.constexpr):
-    # Its bits, of which the lowest 8 are to be dropped; NaN becomes one without lower bits. See storage/master.py.
+    # Returns bits, of which the caller drops the lowest 8; a NaN loses its lower bits. See storage/master.py.
     bits = value.to(tl.uint32, bitcast=True)
     if AT_RANDOM:
         rounded = bits + ((words * _multiplier(_NEXT, SLOT)) >> 24)
@@ -239,7 +240,8 @@ def rounded_to_24_bits(value, AT_RANDOM: tl.constexpr, words, SLOT: tl.constexpr
 
 @triton.jit
 def put(address, value, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
-    # Without the hint neighbouring threads store neighbouring elements. Narrow ones would take more registers for it.
+    # Without the hint of alignment neighbouring threads store neighbouring elements, which is better for partial blocks, but
+    # takes more registers for elements of fewer than 32 bits.
     pointers = _pointers(address, offsets, tile, TYPE, ALIGNED and (FULL or TYPE.primitive_bitwidth < 32))
     if FULL:
         tl.store(pointers, value)
@@ -252,7 +254,7 @@ def store(
     address, value, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr,
     AT_RANDOM: tl.constexpr = False, words=None, SLOT: tl.constexpr = 0,
 ):  # fmt: skip
-    # Gives what is in memory then.
+    # Returns the values as stored.
     if AT_RANDOM:
         stored = _round_at_random(value, words * _multiplier(_NEXT, SLOT))
     else:

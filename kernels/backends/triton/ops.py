@@ -1,4 +1,4 @@
-"""The Triton side of `tl`: types, functions other than Triton's own, and how a rule's function is bound to them."""
+"""What `tl` means in a rule on Triton: dtypes, the functions that differ from Triton's own, and `bind`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ROOT_HALF, _LOG2 = tl.constexpr(random.ROOT_HALF), tl.constexpr(random.LOG2)
 
 @triton.jit
 def _normal(key0, key1, index):
-    # Of 4 elements in a thread the compiler computes the words once, and the radius once for two.
+    # The compiler computes the words once for 4 elements of a thread, and the radius once for two.
     group = index >> 2
     seed = key0.to(tl.uint64) | (key1.to(tl.uint64) << 32)
     zero = (group * 0).to(tl.uint32)
@@ -63,17 +63,17 @@ def _normal(key0, key1, index):
     return radius * x * (_S0 + square * (_S1 + square * (_S2 + square * (_S3 + square * _S4))))
 
 
-# What rules get for `tl`: Triton's own functions, except for those that would drop a NaN. They are looked up every time,
-# because the interpreter exchanges them while a kernel runs.
+# Rules get this module as `tl`: Triton's functions, except those that would drop a NaN. Triton's are looked up at each
+# access, because the interpreter replaces them while a kernel runs.
 _ops = types.ModuleType("tristep_ops")
 vars(_ops).update(clamp=_clamp, maximum=maximum, minimum=_minimum, normal=_normal, __getattr__=partial(getattr, tl))
 
 
 def _jit(fn: types.FunctionType) -> Any:
-    fn.__globals__["_language"] = tl  # the interpreter insists on seeing it
+    fn.__globals__["_language"] = tl  # the interpreter searches the globals for it
     return triton.jit(fn)
 
 
 def bind(function: Function) -> Any:
-    """The function as kernels call it."""
+    """Return a rule, reduction or metric as a Triton function that kernels can call."""
     return function.bind("triton", _ops, _jit)

@@ -1,4 +1,4 @@
-"""Sums and maxima: of a tile's values, and over the tiles of each tensor or of all."""
+"""Sums and maxima: within a tile, then over the tiles of each tensor or of all tensors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def _is_in(k, numbers):
 
 @triton.jit
 def _spread(value, offsets, COMPUTE: tl.constexpr):
-    # One number for each element, of a constant or a comparison too.
+    # Expand to one number per element, also a constant or a comparison.
     return value + tl.zeros_like(offsets).to(COMPUTE)
 
 
 @triton.jit
-def _gathered(values, LARGEST: tl.constexpr):
-    # The sum; or the maximum of values that are 0 or more, which are in the order of their bits, with NaN above all.
+def _reduced(values, LARGEST: tl.constexpr):
+    # The sum, or the maximum of nonnegative values, which are ordered as their bits are, with NaN above all.
     if LARGEST:
         if values.dtype == tl.float64:
             bits = values.to(tl.int64, bitcast=True) & 0x7FFFFFFFFFFFFFFF
@@ -46,16 +46,16 @@ def _plus_4(a0, a1, a2, a3, b0, b1, b2, b3):
 
 @triton.jit
 def new_accumulators(COUNT: tl.constexpr, LAYOUT: tl.constexpr):
-    # One for each value: what each thread has added up, or the largest that it has seen.
-    found = ()
+    # For each value the sums or maxima of each thread, which begin at 0.
+    accumulators = ()
     for _ in tl.static_range(COUNT):
-        found = found + (tl.zeros((LAYOUT.block // _TOGETHER,), LAYOUT.compute),)  # type: ignore[assignment]
-    return found
+        accumulators = accumulators + (tl.zeros((LAYOUT.block // _TOGETHER,), LAYOUT.compute),)  # type: ignore[assignment]
+    return accumulators
 
 
 @triton.jit
-def accumulate(found, values, at, tile, LAYOUT: tl.constexpr, MAXIMA: tl.constexpr, FULL: tl.constexpr):
-    # The values of one more block; first those of the elements that a thread has loaded at once.
+def accumulate(accumulators, values, at, tile, LAYOUT: tl.constexpr, MAXIMA: tl.constexpr, FULL: tl.constexpr):
+    # Add one more block's values. The elements that a thread has loaded at once are reduced first.
     offsets = at + tl.arange(0, LAYOUT.block)
     result = ()
     for k in tl.static_range(len(values)):
@@ -64,20 +64,20 @@ def accumulate(found, values, at, tile, LAYOUT: tl.constexpr, MAXIMA: tl.constex
             value = tl.where(offsets < tile[1], value, 0.0)
         value = tl.reshape(value, (LAYOUT.block // _TOGETHER, _TOGETHER))
         if _is_in(k, MAXIMA):
-            result = result + (maximum(found[k], tl.reduce(value, 1, maximum)),)  # type: ignore[assignment]
+            result = result + (maximum(accumulators[k], tl.reduce(value, 1, maximum)),)  # type: ignore[assignment]
         else:
-            result = result + (found[k] + tl.sum(value, axis=1),)  # type: ignore[assignment]
+            result = result + (accumulators[k] + tl.sum(value, axis=1),)  # type: ignore[assignment]
     return result
 
 
 @triton.jit
-def store_partials(partials, found, SUMMED: tl.constexpr, MAXIMA: tl.constexpr):
-    # Four sums at a time: what takes long is that threads wait for each other, once for each time.
+def store_partials(partials, accum, SUMMED: tl.constexpr, MAXIMA: tl.constexpr):
+    # Four sums at a time, because each reduction synchronizes the threads once.
     partials += tl.program_id(0)
     step = tl.num_programs(0).to(tl.int64)
     for j in tl.static_range(len(SUMMED) // 4):
         a, b, c, d = tl.reduce(
-            (found[SUMMED[4 * j]], found[SUMMED[4 * j + 1]], found[SUMMED[4 * j + 2]], found[SUMMED[4 * j + 3]]), 0, _plus_4
+            (accum[SUMMED[4 * j]], accum[SUMMED[4 * j + 1]], accum[SUMMED[4 * j + 2]], accum[SUMMED[4 * j + 3]]), 0, _plus_4
         )
         tl.store(partials + SUMMED[4 * j] * step, a)
         tl.store(partials + SUMMED[4 * j + 1] * step, b)
@@ -85,31 +85,31 @@ def store_partials(partials, found, SUMMED: tl.constexpr, MAXIMA: tl.constexpr):
         tl.store(partials + SUMMED[4 * j + 3] * step, d)
     if len(SUMMED) % 4 > 1:
         first: tl.constexpr = len(SUMMED) // 4 * 4
-        a, b = tl.reduce((found[SUMMED[first]], found[SUMMED[first + 1]]), 0, _plus_2)
+        a, b = tl.reduce((accum[SUMMED[first]], accum[SUMMED[first + 1]]), 0, _plus_2)
         tl.store(partials + SUMMED[first] * step, a)
         tl.store(partials + SUMMED[first + 1] * step, b)
     if len(SUMMED) % 2 == 1:
         last: tl.constexpr = SUMMED[len(SUMMED) - 1]
-        tl.store(partials + last * step, tl.sum(found[last], axis=0))
+        tl.store(partials + last * step, tl.sum(accum[last], axis=0))
     for j in tl.static_range(len(MAXIMA)):
-        tl.store(partials + MAXIMA[j] * step, _gathered(found[MAXIMA[j]], True))
+        tl.store(partials + MAXIMA[j] * step, _reduced(accum[MAXIMA[j]], True))
 
 
-# One program for each tensor and value, since all that a tensor's tiles have found waits for it. Where these are more than a
-# program adds up, other launches have added up pieces of them before.
+# One program per tensor and value, because the next kernel waits for the totals. If there are more tiles than a program adds
+# up, earlier launches have reduced them in pieces.
 @triton.jit(
     do_not_specialize=["n_partials", "n_rows", "n_copies", "row_step", "value_step", "slot"],
     do_not_specialize_on_alignment=["partials", "firsts", "rows", "largest", "totals"],
 )
 def totals_kernel(
     partials,  # [n_values, n_partials]
-    firsts,  # int64 [n_programs + 1]: where those of each program begin
+    firsts,  # int64 [n_programs + 1]: index of each program's first partial
     rows,  # int64 [n_programs]: the row, in a slot of `totals`, of each program's results
     largest,  # int32 [n_values]: 1 for a maximum, 0 for a sum
-    totals,  # [n_slots, n_rows, n_values], or of pieces [n_values, n_rows]
+    totals,  # [n_slots, n_rows, n_values]; for pieces [n_values, n_rows]
     n_partials,
     n_rows,
-    n_copies,  # how many rows, from its own on, get a program's results
+    n_copies,  # number of rows, beginning with that row, that receive a program's results
     row_step,
     value_step,
     slot,
@@ -118,9 +118,7 @@ def totals_kernel(
     program, k = tl.program_id(0), tl.program_id(1).to(tl.int64)
     offsets = tl.load(firsts + program) + tl.arange(0, BLOCK)
     values = tl.load(partials + k * n_partials + offsets, mask=offsets < tl.load(firsts + program + 1), other=0.0)
-    total = tl.where(tl.load(largest + k) != 0, _gathered(values, True), _gathered(values, False)).to(
-        totals.dtype.element_ty
-    )
+    total = tl.where(tl.load(largest + k) != 0, _reduced(values, True), _reduced(values, False)).to(totals.dtype.element_ty)
     totals += slot.to(tl.int64) * n_rows * tl.num_programs(1) + k * value_step
     first = tl.load(rows + program)
     copied = 0

@@ -18,8 +18,8 @@ from ... import streams
 from .compile import options_of, target_of
 from .memory import round_to
 
-ROWS, DEPTH = 128, 64  # of a block: so many rows of each factor, so many columns of both at a time
-BAND = 8  # rows of blocks that are computed close in time, because they share factors in the GPU's second cache
+ROWS, DEPTH = 128, 64  # rows of each factor in a block; columns of both that are multiplied at a time
+BAND = 8  # rows of blocks that are computed at about the same time, because they share factors in the GPU's L2 cache
 
 
 def symmetric_product(
@@ -88,7 +88,7 @@ def block_pairs(n: int, device: torch.device, stream: Any = None) -> torch.Tenso
 def symmetric_kernel(
     x,  # [n, rows, columns]
     added,  # [n, rows, rows]
-    out,  # the same, contiguous
+    out,  # [n, rows, rows], contiguous
     pairs,  # int32 [n_programs, 2]
     rows,
     columns,

@@ -1,4 +1,4 @@
-"""One block of a tile of a tensor: loaded, computed with the rule, and stored."""
+"""Load one block of a tile, apply the rule, and store it."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _FULL, _SPLIT, _KAHAN, _SPLIT8 = (
 
 
 class Layout(NamedTuple):
-    """What all tensors of a launch have in common: a constant of its kernel.
+    """The storage formats that all tensors of a launch share; a constant of its kernel.
 
     Attributes:
         weight, gradient, compute: Triton's types of weights and gradients in memory, and of the arithmetic.
-        states: the type of each state in memory, or of packed ones what `PACKED_TYPES` has for them.
+        states: the type of each state in memory; for packed states the type from `PACKED_TYPES`.
         changed: for each state whether the rule changes it.
         master: a `storage.MasterKind`.
-        stochastic: 1 if all that is stored in low precision is rounded stochastically, 2 if packed states only.
-        n_hyper: the hyper-parameters of a row, its first element aside.
+        stochastic: 1 if everything in low precision is rounded stochastically, 2 if only packed states are, else 0.
+        n_hyper: number of hyper-parameters in a row, after its first element, the gradient's factor.
         aligned: whether all addresses are multiples of 16 bytes.
-        block: elements that a program computes at a time.
-        sharing: threads that hold the elements of a scale of packed states.
+        block: elements that a program updates at a time.
+        sharing: number of threads that hold the elements of one scale of packed states.
     """
 
     weight: Any
@@ -57,13 +57,13 @@ class Layout(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """Which arguments a rule's function takes: a constant of its kernel.
+    """The arguments that a rule's function takes; a constant of its kernel.
 
     Attributes:
-        states, hyper, sums: the places of its states, and of numbers in their rows: hyper-parameters, and results of a
-            reduction.
+        states: indices of the function's states among the rule's.
+        hyper, sums: indices of its hyper-parameters, and of the reduction's results that it takes, in their rows.
         takes_index: whether it takes the elements' indices.
-        counts_unchanged: whether its metric's last value is how many elements are stored as they were.
+        counts_unchanged: whether its metric's last value counts the elements whose stored value has not changed.
     """
 
     states: tuple[int, ...]
@@ -75,7 +75,7 @@ class Arguments(NamedTuple):
 
 @triton.jit
 def load_addresses(column, n_tensors, LAYOUT: tl.constexpr):
-    # Of the weight, of the states, and of what is stored alongside the weight; `column`: of the tensor in their table.
+    # Addresses of the weight, the states and the master. `column`: pointer to the tensor's column of the address table.
     addresses = (tl.load(column),)
     for k in tl.static_range(len(LAYOUT.states) + (LAYOUT.master != 0)):
         addresses = addresses + (tl.load(column + (2 + k) * n_tensors),)  # type: ignore[assignment]
@@ -84,11 +84,11 @@ def load_addresses(column, n_tensors, LAYOUT: tl.constexpr):
 
 @triton.jit
 def load_numbers(row, sums, control, ARGUMENTS: tl.constexpr, LAYOUT: tl.constexpr):
-    # The factor of the gradient, the arguments of the function that are numbers, and the key of random rounding.
+    # Returns the gradient's factor, the function's hyper-parameters and sums, and the key of stochastic rounding.
     rescale = tl.load(row)
     if control is not None:
         rescale *= tl.load(control).to(LAYOUT.compute)
-    HYPER: tl.constexpr = ARGUMENTS.hyper  # up to 3.6 Triton takes no attribute for a constant argument
+    HYPER: tl.constexpr = ARGUMENTS.hyper  # up to 3.6 Triton accepts no attribute as a constexpr argument
     SUMS: tl.constexpr = ARGUMENTS.sums
     key = tl.full((), 0, tl.uint32)
     if LAYOUT.stochastic:
@@ -133,7 +133,7 @@ def _call(FUNCTION: tl.constexpr, w, g, states, hyper, sums, index, ARGUMENTS: t
 
 @triton.jit
 def load_weight(addresses, at, tile, LAYOUT: tl.constexpr, FULL: tl.constexpr):
-    # What is stored of a weight, as it is in memory: the master copy alone, or the weight and what is stored alongside.
+    # The weight as stored: a full master alone, or the weight and the other kinds of master.
     offsets = at + tl.arange(0, LAYOUT.block)
     master = addresses[len(LAYOUT.states) + (LAYOUT.master != 0)]
     if LAYOUT.master == _FULL:
@@ -151,7 +151,7 @@ def load_weight(addresses, at, tile, LAYOUT: tl.constexpr, FULL: tl.constexpr):
 
 @triton.jit
 def _combined(stored, LAYOUT: tl.constexpr):
-    # The weight as the rule knows it.
+    # The weight that the rule sees, in the type of the arithmetic.
     w = stored[0].to(LAYOUT.compute)
     if LAYOUT.master == _SPLIT:
         w = (w.to(tl.int32, bitcast=True) + stored[1].to(tl.int32)).to(LAYOUT.compute, bitcast=True)
@@ -184,7 +184,7 @@ def compute_block(
 
 @triton.jit
 def _store_weight(address, master, w, offsets, tile, words, LAYOUT: tl.constexpr, FULL: tl.constexpr):
-    # The weight, rounded, and alongside what that took off; see storage/master.py.
+    # Store the rounded weight, and in its master what rounding took off; see storage/master.py.
     if LAYOUT.master == _SPLIT:
         bits = w.to(tl.uint32, bitcast=True)
         nan = (bits & 0x7FFFFFFF) > 0x7F800000
@@ -215,10 +215,10 @@ def _store_weight(address, master, w, offsets, tile, words, LAYOUT: tl.constexpr
 
 @triton.jit
 def store_block(addresses, key, at, tile, w, states, LAYOUT: tl.constexpr, FULL: tl.constexpr):
-    # Gives what is stored of the weight then, as `load_weight` does.
+    # Returns the weight as it is stored now, in the form of `load_weight`.
     offsets = at + tl.arange(0, LAYOUT.block)
     if not FULL or has_packed(LAYOUT.states):
-        tl.debug_barrier()  # all threads have read what others are about to write: scales, and elements behind masks
+        tl.debug_barrier()  # until all have read what other threads are about to write: scales, and masked elements
     words = 0
     if LAYOUT.stochastic:
         words = random_words(key, at, tile, LAYOUT.block)
@@ -248,8 +248,8 @@ def store_block(addresses, key, at, tile, w, states, LAYOUT: tl.constexpr, FULL:
 
 @triton.jit
 def count_unchanged(old, new, LAYOUT: tl.constexpr):
-    # 1 for each element of which the same is stored as before, compared as numbers: NaN counts as changed.
-    if LAYOUT.master == _KAHAN:  # of which other pairs may have the same sum
+    # 1 for each element whose stored value is unchanged, compared as numbers: NaN counts as changed.
+    if LAYOUT.master == _KAHAN:  # compared in parts, because other pairs may have the same sum
         same = old[0].to(LAYOUT.compute) == new[0].to(LAYOUT.compute)
         same &= old[1].to(LAYOUT.compute) == new[1].to(LAYOUT.compute)
     else:

@@ -77,15 +77,15 @@ def _with_argument_of_capture(launch: Any) -> None:
     if current_recording.get() is None:
         _call(launch)
         return
-    again = launch._again
-    numbers = torch.from_numpy(again.args[2].numpy().copy())
-    with mock.patch.object(launch, "_again", partial(again.func, *again.args[:2], numbers, *again.args[3:])):
+    run = launch._run
+    numbers = torch.from_numpy(run.args[2].numpy().copy())
+    with mock.patch.object(launch, "_run", partial(run.func, *run.args[:2], numbers, *run.args[3:])):
         _call(launch)
 
 
 def _with_number_on_host(launch: Any) -> None:
     if current_recording.get() is not None:
-        float(launch._again.args[2][0])
+        float(launch._run.args[2][0])
     _call(launch)
 
 
