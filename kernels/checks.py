@@ -102,13 +102,13 @@ def check_stack(
             f"{name} is a stack, which works neither with the eager engine, nor with rules of whole tensors or with "
             "per-tensor states, nor with packed states: use unbind()"
         )
-    first, *others = (each.detach()[0] for each in together)
+    first, *companions = (each.detach()[0] for each in together)
     if not is_dense(first) or any(each.stride(0) == 0 < len(each) - 1 for each in together):
         raise ValueError(f"the items stacked in {name} have gaps, or share memory: strides {stack.stride()}")
     for each in together:
         if len(each) != len(stack):
             raise ValueError(f"{name} is a stack of {len(stack)}, with states or masters of {len(each)}: must be as many")
-    check_tensors(rule, name, first, others[: len(states)], None if master is None else others[-1])
+    check_tensors(rule, name, first, companions[: len(states)], None if master is None else companions[-1])
 
 
 def stack_length(stack: Any) -> int:

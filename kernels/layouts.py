@@ -40,9 +40,9 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def same_order(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
+def same_order(shape: Sequence[int], strides: Sequence[int], other: Sequence[int]) -> bool:
     """Return whether both strides order the elements of this shape in the same way; axes of length 1 do not count."""
-    return strides == others or 0 in shape or all(n == 1 or a == b for n, a, b in zip(shape, strides, others, strict=True))
+    return strides == other or 0 in shape or all(n == 1 or a == b for n, a, b in zip(shape, strides, other, strict=True))
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:

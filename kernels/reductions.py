@@ -120,15 +120,15 @@ def _store(launch: Launch, stage: int, new: torch.Tensor) -> None:
     control, numbers = launch.grad_scale_and_skip, launch.numbers[stage]
     room = launch.sums[stage][:, : new.shape[1]]
     room[:] = new  # also in a skipped step, so that the rule can see that it is skipped
-    kept, decides = room, launch.rule.skip_by if stage == 0 else None
+    stored, decides = room, launch.rule.skip_by if stage == 0 else None
     if decides is not None:
         launch.proceeds = room[0, launch.rule.reductions[0].kept.index(decides)] != 0.0
     elif launch.proceeds is not None:
-        kept = torch.where(launch.proceeds, kept, _states(launch, stage))
+        stored = torch.where(launch.proceeds, stored, _states(launch, stage))
     if control is not None:
-        kept = torch.where(control[1] != 0, _states(launch, stage), kept)
+        stored = torch.where(control[1] != 0, _states(launch, stage), stored)
     assert numbers is not None
-    numbers.write(kept)
+    numbers.write(stored)
 
 
 def _append_previous(launch: Launch, stage: int) -> None:

@@ -70,7 +70,7 @@ def states_for(
         return _low_precision_states(rule, weights, state_dtype)
     if isinstance(rule, Rule):
         states = allocate_states(weights, len(rule.state))
-        return [row + kept for row, kept in zip(states, per_tensor_states(weights, len(rule.kept)), strict=True)]
+        return [row + per_tensor for row, per_tensor in zip(states, per_tensor_states(weights, len(rule.kept)), strict=True)]
     states = []
     for weight in weights:
         shapes, narrows = rule.shapes(weight.shape), rule.narrows(weight.shape)
@@ -85,8 +85,8 @@ def states_for(
 
 def _low_precision_states(rule: Rule, weights: Sequence[torch.Tensor], dtype: torch.dtype) -> list[tuple[torch.Tensor, ...]]:
     columns = [allocate_states(weights, 1, None if name in rule.full_precision else dtype) for name in rule.state]
-    kept = per_tensor_states(weights, len(rule.kept))
-    return [tuple(row[0] for row in rows[:-1]) + rows[-1] for rows in zip(*columns, kept, strict=True)]
+    per_tensor = per_tensor_states(weights, len(rule.kept))
+    return [tuple(row[0] for row in rows[:-1]) + rows[-1] for rows in zip(*columns, per_tensor, strict=True)]
 
 
 @torch.inference_mode(False)

@@ -135,7 +135,7 @@ def check_capture(updater: Updater, device: torch.device, telemetry: Any) -> Non
     if device.type == "cuda" and choose_engine(device, updater.engine) != "triton":
         raise ValueError("capture() needs engine='triton': operations of other engines contain numbers from the host")
     if telemetry is not None:
-        raise ValueError("capture() of a trainer with telemetry, whose memory is another at every step: must be None")
+        raise ValueError("capture() of a trainer with telemetry, which writes to other memory at each step: must be None")
 
 
 def check_rule(optimizer: Any, rule: Any) -> None:

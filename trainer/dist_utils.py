@@ -53,9 +53,9 @@ def all_reduce(values: torch.Tensor, op: Any = None, group: Any = None, async_op
     return _run(group, async_op, dist.all_reduce, values, dist.ReduceOp.SUM if op is None else op)
 
 
-def all_gather(output: torch.Tensor, own: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
-    """Fill `output` with the tensors `own` of all ranks, in their order. Returns a `Work` with `async_op`, else None."""
-    return _run(group, async_op, _all_gather, output, own)
+def all_gather(output: torch.Tensor, values: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
+    """Fill `output` with the tensors `values` of all ranks, in their order. Returns a `Work` with `async_op`, else None."""
+    return _run(group, async_op, _all_gather, output, values)
 
 
 def reduce_scatter(output: torch.Tensor, values: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
@@ -89,16 +89,16 @@ def broadcast(values: torch.Tensor, source: int, group: Any = None) -> None:
     _run(group, False, dist.broadcast, values, _global_rank(group, source))
 
 
-def all_gather_objects(own: Any, group: Any = None) -> list[Any]:
-    """Return the picklable objects `own` of all ranks, in their order. Slow."""
+def all_gather_objects(obj: Any, group: Any = None) -> list[Any]:
+    """Return the picklable objects `obj` of all ranks, in their order. Slow."""
     objects: list[Any] = [None] * dist.get_world_size(group)
-    _call(group, dist.all_gather_object, objects, own, group=group)
+    _call(group, dist.all_gather_object, objects, obj, group=group)
     return objects
 
 
-def broadcast_object(own: Any, group: Any = None) -> Any:
-    """Return the picklable object `own` of rank 0. Slow."""
-    objects = [own]
+def broadcast_object(obj: Any, group: Any = None) -> Any:
+    """Return the picklable object `obj` of rank 0. Slow."""
+    objects = [obj]
     _call(group, dist.broadcast_object_list, objects, src=_global_rank(group, 0), group=group)
     return objects[0]
 
@@ -185,10 +185,10 @@ def check_same(what: str, described: Mapping[str, str], group: Any, device: torc
     """
     entries = list(described.items())
     digest = hashlib.sha256(json.dumps(entries).encode()).digest()
-    own = torch.tensor([int.from_bytes(digest[:8], "big", signed=True)], device=device)
+    number = torch.tensor([int.from_bytes(digest[:8], "big", signed=True)], device=device)
     ranks = dist.get_world_size(group)
-    digests = torch.zeros(ranks, dtype=own.dtype, device=own.device)
-    all_gather(digests, own, group)
+    digests = torch.zeros(ranks, dtype=number.dtype, device=number.device)
+    all_gather(digests, number, group)
     if len(set(digests.tolist())) == 1:
         return
     lists = all_gather_objects(entries, group)

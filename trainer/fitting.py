@@ -349,8 +349,8 @@ class EpochBatches:
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data, and the states of generators that lead to it."""
         begun = self._batches is not None
-        own = [generator.get_state() for generator in self._generators]
-        return {"epoch": self.epoch, "batch": self.batch if begun else None, "random": self._random, "own": own}
+        states = [generator.get_state() for generator in self._generators]
+        return {"epoch": self.epoch, "batch": self.batch if begun else None, "random": self._random, "own": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to the position of a `state_dict`, by iterating over the batches before it."""

@@ -432,8 +432,8 @@ class Trainer:
             raise
         if written:
             raise RuntimeError(
-                f"{listed(written)} written to inside averaged_weights(), which shows an average and then restores the "
-                "weights from before: these are there again, what was written is gone; write to weights outside"
+                f"{listed(written)} written to inside averaged_weights(): the weights from before have been restored, and "
+                "what was written is lost; write to weights outside of it"
             )
 
     def float32_weights(self) -> dict[str, torch.Tensor]:
@@ -632,8 +632,8 @@ class Trainer:
         if self._ascended is not None and (written := self._ascended.written()):
             self._ascended = None
             raise RuntimeError(
-                f"{listed(written)} written to between ascend() and step(), which would restore the weights from before: "
-                "they stay as they have been written, and the ascent is forgotten; take gradients there, and step again"
+                f"{listed(written)} written to between ascend() and step(): the weights stay as written, instead of "
+                "returning to where ascend() began; compute gradients there, and call step() again"
             )
         choice = self._choose(ignore_stale_grad, reduce)
         if self._ascended is not None:
@@ -804,7 +804,7 @@ class Trainer:
             self._started = True
         if what is not None and self._sync.updates:
             raise UpdateOnKVStoreError(
-                f"{what} where the store updates the weights: it sums gradients and updates in one; call step(), or make "
+                f"{what} where the store updates the weights: it sums and updates in one call; use step(), or make "
                 "the trainer with update_on_kvstore=False"
             )
 

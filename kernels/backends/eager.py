@@ -252,8 +252,8 @@ class EagerLaunch(_TorchLaunch):
         per_byte = 8 // storage.CODES[state.dtype][0].bits  # elements
         return codes[start // per_byte : -(-stop // per_byte)], scales[start // storage.BLOCK : -(-stop // storage.BLOCK)]
 
-    def _keep(self, i: int, part: slice, given: tuple[Any, ...], w: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
-        """Store a new weight and new states; `given` are the weight and the gradient that the rule got."""
+    def _keep(self, i: int, part: slice, inputs: tuple[Any, ...], w: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
+        """Store a new weight and new states; `inputs` are the weight and the gradient that the rule got."""
         start, states_of, rows = part.start or 0, self._states[i], []
         weight = self._weights[i][part]
         for k, (name, value) in enumerate(zip(self.rule.state, states, strict=True)):
@@ -261,7 +261,7 @@ class EagerLaunch(_TorchLaunch):
                 self._pack(i, start, k, self._spread(value, weight), self._packed(states_of[name], i, part))
             elif name in self.rule.changed:
                 rows.append((k, states_of[name][part], value))
-        self._store(i, start, (*given, w), [weight, *([] if self._masters is None else [self._masters[i][part]])], rows)
+        self._store(i, start, (*inputs, w), [weight, *([] if self._masters is None else [self._masters[i][part]])], rows)
 
 
 class WholeLaunch(_TorchLaunch):
@@ -414,10 +414,10 @@ def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return tensors[0]
 
 
-def _write_stacks(old: list[Any], new: list[torch.Tensor], given: list[torch.Tensor | None]) -> None:
-    """Copy each new stack to its tensors, except for states that the rule returned unchanged, the same object as `given`."""
-    for tensors, stack, before in zip(old, new, given, strict=True):
-        if stack is not before:
+def _write_stacks(old: list[Any], new: list[torch.Tensor], args: list[torch.Tensor | None]) -> None:
+    """Copy each new stack to its tensors, except for states that the rule returned unchanged, the same object as `args`."""
+    for tensors, stack, arg in zip(old, new, args, strict=True):
+        if stack is not arg:
             torch._foreach_copy_(list(tensors), list(stack.unbind()))
 
 

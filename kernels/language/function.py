@@ -102,12 +102,12 @@ class Function(OfText):
             self._bound[language] = wrap(copy)
         return self._bound[language]
 
-    def __call__(self, first: torch.Tensor | tuple[torch.Tensor, ...], *others: Any) -> Any:
+    def __call__(self, first: torch.Tensor | tuple[torch.Tensor, ...], *arguments: Any) -> Any:
         """Compute eagerly on torch tensors, in the dtype of the first (float32 or float64)."""
         dtype = (first if isinstance(first, torch.Tensor) else first[0]).dtype
         if dtype not in TORCH_OPS:
             raise TypeError(f"{self.name!r} computes in torch.float32 or torch.float64, its first argument is {dtype}")
-        return self.bind(f"torch {dtype}", TORCH_OPS[dtype], lambda fn: fn)(first, *others)
+        return self.bind(f"torch {dtype}", TORCH_OPS[dtype], lambda fn: fn)(first, *arguments)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__.lower()} {self.name}>"

@@ -189,17 +189,17 @@ class TensorRule(OfText):
         Raises:
             ValueError: the number of returned states, or the shape of a returned tensor, is wrong.
         """
-        new, kept = self._function(w, g, state, hyper[: self._n_hyper])
-        kept = tuple(kept)
-        if len(kept) != len(state):
-            raise ValueError(f"tensor rule {self.name!r} has returned {len(kept)} states: it has {len(state)}")
-        for name, value, before in zip(("w", *self.state), (new, *kept), (w, *state), strict=False):
+        new_weight, new_states = self._function(w, g, state, hyper[: self._n_hyper])
+        new_states = tuple(new_states)
+        if len(new_states) != len(state):
+            raise ValueError(f"tensor rule {self.name!r} has returned {len(new_states)} states: it has {len(state)}")
+        for name, value, before in zip(("w", *self.state), (new_weight, *new_states), (w, *state), strict=False):
             if getattr(value, "shape", ()) != before.shape:
                 raise ValueError(
                     f"tensor rule {self.name!r} has returned {name} with shape {tuple(getattr(value, 'shape', ()))}: its "
                     f"shape is {tuple(before.shape)}"
                 )
-        return new, kept
+        return new_weight, new_states
 
     def variant(
         self,

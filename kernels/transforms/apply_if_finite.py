@@ -26,8 +26,8 @@ def apply_if_finite(rule: Rule | TensorRule) -> Any:
 def _around_whole(step: Any, w: Any, g: Any, states: Any, hyper: Any, sums: Any) -> Any:
     going = sums[-1].isfinite()
     new_w, new = step(torch.where(going, g, torch.zeros_like(g)))  # matrix decompositions fail for non-finite values
-    kept = {name: old if new[name] is old else torch.where(going, new[name], old) for name, old in states.items()}
-    return torch.where(going, new_w, w), kept
+    new_states = {name: old if new[name] is old else torch.where(going, new[name], old) for name, old in states.items()}
+    return torch.where(going, new_w, w), new_states
 
 
 @jit

@@ -92,7 +92,7 @@ def _wide():
 @pytest.mark.parametrize(
     ("make", "make_other", "message"),
     [
-        (_wide, _Odd, "'expanded' is expanded here, with one element for several, which differ"),
+        (_wide, _Odd, "'expanded' is expanded here, so its elements share memory, but they differ"),
         (
             lambda: nn.Sequential(nn.Linear(2, 2), _Extra(1.0)),
             lambda: nn.Sequential(nn.Linear(2, 2)),
@@ -123,7 +123,7 @@ def test_what_cannot_be_saved_is_refused_when_the_manager_is_made(tmp_path):
     sparse.register_buffer("mask", torch.eye(2).to_sparse())
     for net, message in (
         (sparse, "net's 'mask' is a tensor that is torch.sparse_coo: only dense ones"),
-        (made, "net has 'norm' in its state_dict, which is none of its parameters and buffers"),
+        (made, "net has 'norm' in its state_dict, which is neither a parameter nor a buffer"),
     ):
         with pytest.raises(TypeError, match=message):
             CheckpointManager(tmp_path, Trainer(net, "sgd"), net)

@@ -66,7 +66,7 @@ def test_a_file_of_another_checkpoint_is_noticed(part, tmp_path):
 def test_a_checkpoint_with_the_name_of_another_step_is_refused(tmp_path):
     manager = _training(tmp_path, 1)
     (tmp_path / "step-0000000001").rename(tmp_path / "step-0000000007")
-    with pytest.raises(ValueError, match="it is of step 1, and its folder has the name of another one"):
+    with pytest.raises(ValueError, match="it is of step 1, its folder has the name of another step"):
         manager.resume()
     (tmp_path / "step-0000000007").rename(tmp_path / "good")  # no name of a step, and given as the one to resume
     assert manager.trainer.resume(tmp_path / "good", manager.net).step == 1

@@ -136,15 +136,15 @@ REFUSED = {
     "another way": (_reduce(5, exchange="ring"), ValueError, "exchange='ring'"),
     "an unknown engine": (_reduce(5, engine="gpu"), ValueError, "engine='gpu'"),
     "a topk by chunks": (
-        lambda: CompressedAllReduce({"type": "topk"}, 5, exchange="all_to_all"), ValueError, "'topk' goes by 'all_gather'",
+        lambda: CompressedAllReduce({"type": "topk"}, 5, exchange="all_to_all"), ValueError, "'topk' uses 'all_gather'",
     ),
     "another way of randomk": (
         lambda: CompressedAllReduce({"type": "randomk"}, 5, exchange="all_to_all"),
-        ValueError, "'randomk' goes by 'all_reduce'",
+        ValueError, "'randomk' uses 'all_reduce'",
     ),
     "another way of powersgd": (
         lambda: CompressedAllReduce({"type": "powersgd"}, 6, [(2, 3)], exchange="all_to_all"),
-        ValueError, "'powersgd' goes by 'all_reduce'",
+        ValueError, "'powersgd' uses 'all_reduce'",
     ),
     "no shapes": (lambda: CompressedAllReduce({"type": "powersgd"}, 5), ValueError, "'powersgd' needs the shapes"),
     "other shapes": (

@@ -356,7 +356,7 @@ def test_our_own_optimizers_refuse_the_states_of_torchs(name):
     for source in TORCHS:
         if source not in ("SparseAdam", "SGD"):  # SGD has no states
             slots, options = (
-                rf"than {name}'s: it lacks \[.*\], and has \['",
+                rf"than {name}'s: it lacks \[.*\], and has unknown \['",
                 r"eps=\(None|must be a tuple of beta1, beta2, beta3",
             )
             with pytest.raises((ValueError, TypeError), match=f"{slots}|{options}"):

@@ -149,7 +149,7 @@ REFUSED = [
     ("rprop", {"decay_schedule": "relative"}, "decay_schedule='relative': Rprop has no weight decay; it must be None"),
     ("adamw", {"decay_schedule": "linear"}, "decay_schedule='linear'"),
     ("adamw", {"decay_schedule": "squared", "peak_lr": 0.0}, "peak_lr=0.0: must be finite and greater than 0"),
-    ("adamw", {"peak_lr": 0.1}, "peak_lr=0.1 without decay_schedule: it must be None"),
+    ("adamw", {"peak_lr": 0.1}, "peak_lr=0.1 without decay_schedule: give both, or neither"),
 ]
 
 

@@ -137,7 +137,7 @@ def _set(*path, value):
             "'head' has 'mean', 'var', 'mom'; its rule has 'mean'",
         ),
         (_without("state"), ValueError, "saved state lacks state"),
-        (lambda saved: saved["state"].pop("head"), ValueError, "lacks the state of 'head': it must have that of all"),
+        (lambda saved: saved["state"].pop("head"), ValueError, "lacks the state of 'head': it must have all states or none"),
         (_set("lr_scheduler", value={"class": "Unheard", "kwargs": {}}), ValueError, "name='Unheard': no scheduler"),
         (_set("lr_scheduler", value={"class": "PolyScheduler", "kwargs": {}}), TypeError, "max_update"),
         (_set("lr_scheduler", value="slowly"), TypeError, "config='slowly': must be a mapping"),
@@ -199,7 +199,7 @@ def test_states_that_cannot_be_saved_are_named(tmp_path):
     params = make_params()
     trainer = Trainer(params, Strange())
     take_step(trainer, params, make_gradients(params))
-    with pytest.raises(TypeError, match="a state to save is None, a tensor, or a tuple or list of such; got dict"):
+    with pytest.raises(TypeError, match="a state must be None, a tensor, or a tuple or list of these; got dict"):
         trainer.save_states(tmp_path / "a")
     assert os.listdir(tmp_path) == []
 

@@ -110,9 +110,9 @@ def shares(optimizer: Optimizer, names: Sequence[str], saved: Mapping[str, Any])
     parts, pairs = saved.get("optimizers", []), []
     saved_names = {name: part["optimizer"] for part in parts for name in part["names"]}
     for i, name in enumerate(names):
-        here, there = type(part_of(optimizer, i)).__name__.lower(), saved_names.get(name)
-        if here != there:
-            raise ValueError(f"saved state: {name!r} is a parameter of optimizer {there!r}, in this trainer of {here!r}")
+        kind, former = type(part_of(optimizer, i)).__name__.lower(), saved_names.get(name)
+        if kind != former:
+            raise ValueError(f"saved state: {name!r} is a parameter of optimizer {former!r}, in this trainer of {kind!r}")
     if len(parts) != len(optimizer.optimizers):
         raise ValueError(f"saved state is of {len(parts)} optimizers, this trainer has {len(optimizer.optimizers)}")
     for k, (part, part_state) in enumerate(zip(optimizer.optimizers, parts, strict=True)):
@@ -183,7 +183,7 @@ def _check_parameters(names: Sequence[str], params: Sequence[torch.Tensor], save
     if unknown := sorted((set(saved["counts"]) | set(saved["layout"]) | set(saved["state"])) - set(names)):
         raise ValueError(f"saved state: {few(unknown)} have a count or state, but are not among its parameters")
     if saved["state"] and (missing := [name for name in names if name not in saved["state"]]):
-        raise ValueError(f"saved state lacks the state of {few(missing)}: it must have that of all parameters or of none")
+        raise ValueError(f"saved state lacks the state of {few(missing)}: it must have all states or none")
 
 
 def _check_rule_state(optimizer: RuleOptimizer, params: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> None:

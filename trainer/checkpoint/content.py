@@ -135,27 +135,27 @@ class Training:
             UserWarning: the states of other objects, or random numbers, are not restored.
         """
         self._check_weights(content.model)
-        own = content.ranks[ranks.rank if ranks.rank < len(content.ranks) else 0]
-        if own["stateful"] and not self._stateful:
+        saved = content.ranks[ranks.rank if ranks.rank < len(content.ranks) else 0]
+        if saved["stateful"] and not self._stateful:
             warnings.warn(
-                f"the checkpoint has the states of {len(own['stateful'])} other objects, such as the place in the data of "
+                f"the checkpoint has the states of {len(saved['stateful'])} other objects, such as the place in the data of "
                 "fit, which are not loaded",
                 stacklevel=5,
             )
-        elif len(own["stateful"]) != len(self._stateful):
+        elif len(saved["stateful"]) != len(self._stateful):
             raise ValueError(
-                f"the checkpoint has the states of {len(own['stateful'])} other objects (stateful), here are "
+                f"the checkpoint has the states of {len(saved['stateful'])} other objects (stateful), here are "
                 f"{len(self._stateful)}"
             )
-        replicas, randoms, extras = self._trainer.replicas, own["random"], own["extra"] or [{}]
+        replicas, randoms, extras = self._trainer.replicas, saved["random"], saved["extra"] or [{}]
         extras = [extras[r if r < len(extras) else 0] for r in range(len(self._extra))]
         for modules, states in zip(self._extra, extras, strict=True):
             if other := sorted(set(modules) ^ set(states)):
                 raise ValueError(f"{other[0]!r} is in the checkpoint or in net, not in both: it is of another model")
         pairs = [(name, mine, tensor) for name, tensor in content.model.items() for mine in self.tensors[name]]
-        alike = len(content.ranks) == ranks.count and len(own["buffers"]) == len(replicas)
+        alike = len(content.ranks) == ranks.count and len(saved["buffers"]) == len(replicas)
         if alike:  # the first replica's buffers are in the model; each replica also has its own
-            for r, buffers in enumerate(own["buffers"]):
+            for r, buffers in enumerate(saved["buffers"]):
                 if unknown := sorted(set(buffers) - set(self.tensors)):
                     raise ValueError(f"the checkpoint has the buffer {unknown[0]!r}, which net does not have")
                 pairs += [(name, self.tensors[name][r], tensor) for name, tensor in buffers.items()]
@@ -170,13 +170,13 @@ class Training:
         for modules, states in zip(self._extra, extras, strict=True):
             for name, module in modules.items():
                 module.set_extra_state(states[name])
-        for each, state in zip(self._stateful, own["stateful"], strict=False):  # as many, or none of them here
+        for each, state in zip(self._stateful, saved["stateful"], strict=False):  # as many, or none of them here
             each.load_state_dict(state)
         if is_known:
             set_random_state(randoms)
         else:
             warnings.warn(
-                f"the checkpoint is of {len(content.ranks)} processes with {len(own['buffers'])} replicas, here are "
+                f"the checkpoint is of {len(content.ranks)} processes with {len(saved['buffers'])} replicas, here are "
                 f"{ranks.count} with {len(replicas)}, or other GPUs: random numbers go on otherwise than they would have",
                 stacklevel=5,
             )
@@ -228,7 +228,7 @@ def _with_extra_state(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 def _tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the tensors in a module's `state_dict`, each once, without extra states."""
-    own = {id(tensor) for tensors in (module.parameters(), module.buffers()) for tensor in tensors}
+    tensor_ids = {id(tensor) for tensors in (module.parameters(), module.buffers()) for tensor in tensors}
     extra = _with_extra_state(module)
     by_id: dict[int, tuple[str, torch.Tensor]] = {}
     for key, value in module.state_dict(keep_vars=True).items():
@@ -237,10 +237,10 @@ def _tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
             continue
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"net has {key!r}, a {type(value).__name__}, in its state_dict: only tensors can be saved")
-        if id(value) not in own:
+        if id(value) not in tensor_ids:
             raise TypeError(
-                f"net has {key!r} in its state_dict, which is none of its parameters and buffers: it could not be loaded. "
-                "Let the module have it as its extra state (get_extra_state, set_extra_state)"
+                f"net has {key!r} in its state_dict, which is neither a parameter nor a buffer: it could not be "
+                "loaded. Let the module have it as its extra state (get_extra_state, set_extra_state)"
             )
         by_id.setdefault(id(value), (name, value))
     return dict(by_id.values())
@@ -256,7 +256,7 @@ def _check_fits(name: str, mine: torch.Tensor, saved: torch.Tensor) -> None:
         )
     once = saved[_once(mine)]
     if once.shape != saved.shape and not torch.equal(_bytes(once.expand_as(saved)), _bytes(saved)):
-        raise ValueError(f"{name!r} is expanded here, with one element for several, which differ in the checkpoint")
+        raise ValueError(f"{name!r} is expanded here, so its elements share memory, but they differ in the checkpoint")
 
 
 def _once(tensor: torch.Tensor) -> tuple[slice, ...]:

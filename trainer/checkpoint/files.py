@@ -189,13 +189,13 @@ def write_arrays(
 
 
 def check_writable(what: str, tensor: torch.Tensor) -> None:
-    """Raise TypeError if files cannot have a tensor: a sparse or quantized one, one without memory, or of such a dtype."""
+    """Raise TypeError if a file cannot store a tensor: it is sparse, quantized, without memory, or of an unknown dtype."""
     kind = tensor.dtype
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         how = "quantized" if tensor.is_quantized else "on the meta device" if tensor.is_meta else str(tensor.layout)
-        raise TypeError(f"{what} is a tensor that is {how}: only dense ones with values can be saved")
+        raise TypeError(f"{what} is a tensor that is {how}: only dense tensors with values can be saved")
     if not (kind in _DTYPES.values() or kind.is_complex or kind.is_floating_point):
-        raise TypeError(f"{what} is of {kind}, which files of safetensors do not have: convert it before it is saved")
+        raise TypeError(f"{what} is {kind}, which safetensors files do not support: convert it before saving")
 
 
 def read(path: str | os.PathLike[str], with_tensors: bool = True) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
@@ -303,10 +303,10 @@ def _begin(file: IO[bytes]) -> tuple[str | None, dict[str, tuple[torch.dtype, li
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if not 2 <= length <= min(size - 8, _MOST_HEADER):
-        raise ValueError(f"its first 8 bytes are the length {length:,} of a text, of {size:,} bytes in all")
+        raise ValueError(f"its header is {length:,} bytes long by its first 8 bytes, the file {size:,} bytes")
     described = _parsed(file.read(length).decode())
     if not isinstance(described, dict):
-        raise ValueError("its text is no JSON object")
+        raise ValueError("its header is no JSON object")
     metadata = described.pop("__metadata__", {})
     places, end = {}, 8 + length
     for name, about in sorted(described.items(), key=lambda item: item[1]["data_offsets"]):

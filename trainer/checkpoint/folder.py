@@ -131,14 +131,14 @@ def claim(folder: Path, trainer: Any, before: Claim | None) -> Claim:
         _claims.pop(key).close()
     if key not in _claims:
         _claims[key] = Claim(path)
-    found = _claims[key]
-    if found is before and found.trainer() not in (trainer, None):
+    held = _claims[key]
+    if held is before and held.trainer() not in (trainer, None):
         raise RuntimeError(
             f"folder={str(folder)!r}: another trainer of this process has begun to save here, and checkpoints of two "
-            "trainings in one folder would be taken for each other: give each its own folder"
+            "trainings in one folder would be confused: give each its own folder"
         )
-    found.trainer = weakref.ref(trainer)
-    return found
+    held.trainer = weakref.ref(trainer)
+    return held
 
 
 def disclaim(folder: Path, trainer: Any) -> None:
@@ -162,8 +162,8 @@ def list_checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     entries = [(_NAME.fullmatch(entry.name), entry) for entry in folder.iterdir() if is_checkpoint(entry)]
-    found = [(int(match[1]), int(match[2] or 0), entry) for match, entry in entries if match]
-    return [entry for _, _, entry in sorted(found)]
+    numbered = [(int(match[1]), int(match[2] or 0), entry) for match, entry in entries if match]
+    return [entry for _, _, entry in sorted(numbered)]
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -179,11 +179,11 @@ def step_of(path: Path) -> int | None:
 
 def checkpoints(folder: Path) -> list[Checkpoint]:
     """Return the checkpoints in a folder that are not damaged, from the oldest to the newest."""
-    found = []
+    abouts = []
     for path in list_checkpoints(folder):
         with suppress(OSError, ValueError), files.contents("checkpoint", path / _REST, _PART):
-            found.append(_about(path, _read(path / _REST, with_tensors=False)[0]))
-    return found
+            abouts.append(_about(path, _read(path / _REST, with_tensors=False)[0]))
+    return abouts
 
 
 def newest(folder: Path) -> Content | None:
@@ -250,24 +250,24 @@ def write_checkpoint(folder: Path, content: Content) -> Checkpoint:
     """
     _remove_leftovers(folder)
     step, identity = content.about.step, uuid.uuid4().hex
-    same = [_NAME.fullmatch(entry.name) for entry in folder.iterdir()]
-    earlier = [int(match[2] or 0) for match in same if match and int(match[1]) == step]
+    names = [_NAME.fullmatch(entry.name) for entry in folder.iterdir()]
+    earlier = [int(match[2] or 0) for match in names if match and int(match[1]) == step]
     name = f"step-{step:010}" + (f"-{max(earlier) + 1}" if earlier else "")
     hidden = _hidden(folder, name)
     hidden.mkdir()
     try:
-        rest: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         header = {
             "format": _FORMAT,
             _IDENTITY: identity,
             "step": step,
             "metrics": content.about.metrics,
             "metadata": content.about.metadata,
-            "ranks": pack(content.ranks, rest, "ranks"),
+            "ranks": pack(content.ranks, tensors, "ranks"),
         }
         files.write("folder", hidden / _MODEL, {_IDENTITY: identity}, content.model)
         state.write(hidden / _STATES, {**content.states, _IDENTITY: identity})
-        files.write("folder", hidden / _REST, header, rest)
+        files.write("folder", hidden / _REST, header, tensors)
         os.rename(hidden, folder / name)
     except BaseException:
         shutil.rmtree(hidden, ignore_errors=True)
@@ -292,8 +292,8 @@ def prune(folder: Path, keep: int | None, best: tuple[str, str] | None, newest: 
         return
     abouts = checkpoints(folder)
     spared = {about.path for about in abouts[-keep:]} | {newest}
-    if best is not None and len(abouts) > keep and (found := best_of(abouts, *best)) is not None:
-        spared.add(found.path)
+    if best is not None and len(abouts) > keep and (best_about := best_of(abouts, *best)) is not None:
+        spared.add(best_about.path)
     for about in abouts:
         if about.path is not None and about.path not in spared:
             _remove(about.path)
@@ -301,9 +301,9 @@ def prune(folder: Path, keep: int | None, best: tuple[str, str] | None, newest: 
 
 def best_of(checkpoints: Sequence[Checkpoint], name: str, mode: str) -> Checkpoint | None:
     """Return the checkpoint with the smallest ("min") or largest metric, the newest of equal ones; NaN is never the best."""
-    ranked = [one for one in checkpoints if not math.isnan(one.metrics.get(name, math.nan))]
+    ranked = [about for about in checkpoints if not math.isnan(about.metrics.get(name, math.nan))]
     sign = 1 if mode == "min" else -1
-    return min(reversed(ranked), key=lambda one: sign * one.metrics[name], default=None)
+    return min(reversed(ranked), key=lambda about: sign * about.metrics[name], default=None)
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -323,7 +323,7 @@ def _about(path: Path, header: Mapping[str, Any]) -> Checkpoint:
     if any(type(value) not in (int, float) for value in metrics.values()):
         raise ValueError("its metrics are no numbers")
     if step_of(path) not in (step, None):
-        raise ValueError(f"it is of step {step}, and its folder has the name of another one")
+        raise ValueError(f"it is of step {step}, its folder has the name of another step")
     return Checkpoint(step, {name: float(value) for name, value in metrics.items()}, header["metadata"], path)
 
 
@@ -333,10 +333,10 @@ def _check_rank(rank: Any) -> None:
         raise ValueError("it does not have the states of generators")
     rank.setdefault("extra", [])
     if not all(isinstance(rank[name], list) for name in ("stateful", "extra", "buffers")):
-        raise ValueError("what it has of other objects and of buffers is no list")
+        raise ValueError("its other objects, extra states or buffers are no list")
     for each in (*rank["extra"], *rank["buffers"]):
         if not (isinstance(each, dict) and all(isinstance(name, str) for name in each)):
-            raise ValueError("what it has of a replica's buffers is no dict by names")
+            raise ValueError("the buffers of a replica are no dict by name")
     if not all(isinstance(tensor, torch.Tensor) for buffers in rank["buffers"] for tensor in buffers.values()):
         raise ValueError("it has buffers that are no tensors")
     check_random_state(rank["random"], with_gpus=False)

@@ -27,7 +27,7 @@ def flatten(state: Any, path: str, into: dict[str, torch.Tensor]) -> Any:
         if isinstance(state, WithMaster):
             return {"with master": items}
         return {"tuple": items} if isinstance(state, tuple) else items
-    raise TypeError(f"a state to save is None, a tensor, or a tuple or list of such; got {type(state).__name__}")
+    raise TypeError(f"a state must be None, a tensor, or a tuple or list of these; got {type(state).__name__}")
 
 
 def tensor_names(layout: Any) -> list[str]:

@@ -90,14 +90,14 @@ def _of_trainer(trainer: Trainer) -> Callable[[], None]:
         for part, schedule in schedules:
             part.lr_scheduler = schedule
         trainer.load_state_dict(copy.deepcopy(saved))
-        for (part, schedule), own in zip(schedules, attributes, strict=True):
+        for (part, schedule), values in zip(schedules, attributes, strict=True):
             part.lr_scheduler = schedule  # the very same: who has made it may want to change it
-            if own:
-                vars(schedule).update(own)
+            if values:
+                vars(schedule).update(values)
         optimizer.step_counts.restore(counts)
         optimizer.load_host_state(carried)
-        for guard, found in zip(guards, used, strict=True):
-            guard.restore(found)
+        for guard, uses in zip(guards, used, strict=True):
+            guard.restore(uses)
         trainer.telemetry = telemetry
 
     return restore
@@ -108,21 +108,21 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
 
     A `state_dict` of a foreign class is loaded first, because loading it may round states to the weights' type.
     """
-    found = _with_inner(optimizer)
-    parameters = {id(each): each for one in found for group in one.param_groups for each in group["params"]}
+    optimizers = _with_inner(optimizer)
+    parameters = {id(each): each for one in optimizers for group in one.param_groups for each in group["params"]}
     memo = dict(parameters)  # what optimizers share stays shared in a copy, and parameters are not copied
-    states = [{key: copy.deepcopy(row, memo) for key, row in each.state.items()} for each in found]
-    groups = [[_options(group) for group in each.param_groups] for each in found]
-    saved = [(each, copy.deepcopy(each.state_dict())) for each in found if _has_more(each)]
+    states = [{key: copy.deepcopy(row, memo) for key, row in each.state.items()} for each in optimizers]
+    groups = [[_options(group) for group in each.param_groups] for each in optimizers]
+    saved = [(each, copy.deepcopy(each.state_dict())) for each in optimizers if _has_more(each)]
 
     def restore() -> None:
         for each, more in saved:
             each.load_state_dict(copy.deepcopy(more))
         memo = dict(parameters)
-        for each, state, kept in zip(found, states, groups, strict=True):
+        for each, state, group_options in zip(optimizers, states, groups, strict=True):
             each.state.clear()
             each.state.update({key: copy.deepcopy(row, memo) for key, row in state.items()})
-            for group, options in zip(each.param_groups, kept, strict=True):
+            for group, options in zip(each.param_groups, group_options, strict=True):
                 _set_options(group, options)
 
     return restore
@@ -130,12 +130,12 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
 
 def _with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     """Return an optimizer, and the optimizers among its attributes or in lists there."""
-    found = {id(optimizer): optimizer}
+    optimizers = {id(optimizer): optimizer}
     for value in vars(optimizer).values():
         for each in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(each, torch.optim.Optimizer):
-                found |= {id(inner): inner for inner in _with_inner(each)}
-    return list(found.values())
+                optimizers |= {id(inner): inner for inner in _with_inner(each)}
+    return list(optimizers.values())
 
 
 def _has_more(optimizer: torch.optim.Optimizer) -> bool:

@@ -58,7 +58,7 @@ def collect(
             layout[name] = flatten(updater.state[i], "", state[name])
     counts = optimizer.counts
     if isinstance(optimizer, MultiOptimizer):
-        own: dict[str, Any] = {
+        described: dict[str, Any] = {
             "optimizer": type(optimizer).__name__.lower(),
             "settings": {"clip_norm": optimizer.clip_norm, "skip_nonfinite": optimizer.skip_nonfinite},
             "lr_scheduler": None,
@@ -72,8 +72,8 @@ def collect(
             ],
         }
     else:
-        own = _described(optimizer)
-    return own | {
+        described = _described(optimizer)
+    return described | {
         "format": FORMAT,
         "num_update": optimizer.num_update,
         "counts": {name: counts[i] for i, name in zip(indices, names, strict=True) if i in counts},
@@ -111,8 +111,8 @@ def restore(
         # How states are stored is the trainer's own choice, for masters if there are any in both.
         converted = settings.get("multi_precision") and part.multi_precision
         stays = ("state_dtype", "multi_precision") if converted else ("state_dtype",)
-        kept = {name: value for name, value in settings.items() if name not in stays}
-        changes.append((part, kept | {"lr_scheduler": _saved_schedule(part, part_state["lr_scheduler"])}))
+        restored = {name: value for name, value in settings.items() if name not in stays}
+        changes.append((part, restored | {"lr_scheduler": _saved_schedule(part, part_state["lr_scheduler"])}))
         states |= _saved_states(part, dict(zip(names, params, strict=True)), part_state)
     for part, settings in changes:
         part.set_together(settings, True)

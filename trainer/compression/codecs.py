@@ -26,21 +26,21 @@ class CodecReduce(ReduceAlgorithm):
         if compressor.error_feedback and not self.one_hop and not self.votes:
             self.server = self.zeros(self.chunk)
         self.bytes_sent = (ranks - 1) * (size if self.one_hop else size + second)
-        self.own = self._room(chunks, size)
-        self.received = self.own if ranks == 1 else self._room(ranks, size)
+        self.messages = self._room(chunks, size)
+        self.received = self.messages if ranks == 1 else self._room(ranks, size)
         if not self.one_hop:
             self.part, self.parts = self._room(1, second), self._room(ranks, second)
 
     @torch.no_grad()
     def steps(self, bucket: torch.Tensor) -> Iterator[Any]:
         code, last = self.code, (self.parameter, self.engine)
-        compress.encode(code, bucket, self.worker, self.own, *last)
+        compress.encode(code, bucket, self.worker, self.messages, *last)
         if self.one_hop:
             if self.ranks > 1:
-                yield self.all_gather(self.received, self.own)
+                yield self.all_gather(self.received, self.messages)
             compress.reduce(code, self.received, None, bucket, None, *last)
             return
-        yield self.all_to_all(self.received, self.own)
+        yield self.all_to_all(self.received, self.messages)
         if self.votes:
             compress.reduce_votes(code, self.received, self.part, self.engine)
         else:

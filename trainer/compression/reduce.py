@@ -45,7 +45,7 @@ class ReduceAlgorithm(abc.ABC):
         self.worker = self.zeros(numel) if compressor.error_feedback else None
         self._asked = None if exchange is None else choice("exchange", exchange, _EXCHANGES)
         if exchange not in (None, compressor.exchange) and compressor.exchange != "all_to_all":
-            raise ValueError(f"exchange={exchange!r}: {compressor.type!r} goes by {compressor.exchange!r}")
+            raise ValueError(f"exchange={exchange!r}: {compressor.type!r} uses {compressor.exchange!r}")
 
     def choose_exchange(self, compressor: Compressor) -> int:
         """Set `exchange` to "all_gather" or "all_to_all", and return the number of chunks to cut the bucket into."""
@@ -124,20 +124,20 @@ class MessageReduce(ReduceAlgorithm):
     def steps(self, bucket: torch.Tensor) -> Iterator[Any]:
         x = self.with_residual(bucket)
         if self.one_hop:
-            own = self._encoded(x, self.worker)
-            received = own[None]
+            messages = self._encoded(x, self.worker)
+            received = messages[None]
             if self.ranks > 1:
-                received = own.new_empty(self.ranks, *own.shape)
-                yield self.all_gather(received, own)
+                received = messages.new_empty(self.ranks, *messages.shape)
+                yield self.all_gather(received, messages)
             bucket.copy_(self._sum(received))
             return
         x = torch.nn.functional.pad(x, (0, self.ranks * self.chunk - self.numel)).view(self.ranks, -1)
         left = None if self.worker is None else torch.zeros_like(x)
-        own = torch.stack([self._encoded(chunk, None if left is None else left[r]) for r, chunk in enumerate(x)])
+        messages = torch.stack([self._encoded(chunk, None if left is None else left[r]) for r, chunk in enumerate(x)])
         if self.worker is not None and left is not None:
             self.worker.copy_(left.view(-1)[: self.numel])
-        received = torch.empty_like(own)
-        yield self.all_to_all(received, own)
+        received = torch.empty_like(messages)
+        yield self.all_to_all(received, messages)
         total = self._sum(received)
         part = self._encoded(total if self.server is None else total.add_(self.server), self.server)
         yield self.all_gather(received, part)
@@ -149,8 +149,8 @@ class MessageReduce(ReduceAlgorithm):
         message = self.compressor.encode(x)
         if message.dtype != self.dtype or message.shape != self.shape:
             raise ValueError(
-                f"{self.compressor!r}: encode gave {message.dtype} {tuple(message.shape)} and, of as many values, "
-                f"{self.dtype} {tuple(self.shape)} before: ranks must know how long messages are"
+                f"{self.compressor!r}: encode gave {message.dtype} {tuple(message.shape)}, and before {self.dtype} "
+                f"{tuple(self.shape)}: messages of equally many values must have equal dtypes and shapes"
             )
         if residual is not None:
             keep_residual(x, self._decoded(message), residual)

@@ -223,7 +223,7 @@ class KVStoreSync(GradientSync):
         self._compression_params = compression_params
         self._control: torch.Tensor | None = None
         # For a store that cannot take new values: the first replica's weights after the last update, to notice changes.
-        self._given: list[torch.Tensor] | None = None
+        self._last_weights: list[torch.Tensor] | None = None
         self._lazy = [any(map(is_lazy, params)) for params in zip(*(replica.params for replica in replicas), strict=True)]
 
     def start(self) -> None:
@@ -246,14 +246,14 @@ class KVStoreSync(GradientSync):
                 store.broadcast(key, weights[key], everywhere[key])
         self.store, self.updates = store, updates
         if updates and type(store).replace is KVStore.replace:
-            self._given = [weight.clone() for weight in weights]
+            self._last_weights = [weight.clone() for weight in weights]
 
     @torch.no_grad()
     def follow_weights(self) -> None:
         # Writing through `.data` cannot be noticed, so the first replica's weights are copied at each step.
         weights = self._replicas[0].weights()
-        if self._given is not None:
-            changed = [i for i, differs in enumerate(_differ(weights, self._given)) if differs]
+        if self._last_weights is not None:
+            changed = [i for i, differs in enumerate(_differ(weights, self._last_weights)) if differs]
             if changed:
                 self._live.replace(changed, [weights[i] for i in changed])  # which refuses
         elif self.updates:
@@ -278,8 +278,8 @@ class KVStoreSync(GradientSync):
         keys = [i for i, wanted in enumerate(chosen) if wanted]
         pushed = [_values(self._replicas, i, fresh) for i in keys]
         _pushpull(self._live, keys, pushed, _everywhere(self._replicas, keys))
-        if self._given is not None:
-            torch._foreach_copy_([self._given[i] for i in keys], [self._replicas[0].params[i].detach() for i in keys])
+        if self._last_weights is not None:
+            torch._foreach_copy_([self._last_weights[i] for i in keys], [self._replicas[0].params[i].detach() for i in keys])
 
     def use_control(self, control: torch.Tensor) -> None:
         self._refuse_compressed()
@@ -352,15 +352,15 @@ def updates_on_store(
     return text == "1" and not (kvstore == "local" and largest > LARGE)
 
 
-def _differ(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[bool]:
+def _differ(tensors: Sequence[torch.Tensor], other_tensors: Sequence[torch.Tensor]) -> list[bool]:
     """Return for each pair of tensors whether they differ in any bit; equal NaNs do not differ."""
     flags = []
-    for tensor, other in zip(tensors, others, strict=True):
-        if tensor.shape != other.shape or tensor.dtype != other.dtype or tensor.device != other.device:
+    for tensor, other_tensor in zip(tensors, other_tensors, strict=True):
+        if tensor.shape != other_tensor.shape or tensor.dtype != other_tensor.dtype or tensor.device != other_tensor.device:
             flags.append(torch.ones((), dtype=torch.bool))
         else:
             bits = _BITS[tensor.element_size()]
-            flags.append((tensor.view(bits) != other.view(bits)).any())
+            flags.append((tensor.view(bits) != other_tensor.view(bits)).any())
     return torch.stack([flag.to(flags[0].device) for flag in flags]).tolist()  # waits for the device once
 
 

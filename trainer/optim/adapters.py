@@ -49,7 +49,7 @@ __all__ = [
     "as_torch",
 ]
 
-# Arguments that torch has other names or other means for: lr, weight_decay, schedulers, GradScaler, groups.
+# Arguments for which torch has other names or means: lr, weight_decay, schedulers, GradScaler, groups.
 _NOT_OPTIONS = (
     *("self", "learning_rate", "wd", "rescale_grad", "lr_scheduler", "begin_num_update", "param_idx2name", "param_dict"),
 )
@@ -108,8 +108,8 @@ class _OfRule(FusedOptimizer):
     """The base of the classes that `as_torch` makes; each group has a `RuleOptimizer` with the group's options.
 
     The `RuleOptimizer` gives the rule and the hyper-parameters. Its host state is stored in the group, under "carried". The
-    options `beta1`, `beta2`, ... are in the group twice, also as torch's `betas`, which schedulers know; a change of either
-    holds from the next step on.
+    group has the options `beta1`, `beta2`, ... twice, also as `betas`, which torch's schedulers know; a change of either
+    takes effect at the next step.
     """
 
     __signature__: ClassVar[inspect.Signature]
@@ -118,7 +118,7 @@ class _OfRule(FusedOptimizer):
     _beta_names: ClassVar[tuple[str, ...]]  # the options in `betas`
 
     def __init_subclass__(cls, of: type[gluon.RuleOptimizer] | None = None) -> None:
-        """Take arguments and options from the optimizer class `of`; if it is None, inherit them."""
+        """Take arguments, options and docstring from the optimizer class `of`; None inherits them."""
         super().__init_subclass__()
         if of is None:
             return
@@ -140,9 +140,11 @@ class _OfRule(FusedOptimizer):
         if cls._beta_names:
             default_betas = tuple(options[name] for name in betas)
             arguments.append(plain.replace(name="betas", default=default_betas, kind=keyword))
+        summary = (of.__doc__ or of.__name__).splitlines()[0].partition(". ")[0].removesuffix(".")
         cls.__doc__ = (
-            f"`tristep.optimizer.{of.__name__}` with the interface of `torch.optim.Optimizer`.\n\n"
-            "Arguments are `lr`, `weight_decay`, `maximize` and the options of that class, which its docstring explains."
+            f"{summary}.\n\n"
+            f"This is `tristep.optimizer.{of.__name__}` with the interface of `torch.optim.Optimizer`. Arguments: `lr`, "
+            "`weight_decay`, `maximize`, and the other arguments of that class by name, as its docstring describes them."
         )
         cls.__signature__ = inspect.Signature(arguments)
 
@@ -205,17 +207,17 @@ class _OfRule(FusedOptimizer):
             self._of(group)  # makes `beta1`, ... and `betas` equal, if either was changed
         return super().__getstate__()
 
-    def _with_betas(self, group: Group, given: Iterable[str]) -> Group:
-        """Return the group with equal `beta1`, ... and `betas`; the names in `given` determine the others."""
+    def _with_betas(self, group: Group, decisive: Iterable[str]) -> Group:
+        """Return the group with equal `beta1`, ... and `betas`; the names in `decisive` determine the others."""
         if not self._beta_names:
             return group
         single = {name: group[name] for name in self._beta_names}
-        if "betas" in given:
+        if "betas" in decisive:
             betas = tuple(group["betas"]) if isinstance(group["betas"], (tuple, list)) else ()
             if len(betas) != len(single):
                 raise ValueError(f"betas={group['betas']!r}: must be a tuple of {', '.join(single)}")
             for name, value in zip(single, betas, strict=True):
-                if name in given and single[name] != value:
+                if name in decisive and single[name] != value:
                     raise ValueError(f"{name}={single[name]!r} and betas={betas!r}: they must agree; give one of them only")
             single = dict(zip(single, betas, strict=True))
         return {**group, **single, "betas": tuple(single.values())}
@@ -226,10 +228,10 @@ class _OfRule(FusedOptimizer):
         cached_group, cached_options, optimizer = cache.get(id(group), (None, None, None))
         if self._beta_names and tuple(group["betas"]) != tuple(group[name] for name in self._beta_names):
             before = dict(zip(self._options, cached_options, strict=True)) if cached_group is group else {}
-            given = {name for name in self._beta_names if name not in before or group[name] != before[name]}
+            changed = {name for name in self._beta_names if name not in before or group[name] != before[name]}
             if tuple(group["betas"]) != tuple(before.get(name) for name in self._beta_names):
-                given.add("betas")
-            group.update(self._with_betas(group, given))
+                changed.add("betas")
+            group.update(self._with_betas(group, changed))
         options = [group[name] for name in self._options]
         if cached_group is not group or cached_options != options:
             numbers: dict[str, Any] = {"learning_rate": float(group["lr"]), "wd": float(group["weight_decay"])}
@@ -390,7 +392,7 @@ class _OfRule(FusedOptimizer):
         return written
 
 
-# torch's optimizers with the states of a rule, under other names.
+# By rule: torch's optimizer with the same states under other names.
 _TORCHS: dict[Any, type[FusedOptimizer]] = {rules.adam: ports.Adam, rules.adamw: ports.AdamW, rules.adamax: ports.Adamax}
 
 

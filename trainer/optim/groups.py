@@ -264,12 +264,12 @@ class NumberTensors:
             # Each has a storage of its own, so that it is pickled alone.
             new = [torch.from_numpy(self.array[i : i + 1].reshape(())) for i in range(len(values))]
         self._own_pointers = self._pointers = list(map(_data_ptr, new))
-        for row, own in zip(rows, new, strict=True):
+        for row, own_tensor in zip(rows, new, strict=True):
             tensor = row.get(name)
             if not _is_writable(tensor):
-                row[name] = own
+                row[name] = own_tensor
             elif (optimizer._is_copy and not tensor.is_shared()) or any(a <= tensor.data_ptr() < b for a, b in ranges):
-                tensor.data = own
+                tensor.data = own_tensor
         self._tensors: list[torch.Tensor] = [row[name] for row in rows]
         self.apart: list[int] = []
 
@@ -278,7 +278,7 @@ class NumberTensors:
         pointers = list(map(_data_ptr, self._tensors))
         if pointers != self._pointers:
             self._pointers = pointers
-            self.apart = [i for i, own in enumerate(self._own_pointers) if pointers[i] != own]
+            self.apart = [i for i, pointer in enumerate(self._own_pointers) if pointers[i] != pointer]
         if self.apart:
             self.array[self.apart] = [self._tensors[i].item() for i in self.apart]
 

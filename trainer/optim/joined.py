@@ -151,7 +151,7 @@ class JoinedOptimizers(torch.optim.Optimizer):
         Raises:
             ValueError: its parameters are of several optimizers, or of none.
         """
-        owners = {k for k, own in enumerate(self._agreed["param_groups"][1:]) if any(group is each for each in own)}
+        owners = {k for k, share in enumerate(self._agreed["param_groups"][1:]) if any(group is each for each in share)}
         owners = owners or {self._owners[parameter] for parameter in group["params"] if parameter in self._owners}
         if len(self.optimizers) > 1 and len(owners) != 1:
             raise ValueError(

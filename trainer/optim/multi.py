@@ -131,10 +131,10 @@ class MultiOptimizer(JoinedOptimizers):
                 raise ValueError(f"state_dict has groups of {saved_sizes} parameters, this optimizer has groups of {sizes}")
             owners = [self.owner_of(i, group) for i, group in enumerate(self.param_groups)]
             for k, optimizer in enumerate(self.optimizers):
-                own = [group for group, owner in zip(groups, owners, strict=True) if owner == k]
-                keys = list(unassigned) if len(self.optimizers) == 1 else [key for group in own for key in group["params"]]
+                share = [group for group, owner in zip(groups, owners, strict=True) if owner == k]
+                keys = list(unassigned) if len(self.optimizers) == 1 else [key for group in share for key in group["params"]]
                 state = {key: unassigned.pop(key) for key in keys if key in unassigned}
-                parts.append({"param_groups": own, "state": state})
+                parts.append({"param_groups": share, "state": state})
                 if isinstance(optimizer, FusedOptimizer):
                     check_numbers(optimizer, parts[-1], optimizer._shown)
             return {**saved, "state": unassigned}

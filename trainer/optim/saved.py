@@ -32,15 +32,15 @@ def shown_states(optimizer: GroupOptimizer, only: Collection[str] | None = None)
         optimizer: the optimizer.
         only: the keys of states and masters to convert; None: all.
     """
-    kept, owners = optimizer.state, optimizer._owners or {}
-    shown = copy.copy(kept)  # rows without a conversion stay the same objects, as in torch
+    states, owners = optimizer.state, optimizer._owners or {}
+    shown = copy.copy(states)  # rows without a conversion stay the same objects, as in torch
     for group in optimizer.param_groups:
         rule = optimizer._rule(group)
         unsigned = {optimizer._keys.get(slot, slot): slot in rule.nonnegative for slot in rule.slots}
         for parameter in group["params"]:
-            if not isinstance(kept.get(parameter), dict) or (parameter in owners and isinstance(rule, TensorRule)):
+            if not isinstance(states.get(parameter), dict) or (parameter in owners and isinstance(rule, TensorRule)):
                 continue
-            row, shape = dict(kept[parameter]), shards.local(parameter).shape
+            row, shape = dict(states[parameter]), shards.local(parameter).shape
             for key in unsigned:
                 state: Any = row.get(key)
                 if not storage.is_packed(state) or shards.is_dtensor(state) or (only is not None and key not in only):
@@ -53,11 +53,11 @@ def shown_states(optimizer: GroupOptimizer, only: Collection[str] | None = None)
     if owners:
         shards.whole_plan().show(optimizer, shown, only)
     try:
-        if not all(map(is_, shown.values(), kept.values())):
+        if not all(map(is_, shown.values(), states.values())):
             optimizer.state = shown
         yield
     finally:
-        optimizer.state = kept
+        optimizer.state = states
 
 
 def converted(optimizer: GroupOptimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,10 +97,10 @@ def check_numbers(optimizer: GroupOptimizer, saved: Mapping[str, Any], shown: Co
     groups, state = saved.get("param_groups"), saved.get("state")
     if not isinstance(groups, list) or len(groups) != len(optimizer.param_groups) or not isinstance(state, Mapping):
         return
-    for k, (group, own) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
+    for k, (group, current) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
         options = {name: _number_in(value) for name, value in group.items() if name in optimizer.defaults}
         for name, value in options.items():
-            if isinstance(value, float) and not math.isfinite(value) and value != own.get(name):
+            if isinstance(value, float) and not math.isfinite(value) and value != current.get(name):
                 raise ValueError(f"saved state: param_groups[{k}][{name!r}] is {value!r}: must be finite")
         # Booleans are not checked: some that torch saves, such as `capturable`, would be refused, but do no harm here.
         kinds = (int, float, str, tuple, list)
@@ -123,12 +123,12 @@ def check_numbers(optimizer: GroupOptimizer, saved: Mapping[str, Any], shown: Co
 
 def _check_slots(optimizer: GroupOptimizer, k: int, group: Mapping[str, Any], state: Mapping[Any, Any]) -> None:
     """Raise if group `k` has states of another optimizer: missing states would start at 0, with that optimizer's counts."""
-    own, rows = optimizer.param_groups[k], [state.get(key) for key in group.get("params", ())]
+    current, rows = optimizer.param_groups[k], [state.get(key) for key in group.get("params", ())]
     rule = optimizer._rule({**optimizer.defaults, **group})
     saved_options = {*group, "state_dtype"}  # only groups that use state_dtype have this key
     lacks_options = bool(optimizer.defaults.keys() - saved_options)
-    added = saved_options - own.keys() - {"state_dtype"}
-    for i, (parameter, row) in enumerate(zip(own["params"], rows, strict=False)):
+    added = saved_options - current.keys() - {"state_dtype"}
+    for i, (parameter, row) in enumerate(zip(current["params"], rows, strict=False)):
         if not isinstance(row, Mapping) or not row:
             continue
         keys = [optimizer._keys.get(slot, slot) for slot in rule.slots]
@@ -139,9 +139,9 @@ def _check_slots(optimizer: GroupOptimizer, k: int, group: Mapping[str, Any], st
         # Unknown states may be a user's, or of an option that was on before, unless the options differ, too.
         if missing or (unknown and (lacks_options or added & _options_of_all())):
             raise ValueError(
-                f"saved state: param_groups[{k}]: the state of {name_of(own, i)} is another optimizer's than "
-                f"{type(optimizer).__name__}'s: it lacks {missing}, and has {unknown}, which are unknown; load one that an "
-                "optimizer of this class has saved"
+                f"saved state: param_groups[{k}]: the state of {name_of(current, i)} is another optimizer's than "
+                f"{type(optimizer).__name__}'s: it lacks {missing}, and has unknown {unknown}; load a state_dict that an "
+                "optimizer of this class returned"
             )
 
 

@@ -102,7 +102,7 @@ def check_placement(name: str, key: str, state: torch.Tensor, parameter: torch.T
     else:
         return
     raise ValueError(
-        f"{key!r} of {name} is {wrong}, otherwise than the parameter: load the states by "
+        f"{key!r} of {name} is {wrong}, unlike the parameter: load the states by "
         "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which shards them as their parameters"
     )
 

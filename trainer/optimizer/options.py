@@ -147,7 +147,7 @@ def _refuse_decay_schedule(optimizer: Any) -> None:
 
 def _refuse_peak(optimizer: Any) -> None:
     if optimizer.decay_schedule is None:
-        raise ValueError(f"peak_lr={optimizer.peak_lr!r} without decay_schedule: it must be None, or give that, too")
+        raise ValueError(f"peak_lr={optimizer.peak_lr!r} without decay_schedule: give both, or neither")
 
 
 def wd_at(optimizer: Any, lr: Any, wd: Any) -> Any:

@@ -61,19 +61,19 @@ def unhooked() -> Iterator[None]:
 
 
 def _explained(error: Exception) -> str:
-    said = " ".join(f"{type(error).__name__}: {error}".rstrip(".").split())
-    if "C compiler" in said:
+    message = " ".join(f"{type(error).__name__}: {error}".rstrip(".").split())
+    if "C compiler" in message:
         remedy = "install a C compiler, such as gcc, with which Triton builds its launcher, or name one in CC"
     elif isinstance(error, subprocess.CalledProcessError):
-        said = f"the C compiler that Triton called has failed with status {error.returncode}"
+        message = f"the C compiler that Triton called has failed with status {error.returncode}"
         remedy = "what it printed names what is missing, often the headers of Python (python3-dev), or libcuda.so"
-    elif "libcuda" in said:
+    elif "libcuda" in message:
         remedy = "name the folder of the driver's libcuda.so in TRITON_LIBCUDA_PATH"
-    elif "active drivers" in said:
+    elif "active drivers" in message:
         remedy = "it needs a driver for this GPU, and GPUs of one vendor, or the one to take in TRITON_DEFAULT_BACKEND"
     else:
         remedy = "see whether a kernel of Triton's tutorials runs there"
-    return f"{said}; {remedy}"
+    return f"{message}; {remedy}"
 
 
 @triton.jit
