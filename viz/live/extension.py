@@ -1,4 +1,4 @@
-"""The IPython extension: ``%load_ext tristep`` gives magics and tables for trainers; unloading takes all back."""
+"""The IPython extension: ``%load_ext tristep`` adds magics, and shows trainers as tables; unloading removes both."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from .loop import MODES
 
 __all__ = ["TristepMagics", "load", "unload"]
 
-REPORTED = (Recorder, Run, LiveLoop)  # what there is a dashboard of
+REPORTED = (Recorder, Run, LiveLoop)  # types with a dashboard
 MODELS = (
     Trainer,
     Optimizer,
     torch.optim.Optimizer,
     torch.optim.lr_scheduler.LRScheduler,
-)  # of reprs.TYPES, what refers to one
+)  # types of reprs.TYPES whose objects refer to a model
 
 
 def load(shell: Any) -> None:
-    """Register magics, formatters and events with a shell of IPython. Once more is as good as once."""
+    """Register magics, formatters and events with an IPython shell. Loading again has no further effect."""
     unload(shell)
     magics = TristepMagics(shell)
     shell.register_magics(magics)
@@ -51,7 +51,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Take back what `load` did."""
+    """Undo `load`."""
     magics = shell.magics_manager.registry.get(TristepMagics.__name__)
     if magics is None:
         return
@@ -65,8 +65,8 @@ def unload(shell: Any) -> None:
             formatter.pop(kind)
     manager = shell.magics_manager
     del manager.registry[TristepMagics.__name__]
-    for kind, own in magics.magics.items():
-        for name, function in own.items():
+    for kind, functions in magics.magics.items():
+        for name, function in functions.items():
             if manager.magics[kind].get(name) == function:
                 del manager.magics[kind][name]
     shell.configurables.remove(magics)
@@ -74,19 +74,19 @@ def unload(shell: Any) -> None:
 
 @magics_class
 class TristepMagics(Magics):
-    """What the magics do. Each explains itself: ``%opt_compare?``."""
+    """The magics of tristep. ``%opt_compare?`` shows the help of one."""
 
     shell: Any
     replaced: Mapping[type, Any]
 
     def before_cell(self, info: Any) -> None:
-        """A cell that is run again stops the loop that it has started before."""
-        # Messages of widgets call this, too, on other threads.
+        """Stop the loop that this cell started when it ran before."""
+        # Widgets' messages trigger this event, too, on other threads.
         if threading.current_thread() is threading.main_thread() and info.cell_id is not None:
             stop_loops(info.cell_id)
 
     def after_cell(self, result: Any) -> None:
-        """A trainer that was shown as a table is not kept in `Out`, which would keep a model for each run of the cell."""
+        """Remove a trainer shown as a table from `Out`, which would otherwise keep a model for each run of the cell."""
         if isinstance(result.result, MODELS):
             self.shell.user_ns["Out"].pop(result.execution_count, None)
             self.shell.del_var(f"_{result.execution_count}", by_name=True)
@@ -95,7 +95,7 @@ class TristepMagics(Magics):
     @argument("optimizers", nargs="+", help="names of optimizers, or of your own rules and optimizers in the notebook")
     @argument("--on", default="rosenbrock", help="a function's name or an expression of x and y, without spaces")
     @argument("--steps", type=int, default=200, help="how many updates (200)")
-    @argument("--start", nargs=2, type=float, metavar=("X", "Y"), help="where all begin; left out: the function's own start")
+    @argument("--start", nargs=2, type=float, metavar=("X", "Y"), help="where all begin (the function's own start)")
     @line_magic
     def opt_compare(self, line: str) -> Any:
         """Compare optimizers on a function of two variables, and show their paths.
@@ -108,9 +108,9 @@ class TristepMagics(Magics):
 
     @magic_arguments()
     @argument("name", help="of a schedule, such as cosine, poly, factor or onecycle")
-    @argument("--steps", type=int, default=1000, help="how many updates (1000); where it ends, if the schedule has an end")
+    @argument("--steps", type=int, default=1000, help="how many updates (1000); a schedule with an end ends there")
     @argument("--warmup", type=int, default=0, help="how many of them warm up (0)")
-    @argument("--lr", type=float, help="the largest rate; left out: the schedule's default")
+    @argument("--lr", type=float, help="the largest rate (the schedule's default)")
     @argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another argument, as often as needed")
     @line_magic
     def lr_schedule(self, line: str) -> Any:
@@ -119,11 +119,11 @@ class TristepMagics(Magics):
         Example: %lr_schedule cosine --steps 1000 --warmup 100 --set final_lr=0.001
         """
         args = parse_argstring(self.lr_schedule, line)
-        given = dict(_setting(each) for each in args.set)
-        given |= {"warmup_steps": args.warmup} if args.warmup else {}
-        given |= {} if args.lr is None else {"base_lr": args.lr}
+        arguments = dict(_setting(each) for each in args.set)
+        arguments |= {"warmup_steps": args.warmup} if args.warmup else {}
+        arguments |= {} if args.lr is None else {"base_lr": args.lr}
         try:
-            schedule = scheduler(args.name, args.steps, **given)
+            schedule = scheduler(args.name, args.steps, **arguments)
         except (TypeError, ValueError) as error:
             raise UsageError(str(error)) from error
         print(f"tristep.lr_scheduler.{schedule!r}")
@@ -131,7 +131,7 @@ class TristepMagics(Magics):
 
     @magic_arguments()
     @argument("trainer", help="a Trainer or an optimizer, by its name in the notebook")
-    @argument("data", help="a loader, or a function or iterator that takes a step and gives its loss")
+    @argument("data", help="a loader, or a function or iterator that takes a step and returns the loss")
     @argument("--net", default="net", help="with a loader: the model (net)")
     @argument("--loss", default="loss", help="with a loader: the loss function (loss)")
     @argument("--low", type=float, default=1e-7, help="the first rate (1e-7)")
@@ -139,7 +139,7 @@ class TristepMagics(Magics):
     @argument("-n", type=int, default=100, help="how many steps (100)")
     @line_magic
     def lr_find(self, line: str) -> float:
-        """Try rising learning rates, show the losses, put everything back, and give the rate to begin with, in _.
+        """Try rising learning rates, show the losses, restore everything, and return the suggested rate.
 
         Example: %lr_find trainer loader --net net --loss loss_function
         """
@@ -148,28 +148,28 @@ class TristepMagics(Magics):
         step = data
         if not callable(data) and not isinstance(data, Iterator):
             step = self._value(args.net), self._value(args.loss), data
-        found: LRFinder = lr_find(source, step, low=args.low, high=args.high, n=args.n)
-        display(LRFinderView(found))
-        if found.nothing:
-            raise UsageError(found.nothing)
-        return found.value
+        result: LRFinder = lr_find(source, step, low=args.low, high=args.high, n=args.n)
+        display(LRFinderView(result))
+        if result.nothing:
+            raise UsageError(result.nothing)
+        return result.value
 
     @magic_arguments()
-    @argument("--fps", type=float, default=4.0, help="redraw at most so many times a second (4)")
-    @argument("--mode", choices=MODES, default="auto", help="what runs the loop, as of LiveLoop (auto)")
-    @argument("--trainer", help="the Trainer or optimizer; left out: the first one that the cell names")
+    @argument("--fps", type=float, default=4.0, help="redraw at most this many times a second (4)")
+    @argument("--mode", choices=MODES, default="auto", help="what runs the loop: the mode of LiveLoop (auto)")
+    @argument("--trainer", help="the Trainer or optimizer (the first one that the cell names)")
     @argument("--show", nargs="+", default=["loss"], metavar="NAME", help="numbers to record after each step (loss)")
-    @argument("--name", default="loop", help="of the variable that gets the LiveLoop (loop)")
+    @argument("--name", default="loop", help="variable that gets the LiveLoop (loop)")
     @cell_magic
     def train(self, line: str, cell: str) -> None:
-        """Run the training loop in this cell as a LiveLoop, just as it stands.
+        """Run the training loop in this cell, unchanged, as a LiveLoop.
 
-        What comes before the first for or while loop is run at once; the loop and what follows it step by step. A step is
-        one turn of the innermost loop that calls a method `step` in its own body, else of the outermost one. All names that
-        the cell sets are the notebook's, as always.
+        Code before the first for or while loop runs at once, the loop and the code after it step by step. A step is one
+        iteration of the innermost loop that calls a method `step` directly in its body; without one, of the outermost loop.
+        Names that the cell sets are set in the notebook, as always.
 
-        There are limits: await and yield cannot stand in the loop, a bare expression at the end shows nothing, and what
-        follows the loop is not run if it is stopped.
+        Limits: the loop cannot contain await or yield, a bare expression at the end is not shown, and the code after the
+        loop does not run if the loop is stopped.
 
         Example:
 
@@ -182,7 +182,7 @@ class TristepMagics(Magics):
         """
         args = parse_argstring(self.train, line)
         shell, namespace = self.shell, self.shell.user_ns
-        source = "\n" + shell.transform_cell(cell)  # an empty line where the magic stands, so that lines have their numbers
+        source = "\n" + shell.transform_cell(cell)  # an empty line in place of the magic, so that line numbers agree
         filename = shell.compile.cache(source, shell.execution_count, raw_code=f"%%train {line}\n{cell}")
         before, steps = split_at_loop(shell.transform_ast(ast.parse(source, filename)))
         exec(shell.compile(before, filename, "exec"), namespace)
@@ -192,12 +192,12 @@ class TristepMagics(Magics):
         named = list({id(each): each for each in named}.values())
         trainer = self._value(args.trainer) if args.trainer else _first(named, (Trainer, torch.optim.Optimizer))
         recorder = _first(named, Recorder)
-        others = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+        stateful_types = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
         loop = LiveLoop(
             turns(lambda: eval(code, namespace), lambda: numbers_of(namespace, args.show)),
             trainer=trainer,
             recorder=recorder,
-            stateful=[each for each in named if isinstance(each, others) and each is not trainer],
+            stateful=[each for each in named if isinstance(each, stateful_types) and each is not trainer],
             mode=args.mode,
             frames_per_second=args.fps,
         )
@@ -205,16 +205,16 @@ class TristepMagics(Magics):
         loop.start()
 
     @magic_arguments()
-    @argument("source", nargs="?", help="a Recorder, Run or LiveLoop; left out: the one made last")
+    @argument("source", nargs="?", help="a Recorder, Run or LiveLoop (the one made last)")
     @line_magic
     def viz_dashboard(self, line: str) -> Any:
-        """Show all that was recorded of a run on one page."""
+        """Show everything recorded of a run on one page."""
         args = parse_argstring(self.viz_dashboard, line)
         return Dashboard(self._value(args.source) if args.source else self._last(REPORTED, "Recorder, Run or LiveLoop"))
 
     @magic_arguments()
-    @argument("file", help="where to: .html is a page that works by itself, .png, .svg and .pdf are pictures")
-    @argument("view", nargs="?", help="what; left out: the last output, or the view made last")
+    @argument("file", help="the file: .html for a page that works by itself, .png, .svg or .pdf for a picture")
+    @argument("view", nargs="?", help="the view (the last output, or the view made last)")
     @line_magic
     def viz_export(self, line: str) -> None:
         """Write a view to a file.
@@ -253,7 +253,7 @@ class TristepMagics(Magics):
     @magic_arguments()
     @line_magic
     def viz_doctor(self, line: str) -> None:
-        """Say what there is, what is missing, and the command that mends it."""
+        """Print what is installed, what is missing, and the commands that fix it."""
         parse_argstring(self.viz_doctor, line)
         print("\n".join(doctor_report()))
         if has_front_end():
@@ -266,9 +266,9 @@ class TristepMagics(Magics):
             raise UsageError(f"{name!r} is nothing that the notebook knows ({error!r})") from error
 
     def _candidate(self, name: str) -> Any:
-        """What the notebook calls so, if it can run, or else the arguments, none, of the optimizer of that name."""
-        own = self.shell.user_ns.get(name)
-        return own if isinstance(own, (type, Optimizer)) or (callable(own)) else {}
+        """Return the notebook's class, optimizer or function of this name; else {}, the arguments of a named one."""
+        candidate = self.shell.user_ns.get(name)
+        return candidate if isinstance(candidate, (type, Optimizer)) or (callable(candidate)) else {}
 
     def _last(self, kinds: tuple[type, ...], words: str) -> Any:
         for name, value in reversed(list(self.shell.user_ns.items())):
@@ -277,10 +277,10 @@ class TristepMagics(Magics):
         raise UsageError(f"there is no {words} in the notebook: give its name")
 
 
-def _setting(given: str) -> tuple[str, Any]:
-    name, equals, value = given.partition("=")
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
     if not equals:
-        raise UsageError(f"--set {given}: must be NAME=VALUE")
+        raise UsageError(f"--set {text}: must be NAME=VALUE")
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):

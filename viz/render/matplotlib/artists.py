@@ -1,4 +1,4 @@
-"""The artists of a scene's layers."""
+"""Matplotlib artists that draw the layers of a scene."""
 
 from __future__ import annotations
 
@@ -34,7 +34,12 @@ __all__ = [
 
 
 class LayerArtist:
-    """The artists of a layer."""
+    """Base class: the matplotlib artists of layer `i` of a panel. Subclasses make them in `make`, and pass data in `set`.
+
+    `pictured`: whether the panel has a heatmap, from which lines need to be set off.
+    """
+
+    cheap = True  # whether passing the same data again takes less time than comparing it with the last data
 
     def __init__(self, axes: Axes, layer: Any, theme: str, i: int, pictured: bool) -> None:
         self.axes, self.theme, self.pictured = axes, THEMES[theme], pictured
@@ -42,14 +47,11 @@ class LayerArtist:
         self.zorder = 1 + i / 1000
         self.artists: list[Artist] = []
         self._shown: tuple[Any, ...] | None = None
-        self._edges: np.ndarray | None = None  # of the axes, [2, 2]
+        self._edges: np.ndarray | None = None  # limits of the axes, [2, 2]
         self.make(layer)
 
-    # Whether it takes longer to find out that nothing has changed than to hand over the same again.
-    cheap = True
-
     def show(self, scene: Scene, layer: Any, state: State, moving: bool) -> bool:
-        """Hand the layer's data to the artists; returns whether they had others before, or may have if it is moving."""
+        """Pass the layer's data to the artists. Returns whether it has changed, or may have, if `moving`."""
         data = self.data(scene, layer, state)
         if self._shown is not None and not (moving and self.cheap) and all(map(_same, data, self._shown)):
             return False
@@ -58,10 +60,11 @@ class LayerArtist:
         return changed
 
     def forget(self) -> None:
-        """Let the next `show` hand over all of it: the axes reach from or to something else."""
+        """Make the next `show` pass all data, because the limits of the axes have changed."""
         self._shown = self._edges = None
 
     def data(self, scene: Scene, layer: Any, state: State) -> tuple[Any, ...]:
+        """Return the layer's arrays in this state of the controls."""
         return tuple(layer.chosen(name, state) for name in layer.arrays)
 
     def make(self, layer: Any) -> None:
@@ -76,16 +79,16 @@ class LayerArtist:
         return line
 
     def inside(self, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The points that are not beyond the axes. Those on the edge are drawn whole."""
-        # Rounded as the points are: one on the edge must not be beyond it.
+        """Return the points within the limits of the axes. Markers on the edge are not clipped."""
+        # The limits are rounded as the points are, so that a point on the edge is not beyond it.
         if self._edges is None:
             self._edges = np.sort(np.array([self.axes.get_xlim(), self.axes.get_ylim()], np.float32), axis=1)
         (left, right), (low, high) = self._edges
-        there = (left <= x) & (x <= right) & (low <= y) & (y <= high)
-        return x[there], y[there]
+        within = (left <= x) & (x <= right) & (low <= y) & (y <= high)
+        return x[within], y[within]
 
     def outline(self, width: float) -> list[Any]:
-        """What sets a line off from the colours behind it; hairlines are to be quiet."""
+        """Return path effects that set a line off from a heatmap behind it; hairlines get none."""
         if not self.pictured or width < 1:
             return []
         dashes = {"dash_offset": 0, "dash_list": None}
@@ -105,13 +108,13 @@ class LineArtist(LayerArtist):
 
     def set(self, layer: Line, *data: Any) -> None:
         x, y = data
-        there = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+        finite = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
         self.line.set_data(x, y)
-        marker = "o" if layer.marker or there.size == 1 else ""  # a line through one point would not be seen
+        marker = "o" if layer.marker or finite.size == 1 else ""  # a line through one point is invisible
         if marker != self.line.get_marker():
             self.line.set_marker(marker)
         if layer.head:
-            self.head.set_data(*self.inside(x[there[-1:]], y[there[-1:]]))
+            self.head.set_data(*self.inside(x[finite[-1:]], y[finite[-1:]]))
 
 
 class BandArtist(LayerArtist):
@@ -122,10 +125,10 @@ class BandArtist(LayerArtist):
 
     def set(self, layer: Band, *data: Any) -> None:
         x, low, high = (np.asarray(values, dtype=np.float64) for values in data)
-        there = np.isfinite(x) & np.isfinite(low) & np.isfinite(high)
-        if self.axes.get_yscale() == "log":  # what reaches down to 0 goes on below the axes
+        finite = np.isfinite(x) & np.isfinite(low) & np.isfinite(high)
+        if self.axes.get_yscale() == "log":  # a band down to 0 extends below the axes
             low, high = (np.where(values > 0, values, 1e-300) for values in (low, high))
-        runs = np.flatnonzero(np.diff(np.concatenate([[False], there, [False]]).astype(np.int8))).reshape(-1, 2)
+        runs = np.flatnonzero(np.diff(np.concatenate([[False], finite, [False]]).astype(np.int8))).reshape(-1, 2)
         self.area.set_verts(
             [np.stack([np.r_[x[a:b], x[a:b][::-1]], np.r_[low[a:b], high[a:b][::-1]]], axis=1) for a, b in runs if b - a > 1]
         )
@@ -139,7 +142,7 @@ class HeatmapArtist(LayerArtist):
         self.image.set_data(np.zeros((1, 1, 4), np.uint8))
         self.image.set_clip_path(self.axes.patch)
         self.axes.add_image(self.image)
-        # Cells are equally large on the axes' scales: the rectangle is handed over in these, as logarithms on a log scale.
+        # Cells have equal sizes on the axes' scales, so the rectangle is given in scaled coordinates.
         self.image.set_transform(self.axes.transLimits + self.axes.transAxes)
         self.colours = layer.colours("dark" if self.theme is THEMES["dark"] else "light")
         self.artists.append(self.image)
@@ -177,11 +180,11 @@ class ArrowsArtist(LayerArtist):
 
     def set(self, layer: Arrows, *data: Any) -> None:
         x, y, dx, dy = (np.asarray(values, dtype=np.float64) for values in data)
-        there = np.isfinite(x + y + dx + dy)
+        drawable = np.isfinite(x + y + dx + dy)
         for axis, start, by in ((self.axes.xaxis, x, dx), (self.axes.yaxis, y, dy)):
             if axis.get_scale() == "log":
-                there &= (start > 0) & (start + by > 0)
-        places = np.stack([x[there], y[there]], axis=1)
+                drawable &= (start > 0) & (start + by > 0)
+        places = np.stack([x[drawable], y[drawable]], axis=1)
         if self.arrows is None or len(places) != self.arrows.N:
             if self.arrows is not None:
                 self.arrows.remove()
@@ -195,13 +198,13 @@ class ArrowsArtist(LayerArtist):
             look |= {"headwidth": 4, "headlength": 5, "headaxislength": 4.4, "minlength": 0.5}
             look |= {"edgecolor": self.theme.background, "linewidth": 0.6} if self.pictured else {}
             look |= {"color": self.colour, "zorder": self.zorder}
-            self.arrows = Quiver(self.axes, places[:, 0], places[:, 1], dx[there], dy[there], **look)
+            self.arrows = Quiver(self.axes, places[:, 0], places[:, 1], dx[drawable], dy[drawable], **look)
             self.axes.add_collection(self.arrows, autolim=False)
             self.artists[:] = [self.arrows]
         else:
             self.arrows.XY = places
             self.arrows.set_offsets(places)
-            self.arrows.set_UVC(dx[there], dy[there])
+            self.arrows.set_UVC(dx[drawable], dy[drawable])
 
 
 class RefLineArtist(LayerArtist):
@@ -225,7 +228,7 @@ class RefLineArtist(LayerArtist):
         self.at = float(at[0]) if at.size else np.nan
 
     def place_label(self, renderer: Any, box: Bbox, taken: list[Bbox]) -> None:
-        """Put the label at the line, inside the axes and clear of those that have places already."""
+        """Place the label next to the line, inside the axes and clear of the boxes in `taken`, or hide it."""
         assert self.label is not None
         self.label.set_visible(False)
         scaled = self.axes.transData.transform((self.at, self.at)) if np.isfinite(self.at) else (np.nan, np.nan)
@@ -246,11 +249,11 @@ class RefLineArtist(LayerArtist):
             for column in range(6):
                 left = box.x1 - (column + 1) * (width + gap)
                 places += [(left, y + gap), (left, y - gap - height)]
-        found = [Bbox.from_bounds(*place, width, height) for place in places]
-        found = [each for each in found if each.x0 >= box.x0 and each.x1 <= box.x1 + 1 and each.y0 >= box.y0 - 1]
-        found = [each for each in found if each.y1 <= box.y1 + 1]
-        free = [each for each in found if not any(each.overlaps(other.padded(-0.5)) for other in taken)]
-        if not free:  # better no label than two that cannot be read
+        candidates = [Bbox.from_bounds(*place, width, height) for place in places]
+        candidates = [each for each in candidates if each.x0 >= box.x0 and each.x1 <= box.x1 + 1 and each.y0 >= box.y0 - 1]
+        candidates = [each for each in candidates if each.y1 <= box.y1 + 1]
+        free = [each for each in candidates if not any(each.overlaps(other.padded(-0.5)) for other in taken)]
+        if not free:  # no label is better than two illegible ones
             self.label.set_visible(False)
             return
         taken.append(free[0])
@@ -275,7 +278,7 @@ class TextArtist(LayerArtist):
         self.fit()
 
     def fit(self) -> None:
-        """Break lines that are too long for the panel, or where letters stand below each other, make them smaller."""
+        """Break lines that are too long for the panel, or make text in a fixed-width font smaller."""
         figure: Any = self.axes.figure
         x, _ = self.words.get_position()
         share = {"left": 1 - x, "right": x, "center": 2 * min(x, 1 - x)}[self.layer.align]
@@ -302,7 +305,7 @@ ARTISTS: dict[type, type[LayerArtist]] = {
 
 
 def colour_and_dashes(style: int | str, theme: str) -> tuple[str, Any]:
-    """Colour and dashes."""
+    """Return the matplotlib colour and line style of a layer's style in a theme."""
     if isinstance(style, str):
         return getattr(THEMES[theme], style), "-"
     look = line_style(style, theme)
@@ -310,31 +313,32 @@ def colour_and_dashes(style: int | str, theme: str) -> tuple[str, Any]:
 
 
 def _coloured(values: np.ndarray, layer: Heatmap, colours: np.ndarray) -> np.ndarray:
-    """uint8 RGBA [n_rows, n_columns, 4]; what has no colour is clear."""
-    there = np.isfinite(values)
+    """Return the pixels of a heatmap, uint8 RGBA [n_rows, n_columns, 4]; values without a colour are transparent."""
+    coloured = np.isfinite(values)
     if layer.palette == "categories":
-        there &= values >= 0
-        index = np.where(there, values, 0).astype(np.intp) % len(colours)
+        coloured &= values >= 0
+        index = np.where(coloured, values, 0).astype(np.intp) % len(colours)
     else:
         low, high = limits_of(layer)
         if layer.scale == "log":
-            there &= values > 0
-            values, low, high = np.log(np.where(there, values, low)), np.log(low), np.log(high)
-        share = np.where(there, (values - low) / (high - low), 0.0)
+            coloured &= values > 0
+            values, low, high = np.log(np.where(coloured, values, low)), np.log(low), np.log(high)
+        share = np.where(coloured, (values - low) / (high - low), 0.0)
         index = (np.clip(share, 0, 1) * (len(colours) - 1) + 0.5).astype(np.intp)
     pixels = np.empty((*values.shape, 4), np.uint8)
     pixels[..., :3] = colours[index]
-    pixels[..., 3] = np.where(there, round(255 * layer.alpha), 0)
+    pixels[..., 3] = np.where(coloured, round(255 * layer.alpha), 0)
     return pixels
 
 
 def limits_of(layer: Heatmap) -> tuple[float, float]:
-    assert layer.limits is not None  # the scene has found them
+    """Return the lowest and the highest value of a heatmap's colour scale."""
+    assert layer.limits is not None  # `Scene` has set them
     return layer.limits
 
 
 def _words(axes: Axes, text: str, backed: str | None, **look: Any) -> MatplotlibText:
-    """Words in axes, in shares of them, before a veil of this colour that sets them off from what is drawn."""
+    """Add text to axes, positioned in fractions of the axes, on a translucent box of the colour `backed`."""
     back = {"facecolor": backed, "edgecolor": "none", "alpha": 0.75, "pad": 1.0} if backed else None
     words = axes.text(0, 0, "", transform=axes.transAxes, bbox=back, **look)
     put(words, text)

@@ -1,4 +1,4 @@
-"""The axes of a panel with its ticks, labels and colour bars."""
+"""The matplotlib axes of a panel, with ticks, labels and colour bars."""
 
 from __future__ import annotations
 
@@ -21,26 +21,29 @@ from .ticks import choose_ticks, set_ticks
 
 __all__ = ["PanelAxes"]
 
-BAR = 0.12  # the width of a bar of colours
-EDGE = 0.03  # half of what is drawn on the edge of a panel
+BAR = 0.12  # width of a colour bar, in inches
+EDGE = 0.03  # half the width of what is drawn on the edge of a panel, in inches
 
 
 class PanelAxes:
-    """A panel's axes, with the artists of its layers and the bars that say what its colours mean.
+    """The matplotlib axes of a panel, with the artists of its layers and its colour bars.
 
     Args:
-        quick: whether ticks and words around the axes are artists of ours, not matplotlib's, which can be changed.
+        figure: the figure to which the axes are added.
+        panel: the panel to draw.
+        theme: "light" or "dark".
+        quick: whether one artist of ours draws ticks and labels, instead of matplotlib's, which users can change.
     """
 
     def __init__(self, figure: Figure, panel: Panel, theme: str, quick: bool) -> None:
-        self.scales: dict[Axes, ScaleArtist] = {}  # of the axes and the bars; empty if these are matplotlib's
+        self.scales: dict[Axes, ScaleArtist] = {}  # by axes or colour bar; empty unless `quick`
         self._quick = quick
         self.figure, self.panel, self.theme = figure, panel, theme
         self.axes = axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
         if not quick:
             quieten(axes, theme=theme)
         colours = THEMES[theme]
-        # Below everything that can change, so that it need not be drawn again.
+        # Drawn below everything that can change, so it stays in the background.
         self.title = axes.set_title("", loc="left", y=1, pad=5, color=colours.ink, fontsize=10.5, zorder=0.4)
         for spec, set_scale in ((panel.x, axes.set_xscale), (panel.y, axes.set_yscale)):
             if spec.scale == "log":
@@ -86,15 +89,15 @@ class PanelAxes:
 
     def set_limits(self, panel: Panel) -> None:
         self.panel = panel
-        for kept in self.layers:
-            kept.forget()
+        for layer_artist in self.layers:
+            layer_artist.forget()
         for spec, set_limits in ((panel.x, self.axes.set_xlim), (panel.y, self.axes.set_ylim)):
             set_limits(*((spec.low, spec.high) if spec.upwards else (spec.high, spec.low)))
         for bar, layer in zip(self.bars, self._with_bars(), strict=True):
             bar.set_ylim(*limits_of(layer))
 
     def place(self, left: float, bottom: float, right: float, top: float) -> None:
-        """Put the axes between these edges, in inches, and give them ticks and words for which there is room."""
+        """Place the axes between these edges, in inches, with as many ticks and labels as fit."""
         width, height = self.figure.get_size_inches()
         self.axes.set_position((left / width, bottom / height, (right - left) / width, (top - bottom) / height))
         self.axes.apply_aspect()
@@ -126,29 +129,29 @@ class PanelAxes:
             x += BAR + self._sizes(bar)[2] + 0.1
 
     def measure(self) -> tuple[float, float, float, float]:
-        """How far, in inches, the words reach to the left, below, to the right and above the room given to the axes."""
+        """Return how far labels reach beyond the space of the axes at the left, bottom, right and top, in inches."""
         left, bottom, right, top = self._sizes(self.axes)
         if self.bars:
             right = max(right, 0.1 + sum(BAR + self._sizes(bar)[2] for bar in self.bars) + 0.1 * (len(self.bars) - 1))
-        # Axes of equal units are smaller than that room, and their words may stand in what they leave.
+        # Axes with equal units are smaller than their space, and labels may use the rest of it.
         width, height = self.figure.get_size_inches()
-        given, taken = self.axes.get_position(original=True), self.axes.get_position()
-        across, upwards = (given.width - taken.width) * width / 2, (given.height - taken.height) * height / 2
+        full, actual = self.axes.get_position(original=True), self.axes.get_position()
+        across, upwards = (full.width - actual.width) * width / 2, (full.height - actual.height) * height / 2
         return max(left - across, 0.0), max(bottom - upwards, 0.0), max(right - across, 0.0), max(top - upwards, 0.0)
 
     def place_labels(self) -> None:
-        """Put the labels of marks where they cover neither each other nor the edge."""
+        """Place the labels of reference lines so that they cover neither each other nor the edge, and fit texts."""
         renderer = agg_renderer(self.figure)
         box = self.axes.get_window_extent(renderer)
         taken: list[Bbox] = []
-        for kept in self.layers:
-            if isinstance(kept, RefLineArtist) and kept.label is not None:
-                kept.place_label(renderer, box, taken)
-            elif isinstance(kept, TextArtist):
-                kept.fit()
+        for layer_artist in self.layers:
+            if isinstance(layer_artist, RefLineArtist) and layer_artist.label is not None:
+                layer_artist.place_label(renderer, box, taken)
+            elif isinstance(layer_artist, TextArtist):
+                layer_artist.fit()
 
     def in_order(self) -> list[Artist]:
-        """The artists in the order in which matplotlib draws them."""
+        """Return the artists in the order in which matplotlib draws them."""
         artists = [artist for artist in self.axes.get_children() if artist is not self.axes.patch]
         if not self.axes.axison:
             artists = [artist for artist in artists if not isinstance(artist, (Spine, AxesAxis))]
@@ -166,7 +169,7 @@ class PanelAxes:
         if axes is self.axes and self.title.get_text():
             parts.append(self.title.get_window_extent(renderer))
         box = axes.get_window_extent(renderer)
-        # Where there are none, the box itself; also half of what is drawn on its edge.
+        # Without labels, the box itself; in any case half the width of what is drawn on its edge.
         whole = Bbox.union([box.padded(EDGE * self.figure.dpi), *(part for part in parts if part is not None)])
         sizes: Any = (box.x0 - whole.x0, box.y0 - whole.y0, whole.x1 - box.x1, whole.y1 - box.y1)
         return tuple(size / self.figure.dpi for size in sizes)

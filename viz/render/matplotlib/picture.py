@@ -1,4 +1,4 @@
-"""Figures of scenes: one to keep, and one that is redrawn quickly whenever something changes."""
+"""Draw scenes as matplotlib figures: once (`draw`), or again and again, quickly, as data and controls change (`Picture`)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["Picture", "draw"]
 
 
 def draw(scene: Scene, state: State | None = None, theme: str = "light") -> Figure:
-    """A scene as a matplotlib figure; its axes are in the order of the panels, and after them the bars of colours.
+    """Draw a scene as a matplotlib figure; its `axes` are the panels, in order, followed by the colour bars.
 
     Args:
-        scene: what is to be seen.
-        state: by the name of a control the index of its value; those left out are as at first.
-        theme: "light" or "dark".
+        scene: the scene to draw.
+        state: index of the value of each control, by the control's name. Default: the controls' first settings.
+        theme: "light" (default) or "dark".
 
     Raises:
         ValueError: there is no such theme, control or value.
@@ -45,20 +45,20 @@ def draw(scene: Scene, state: State | None = None, theme: str = "light") -> Figu
 
 
 class Picture:
-    """A scene's figure that follows the controls and the data.
+    """A scene's matplotlib figure that is redrawn quickly as controls and data change.
 
-    What does not change is drawn once and kept as pixels; what does is drawn on top of it. Axes that come to reach from or
-    to other values are redrawn, and so is everything if the scene is another one in more than its numbers.
+    Artists that do not change are drawn once and kept as pixels; the others are drawn on top. New limits of axes redraw the
+    axes. A scene that differs in more than its numbers redraws everything.
 
     Args:
-        scene, state, theme: as for `draw`.
-        dpi: pixels per inch.
-        values: whether the values of the controls stand below.
-        quick: whether it need only be looked at. Ticks and words at axes are then no artists of matplotlib's, of which each
-            takes half a millisecond.
+        scene, state, theme: the same as for `draw`.
+        dpi: pixels per inch. Default: 100.
+        values: whether to write the values of the controls below the panels. Default: True.
+        quick: whether one artist of ours draws the ticks and labels of axes, because each of matplotlib's takes half a
+            millisecond. Users can change matplotlib's only. Default: True.
 
     Attributes:
-        figure: the matplotlib figure as it is now.
+        figure: the matplotlib figure in its current state.
 
     Example:
         >>> from tristep.viz.render.matplotlib import Picture
@@ -74,7 +74,7 @@ class Picture:
 
     figure: Figure
     scene: Scene
-    _background: np.ndarray | None  # the pixels of what does not change; None: they have to be drawn
+    _background: np.ndarray | None  # pixels of the artists that do not change; None: not drawn yet
 
     def __init__(
         self,
@@ -92,11 +92,11 @@ class Picture:
             self._begin(scene, scene.state(**(state or {})))
 
     def show(self, scene: Scene | None = None, state: State | None = None) -> None:
-        """Take what another state or another scene has; `figure` has it at once, and `png` draws it.
+        """Update `figure` for another state or scene; the next `png` draws it.
 
         Args:
-            scene: None for the one there is.
-            state: by the name of a control the index of its value; those left out are as at first.
+            scene: the new scene; None: the current scene.
+            state: index of the value of each control, by the control's name. Default: the controls' first settings.
         """
         with LOCK:
             scene = self.scene if scene is None else scene
@@ -112,7 +112,7 @@ class Picture:
             self._update(labels=moved)
 
     def png(self) -> bytes:
-        """The picture as a PNG file, packed quickly rather than well."""
+        """Draw the picture, and return it as a PNG file, compressed quickly rather than well."""
         with LOCK:
             return encode_png(self._pixels())
 
@@ -122,13 +122,13 @@ class Picture:
         self.figure.alt = scene.alt
         self.figure.set_dpi(self._dpi)
         self._panels = [PanelAxes(self.figure, panel, self._theme, self._quick) for panel in scene.panels]
-        for drawn in self._panels:
-            drawn.add_bars()
+        for axes in self._panels:
+            axes.add_bars()
         self._words: list[Artist] = []  # title and legend
-        # Names in legends that change with a control, of which layer, and where its value is to be shown.
+        # Names in legends that change with a control or the data, their layers, and the `legend` of their panels.
         self._named: list[tuple[MatplotlibText, Layer, str | None]] = []
         self._values = self._text(0, 0, "", size=8.5, va="bottom", color=THEMES[self._theme].quiet)
-        # What has ever changed is expected to change again, and so is what depends on a control.
+        # Panel and layer of data that have changed before, and so may change again, or that depend on a control.
         self._moving = {
             (i, j)
             for i, panel in enumerate(scene.panels)
@@ -139,28 +139,28 @@ class Picture:
         self._update(labels=True)
 
     def _update(self, labels: bool) -> None:
-        """Hand the data to the artists. Labels that stand at marks are put in their places where a mark has moved."""
-        for i, (panel, drawn) in enumerate(zip(self.scene.panels, self._panels, strict=True)):
+        """Pass the data to the artists. Place the labels of marks again if a mark has moved, or if `labels` is true."""
+        for i, (panel, axes) in enumerate(zip(self.scene.panels, self._panels, strict=True)):
             marks_moved = False
-            for j, (layer, kept) in enumerate(zip(panel.layers, drawn.layers, strict=True)):
-                if kept.show(self.scene, layer, self.state, (i, j) in self._moving):
+            for j, (layer, layer_artist) in enumerate(zip(panel.layers, axes.layers, strict=True)):
+                if layer_artist.show(self.scene, layer, self.state, (i, j) in self._moving):
                     marks_moved |= isinstance(layer, RefLine)
                     if (i, j) not in self._moving:
                         self._moving.add((i, j))
                         self._background = None
             if labels or marks_moved:
-                drawn.place_labels()
-        for words, layer, at in self._named:
-            put(words, self.scene.named(layer, self.state, at))
+                axes.place_labels()
+        for text, layer, at in self._named:
+            put(text, self.scene.named(layer, self.state, at))
         put(self._values, self._said())
 
     def _pixels(self) -> np.ndarray:
-        """uint8 [height, width, 4]; valid until the next drawing."""
+        """Draw, and return the pixels, uint8 [height, width, 4], a buffer that the next drawing overwrites."""
         canvas = agg_canvas(self.figure)
         moving = self._moving_artists()
         if self._background is None:
             for artist in moving:
-                artist.set_animated(True)  # which leaves it out
+                artist.set_animated(True)  # leaves it out
             canvas.draw()
             for artist in moving:
                 artist.set_animated(False)
@@ -175,17 +175,17 @@ class Picture:
         return pixels
 
     def _moving_artists(self) -> list[Artist]:
-        """What is drawn above the background, in matplotlib's order: in each axes all from the first that changes on."""
-        found: list[Artist] = []
-        for i, drawn in enumerate(self._panels):
-            moving = {artist for j, kept in enumerate(drawn.layers) if (i, j) in self._moving for artist in kept.artists}
+        """Return the artists to draw above the background, in matplotlib's order: in each axes from the first moving on."""
+        artists: list[Artist] = []
+        for i, axes in enumerate(self._panels):
+            moving = {artist for j, layer in enumerate(axes.layers) if (i, j) in self._moving for artist in layer.artists}
             if moving:
-                order = drawn.in_order()
-                found += order[min(order.index(artist) for artist in moving) :]
-        return [*found, *(words for words, *_ in self._named), *([self._values] if self._values.get_text() else [])]
+                order = axes.in_order()
+                artists += order[min(order.index(artist) for artist in moving) :]
+        return [*artists, *(text for text, *_ in self._named), *([self._values] if self._values.get_text() else [])]
 
     def _arrange(self) -> None:
-        """Put words and axes where all of them have room. Lengths are in inches."""
+        """Place the text and the axes so that all have room. Lengths are in inches."""
         self._background = None
         scene, theme = self.scene, THEMES[self._theme]
         for panel, drawn in zip(scene.panels, self._panels, strict=True):
@@ -196,7 +196,7 @@ class Picture:
         lines = [wrapped(self.figure, note, scene.width - 2 * MARGIN, 9) for note in scene.notes]
         noted = [self._text(MARGIN, 0, words, size=9, va="bottom", color=theme.ink) for words in lines]
         heights = [text_height(note) + 0.06 for note in noted]
-        height = scene.height + sum(heights)  # panels are as large as without them
+        height = scene.height + sum(heights)  # notes do not make panels smaller
         self.figure.set_size_inches(scene.width, height)
         top = height - MARGIN
         if scene.title:
@@ -219,8 +219,8 @@ class Picture:
         n_rows, n_columns = scene.grid
         widths = np.array(scene.widths or [1.0] * n_columns) / sum(scene.widths or [1.0] * n_columns)
         tall = np.array(scene.heights or [1.0] * n_rows) / sum(scene.heights or [1.0] * n_rows)
-        around = [(0.6, 0.45, 0.2, 0.3)] * len(scene.panels)  # left, bottom, right and top of each: a first guess
-        for turn in range(3):  # how much room words take depends on how much they are given
+        around = [(0.6, 0.45, 0.2, 0.3)] * len(scene.panels)  # space at the left, bottom, right and top: a first guess
+        for turn in range(3):  # labels wrap, so the space that they take depends on the size of the axes
             before, after = np.zeros(n_columns), np.zeros(n_columns)
             above, below = np.zeros(n_rows), np.zeros(n_rows)
             for panel, room in zip(scene.panels, around, strict=True):
@@ -253,12 +253,12 @@ class Picture:
                 self._add_legend(rows, box.x0 * scene.width - left, box.y1 * height + over + len(rows) * SMALL * ROW, SMALL)
 
     def _own_rows(self, drawn: PanelAxes) -> list[list[_Key]]:
-        """The rows of a panel's own legend, as wide as the panel with its words."""
+        """Return the rows of a panel's own legend, as wide as the panel with its labels."""
         left, _, right, _ = drawn.measure()
         return self._legend_rows([drawn.panel], drawn.axes.get_position().width * self.scene.width + left + right, SMALL)
 
     def _legend_rows(self, panels: Sequence[Panel], width: float, size: float) -> list[list[_Key]]:
-        """Names of what is in these panels, in rows of this width."""
+        """Arrange the legend of these panels in rows of this width."""
         rows: list[list[_Key]] = []
         left = 0.0
         for (name, style), layer in self.scene.legend(panels).items():
@@ -281,7 +281,7 @@ class Picture:
         return rows
 
     def _add_legend(self, rows: list[list[_Key]], x: float, top: float, size: float) -> None:
-        """Rows of names with samples of what they name, from this place on down."""
+        """Draw the rows of a legend, downwards from the position (x, top): a sample of each layer, then its name."""
         y = top - size * ROW / 2
         for row in rows:
             for key in row:
@@ -297,7 +297,7 @@ class Picture:
             y -= size * ROW
 
     def _said(self) -> str:
-        """The values of the controls in words."""
+        """Return the line of text with the values of the controls."""
         if not self._with_values:
             return ""
         settable = [control for control in self.scene.controls if not control.remote and len(control.values) > 1]
@@ -311,26 +311,26 @@ class Picture:
 
 
 class _Key(NamedTuple):
-    """What a legend has of a layer: how far right, in inches, and the room for its name, which may change."""
+    """The entry of a layer in a legend."""
 
-    left: float
-    name: str
+    left: float  # distance from the left end of the row, in inches
+    name: str  # the longest one, if it changes
     style: int | str
     layer: Layer
-    at: str | None
-    is_live: bool
+    at: str | None  # the `legend` of the layer's panel
+    is_live: bool  # whether the name changes with a control or with the data
 
 
-LARGE, SMALL = 9.5, 8.0  # letters of legends: of the whole picture, of a panel
+LARGE, SMALL = 9.5, 8.0  # font sizes of legends: of the whole picture, of a panel
 # Lengths in inches.
-ROW = 0.0221  # of a legend, for each point of its letters
-MARGIN = 0.12  # around all
-GAP = 0.16  # between panels with their words
-SAMPLE = 0.4  # a piece of line in the legend
+ROW = 0.0221  # height of a legend's row per point of its font size
+MARGIN = 0.12  # around the picture
+GAP = 0.16  # between panels with their labels
+SAMPLE = 0.4  # length of a line's sample in the legend
 
 
 def _samples(layer: Layer, style: int | str, theme: str, x: float, y: float, wide: float) -> list[Artist]:
-    """What stands before a name in the legend, with its left end at a place, so wide, in inches."""
+    """Make the sample of a layer before its name in the legend: left end at (x, y), this width, in inches."""
     colour, dashes = colour_and_dashes(style, theme)
     if isinstance(layer, Heatmap) and layer.palette != "categories":
         colour = "#" + bytes(layer.colours(theme)[-1]).hex()
@@ -357,7 +357,7 @@ def _samples(layer: Layer, style: int | str, theme: str, x: float, y: float, wid
 
 
 def _structure(scene: Scene) -> Any:
-    """All of a scene but its numbers: with another structure the figure is another one."""
+    """Return everything of a scene except its numbers: a change of it needs a new figure."""
     panels = []
     for panel in scene.panels:
         layers = [
@@ -376,7 +376,7 @@ def _structure(scene: Scene) -> Any:
 
 
 def _bounds(scene: Scene) -> Any:
-    """What the axes and the colours reach from and to."""
+    """Return the limits of all axes and colour scales, and the ticks."""
     axes = [axis for panel in scene.panels for axis in (panel.x, panel.y)]
     ticks = [None if axis.ticks is None else [tuple(tick) for tick in axis.ticks] for axis in axes]
     limits = [layer.limits for panel in scene.panels for layer in panel.layers if isinstance(layer, Heatmap)]

@@ -151,5 +151,5 @@ class ScaleArtist(Artist):
         low, high = self._around.get_xlim() if which == "x" else self._around.get_ylim()
         scaled = np.log10 if (self._around.get_xscale(), self._around.get_yscale())[axis] == "log" else np.asarray
         low, high = float(scaled(low)), float(scaled(high))
-        found: list[float] = ((scaled(np.array(ticks.values)) - low) / (high - low)).tolist()
-        return found
+        shares: list[float] = ((scaled(np.array(ticks.values)) - low) / (high - low)).tolist()
+        return shares

@@ -82,18 +82,18 @@ def agg_renderer(figure: Figure) -> Any:
 def text_width(figure: Figure, words: str, size: float, weight: str = "normal", fixed: bool = False) -> float:
     """Return the width of a text, in inches."""
     key = words, size, weight, fixed, figure.dpi
-    found = _widths.get(key)
-    if found is None:
+    width = _widths.get(key)
+    if width is None:
         look = font(words, fixed, size=size, weight=weight)
-        found = agg_renderer(figure).get_text_width_height_descent(legible(words), look, ismath=False)[0] / figure.dpi
+        width = agg_renderer(figure).get_text_width_height_descent(legible(words), look, ismath=False)[0] / figure.dpi
         if len(_widths) > MOST_WIDTHS:
             _widths.clear()
-        _widths[key] = found
-    return found
+        _widths[key] = width
+    return width
 
 
 def text_size(figure: Figure, size: float) -> tuple[float, float]:
-    """How high a line of this size is, and how much of that is below its base line, in inches."""
+    """Return the height of a line of text of this font size, and its part below the baseline, in inches."""
     key = size, figure.dpi
     if key not in _heights:
         _, height, below = agg_renderer(figure).get_text_width_height_descent("lp", FontProperties(size=size), ismath=False)
@@ -102,13 +102,13 @@ def text_size(figure: Figure, size: float) -> tuple[float, float]:
 
 
 def text_height(text: Text) -> float:
-    """Of a text of a figure as it is drawn, in inches."""
+    """Return the height of a figure's text artist, in inches."""
     figure: Any = text.figure
     return text.get_window_extent(agg_renderer(figure)).height / figure.dpi
 
 
 def wrapped(figure: Figure, words: str, width: float, size: float, weight: str = "normal") -> str:
-    """The words in lines that are no longer than this, in inches, unless a word is."""
+    """Break text into lines of at most this width, in inches; a longer word has its own line."""
     if text_width(figure, words, size, weight) <= width:
         return words
     lines = [""]
@@ -122,10 +122,10 @@ def wrapped(figure: Figure, words: str, width: float, size: float, weight: str =
 
 
 def shortened(figure: Figure, words: str, width: float, size: float) -> str:
-    """The words, or both ends of them if they are longer than this, in inches."""
-    kept = len(words)
+    """Return the text, with its middle replaced by an ellipsis if it is wider than `width`, in inches."""
+    n_kept = len(words)
     shown = words
-    while text_width(figure, shown, size) > width and kept > 2:
-        kept -= 1
-        shown = words[: (kept + 1) // 2] + "…" + words[len(words) - kept // 2 :]
+    while text_width(figure, shown, size) > width and n_kept > 2:
+        n_kept -= 1
+        shown = words[: (n_kept + 1) // 2] + "…" + words[len(words) - n_kept // 2 :]
     return shown

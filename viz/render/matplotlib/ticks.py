@@ -100,7 +100,7 @@ def _set_given_ticks(axis: AxesAxis, ticks: Ticks) -> None:
 
 
 def _fit(places: Sequence[float], needed: Sequence[float]) -> bool:
-    """Whether labels of these lengths, centred at these increasing positions, do not overlap."""
+    """Return whether labels of these lengths, centred at these increasing positions, do not overlap."""
     ends = list(zip(places, needed, strict=True))
     return all(b - a >= (one + other) / 2 for (a, one), (b, other) in pairwise(ends))
 
