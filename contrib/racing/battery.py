@@ -126,8 +126,8 @@ def battery(
     Source: a battery of tasks that an optimizer solves or not is LightBench's idea (of HeavyBall); the tasks are our own.
     """
     if isinstance(optimizers, Mapping):
-        for name, given in optimizers.items():
-            if isinstance(given, Mapping) and "learning_rate" in given:
+        for name, arguments in optimizers.items():
+            if isinstance(arguments, Mapping) and "learning_rate" in arguments:
                 raise ValueError(f"optimizers[{name!r}] has a learning_rate, which is tuned here: give learning_rates")
     candidates = candidates_of(optimizers, one_more=False)
     for candidate in candidates:
@@ -164,23 +164,23 @@ def _trained(
     task: Task, candidates: Sequence[Candidate], rates: np.ndarray, steps: int, seeds: int, engine: str | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Train on a task. Returns steps to the target and last losses, float64 [n_optimizers, n_rates, n_seeds] each."""
-    given = task.make([torch.Generator().manual_seed(seed) for seed in range(seeds)], steps)
+    drawn = task.make([torch.Generator().manual_seed(seed) for seed in range(seeds)], steps)
     shape = (len(candidates), len(rates), seeds)
-    weights = given.start.expand(*shape, SIZE).contiguous()
+    weights = drawn.start.expand(*shape, SIZE).contiguous()
     at_rates = [replace(candidate, ranges={"learning_rate": (rates[0], rates[-1])}) for candidate in candidates]
     optimizers = [each.make([rate]) for each in at_rates for rate in rates for _ in range(seeds)]
     many = Ensemble(optimizers, [weights.view(-1, SIZE)], engine, stacked=True)
     gradient, losses = torch.empty_like(weights), torch.empty(steps + 1, *shape)
     stepping: Any = None
     for step in range(steps):
-        losses[step] = given.loss(weights, step)
-        gradient.copy_(given.gradient(weights, step))
+        losses[step] = drawn.loss(weights, step)
+        gradient.copy_(drawn.gradient(weights, step))
         if stepping is None:
             many.step([gradient.view(-1, SIZE)])
             stepping = many.steps()
         else:
             next(stepping)
-    losses[steps] = given.loss(weights, steps)
+    losses[steps] = drawn.loss(weights, steps)
     if stepping is not None:
         stepping.close()
     return _settled(losses.double().numpy(), task.target)

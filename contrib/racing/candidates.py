@@ -14,8 +14,8 @@ from ...trainer.optimizer import MultiOptimizer, Optimizer, create
 from ...trainer.presets import named
 from ...trainer.validation import number
 
-RATES = 30.0  # from which fraction of the usual learning rate to which multiple of it
-ONE_MINUS, DECAYS = (0.02, 0.5), (1e-5, 1e-2)
+RATES = 30.0  # learning rates are searched from 1/30 to 30 times the usual one
+ONE_MINUS, DECAYS = (0.02, 0.5), (1e-5, 1e-2)  # ranges of 1 - momentum and of weight decay
 PREFIX = "one_minus_"
 
 
@@ -72,7 +72,7 @@ def candidates_of(optimizers: Any, one_more: bool = True) -> list[Candidate]:
     """
     if isinstance(optimizers, Sequence) and not isinstance(optimizers, str) and all(isinstance(o, str) for o in optimizers):
         if len(set(optimizers)) < len(optimizers):
-            raise ValueError(f"optimizers={optimizers!r}: one is there twice; give a dict with a name for each")
+            raise ValueError(f"optimizers={optimizers!r}: a name occurs twice; give a dict with a label for each")
         optimizers = {name: {} for name in optimizers}
     if not isinstance(optimizers, Mapping):
         raise TypeError(
@@ -80,28 +80,28 @@ def candidates_of(optimizers: Any, one_more: bool = True) -> list[Candidate]:
         )
     if not optimizers:
         raise ValueError("optimizers is empty: name at least one")
-    return [_candidate(name, given, one_more) for name, given in optimizers.items()]
+    return [_candidate(name, entry, one_more) for name, entry in optimizers.items()]
 
 
-def _candidate(name: Any, given: Any, one_more: bool) -> Candidate:
+def _candidate(name: Any, entry: Any, one_more: bool) -> Candidate:
     where = f"optimizers[{name!r}]"
     if not isinstance(name, str) or not name:
         raise TypeError(f"optimizers has the key {name!r}: must be a name")
-    if isinstance(given, str) or (isinstance(given, type) and issubclass(given, Optimizer)):
-        given = {"optimizer": given}
-    if given is None:
-        given = {}
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{where}={given!r}: must be a dict of arguments; 'optimizer' in it is a name, a class or a list")
-    own = dict(given)
-    kind = own.pop("optimizer", name)
+    if isinstance(entry, str) or (isinstance(entry, type) and issubclass(entry, Optimizer)):
+        entry = {"optimizer": entry}
+    if entry is None:
+        entry = {}
+    if not isinstance(entry, Mapping):
+        raise TypeError(f"{where}={entry!r}: must be a dict of arguments; 'optimizer' in it is a name, a class or a list")
+    fixed = dict(entry)
+    kind = fixed.pop("optimizer", name)
     kind = tuple(map(tuple, kind)) if isinstance(kind, list) else kind
     if isinstance(kind, str):
-        kind, own = named(kind, own)
-    ranges = {key: _range(f"{where}[{key!r}]", key, own.pop(key)) for key in list(own) if _is_pair(own[key])}
-    middle = own.pop("learning_rate", None)
+        kind, fixed = named(kind, fixed)
+    ranges = {key: _range(f"{where}[{key!r}]", key, fixed.pop(key)) for key in list(fixed) if _is_pair(fixed[key])}
+    middle = fixed.pop("learning_rate", None)
     try:
-        probe = _made(kind, own | ({} if middle is None else {"learning_rate": middle}))
+        probe = _made(kind, fixed | ({} if middle is None else {"learning_rate": middle}))
         if "learning_rate" not in ranges:
             schedule: Any = probe.lr_scheduler
             usual = number(
@@ -112,42 +112,42 @@ def _candidate(name: Any, given: Any, one_more: bool) -> Candidate:
         raise type(error)(f"{where}: {error}") from None
     ranges = {"learning_rate": ranges.pop("learning_rate"), **ranges}
     if len(ranges) == 1 and one_more:
-        averaged = [key for key in ("momentum", "beta1") if key not in given and 0 < _attribute(probe, key) < 1]
+        averaged = [key for key in ("momentum", "beta1") if key not in entry and 0 < _attribute(probe, key) < 1]
         if averaged:
             ranges[PREFIX + averaged[0]] = ONE_MINUS
-        elif "wd" not in own:
+        elif "wd" not in fixed:
             ranges["wd"] = DECAYS
-    found = Candidate(name, kind, own, ranges)
+    candidate = Candidate(name, kind, fixed, ranges)
     try:
-        found.make([low for low, _ in ranges.values()])
-        found.make([high for _, high in ranges.values()])
+        candidate.make([low for low, _ in ranges.values()])
+        candidate.make([high for _, high in ranges.values()])
     except (TypeError, ValueError) as error:
         raise type(error)(f"{where}: {error}") from None
-    return found
+    return candidate
 
 
 def _made(kind: Any, arguments: Mapping[str, Any]) -> Optimizer:
     if not isinstance(kind, tuple):
         return make_optimizer(kind, arguments)
-    others = dict(arguments)
-    rate = others.pop("learning_rate", None)
+    shared = dict(arguments)
+    rate = shared.pop("learning_rate", None)
     if rate is None:
-        return MultiOptimizer(kind, **others)
-    rates = [_rate_of(entry, others) for entry in kind]
+        return MultiOptimizer(kind, **shared)
+    rates = [_rate_of(entry, shared) for entry in kind]
     scaled = [
-        (entry[0], entry[1], {**(entry[2] if len(entry) > 2 else {}), "learning_rate": own * rate / rates[-1]})
-        for entry, own in zip(kind, rates, strict=True)
+        (entry[0], entry[1], {**(entry[2] if len(entry) > 2 else {}), "learning_rate": usual * rate / rates[-1]})
+        for entry, usual in zip(kind, rates, strict=True)
     ]
-    return MultiOptimizer(scaled, **others)
+    return MultiOptimizer(scaled, **shared)
 
 
 def _rate_of(entry: tuple[Any, ...], shared: Mapping[str, Any]) -> float:
-    own = dict(entry[2] if len(entry) > 2 else {})
+    arguments = dict(entry[2] if len(entry) > 2 else {})
     if not isinstance(entry[1], str):
         raise TypeError(f"{entry!r}: each training needs optimizers of its own, so give names and arguments")
-    rate = own.get("learning_rate")
+    rate = arguments.get("learning_rate")
     if rate is None:
-        rate = create(entry[1], **{k: v for k, v in {**shared, **own}.items() if k != "lr_scheduler"}).lr
+        rate = create(entry[1], **{k: v for k, v in {**shared, **arguments}.items() if k != "lr_scheduler"}).lr
     return number("learning_rate", rate, above=0)
 
 

@@ -15,15 +15,15 @@ __all__ = ["RaceView"]
 
 MEASURES = ("steps", "seconds")
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
-BETWEEN = (0.3, 0.4, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5, 3, 4)  # where the axis is short
+BETWEEN = (0.3, 0.4, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5, 3, 4)  # additional ticks of an axis with a short range
 
 
 class RaceView(View):
     """View of a race: losses over steps with the target, the ratios of steps to the baseline's, and the tuning.
 
-    A curve is the median over seeds, its band reaches from the least to the greatest. The ratios have intervals; the
-    choice shows those of steps or of seconds. Of the tuning there is a point for each trial, at its learning rate, and a
-    ring around the one that raced. Losses are shown up to a fifth above the first ones.
+    A curve is the median over seeds, and its band reaches from the lowest to the highest loss. Ratios have intervals; a
+    control chooses between steps and seconds. The tuning has a point for each trial, at its learning rate, and a ring
+    around the settings that raced. Losses are shown up to a fifth above the first ones.
 
     Args:
         result: the result of `tristep.race`.
@@ -67,19 +67,19 @@ class RaceView(View):
         return f"A race to a loss of {result.target:g}, {seeds}, {result.tuning.shape[1]} trials of tuning each"
 
     def _top(self) -> float:
-        """Where the losses' axes end."""
+        """Return the upper end of the axes of losses."""
         first = self.result.losses[..., 0]
         first = first[np.isfinite(first)]
         highest = float(first.max()) if first.size else 1.0
         return max(highest + 0.2 * abs(highest), self.result.target)
 
     def _axis(self, *values: np.ndarray) -> Axis:
-        """Of losses, up to the top."""
+        """Return the axis for these losses and the target, up to `_top`."""
         top = self._top()
         shown = [np.where(each <= top, each, np.nan) for each in values]
-        known = np.concatenate([each[np.isfinite(each)] for each in shown] + [np.array([self.result.target])])
+        finite = np.concatenate([each[np.isfinite(each)] for each in shown] + [np.array([self.result.target])])
         label = "held-out loss" if self.result.held_out else "training loss"
-        return Axis.over(label, *shown, [top, self.result.target], scale="log" if (known > 0).all() else "linear")
+        return Axis.over(label, *shown, [top, self.result.target], scale="log" if (finite > 0).all() else "linear")
 
     def _curves(self) -> Panel:
         result, layers = self.result, list[Layer]()
@@ -99,19 +99,19 @@ class RaceView(View):
     def _ratios(self) -> Panel:
         result, layers = self.result, list[Layer]()
         n = len(result.names)
-        found = [[result.compare(name, by) for name in result.names] for by in MEASURES]
-        values = np.array([[(each.ratio, each.low, each.high) for each in row] for row in found])  # [measures, names, 3]
+        compared = [[result.compare(name, by) for name in result.names] for by in MEASURES]
+        values = np.array([[(each.ratio, each.low, each.high) for each in row] for row in compared])  # [measures, names, 3]
         layers.append(RefLine([1.0], style="quiet"))
         if not np.isfinite(values).any():
             layers.append(Text(result.missing_ratios(), 0.5, 0.5, align="center"))
         for i, name in enumerate(result.names):
             y = float(n - 1 - i)
-            words = [_words(name, found[0][i])]
+            words = [_words(name, compared[0][i])]
             layers.append(Line(values[:, i, 1:], [y, y], style=i, by=("measure",), width=2.5))
             layers.append(Points(values[:, i, :1], [y], style=i, by=("measure",), size=7, words=words))
-        names = [f"{name} ({each.reached} of {each.of})" for name, each in zip(result.names, found[0], strict=True)]
-        known = values[np.isfinite(values)]
-        low, high = (min(known.min(), 0.95), max(known.max(), 1.05)) if known.size else (0.5, 2.0)
+        names = [f"{name} ({each.reached} of {each.of})" for name, each in zip(result.names, compared[0], strict=True)]
+        finite = values[np.isfinite(values)]
+        low, high = (min(finite.min(), 0.95), max(finite.max(), 1.05)) if finite.size else (0.5, 2.0)
         low, high = low / (high / low) ** 0.06, high * (high / low) ** 0.06
         ticks = [*TICKS, *(BETWEEN if high / low < 6 else ())]
         x = Axis(
@@ -129,7 +129,7 @@ class RaceView(View):
         result, layers = self.result, list[Layer]()
         final = np.where(np.isfinite(result.tuning[..., -1]), result.tuning[..., -1], np.inf)
         final = np.sort(final, axis=2)[:, :, (final.shape[2] - 1) // 2]  # medians over seeds
-        rates = [own["learning_rate"] for own in result.searched]
+        rates = [searched["learning_rate"] for searched in result.searched]
         top = self._top()
         layers.append(RefLine([result.target], axis="y", style="quiet"))
         for i, name in enumerate(result.names):
@@ -142,7 +142,7 @@ class RaceView(View):
         return Panel(x, self._axis(final), layers, title="tuning: loss at the end", row=1, column=1)
 
 
-def _words(name: str, found: Any) -> str:
-    if math.isnan(found.ratio):
-        return f"{name}: reached from {found.reached} of {found.of} seeds"
-    return f"{name}: {with_interval(found)} times the steps"
+def _words(name: str, comparison: Any) -> str:
+    if math.isnan(comparison.ratio):
+        return f"{name}: reached from {comparison.reached} of {comparison.of} seeds"
+    return f"{name}: {with_interval(comparison)} times the steps"

@@ -100,7 +100,7 @@ class RaceResult:
             return steps * self.step_seconds.min(axis=1)[:, None]
         if by == "samples":
             columns = [
-                np.interp(own, self.measured, seen, right=np.inf) for own, seen in zip(steps.T, self.samples, strict=True)
+                np.interp(when, self.measured, seen, right=np.inf) for when, seen in zip(steps.T, self.samples, strict=True)
             ]
             return np.stack(columns, axis=1)
         return steps
@@ -160,30 +160,30 @@ class RaceResult:
 
     def warnings(self) -> list[str]:
         """Return a warning for each optimizer whose best learning rate is the least or greatest that was tried."""
-        found = []
+        warnings = []
         for i, name in enumerate(self.names):
             rates = self.searched[i]["learning_rate"]
             place = int((rates < rates[self.chosen[i]]).sum())
             if len(rates) > 2 and place in (0, len(rates) - 1):
                 end = "least" if place == 0 else "greatest"
-                found.append(
+                warnings.append(
                     f"{name}: the best learning rate, {rates[self.chosen[i]]:.3g}, is the {end} that was tried; "
                     "a wider range may do better."
                 )
-        return found
+        return warnings
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a dict for each optimizer, such as pandas takes: its settings, medians over seeds, and comparisons."""
-        found = []
+        rows = []
         for i, name in enumerate(self.names):
             row: dict[str, Any] = {"optimizer": name, **self.settings(name)}
             for by in MEASURES:
-                found_by = self.compare(name, by)
+                comparison = self.compare(name, by)
                 row |= {by: float(np.median(self.needed(by)[i]))}
-                row |= {f"{by} ratio": found_by.ratio, f"{by} low": found_by.low, f"{by} high": found_by.high}
-            row |= {"reached": found_by.reached, "seeds": found_by.of}
-            found.append(row | {"final loss": float(np.median(self.losses[i, :, -1]))})
-        return found
+                row |= {f"{by} ratio": comparison.ratio, f"{by} low": comparison.low, f"{by} high": comparison.high}
+            row |= {"reached": comparison.reached, "seeds": comparison.of}
+            rows.append(row | {"final loss": float(np.median(self.losses[i, :, -1]))})
+        return rows
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result to a safetensors file, atomically.
@@ -194,8 +194,8 @@ class RaceResult:
         about: dict[str, Any] = {"format": FORMAT, "searched": [list(each) for each in self.searched]}
         about |= {name: getattr(self, name) for name in ("names", "baseline", "target", "held_out", "seeds", "level")}
         arrays = {name: getattr(self, name) for name in _ARRAYS}
-        for i, own in enumerate(self.searched):
-            arrays |= {f"searched {i} {name}": values for name, values in own.items()}
+        for i, ranges in enumerate(self.searched):
+            arrays |= {f"searched {i} {name}": values for name, values in ranges.items()}
         files.write_arrays("path", path, "race", about, arrays)
 
     @classmethod
@@ -211,9 +211,9 @@ class RaceResult:
             if about["format"] != FORMAT:
                 raise ValueError(f"it has no format that this version knows; that is {FORMAT}")
             searched = tuple(
-                {str(name): arrays[f"searched {i} {name}"] for name in own} for i, own in enumerate(about["searched"])
+                {str(name): arrays[f"searched {i} {name}"] for name in names} for i, names in enumerate(about["searched"])
             )
-            found = cls(
+            result = cls(
                 names=tuple(map(str, about["names"])),
                 baseline=str(about["baseline"]),
                 target=number("target", about["target"]),
@@ -223,8 +223,8 @@ class RaceResult:
                 level=number("level", about["level"], above=0, below=1),
                 **{name: arrays[name] for name in _ARRAYS},
             )
-            found._check()
-            return found
+            result._check()
+            return result
 
     def __str__(self) -> str:
         return f"{self.table()}\n\n{self.verdict()}"
@@ -234,38 +234,38 @@ class RaceResult:
 
     def table(self) -> str:
         """Return a text table of what each optimizer needed, medians over seeds, and of the settings it raced with."""
-        others = ("samples", "ms a step", "seconds", "reached", "final loss", "raced with")
-        rows = [["", "steps", f"of {self.baseline}'s", *others]]
+        columns = ("samples", "ms a step", "seconds", "reached", "final loss", "raced with")
+        rows = [["", "steps", f"of {self.baseline}'s", *columns]]
         for i, name in enumerate(self.names):
-            found = self.compare(name)
+            comparison = self.compare(name)
 
             medians = [np.median(self.needed(by)[i]) for by in MEASURES]
             rows.append(
                 [
                     name,
                     _figure(medians[0]),
-                    "1" if name == self.baseline else with_interval(found),
+                    "1" if name == self.baseline else with_interval(comparison),
                     _figure(medians[1]),
                     f"{1000 * self.step_seconds[i].min():.3g}",
                     _figure(medians[2]),
-                    f"{found.reached} of {found.of}",
+                    f"{comparison.reached} of {comparison.of}",
                     f"{np.median(self.losses[i, :, -1]):.4g}",
                     settings_text(self.settings(name)),
                 ]
             )
         return text_table(rows, left=(0, len(rows[0]) - 1))
 
-    def _in_words(self, found: Comparison, by: str, base: Comparison) -> str:
-        if found.reached < found.of:
-            return f"{found.name} reached the target in {found.reached} of {found.of} seeds: no ratio."
-        if math.isnan(found.ratio):
-            return f"{found.name} reached the target in all {found.of} seeds."
-        words = f"{found.name} needs {with_interval(found)} of {self.baseline}'s {by}"
-        if math.isnan(found.low):
+    def _in_words(self, comparison: Comparison, by: str, base: Comparison) -> str:
+        if comparison.reached < comparison.of:
+            return f"{comparison.name} reached the target in {comparison.reached} of {comparison.of} seeds: no ratio."
+        if math.isnan(comparison.ratio):
+            return f"{comparison.name} reached the target in all {comparison.of} seeds."
+        words = f"{comparison.name} needs {with_interval(comparison)} of {self.baseline}'s {by}"
+        if math.isnan(comparison.low):
             return f"{words}, from one seed: no interval."
-        if found.low <= 1 <= found.high:
+        if comparison.low <= 1 <= comparison.high:
             return f"{words}: no difference is shown."
-        return f"{words}: {'fewer' if found.high < 1 else 'more'}."
+        return f"{words}: {'fewer' if comparison.high < 1 else 'more'}."
 
     def _index(self, name: str) -> int:
         return self.names.index(choice("name", name, self.names))
@@ -281,7 +281,7 @@ class RaceResult:
         for name, shape in shapes.items():
             if getattr(self, name).shape != shape or 0 in shape:
                 raise ValueError(f"{name} has shape {getattr(self, name).shape}")
-        if len(self.searched) != n or any(v.shape != (trials,) for own in self.searched for v in own.values()):
+        if len(self.searched) != n or any(v.shape != (trials,) for ranges in self.searched for v in ranges.values()):
             raise ValueError("what was searched does not fit the optimizers")
         if self.baseline not in self.names or not ((self.chosen >= 0) & (self.chosen < trials)).all():
             raise ValueError("the baseline or the chosen trials are none of those that there are")
@@ -296,14 +296,14 @@ def steps_to(target: float, losses: np.ndarray, measured: np.ndarray) -> np.ndar
     The loss is interpolated between the first measurement at or below the target and the one before. Without that, steps
     would be multiples of the measurement interval, and equal multiples from every seed would feign an interval of width 0.
     """
-    there = losses <= target
-    place = there.argmax(axis=-1)
+    reached = losses <= target
+    place = reached.argmax(axis=-1)
     before = np.maximum(place - 1, 0)
     high, low = (np.take_along_axis(losses, k[..., None], axis=-1)[..., 0].astype(np.float64) for k in (before, place))
     falls = np.isfinite(high) & (high > target) & (low <= target)  # not so from the start, or from what is not a number
     share = np.divide(high - target, high - low, out=np.ones_like(high), where=falls)
     steps = measured[before] + share * (measured[place] - measured[before])
-    return np.where(there.any(axis=-1), steps, np.inf)
+    return np.where(reached.any(axis=-1), steps, np.inf)
 
 
 def text_table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
@@ -313,11 +313,11 @@ def text_table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
-def with_interval(found: Comparison) -> str:
+def with_interval(compared: Comparison) -> str:
     """Return a comparison's ratio and interval as text; "-" if there is no ratio."""
-    if math.isnan(found.ratio):
+    if math.isnan(compared.ratio):
         return "-"
-    return f"{found.ratio:.2f}" + ("" if math.isnan(found.low) else f" [{found.low:.2f}, {found.high:.2f}]")
+    return f"{compared.ratio:.2f}" + ("" if math.isnan(compared.low) else f" [{compared.low:.2f}, {compared.high:.2f}]")
 
 
 def _figure(value: float) -> str:

@@ -19,7 +19,7 @@ from .store import Store
 from .training import Plan, time_steps, train
 
 TUNING = 1_000_000  # the first seed of the tuning
-Job = tuple[int, int]  # an optimizer and one of its trials
+Job = tuple[int, int]  # indices of an optimizer and of one of its trials
 
 
 def race(
@@ -142,13 +142,13 @@ def race(
         trainings = _Trainings(plan, candidates, points, store, together, bar.update)
         tuning = np.stack([trainings.losses(everything, seed)[0] for seed in tuned_on], axis=1)
         tuning = tuning.reshape(len(candidates), trials, len(tuned_on), -1)
-        winners = np.array([_best(own, target, plan.measured) for own in tuning])
+        winners = np.array([_best(losses, target, plan.measured) for losses in tuning])
         bar.set_description("race")
         raced = [trainings.losses(list(enumerate(winners.tolist())), seed) for seed in chosen_seeds]
         bar.set_description("timing")
         timed = store.get("timing", *winners.tolist())
         if timed is None:
-            make = [partial(candidate.make, own[k]) for candidate, own, k in zip(candidates, points, winners, strict=True)]
+            make = [partial(candidate.make, grid[k]) for candidate, grid, k in zip(candidates, points, winners, strict=True)]
             timed = {"seconds": time_steps(plan, make, TUNING)}
             store.put(timed, "timing", *winners.tolist())
     return RaceResult(
@@ -161,7 +161,8 @@ def race(
         np.stack([losses for losses, _ in raced], axis=1),
         np.stack([samples for _, samples in raced]),
         tuple(
-            dict(zip(candidate.ranges, own.T.copy(), strict=True)) for candidate, own in zip(candidates, points, strict=True)
+            dict(zip(candidate.ranges, grid.T.copy(), strict=True))
+            for candidate, grid in zip(candidates, points, strict=True)
         ),
         tuning,
         winners,
@@ -213,12 +214,12 @@ def _best(losses: np.ndarray, target: float, measured: np.ndarray) -> int:
     return int(np.lexsort((final[:, middle], needed[:, middle]))[0])
 
 
-def _seeds(given: Any) -> tuple[int, ...]:
-    if not isinstance(given, Iterable):
-        return tuple(range(integer("seeds", given, low=1)))
-    if isinstance(given, str):
-        raise TypeError(f"seeds={given!r}: must be how many, or integers, such as range(5)")
-    found = tuple(integer("seeds", seed, low=0, high=TUNING - 1) for seed in given)
-    if not found or len(set(found)) < len(found):
-        raise ValueError(f"seeds={found!r}: must be one or more, each once")
-    return found
+def _seeds(seeds: Any) -> tuple[int, ...]:
+    if not isinstance(seeds, Iterable):
+        return tuple(range(integer("seeds", seeds, low=1)))
+    if isinstance(seeds, str):
+        raise TypeError(f"seeds={seeds!r}: must be how many, or integers, such as range(5)")
+    numbers = tuple(integer("seeds", seed, low=0, high=TUNING - 1) for seed in seeds)
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(f"seeds={numbers!r}: must be one or more, each once")
+    return numbers

@@ -32,7 +32,7 @@ class Store:
 
     def __init__(self, folder: str | os.PathLike[str] | None, settings: Mapping[str, Any]) -> None:
         self._folder = None if folder is None else Path(folder)
-        self._found: dict[tuple[Any, ...], dict[str, np.ndarray]] = {}
+        self._trainings: dict[tuple[Any, ...], dict[str, np.ndarray]] = {}
         if self._folder is None:
             return
         if self._folder.exists() and not self._folder.is_dir():
@@ -56,19 +56,19 @@ class Store:
 
     def get(self, *key: Any) -> dict[str, np.ndarray] | None:
         """Return the arrays of a finished training; None if it has not finished."""
-        if key not in self._found and self._folder is not None and (path := self._path(key)).exists():
+        if key not in self._trainings and self._folder is not None and (path := self._path(key)).exists():
             with files.contents("folder", path, "a training of a race"):
                 about, arrays = files.read_arrays(path, KIND)
                 if about != {"key": list(key)}:
                     raise ValueError(f"it is of {about}")
-            self._found[key] = arrays
-        return self._found.get(key)
+            self._trainings[key] = arrays
+        return self._trainings.get(key)
 
     def put(self, arrays: Mapping[str, np.ndarray], *key: Any) -> None:
         """Store the arrays of a finished training."""
         if self._folder is not None:
             files.write_arrays("folder", self._path(key), KIND, {"key": list(key)}, arrays)
-        self._found[key] = dict(arrays)
+        self._trainings[key] = dict(arrays)
 
     def _path(self, key: tuple[Any, ...]) -> Path:
         """Return the path of a training's file, with the earlier versions' suffix if such a file exists."""

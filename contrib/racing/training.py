@@ -17,7 +17,7 @@ from ...trainer.optimizer import Optimizer
 from ...trainer.sweeping.train import Batches, Look, start, train_separately, train_together
 from ...trainer.trainer import Trainer
 
-ROUNDS, STEPS = 11, 3  # of timing, and in each of them
+ROUNDS, STEPS = 11, 3  # rounds of timing, and steps in each round
 
 
 class SeededBatches:
@@ -46,7 +46,7 @@ class SeededBatches:
         else:
             batches = _with_random_numbers(self._data, generator)
         for batch in batches:
-            if isinstance(batch, (tuple, list)) and batch:  # else whoever unpacks it says what is wrong
+            if isinstance(batch, (tuple, list)) and batch:  # other values raise when they are unpacked
                 first = batch[0]
                 self.sizes.append(len(first[0] if isinstance(first, (tuple, list)) else first))
             yield batch
@@ -54,9 +54,9 @@ class SeededBatches:
 
 def _with_random_numbers(data: Iterable[Any], generator: torch.Generator) -> Iterator[Any]:
     """Iterate over data while torch's global generator has the state of `generator`."""
-    own = getattr(data, "generator", None)
-    if isinstance(own, torch.Generator):  # as a DataLoader may have
-        own.set_state(generator.get_state())
+    data_generator = getattr(data, "generator", None)
+    if isinstance(data_generator, torch.Generator):  # as a DataLoader may have
+        data_generator.set_state(generator.get_state())
     state, batches = generator.get_state(), None
     while True:
         before = torch.get_rng_state()
@@ -95,14 +95,14 @@ class Plan:
         Raises:
             ValueError: the data give no batch.
         """
-        model, found = start(self.make_model, seed), {}
+        model, losses = start(self.make_model, seed), {}
         first = [batch for batch, _ in zip(SeededBatches(self.data, seed), range(1), strict=False)]
         for name, data in (("data", first), ("eval_data", self.eval_data)):
             if data is not None:
                 if next(iter(data), None) is None:
                     raise ValueError(f"{name} gave no batch: it must be a list of batches (inputs, labels), or the like")
-                found[f"loss on {name} of the first weights"] = evaluate(model, self.loss, data, {})["loss"]
-        return found
+                losses[f"loss on {name} of the first weights"] = evaluate(model, self.loss, data, {})["loss"]
+        return losses
 
 
 def train(
@@ -155,16 +155,16 @@ def time_steps(plan: Plan, make: Sequence[Callable[[], Optimizer]], seed: int) -
     place = device_of(model)
     batches = [batch for batch, _ in zip(SeededBatches(plan.data, seed), range(STEPS), strict=False)]
     models = [copy.deepcopy(model) for _ in make]
-    trainers = [Trainer(own, one(), engine=plan.engine) for own, one in zip(models, make, strict=True)]
+    trainers = [Trainer(net, make_optimizer(), engine=plan.engine) for net, make_optimizer in zip(models, make, strict=True)]
     seconds = np.zeros((len(make), ROUNDS + 1))
     with torch.random.fork_rng():
         for turn in range(ROUNDS + 1):
-            for i, (own, trainer) in enumerate(zip(models, trainers, strict=True)):
+            for i, (net, trainer) in enumerate(zip(models, trainers, strict=True)):
                 begun = time.perf_counter()
                 for batch in batches:
                     inputs, labels = unpack_batch("data", batch, place)
                     trainer.zero_grad()
-                    plan.loss(own(*inputs), labels).mean().backward()
+                    plan.loss(net(*inputs), labels).mean().backward()
                     trainer.step(1)
                 if place.type == "cuda":
                     torch.cuda.synchronize(place)

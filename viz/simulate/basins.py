@@ -118,15 +118,15 @@ def _found_minima(where: Function, starts: np.ndarray, ends: np.ndarray, near: f
     angles = np.arange(8) * (np.pi / 4)
     ring = where.evaluator((8,))
     left = left[np.argsort(value[left], kind="stable")]
-    found: list[Minimum] = []
-    while len(left) and len(found) < 100:
+    minima: list[Minimum] = []
+    while len(left) and len(minima) < 100:
         best = left[0]
         around = (x[best] + near * np.cos(angles)).astype(np.float32), (y[best] + near * np.sin(angles)).astype(np.float32)
-        here = Minimum(float(x[best]), float(y[best]), float(value[best]))
+        minimum = Minimum(float(x[best]), float(y[best]), float(value[best]))
         if (ring(*around)[0] >= value[best]).all():  # not a saddle
-            found.append(here)
-        left = left[~_near(x[left], y[left], here, 2 * near)]
-    return tuple(found)
+            minima.append(minimum)
+        left = left[~_near(x[left], y[left], minimum, 2 * near)]
+    return tuple(minima)
 
 
 def _arrivals(minima: Sequence[Minimum], seen: np.ndarray, looks: Sequence[int], near: float) -> np.ndarray:
@@ -136,8 +136,8 @@ def _arrivals(minima: Sequence[Minimum], seen: np.ndarray, looks: Sequence[int],
         seen: float32 [n_looks, 2, n], the points at all checks.
         looks: the steps of the checks.
     """
-    found = np.full((len(minima), seen.shape[-1]), looks[-1] + 1, np.int32)
+    arrivals = np.full((len(minima), seen.shape[-1]), looks[-1] + 1, np.int32)
     for t, (x, y) in zip(reversed(looks), reversed(seen), strict=True):
-        for minimum, when in zip(minima, found, strict=True):
+        for minimum, when in zip(minima, arrivals, strict=True):
             when[_near(x, y, minimum, near)] = t
-    return found
+    return arrivals

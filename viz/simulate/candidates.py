@@ -27,7 +27,7 @@ class Candidate:
 
     Args:
         name: the label of the optimizer.
-        given: a dict of arguments, an `Optimizer` or its class, a class of torch.optim, or a callable; see `simulate`.
+        entry: a dict of arguments, an `Optimizer` or its class, a class of torch.optim, or a callable; see `simulate`.
         values: the varied arguments of each combination.
         relative: whether their learning rates are factors of the optimizer's own rate.
 
@@ -38,57 +38,57 @@ class Candidate:
         rates: the learning rate of each combination; NaN for a torch optimizer without one.
     """
 
-    def __init__(self, name: str, given: Any, values: Sequence[Mapping[str, Any]], relative: bool) -> None:
+    def __init__(self, name: str, entry: Any, values: Sequence[Mapping[str, Any]], relative: bool) -> None:
         self.name = name
         self.trainings: list[Any] = []
         self.rates: list[float] = []
-        plain: list[Any] = []  # at their own rate: one for each change of other arguments
-        known: dict[str, Any] = {}
+        plain: list[Any] = []  # at the optimizer's own rate: one for each change of other arguments
+        last: dict[str, Any] = {}
         for value in values:
-            others = {key: each for key, each in value.items() if key != "learning_rate"}
-            if not plain or any(others[key] is not known[key] for key in others):
-                plain.append(self._make(given, others))
-                known = others
-            own, rate = plain[-1], value.get("learning_rate")
+            arguments = {key: each for key, each in value.items() if key != "learning_rate"}
+            if not plain or any(arguments[key] is not last[key] for key in arguments):
+                plain.append(self._make(entry, arguments))
+                last = arguments
+            training, rate = plain[-1], value.get("learning_rate")
             if rate is not None:
-                own = _at_rate(own, rate * _rate_of(own) if relative else rate)
-            self.trainings.append(own)
-            self.rates.append(own.rate_at(1) if isinstance(own, Optimizer) else own.rate)
+                training = _at_rate(training, rate * _rate_of(training) if relative else rate)
+            self.trainings.append(training)
+            self.rates.append(training.rate_at(1) if isinstance(training, Optimizer) else training.rate)
         self.together = all(map(_is_elementwise, plain)) if isinstance(plain[0], Optimizer) else None
 
-    def _make(self, given: Any, others: Mapping[str, Any]) -> Optimizer | TorchFactory | PlainUpdate:
-        """Make the training at the optimizer's own rate, with `others` as its other arguments."""
-        if isinstance(given, type) and issubclass(given, Optimizer):
-            given = {"optimizer": given}
-        if isinstance(given, Mapping):
-            arguments: dict[str, Any] = dict(given)
-            kind = arguments.pop("optimizer", self.name)
+    def _make(self, entry: Any, varied: Mapping[str, Any]) -> Optimizer | TorchFactory | PlainUpdate:
+        """Make the training at the optimizer's own rate, with `varied` as its other arguments."""
+        if isinstance(entry, type) and issubclass(entry, Optimizer):
+            entry = {"optimizer": entry}
+        if isinstance(entry, Mapping):
+            settings: dict[str, Any] = dict(entry)
+            kind = settings.pop("optimizer", self.name)
             if isinstance(kind, str):
-                kind, arguments = named(kind, arguments)
+                kind, settings = named(kind, settings)
             if isinstance(kind, str) or (isinstance(kind, type) and issubclass(kind, Optimizer)):
-                return make_optimizer(kind, arguments | dict(others))
-            for name in arguments:
+                return make_optimizer(kind, settings | dict(varied))
+            for name in settings:
                 if name != "learning_rate":
                     raise TypeError(f"{self.name}: {name} is for names and classes of optimizers, not for {kind!r}")
-            own = self._make(kind, others)
-            return _at_rate(own, arguments["learning_rate"]) if arguments else own
-        if isinstance(given, Optimizer):
-            if others:
+            training = self._make(kind, varied)
+            return _at_rate(training, settings["learning_rate"]) if settings else training
+        if isinstance(entry, Optimizer):
+            if varied:
                 raise TypeError(
-                    f"{self.name} is an optimizer that is made already, so {next(iter(others))} cannot be varied"
+                    f"{self.name} is an optimizer that is made already, so {next(iter(varied))} cannot be varied"
                 )
-            return copy.deepcopy(given)
-        partial = given if isinstance(given, functools.partial) else functools.partial(given) if callable(given) else None
+            return copy.deepcopy(entry)
+        partial = entry if isinstance(entry, functools.partial) else functools.partial(entry) if callable(entry) else None
         if partial is None:
             raise TypeError(
                 f"{self.name}: must be a dict of arguments, an Optimizer or its class, a class of torch.optim or a "
-                f"callable, got {type(given).__name__}"
+                f"callable, got {type(entry).__name__}"
             )
         default = _default(partial, "lr")
         if isinstance(partial.func, type) and issubclass(partial.func, torch.optim.Optimizer):
-            return TorchFactory(functools.partial(partial, **others), math.nan if default is None else default)
-        if others:
-            raise TypeError(f"{self.name} is a plain callable, so {next(iter(others))} cannot be varied")
+            return TorchFactory(functools.partial(partial, **varied), math.nan if default is None else default)
+        if varied:
+            raise TypeError(f"{self.name} is a plain callable, so {next(iter(varied))} cannot be varied")
         return PlainUpdate(partial, 0.01 if default is None else default)
 
 
@@ -106,36 +106,36 @@ class PlainUpdate(NamedTuple):
     rate: float
 
 
-def _rate_of(own: Any) -> Any:
+def _rate_of(training: Any) -> Any:
     """Return the optimizer's own learning rate, or its schedule's base rate."""
-    if isinstance(own, TorchFactory) and math.isnan(own.rate):
+    if isinstance(training, TorchFactory) and math.isnan(training.rate):
         raise TypeError("relative learning_rates need a rate to be relative to, which this optimizer of torch's has not")
-    if not isinstance(own, Optimizer):
-        return own.rate
-    return own.lr if own.lr_scheduler is None else own.lr_scheduler.base_lr  # type: ignore[attr-defined]
+    if not isinstance(training, Optimizer):
+        return training.rate
+    return training.lr if training.lr_scheduler is None else training.lr_scheduler.base_lr  # type: ignore[attr-defined]
 
 
-def _at_rate(own: Any, rate: float) -> Any:
+def _at_rate(training: Any, rate: float) -> Any:
     """Return a copy of an unused optimizer at another learning rate."""
-    if isinstance(own, TorchFactory):
-        return TorchFactory(functools.partial(own.make, lr=rate), rate)
-    if isinstance(own, PlainUpdate):
-        return own._replace(rate=rate)
-    if own.lr_scheduler is None:
-        other = object.__new__(type(own))  # ten times as fast as copy.copy, for hundreds of copies
-        vars(other).update(vars(own), step_counts=StepCounts(own.begin_num_update))
+    if isinstance(training, TorchFactory):
+        return TorchFactory(functools.partial(training.make, lr=rate), rate)
+    if isinstance(training, PlainUpdate):
+        return training._replace(rate=rate)
+    if training.lr_scheduler is None:
+        other = object.__new__(type(training))  # ten times as fast as copy.copy, for hundreds of copies
+        vars(other).update(vars(training), step_counts=StepCounts(training.begin_num_update))
         other.lr = number("learning_rate", rate, low=0)
         return other
-    other = copy.deepcopy(own)
+    other = copy.deepcopy(training)
     if not hasattr(other.lr_scheduler, "base_lr"):
-        raise TypeError(f"learning_rates together with {own.lr_scheduler!r}, which decides the rate and has no base_lr")
+        raise TypeError(f"learning_rates together with {training.lr_scheduler!r}, which decides the rate and has no base_lr")
     other.lr_scheduler.base_lr = number("learning_rate", rate, low=0)
     return other
 
 
-def _is_elementwise(own: Any) -> bool:
-    """Whether each element of a weight is updated independently of the others and of its index."""
-    rule = own.composed_rule if isinstance(own, RuleOptimizer) else None
+def _is_elementwise(optimizer: Any) -> bool:
+    """Return whether each element of a weight is updated independently of the others and of its index."""
+    rule = optimizer.composed_rule if isinstance(optimizer, RuleOptimizer) else None
     return isinstance(rule, Rule) and not rule.reductions and "index" not in rule.extras
 
 
@@ -144,19 +144,19 @@ def named_optimizers(optimizers: Any) -> dict[str, Any]:
     if isinstance(optimizers, str):
         optimizers = [optimizers]
     if isinstance(optimizers, Mapping):
-        found = dict(optimizers)
+        by_label = dict(optimizers)
     elif isinstance(optimizers, Sequence):
-        found = {}
+        by_label = {}
         for each in optimizers:
             label = each if isinstance(each, str) else getattr(each, "__name__", type(each).__name__).lower()
-            if label in found:
+            if label in by_label:
                 raise ValueError(f"optimizers: {label!r} is there twice; give a mapping from labels of your own")
-            found[label] = {} if isinstance(each, str) else each
+            by_label[label] = {} if isinstance(each, str) else each
     else:
         raise TypeError(f"optimizers must be names or a mapping from labels, got {type(optimizers).__name__}")
-    if not found:
+    if not by_label:
         raise ValueError("optimizers is empty: name at least one")
-    return found
+    return by_label
 
 
 def one_optimizer(optimizer: Any) -> dict[str, Any]:

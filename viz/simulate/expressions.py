@@ -49,7 +49,7 @@ class Expression:
 
     def __init__(self, text: str) -> None:
         self._steps: list[tuple[str, tuple[Any, ...]]] = []
-        self._known: dict[Any, int] = {}
+        self._places: dict[Any, int] = {}
         self.value = self._read(text)
         self._n_forward = len(self._steps)
         self.gradient = self._backward()
@@ -74,8 +74,8 @@ class Expression:
             dtype: their dtype, float32 or float64.
         """
         results = (self.value, *self.gradient)
-        kept = {i for i in results if isinstance(i, int)}
-        needed = set(kept)
+        outputs = {i for i in results if isinstance(i, int)}
+        needed = set(outputs)
         for k in range(len(self._steps) - 1, -1, -1):
             if k + 2 in needed:
                 needed |= {i for i in self._steps[k][1] if isinstance(i, int)}
@@ -88,7 +88,7 @@ class Expression:
             out = free.pop() if free else np.empty(shape, dtype)
             room[k + 2] = out
             calls.append((_NUMPY.get(name) or getattr(np, name), operands, out))
-            done = {i for i in operands if isinstance(i, int) and last[i] == k and i > 1 and i not in kept}
+            done = {i for i in operands if isinstance(i, int) and last[i] == k and i > 1 and i not in outputs}
             free += [room[i] for i in done]
 
         def find(operand: Any, x: np.ndarray, y: np.ndarray) -> Any:
@@ -98,17 +98,17 @@ class Expression:
             return (x, y)[operand] if operand < 2 else room[operand]
 
         bound: list[Any] = []
-        own: list[np.ndarray | None] = [None, None]
+        inputs: list[np.ndarray | None] = [None, None]
 
         def evaluate(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            if x is not own[0] or y is not own[1]:  # usually the same arrays with new contents
-                own[:] = x, y
+            if x is not inputs[0] or y is not inputs[1]:  # usually the same arrays with new contents
+                inputs[:] = x, y
                 bound[:] = [(call, tuple(find(each, x, y) for each in operands), out) for call, operands, out in calls]
             with np.errstate(all="ignore"):
                 for call, arrays, out in bound:
                     call(*arrays, out=out)
-            found = [find(each, x, y) for each in results]
-            return tuple(each if isinstance(each, np.ndarray) else np.full(shape, each, dtype) for each in found)  # type: ignore[return-value]
+            values = [find(each, x, y) for each in results]
+            return tuple(each if isinstance(each, np.ndarray) else np.full(shape, each, dtype) for each in values)  # type: ignore[return-value]
 
         return evaluate
 
@@ -126,10 +126,10 @@ class Expression:
         if name == "power" and operands[1].value.is_integer():
             return self._product(operands[0], int(operands[1].value))
         key = (name, operands)
-        if key not in self._known:
+        if key not in self._places:
             self._steps.append(key)
-            self._known[key] = len(self._steps) + 1
-        return self._known[key]
+            self._places[key] = len(self._steps) + 1
+        return self._places[key]
 
     def _product(self, factor: Any, n: int) -> Any:
         """Return a power with an integer exponent by repeated squaring, which is much faster than NumPy's power."""

@@ -128,7 +128,7 @@ class Function:
 
 
 def _takes_two(call: Callable[..., Any]) -> bool:
-    """Whether the callable takes x and y rather than points."""
+    """Return whether the callable takes x and y rather than points."""
     try:
         parameters = inspect.signature(call).parameters.values()
     except (TypeError, ValueError):  # callables written in C may have no signature

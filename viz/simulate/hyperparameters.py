@@ -57,16 +57,16 @@ def search_ranges(optimizer: str | type[Optimizer]) -> list[SearchRange]:
     plain = make_optimizer(kind, preset)
     klass = type(plain)
     used = set(plain.rule.hyper) if isinstance(plain, RuleOptimizer) else {"lr", "wd"}
-    own = klass.__init__ not in (RuleOptimizer.__init__, Optimizer.__init__)
-    parameters = inspect.signature(klass.__init__).parameters.items() if own else ()
+    has_own_init = klass.__init__ not in (RuleOptimizer.__init__, Optimizer.__init__)
+    parameters = inspect.signature(klass.__init__).parameters.items() if has_own_init else ()
     defaults = {argument: parameter.default for argument, parameter in parameters}
-    if "learning_rate" in defaults or (not own and "lr" in used):
+    if "learning_rate" in defaults or (not has_own_init and "lr" in used):
         defaults["learning_rate"] = plain.lr
     defaults |= preset
     if used & {"wd", "decay"}:
         defaults["wd"] = plain.wd
-    found = [_setting(klass, argument, each) for argument, each in defaults.items() if isinstance(each, (bool, int, float))]
-    return [setting for setting in found if len(setting.values) > 1]
+    ranges = [_setting(klass, argument, each) for argument, each in defaults.items() if isinstance(each, (bool, int, float))]
+    return [setting for setting in ranges if len(setting.values) > 1]
 
 
 # Sliders.
@@ -108,7 +108,7 @@ def _positions(name: str, default: Any, values: Sequence[Any], scale: str) -> Se
 
 
 def _takes(klass: type[Optimizer], name: str, value: Any) -> bool:
-    """Whether the constructor accepts this value of the argument."""
+    """Return whether the constructor accepts this value of the argument."""
     try:
         klass(**{name: value})
     except (TypeError, ValueError):

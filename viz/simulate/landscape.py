@@ -146,7 +146,7 @@ def loss_plane(
     Source: Li et al. (2018), "Visualizing the Loss Landscape of Neural Nets", sections 4 and 7.
     """
     ways = [paths] if isinstance(paths, WeightPath) else list(paths)
-    own = _flat(model.parameters()).cpu().double().numpy()
+    flat = _flat(model.parameters()).cpu().double().numpy()
     if directions not in ("pca", "filter"):
         raise ValueError(f"directions={directions!r}: must be 'pca' or 'filter'")
     if not (isinstance(n, int) and n >= 2):
@@ -158,14 +158,14 @@ def loss_plane(
         raise ValueError(f"paths are called {', '.join(map(repr, names))}: each must have a name of its own")
     points = {way.name: way.points.astype(np.float64) for way in ways}
     for name, array in points.items():
-        if array.shape[1:] != own.shape or not len(array):
-            raise ValueError(f"path {name!r} has points {array.shape}: the model has {own.size} weights, and one is needed")
+        if array.shape[1:] != flat.shape or not len(array):
+            raise ValueError(f"path {name!r} has points {array.shape}: the model has {flat.size} weights, and one is needed")
     if directions == "pca":
         if sum(map(len, points.values())) < 3:
             raise ValueError("directions='pca' needs paths of three points or more: give them, or directions='filter'")
         origin, axes, explained = _principal(np.concatenate(list(points.values())))
     else:
-        origin, axes, explained = own, _random_filters(model, seed), (float("nan"), float("nan"))
+        origin, axes, explained = flat, _random_filters(model, seed), (float("nan"), float("nan"))
     # Random directions are not exactly orthogonal, so points are projected by least squares.
     onto = np.linalg.pinv(axes)
     placed = {name: (array - origin) @ onto for name, array in points.items()}
@@ -197,7 +197,7 @@ def _losses(
 
     def mean_loss(point: torch.Tensor) -> torch.Tensor:
         pieces = point.split([parameter.numel() for parameter in parameters.values()])
-        weights = {name: each.reshape(own.shape) for (name, own), each in zip(parameters.items(), pieces, strict=True)}
+        weights = {name: each.reshape(like.shape) for (name, like), each in zip(parameters.items(), pieces, strict=True)}
         return loss(torch.func.functional_call(model, weights, inputs), labels).double().mean()
 
     training = [module for module in model.modules() if module.training]

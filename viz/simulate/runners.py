@@ -46,7 +46,7 @@ class BatchedRunner:
             self._points, self._slopes = weights[:, :, None], gradients[:, :, None]
         self._set(starts)
         self._many = Ensemble(optimizers, [torch.from_numpy(weights)], engine, stacked=True)
-        self._given = [torch.from_numpy(gradients)]
+        self._gradients = [torch.from_numpy(gradients)]
         self._steps: Iterator[None] | None = None  # the steps after the first
 
     def restart(self, starts: np.ndarray) -> bool:
@@ -72,7 +72,7 @@ class BatchedRunner:
         n = len(self._points)
         self._slopes[:, 0], self._slopes[:, 1] = dx.reshape(n, -1), dy.reshape(n, -1)
         if self._steps is None:
-            self._many.step(self._given)
+            self._many.step(self._gradients)
             self._steps = self._many.steps()
         else:
             next(self._steps)
@@ -91,12 +91,12 @@ class SequentialRunner:
         self._points = [torch.from_numpy(start.copy()) for _ in made for start in starts]
         self._steps: list[Callable[[], object]] = []
         for i, point in enumerate(self._points):
-            own = made[i // len(starts)]
-            if isinstance(own, TorchFactory):
+            training = made[i // len(starts)]
+            if isinstance(training, TorchFactory):
                 point.requires_grad_()
-                self._steps.append(own.make([point]).step)
+                self._steps.append(training.make([point]).step)
             else:
-                self._steps.append(functools.partial(_move, own, point, {}))
+                self._steps.append(functools.partial(_move, training, point, {}))
 
     def restart(self, starts: np.ndarray) -> bool:
         return False  # states of torch's optimizers and callables cannot be reset
@@ -115,8 +115,8 @@ Runner = BatchedRunner | SequentialRunner
 
 
 @torch.no_grad()
-def _move(own: PlainUpdate, point: torch.Tensor, state: dict[str, Any]) -> None:
-    new = own.update(point.clone(), point.grad, state, own.rate)
+def _move(plain: PlainUpdate, point: torch.Tensor, state: dict[str, Any]) -> None:
+    new = plain.update(point.clone(), point.grad, state, plain.rate)
     if not isinstance(new, torch.Tensor) or new.shape != (2,):
         what = f"shape {tuple(new.shape)}" if isinstance(new, torch.Tensor) else type(new).__name__
         raise ValueError(f"the callable gave {what}: it must return the new point, a tensor of shape (2,)")

@@ -22,8 +22,8 @@ def simulate_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler, n: int) 
     """
     optimizer = scheduler.optimizer
     dummy = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in optimizer.param_groups], lr=0.1)
-    for group, own in zip(dummy.param_groups, optimizer.param_groups, strict=True):
-        group.update({key: copy.deepcopy(value) for key, value in own.items() if key not in ("params", "param_names")})
+    for group, original in zip(dummy.param_groups, optimizer.param_groups, strict=True):
+        group.update({key: copy.deepcopy(value) for key, value in original.items() if key not in ("params", "param_names")})
     dummy.defaults = dict(optimizer.defaults)
     twin = copy.deepcopy(scheduler, {id(optimizer): dummy})
     rates = [float(dummy.param_groups[0]["lr"])]

@@ -191,25 +191,25 @@ class Simulation:
         self.function = function(on)
         self.steps, self._seed, self._engine = integer("steps", steps, low=1), integer("seed", seed, low=0), engine
         self._values, self._relative = settings_to_try(learning_rates, sweep), relative
-        self._given = named_optimizers(optimizers)
+        self._named = named_optimizers(optimizers)
         self.candidates = self._make_candidates()
         self._runners: list[Runner] = []
 
     def run(self, start: Any = None) -> Trajectories:
         """Return the trajectories from (x, y) or from an array [n_starts, 2]; None means the function's own start."""
         where, steps, starts = self.function, self.steps, checked_starts(self.function, start)
-        n, v, s = len(self._given), len(self._values), len(starts)
+        n, v, s = len(self._named), len(self._values), len(starts)
         points = np.empty((steps + 1, 2, n * v * s), np.float32)
-        losses = np.empty((steps + 1, n * v * s), np.float32)
+        walked = np.empty((steps + 1, n * v * s), np.float32)
         for t, (x, y, loss, *_) in enumerate(self.walk(starts, self.noise(s))):
-            points[t], losses[t] = (x, y), loss
+            points[t], walked[t] = (x, y), loss
         order = self._in_order()
         back = [order.index(candidate) for candidate in self.candidates]  # compared by identity
         paths = np.ascontiguousarray(points.reshape(steps + 1, 2, n, v, s).transpose(2, 3, 4, 0, 1)[back])
-        found = np.ascontiguousarray(losses.reshape(steps + 1, n, v, s).transpose(1, 2, 3, 0)[back])
+        losses = np.ascontiguousarray(walked.reshape(steps + 1, n, v, s).transpose(1, 2, 3, 0)[back])
         rates = np.array([candidate.rates for candidate in self.candidates])
         values = tuple(map(dict, self._values))
-        return Trajectories(where, tuple(self._given), values, rates, starts, paths, found, _diverged(where, paths, found))
+        return Trajectories(where, tuple(self._named), values, rates, starts, paths, losses, _diverged(where, paths, losses))
 
     def walk(self, starts: np.ndarray, noise: np.ndarray | None) -> Iterator[tuple[np.ndarray, ...]]:
         """Take all steps from these starts, and yield the points before each step and after the last.
@@ -256,10 +256,10 @@ class Simulation:
         return runner.states(0)
 
     def _make_candidates(self) -> list[Candidate]:
-        return [Candidate(name, given, self._values, self._relative) for name, given in self._given.items()]
+        return [Candidate(name, optimizer, self._values, self._relative) for name, optimizer in self._named.items()]
 
     def _in_order(self) -> list[Candidate]:
-        """The candidates by how they are updated: all starts in one weight, a weight for each start, or one by one."""
+        """Return the candidates by how they are updated: all starts in one weight, one weight per start, or one by one."""
         return [each for together in (True, False, None) for each in self.candidates if each.together is together]
 
     def _put_at(self, starts: np.ndarray) -> None:
@@ -296,8 +296,8 @@ def checked_starts(where: Function, start: Any) -> np.ndarray:
 
 def one_start(where: Function, start: Any) -> tuple[float, float]:
     """Return a single start (x, y); None means the function's own. Raise ValueError if `start` has several points."""
-    if len(found := checked_starts(where, start)) != 1:
-        raise ValueError(f"start has {len(found)} points: must be one, (x, y)")
+    if len(starts := checked_starts(where, start)) != 1:
+        raise ValueError(f"start has {len(starts)} points: must be one, (x, y)")
     x, y = np.reshape(where.start if start is None else start, 2)
     return float(x), float(y)
 
@@ -308,9 +308,9 @@ def _diverged(where: Function, paths: np.ndarray, losses: np.ndarray) -> np.ndar
 
 def farthest(where: Function, paths: np.ndarray) -> np.ndarray:
     """Return how far paths [..., steps, 2] get from the middle of the drawn area, in halves of its width or height."""
-    found = np.float32(0.0)
+    reach = np.float32(0.0)
     with np.errstate(invalid="ignore", over="ignore"):
         for k, (low, high) in enumerate((where.xlim, where.ylim)):
             away = np.abs(paths[..., k] - np.float32((low + high) / 2)).max(axis=-1)
-            found = np.maximum(found, away / np.float32((high - low) / 2))
-    return found
+            reach = np.maximum(reach, away / np.float32((high - low) / 2))
+    return reach

@@ -71,21 +71,21 @@ def trace_updates(
         ([1.0, 100.0], ['mean', 'var'], [[0.0, 0.0], [0.10000000149011612, 10.0]])
     """
     simulation = Simulation(on, one_optimizer(optimizer), steps, seed=seed, engine=engine)
-    steps, own = simulation.steps, simulation.candidates[0].trainings[0]
-    if not isinstance(own, RuleOptimizer):
+    steps, trained = simulation.steps, simulation.candidates[0].trainings[0]
+    if not isinstance(trained, RuleOptimizer):
         raise TypeError(f"{simulation.candidates[0].name} is no optimizer by a rule, whose states have names")
-    rule = own.composed_rule
+    rule = trained.composed_rule
     points, losses = np.empty((steps + 1, 2), np.float32), np.empty(steps + 1, np.float32)
     gradients = np.empty((steps, 2), np.float32)
-    kept: dict[str, list[np.ndarray]] = {name: [] for name in rule.slots}
+    by_slot: dict[str, list[np.ndarray]] = {name: [] for name in rule.slots}
     starts = np.array([one_start(simulation.function, start)], np.float32)
     for t, (x, y, loss, dx, dy) in enumerate(simulation.walk(starts, simulation.noise(1))):
         points[t], losses[t : t + 1] = (x[0], y[0]), loss
         for name, state in zip(rule.slots, simulation.states(), strict=True):
-            kept[name].append(state)
+            by_slot[name].append(state)
         if t < steps:
             gradients[t] = dx[0], dy[0]
-    states = {name: np.stack(each) for name, each in kept.items()}
+    states = {name: np.stack(each) for name, each in by_slot.items()}
     updates = np.diff(points, axis=0)
     preconditioners = None
     if isinstance(rule, Rule) and rule.nonnegative:
@@ -111,9 +111,9 @@ def rule_source(optimizer: Any) -> str:
         def sgd(w, g, state, hyper):
     """
     kind = named(optimizer, {})[0] if isinstance(optimizer, str) else optimizer
-    own = create(kind) if isinstance(kind, str) else kind() if isinstance(kind, type) else kind
-    if not isinstance(own, Optimizer):
+    made = create(kind) if isinstance(kind, str) else kind() if isinstance(kind, type) else kind
+    if not isinstance(made, Optimizer):
         raise TypeError(f"optimizer must be a name, an Optimizer or its class, got {type(optimizer).__name__}")
-    if isinstance(own, RuleOptimizer):
-        return inspect.getsource(inspect.unwrap(own.rule.fn))
-    return inspect.getsource(type(own).update)
+    if isinstance(made, RuleOptimizer):
+        return inspect.getsource(inspect.unwrap(made.rule.fn))
+    return inspect.getsource(type(made).update)
