@@ -1,4 +1,4 @@
-"""A worker's connection to the servers: requests, and their answers in the same order."""
+"""ServerClient: a worker's connection to the servers. Answers come in the order of the requests."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _ERRORS = {klass.__name__: klass for klass in (ValueError, TypeError, RuntimeErr
 
 
 class ServerClient:
-    """Asks servers, and receives their answers. A server's errors are kept until something waits for an answer.
+    """Sends requests to servers, and receives their answers. Errors of servers are raised when a call waits for an answer.
 
     Args:
-        roles: the processes.
-        on_reply: called with the `num_update` of a server's optimizer after each answer that is no error.
+        roles: the roles of the processes.
+        on_reply: called with the `num_update` of a server's optimizer after each answer without an error.
 
     Attributes:
-        lost: why no server can be asked any more; "" while they can.
+        lost: why requests are impossible now; "" while they are possible.
     """
 
     def __init__(self, roles: Roles, on_reply: Callable[[int], None]) -> None:
@@ -35,7 +35,7 @@ class ServerClient:
 
     @property
     def busy(self) -> bool:
-        """Whether some server has not answered yet."""
+        """Whether a request is unanswered."""
         return any(self._pending)
 
     def pin_memory(self) -> None:
@@ -45,11 +45,11 @@ class ServerClient:
     def request(
         self, server: int, opcode: Opcode, value: Any = None, tensors: Sequence[torch.Tensor] = (), number: int = 0
     ) -> None:
-        """Begin to ask a server for something. Its answer begins to be received, too, so that it can never be held up.
+        """Start to send a request to a server, and to receive its answer, so that the server never waits to send it.
 
         Raises:
             TypeError: the value cannot be sent.
-            RuntimeError: a server is gone, or the store has been closed.
+            RuntimeError: a server is lost, or the store has been closed.
         """
         if self.lost:
             raise RuntimeError(self.lost)
@@ -69,12 +69,12 @@ class ServerClient:
         self._pending[server].append((expected, sent))
 
     def drain(self, server: int, keep: int = 0) -> None:
-        """Wait until at most so many requests to a server have not been answered."""
+        """Wait until at most `keep` requests to a server are unanswered."""
         while len(self._pending[server]) > keep:
             self.release(self._finish(server))
 
     def finish(self, servers: Collection[int] | None = None) -> list[Message]:
-        """The answers to the newest requests to these servers, by default all; raises the first error of any request."""
+        """Return the answers to the newest requests to these servers, by default all. Raise the first error of a request."""
         messages = []
         for server in self._servers if servers is None else servers:
             self.drain(server, 1)
@@ -83,17 +83,17 @@ class ServerClient:
         return messages
 
     def release(self, message: Message) -> None:
-        """Let the memory of an answer be used again."""
+        """Return the memory of an answer to the pool."""
         self._channel.pool.give(message.body)
 
     def raise_failure(self) -> None:
-        """Raise the first error that a server has answered, if any; all are forgotten then."""
+        """Raise the first error that a server has answered, if any, and forget all."""
         if self._failures:
             failure, self._failures = self._failures[0], []
             raise failure
 
     def barrier(self, what: str, value: Any) -> Any:
-        """Wait for all workers; the value of rank 0."""
+        """Wait for all workers, and return the value of rank 0. `what`: the name of the calling method."""
         for server in self._servers[1:]:
             self.drain(server)
         self.request(0, Opcode.BARRIER, (what, value))
@@ -104,10 +104,10 @@ class ServerClient:
         """Tell the servers that this worker is finished, and release the process groups.
 
         Raises:
-            RuntimeError: a server had an error with a push that was on its way, or is gone.
+            RuntimeError: an unanswered push failed on a server, or a server is lost.
         """
         try:
-            if not self.lost:  # of which an error has told already
+            if not self.lost:  # otherwise an error has been raised already
                 for server in self._servers:
                     self.request(server, Opcode.SHUTDOWN)
                 self.finish()
@@ -117,7 +117,7 @@ class ServerClient:
             self._roles.leave()
 
     def _finish(self, server: int) -> Message:
-        """The answer to the oldest request; an error in it is kept for `raise_failure`."""
+        """Wait for the answer to the oldest request, and return it; `raise_failure` raises an error in it."""
         expected, sent = self._pending[server].popleft()
         try:
             message = self._channel.receive(self._rank(server), Tag.REPLY, expected)
@@ -127,8 +127,8 @@ class ServerClient:
         self._channel.pool.give(sent.body)
         if message.code:
             name, text = message.value()
-            known = _ERRORS.get(name)
-            self._failures.append((known or RuntimeError)(f"server {server}: {text if known else f'{name}: {text}'}"))
+            klass = _ERRORS.get(name)
+            self._failures.append((klass or RuntimeError)(f"server {server}: {text if klass else f'{name}: {text}'}"))
         else:
             self._on_reply(message.number)
         return message
@@ -137,6 +137,6 @@ class ServerClient:
         return self._roles.workers + server
 
     def _without(self, server: int, error: Exception) -> RuntimeError:
-        """The error that this and every further call raises after a server has been lost."""
+        """Mark a server as lost, and return the error for this and all further calls."""
         self.lost = f"server {server} (rank {self._rank(server)}) is gone: {error}"
         return RuntimeError(self.lost)

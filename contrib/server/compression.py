@@ -1,4 +1,4 @@
-"""Compression of what a worker pushes to servers, with residuals by key."""
+"""Compression of a worker's pushes to servers, with residuals by key."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from .transport import copy_all
 
 
 class PushCompression:
-    """Encodes what goes to one server in one push as one message.
+    """Encodes the gradients that a push sends to one server as one message.
 
     Args:
-        compression_params: as for `compressor_of`.
+        compression_params: the arguments of `create_compressor`, see `compressor_of`.
 
     Attributes:
-        residuals: by key what has been left out so far, float32 of the key's shape.
+        residuals: the sum of encoding errors of each key, float32 in the key's shape.
     """
 
     def __init__(self, compression_params: Mapping[str, Any]) -> None:
         self._compressor = compressor_of(compression_params)
         self._params = dict(compression_params)
-        self._count = 0  # of pushes
+        self._count = 0  # number of pushes
         self.residuals: dict[Key, torch.Tensor] = {}
 
     def begin(self, keys: Sequence[Key], gradients: Sequence[torch.Tensor]) -> None:
         """Begin a push of these gradients.
 
         Raises:
-            TypeError: one cannot be compressed.
+            TypeError: a gradient has a dtype that cannot be compressed.
         """
         for key, gradient in zip(keys, gradients, strict=True):
             if gradient.dtype not in compress.VALUES:
@@ -50,7 +50,7 @@ class PushCompression:
             )
 
     def encode(self, shard: Shard, gradients: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
-        """What a server needs to decode the message, and the message, of a server's parts of the gradients."""
+        """Encode a server's shards of gradients. Returns the data that the server needs to decode them, and the message."""
         device, step = gradients[0].device, self._count - 1
         values = torch.cat([gradient.reshape(-1).to(device, torch.float32) for gradient in gradients])
         parts, residual = [], None
@@ -64,7 +64,7 @@ class PushCompression:
         return (self._params, step, [(gradient.shape, gradient.dtype) for gradient in gradients]), [message]
 
     def load_residuals(self, saved: Mapping[Key, Mapping[str, torch.Tensor]], rank: int, workers: int) -> None:
-        """Load the residuals of worker `rank`, and an equal share of those whose sources are no workers here."""
+        """Load the residuals of worker `rank`, and an equal share of residuals from sources that are not workers here."""
         self.residuals = {}
         for key, sources in saved.items() if self._compressor.error_feedback else ():
             shares = [
@@ -77,10 +77,10 @@ class PushCompression:
 
 
 def compressor_of(compression_params: Any) -> Compressor:
-    """The compressor of what a worker pushes to servers.
+    """Return the compressor for pushes to servers.
 
     Raises:
-        TypeError, ValueError: `compression_params` do not fit, or are of a type that takes an all-reduce.
+        TypeError, ValueError: `compression_params` are invalid, or their type needs an all-reduce.
     """
     kind = compression_params.get("type") if isinstance(compression_params, Mapping) else None
     compressor = create_compressor(compression_params) if kind != "auto" else None

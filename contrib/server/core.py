@@ -1,4 +1,4 @@
-"""The values and the optimizer of one server, without any network: each worker's push is applied at once."""
+"""ServerCore: the values and the optimizer of one server, without the network. A push is applied at once."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MOST_PLANS = 32
 
 @dataclass
 class _Worker:
-    """What the server knows of a worker.
+    """The server's data about a worker.
 
     Attributes:
-        rescale_grad: its own; None: the optimizer's.
-        pulled: the count of updates of each key at its last pull.
-        weights: by key those that its next gradients are of, where the optimizer asks for them. If it has not pulled yet,
-            they are the ones of the time at which the optimizer came.
-        delays: how often its gradient of a key was so many updates behind.
+        rescale_grad: the worker's gradient factor; None: the optimizer's.
+        pulled: by key, its number of updates at the worker's last pull.
+        weights: by key, the weights that the worker pulled last, if the optimizer needs them; before the first pull, the
+            weights at the time when the optimizer was set.
+        delays: the number of gradients of each age, in updates of the key since the worker's pull.
     """
 
     rescale_grad: float | None = None
@@ -39,15 +39,15 @@ class _Worker:
 
 
 class ServerCore:
-    """Values by key, an updater, and what each worker has pulled.
+    """The stored values of one server, its updater, and its data about each worker.
 
     Args:
-        workers: how many there are; they are numbered from 0.
-        device: where values are kept and updated.
-        servers: how many there are in all.
+        workers: the number of workers; they are numbered from 0.
+        device: the device of the values. Default: "cpu".
+        servers: the number of servers. Default: 1.
 
     Attributes:
-        values: by key.
+        values: the stored tensor of each key.
     """
 
     def __init__(self, workers: int, device: torch.device | str = "cpu", servers: int = 1) -> None:
@@ -55,7 +55,7 @@ class ServerCore:
         self.values: dict[Key, torch.Tensor] = {}
         self._servers = servers
         self._cut: set[Key] = set()
-        self._updates = Counter[Key]()  # of each key
+        self._updates = Counter[Key]()  # number of updates of each key
         self._updater: Callable[..., None] | None = None
         self._plans: dict[tuple[Key, ...], Plan] = {}
         self._rule: Any = None
@@ -67,10 +67,10 @@ class ServerCore:
         return self._updater.optimizer.num_update if isinstance(self._updater, Updater) else 0
 
     def init(self, values: Mapping[Key, torch.Tensor], cut: Collection[Key] = ()) -> None:
-        """Begin with copies of these; those of the keys in `cut` are parts of arrays.
+        """Store copies of new values; the values of the keys in `cut` are shards of arrays.
 
         Raises:
-            ValueError: a key is there already, or the optimizer needs a cut one whole; nothing has been changed.
+            ValueError: a key is stored already, or the optimizer needs a sharded array whole; nothing has been changed.
         """
         for key in values:
             if key in self.values:
@@ -83,10 +83,10 @@ class ServerCore:
         self._keep_weights(values)
 
     def use(self, updater: Optimizer | Callable[[Key, torch.Tensor, torch.Tensor], None]) -> None:
-        """Let this optimizer, with states of its own, or this function `(key, pushed, stored)` update values from now on.
+        """Update values from now on by an optimizer, with new states, or by a function `(key, pushed, stored)`.
 
         Raises:
-            ValueError: it needs whole what it would get in parts; nothing has been changed.
+            ValueError: it needs whole arrays, and some are sharded; nothing has been changed.
         """
         check_fits(updater, self._cut, self._servers)
         self._updater = Updater(updater) if isinstance(updater, Optimizer) else updater
@@ -96,19 +96,18 @@ class ServerCore:
         self._keep_weights(self.values)
 
     def change(self, worker: int, changes: Mapping[str, Any]) -> None:
-        """What this worker has changed of its optimizer since it was last told.
+        """Apply a worker's changes of its optimizer to this server's optimizer.
 
-        All of it counts for all workers from then on; but its `rescale_grad`, which follows from the size of its batches,
-        counts for its own pushes alone.
+        They hold for all workers, except for `rescale_grad`, which depends on the worker's batch size and holds for its own
+        pushes.
 
         Args:
-            worker: its number.
+            worker: the worker's number.
             changes: any of "settings" (by attribute), "lr_scheduler", and "multipliers" (lr_mult and wd_mult by key).
 
         Raises:
             RuntimeError: there is no optimizer.
-            ValueError, TypeError: a setting that the optimizer does not have or its constructor would refuse, or another
-                value that does not fit; nothing has been changed.
+            ValueError, TypeError: the optimizer has no such setting, or a value is invalid; nothing has been changed.
         """
         optimizer = optimizer_updater(self._updater).optimizer
         settings = dict(changes.get("settings", {}))
@@ -132,63 +131,63 @@ class ServerCore:
 
     @torch.no_grad()
     def push(self, worker: int, keys: Sequence[Key], grads: Sequence[torch.Tensor]) -> None:
-        """Update the values of these keys with the gradients of a worker, at once.
+        """Update the values of these keys by a worker's gradients.
 
         Raises:
             RuntimeError: there is no updater.
-            ValueError, TypeError: a key or gradient that does not fit; nothing has been changed.
+            ValueError: a key is not stored, or a gradient has the wrong shape; nothing has been changed.
         """
         if self._updater is None:
             raise RuntimeError("nothing says what a push does to the stored values: call set_optimizer() before push()")
-        weights, known = self.values_of(keys), self._workers[worker]
+        weights, sender = self.values_of(keys), self._workers[worker]
         for key, grad, weight in zip(keys, grads, weights, strict=True):
             same_shapes(key, [grad], weight, "value")
         if self.device.type != "cpu":
             grads = [grad.to(self.device) for grad in grads]
         if isinstance(self._updater, Updater):
-            self._update(self._updater, known, tuple(keys), grads, weights)
+            self._update(self._updater, sender, tuple(keys), grads, weights)
         else:
             for key, grad, weight in zip(keys, grads, weights, strict=True):
                 self._updater(key, grad, weight)
-        known.delays.update([self._updates[key] - known.pulled.get(key, 0) for key in keys])
+        sender.delays.update([self._updates[key] - sender.pulled.get(key, 0) for key in keys])
         self._updates.update(keys)
 
     @torch.no_grad()
     def pull(self, worker: int, keys: Sequence[Key], out: Sequence[torch.Tensor]) -> None:
         """Copy the values of these keys to `out`, for a worker that computes its next gradients with them.
 
-        Where the optimizer asks for the weights of the gradient, `out` is kept, unless it is on another device: it must not
-        be written to until the worker has pulled again.
+        If `keeps_pulled`, `out` itself is stored, unless values are on another device. Do not write to it until the worker
+        has pulled again.
         """
         values = self.values_of(keys)
         if values:
             torch._foreach_copy_(list(out), values)
-        known = self._workers[worker]
-        known.pulled.update((key, self._updates[key]) for key in keys)
+        receiver = self._workers[worker]
+        receiver.pulled.update((key, self._updates[key]) for key in keys)
         if self.keeps_pulled:
-            kept = out if self.device.type == "cpu" else [value.clone() for value in values]
-            known.weights.update(zip(keys, kept, strict=True))
+            weights = out if self.device.type == "cpu" else [value.clone() for value in values]
+            receiver.weights.update(zip(keys, weights, strict=True))
 
     def values_of(self, keys: Sequence[Key]) -> list[torch.Tensor]:
-        """The values of these keys themselves, which the next push may change.
+        """Return the stored tensors of these keys, not copies; the next push may change them.
 
         Raises:
-            ValueError: there is no such key.
+            ValueError: a key is not stored.
         """
         return [known_value(key, self.values) for key in keys]
 
     @property
     def keeps_pulled(self) -> bool:
-        """Whether the optimizer asks for the weights that a worker computed its gradient with."""
+        """Whether the optimizer needs the weights with which a worker computed its gradients."""
         optimizer = getattr(self._updater, "optimizer", None)
         return isinstance(optimizer, RuleOptimizer) and optimizer.weight_of_gradient is not None
 
     def delays(self) -> list[Counter[int]]:
-        """For each worker, how often its gradient of a key was so many updates behind."""
+        """Return for each worker the number of its gradients of each age; see `Staleness`."""
         return [Counter(worker.delays) for worker in self._workers]
 
     def states(self) -> dict[str, Any]:
-        """As `checkpoint.collect`, with a state for every key.
+        """Return the optimizer's state as `checkpoint.collect` does, with a state for every key.
 
         Raises:
             RuntimeError: there is no optimizer.
@@ -199,11 +198,11 @@ class ServerCore:
         return checkpoint.collect(updater, [str(key) for key in keys], list(self.values.values()), keys)
 
     def load_states(self, saved: Mapping[str, Any]) -> None:
-        """Load what `states` returned; the worker's own rescaling stays.
+        """Load the result of `states`; `rescale_grad` does not change.
 
         Raises:
             RuntimeError: there is no optimizer.
-            ValueError, TypeError: it does not fit; nothing has been changed.
+            ValueError, TypeError: `saved` does not fit; nothing has been changed.
         """
         updater, keys = optimizer_updater(self._updater), list(self.values)
         rescale_grad = updater.optimizer.rescale_grad
@@ -212,7 +211,7 @@ class ServerCore:
         self._plans = {}
 
     def _keep_weights(self, keys: Iterable[Key]) -> None:
-        """Keep these weights as they are now, for all workers, if the optimizer asks for them."""
+        """Store copies of these weights for all workers, if `keeps_pulled`."""
         for key in keys if self.keeps_pulled else ():
             weight = self.values[key].clone()
             for worker in self._workers:
@@ -221,15 +220,15 @@ class ServerCore:
     def _update(
         self,
         updater: Updater,
-        known: _Worker,
+        sender: _Worker,
         keys: tuple[Key, ...],
         grads: Sequence[torch.Tensor],
         weights: list[torch.Tensor],
     ) -> None:
         optimizer = updater.optimizer
         if isinstance(optimizer, RuleOptimizer) and optimizer.composed_rule is not self._rule:
-            check_fits(optimizer, self._cut, self._servers)  # an option may have been changed
-            self._plans, self._rule = {}, optimizer.composed_rule  # the states may be others
+            check_fits(optimizer, self._cut, self._servers)  # an option may have changed
+            self._plans, self._rule = {}, optimizer.composed_rule  # another rule may have other states
         plan = self._plans.get(keys)
         if plan is None:
             if len(self._plans) >= _MOST_PLANS:
@@ -237,10 +236,10 @@ class ServerCore:
             plan = self._plans[keys] = updater.make_plan(keys, weights)
         if self.keeps_pulled:
             slot = optimizer.weight_of_gradient  # type: ignore[attr-defined]
-            pulled = [known.weights[key] for key in keys]
+            pulled = [sender.weights[key] for key in keys]
             torch._foreach_copy_([updater.state[key][slot] for key in keys], pulled)
         default = optimizer.rescale_grad
-        optimizer.rescale_grad = default if known.rescale_grad is None else known.rescale_grad
+        optimizer.rescale_grad = default if sender.rescale_grad is None else sender.rescale_grad
         try:
             plan.step(list(grads))
         finally:
@@ -248,19 +247,19 @@ class ServerCore:
 
 
 def takes_parts(optimizer: Any) -> bool:
-    """Whether an optimizer updates a part of a weight as it would within the whole."""
-    if not can_cut(optimizer) or optimizer.rounding is not None:  # random numbers go by the place in the tensor
+    """Return whether an optimizer updates a shard of a weight as it would update the same elements of the whole weight."""
+    if not can_cut(optimizer) or optimizer.rounding is not None:  # random numbers depend on the index in the tensor
         return False
     rule = optimizer.composed_rule
     return not (rule.knows_total or rule.reductions or rule.kept)
 
 
 def check_fits(updater: Any, cut: Collection[Key], servers: int) -> None:
-    """An error if an optimizer, or a function, needs whole what it would get in parts on each of these servers."""
+    """Raise ValueError if an optimizer or updater needs whole arrays or all gradients, which the servers have in parts."""
     if cut and not takes_parts(updater):
         name = type(updater).__name__ if isinstance(updater, Optimizer) else "an updater"
         raise ValueError(
-            f"{name} needs arrays whole, and key {next(iter(cut))!r} is cut over {servers} servers: let rank 0 set it "
+            f"{name} needs arrays whole, and key {next(iter(cut))!r} is sharded over {servers} servers: let rank 0 set it "
             "before init(), or raise MXNET_KVSTORE_BIGARRAY_BOUND"
         )
     if servers > 1 and isinstance(updater, RuleOptimizer) and getattr(updater.composed_rule, "knows_total", False):

@@ -1,4 +1,4 @@
-"""The loop of a server: it receives the workers' requests and answers them. What is computed is in core.py."""
+"""ServerLoop: receives the workers' requests and answers them. core.py has the computations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .updaters import updaters
 
 
 class ServerLoop:
-    """A server: a thread per worker receives its requests, and this one answers them in the order of their arrival."""
+    """A server: one thread per worker receives requests, and the main thread answers them in the order of arrival."""
 
     def __init__(self, roles: Roles, name: str) -> None:
         self._roles = roles
@@ -37,23 +37,23 @@ class ServerLoop:
             device = torch.device(torch.accelerator.current_accelerator().type, index)  # type: ignore[union-attr]
         self._core = ServerCore(roles.workers, device, roles.servers)
         self._inbox: queue.SimpleQueue[tuple[int, Message | Lost]] = queue.SimpleQueue()
-        self._there = set(range(roles.workers))
-        self._gone: dict[int, str] = {}  # why, by worker
+        self._present = set(range(roles.workers))
+        self._gone: dict[int, str] = {}  # workers that have left, with the reason; "" if they closed their store
         self._outgoing: list[tuple[Sent, bool] | None] = [None] * roles.workers
-        self._errors: list[Sent] = []  # answers that a worker may look at later
+        self._errors: list[Sent] = []  # answers with errors, which a worker may receive later
         self._calls = Counter[str]()
-        self._waiting: dict[int, tuple[str, Any]] = {}  # workers at a barrier: its name, and their values
+        self._waiting: dict[int, tuple[str, Any]] = {}  # workers at a barrier: the barrier's name and the worker's value
 
     def run(self) -> None:
-        """Serve until all workers are gone.
+        """Serve until all workers have closed their stores or are lost.
 
         Raises:
-            TimeoutError: a worker has not been heard of for too long.
+            TimeoutError: a worker has sent nothing for longer than the timeout.
         """
         for worker in range(self._roles.workers):
             threading.Thread(target=self._read, args=(worker,), daemon=True).start()
         try:
-            while self._there:
+            while self._present:
                 worker, message = self._inbox.get()
                 if isinstance(message, Lost):
                     self._lose(worker, message)
@@ -88,7 +88,7 @@ class ServerLoop:
         self._leave(worker, str(error))
 
     def _leave(self, worker: int, why: str) -> None:
-        self._there.discard(worker)
+        self._present.discard(worker)
         self._gone[worker] = why
         self._waiting.pop(worker, None)
         for other in list(self._waiting):
@@ -96,8 +96,8 @@ class ServerLoop:
             self._reply(other, self._absent())
 
     def _absent(self) -> Exception:
-        said = [f"worker {w} {f'is gone: {why}' if why else 'has closed its store'}" for w, why in self._gone.items()]
-        return RuntimeError(f"nobody can wait for all workers any more: {'; '.join(said)}")
+        reasons = [f"worker {w} {f'is gone: {why}' if why else 'has closed its store'}" for w, why in self._gone.items()]
+        return RuntimeError(f"nobody can wait for all workers any more: {'; '.join(reasons)}")
 
     def _answer(self, worker: int, message: Message) -> None:
         self._release(worker)
@@ -113,7 +113,7 @@ class ServerLoop:
                 self._reply(worker, *without_tensors(self._core.states()))
             else:
                 self._reply(worker, self._do(opcode, message, value))
-        except Exception as error:  # which is the worker's to deal with
+        except Exception as error:  # the worker raises it
             self._reply(worker, error)
         self._channel.pool.give(message.body)
         if opcode == Opcode.SHUTDOWN:
@@ -139,7 +139,7 @@ class ServerLoop:
         return None
 
     def _first(self, what: str, number: int) -> bool:
-        """Whether nobody has asked for this before: all workers may, each for what is the nth for it."""
+        """Return whether this is the first call of `what` with this number: all workers may make each nth call."""
         new = number > self._calls[what]
         self._calls[what] = max(number, self._calls[what])
         return new
@@ -162,7 +162,7 @@ class ServerLoop:
     def _decoded(
         self, message: torch.Tensor, params: Any, step: int, kinds: Sequence[tuple[Sequence[int], torch.dtype]]
     ) -> list[torch.Tensor]:
-        """The gradients that a compressed message encodes."""
+        """Return the gradients that a compressed message encodes."""
         sizes = [math.prod(shape) for shape, _ in kinds]
         flats = create_compressor(params).decode_step(message.to(self._core.device), sum(sizes), step).split(sizes)
         return [flat.view(shape).to(dtype) for flat, (shape, dtype) in zip(flats, kinds, strict=True)]
@@ -170,8 +170,8 @@ class ServerLoop:
     def _arrive(self, worker: int, what: str, value: Any) -> None:
         if self._gone:
             raise self._absent()
-        if self._waiting and (others := next(iter(self._waiting.values()))[0]) != what:
-            raise RuntimeError(f"worker {worker} has called {what}(), where others wait in {others}()")
+        if self._waiting and (called := next(iter(self._waiting.values()))[0]) != what:
+            raise RuntimeError(f"worker {worker} has called {what}(), where others wait in {called}()")
         self._waiting[worker] = what, value
         if len(self._waiting) == self._roles.workers:
             brought = self._waiting[0][1]
@@ -188,35 +188,36 @@ class ServerLoop:
     def _send(self, worker: int, message: Message, failed: bool = False, keep: bool = False) -> None:
         message = message._replace(code=int(failed), number=self._core.num_update)
         sent = self._channel.send(worker, Tag.REPLY, message)
-        if failed:  # the worker may go on pushing before it receives what is wrong
+        if failed:  # the worker may push more before it receives the error
             self._errors.append(sent)
         else:
             self._outgoing[worker] = sent, keep
 
     def _release(self, worker: int) -> None:
-        """Have the last answer's body back. The worker has it: it asks again, and began to receive when it asked."""
+        """Return the last answer's memory to the pool. The worker has received that answer, as it sends a new request."""
         outgoing, self._outgoing[worker] = self._outgoing[worker], None
         if outgoing is not None:
             sent, keep = outgoing
-            with contextlib.suppress(RuntimeError):  # the worker is gone, as its thread says
+            with contextlib.suppress(RuntimeError):  # the worker is lost; its thread reports that
                 sent.wait()
             if not keep:
                 self._channel.pool.give(sent.body)
 
 
 def serve(name: str = "dist_async", timeout: float | None = None) -> None:
-    """Be a server until all workers have closed their stores. To be called where they call `kvstore.create(name)`.
+    """Run a parameter server in this process until all workers have closed their stores.
 
-    In a server's process that function does the same, and then ends the process.
+    Call it in server processes where workers call `kvstore.create(name)`; or call that in all processes, which also ends
+    server processes afterwards.
 
     Args:
-        name: "dist_async" keeps values on the CPU, "dist_device_async" on this server's GPU where it has one.
-        timeout: seconds after which a worker that has not been heard of counts as lost, > 0; None means 30 minutes.
+        name: "dist_async" stores values on the CPU, "dist_device_async" on this server's GPU if it has one.
+        timeout: seconds without a message after which a worker counts as lost, > 0. Default: None, 30 minutes.
 
     Raises:
-        ValueError: fewer processes than servers and one worker, or TRISTEP_NUM_SERVERS is no integer >= 1.
-        RuntimeError: the environment says nothing of other processes, or this one is a worker.
-        TimeoutError: a worker has not been heard of for too long.
+        ValueError: there are fewer processes than servers plus one, or TRISTEP_NUM_SERVERS is not an integer >= 1.
+        RuntimeError: the environment does not describe several processes, or this process is a worker.
+        TimeoutError: a worker has sent nothing for longer than the timeout.
     """
     name = choice("name", name, ("dist_async", "dist_device_async"), ignore_case=True)
     roles = Roles.of_this_job(timeout)

@@ -1,4 +1,4 @@
-"""Which servers have which elements of each key, and of its states."""
+"""The division of keys and their states among servers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from ...trainer.kvstore.base import Key
 from .job import integer_variable
 
-_BIG = 1_000_000  # elements from which an array is cut
+_BIG = 1_000_000  # smallest number of elements of an array that is sharded
 
 
 class Entry(NamedTuple):
-    """A key: its value's shape and type, and which servers have which elements of it."""
+    """The shape and dtype of a key's value, and the elements that each server has."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -22,12 +22,12 @@ class Entry(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """What one server has of some keys.
+    """One server's elements of a list of keys.
 
     Attributes:
-        server: its number.
-        keys: those of which it has something.
-        parts: for each of these the index in the list of all keys, and the range of elements; None for all of them.
+        server: the server's number.
+        keys: the keys of which the server has elements.
+        parts: for each of these its index in the list of keys, and the range of elements; None for the whole value.
     """
 
     server: int
@@ -35,19 +35,19 @@ class Shard(NamedTuple):
     parts: list[tuple[int, slice | None]]
 
     def of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What of these tensors, one for each of all keys, is for this server."""
+        """Return the server's elements of tensors, one tensor for each key in the list."""
         return [tensors[i] if part is None else tensors[i].reshape(-1)[part] for i, part in self.parts]
 
 
 class Placement:
-    """Where each key is.
+    """The servers and ranges of elements of all keys.
 
     Args:
-        servers: how many there are.
-        entries: those of keys that have a place already.
+        servers: the number of servers.
+        entries: the entries of keys that are placed already. Default: none.
 
     Attributes:
-        entries: by key.
+        entries: the `Entry` of each key.
     """
 
     def __init__(self, servers: int, entries: Mapping[Key, Entry] | None = None) -> None:
@@ -57,11 +57,11 @@ class Placement:
 
     @property
     def cut(self) -> list[Key]:
-        """The keys whose arrays are cut over servers."""
+        """The keys whose arrays are sharded over servers."""
         return [key for key, entry in self.entries.items() if len(entry.parts) > 1]
 
     def place(self, keys: Sequence[Key], values: Sequence[torch.Tensor], may_cut: bool) -> dict[Key, Entry]:
-        """Entries for new keys, which are not added yet: MXNet's, but that arrays stay whole unless `may_cut`."""
+        """Return entries for new keys, placed as in MXNet, without adding them. Arrays are sharded only if `may_cut`."""
         bound = integer_variable("MXNET_KVSTORE_BIGARRAY_BOUND", _BIG)
         entries = {}
         for index, (key, value) in enumerate(zip(keys, values, strict=True), len(self.entries)):
@@ -77,7 +77,7 @@ class Placement:
         return entries
 
     def shards(self, keys: Sequence[Key]) -> list[Shard]:
-        """What of these keys each server has; servers that have nothing are left out."""
+        """Return each server's shard of these keys; servers without elements are left out."""
         if tuple(keys) not in self._shards:
             shards = [Shard(server, [], []) for server in range(self._servers)]
             for i, key in enumerate(keys):
@@ -90,26 +90,26 @@ class Placement:
 
 
 def without_tensors(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """Collected states as plain data, with the names of the tensors, and the tensors."""
+    """Split collected states into plain data with the names of the tensors, and the tensors."""
     names = {name: list(slots) for name, slots in saved["state"].items()}
     return dict(saved) | {"state": names}, [tensor for slots in saved["state"].values() for tensor in slots.values()]
 
 
 def with_tensors(saved: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """Collected states, of what `without_tensors` gave."""
+    """Return collected states from the results of `without_tensors`."""
     each = iter(tensors)
     return dict(saved) | {"state": {name: {slot: next(each) for slot in slots} for name, slots in saved["state"].items()}}
 
 
 def join_states(parts: Sequence[Mapping[str, Any]], entries: Mapping[Key, Entry]) -> dict[str, Any]:
-    """The states of all keys, from those that each server has; an array that was cut among servers is joined."""
+    """Join the collected states of all servers; shards of an array are concatenated."""
     state: dict[str, dict[str, torch.Tensor]] = {}
     for key, entry in entries.items():
-        found = [parts[server]["state"][str(key)] for server, _, _ in entry.parts]
-        if len(found) == 1:
-            state[str(key)] = found[0]
+        shards = [parts[server]["state"][str(key)] for server, _, _ in entry.parts]
+        if len(shards) == 1:
+            state[str(key)] = shards[0]
         else:
-            state[str(key)] = {slot: torch.cat([each[slot] for each in found]).view(entry.shape) for slot in found[0]}
+            state[str(key)] = {slot: torch.cat([each[slot] for each in shards]).view(entry.shape) for slot in shards[0]}
     return dict(parts[0]) | {
         "num_update": max(part["num_update"] for part in parts),
         "counts": {name: count for part in parts for name, count in part["counts"].items()},
@@ -120,7 +120,7 @@ def join_states(parts: Sequence[Mapping[str, Any]], entries: Mapping[Key, Entry]
 
 
 def states_of_server(saved: Mapping[str, Any], entries: Mapping[Key, Entry], server: int) -> dict[str, Any]:
-    """The part of saved states that a server is to have."""
+    """Return a server's shard of saved states."""
     parts = {
         str(key): slice(start, stop) if len(entry.parts) > 1 else None
         for key, entry in entries.items()
@@ -133,5 +133,5 @@ def states_of_server(saved: Mapping[str, Any], entries: Mapping[Key, Entry], ser
         for name, slots in saved["state"].items()
         if name in parts
     }
-    own = {what: {name: v for name, v in saved[what].items() if name in parts} for what in ("counts", "layout")}
-    return dict(saved) | own | {"parameters": shapes, "state": state}
+    by_name = {what: {name: v for name, v in saved[what].items() if name in parts} for what in ("counts", "layout")}
+    return dict(saved) | by_name | {"parameters": shapes, "state": state}

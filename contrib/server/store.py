@@ -1,4 +1,4 @@
-"""A worker's side of a parameter server: a store whose values are on the servers."""
+"""`ServerStore`: a worker's side of a parameter server, a store whose values are on the servers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from .sharding import Entry, Placement, Shard, join_states, states_of_server, wi
 from .transport import Opcode, copy_all
 
 _TAKE_DENSE = "servers take dense tensors; use to_dense()"
-_OUTSTANDING = 2  # pushes that a server need not have taken yet when `push` returns
-_open: list[ServerStore] = []  # in this process
+_OUTSTANDING = 2  # most pushes that a server has not answered when `push` returns
+_open: list[ServerStore] = []  # open stores of this process
 
 
 class Staleness(NamedTuple):
-    """How old a worker's gradients were: how often a key was updated between the worker's pull and its push.
+    """Ages of a worker's gradients: the number of updates of a key between the worker's pull and its push.
 
     Attributes:
-        mean: over all pushes of all keys; 0 without any.
-        max: the oldest.
-        histogram: how many gradients were so many updates old.
+        mean: the mean age over all pushes of all keys; 0 without pushes.
+        max: the highest age.
+        histogram: the number of gradients of each age.
     """
 
     mean: float
@@ -46,10 +46,10 @@ class Staleness(NamedTuple):
 
 
 class SyncedSettings:
-    """A server's knowledge of a worker's optimizer.
+    """The settings of a worker's optimizer that a server has.
 
     Args:
-        optimizer: the one that the server has been sent.
+        optimizer: the optimizer that has been sent to the server.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -58,16 +58,16 @@ class SyncedSettings:
         self._multipliers: dict[Key, tuple[float, float]] = {}
 
     def changes(self, optimizer: Optimizer, keys: Sequence[Key]) -> dict[str, Any]:
-        """What the server does not know yet, for `ServerCore.change`, of these keys' multipliers."""
+        """Return the settings that the server lacks, for `ServerCore.change`, with the multipliers of these keys."""
         changes: dict[str, Any] = {}
         settings, missing = optimizer.settings(), object()
         if settings != self._settings:
             changes["settings"] = {k: v for k, v in settings.items() if self._settings.get(k, missing) != v}
         if _comparable(optimizer.lr_scheduler) != self._lr_scheduler:
             changes["lr_scheduler"] = optimizer.lr_scheduler
-        by_name, own = bool(optimizer.lr_mult or optimizer.wd_mult), optimizer.param_dict
+        by_name, params = bool(optimizer.lr_mult or optimizer.wd_mult), optimizer.param_dict
         multipliers = {
-            key: optimizer.multipliers(key) if by_name or getattr(own.get(key), "__dict__", None) else (1.0, 1.0)
+            key: optimizer.multipliers(key) if by_name or getattr(params.get(key), "__dict__", None) else (1.0, 1.0)
             for key in keys
         }
         if new := {key: pair for key, pair in multipliers.items() if pair != self._multipliers.get(key, (1.0, 1.0))}:
@@ -75,33 +75,33 @@ class SyncedSettings:
         return changes
 
     def record(self, changes: dict[str, Any]) -> None:
-        """The server has been sent these."""
+        """Note that these changes have been sent to the server."""
         self._settings |= changes.get("settings", {})
         if "lr_scheduler" in changes:
             self._lr_scheduler = _comparable(changes["lr_scheduler"])
         self._multipliers |= changes.get("multipliers", {})
 
     def record_loaded(self, optimizer: Optimizer, names: Sequence[str]) -> None:
-        """The server has loaded the schedule and these settings from saved states, as this optimizer has them now."""
+        """Note that the server has loaded the schedule and these settings, which `optimizer` has too, from saved states."""
         self._settings |= {name: getattr(optimizer, name) for name in names}
         self._lr_scheduler = _comparable(optimizer.lr_scheduler)
 
 
 class ServerStore(KVStore):
-    """A worker's side of the servers: what `kvstore.create("dist_async")` makes.
+    """A worker's store of values on parameter servers; `kvstore.create("dist_async")` returns it.
 
-    Each push is applied by the servers as soon as it comes. `push` returns when its values have been copied, and a few may
-    be on their way then; an error that a server has with one is raised by the next call that waits for the server: a pull,
-    or a push when too many are on their way. `pull` gives values with all of this worker's own pushes in them. One thread at
-    a time may use a store.
+    Servers apply each push when it arrives. `push` returns when its values have been copied, with up to two pushes not yet
+    answered. If one fails on a server, the next call that waits for that server raises the error: a `pull`, or a `push` with
+    too many unanswered ones. `pull` returns values that include all pushes of this worker. Only one thread at a time may use
+    a store.
 
-    The optimizer stays the worker's to change: what has changed of its settings, schedule and multipliers goes along with
-    the next push, and counts for all workers from then on, but for `rescale_grad`, which counts for this worker's pushes.
+    Changes of the worker's optimizer, to its settings, schedule and multipliers, are sent with the next push. They then hold
+    for all workers, except for `rescale_grad`, which holds for the pushes of this worker.
 
     Attributes:
-        rank, num_workers: among the workers alone.
-        num_servers: how many servers there are.
-        placement: which servers have which elements of each key.
+        rank, num_workers: the number of this worker, from 0, and the number of workers, without the servers.
+        num_servers: the number of servers.
+        placement: the servers and ranges of elements of each key.
 
     Source: MXNet 1.9.1, `KVStoreDist` and `KVStoreDistServer`.
     """
@@ -110,19 +110,19 @@ class ServerStore(KVStore):
 
     @classmethod
     def open(cls, name: str, timeout: float | None = None) -> KVStore:
-        """The store, in a worker. A server serves until all workers have closed theirs, and then ends the process.
+        """Return a new store in a worker. In a server, serve until all workers have closed theirs, then end the process.
 
-        All processes must call it. The processes are those of torch.distributed's default process group, which is made
-        from `torchrun`'s environment if there is none.
+        All processes of torch.distributed's default process group must call it. If there is no group, it is made from
+        `torchrun`'s environment.
 
         Args:
-            name: "dist_async" keeps values on the servers' CPUs, "dist_device_async" on their GPUs where they have any.
-            timeout: seconds after which a process that has not been heard of counts as lost, > 0; None means 30 minutes.
-                One that ends is noticed at once.
+            name: "dist_async" stores values on the servers' CPUs, "dist_device_async" on their GPUs if they have any.
+            timeout: seconds without a message after which a process counts as lost, > 0. Default: None, 30 minutes. A
+                process that ends is noticed at once.
 
         Raises:
-            ValueError: fewer processes than servers and one worker, or TRISTEP_NUM_SERVERS is no integer >= 1.
-            RuntimeError: the environment says nothing of other processes, or a store is open already.
+            ValueError: there are fewer processes than servers plus one, or TRISTEP_NUM_SERVERS is not an integer >= 1.
+            RuntimeError: the environment does not describe several processes, or a store is open already.
 
         Source: MXNet 1.9.1, `mx.kv.create`, and `kvstore_server.py`, which ends a server's process in the same way.
         """
@@ -136,7 +136,7 @@ class ServerStore(KVStore):
 
     @classmethod
     def check_compression(cls, compression_params: Mapping[str, Any]) -> None:
-        """As for `KVStore.check_compression`: "powersgd" and "auto" do not fit."""
+        """Raise TypeError or ValueError for invalid arguments; "powersgd" and "auto" do not work with servers."""
         compressor_of(compression_params)
 
     def __init__(self, roles: Roles, type: str) -> None:
@@ -145,27 +145,27 @@ class ServerStore(KVStore):
         self._client = ServerClient(roles, self._follow)
         self.placement = Placement(roles.servers)
         self._optimizer: Optimizer | None = None
-        self._synced: list[SyncedSettings] = []  # by server, once there is an optimizer
-        self._calls = Counter[str]()  # of what all workers may call, for the servers to do once
+        self._synced: list[SyncedSettings] = []  # one per server, once there is an optimizer
+        self._calls = Counter[str]()  # calls that all workers may make, and that servers handle once
         self._has_updater = False
         self._compression: PushCompression | None = None
         _open.append(self)
         atexit.register(self.close)
 
     def init(self, key: Any, value: Any) -> None:
-        """Begin with the value of rank 0. All workers must call it, with values of equal shapes, and wait for each other.
+        """Store the values of rank 0. All workers must call it, with values of equal shapes, and wait for each other.
 
-        An array of 1,000,000 elements (MXNET_KVSTORE_BIGARRAY_BOUND) or more is cut over all servers, unless an optimizer
-        that needs it whole has been set before.
+        An array of 1,000,000 elements (MXNET_KVSTORE_BIGARRAY_BOUND) or more is sharded over all servers, unless an
+        optimizer that needs it whole has been set before.
 
         Raises:
-            TypeError, ValueError: a key of another kind than those before, or one that is there already, or a value that is
-                no dense tensor, or is not as on rank 0.
+            TypeError: a key has another type than earlier keys, or a value is not a dense tensor.
+            ValueError: a key is stored already, or the shape or dtype of a value differs from rank 0's.
         """
-        given = {
+        new = {
             each: dense(each, tensor, _TAKE_DENSE) for each, tensor in new_values(key, value, self.placement.entries).items()
         }
-        keys, values = list(given), list(given.values())
+        keys, values = list(new), list(new.values())
         if any(value.is_cuda for value in values):
             self._client.pin_memory()
         entries: dict[Key, Entry] | None = None
@@ -175,12 +175,12 @@ class ServerStore(KVStore):
         if entries is not None:
             try:
                 self._send_values(entries, values)
-            except (ValueError, TypeError) as error:  # for all workers, who would wait otherwise
+            except (ValueError, TypeError) as error:  # sent to all workers, which would wait otherwise
                 failure = "TypeError" if isinstance(error, TypeError) else "ValueError", str(error)
-        found, failure = self._client.barrier("init", (entries, failure))
+        answer, failure = self._client.barrier("init", (entries, failure))
         if failure is not None:
             raise (TypeError if failure[0] == "TypeError" else ValueError)(failure[1])
-        entries = {each: Entry(torch.Size(shape), dtype, parts) for each, (shape, dtype, parts) in found.items()}
+        entries = {each: Entry(torch.Size(shape), dtype, parts) for each, (shape, dtype, parts) in answer.items()}
         for each, tensor in zip(keys, values, strict=True):
             if each not in entries or entries[each].shape != tensor.shape or entries[each].dtype != tensor.dtype:
                 theirs = f"{tuple(entries[each].shape)}, {entries[each].dtype}" if each in entries else "not there"
@@ -192,11 +192,11 @@ class ServerStore(KVStore):
 
     @torch.no_grad()
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """Send gradients, for the servers to update what is stored. `priority` has no meaning here.
+        """Send gradients to the servers, which update the stored values. `priority` has no effect.
 
         Raises:
-            TypeError, ValueError: keys or values that do not fit; nothing has been sent.
-            RuntimeError: no worker has called `set_optimizer`, or a server had an error with this push or one before.
+            TypeError, ValueError: keys or values are invalid; nothing has been sent.
+            RuntimeError: no worker has called `set_optimizer`, or this or an earlier push failed on a server.
         """
         keys, totals = self._summed(key, value)
         shards = self._push(Opcode.PUSH, keys, totals)
@@ -207,37 +207,37 @@ class ServerStore(KVStore):
 
     @torch.no_grad()
     def pull(self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """As `KVStore.pull`. It waits for the servers, and for this worker's own pushes, but for no other worker.
+        """Copy stored values to `out`, after all pushes of this worker; other workers are not waited for.
 
         Raises:
-            TypeError, ValueError: keys or tensors that do not fit; nothing has been changed.
-            RuntimeError: a server had an error.
+            TypeError, ValueError: keys or tensors are invalid; nothing has been changed.
+            RuntimeError: a request failed on a server.
         """
-        found = known_values(key, out, "out", self.placement.entries)
-        shards = self.placement.shards([each for each, _ in found])
+        outs = known_values(key, out, "out", self.placement.entries)
+        shards = self.placement.shards([each for each, _ in outs])
         for shard in shards:
             self._client.request(shard.server, Opcode.PULL, (shard.keys, None, None))
-        self._receive(shards, [tensors for _, tensors in found])
+        self._receive(shards, [tensors for _, tensors in outs])
 
     @torch.no_grad()
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """`push`, then `pull`, in one message to each server and back."""
+        """Push `value`, then pull into `out`, with one request to each server; None pulls into the pushed tensors."""
         keys, totals = self._summed(key, value)
-        found = known_values(key, value if out is None else out, "out", self.placement.entries)
-        self._receive(self._push(Opcode.PUSHPULL, keys, totals), [tensors for _, tensors in found])
+        outs = known_values(key, value if out is None else out, "out", self.placement.entries)
+        self._receive(self._push(Opcode.PUSHPULL, keys, totals), [tensors for _, tensors in outs])
         self._has_updater = True
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Send this optimizer to all servers, to update what is stored, with states of its own from now on.
+        """Send an optimizer to all servers, which update stored values by it from now on, with new states.
 
-        One worker may call it, or all: the first to call it for the nth time sets the nth optimizer. Others who push right
-        after that need a `barrier` in between.
+        One worker may call it, or all: the first nth call of any worker sets the nth optimizer. Other workers need a
+        `barrier` between that and their next push.
 
         Raises:
-            TypeError: not an `Optimizer`, or one that cannot be sent: its attributes must be plain data, and its class must
-                stand at the top level of a module that the servers have imported.
-            ValueError: it needs arrays whole that have been cut already (call it before `init`), or all gradients together,
-                and there are several servers.
+            TypeError: `optimizer` is not an `Optimizer`, or cannot be sent: its attributes must be plain data, and its class
+                must be at the top level of a module that the servers have imported.
+            ValueError: it needs whole arrays, and some are sharded already (call it before `init`), or it needs all
+                gradients together, and there are several servers.
         """
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be an Optimizer, got {type(optimizer).__name__}; see optimizer.create(name)")
@@ -251,11 +251,11 @@ class ServerStore(KVStore):
         self._synced = [SyncedSettings(optimizer) for _ in range(self.num_servers)]
 
     def set_updater(self, updater: Callable[[Key, torch.Tensor, torch.Tensor], None]) -> None:
-        """Let `updater(key, pushed, stored)` change what is stored, in place, on the servers.
+        """Update stored values on the servers by `updater(key, pushed, stored)`, which changes `stored` in place.
 
         Raises:
-            TypeError: not callable, or no function that is registered with `register_updater`.
-            ValueError: an array has been cut already: call it before `init`.
+            TypeError: `updater` is not callable, or is not registered with `register_updater`.
+            ValueError: an array is sharded already: call it before `init`.
         """
         if not callable(updater):
             raise TypeError(f"updater must be a function (key, pushed, stored), got {type(updater).__name__}")
@@ -264,72 +264,72 @@ class ServerStore(KVStore):
         self._optimizer = None
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Compress what this worker pushes from now on. What it pulls goes as it is.
+        """Compress this worker's pushes from now on; pulled values are not compressed.
 
-        What goes to one server in one message is encoded together, and what that leaves out is kept back, by key, for the
-        next push of it.
+        All values of a message are encoded together. The encoding error of each key is added to its next push.
 
         Args:
-            compression_params: as for `create_compressor`, but not "powersgd" nor "auto". A user-defined type must be
-                registered before the store is made, for the servers to know it.
+            compression_params: the arguments of `create_compressor`, except "powersgd" and "auto". A user-defined type must
+                be registered before the store is made, so that the servers know it.
 
         Raises:
-            TypeError, ValueError: they do not fit; nothing has been changed.
+            TypeError, ValueError: `compression_params` are invalid; nothing has been changed.
 
         Source: MXNet 1.9.1, `KVStoreDist`, for "2bit".
         """
         self._compression = PushCompression(compression_params)
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
-        """Gather the states from all servers and write them to one file. One worker is enough; any may call it.
+        """Gather the states of all servers, and write them to one file. Any worker may call it; one is enough.
 
-        Each server's states are those between two updates. For states of one moment, let all workers call `barrier` before
-        and after it. Arrays that are cut over servers are whole in the file, so that any number of servers can read it.
+        Servers save between two of their updates, not at the same time. For states of the same moment, let all workers call
+        `barrier` before and after it. The file has whole arrays, so any number of servers can load it.
 
         Raises:
-            RuntimeError: no optimizer updates what is stored.
+            RuntimeError: no optimizer updates the stored values.
         """
         checkpoint.write(fname, self._states())
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Read what `save_optimizer_states` wrote. Call it on one worker, or on all: the servers take the first.
+        """Load a file of `save_optimizer_states`. One worker may call it, or all: the servers load the first request.
 
-        The settings and the schedule of this worker's optimizer become the saved ones, too.
+        It also sets the settings and the schedule of this worker's optimizer to the saved ones.
 
         Raises:
             RuntimeError: this worker has not called `set_optimizer`.
-            ValueError, FileNotFoundError: there is no such file, or it does not fit; nothing has been changed.
+            FileNotFoundError: there is no such file.
+            ValueError: the file does not fit; nothing has been changed.
         """
         if self._optimizer is None:
             raise RuntimeError("no optimizer updates what is stored, so there are no states: call set_optimizer() first")
         self._load_states(checkpoint.read(fname))
 
     def staleness(self) -> dict[int, Staleness]:
-        """How old each worker's gradients were when they were applied; see `Staleness`.
+        """Return the ages of the applied gradients of each worker, by the worker's number; see `Staleness`.
 
-        A key counts once for each server that has a part of it.
+        A sharded key counts once per server.
         """
         for server in range(self.num_servers):
             self._client.request(server, Opcode.STALENESS)
-        found = [Counter[int]() for _ in range(self.num_workers)]
+        delays_of = [Counter[int]() for _ in range(self.num_workers)]
         for message in self._client.finish():
-            for total, delays in zip(found, message.value(), strict=True):
+            for total, delays in zip(delays_of, message.value(), strict=True):
                 total.update(delays)
-        return {worker: _staleness(delays) for worker, delays in enumerate(found)}
+        return {worker: _staleness(delays) for worker, delays in enumerate(delays_of)}
 
     def barrier(self) -> None:
         """Wait for all workers.
 
         Raises:
-            RuntimeError: one of them is gone, or has closed its store.
+            RuntimeError: a worker is lost, or has closed its store.
         """
         self._client.barrier("barrier", None)
 
     def close(self) -> None:
-        """Tell the servers that this worker is finished: they end when all are. Done at the interpreter's exit otherwise.
+        """Tell the servers that this worker has finished; they end when all have. Also called at the interpreter's exit.
 
         Raises:
-            RuntimeError: a server had an error with a push that was on its way, or is gone.
+            RuntimeError: an unanswered push failed on a server, or a server is lost.
         """
         if self not in _open:
             return
@@ -355,7 +355,7 @@ class ServerStore(KVStore):
         assert self._optimizer is not None
         entries = self.placement.entries
         params = [torch.empty(entry.shape, dtype=entry.dtype) for entry in entries.values()]
-        # One like the servers' takes them first, so that no server has to refuse them.
+        # A copy of the servers' optimizer loads the states first, so that no server raises an error.
         twin = Updater(copy.deepcopy(_bare_copy(self._optimizer)))
         checkpoint.restore(twin, [str(key) for key in entries], params, saved, list(entries))
         self._calls["load"] += 1
@@ -377,21 +377,21 @@ class ServerStore(KVStore):
         self._client.finish()
 
     def _summed(self, key: Any, value: Any) -> tuple[list[Key], list[torch.Tensor]]:
-        """Each key with the sum of its tensors, in the order of their list."""
-        found = known_values(key, value, "value", self.placement.entries)
-        keys = [each for each, _ in found]
+        """Return the keys, and the sum of each key's tensors in the order of their list."""
+        pushed = known_values(key, value, "value", self.placement.entries)
+        keys = [each for each, _ in pushed]
         if len(set(keys)) < len(keys):
             raise ValueError("a key comes twice in one push: push one after the other")
         totals = []
-        for each, tensors in found:
-            total, *others = [dense(each, tensor.detach(), _TAKE_DENSE) for tensor in tensors]
-            for other in others:
-                total = total + other.to(total.device)
+        for each, tensors in pushed:
+            total, *replicas = [dense(each, tensor.detach(), _TAKE_DENSE) for tensor in tensors]
+            for replica in replicas:
+                total = total + replica.to(total.device)
             totals.append(total)
         return keys, totals
 
     def _push(self, opcode: Opcode, keys: Sequence[Key], totals: Sequence[torch.Tensor]) -> list[Shard]:
-        """Send gradients to the servers, compressed if that is wanted; what each server gets."""
+        """Send gradients to the servers, compressed if compression is set, and return the shard of each server."""
         if self._compression is not None:
             self._compression.begin(keys, totals)
         shards = self.placement.shards(keys)
@@ -406,7 +406,7 @@ class ServerStore(KVStore):
         return shards
 
     def _receive(self, shards: Sequence[Shard], outs: Sequence[Sequence[torch.Tensor]]) -> None:
-        wholes: dict[int, torch.Tensor] = {}  # of arrays that come in parts, for those that cannot be written to in parts
+        wholes: dict[int, torch.Tensor] = {}  # buffers of sharded arrays whose `out` is not contiguous
         into: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
         messages = self._client.finish([shard.server for shard in shards])
@@ -437,15 +437,15 @@ class ServerStore(KVStore):
         self._has_updater = True
 
     def _follow(self, num_update: int) -> None:
-        """Keep the optimizer's count of updates that of the servers."""
+        """Set the optimizer's count of updates to the servers', if that is higher."""
         if self._optimizer is not None:
             self._optimizer.num_update = max(self._optimizer.num_update, num_update)
-            if self._optimizer.lr_scheduler is not None:  # it may want to know where training is, as that on the server does
+            if self._optimizer.lr_scheduler is not None:  # a schedule may have state, as on the server
                 self._optimizer.lr_scheduler(self._optimizer.num_update)
 
 
 class ServerSync(KVStoreSync):
-    """Replicas in one process of several that meet in a `ServerStore`."""
+    """Synchronization of the replicas in one of several processes through a `ServerStore`."""
 
     store: ServerStore
 
@@ -457,11 +457,11 @@ class ServerSync(KVStoreSync):
 
     def residuals(self) -> Residuals:
         store = self.store
-        kept = {} if store._compression is None else store._compression.residuals
-        return {self._by_key[str(key)]: {str(store.rank): each.to("cpu", copy=True)} for key, each in kept.items()}
+        residuals = {} if store._compression is None else store._compression.residuals
+        return {self._by_key[str(key)]: {str(store.rank): each.to("cpu", copy=True)} for key, each in residuals.items()}
 
     def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """This worker's own; of sources that are no workers here, its share."""
+        """Load this worker's residuals, and its share of residuals from sources that are not workers here."""
         store = self.store
         if store._compression is not None:
             by_key: dict[Key, Any] = {i: saved.get(name, {}) for i, name in enumerate(self._replicas[0].names)}
@@ -478,7 +478,7 @@ def _staleness(delays: Counter[int]) -> Staleness:
 
 
 def _bare_copy(optimizer: Optimizer) -> Optimizer:
-    """A copy without parameters, counts, and multipliers, which are sent separately."""
+    """Return a copy without parameters and counts, and without multipliers, which are sent separately."""
     bare = copy.copy(optimizer)
     bare.param_dict, bare.lr_mult, bare.wd_mult = {}, {}, {}
     bare.step_counts = StepCounts(bare.begin_num_update)
@@ -486,10 +486,10 @@ def _bare_copy(optimizer: Optimizer) -> Optimizer:
 
 
 def _comparable(lr_scheduler: Any) -> Any:
-    """What tells whether a schedule has changed."""
+    """Return a value that changes when the schedule changes."""
     if isinstance(lr_scheduler, LRScheduler):
         try:
             return type(lr_scheduler), lr_scheduler.to_config()
-        except TypeError:  # it has a function in it that is known by no name
+        except TypeError:  # it contains a function that is not registered
             return lr_scheduler
     return lr_scheduler

@@ -1,7 +1,7 @@
-"""What the processes of a parameter server send each other, over the point-to-point calls of torch.distributed.
+"""Messages between the processes of a parameter server, by point-to-point calls of torch.distributed.
 
-A message is a header of five integers and, unless both are empty, a body: a value and tensors. The body begins with the
-value, encoded by `wire`, and the shapes and types of the tensors; then the tensors follow as raw bytes.
+A message is a header of five integers and a body with a value and tensors; without either there is no body. The body has the
+value, encoded by `wire`, then the shapes and dtypes of the tensors, then the tensors as raw bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEADER = 5  # opcode or status, number, bytes of the encoded value, of the enco
 
 
 class Opcode(enum.IntEnum):
-    """What a worker asks for."""
+    """The kinds of requests of workers."""
 
     INIT = 0
     UPDATER = 1
@@ -37,18 +37,18 @@ class Opcode(enum.IntEnum):
 
 
 class Tag(enum.IntEnum):
-    """The direction of a message. Its body has the next number."""
+    """The tags of message headers by direction. The body has the next number as tag."""
 
     REQUEST = 10
     REPLY = 12
 
 
 class Lost(RuntimeError):
-    """The other process is gone, or has not been heard of for longer than the process group's timeout."""
+    """The other process is lost, or has sent nothing for longer than the process group's timeout."""
 
 
 class Layout:
-    """The offsets of tensors of these shapes and types, one after the other, in a buffer of `nbytes` bytes."""
+    """The offsets of consecutive tensors of these shapes and dtypes in a buffer of `nbytes` bytes."""
 
     def __init__(self, kinds: Sequence[tuple[Sequence[int], torch.dtype]]) -> None:
         self.nbytes = 0
@@ -60,7 +60,7 @@ class Layout:
             self.nbytes += _aligned(size)
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors in these bytes, not copied."""
+        """Return the tensors in these bytes as views."""
         return [flat[start:stop].view(dtype).view(shape) for start, stop, dtype, shape in self._tensors]
 
 
@@ -80,30 +80,30 @@ def _layout_from(encoded: bytes) -> Layout:
 
 
 class Body:
-    """The memory of a message's body, with the views that were last taken of it."""
+    """The memory of a message's body, with the last views of it."""
 
     def __init__(self, nbytes: int, pinned: bool) -> None:
         self.bytes = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
         self._last: tuple[Layout | None, int, list[torch.Tensor]] = None, 0, []
 
     def views(self, layout: Layout, start: int) -> list[torch.Tensor]:
-        """The tensors of a layout that begins at this byte."""
-        known, where, views = self._last
-        if known is not layout or where != start:
+        """Return views of the tensors of a layout that begins at this byte."""
+        last_layout, last_start, views = self._last
+        if last_layout is not layout or last_start != start:
             views = layout.views(self.bytes[start:])
             self._last = layout, start, views
         return views
 
 
 class Pool:
-    """Bodies to be used again. Safe to be used by several threads."""
+    """A thread-safe pool of bodies for reuse."""
 
     def __init__(self) -> None:
         self.pinned = False
         self._free: dict[int, list[Body]] = {}
 
     def take(self, nbytes: int) -> Body:
-        """A body of this size."""
+        """Return a body of this size, in bytes."""
         free = self._free.get(nbytes)
         try:
             return free.pop() if free else Body(nbytes, self.pinned)
@@ -111,23 +111,23 @@ class Pool:
             return Body(nbytes, self.pinned)
 
     def give(self, body: Body | None) -> None:
-        """Take one back that nobody reads or writes any more."""
+        """Put a body back that is no longer read or written; None does nothing."""
         if body is None:
             return
         if len(self._free) > 8 and body.bytes.numel() not in self._free:
-            self._free = {}  # sizes that may not be used again
+            self._free = {}  # other sizes may not occur again
         self._free.setdefault(body.bytes.numel(), []).append(body)
 
 
 class Message(NamedTuple):
-    """A message, received or to be sent.
+    """A received message, or a message to send.
 
     Attributes:
-        body: the memory of its value and tensors, or None. Give it back to the pool when these have been used.
-        encoded: the bytes of the encoded value.
-        layout: the bytes of the encoded layout.
-        code: of a request its `Opcode`, of a reply whether it is an error.
-        number: of a reply the optimizer's `num_update`, of some requests their number.
+        body: the memory of value and tensors, or None. Give it back to the pool after use.
+        encoded: the number of bytes of the encoded value.
+        layout: the number of bytes of the encoded layout.
+        code: the `Opcode` of a request; whether a reply is an error.
+        number: the optimizer's `num_update` in a reply; the number of some requests.
     """
 
     body: Body | None
@@ -137,15 +137,15 @@ class Message(NamedTuple):
     number: int = 0
 
     def value(self) -> Any:
-        """The value, or None.
+        """Decode the value; None if the message has none.
 
         Raises:
-            ValueError, TypeError: it cannot be read.
+            ValueError, TypeError: the value cannot be decoded.
         """
         return wire.decode(self._bytes(0, self.encoded)) if self.encoded else None
 
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors, as views of the body."""
+        """Return the tensors as views of the body."""
         if self.body is None or not self.layout:
             return []
         start = self.encoded + self.layout
@@ -157,13 +157,13 @@ class Message(NamedTuple):
 
 
 class Sent:
-    """A message on its way. What it reads must stay as it is until `wait` has returned."""
+    """A message that is being sent. Do not write to its body before `wait` has returned."""
 
     def __init__(self, works: list[Any], header: torch.Tensor, body: Body | None) -> None:
         self._works, self._header, self.body = works, header, body
 
     def wait(self) -> None:
-        """Wait until all of it has been sent."""
+        """Wait until the whole message has been sent."""
         for work in self._works:
             work.wait()
         self._works = []
@@ -173,8 +173,8 @@ class Channel:
     """Sends and receives messages.
 
     Args:
-        group: a process group over all workers and servers. Its methods are called, not torch.distributed's functions:
-            so the channel outlives `destroy_process_group()`, and the servers can be told that a worker is finished.
+        group: a process group of all workers and servers. The channel calls its methods, not torch.distributed's functions,
+            so it works after `destroy_process_group()`, when a worker tells the servers that it has finished.
     """
 
     def __init__(self, group: Any) -> None:
@@ -182,10 +182,10 @@ class Channel:
         self.pool = Pool()
 
     def pack(self, value: Any = None, like: Sequence[torch.Tensor] = ()) -> tuple[Message, list[torch.Tensor]]:
-        """A message of this value and of tensors like these, and its tensors, to be written to.
+        """Return a message with this value and uninitialized tensors like these, and these tensors, to be filled.
 
         Raises:
-            TypeError: `wire` does not encode the value.
+            TypeError: `wire` cannot encode the value.
         """
         encoded = b"" if value is None else wire.encode(value)
         layout = _layout_of(*((tensor.shape, tensor.dtype) for tensor in like)) if like else None
@@ -198,7 +198,7 @@ class Channel:
         return Message(body, len(encoded), len(head) - len(encoded)), tensors
 
     def send(self, peer: int, tag: Tag, message: Message) -> Sent:
-        """Begin to send a message that `pack` has made."""
+        """Start to send a message of `pack`."""
         body = message.body
         sizes = message.encoded, message.layout, 0 if body is None else body.bytes.numel()
         header = torch.tensor([message.code, message.number, *sizes], dtype=torch.int64)
@@ -208,15 +208,15 @@ class Channel:
         return Sent(works, header, body)
 
     def expect(self, peer: int, tag: Tag) -> tuple[torch.Tensor, Any]:
-        """Begin to receive the header of the next message from this process."""
+        """Start to receive the header of the next message from a process."""
         header = torch.empty(_HEADER, dtype=torch.int64)
         return header, self._group.recv([header], peer, int(tag))
 
     def receive(self, peer: int, tag: Tag, expected: tuple[torch.Tensor, Any] | None = None) -> Message:
-        """The next message from this process, or that which `expect` began to receive.
+        """Wait for a message from a process: the next one, or the one that `expect` started to receive.
 
         Raises:
-            Lost: it will not come.
+            Lost: the process is lost.
         """
         header, work = expected or self.expect(peer, tag)
         try:
@@ -235,7 +235,7 @@ class Channel:
 
 
 def copy_all(into: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Copy each of `values` to one of `into`, and wait for it."""
+    """Copy each tensor of `values` to its tensor of `into`, and wait for the copies."""
     devices = {tensor.device for tensors in (into, values) for tensor in tensors if tensor.device.type != "cpu"}
     if not devices:
         if into:

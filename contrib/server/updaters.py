@@ -1,4 +1,4 @@
-"""The functions that servers run for `set_updater`: those that their own program has registered, and no others."""
+"""Registry of the functions that servers may run for `set_updater`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ updaters: Registry[Callable[..., None]] = Registry("updater", ignore_case=False)
 
 
 def register_updater(updater: _Updater) -> _Updater:
-    """Decorator: let `set_updater` send this function to servers, which run it.
+    """Register a function, so that `set_updater` can send it to servers; a decorator.
 
-    Servers run no other functions. It must be defined at the top level of a module that they import, too, such as the
-    script. Another function of that name is replaced, with a warning.
+    Servers run registered functions only. The function must be at the top level of a module that servers also import, such
+    as the script. A function that is registered under the same name is replaced, with a warning.
 
     Raises:
-        TypeError: it is no function, or has no name.
+        TypeError: `updater` is not a function, or has no name.
 
     Example:
         >>> from tristep import kvstore

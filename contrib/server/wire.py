@@ -1,8 +1,8 @@
-"""Values on a parameter server's wire: JSON, with tags for what JSON lacks. Nothing is unpickled, and no code is sent.
+"""Encoding of values for a parameter server: JSON, with tags for types that JSON lacks. No pickle, and no code.
 
-Functions, and the classes of optimizers and schedules, go by module and name. The receiver takes those alone that its own
-program has registered: optimizers with `tristep.optimizer.register`, schedules and their functions with
-`tristep.lr_scheduler.register`, updaters with `tristep.kvstore.register_updater`; and rules, and torch's schedules.
+Functions, and the classes of optimizers and schedules, are sent as module and name. The receiver accepts only those that its
+own program has registered: optimizers with `tristep.optimizer.register`, schedules and their functions with
+`tristep.lr_scheduler.register`, updaters with `tristep.kvstore.register_updater`; and rules and torch's schedules.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ _PACKAGE = f"{__name__.partition('.')[0]}."
 
 
 def encode(value: Any) -> bytes:
-    """A value as bytes.
+    """Encode a value as bytes.
 
     Args:
-        value: None, a number, a string, a tuple, list, set or dict of such; a torch.dtype; an array or a tensor of numbers;
-            a rule, or a registered function or class of schedules, that is known by name at the top level of a module; an
-            optimizer or a schedule of a registered class whose attributes are all of these.
+        value: None, a number, a string, or a tuple, list, set or dict of these; a torch.dtype; an array or a tensor of
+            numbers; a rule, or a registered function or schedule class, at the top level of a module; an optimizer or a
+            schedule of a registered class, with attributes of these types.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: the value has another type.
     """
     return json.dumps(_plain(value), separators=(",", ":")).encode()
 
 
 def decode(data: bytes) -> Any:
-    """What was encoded.
+    """Decode the result of `encode`.
 
     Raises:
-        ValueError: `data` is not what `encode` gives, or names what this process has not registered.
+        ValueError: `encode` cannot have returned `data`, or it names an object that this process has not registered.
     """
     try:
         return _value(json.loads(data))
-    except Exception as error:  # NumPy and torch refuse bytes, shapes and types with errors of many kinds
+    except Exception as error:  # NumPy and torch raise many kinds of errors for invalid bytes, shapes and dtypes
         raise ValueError(f"a message that cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -76,7 +76,7 @@ def _plain(value: Any) -> Any:
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         return {"tensor": [_plain(value.dtype), list(value.shape), _plain(flat.numpy())]}
     if isinstance(value, _OBJECTS):
-        state = value.__getstate__() if hasattr(value, "__getstate__") else vars(value)  # which Python 3.10 lacks
+        state = value.__getstate__() if hasattr(value, "__getstate__") else vars(value)  # Python 3.10 lacks it
         return {"object": [_name_of(type(value)), _plain(state)]}
     if isinstance(value, Rule | TensorRule | types.FunctionType) or (
         isinstance(value, type) and issubclass(value, _CLASSES)
@@ -116,14 +116,14 @@ def _value(plain: Any) -> Any:
 
 
 def _name_of(value: Any) -> list[str]:
-    """The module and the name of a class, a function or a rule, which leads to it."""
+    """Return the module and the name of a class, a function or a rule. Raise TypeError if they do not lead to it."""
     name = _own_name(value)
     try:
-        found = _named(*name)
+        named = _named(*name)
     except ValueError as error:
         raise TypeError(str(error)) from None
-    if found is not value:
-        raise TypeError(f"{'.'.join(name)} is another one now")
+    if named is not value:
+        raise TypeError(f"{'.'.join(name)} is another object now")
     return name
 
 
@@ -133,7 +133,7 @@ def _own_name(value: Any) -> list[str]:
 
 
 def _is_allowed(value: Any) -> bool:
-    """Whether a message may name this: what there is for that, or what has been registered."""
+    """Return whether messages may name this object: a rule, a schedule of torch, or a registered function or class."""
     if isinstance(value, Rule | TensorRule):
         return True
     if not isinstance(value, type):
@@ -145,16 +145,16 @@ def _is_allowed(value: Any) -> bool:
 
 
 def _named(module: str, qualified: str) -> Any:
-    """What a message may name and has this name in a module that has been imported."""
+    """Return the object of this name in an imported module. Raise ValueError if messages may not name it."""
     if f"{module}:{qualified}" in plugins.in_contrib("tristep.optimizers").values():
         import_module(module)
-    found: Any = sys.modules.get(module)
+    named: Any = sys.modules.get(module)
     for part in qualified.split("."):
-        found = getattr(found, part, None)
-    if not _is_allowed(found) or _own_name(found) != [module, qualified]:  # a module also has what it has imported
+        named = getattr(named, part, None)
+    if not _is_allowed(named) or _own_name(named) != [module, qualified]:  # a module also has imported names
         raise ValueError(
             f"{module}.{qualified} is no rule, and no optimizer, schedule or function that this process has registered: "
             "write @tristep.optimizer.register, @tristep.lr_scheduler.register or @tristep.kvstore.register_updater above "
             "it, at the top level of a module that the servers import, too"
         )
-    return found
+    return named

@@ -93,7 +93,7 @@ def test_what_needs_arrays_whole_gets_no_parts():
     core = ServerCore(1, servers=2)
     core.init({1: torch.zeros(4)}, cut=[1])
     for updater in (optimizer.LAMB(), print):
-        with pytest.raises(ValueError, match="needs arrays whole, and key 1 is cut over 2 servers"):
+        with pytest.raises(ValueError, match="needs arrays whole, and key 1 is sharded over 2 servers"):
             core.use(updater)
     core.use(optimizer.SGD(learning_rate=1.0))
     for setting in ("cautious", "skip_nonfinite"):

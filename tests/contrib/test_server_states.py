@@ -182,7 +182,7 @@ def _refused(store):
         store.init("a", torch.zeros(1))
     with pytest.raises(ValueError, match="a key comes twice"):
         store.push([1, 1], [torch.ones(20), torch.ones(20)])
-    with pytest.raises(ValueError, match="LAMB needs arrays whole, and key 1 is cut over 2 servers"):
+    with pytest.raises(ValueError, match="LAMB needs arrays whole, and key 1 is sharded over 2 servers"):
         store.set_optimizer(optimizer.LAMB())
     store.set_optimizer(optimizer.SGD(learning_rate=1.0, state_dtype="bfloat16", momentum=0.5))
     with pytest.raises(ValueError, match=r"server \d: state_dtype='bfloat16': .* torch.float64"):
