@@ -182,13 +182,13 @@ def scale_to_norm_(
 
 @reduction(scope="global")
 def total_size(w, g, state, hyper):
-    """Sum of absolute values over all tensors."""
+    """Sum of the absolute values of all tensors, |g|: their 1-norm."""
     return (tl.abs(g),)
 
 
 @reduction(scope="global", op="max")
 def largest_size(w, g, state, hyper):
-    """Largest absolute value over all tensors."""
+    """Largest absolute value of all tensors, |g|: their infinity norm."""
     return (tl.abs(g),)
 
 

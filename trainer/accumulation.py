@@ -1,4 +1,4 @@
-"""AccumulationWatch: warns of a missing zero_grad(), when a backward pass adds to gradients that a step has used."""
+"""AccumulationWatch: warns about a missing zero_grad() if a backward pass adds to gradients that a step has used."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import torch
 
 
 class AccumulationWatch:
-    """Watches the backward pass between the first two steps: MXNet replaces gradients there, torch adds to them.
+    """Warns if the backward pass after the first step adds to the gradients that this step has used, as torch does.
+
+    In MXNet it replaces them, so code from MXNet may lack `zero_grad()`.
 
     Args:
         params: the trainer's parameters.
-        is_over: True if the second step has been taken, so that nothing is left to watch.
+        is_over: whether there is nothing to watch, as in a trainer that has taken steps before; also an attribute.
     """
 
     def __init__(self, params: Sequence[torch.nn.Parameter], is_over: bool = False) -> None:
@@ -23,7 +25,7 @@ class AccumulationWatch:
         self._hook: Any = None
 
     def after_step(self, applies: bool) -> None:
-        """Begin to watch after the first step, unless `applies` is False; end after the second step."""
+        """To be called after each step: the first call starts to watch, if `applies`, and the second call ends it."""
         if self._hook is not None:
             self._hook.remove()
             self._hook, self.is_over = None, True

@@ -105,8 +105,8 @@ def fit(
         trainer: an existing trainer, instead of `optimizer`, `optimizer_params`, `lr_scheduler` and `kvstore`.
         checkpoint: a `CheckpointManager` of `trainer` and `net`, or a folder for a manager with defaults. Training resumes
             from the newest checkpoint there, at the next batch, if `data` depends only on the global random-number
-            generators and on its own `generator`. Checkpoints are saved after each epoch, with its means as metrics; when
-            the manager's interval is over, with the batch's loss; and when training ends early.
+            generators and on its own `generator`. Checkpoints are saved after each epoch, with the epoch's means as
+            metrics; within an epoch at the manager's intervals, with the batch's loss; and when training ends early.
         recorder: a `viz.Recorder` of a trainer, which is used as `trainer`. It records the loss and the epoch at every step,
             and after each epoch the metrics, and with `eval_data` "val_loss" and the metrics with the prefix "val_".
         progress: whether to show a progress bar, and a line for each epoch.

@@ -159,7 +159,7 @@ class DisplacedWeights:
     @uninterrupted
     @torch.no_grad()
     def restore(self) -> None:
-        """Copy the weights of `before` back."""
+        """Copy the weights in the attribute `before` back into the replicas' parameters."""
         for replica, weights in zip(self._replicas, self.before, strict=True):
             for parameter, weight in zip(replica.params, weights, strict=True):
                 parameter.copy_(weight)

@@ -20,10 +20,10 @@ JOIN_UP_TO = 4096  # elements; smaller tensors with equal hyper-parameters are c
 
 
 class Limit(NamedTuple):
-    """The most elements of a tensor that is stacked with others, and of a stack."""
+    """The limits up to which tensors of equal shape are stacked and updated together, as numbers of elements."""
 
-    tensor: int
-    stack: int
+    tensor: int  # larger tensors are updated alone
+    stack: int  # a stack has at most this many elements
 
 
 # Stacking copies the tensors, which pays while the calls for a matrix cost more than its arithmetic: CPU time is a tenth for

@@ -9,7 +9,7 @@ from .base import Made, check_rule, transformed
 
 
 def decoupled_weight_decay(rule: Rule) -> Rule:
-    """Return the rule with decoupled weight decay: w <- (step of the rule) - decoupled_decay w, with the old weight w.
+    """Return the rule with decoupled weight decay: w <- (w after the rule) - decoupled_decay w, with the old w.
 
     `decoupled_decay` is a new hyper-parameter. `wd`, the decay in the gradient, stays a hyper-parameter; set it to 0.
 

@@ -88,7 +88,7 @@ def test_delays_are_counted_between_pull_and_push():
 def test_what_needs_arrays_whole_gets_no_parts():
     """Whoever set it, and whatever is changed later."""
     core = core_of({0: torch.zeros(4)}, "lamb", learning_rate=0.1)
-    with pytest.raises(ValueError, match="LAMB needs arrays whole, and key 1 is cut"):
+    with pytest.raises(ValueError, match="LAMB needs arrays whole, and key 1 is sharded"):
         core.init({1: torch.zeros(4)}, cut=[1])
     core = ServerCore(1, servers=2)
     core.init({1: torch.zeros(4)}, cut=[1])

@@ -279,5 +279,5 @@ def test_the_time_limit_of_a_store_by_name(monkeypatch):
     kvstore.create("Dist_Device_Async", timeout=300)
     assert asked == [("dist_async", None), ("dist_device_async", 300)]
     for name in ("device", "dist_sync", "teststore"):
-        with pytest.raises(ValueError, match="timeout=300 with name=.*: it is for stores such as 'dist_async'"):
+        with pytest.raises(ValueError, match="timeout=300 with name=.*: only stores such as 'dist_async' take it"):
             kvstore.create(name, timeout=300)

@@ -164,7 +164,7 @@ REFUSED = {
     "powersgd by itself": (lambda: _make(type="powersgd")().encode(torch.zeros(3)), TypeError, "messages of single ranks"),
     "wrong values": (lambda: CompressedAllReduce(Wrong(), 5), ValueError, "decode gave torch.int8"),
     "longer messages": (
-        lambda: _twice(CompressedAllReduce(Longer(), 5), torch.ones(5)), ValueError, "how long messages are",
+        lambda: _twice(CompressedAllReduce(Longer(), 5), torch.ones(5)), ValueError, "must have equal dtypes and shapes",
     ),
 }  # fmt: skip
 

@@ -156,7 +156,7 @@ class MultiOptimizer(Optimizer):
 
     @property
     def lr_scheduler(self) -> Callable[[int], float] | None:
-        """The schedule of the last optimizer, or None. Setting it gives the other optimizers scaled copies."""
+        """The schedule of the last optimizer, or None. Setting it gives the others copies, scaled to their rates."""
         return self.optimizers[-1].lr_scheduler
 
     @lr_scheduler.setter

@@ -190,10 +190,10 @@ def _percentile_values(optimizer: Any, step: StepNumbers) -> dict[str, float]:
 
 
 def square_limit(norm: float) -> float:
-    """Return the number that squares of norms are compared with, to find norms above `norm`.
+    """Return the limit for the square of a norm that is equivalent to the limit `norm`, also after rounding to float32.
 
-    It lies just below the middle of two neighbouring float32 numbers, so that a square in higher precision and the same
-    square rounded to float32 compare alike, whatever the dtypes of tensors and ranks.
+    It lies just below the middle between norm^2 in float32 and the next larger float32 number. A square in float64
+    and the same square rounded to float32 lie on the same side of it, so ranks with different dtypes decide alike.
     """
     with np.errstate(over="ignore"):
         limit = np.float32(norm * norm)

@@ -32,10 +32,10 @@ def check_grad_req(name: Index, value: Any) -> None:
 
 
 def split_master(name: str, value: Any) -> bool | str:
-    """Return the value of `multi_precision`, checked: True, False, or the kind of a split master as a string.
+    """Check and return a value of `multi_precision`: True, False, or "remainder" or "split8", kinds of masters.
 
     Raises:
-        TypeError: the value is something else.
+        TypeError: the value is none of these.
     """
     if not isinstance(value, str):
         return boolean(name, value)
