@@ -46,19 +46,19 @@ def split_at_loop(tree: ast.Module) -> tuple[ast.Module, ast.Module]:
     at = next((i for i, statement in enumerate(tree.body) if any(_loops(statement))), None)
     if at is None:
         raise UsageError("%%train: the cell has no for or while loop to step through")
-    rest = tree.body[at:]
-    for statement in rest:
+    statements = tree.body[at:]
+    for statement in statements:
         for node in _own(statement):
             word = "async for" if getattr(node, "is_async", 0) else _WORDS.get(type(node))
             if word is not None:
                 line = getattr(node, "lineno", statement.lineno)
                 raise UsageError(f"%%train: line {line} has {word}, which cannot be stepped through")
-    loop = _stepped(rest)
+    loop = _stepped(statements)
     waits = ast.parse(_TURN).body[0]
     for node in ast.walk(waits):
         ast.copy_location(node, loop.body[0])
     loop.body.insert(0, waits)
-    return ast.Module(tree.body[:at], []), ast.fix_missing_locations(ast.Module(rest, []))
+    return ast.Module(tree.body[:at], []), ast.fix_missing_locations(ast.Module(statements, []))
 
 
 def turns(cell: Callable[[], Any], values: Callable[[], dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -80,7 +80,7 @@ def turns(cell: Callable[[], Any], values: Callable[[], dict[str, Any]]) -> Iter
 
 
 def numbers_of(namespace: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the numbers among these variables; a real tensor is replaced by its mean, other values are left out."""
+    """Return those variables of `names` that are numbers or tensors of real numbers, with the tensors' means."""
     numbers: dict[str, Any] = {}
     for name in names:
         value = namespace.get(name)
@@ -107,11 +107,11 @@ def _loops(statement: ast.AST) -> Iterator[ast.For | ast.While]:
 def _stepped(statements: Sequence[ast.stmt]) -> ast.For | ast.While:
     """The innermost loop that calls a method `step` in its own body, else the first one."""
     loops = [loop for statement in statements for loop in _loops(statement)]
-    found = None
+    innermost = None
     for loop in loops:  # outer ones come before those in them
-        if any(map(_calls_step, loop.body)) and (found is None or loop in _own(found)):
-            found = loop
-    return loops[0] if found is None else found
+        if any(map(_calls_step, loop.body)) and (innermost is None or loop in _own(innermost)):
+            innermost = loop
+    return loops[0] if innermost is None else innermost
 
 
 def _calls_step(node: ast.AST) -> bool:

@@ -38,10 +38,10 @@ def doctor_report() -> list[str]:
         front_end = "a notebook that can answer" if has_front_end() else "none that marks its cells: views are pictures"
         lines.append(f"{'front end':16} {front_end}")
     lines.append(f"{'training runs':16} {'in the background' if has_front_end() else 'in the cell'} with mode='auto'")
-    found = capabilities()
-    lines.append(f"{'views':16} {found.renderer}, {RENDERERS[found.renderer]}; shown by {found.front_end}")
-    lines.append(f"{'because':16} {found.reason}")
-    better = _better(found)
+    current = capabilities()
+    lines.append(f"{'views':16} {current.renderer}, {RENDERERS[current.renderer]}; shown by {current.front_end}")
+    lines.append(f"{'because':16} {current.reason}")
+    better = _better(current)
     if better is not None:
         lines.append(f"{'better':16} {better}")
     if "ipykernel" not in missing and str(_version("ipykernel")).startswith("7.0."):
@@ -49,15 +49,15 @@ def doctor_report() -> list[str]:
     return lines
 
 
-def _better(found: Capabilities) -> str | None:
-    """Advice on how to get a better renderer; None if the best one is in use."""
-    if found.renderer == "canvas":
+def _better(current: Capabilities) -> str | None:
+    """Return advice on how to get a better renderer; None if the best one is in use."""
+    if current.renderer == "canvas":
         return None
-    if "chosen by" in found.reason:
+    if "chosen by" in current.reason:
         return f"viz.set_renderer('auto') takes the best one here, where {VARIABLE} is not set"
-    if found.ipywidgets is None or found.anywidget is None:
+    if current.ipywidgets is None or current.anywidget is None:
         return "pip install 'tristep[notebook]', then restart the kernel and reload the page"
-    if found.front_end == COLAB:
+    if current.front_end == COLAB:
         return "from google.colab import output; output.enable_custom_widget_manager() says what is wrong; then restart"
     return "open a notebook in JupyterLab, Notebook 7, Voilà or marimo"
 

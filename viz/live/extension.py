@@ -253,7 +253,7 @@ class TristepMagics(Magics):
     @magic_arguments()
     @line_magic
     def viz_doctor(self, line: str) -> None:
-        """Print what is installed, what is missing, and the commands that fix it."""
+        """Print which packages and features of the notebook work, which are missing, and the commands that install them."""
         parse_argstring(self.viz_doctor, line)
         print("\n".join(doctor_report()))
         if has_front_end():

@@ -171,10 +171,10 @@ class LiveLoop:
         self.event_loop = running_event_loop()
         self._task: asyncio.Task[None] | None = None
         # The objects being trained. A notebook keeps what it has displayed, so an ended loop has only weak references.
-        own = [*stateful, *([steps] if _is_stateful(steps) else [])]
-        self._model = [each for each in (trainer, checkpoint, *own) if each is not None]
+        objects = [*stateful, *([steps] if _is_stateful(steps) else [])]
+        self._model = [each for each in (trainer, checkpoint, *objects) if each is not None]
         self._living = list(map(weakly, self._model))
-        self._stateful, self._checkpoint = list(map(weakly, own)), weakly(checkpoint)
+        self._stateful, self._checkpoint = list(map(weakly, objects)), weakly(checkpoint)
         self._source, self._iterator = steps, _iterator(steps)
         self._saving: ExitStack | None = None
         self.rate, self.recorder = LearningRate(trainer), recorder
@@ -257,8 +257,8 @@ class LiveLoop:
                     if eval_data is None or batches.batch != batches.length:
                         yield mean
                     else:
-                        found = evaluate(living_net(), loss, eval_data, metrics)
-                        yield {"loss": mean} | {f"val_{name}": each for name, each in found.items()}
+                        means = evaluate(living_net(), loss, eval_data, metrics)
+                        yield {"loss": mean} | {f"val_{name}": each for name, each in means.items()}
 
         stateful = [net, *options.pop("stateful", ()), batches]
         return cls(steps, trainer=trainer, stateful=stateful, **options)
@@ -417,8 +417,8 @@ class LiveLoop:
         self.rate.needed("snapshot")
         with self.at_rest():
             name = f"step {self.n_steps}" if name is None else name
-            self.snapshots[name] = found = self._take_snapshot(name)
-            return found
+            self.snapshots[name] = snapshot = self._take_snapshot(name)
+            return snapshot
 
     def branch(
         self,
@@ -462,8 +462,8 @@ class LiveLoop:
         if name in names:
             raise ValueError(f"name={name!r}: there is a run of that name already")
         if isinstance(at, str) and at not in self.snapshots:
-            known = ", ".join(map(repr, self.snapshots)) or "none"
-            raise KeyError(f"at={at!r}: there is no snapshot of that name; there are {known}")
+            listed = ", ".join(map(repr, self.snapshots)) or "none"
+            raise KeyError(f"at={at!r}: there is no snapshot of that name; there are {listed}")
         rate = None if learning_rate is None else number("learning_rate", learning_rate, low=0)
         factor = None if multiplier is None else number("multiplier", multiplier, low=0)
         with self.at_rest():
@@ -873,9 +873,9 @@ class LiveLoop:
         manager = self._checkpoint()
         if manager is None or self._saving is not None:
             return
-        own = (each() for each in self._stateful)
+        objects = (each() for each in self._stateful)
         with ExitStack() as saving:
-            saving.enter_context(saving_with(manager, [each for each in own if each is not manager.net]))
+            saving.enter_context(saving_with(manager, [each for each in objects if each is not manager.net]))
             if resumes:
                 self.n_steps = manager.resume().step
             self._saving = saving.pop_all()
@@ -915,10 +915,10 @@ class LiveLoop:
     def _take_snapshot(self, name: str) -> Snapshot:
         trainer = self.rate.needed("snapshot")
         self.take_in()
-        kept = TrainerSnapshot(trainer)
+        snapshot = TrainerSnapshot(trainer)
         state = {
-            "trainer": kept,
-            "gradients": [None if param.grad is None else param.grad.detach().clone() for param in kept.params],
+            "trainer": snapshot,
+            "gradients": [None if param.grad is None else param.grad.detach().clone() for param in snapshot.params],
             "stateful": [copy.deepcopy(each().state_dict()) for each in self._stateful],
             "multiplier": self.rate.multiplier,
             "recorded": 0 if self.recorder is None else self.recorder.last_step,
@@ -929,8 +929,8 @@ class LiveLoop:
     def _restore(self, snapshot: Snapshot, run: Run, left: Snapshot) -> None:
         """Restore a snapshot and record into `run`. `left` is the state of the current run. An ended loop is paused."""
         state = snapshot.state
-        for each, own in zip(self._stateful, state["stateful"], strict=True):
-            each().load_state_dict(copy.deepcopy(own))
+        for each, saved in zip(self._stateful, state["stateful"], strict=True):
+            each().load_state_dict(copy.deepcopy(saved))
         state["trainer"].restore()  # last, because loading the others may use random numbers
         for param, gradient in zip(state["trainer"].params, state["gradients"], strict=True):
             param.grad = None if gradient is None else gradient.clone()
@@ -970,8 +970,8 @@ def loops() -> Loops:
         >>> for loop in viz.loops():
         ...     loop.stop()
     """
-    found = [loop for loop in _loops if loop.status in ("running", "paused")]
-    return Loops(sorted(found, key=lambda loop: loop.number))
+    active = [loop for loop in _loops if loop.status in ("running", "paused")]
+    return Loops(sorted(active, key=lambda loop: loop.number))
 
 
 def stop_loops(cell: str | None = None) -> None:

@@ -93,10 +93,10 @@ def nonfinite_gradients(run: Run) -> tuple[Curve, np.ndarray] | None:
 
 
 def _not_finite(run: Run) -> Iterator[Finding]:
-    found = nonfinite_gradients(run)
-    if found is None or not found[1].any():
+    counts = nonfinite_gradients(run)
+    if counts is None or not counts[1].any():
         return
-    curve, bad = found
+    curve, bad = counts
     k = int(bad.any(axis=1).argmax())
     tensors = [run.parameters[i] for i in np.flatnonzero(bad[k])]
     where = repr(tensors[0])
@@ -116,11 +116,11 @@ def _not_finite(run: Run) -> Iterator[Finding]:
 
 def _only_skipped(run: Run) -> bool:
     """Return whether every step had non-finite gradients and was skipped."""
-    found, updates = nonfinite_gradients(run), run.tensors.get("update_norm")
-    if found is None or updates is None or not len(updates):
+    counts, updates = nonfinite_gradients(run), run.tensors.get("update_norm")
+    if counts is None or updates is None or not len(updates):
         return False
     sizes = updates.curve().high  # NaN for a tensor without a gradient
-    return bool(found[1].any(axis=1).all() and (sizes == 0).any() and not (sizes > 0).any())
+    return bool(counts[1].any(axis=1).all() and (sizes == 0).any() and not (sizes > 0).any())
 
 
 def _bad_losses(run: Run) -> Iterator[Finding]:
@@ -152,8 +152,8 @@ def _dead(run: Run, curve: Curve) -> Iterator[Finding]:
         names = [run.parameters[i] for i in group]
         first = int(curve.first[len(zero) - run_of_zeros[group].min()])
         since = f"from step {first:,} to {curve.last[-1]:,}"
-        behind = np.flatnonzero(alive[group[-1] :])
-        looked = f"; the first behind that gets one is {run.parameters[group[-1] + behind[0]]}" if behind.size else ""
+        later = np.flatnonzero(alive[group[-1] :])
+        looked = f"; the first behind that gets one is {run.parameters[group[-1] + later[0]]}" if later.size else ""
         if len(names) == 1:
             words = f"{names[0]}: its gradient is 0 {since}: nothing reaches it{looked}"
         else:
@@ -169,12 +169,12 @@ def _ratios(run: Run, curve: Curve) -> Iterator[Finding]:
     # By quarters of the run, because weights whose learning rate is too high soon grow until it fits.
     quarters = np.array_split(np.arange(len(ratios)), 4)
     typical = np.concatenate([quantiles(ratios[quarter].T, (0.5,)) for quarter in quarters])
-    known = np.isfinite(typical)
-    if not known[-1].any():
+    finite = np.isfinite(typical)
+    if not finite[-1].any():
         return
     median = quantiles(typical, (0.5,))[0]  # of all tensors, in each quarter
     with np.errstate(invalid="ignore", divide="ignore"):
-        times = np.where(known, typical / median[:, None], 0.0)
+        times = np.where(finite, typical / median[:, None], 0.0)
     times[~(typical > HIGH_RATIO)] = 0.0
     norms = run.tensors.get("update_norm")
     if norms is not None and len(norms) == len(run.tensors["update_ratio"]):
@@ -245,14 +245,14 @@ def _remedy(storage: str) -> str:
 
 def _growth(run: Run, curve: Curve) -> Iterator[Finding]:
     """Find weights that blow up. Ratios of update to weight miss them, as they fall while a weight grows."""
-    known = np.isfinite(curve.low)
-    first, columns = known.argmax(axis=0), np.arange(known.shape[1])
-    start = np.where(known.any(axis=0), curve.low[first, columns], np.nan)
+    finite = np.isfinite(curve.low)
+    first, columns = finite.argmax(axis=0), np.arange(finite.shape[1])
+    start = np.where(finite.any(axis=0), curve.low[first, columns], np.nan)
     if (start > 0).sum() < FEWEST_TENSORS:
         return  # too few for a typical value
     # A bias that begins at 0 may grow to the size that weights begin with.
     usual = float(np.median(start[start > 0]))
-    largest = np.where(known, curve.high, -np.inf)
+    largest = np.where(finite, curve.high, -np.inf)
     peak = largest.argmax(axis=0)
     high = largest[peak, columns]
     growth, median = high / np.fmax(start, usual), float(np.median(high[start > 0] / start[start > 0]))
@@ -291,8 +291,8 @@ def _losses(run: Run) -> Iterator[Finding]:
     if series is None or len(series) < 2 * FEWEST:
         return
     curve = series.curve()
-    there = np.abs(curve.mean) < LARGEST
-    steps, losses = curve.last[there], curve.mean[there]
+    shown = np.abs(curve.mean) < LARGEST
+    steps, losses = curve.last[shown], curve.mean[shown]
     if len(losses) < 2 * FEWEST:
         return
     (means,) = smoothed(np.arange(len(losses)), losses, [len(losses) / 10])

@@ -173,13 +173,13 @@ class _Logger:
                 stacklevel=5,
             )
 
-    def close(self, rest: Lot | None) -> list[str]:
+    def close(self, last: Lot | None) -> list[str]:
         name, report = self.adapter.name, self.report
-        if rest is not None and self._thread is None:
-            self.put(rest)
-            rest = None
+        if last is not None and self._thread is None:
+            self.put(last)
+            last = None
         if self._thread is not None:
-            if not self._hurry([*([rest] if rest else []), None]):
+            if not self._hurry([*([last] if last else []), None]):
                 return [f"{name} has taken nothing for {PATIENCE:g} s: its last steps are missing"]
         try:
             self.adapter.close()
@@ -195,15 +195,15 @@ class _Logger:
             )
         return problems
 
-    def _hurry(self, rest: list[Lot | None]) -> bool:
+    def _hurry(self, lots: list[Lot | None]) -> bool:
         """Queue the remaining lots and wait for the thread to end. Returns False if it makes no progress for `PATIENCE`."""
         assert self._thread is not None
         done, since = self.report.done, time.monotonic()
-        while self._thread.is_alive() or rest:
+        while self._thread.is_alive() or lots:
             try:
-                if rest:
-                    self.queue.put(rest[0], timeout=0.1)
-                    rest = rest[1:]
+                if lots:
+                    self.queue.put(lots[0], timeout=0.1)
+                    lots = lots[1:]
                 else:
                     self._thread.join(0.1)
             except queue.Full:

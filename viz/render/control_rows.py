@@ -62,8 +62,8 @@ class ControlRows:
                 self._fields[control.name].value = control.words(state[control.name])
         self._filling = False
         for shown in self._messages:
-            said = "<br>".join(html.escape(each) for each in (*scene.notes, scene.message) if each)
-            shown.value = f"<span role='status'>{said}</span>" if said else ""
+            text = "<br>".join(html.escape(each) for each in (*scene.notes, scene.message) if each)
+            shown.value = f"<span role='status'>{text}</span>" if text else ""
 
     def close(self) -> None:
         """Close all widgets and links."""

@@ -48,24 +48,24 @@ class BasinMap(View):
         **others: Any,
     ) -> None:
         self.function, self._steps = function(on), steps
-        given = named_optimizers(optimizers)
-        self._labels, self._notes = plainer_ones(given)
+        named = named_optimizers(optimizers)
+        self._labels, self._notes = plainer_ones(named)
         if learning_rates is None:
             starts = starts_around(self.function, 16, 0)
-            best = tune_learning_rates(self.function, given, starts, steps).best
+            best = tune_learning_rates(self.function, named, starts, steps).best
             factors = 10 ** np.linspace(-1.5, 1.5, 13)
             rates = [np.nan_to_num(rate, nan=RATES[0]) * factors for rate in best]
             self._relative = True
         else:
-            rates = [np.asarray(learning_rates, dtype=np.float64)] * len(given)
+            rates = [np.asarray(learning_rates, dtype=np.float64)] * len(named)
             self._relative = False
-        self.learning_rates = dict(zip(given, rates, strict=True))
+        self.learning_rates = dict(zip(named, rates, strict=True))
         self.basins: dict[str, list[Basins]] = {
             name: [
                 basin_map(self.function, with_rate(arguments, rate, name), n, steps, tolerance=tolerance)
                 for rate in self.learning_rates[name].tolist()
             ]
-            for name, arguments in given.items()
+            for name, arguments in named.items()
         }
         super().__init__(**others)
 
@@ -87,7 +87,7 @@ class BasinMap(View):
         by = ("optimizer", "rate")
         x, y = _edges(first.x), _edges(first.y)
         words = [f"({minimum.x:.3g}, {minimum.y:.3g})" for minimum in minima]
-        found = Heatmap(reached, x, y, palette="categories", words=words, label="minimum reached", by=by)
+        heatmap = Heatmap(reached, x, y, palette="categories", words=words, label="minimum reached", by=by)
         duration = Heatmap(steps, x, y, limits=(1.0, float(self._steps)), scale="log", label="steps until near it", by=by)
         stars = Points([m.x for m in minima], [m.y for m in minima], style="ink", marker="star", size=10, words=words)
         shares = [[self._share(basin) for basin in self.basins[name]] for name in names]
@@ -105,7 +105,7 @@ class BasinMap(View):
             style="ink",
         )  # fmt: skip
         panels = [
-            function_panel(self.function, [found, stars], title="which minimum is reached", row=0),
+            function_panel(self.function, [heatmap, stars], title="which minimum is reached", row=0),
             function_panel(self.function, [duration, stars], title="how soon", row=0, column=1),
             words_panel(notes, row=1, columns=2),
         ]

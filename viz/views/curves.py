@@ -79,9 +79,9 @@ def plot_training(
         styles = list(curves)
         drawn = [(name, curve, middle_steps(curve), styles.index(name)) for name, curve in rates.items()]
         panels.append(replace(rate_panel(drawn, across), row=1))
-    said = [f"{name}: {words}" for name, words in (notes or {}).items()]
+    texts = [f"{name}: {words}" for name, words in (notes or {}).items()]
     heights = (3.4, 1.2) if rates else ()
-    scene = Scene(panels, title, [width], height=5.4 if rates else 4.4, heights=heights, notes=said)
+    scene = Scene(panels, title, [width], height=5.4 if rates else 4.4, heights=heights, notes=texts)
     return _drawn(scene, ylabel, curves)
 
 
@@ -128,11 +128,11 @@ def plot_schedules(
     return _drawn(Scene([panel], title, height=3.8), ylabel, curves)
 
 
-def _curves(argument: str, given: Mapping[str, Sequence[float]]) -> dict[str, Curve]:
-    if not given:
+def _curves(argument: str, named: Mapping[str, Sequence[float]]) -> dict[str, Curve]:
+    if not named:
         raise ValueError(f"{argument} is empty: there is nothing to draw")
     curves = {}
-    for name, values in given.items():
+    for name, values in named.items():
         array = np.asarray(values, dtype=np.float64)
         if array.ndim != 1 or not array.size:
             raise ValueError(f"{argument}[{name!r}] has the shape {array.shape}: must be one number for each update")

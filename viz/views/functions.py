@@ -96,11 +96,11 @@ def loss_label(where: Function) -> str:
 
 
 def plainer_ones(optimizers: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Return the legend's labels of optimizers, and a list of notes about optimizers that equal a simpler one here.
+    """Return a dict from names to legend labels, and a list of notes.
 
-    An optimizer that takes the same steps on two variables as a simpler one has both names in its label.
+    An optimizer that takes the same steps on two variables as a simpler one has both names in its label, and a note.
     """
-    simpler = {name: plainer(name, given) for name, given in optimizers.items()}
+    simpler = {name: plainer(name, optimizer) for name, optimizer in optimizers.items()}
     labels = {name: label(name, other) for name, other in simpler.items()}
     same = ", ".join(f"{name} takes the steps of {other}" for name, other in simpler.items() if other)
     return labels, [f"On two variables {same}: what is different elsewhere is not in this picture."] if same else []
@@ -111,12 +111,12 @@ def rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def has_rate(given: Any) -> bool:
+def has_rate(optimizer: Any) -> bool:
     """Return whether the settings of an optimizer include its learning rate."""
-    return isinstance(given, Mapping) and "learning_rate" in given
+    return isinstance(optimizer, Mapping) and "learning_rate" in optimizer
 
 
-def with_rate(given: Any, rate: float, label: str | None = None) -> Any:
+def with_rate(optimizer: Any, rate: float, label: str | None = None) -> Any:
     """Return the settings of an optimizer with learning rate `rate`.
 
     Args:
@@ -124,7 +124,7 @@ def with_rate(given: Any, rate: float, label: str | None = None) -> Any:
         rate: the learning rate.
         label: the optimizer's name, if settings do not name it.
     """
-    settings: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"optimizer": given}
+    settings: dict[str, Any] = dict(optimizer) if isinstance(optimizer, Mapping) else {"optimizer": optimizer}
     if label is not None and "optimizer" not in settings:
         settings["optimizer"] = label
     return settings | {"learning_rate": rate}

@@ -106,7 +106,7 @@ class TensorHeatmap(RunView):
 
 
 def heat_panels(runs: list[Run], rows: Rows, quantities: list[str]) -> tuple[list[Panel], Panel | None]:
-    """Return a heat map panel for each run, and a colour bar for the control "quantity", or None with a single quantity."""
+    """Return a heat map for each run, and a colour bar that follows the control "quantity"; None without that control."""
     edges = [_steps_of(run, quantities) for run in runs]
     images: list[list[np.ndarray]] = [[] for _ in runs]
     zeros: list[list[np.ndarray]] = [[] for _ in runs]
@@ -212,7 +212,7 @@ def histogram_control(runs: Iterable[Run]) -> list[Control]:
     return [Control("histogram", "histogram of the", kinds, 0, "choice")] if len(kinds) > 1 else []
 
 
-def kept_histograms(kept: dict[int, tuple[int, Any]], run: Run, rows: Rows, kinds: Sequence[Control]) -> Panel | None:
+def kept_histograms(cache: dict[int, tuple[int, Any]], run: Run, rows: Rows, kinds: Sequence[Control]) -> Panel | None:
     """Return the panel of histograms, with current marks of bad gradients; None if there are no histograms.
 
     Args:
@@ -221,9 +221,9 @@ def kept_histograms(kept: dict[int, tuple[int, Any]], run: Run, rows: Rows, kind
         kinds: the control "histogram" in a list, or an empty list; see `histogram_control`.
     """
     number = sum(map(len, run.histograms.values()))
-    if kept.get(id(run), (None,))[0] != number:
-        kept[id(run)] = number, _histogram_panel(run, rows, [str(kind) for control in kinds for kind in control.values])
-    panel: Panel | None = kept[id(run)][1]
+    if cache.get(id(run), (None,))[0] != number:
+        cache[id(run)] = number, _histogram_panel(run, rows, [str(kind) for control in kinds for kind in control.values])
+    panel: Panel | None = cache[id(run)][1]
     return panel and replace(panel, layers=[*panel.layers, *bad_gradients(run, rows, panel.x, panel.y)])
 
 
@@ -240,9 +240,9 @@ def _histogram_panel(run: Run, rows: Rows, kinds: Sequence[str] = ()) -> Panel |
     if not _kinds(run):
         return None
     curves = [run.histograms[f"{what}_histogram"].curve() if what in _kinds(run) else None for what in shown]
-    known = [curve for curve in curves if curve is not None]
-    start, stop = min(float(curve.first[0]) for curve in known), max(float(curve.last[-1]) for curve in known)
-    steps = _edges(start, stop, min(max(len(curve.first) for curve in known), rows.points(HISTORY)))
+    present = [curve for curve in curves if curve is not None]
+    start, stop = min(float(curve.first[0]) for curve in present), max(float(curve.last[-1]) for curve in present)
+    steps = _edges(start, stop, min(max(len(curve.first) for curve in present), rows.points(HISTORY)))
     shape = len(steps) - 1, len(rows.choices), len(run.edges) + 1
     counts = [
         np.zeros(shape) if curve is None else rows.of_choices(f"{what}_histogram", _columns(curve, curve.mean, steps))
@@ -337,10 +337,10 @@ def _columns(curve: Curve, values: np.ndarray, edges: np.ndarray, largest: bool 
 def _limits(several: list[np.ndarray], logarithmic: bool) -> tuple[float, float]:
     """Return the values of the first and the last colour, the 1st and 99th percentiles; as log10 if `logarithmic`."""
     cells = np.concatenate([each.ravel() for each in several])
-    known = cells[np.isfinite(cells) & ((cells > 0) if logarithmic else True)]
+    finite = cells[np.isfinite(cells) & ((cells > 0) if logarithmic else True)]
     if logarithmic:
-        known = np.log10(known)
-    low, high = np.percentile(known, [1, 99]) if known.size else (0.0, 1.0)
+        finite = np.log10(finite)
+    low, high = np.percentile(finite, [1, 99]) if finite.size else (0.0, 1.0)
     if high - low < 1e-6:
         low, high = low - 0.5, high + 0.5
     return float(low), float(high)

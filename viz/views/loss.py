@@ -98,22 +98,22 @@ class LossView(RunView):
         """Return the current picture as data, which every renderer can draw."""
         names = self.scalars
         smoothing = smoothing_control(self.runs, names, self._smoothing)
-        known = [(run, scalar, run.scalars.get(scalar, Series())) for run in self.runs for scalar in names]
-        curves = {i: series.curve() for i, (_, _, series) in enumerate(known) if len(series)}
+        scalars = [(run, scalar, run.scalars.get(scalar, Series())) for run in self.runs for scalar in names]
+        curves = {i: series.curve() for i, (_, _, series) in enumerate(scalars) if len(series)}
         if not curves:
             wanted = " or ".join(map(repr, self._scalars or ("loss",)))
             return self.said(empty_scene(f"no {wanted} recorded yet"))
-        along = {i: self._along(known[i][0], curve) for i, curve in curves.items()}
+        along = {i: self._along(scalars[i][0], curve) for i, curve in curves.items()}
         reach = Axis.over(self.axis, *(x[[0, -1]] for x in along.values()), margin=0.01)
         epochs, rates = self._epoch_marks(), self._rates()
         panels = []
         for group in grouped(names):
-            members = [i for i in curves if known[i][1] in group]
+            members = [i for i in curves if scalars[i][1] in group]
             if not members:
                 continue
             drawn = []
             for i in members:
-                run, scalar, _ = known[i]
+                run, scalar, _ = scalars[i]
                 name = scalar if len(self.runs) == 1 else f"{run.name}, {scalar}" if len(names) > 1 else run.name
                 drawn.append((name, curves[i], along[i], i))
             panel = scalar_panel(group[0], drawn, reach, smoothing, label=", ".join(group), scale=self.scale)
@@ -134,8 +134,8 @@ class LossView(RunView):
         steps = middle_steps(curve)
         if self.axis == "step":
             return steps
-        known = run.scalars[self.axis].curve()
-        at, values = middle_steps(known), known.mean
+        axis = run.scalars[self.axis].curve()
+        at, values = middle_steps(axis), axis.mean
         begins = np.flatnonzero(np.diff(values, prepend=values[0] - 1) > 0)
         if self.axis == "epoch" and begins.size > 1 and (values == np.floor(values)).all():
             # Whole epoch numbers were recorded: interpolate within each epoch.
@@ -156,8 +156,8 @@ class LossView(RunView):
         return None
 
     def _rates(self) -> list[Drawn]:
-        known = [(i, run, run.scalars.get("learning_rate", Series())) for i, run in enumerate(self.runs)]
-        curves = [(i, run, series.curve()) for i, run, series in known if len(series)]
+        rates = [(i, run, run.scalars.get("learning_rate", Series())) for i, run in enumerate(self.runs)]
+        curves = [(i, run, series.curve()) for i, run, series in rates if len(series)]
         return [("", curve, self._along(run, curve), i * max(len(self.scalars), 1)) for i, run, curve in curves]
 
 

@@ -39,24 +39,24 @@ class LRFinderView(View):
 
     def __init__(self, results: LRFinder | Iterable[LRFinder] | Mapping[str, LRFinder], **settings: Any) -> None:
         if isinstance(results, LRFinder):
-            found: dict[str, Any] = {results.name: results}
+            named: dict[str, Any] = {results.name: results}
         elif isinstance(results, Mapping):
-            found = dict(results)
+            named = dict(results)
         elif isinstance(results, Iterable):
             several = list(results)
             names = [getattr(each, "name", "") for each in several]
-            found = {
+            named = {
                 name if names.count(name) == 1 else f"{name} {k + 1}": each
                 for k, (name, each) in enumerate(zip(names, several, strict=True))
             }
         else:
-            found = {"": results}  # type: ignore[unreachable]
-        for each in found.values():
+            named = {"": results}  # type: ignore[unreachable]
+        for each in named.values():
             if not isinstance(each, LRFinder):
                 raise TypeError(f"results must be what tristep.lr_find returned, or several, got {type(each).__name__}")
-        if not found:
+        if not named:
             raise ValueError("results is empty: there is nothing to draw")
-        self.results: dict[str, LRFinder] = found
+        self.results: dict[str, LRFinder] = named
         super().__init__(**settings)
 
     def scene(self) -> Scene:
@@ -64,26 +64,26 @@ class LRFinderView(View):
         results = list(self.results.items())
         layers: list[Layer] = []
         heights = []
-        for i, (name, found) in enumerate(results):
-            layers.append(Line(found.rates, found.losses, style=i, width=0.6, alpha=0.4))
-            layers.append(Line(found.rates, found.smoothed, style=i, name=name if len(results) > 1 else "loss, averaged"))
-            heights.append(_interesting(found))
+        for i, (name, finder) in enumerate(results):
+            layers.append(Line(finder.rates, finder.losses, style=i, width=0.6, alpha=0.4))
+            layers.append(Line(finder.rates, finder.smoothed, style=i, name=name if len(results) > 1 else "loss, averaged"))
+            heights.append(_interesting(finder))
         controls = []
         if len(results) == 1:
-            found = results[0][1]
-            for i, (rule, rate) in enumerate(found.suggestions.items()):
-                place = Points([rate], [_height(found, rate)], size=10, style=i + 1, name=f"{rule} {rate:.2g}", words=[rule])
-                layers.append(place)
+            finder = results[0][1]
+            for i, (rule, rate) in enumerate(finder.suggestions.items()):
+                mark = Points([rate], [_height(finder, rate)], size=10, style=i + 1, name=f"{rule} {rate:.2g}", words=[rule])
+                layers.append(mark)
         else:
-            rules = [rule for rule in SUGGESTERS if any(rule in found.suggestions for _, found in results)]
+            rules = [rule for rule in SUGGESTERS if any(rule in finder.suggestions for _, finder in results)]
             if rules:
                 controls.append(Control("rule", "suggestion", rules, 0, "choice"))
-            for i, (_, found) in enumerate(results):
-                rates = [found.suggestions.get(rule, float("nan")) for rule in rules]
+            for i, (_, finder) in enumerate(results):
+                rates = [finder.suggestions.get(rule, float("nan")) for rule in rules]
                 if rules and np.isfinite(rates).any():
-                    y = [[_height(found, rate)] for rate in rates]
+                    y = [[_height(finder, rate)] for rate in rates]
                     layers.append(Points([[rate] for rate in rates], y, size=10, style=i, by=("rule",)))
-        every = np.concatenate([found.rates for _, found in results])
+        every = np.concatenate([finder.rates for _, finder in results])
         across = Axis("learning rate", float(every.min()), float(every.max()), "log")
         vertical = Axis.over("loss", *heights, margin=0.06)
         panel, words = Panel(across, vertical, layers), self.describe()
@@ -92,26 +92,26 @@ class LRFinderView(View):
     def describe(self) -> str:
         """Return a line about each test, with its range of learning rates and its suggestions."""
         lines = []
-        for name, found in self.results.items():
-            rules = ", ".join(f"{rule} {rate:.2g}" for rule, rate in found.suggestions.items()) or "none"
-            end = "the loss became too large" if found.diverged else "all rates were tried"
+        for name, finder in self.results.items():
+            rules = ", ".join(f"{rule} {rate:.2g}" for rule, rate in finder.suggestions.items()) or "none"
+            end = "the loss became too large" if finder.diverged else "all rates were tried"
             lines.append(
-                f"{name}: {len(found.rates)} learning rates from {found.rates[0]:.2g} to {found.rates[-1]:.2g}, {end}; "
+                f"{name}: {len(finder.rates)} learning rates from {finder.rates[0]:.2g} to {finder.rates[-1]:.2g}, {end}; "
                 f"suggestions: {rules}"
             )
         return "\n".join([*lines, *self._notes()])
 
     def _notes(self) -> list[str]:
-        return [f"{name}: {found.nothing}." for name, found in self.results.items() if found.nothing]
+        return [f"{name}: {finder.nothing}." for name, finder in self.results.items() if finder.nothing]
 
 
-def _interesting(found: LRFinder) -> np.ndarray:
+def _interesting(finder: LRFinder) -> np.ndarray:
     """Return limits of the loss axis, from the least loss to slightly above the loss before its fall."""
-    best = int(found.smoothed.argmin())
-    low, high = float(found.smoothed[best]), float(found.smoothed[: best + 1].max())
+    best = int(finder.smoothed.argmin())
+    low, high = float(finder.smoothed[best]), float(finder.smoothed[: best + 1].max())
     fall = (high - low) or abs(high) or 1.0
-    return np.array([low, min(float(found.smoothed.max()), high + 0.4 * fall)])
+    return np.array([low, min(float(finder.smoothed.max()), high + 0.4 * fall)])
 
 
-def _height(found: LRFinder, rate: float) -> float:
-    return float(np.interp(np.log(rate), np.log(found.rates), found.smoothed)) if np.isfinite(rate) else float("nan")
+def _height(finder: LRFinder, rate: float) -> float:
+    return float(np.interp(np.log(rate), np.log(finder.rates), finder.smoothed)) if np.isfinite(rate) else float("nan")

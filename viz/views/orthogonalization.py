@@ -39,13 +39,13 @@ class SingularValues(NamedTuple):
 
 
 class OrthogonalizationView(View):
-    """Singular values after Muon's Newton-Schulz steps over the values before, for several lists of coefficients.
+    """Plot of singular values before (x axis) and after (y axis) Muon's Newton-Schulz steps, for lists of coefficients.
 
     Args:
         lists: names of Muon's lists of coefficients, or a dict from names to values of Muon's `coefficients`, such as lists
-            of triples (a, b, c); None is all of Muon's lists.
-        steps: the number of steps with each list, >= 1; None is the number of triples in the list.
-        low: the smallest singular value before, in (0, 1); the largest is 1.
+            of triples (a, b, c). Default: None, all of Muon's lists.
+        steps: the number of steps with each list, >= 1. Default: None, the number of triples in the list.
+        low: the lower end of the horizontal axis, in (0, 1); the upper end is 1. Default: 0.001.
         shape: the shape of the random matrices, (rows, columns).
         seed: the seed of the random matrices.
         **settings: `name`, `theme` and `budget` of `View`.
@@ -84,9 +84,9 @@ class OrthogonalizationView(View):
         self.low = number("low", low, above=0, below=1)
         rows, columns = (integer(f"shape[{k}]", side, low=1) for k, side in enumerate(shape))
         self._triples: dict[str, tuple[Triple, ...]] = {}
-        for name, given in named.items():
+        for name, triples in named.items():
             checked = checked_coefficients(
-                "lists" if given is None else f"lists[{name!r}]", name if given is None else given
+                "lists" if triples is None else f"lists[{name!r}]", name if triples is None else triples
             )
             self._triples[name] = triples_of(checked, None if steps is None else integer("steps", steps, low=1))
         x = torch.randn(4, rows, columns, generator=torch.Generator().manual_seed(integer("seed", seed, low=0)))

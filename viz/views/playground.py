@@ -204,21 +204,21 @@ class Playground(TrajectoryView):
         self.trace: UpdateTrace = trace_updates(self.function, settings, self._start, self._steps, seed=self._seed)
 
     def _all(self) -> dict[str, Any]:
-        compared = {name: given for name, given in self._against.items() if name != self._chosen}
+        compared = {name: optimizer for name, optimizer in self._against.items() if name != self._chosen}
         return {self._chosen: {"optimizer": self._klass} | self.settings} | compared
 
     def _remote_controls(self) -> list[Control]:
         names, fields = list(FUNCTIONS), self._refused
-        known = sorted({name for name, klass in registered().items() if _can_be_opened(klass)} | PRESETS.keys())
+        menu = sorted({name for name, klass in registered().items() if _can_be_opened(klass)} | PRESETS.keys())
         controls = []
         if self.function not in FUNCTIONS.values():
             names.append(self.function.name)
         here = next((name for name, each in FUNCTIONS.items() if each is self.function), self.function.name)
         controls.append(Control("function", "function", names, names.index(here), kind="choice", remote=True))
-        own = self.function.expression if isinstance(self.function.expression, str) else ""
-        controls.append(_field("expression", "f(x, y) =", fields.get("expression", own)))
-        if self._chosen in known:
-            controls.append(Control("optimizer", "optimizer", known, known.index(self._chosen), kind="choice", remote=True))
+        default = self.function.expression if isinstance(self.function.expression, str) else ""
+        controls.append(_field("expression", "f(x, y) =", fields.get("expression", default)))
+        if self._chosen in menu:
+            controls.append(Control("optimizer", "optimizer", menu, menu.index(self._chosen), kind="choice", remote=True))
         for setting in self.sliders:
             value = (
                 self._rates[self._chosen]

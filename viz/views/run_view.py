@@ -98,10 +98,10 @@ class RunView(View):
 
     def _findings(self) -> list[list[Finding]]:
         length = sum(run.last_step or 0 for run in self.runs)
-        known = self._known
-        if known is None or len(known[1]) != len(self.runs) or not known[0] <= length <= 1.05 * known[0]:
-            self._known = known = length, [findings(run) for run in self.runs]
-        return known[1]
+        last = self._known
+        if last is None or len(last[1]) != len(self.runs) or not last[0] <= length <= 1.05 * last[0]:
+            self._known = last = length, [findings(run) for run in self.runs]
+        return last[1]
 
     def title(self, what: str) -> str:
         """Return `what` with the names of the runs, or with their number if more than 4; without for a single "run"."""
@@ -144,11 +144,11 @@ def take_in(recorders: Iterable[Recorder], wait: bool) -> bool:
     return not any(recorder.pending for recorder in recorders)
 
 
-def _recorded(given: Any) -> Any:
+def _recorded(value: Any) -> Any:
     """Return the recorder or the run of a `LiveLoop`, and anything else as it is."""
-    if isinstance(given, Recorder) or not isinstance(getattr(given, "run", None), Run):
-        return given
-    return given.run if given.recorder is None else given.recorder
+    if isinstance(value, Recorder) or not isinstance(getattr(value, "run", None), Run):
+        return value
+    return value.run if value.recorder is None else value.recorder
 
 
 def checked_run(run: Any, name: str = "run") -> Recorder | Run:
@@ -162,16 +162,16 @@ def checked_run(run: Any, name: str = "run") -> Recorder | Run:
 
 def checked_runs(runs: Any) -> tuple[list[Recorder], list[Run]]:
     runs = _recorded(runs)
-    given = (
+    listed = (
         [runs] if isinstance(runs, (Recorder, Run)) else list(map(_recorded, runs)) if isinstance(runs, Iterable) else None
     )
-    if given is None or not all(isinstance(each, (Recorder, Run)) for each in given):
-        wrong = runs if given is None else next(each for each in given if not isinstance(each, (Recorder, Run)))
+    if listed is None or not all(isinstance(each, (Recorder, Run)) for each in listed):
+        wrong = runs if listed is None else next(each for each in listed if not isinstance(each, (Recorder, Run)))
         raise TypeError(f"runs must be a Recorder, a Run, a LiveLoop, a RunSet or several, got {type(wrong).__name__}")
-    if not given:
+    if not listed:
         raise ValueError("runs is empty: there is nothing to draw")
-    recorders = [each for each in given if isinstance(each, Recorder)]
-    return recorders, [each.run if isinstance(each, Recorder) else each for each in given]
+    recorders = [each for each in listed if isinstance(each, Recorder)]
+    return recorders, [each.run if isinstance(each, Recorder) else each for each in listed]
 
 
 def _described(run: Run) -> str:

@@ -352,7 +352,7 @@ def _named(schedules: Any, n_updates: int) -> dict[str, Any]:
         return {}
     if not isinstance(schedules, Mapping):
         schedules = {_name(schedules): schedules}
-    schedules = {name: scheduler(given, n_updates) if isinstance(given, str) else given for name, given in schedules.items()}
+    schedules = {name: scheduler(each, n_updates) if isinstance(each, str) else each for name, each in schedules.items()}
     for name, schedule in schedules.items():
         if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise TypeError(f"{name}: ReduceLROnPlateau needs losses, so nobody knows what it will do")

@@ -49,18 +49,18 @@ class SensitivityView(View):
             self.found = on
             self._labels, self._notes = {name: name for name in on.names}, list[str]()
         else:
-            where, given = function(on), named_optimizers(optimizers)
-            self._labels, self._notes = plainer_ones(given)
+            where, named = function(on), named_optimizers(optimizers)
+            self._labels, self._notes = plainer_ones(named)
             if "start" not in ours:
                 ours["start"] = starts_around(where, integer("starts", starts, low=1), int(ours.get("seed", 0)))
-            self.found = tune_learning_rates(where, given, **ours)
+            self.found = tune_learning_rates(where, named, **ours)
         super().__init__(**{name: value for name, value in arguments.items() if name not in ours})
 
     def scene(self) -> Scene:
         """Return the current picture as data, which every renderer can draw."""
-        found, where = self.found, self.found.trajectories.function
-        least = found.trajectories.least
-        quartiles = np.maximum(found.quartiles.astype(np.float64) - least, LEAST)
+        tuning, where = self.found, self.found.trajectories.function
+        least = tuning.trajectories.least
+        quartiles = np.maximum(tuning.quartiles.astype(np.float64) - least, LEAST)
         top = (
             max(float(np.quantile(quartiles[np.isfinite(quartiles)], 0.98)), 10 * LEAST)
             if np.isfinite(quartiles).any()
@@ -69,20 +69,20 @@ class SensitivityView(View):
         shown = np.where(np.isfinite(quartiles), np.minimum(quartiles, 30 * top), np.nan)
         layers: list[Layer] = []
         best_x, best_y, words = [], [], []
-        for i, name in enumerate(found.names):
+        for i, name in enumerate(tuning.names):
             low, middle, high = shown[i].T
-            layers.append(Band(found.learning_rates, low, high, style=i))
-            layers.append(Line(found.learning_rates, middle, name=self._labels[name], style=i))
-            if np.isfinite(found.best[i]):
-                k = int(np.argmin(np.abs(found.learning_rates - found.best[i])))
-                best_x.append(found.best[i])
+            layers.append(Band(tuning.learning_rates, low, high, style=i))
+            layers.append(Line(tuning.learning_rates, middle, name=self._labels[name], style=i))
+            if np.isfinite(tuning.best[i]):
+                k = int(np.argmin(np.abs(tuning.learning_rates - tuning.best[i])))
+                best_x.append(tuning.best[i])
                 best_y.append(middle[k])
-                words.append(f"{name}: best rate {found.best[i]:.3g}")
+                words.append(f"{name}: best rate {tuning.best[i]:.3g}")
         layers.append(Points(best_x, best_y, style="ink", marker="star", size=9, words=words))
-        rates = found.learning_rates
+        rates = tuning.learning_rates
         panel = Panel(
             Axis("learning rate", float(rates.min()), float(rates.max()), scale="log"),
-            Axis.over(loss_label(where) + f", after {found.trajectories.steps} steps", shown, scale="log"),
+            Axis.over(loss_label(where) + f", after {tuning.trajectories.steps} steps", shown, scale="log"),
             layers,
         )
         title = f"Which rates work on {where.name}"
@@ -90,19 +90,19 @@ class SensitivityView(View):
 
     def describe(self) -> str:
         """Return a sentence for each optimizer with its best rate, and with the range of rates that work about as well."""
-        found = self.found
-        parts = [f"Loss after {found.trajectories.steps} steps on {found.trajectories.function.name}, by learning rate."]
-        for i, name in enumerate(found.names):
-            median = found.quartiles[i, :, 1]
-            if not np.isfinite(found.best[i]):
+        tuning = self.found
+        parts = [f"Loss after {tuning.trajectories.steps} steps on {tuning.trajectories.function.name}, by learning rate."]
+        for i, name in enumerate(tuning.names):
+            median = tuning.quartiles[i, :, 1]
+            if not np.isfinite(tuning.best[i]):
                 parts.append(f"{name}: diverged at every rate.")
                 continue
             # A wide range of rates whose loss is within ten times the best one's means that a rate is easy to choose.
-            least = found.trajectories.least
+            least = tuning.trajectories.least
             k = int(np.nanargmin(np.where(np.isfinite(median), median, np.nan)))
-            good = found.learning_rates[(median - least) <= 10 * max(float(median[k] - least), LEAST)]
+            good = tuning.learning_rates[(median - least) <= 10 * max(float(median[k] - least), LEAST)]
             parts.append(
-                f"{name}: best {median[k]:.4g} at {found.best[i]:.3g}; within ten times of it from {good.min():.3g} to "
+                f"{name}: best {median[k]:.4g} at {tuning.best[i]:.3g}; within ten times of it from {good.min():.3g} to "
                 f"{good.max():.3g}."
             )
         return " ".join([*parts, *self._notes])

@@ -154,11 +154,11 @@ class SweepView(View):
         return f"A sweep of {self.sweep.losses[..., 0].size} trainings, {self.sweep.losses.shape[-1]} steps each"
 
     def _measure(self) -> str:
-        known = {"final": "loss of the last epoch", "lowest": "least loss of a batch", "loss": "loss on the held-out data"}
+        titles = {"final": "loss of the last epoch", "lowest": "least loss of a batch", "loss": "loss on the held-out data"}
         if self.trajectories is not None:
             steps = f"number of steps to a millionth of the first loss (at most {self.trajectories.steps})"
-            known = {"final": "loss at the end", "lowest": "least loss on the way", "steps": steps}
-        return known.get(self.by, f"{self.by} on the held-out data")
+            titles = {"final": "loss at the end", "lowest": "least loss on the way", "steps": steps}
+        return titles.get(self.by, f"{self.by} on the held-out data")
 
     def _of_axes(self, names: Sequence[str], table: np.ndarray) -> np.ndarray:
         """Move the axes `names` of a table [*axes without seeds, ...] to the front and drop the other axes, of length 1."""
@@ -253,23 +253,23 @@ class SweepView(View):
         shape = self.sweep.shape[:-1]
         return [self._of_axes(names, table[:, :, 0].reshape(*shape, *table.shape[3:])) for table in tables]
 
-    def _path(self, names: Sequence[str], found: Trajectories, column: int) -> list[Panel]:
+    def _path(self, names: Sequence[str], trace: Trajectories, column: int) -> list[Panel]:
         """Return the panels of the selected path, of its losses, and of a text about it."""
-        growth, turns, settled, paths = self._of_trajectories(names, found.growth, found.turns, found.settled, found.paths)
-        (losses,) = self._of_trajectories(names, found.losses)
+        growth, turns, settled, paths = self._of_trajectories(names, trace.growth, trace.turns, trace.settled, trace.paths)
+        (losses,) = self._of_trajectories(names, trace.losses)
         by = tuple(names)
-        steps = np.arange(found.steps + 1)
+        steps = np.arange(trace.steps + 1)
         way = Line(paths[..., 0], paths[..., 1], name="path", style=1, by=by, upto="step", head=True, marker=True, width=1)
-        layers = function_layers(found.function, found.function.xlim, found.function.ylim)
+        layers = function_layers(trace.function, trace.function.xlim, trace.function.ylim)
         words = np.empty(growth.shape, dtype=object)
         for at in np.ndindex(growth.shape):
             how = "turns back on its way" if turns[at] else "never turns back"
-            end = f"there after {settled[at]:.0f} steps" if settled[at] >= 0 else f"not there after {found.steps} steps"
+            end = f"there after {settled[at]:.0f} steps" if settled[at] >= 0 else f"not there after {trace.steps} steps"
             words[at] = "the loss grows" if growth[at] > 1 else f"{how}, {end}"
-        curve = Line(steps, loss_above(losses, found), style=1, by=by, upto="step")
+        curve = Line(steps, loss_above(losses, trace), style=1, by=by, upto="step")
         return [
-            function_panel(found.function, [*layers, way], column=column),
-            loss_panel(found, losses, [curve], row=1, column=column),
+            function_panel(trace.function, [*layers, way], column=column),
+            loss_panel(trace, losses, [curve], row=1, column=column),
             words_panel(Text(words, 0.5, 0.5, by=by, align="center", style="ink"), row=2, column=column),
         ]
 
@@ -313,16 +313,16 @@ class SweepView(View):
         )
 
 
-def _as_sweep(found: Trajectories) -> Sweep:
-    axes: dict[str, tuple[Any, ...]] = {"optimizer": found.names}
-    for name in found.values[0]:
-        each = [value[name] for value in found.values]
+def _as_sweep(result: Trajectories) -> Sweep:
+    axes: dict[str, tuple[Any, ...]] = {"optimizer": result.names}
+    for name in result.values[0]:
+        each = [value[name] for value in result.values]
         axes[name] = tuple(value for i, value in enumerate(each) if value not in each[:i])
         if len(each) % len(axes[name]):
             raise ValueError(f"sweep has a value of {name} twice: {', '.join(map(_word, axes[name]))}")
     axes["seed"] = (0,)
     shape = tuple(map(len, axes.values()))
-    return Sweep(axes, found.losses.reshape(*shape, -1), 1, {"steps": found.settled.reshape(shape)})
+    return Sweep(axes, result.losses.reshape(*shape, -1), 1, {"steps": result.settled.reshape(shape)})
 
 
 def _ordered(table: np.ndarray) -> np.ndarray:

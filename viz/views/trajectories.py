@@ -173,23 +173,23 @@ class TrajectoryView(View):
 
     def _find_rates(self) -> None:
         """Set the learning rate of each optimizer: the rate given for it, or the best rate found."""
-        without_rate = {name: given for name, given in self._optimizers.items() if not has_rate(given)}
+        without_rate = {name: optimizer for name, optimizer in self._optimizers.items() if not has_rate(optimizer)}
         if without_rate:
             # Several starts around this one, so that no rate wins by luck.
             starts = starts_around(self.function, 9, self._seed, self._start)
-            found = tune_learning_rates(self.function, without_rate, starts, self._steps, seed=self._seed)
-            best = dict(zip(found.names, found.best.tolist(), strict=True))
-            self.found = _found(found)
+            tuned = tune_learning_rates(self.function, without_rate, starts, self._steps, seed=self._seed)
+            best = dict(zip(tuned.names, tuned.best.tolist(), strict=True))
+            self.found = _found(tuned)
         else:
             best, self.found = {}, ""
-        for name, given in self._optimizers.items():
+        for name, optimizer in self._optimizers.items():
             if name in best:
                 self._rates[name] = best[name] if np.isfinite(best[name]) else RATES[0]
             else:
-                self._rates[name] = float(given["learning_rate"])
+                self._rates[name] = float(optimizer["learning_rate"])
 
     def _run(self) -> None:
-        at_best = {name: with_rate(given, self._rates[name]) for name, given in self._optimizers.items()}
+        at_best = {name: with_rate(optimizer, self._rates[name]) for name, optimizer in self._optimizers.items()}
         if self._made is None or self._made[0] != (self.function, at_best):
             settings: dict[str, Any] = {"learning_rates": self._factors, "relative": True, "seed": self._seed}
             self._made = (self.function, at_best), Simulation(self.function, at_best, self._steps, **settings)
