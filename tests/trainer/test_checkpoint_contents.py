@@ -122,7 +122,7 @@ def test_what_cannot_be_saved_is_refused_when_the_manager_is_made(tmp_path):
     sparse, made = nn.Linear(2, 2), _Made(2, 2)
     sparse.register_buffer("mask", torch.eye(2).to_sparse())
     for net, message in (
-        (sparse, "net's 'mask' is a tensor that is torch.sparse_coo: only dense ones"),
+        (sparse, "net's 'mask' is a tensor that is torch.sparse_coo: only dense tensors"),
         (made, "net has 'norm' in its state_dict, which is neither a parameter nor a buffer"),
     ):
         with pytest.raises(TypeError, match=message):

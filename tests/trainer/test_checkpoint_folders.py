@@ -52,7 +52,7 @@ def test_a_file_of_another_checkpoint_is_noticed(part, tmp_path):
     first, second = (tmp_path / f"step-000000000{k}" for k in (1, 2))
     shutil.copy(first / f"{part}.safetensors", second)
     mixed = "its files are of different checkpoints"
-    message = "step-0000000002: .*of step 1, and its folder" if part == "training" else mixed
+    message = "step-0000000002: .*of step 1, its folder" if part == "training" else mixed
     with pytest.warns(UserWarning, match=message):
         assert manager.resume().step == 1
     assert manager.trainer.optimizer.num_update == 1
