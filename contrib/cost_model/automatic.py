@@ -15,13 +15,13 @@ from ...trainer import dist_utils
 from .links import measure_link
 from .model import estimate_cost
 
-CANDIDATES = ("bf16", "int8", "int4")  # whatever the gradients, these are close to them
+CANDIDATES = ("bf16", "int8", "int4")  # close to any gradients
 
 
 def choose_compression(params: Sequence[torch.Tensor], group: Any) -> dict[str, Any] | None:
-    """The fastest compression on the link between these processes, by the cost model and measured speeds.
+    """Return `compression_params` of the fastest compression on the link between these processes, by the cost model.
 
-    To be called on all of them, with the parameters of a model. None if none is faster than an uncompressed all-reduce.
+    It measures the link, so all processes must call it. None: no compression is faster than an uncompressed all-reduce.
     """
     device = params[0].device
     with streams.on_device(device):
@@ -45,7 +45,7 @@ def choose_compression(params: Sequence[torch.Tensor], group: Any) -> dict[str, 
 
 
 def _copy_speed(device: torch.device) -> float:
-    """Bytes per second that this device reads and writes, of a replica of 32 MiB, the best of three."""
+    """Measure the bytes per second that this device reads and writes when it copies 32 MiB; the best of three copies."""
     values = torch.ones(2**23, device=device)
     into, times = torch.empty_like(values), []
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""`python -m tristep cost`: what a step costs on many GPUs, printed as a table or as JSON."""
+"""`python -m tristep cost`: print the estimated cost of a step on many GPUs, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     names = ", ".join(LINKS)
     cost.add_argument("--params", type=float, required=True, metavar="N", help="parameters, such as 8e9")
-    cost.add_argument("--gpus", type=int, metavar="N", help="ranks; with --measure as many as there are, if left out")
+    cost.add_argument("--gpus", type=int, metavar="N", help="ranks (with --measure: the number of processes)")
     link = cost.add_mutually_exclusive_group(required=True)
-    link.add_argument("--link", metavar="LINK", help=f"between them: {names}, or GB/s[,latency], such as 12.5,30us")
+    link.add_argument("--link", metavar="LINK", help=f"link between ranks: {names}, or GB/s[,latency], such as 12.5,30us")
     link.add_argument("--measure", action="store_true", help="measure the link of the processes that torchrun has started")
-    cost.add_argument("--gpus-per-node", type=int, metavar="N", help="where nodes have a faster link inside")
-    cost.add_argument("--inner", default="nvlink", metavar="LINK", help="that link (default: nvlink)")
+    cost.add_argument("--gpus-per-node", type=int, metavar="N", help="ranks in a node, if nodes have a faster link inside")
+    cost.add_argument("--inner", default="nvlink", metavar="LINK", help="the link within a node (default: nvlink)")
     cost.add_argument("--optimizer", default="adam", metavar="NAME", help="(default: adam)")
     cost.add_argument("--state", metavar="TYPE", help="how states are stored: bfloat16, 8bit or 4bit")
-    cost.add_argument("--weights", default="float32", metavar="TYPE", help="of weights and gradients (default: float32)")
+    cost.add_argument(
+        "--weights", default="float32", metavar="TYPE", help="dtype of weights and gradients (default: float32)"
+    )
     cost.add_argument(
         "--master", choices=("float32", "remainder", "split8"), help="the master of 16-bit weights; none by default"
     )
     memories = ", ".join(MEMORIES)
-    cost.add_argument("--memory", default="h100", metavar="GPU", help=f"whose memory: {memories}, or GB/s (default: h100)")
-    cost.add_argument(
-        "--compute-ms", type=float, metavar="T", help="of forward and backward, behind which communication hides"
-    )
-    cost.add_argument("--servers", type=int, default=1, metavar="N", help="of the parameter server (default: 1)")
+    cost.add_argument("--memory", default="h100", metavar="GPU", help=f"GPU's memory: {memories}, or GB/s (default: h100)")
+    cost.add_argument("--compute-ms", type=float, metavar="T", help="of forward and backward, which hide communication")
+    cost.add_argument("--servers", type=int, default=1, metavar="N", help="servers of the parameter server (default: 1)")
     cost.add_argument("--json", action="store_true", help="print the rows as JSON, in bytes and seconds")
     return cost
 
@@ -61,11 +61,11 @@ def run(
     memory: str,
     **others: Any,
 ) -> int:
-    """Print the estimate that these arguments ask for, or its JSON; the exit status.
+    """Print the estimate for these arguments as a table or as JSON, and return the exit status.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit.
-        RuntimeError: the link is to be measured, and there is but one process.
+        TypeError, ValueError: an argument is invalid.
+        RuntimeError: the link is to be measured, and there is only one process.
     """
     as_json, rank = others.pop("json"), 0
     options: dict[str, Any] = {}
@@ -77,17 +77,17 @@ def run(
     if measure:
         if others["gpus_per_node"] is not None:
             raise ValueError("--measure finds one link for all, so there is none for --gpus-per-node: leave one of them out")
-        found, rank, ranks = _measured()
+        parsed, rank, ranks = _measured()
         gpus = ranks if gpus is None else gpus
     else:
         assert link is not None
-        found = parse_link(link, "--link")
+        parsed = parse_link(link, "--link")
         if gpus is None:
             raise ValueError("--gpus is missing: how many ranks there are to be")
     rows = estimate_cost(
         params,
         gpus,
-        found,
+        parsed,
         optimizer=optimizer,
         optimizer_params=options,
         weights=weights,
@@ -98,14 +98,14 @@ def run(
         return 0
     if as_json:
         made = [dataclasses.asdict(row) | {"memory": row.memory} for row in rows]
-        print(json.dumps({"params": params, "gpus": gpus, "link": found._asdict(), "strategies": made}, indent=2))
+        print(json.dumps({"params": params, "gpus": gpus, "link": parsed._asdict(), "strategies": made}, indent=2))
         return 0
     figures = (
-        "the link has been measured, other figures are nominal" if found.measured else "with nominal figures, none measured"
+        "the link has been measured, other figures are nominal" if parsed.measured else "with nominal figures, none measured"
     )
     print(
-        f"By a model, {figures}.\n{params:,.0f} parameters on {gpus} GPUs over {found.name}: "
-        f"{found.bandwidth / 1e9:.4g} GB/s, {found.latency * 1e6:.3g} us a message. "
+        f"By a model, {figures}.\n{params:,.0f} parameters on {gpus} GPUs over {parsed.name}: "
+        f"{parsed.bandwidth / 1e9:.4g} GB/s, {parsed.latency * 1e6:.3g} us a message. "
         "Sent and kept by each rank, for a step:\n"
     )
     print(table(rows))
@@ -113,7 +113,7 @@ def run(
 
 
 def _measured() -> tuple[Link, int, int]:
-    """The link of the processes there are, this one's rank and their number."""
+    """Measure the link between torchrun's processes. Returns the link, this process's rank and the number of processes."""
     if "RANK" not in os.environ:
         raise RuntimeError("--measure needs several processes: torchrun --nproc_per_node 2 -m tristep cost --measure ...")
     if cuda := torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Links between ranks, by nominal figures, a user's or those measured between processes; and what collectives cost there."""
+"""Links between ranks, with nominal, given or measured figures, and the costs of collectives on them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ...trainer.validation import did_you_mean, integer, number
 
 
 class Link(NamedTuple):
-    """What a rank sends through, to one other rank at a time, while it receives as much.
+    """A rank's link, on which it sends to one other rank at a time and receives as much.
 
     Attributes:
         bandwidth: bytes per second in each direction, > 0.
         latency: seconds from one message of a chain to the next, >= 0.
-        name: what it is called.
-        measured: whether the figures are measured here, or nominal.
+        name: the link's name. Default: "".
+        measured: whether the figures have been measured; otherwise they are nominal. Default: False.
     """
 
     bandwidth: float
@@ -30,9 +30,9 @@ class Link(NamedTuple):
     measured: bool = False
 
 
-# Nominal figures in one direction times the efficiency that is taken for it. Latencies are those that NCCL's own model of a
-# ring takes for a step (nccl: src/graph/tuning.cc, hwLat, Ring, Simple: NVLink 3.4, PCI 5.7, network 14 us); that of
-# Ethernet is an assumption for TCP, about twice as much.
+# Nominal bandwidths in one direction times an assumed efficiency. Latencies are from NCCL's model of a ring's step (nccl:
+# src/graph/tuning.cc, hwLat, Ring, Simple: NVLink 3.4, PCI 5.7, network 14 us); Ethernet's is an assumption for TCP, about
+# twice the network's.
 LINKS = {
     link.name: link
     for link in (
@@ -45,13 +45,15 @@ LINKS = {
 
 
 def parse_link(link: str | float | Link, argument: str = "link") -> Link:
-    """A link by its name, by GB/s, or as text "GB/s" or "GB/s,latency", the latency in us or with "s", "ms", "us" or "ns".
+    """Return the link that a user's argument describes.
 
     Args:
-        argument: what messages call it.
+        link: a name in `LINKS`, a bandwidth in GB/s, text such as "12.5" (GB/s) or "12.5,30us" (with a latency in s, ms, us
+            or ns; us without a unit), or a `Link`.
+        argument: the name of `link` in messages. Default: "link".
 
     Raises:
-        TypeError, ValueError: it is none.
+        TypeError, ValueError: `link` is none of these.
     """
     if isinstance(link, Link):
         number(f"{argument}.bandwidth", link.bandwidth, above=0)
@@ -78,19 +80,19 @@ def parse_link(link: str | float | Link, argument: str = "link") -> Link:
 
 
 def measure_link(group: Any = None, sizes: Sequence[int] = (2**12, 2**15, 2**18, 2**21, 2**24), repeats: int = 5) -> Link:
-    """Latency and bandwidth of the processes of a group, from all-reduces of several sizes; to be called by all of them.
+    """Measure latency and bandwidth between the processes of a group by all-reduces; all of them must call it.
 
-    The least squares of the relative errors of 2 (N - 1) latency + 2 (N - 1) / N bytes / bandwidth, the ring's time, to the
-    best time of each size; the same numbers on all ranks. With NCCL it is that between the current devices.
+    The figures minimize the squared relative errors of a ring's time, 2 (N - 1) latency + 2 (N - 1) / N bytes / bandwidth,
+    to the best time of each size. They are equal on all ranks. With NCCL they are for the current devices.
 
     Args:
-        group: a process group of torch.distributed, of two ranks at least; None for the default one.
-        sizes: bytes, two different ones at least.
-        repeats: how often each is timed.
+        group: a process group of torch.distributed with at least two ranks. Default: None, the default group.
+        sizes: at least two different numbers of bytes.
+        repeats: the number of timings of each size. Default: 5.
 
     Raises:
         RuntimeError: there is no process group.
-        ValueError: one rank only, or too few sizes.
+        ValueError: there is only one rank, or there are too few sizes.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError("measure_link() needs a process group: start with torchrun, and call init_process_group() before")
@@ -98,14 +100,14 @@ def measure_link(group: Any = None, sizes: Sequence[int] = (2**12, 2**15, 2**18,
     if ranks < 2:
         raise ValueError("measure_link() in a group of one process: there is no link to measure; start two or more")
     if len({integer("sizes", size, low=4) for size in sizes}) < 2:
-        raise ValueError(f"sizes={sizes!r}: must be two different ones at least")
+        raise ValueError(f"sizes={sizes!r}: must be at least two different numbers")
     cuda = "nccl" in dist.get_backend(group)
     device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
     best = torch.full((len(sizes),), math.inf, dtype=torch.float64)
     for k, size in enumerate(sizes):
         values = torch.zeros(size // 4, device=device)
         for _ in range(1 + integer("repeats", repeats, low=1)):  # the first one makes connections
-            dist.all_reduce(torch.zeros(1, device=device), group=group)  # so that all begin together
+            dist.all_reduce(torch.zeros(1, device=device), group=group)  # synchronizes the ranks
             if cuda:
                 torch.cuda.synchronize()
             start = time.perf_counter()
@@ -115,12 +117,12 @@ def measure_link(group: Any = None, sizes: Sequence[int] = (2**12, 2**15, 2**18,
             best[k] = min(best[k].item(), time.perf_counter() - start)
     times = best.to(device)
     dist.all_reduce(times, dist.ReduceOp.MAX, group=group)
-    found = times.cpu().numpy()
+    seconds = times.cpu().numpy()
     steps = 2 * (ranks - 1)
     terms = np.stack([np.full(len(sizes), steps), steps / ranks * np.array([size // 4 * 4 for size in sizes])], axis=1)
-    terms = terms / found[:, None]
+    terms = terms / seconds[:, None]
     (latency, per_byte), *_ = np.linalg.lstsq(terms, np.ones(len(sizes)), rcond=None)
-    if latency < 0 or per_byte <= 0:  # noise has hidden one of the two: the other one alone
+    if latency < 0 or per_byte <= 0:  # noise has hidden one of the two: fit the other alone
         column = 1 if latency < 0 else 0
         alone = float(terms[:, column].sum() / (terms[:, column] ** 2).sum())
         latency, per_byte = (0.0, alone) if latency < 0 else (alone, 1e-15)
@@ -128,12 +130,12 @@ def measure_link(group: Any = None, sizes: Sequence[int] = (2**12, 2**15, 2**18,
 
 
 class Transfer(NamedTuple):
-    """What a collective costs a rank.
+    """The cost of a collective for a rank.
 
     Attributes:
-        wire: bytes that it sends; with nodes those that leave its node.
-        inner: bytes that it sends within its node.
-        seconds: how long it takes.
+        wire: bytes that the rank sends; with nodes, bytes that leave its node.
+        inner: bytes that the rank sends within its node.
+        seconds: the duration.
     """
 
     wire: float = 0.0
@@ -145,10 +147,10 @@ class Network(NamedTuple):
     """Ranks and the links between them.
 
     Attributes:
-        ranks: how many, >= 1.
-        node: ranks in each node, a divisor of `ranks`; 1 where all links are alike.
-        link: between ranks, or between nodes.
-        inner: within a node.
+        ranks: the number of ranks, >= 1.
+        node: the number of ranks in each node, a divisor of `ranks`; 1 if all links are alike.
+        link: the link between ranks, or between nodes.
+        inner: the link within a node.
     """
 
     ranks: int
@@ -157,7 +159,7 @@ class Network(NamedTuple):
     inner: Link
 
     def ring(self, size: float, phases: int) -> Transfer:
-        """Rings: one phase is a reduce-scatter or an all-gather of `size` bytes, two are an all-reduce."""
+        """Return the cost of a ring: 1 phase is a reduce-scatter or an all-gather of `size` bytes, 2 are an all-reduce."""
         node, nodes = self.node, self.ranks // self.node
         inner, wire = phases * (node - 1) / node * size, phases * (nodes - 1) / nodes * size / node
         seconds = phases * (node - 1) * self.inner.latency + inner / self.inner.bandwidth
@@ -165,7 +167,7 @@ class Network(NamedTuple):
         return Transfer(wire, inner, seconds)
 
     def all_to_all(self, sent: float, gathered: float) -> Transfer:
-        """An all-to-all of `sent` bytes and an all-gather of `gathered` bytes, every rank sending to every other."""
+        """Return the cost of an all-to-all of `sent` bytes and an all-gather of `gathered` bytes, sent directly."""
         n, size = self.ranks, sent + gathered
         hops = 1 if n <= 2 else 2  # two ranks only need one all-gather
         wire, inner = (n - self.node) / n * size, (self.node - 1) / n * size
@@ -174,7 +176,7 @@ class Network(NamedTuple):
         return Transfer(wire, inner, max(between, within))
 
     def all_gather(self, size: float) -> Transfer:
-        """Every rank sends `size` bytes of its own to every other."""
+        """Return the cost of an all-gather of `size` bytes per rank, sent directly to each rank."""
         between = (self.ranks - self.node) * (self.link.latency + size / self.link.bandwidth)
         within = (self.node - 1) * (self.inner.latency + size / self.inner.bandwidth)
         return Transfer((self.ranks - self.node) * size, (self.node - 1) * size, max(between, within))

@@ -16,7 +16,7 @@ from .links import Link, Network, Transfer, parse_link
 from .strategy import Strategy, format_seconds
 from .update import UpdateCost
 
-BACKWARD = 2 / 3  # its share of forward and backward: two products of matrices for each one
+BACKWARD = 2 / 3  # share of the backward pass in forward and backward: two matrix products for each one of the forward
 TOPK, RANK = 0.01, 4  # the share that "topk" sends; the rank of "powersgd"
 
 
@@ -34,30 +34,30 @@ def estimate_cost(
     compute_ms: float | None = None,
     servers: int = 1,
 ) -> list[Strategy]:
-    """What a step costs with each strategy, by this model. Nothing is allocated.
+    """Estimate bytes, memory and time of a step with each strategy, by a model. Nothing is allocated.
 
     Args:
-        params: how many parameters (taken to be square matrices of 4096, and a vector of the rest), a module, or tensors or
-            shapes.
-        gpus: ranks, >= 1.
-        link: between ranks: a name of `LINKS`, a bandwidth in GB/s, text such as "12.5,30us", or a `Link`.
-        optimizer, optimizer_params: as for `Trainer`; an optimizer that is a rule.
-        weights: the type of weights and gradients: "float32", "bfloat16", "float16" or "float64"; of a module or of tensors
-            it is their own.
-        gpus_per_node: ranks in each node, a divisor of `gpus`; None where all links are alike. Plain collectives then go
-            first within nodes and then between them, each GPU with a link of its own; compressed messages go straight to
-            their rank.
-        inner: the link within a node.
-        memory: a GPU's memory, a name of `MEMORIES` or GB/s, also as text.
-        compute_ms: milliseconds of forward and backward, of which two thirds are backward, behind which communication that
-            needs no more than gradients hides; None hides nothing and counts neither.
-        servers: processes of the parameter server.
+        params: the number of parameters (assumed to be square matrices of 4096 rows, and a vector of the rest), a module, or
+            tensors or shapes.
+        gpus: the number of ranks, >= 1.
+        link: the link between ranks: a name in `LINKS`, a bandwidth in GB/s, text such as "12.5,30us", or a `Link`.
+        optimizer, optimizer_params: the arguments of `Trainer`; the optimizer must be a `RuleOptimizer`.
+        weights: the dtype of weights and gradients: "float32" (default), "bfloat16", "float16" or "float64". A module and
+            tensors have their own.
+        gpus_per_node: the number of ranks in each node, a divisor of `gpus`; None if all links are alike. Plain collectives
+            then go first within nodes and then between them, and each GPU has its own link; compressed messages go directly
+            to their rank.
+        inner: the link within a node, in the forms of `link`.
+        memory: the bandwidth of a GPU's memory: a name in `MEMORIES` or GB/s, also as text.
+        compute_ms: milliseconds of forward and backward. Two thirds are backward, which hides communication that only needs
+            gradients. Default: None, which hides nothing, and leaves both out of the time.
+        servers: the number of servers of the parameter server. Default: 1.
 
     Returns:
-        One `Strategy` for each: plain first.
+        A `Strategy` for each way to train; the plain all-reduce is the first.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit.
+        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> import tristep
@@ -108,7 +108,7 @@ class _Estimator:
         buffers: float = 0.0,
         residuals: float = 0.0,
     ) -> Strategy:
-        """`transfers` are those of each collective, with the share of forward and backward that may hide it."""
+        """Sum a strategy's costs. `transfers`: costs of collectives, each with the share of `compute` that may hide it."""
         wire, inner, seconds = (sum(transfer[k] for transfer, _ in transfers) for k in range(3))
         hidden = 0.0
         for share in {share for _, share in transfers}:
@@ -137,30 +137,30 @@ class _Estimator:
         return self._strategy("all-reduce", "kvstore='dist_sync'", transfers, self.update.seconds())
 
     def _zero1(self) -> Strategy:
-        own = self.w / self.ranks
+        shard = self.w / self.ranks
         return self._strategy(
             "ZeRO-1",
             "kvstore='dist_sync', update_on_kvstore=True",
             [(self.network.ring(self.w, 1), BACKWARD), (self.network.ring(self.w, 1), 0.0)],
             self.update.seconds(1 / self.ranks),
             states=self.update.sharded_state_bytes(self.ranks),
-            buffers=own if self.ranks > 1 else 0.0,
+            buffers=shard if self.ranks > 1 else 0.0,
         )
 
     def _zero3(self) -> Strategy:
-        own = self.w / self.ranks
+        shard = self.w / self.ranks
         return self._strategy(
-            "ZeRO-3 (FSDP)",  # in addition, the layer being computed is there as a whole
+            "ZeRO-3 (FSDP)",  # without the memory of the layer that is being computed, which is gathered
             "",
             [(self.network.ring(self.w, 1), 1 - BACKWARD), (self.network.ring(self.w, 2), BACKWARD)],
             self.update.seconds(1 / self.ranks),
-            weights=own,
-            gradients=own,
+            weights=shard,
+            gradients=shard,
             states=self.update.sharded_state_bytes(self.ranks),
         )
 
     def _parameter_server(self) -> Strategy:
-        """All workers at once: each server's link carries what all of them send to it."""
+        """Assume that all workers send at once, so each server's link carries the messages of all."""
         link, workers = self.network.link, max(1.0, self.ranks / self.servers)
         push = Transfer(self.w, 0.0, self.servers * link.latency + workers * self.w / link.bandwidth)
         pull = Transfer(0.0, 0.0, push.seconds)  # sent by the servers
@@ -168,12 +168,12 @@ class _Estimator:
             f"parameter server ({self.servers})",
             "kvstore='dist_async'",
             [(push, BACKWARD), (pull, 0.0)],
-            self.update.seconds(1 / self.servers) * self.ranks,  # one for each worker's gradients
+            self.update.seconds(1 / self.servers) * self.ranks,  # an update for each worker's gradients
             states=0.0,
         )
 
     def _compressed(self, name: str, transfer: Transfer, moved: float, buffers: float, residuals: float) -> Strategy:
-        """`moved` are the bytes that compressing and adding up read and write."""
+        """Return a compressed all-reduce. `moved`: the bytes that compressing and adding up read and write."""
         several = self.ranks > 1
         return self._strategy(
             name,
@@ -186,18 +186,18 @@ class _Estimator:
         )
 
     def _coded(self) -> Iterable[Strategy]:
-        """Compressors that send a code of every value."""
+        """Yield the strategies with compressors that send a code for each value."""
         n, ranks = self.update.n, self.ranks
         feedback = 8 * n  # the residual, read and written
         for name, code in CODES.items():
             sent = gathered = n * code.size(TILE) / TILE
-            votes = code.vote is not None and ranks > 2  # then the sum of the votes itself is sent back
+            votes = code.vote is not None and ranks > 2  # the sum of votes is sent back, uncompressed
             if votes:
                 gathered = n * code.vote_bits(ranks) / 8
             moved = self.w + feedback + sent  # coding
             residuals = 4.0 * n
             if ranks > 2:
-                moved += sent + gathered / ranks  # adding up a part of all ranks
+                moved += sent + gathered / ranks  # adding up all ranks' parts
                 if not votes:
                     moved, residuals = moved + feedback / ranks, residuals + 4 * n / ranks
                 moved += gathered + self.w  # decoding
@@ -210,7 +210,7 @@ class _Estimator:
     def _topk(self) -> Strategy:
         n, ranks = self.update.n, self.ranks
         sent = 8.0 * math.ceil(TOPK * n)  # indices and values
-        # Finding the largest reads all twice or so; the sum is written, and added to at the indices of all.
+        # Finding the largest values reads all about twice; the sum is written, and values are added at all ranks' indices.
         moved = self.w + 8 * n + (8.0 * n + 4.0 * n + 2 * ranks * sent)
         return self._compressed(f"topk {TOPK:.0%}", self.network.all_gather(sent), moved, (1 + ranks) * sent, 4.0 * n)
 
@@ -225,7 +225,7 @@ class _Estimator:
                 values, matrices = values + factors, matrices + tensor.numel()
             else:
                 values += tensor.numel()
-        moved = self.w + 8 * n + 12.0 * matrices  # two products that read a matrix each, and the one that writes it
+        moved = self.w + 8 * n + 12.0 * matrices  # two products that read a matrix each, and one that writes it
         return self._compressed(f"powersgd {RANK}", self.network.ring(4.0 * values, 2), moved, 4.0 * values, 4.0 * n)
 
 

@@ -9,21 +9,21 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """One way to train, and what a step of it costs a rank by the model, in bytes and seconds.
+    """One way to train, with its estimated costs of a step for a rank, in bytes and seconds.
 
     Attributes:
-        name: what it does.
-        kvstore: the arguments of `Trainer` that ask for it; empty where tristep has no such store.
-        wire: bytes that a rank sends in a step; with nodes those that leave its node.
+        name: the name of the strategy.
+        kvstore: the arguments of `Trainer` that choose it; "" if tristep has no such store.
+        wire: bytes that a rank sends; with nodes, bytes that leave its node.
         inner: bytes that a rank sends within its node, if there are nodes.
-        weights, gradients, states, buffers, residuals: bytes of memory; `states` with masters, `residuals` what compression
-            keeps back for later steps.
-        communication: seconds on the wire.
+        weights, gradients, states, buffers, residuals: bytes of memory. `states` includes masters, `residuals` are the
+            encoding errors of compression.
+        communication: seconds of communication.
         codes: seconds of compressing and adding up.
-        update: seconds of the optimizer.
-        exposed: seconds of communication that the given backward pass does not hide.
-        step: seconds: exposed communication, codes, update, and forward and backward if given.
-        verdict: for compression whether it pays, compared with the plain all-reduce.
+        update: seconds of the optimizer's update.
+        exposed: seconds of communication that the backward pass does not hide.
+        step: seconds of exposed communication, codes, update, and forward and backward if given.
+        verdict: whether compression pays, compared with the plain all-reduce; "" without compression.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Strategy:
 
     @property
     def memory(self) -> float:
-        """Bytes of memory of a rank, in all."""
+        """The sum of a rank's bytes of memory."""
         return self.weights + self.gradients + self.states + self.buffers + self.residuals
 
 
 def table(rows: Sequence[Strategy]) -> str:
-    """The rows as text, one line for each, and below them the verdicts on compression."""
+    """Return strategies as a text table, with the verdicts on compression below it."""
     nodes, overlap = any(row.inner for row in rows), any(row.exposed != row.communication for row in rows)
     columns: list[tuple[str, Any]] = [("strategy", lambda row: row.name), ("sent", lambda row: _format_bytes(row.wire))]
     if nodes:
@@ -74,7 +74,7 @@ def table(rows: Sequence[Strategy]) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """A duration with its unit, such as '3.86 ms'; '-' for none."""
+    """Return a duration with its unit, such as '3.86 ms'; '-' for 0."""
     if not value:
         return "-"
     return (

@@ -1,4 +1,4 @@
-"""UpdateCost: bytes of weights and optimizer states, and the time of an update, which follow from the optimizer's rule."""
+"""UpdateCost: bytes of weights and optimizer states, and the time of an update, computed from the optimizer's rule."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ...trainer.validation import choice, integer, number
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 OTHER_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp64": "float64"}
-SIDE = 4096  # of the square matrices that a bare number of parameters is taken to be
-# Bytes per second: the data sheets' memory bandwidths, times 0.9, about what a copy reaches (an H200: 4.3 of 4.8 TB/s).
+SIDE = 4096  # rows of the square matrices that are assumed for a plain number of parameters
+# Bytes per second: memory bandwidths of data sheets times 0.9, which a copy about reaches (on an H200 4.3 of 4.8 TB/s).
 MEMORIES = {"a100": 2.039e12 * 0.9, "h100": 3.35e12 * 0.9, "h200": 4.8e12 * 0.9, "b200": 8.0e12 * 0.9}
 
 
 class UpdateCost:
-    """An optimizer on some parameters; nothing is allocated.
+    """Bytes and time of an optimizer's update of parameters. Nothing is allocated.
 
     Args:
-        params, optimizer, optimizer_params, weights, memory: as for `estimate_cost`.
+        params, optimizer, optimizer_params, weights, memory: the arguments of `estimate_cost`.
 
     Attributes:
-        tensors: the parameters, without memory.
-        n: how many elements they have.
-        weight_bytes: of all of them; gradients have as many.
-        state_bytes: of states and masters.
+        tensors: the parameters as meta tensors.
+        n: the number of elements.
+        weight_bytes: the bytes of the weights, and of the gradients.
+        state_bytes: the bytes of states and masters.
         memory: bytes per second of the GPU's memory.
     """
 
@@ -54,7 +54,7 @@ class UpdateCost:
         self.state_bytes = self._state_bytes(self.tensors)
 
     def sharded_state_bytes(self, ranks: int) -> float:
-        """Bytes of states and masters of one of `ranks` that each have a part of every parameter, or whole matrices."""
+        """Return the bytes of states and masters on each of `ranks`, with shards of all parameters, or whole matrices."""
         if ranks == 1 or not isinstance(self._optimizer.composed_rule, Rule):
             return self.state_bytes / ranks
         numbers: dict[torch.dtype, int] = {}
@@ -63,7 +63,7 @@ class UpdateCost:
         return self._state_bytes([torch.empty(-(-n // ranks), dtype=dtype, device="meta") for dtype, n in numbers.items()])
 
     def seconds(self, share: float = 1.0) -> float:
-        """The bytes that an update of this share of the parameters reads and writes, over the memory's bandwidth."""
+        """Return the seconds of an update of this share of the parameters: bytes read and written over the bandwidth."""
         rule, total, w, s = self._optimizer.composed_rule, 0.0, self.weight_bytes, self.state_bytes
         for reduction in rule.reductions if isinstance(rule, Rule) else ():
             total += ("w" in reduction.reads) * w + ("g" in reduction.reads) * w + ("state" in reduction.reads) * s
@@ -75,7 +75,7 @@ class UpdateCost:
         return total * share / self.memory
 
     def _state_bytes(self, tensors: Sequence[torch.Tensor]) -> float:
-        """Bytes of states and masters, as the optimizer makes them."""
+        """Return the bytes of the states and masters that the optimizer makes for these tensors."""
         states = self._optimizer.states_for(tensors)
         dtypes = [(tensor, self._optimizer.master_dtype(tensor)) for tensor in tensors]
         masters = sum(tensor.numel() * dtype.itemsize for tensor, dtype in dtypes if dtype is not None)
@@ -83,7 +83,7 @@ class UpdateCost:
 
 
 def _bandwidth(memory: Any) -> float:
-    """Bytes per second of a memory, from its name or in GB/s."""
+    """Return the bytes per second of a memory, given by name or in GB/s."""
     if isinstance(memory, str):
         try:
             memory = float(memory)
@@ -93,7 +93,7 @@ def _bandwidth(memory: Any) -> float:
 
 
 def _tensors(params: Any, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Tensors without memory, of the shapes and types of the parameters."""
+    """Return meta tensors with the shapes and dtypes of the parameters."""
     if isinstance(params, torch.nn.Module):
         params = list(params.parameters())
     if isinstance(params, (int, float)) and not isinstance(params, bool):
@@ -102,8 +102,8 @@ def _tensors(params: Any, dtype: torch.dtype) -> list[torch.Tensor]:
             raise ValueError(f"params={params!r}: must be an integer number of parameters")
         n = int(n)
         side = min(SIDE, math.isqrt(n))
-        count, rest = divmod(n, side * side)
-        shapes: list[Any] = [(side, side)] * count + ([(rest,)] if rest else [])
+        count, remainder = divmod(n, side * side)
+        shapes: list[Any] = [(side, side)] * count + ([(remainder,)] if remainder else [])
     elif isinstance(params, (str, torch.Tensor)) or not isinstance(params, Iterable):
         raise TypeError(f"params={params!r}: must be a number, a module, or tensors or shapes, not {type(params).__name__}")
     else:

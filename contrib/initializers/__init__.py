@@ -255,7 +255,7 @@ class _Piece(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """The sizes of a recurrent network, except that of its input."""
+    """The sizes of a recurrent network, except its input size."""
 
     mode: str
     layers: int

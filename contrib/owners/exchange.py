@@ -1,4 +1,4 @@
-"""Packed exchanges between the shards of tensors, which all ranks of a group have, and whole tensors, which owners have."""
+"""Exchanges between shards of tensors, on all ranks of a group, and whole tensors, on owners, by one all-to-all each."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _ALIGNMENT = 16  # bytes between the starts of two tensors in a message, so that
 
 
 class CutTensor(NamedTuple):
-    """A tensor that is cut among the ranks of a group, and belongs to one of them.
+    """A tensor that is sharded over the ranks of a group, and whole on one of them, its owner.
 
     Attributes:
         own: this rank's shard.
-        whole: all of it, on the owner; None elsewhere.
-        shape: that of the whole.
-        dim: the dimension along which it is cut as `torch.chunk` does; None where every rank has all of it.
-        owner: a rank of the group.
+        whole: the whole tensor on the owner; None elsewhere.
+        shape: the shape of the whole tensor.
+        dim: the dimension along which it is sharded as by `torch.chunk`; None if every rank has the whole tensor.
+        owner: the owner's rank in the group.
     """
 
     own: torch.Tensor
@@ -32,30 +32,30 @@ class CutTensor(NamedTuple):
 
 
 def shard_bounds(size: int, ranks: int, rank: int) -> tuple[int, int]:
-    """The first row of a rank's shard, and the one behind its last, of so many that are cut as `torch.chunk` does."""
+    """Return the first row of a rank's shard, and the end of the shard, if `size` rows are sharded as by `torch.chunk`."""
     each = -(-size // ranks)
     return min(rank * each, size), min((rank + 1) * each, size)
 
 
 class Exchange:
-    """One all-to-all that brings all shards of some tensors to their owners, or the whole tensors' shards back.
+    """One all-to-all that sends the shards of tensors to their owners, or back from them.
 
-    Every rank calls it with the same tensors in the same order. Nothing waits for the device.
+    Every rank calls it with the same tensors in the same order. The host does not wait for the device.
 
     Args:
         group: a process group.
-        rank: this process's number in it.
-        tensors: what is exchanged; of any types, all on one device.
-        to_owners: the direction.
+        rank: the rank of this process in the group.
+        tensors: the tensors to exchange, of any dtypes, all on one device.
+        to_owners: whether to send shards to owners, rather than back.
     """
 
     def __init__(self, group: Any, rank: int, tensors: Sequence[CutTensor], to_owners: bool) -> None:
         ranks = torch.distributed.get_world_size(group)
-        shards, shards_of = [], []  # what this rank has of all tensors, by owner
+        shards, shards_of = [], []  # this rank's shards of all tensors, by owner
         for owner in range(ranks):
             shards += [each.own for each in tensors if each.owner == owner]
             shards_of.append(sum(_room(each.own) for each in tensors if each.owner == owner))
-        pieces, pieces_of = [], []  # what all ranks have of this owner's tensors, by rank
+        pieces, pieces_of = [], []  # all shards of tensors that this rank owns, by rank
         mine = [each for each in tensors if each.owner == rank]
         for other in range(ranks):
             pieces += (those := [_piece(each, ranks, other) for each in mine])
@@ -67,7 +67,7 @@ class Exchange:
         self._work: Any = None
 
     def start(self) -> None:
-        """Pack and send."""
+        """Pack the tensors into one message per rank, and start to send them."""
         sent, got = (
             torch.empty(sum(sizes), dtype=torch.uint8, device=self._device) for sizes in (self._sent_sizes, self._got_sizes)
         )
@@ -77,7 +77,7 @@ class Exchange:
         self._buffers = sent, got
 
     def finish(self) -> None:
-        """Put what has been received where it belongs."""
+        """Wait for the received messages, and copy them to their tensors."""
         assert self._buffers is not None
         self._work.wait()
         _copy(self._to, _views(self._buffers[1], self._to))
@@ -85,7 +85,7 @@ class Exchange:
 
 
 def _piece(tensor: CutTensor, ranks: int, rank: int) -> torch.Tensor:
-    """What a rank has of a tensor that is here."""
+    """Return a view of a rank's shard of a tensor that this rank owns."""
     assert tensor.whole is not None
     if tensor.dim is None:
         return tensor.whole
@@ -98,7 +98,7 @@ def _room(tensor: torch.Tensor) -> int:
 
 
 def _views(buffer: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """A message's bytes as tensors like these, one after the other."""
+    """Return views of a message's bytes as consecutive tensors like these."""
     views, start = [], 0
     for tensor in like:
         size = math.prod(tensor.shape) * tensor.element_size()

@@ -1,15 +1,14 @@
-"""OwnedPlan: DTensors whose rule needs whole tensors, each of which is updated by its owner.
+"""OwnedPlan: updates DTensors by rules that need whole tensors. Each parameter is updated by one rank, its owner.
 
-In a step the owner gets all shards of weight and gradient, updates the whole, and sends the new weight's shards back: two
+In a step the owner receives all shards of weight and gradient, updates the whole weight, and sends its shards back: two
 exchanges for all parameters of a rule, during which other parameters are updated.
 
-Only the owner has the states, as whole tensors; the others have tensors without elements in their place. What `state_dict`
-shows are DTensors: those of the parameter's shape are placed as it is, others are cut along their first dimension. Packed
-states, of all parameters, are shown as bfloat16 in the parameter's shape. So torch.distributed.checkpoint saves and loads
-states on any number of ranks.
+Only the owner has the states, as whole tensors; others have tensors without elements instead. `state_dict` has DTensors:
+states of the parameter's shape are placed as the parameter, others are sharded along their first dimension. Packed states
+are shown as bfloat16 in the parameter's shape. So torch.distributed.checkpoint saves and loads them on any number of ranks.
 
-Source: Liu et al. (2025), "Muon is Scalable for LLM Training", "Distributed Muon", where shards are brought together for the
-orthogonalization, too.
+Source: Liu et al. (2025), "Muon is Scalable for LLM Training", "Distributed Muon", where shards are also gathered for the
+orthogonalization.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from .ranks import OwnerGroup, assign_owners, exchanges_of, refusal
 
 
 class Owned:
-    """A parameter that belongs to a rank.
+    """A parameter and its owner.
 
     Attributes:
-        parameter, group, name: the parameter, the group that it is in, and what messages call it.
-        owner: the rank, of those among which the parameter is cut.
-        mine: whether that is this one.
-        dim: the dimension along which the parameter is cut.
-        shard: what this rank has of it.
-        whole: room for all of it on the owner, else a tensor without elements.
+        parameter, group, name: the parameter, its parameter group, and its name in messages.
+        owner: the rank of the owner in the parameter's `OwnerGroup`.
+        mine: whether this rank is the owner.
+        dim: the dimension along which the parameter is sharded.
+        shard: this rank's shard.
+        whole: a buffer for the whole weight on the owner; elsewhere a tensor without elements.
     """
 
     def __init__(self, optimizer: GroupOptimizer, parameter: torch.Tensor, group: Group, name: str, owner: int) -> None:
@@ -52,7 +51,7 @@ class Owned:
         self.dim = _dimension(parameter, parameter.shape)
         self.shard = shards.local(parameter)
         self.row: dict[str, Any] = optimizer.state[parameter]
-        with torch.inference_mode(False):  # it outlives the step
+        with torch.inference_mode(False):  # the tensor outlives the step
             self.whole = self._room(parameter.shape, parameter.dtype)
 
     def _room(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -60,21 +59,21 @@ class Owned:
 
 
 class OwnedPlan(GroupPlan):
-    """The plan of parameters that are cut among the ranks of one group, of which each is updated by its owner.
+    """The plan of parameters that are sharded over the ranks of one group; each is updated by its owner.
 
-    An update has whole tensors for this rank's own parameters, and tensors without elements for the others'.
+    The update has whole tensors for parameters that this rank owns, and tensors without elements for the others.
     """
 
     exchanges = True
     refusal = staticmethod(refusal)
     exchanges_of = staticmethod(exchanges_of)
 
-    _new: list[tuple[int, State, list[str]]]  # parameters, their states, and which of these are to be filled
-    _new_masters: list[tuple[int, torch.Tensor, torch.Tensor | None]]  # and what was the master so far
-    _values: list[Any]  # of the rows of `state`
+    _new: list[tuple[int, State, list[str]]]  # parameter's index, its new states, and the slots to fill
+    _new_masters: list[tuple[int, torch.Tensor, torch.Tensor | None]]  # parameter's index, its new master, and the old one
+    _values: list[Any]  # the values in the rows of `state`
     _shards_of_gradients: list[torch.Tensor | None]
     _back: Exchange | None = None
-    _there: Exchange | None = None
+    _outward: Exchange | None = None
 
     @cached_property
     def _members(self) -> list[Owned]:
@@ -84,7 +83,7 @@ class OwnedPlan(GroupPlan):
 
     @cached_property
     def _gradients(self) -> list[torch.Tensor | None]:
-        """Room for whole gradients."""
+        """Buffers for whole gradients."""
         return [None] * len(self._members)
 
     def new_update(self, rule: Rule | TensorRule) -> Update:
@@ -98,15 +97,15 @@ class OwnedPlan(GroupPlan):
         self._values = self._values_now()
         self._tensors = list(chain.from_iterable(map(dict.values, states)))
         self._guard = PointerGuard(self._tensors)
-        wholes, kept = [member.whole for member in self._members], states_and_masters(rule, states)
+        wholes, tensors = [member.whole for member in self._members], states_and_masters(rule, states)
         seed, control = optimizer._rounding(self._members[0].group), optimizer._control
-        update = Update(rule, wholes, *kept, names=self.names, seed=seed, grad_scale_and_skip=control)
+        update = Update(rule, wholes, *tensors, names=self.names, seed=seed, grad_scale_and_skip=control)
         places = {parameter: i for i, parameter in enumerate(assign_owners(optimizer))}
-        update.rng_offsets[:] = [places[parameter] for parameter in self.sharded]  # not those of another exchange
+        update.rng_offsets[:] = [places[parameter] for parameter in self.sharded]  # offsets do not depend on the exchange
         return update
 
     def is_current(self, update: Update) -> bool:
-        """Whether states and shards are the tensors that they were."""
+        """Return whether states and shards are the same tensors as when the update was made."""
         return (
             same_objects(list(map(shards.local, self.sharded)), self._shards)
             and same_objects(self._values_now(), self._values)
@@ -115,54 +114,54 @@ class OwnedPlan(GroupPlan):
         )
 
     def gradients(self) -> list[torch.Tensor | None]:
-        """Room for the gradients, which `arrive` fills."""
-        found = list(map(shards.local_gradient, self.names, self.sharded, [each.grad for each in self.sharded]))
-        given: list[torch.Tensor | None] = []
-        for i, (member, shard) in enumerate(zip(self._members, found, strict=True)):
+        """Return the buffers for the gradients, which `arrive` fills; None for parameters without a gradient."""
+        local = list(map(shards.local_gradient, self.names, self.sharded, [each.grad for each in self.sharded]))
+        buffers: list[torch.Tensor | None] = []
+        for i, (member, shard) in enumerate(zip(self._members, local, strict=True)):
             room = self._gradients[i]
             if shard is not None and (room is None or room.dtype != shard.dtype):
-                with torch.inference_mode(False):  # it outlives the step
+                with torch.inference_mode(False):  # the tensor outlives the step
                     room = self._gradients[i] = torch.empty_like(member.whole, dtype=shard.dtype)
-            given.append(None if shard is None else room)
-        self._shards_of_gradients = found
-        return given
+            buffers.append(None if shard is None else room)
+        self._shards_of_gradients = local
+        return buffers
 
     def start(self) -> None:
-        """Send weights and gradients to their owners, of the parameters that have a gradient."""
-        there, back = [], []
+        """Start to send the shards of weights and gradients to their owners, for parameters with a gradient."""
+        outward, back = [], []
         for member, shard, whole in zip(self._members, self._shards_of_gradients, self._gradients, strict=True):
             if shard is not None:
                 back.append(self._cut_tensor(member, member.shard, member.whole))
-                there += [back[-1], self._cut_tensor(member, shard, whole)]
-        self._there = self._back = None
-        if there:
+                outward += [back[-1], self._cut_tensor(member, shard, whole)]
+        self._outward = self._back = None
+        if outward:
             ranks = OwnerGroup.of(self.sharded[0])
-            self._there, self._back = (
-                Exchange(ranks.processes, ranks.rank, tensors, to_owners=tensors is there) for tensors in (there, back)
+            self._outward, self._back = (
+                Exchange(ranks.processes, ranks.rank, tensors, to_owners=tensors is outward) for tensors in (outward, back)
             )
-            self._there.start()
+            self._outward.start()
 
     def arrive(self) -> None:
-        """Have those of this rank's own parameters."""
-        if self._there is not None:
-            self._there.finish()
+        """Wait for the weights and gradients of parameters that this rank owns, and fill their new states."""
+        if self._outward is not None:
+            self._outward.finish()
         self._fill_new([shard is not None for shard in self._shards_of_gradients])
 
     def send_back(self) -> None:
-        """Send the new weights' shards to where they belong."""
+        """Start to send the shards of the new weights back."""
         if self._back is not None:
             self._back.start()
 
     def finish(self) -> None:
-        """Have this rank's shards of the new weights."""
+        """Wait for this rank's shards of the new weights."""
         if self._back is not None:
             self._back.finish()
-        self._there = self._back = None
+        self._outward = self._back = None
         self._shards_of_gradients = []
 
     @staticmethod
     def show(optimizer: GroupOptimizer, shown: MutableMapping[Any, Any], only: Collection[str] | None = None) -> None:
-        """As DTensors, packed states as bfloat16 ones of the parameter's shape."""
+        """Replace states in `shown` by DTensors, and packed states by bfloat16 DTensors of the parameter's shape."""
         owners = optimizer._owners or {}
         tensors: dict[OwnerGroup, list[CutTensor]] = {}
         for group in optimizer.param_groups:
@@ -174,7 +173,7 @@ class OwnedPlan(GroupPlan):
                 ranks, row = OwnerGroup.of(parameter), dict(shown[parameter])
                 for key, shape in _states_in(optimizer, rule, parameter, row):
                     state = row[key]
-                    # A DTensor was loaded, and there has been no step since.
+                    # A DTensor has been loaded, and no step has converted it yet.
                     if shards.is_dtensor(state) or (only is not None and key not in only):
                         continue
                     if storage.is_packed(state) and key not in MASTER_KEYS:
@@ -187,13 +186,13 @@ class OwnedPlan(GroupPlan):
                     if dim is not None:
                         start, stop = shard_bounds(shape[dim], ranks.ranks, ranks.rank)
                         size[dim] = stop - start
-                    own = torch.empty(size, dtype=state.dtype, device=state.device)
+                    shard = torch.empty(size, dtype=state.dtype, device=state.device)
                     whole = state if ranks.rank == owners[parameter] else None
-                    tensors.setdefault(ranks, []).append(CutTensor(own, whole, shape, dim, owners[parameter]))
-                    row[key] = _dtensor(own, shape, parameter)
+                    tensors.setdefault(ranks, []).append(CutTensor(shard, whole, shape, dim, owners[parameter]))
+                    row[key] = _dtensor(shard, shape, parameter)
                     shown[parameter] = row
-        for ranks, those in tensors.items():
-            _exchange(ranks, those, to_owners=False)
+        for ranks, cut_tensors in tensors.items():
+            _exchange(ranks, cut_tensors, to_owners=False)
 
     def _cut_tensor(self, member: Owned, shard: torch.Tensor, whole: torch.Tensor | None) -> CutTensor:
         return CutTensor(shard, whole if member.mine else None, member.parameter.shape, member.dim, member.owner)
@@ -202,7 +201,7 @@ class OwnedPlan(GroupPlan):
         return [value for parameter in self.sharded for value in self._optimizer.state[parameter].values()]
 
     def _fill_new(self, active: Sequence[bool]) -> None:
-        """Fill the new states and masters of these parameters, which is done by the weight."""
+        """Fill the new states and masters of parameters with `active`, which needs their whole weights."""
         masters, waiting = self._new_masters, self._new
         self._new_masters = [each for each in masters if not active[each[0]]]
         for i, master, old in masters:
@@ -219,8 +218,8 @@ class OwnedPlan(GroupPlan):
                     new[slot].copy_(room[slot])
 
     def _bring(self, rule: TensorRule) -> None:
-        """Bring states that are DTensors, as `load_state_dict` leaves them, to owners, which have whole ones already."""
-        found = []
+        """Gather states that `load_state_dict` has loaded as DTensors on their owners."""
+        present = []
         for member in self._members:
             for key, shape in _states_in(self._optimizer, rule, member.parameter, member.row):
                 state = member.row[key]
@@ -229,19 +228,19 @@ class OwnedPlan(GroupPlan):
                         f"{key!r} of {member.name} has shape {tuple(state.shape)}, the parameter "
                         f"{tuple(member.parameter.shape)}: the state of another model?"
                     )
-                found.append((member, key, state, shape))
+                present.append((member, key, state, shape))
         tensors = []
-        for member, key, state, shape in found:
+        for member, key, state, shape in present:
             room = member._room(shape, state.dtype) if shards.is_dtensor(state) or not member.mine else state
             if shards.is_dtensor(state):
-                own, whole = _own_shard(member, key, state), room if member.mine else None
-                tensors.append(CutTensor(own, whole, shape, _dimension(member.parameter, shape), member.owner))
+                shard, whole = _own_shard(member, key, state), room if member.mine else None
+                tensors.append(CutTensor(shard, whole, shape, _dimension(member.parameter, shape), member.owner))
             member.row[key] = room
         if tensors:
             _exchange(OwnerGroup.of(self._members[0].parameter), tensors, to_owners=True)
 
     def _match_states(self, rule: TensorRule) -> list[State]:
-        """States and masters: those found, converted where they do not go with the parameter, and new ones."""
+        """Return states and masters: the present ones, converted if they do not fit the parameter, and new ones."""
         members, keys = self._members, {slot: self._optimizer._keys.get(slot, slot) for slot in rule.slots}
 
         def make(wholes: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
@@ -252,17 +251,17 @@ class OwnedPlan(GroupPlan):
                 self._new.append((i, new, missing))
 
         present = [{slot: member.row.get(key) for slot, key in keys.items() if member.mine} for member in members]
-        found = [{slot: state for slot, state in each.items() if state is not None} for each in present]
+        filled = [{slot: state for slot, state in each.items() if state is not None} for each in present]
         wholes = [member.whole for member in members]
-        states = match_states(rule, wholes, found, self._narrow, make, start, [None] * len(members))
+        states = match_states(rule, wholes, filled, self._narrow, make, start, [None] * len(members))
         for i, (member, state) in enumerate(zip(members, states, strict=True)):
             shown = state
             if not member.mine:
                 shape, dtype = member.parameter.shape, member.parameter.dtype
-                (there,) = make([torch.empty(shape, dtype=dtype, device="meta")])
-                shown = dict(zip(rule.slots, there, strict=True))
+                (elsewhere,) = make([torch.empty(shape, dtype=dtype, device="meta")])
+                shown = dict(zip(rule.slots, elsewhere, strict=True))
             for slot, tensor in shown.items():
-                if tensor.numel():  # a factored state has no elements where it is not used
+                if tensor.numel():  # an unused factored state has no elements
                     member.row[keys[slot]] = tensor if member.mine else member._room(tensor.shape, tensor.dtype)
             master = self._master_of(i, member)
             if master is not None:
@@ -270,7 +269,7 @@ class OwnedPlan(GroupPlan):
         return states
 
     def _master_of(self, i: int, member: Owned) -> torch.Tensor | None:
-        """The master of a parameter, found or new."""
+        """Return the present or a new master of a parameter; None if it has none."""
         dtype = self._optimizer._master_dtype(member.group, member.whole)
         if dtype is None:
             return None
@@ -295,7 +294,7 @@ def _exchange(ranks: OwnerGroup, tensors: Sequence[CutTensor], to_owners: bool) 
 def _states_in(
     optimizer: GroupOptimizer, rule: TensorRule, parameter: torch.Tensor, row: dict[str, Any]
 ) -> list[tuple[str, torch.Size]]:
-    """The keys of a parameter's states and master that are in its row, and the shapes of the whole tensors."""
+    """Return the keys of the states and the master in a parameter's row, with the shapes of the whole tensors."""
     keys = [optimizer._keys.get(slot, slot) for slot in rule.slots]
     like = [parameter.dtype if row.get(key) is None else row[key].dtype for key in keys]
     shapes = [*zip(keys, slot_shapes(rule, parameter.shape, like), strict=True)]
@@ -304,7 +303,7 @@ def _states_in(
 
 
 def _dimension(parameter: torch.Tensor, shape: torch.Size) -> int | None:
-    """The dimension along which a state of this shape is cut: as the parameter, if it is of its shape; None if it is not."""
+    """Return the dimension along which a state is sharded: the parameter's if shapes agree, else 0; None for a scalar."""
     if shape == parameter.shape:
         dim: int = parameter.placements[OwnerGroup.of(parameter).mesh_dim].dim  # type: ignore[attr-defined]
         return dim
@@ -316,24 +315,24 @@ def _placements(parameter: torch.Tensor, shape: torch.Size) -> list[Any]:
     if shape == parameter.shape:
         return placements
     tensor, dim, cut = sys.modules["torch.distributed.tensor"], _dimension(parameter, shape), OwnerGroup.of(parameter)
-    own = tensor.Replicate() if dim is None else tensor.Shard(dim)
-    return [own if k == cut.mesh_dim else tensor.Replicate() for k in range(len(placements))]
+    along = tensor.Replicate() if dim is None else tensor.Shard(dim)
+    return [along if k == cut.mesh_dim else tensor.Replicate() for k in range(len(placements))]
 
 
-def _dtensor(own: torch.Tensor, shape: torch.Size, parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a state of this shape as a DTensor."""
+def _dtensor(shard: torch.Tensor, shape: torch.Size, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a state of this shape as a DTensor, given this rank's shard."""
     make, mesh = sys.modules["torch.distributed.tensor"].DTensor.from_local, parameter.device_mesh  # type: ignore[attr-defined]
     stride = torch.empty(shape, device="meta").stride()
-    return make(own, mesh, _placements(parameter, shape), run_check=False, shape=shape, stride=stride)
+    return make(shard, mesh, _placements(parameter, shape), run_check=False, shape=shape, stride=stride)
 
 
 def _own_shard(member: Owned, key: str, state: Any) -> torch.Tensor:
-    """This rank's shard of a state that is a DTensor, cut as `_placements` has it."""
+    """Return this rank's shard of a state that is a DTensor, with the placements of `_placements`."""
     mesh = member.parameter.device_mesh  # type: ignore[attr-defined]
     if state.device_mesh != mesh:
         raise ValueError(
             f"{key!r} of {member.name} is on {state.device_mesh}, the parameter on {mesh}: load the states by "
-            "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which cuts them as they are to be"
+            "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which shards them as needed"
         )
-    own: Any = shards.local(state.redistribute(placements=_placements(member.parameter, state.shape)))
-    return own.wait() if is_wrapper(own) else own
+    shard: Any = shards.local(state.redistribute(placements=_placements(member.parameter, state.shape)))
+    return shard.wait() if is_wrapper(shard) else shard

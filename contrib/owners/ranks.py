@@ -1,4 +1,4 @@
-"""Which rank updates a DTensor that its rule needs as a whole: one of those that have its shards, by what updates cost."""
+"""Assignment of owners: the ranks that update DTensors whose rule needs whole tensors, balanced by cost."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ...trainer.kvstore.partition import owners_of
 from ...trainer.optim import shards
 from ...trainer.optim.groups import GroupOptimizer
 
-STAGE_BYTES = 2**27  # of the weights of an exchange, about; those of one are updated while those of the next are sent
+STAGE_BYTES = 2**27  # bytes of weights in an exchange, about; an exchange runs while the weights of the last are updated
 
 
 class OwnerGroup(NamedTuple):
-    """The ranks among which a parameter is cut, of which one is its owner: those along one dimension of a mesh."""
+    """The ranks over which a parameter is sharded, along one dimension of a mesh; one of them is its owner."""
 
     mesh: Any
     mesh_dim: int
 
     @classmethod
     def of(cls, parameter: torch.Tensor) -> OwnerGroup:
-        """The one of a parameter that `refusal` does not refuse."""
+        """Return the group of a parameter for which `refusal` returns None."""
         ((mesh, mesh_dim),) = shards.cut_among(parameter)
         return cls(mesh, mesh_dim)
 
@@ -35,17 +35,17 @@ class OwnerGroup(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """This process's number in it."""
+        """The rank of this process in the group."""
         return self.mesh.get_local_rank(self.mesh_dim)
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return self.mesh.size(self.mesh_dim)
 
 
 def refusal(rule: Rule | TensorRule, parameters: Iterable[torch.Tensor]) -> str | None:
-    """Why one of these parameters, which need owners, cannot have one, or None."""
+    """Return why one of these parameters, which need owners, cannot have one; None if all can."""
     for parameter in parameters:
         if rule.reductions:
             return (
@@ -77,9 +77,9 @@ def _obstacle(parameter: Any) -> str | None:
 
 
 def assign_owners(optimizer: GroupOptimizer) -> dict[torch.Tensor, int]:
-    """By parameter the rank, of those among which it is cut, that updates it; once assigned, it stays with that.
+    """Return the owner of each parameter, as a rank in its `OwnerGroup`. An owner never changes.
 
-    All ranks find the same, as it depends on neither gradients nor states.
+    The result is the same on all ranks, as it depends neither on gradients nor on states.
     """
     owners: dict[torch.Tensor, int] = vars(optimizer).setdefault("_owners", {})
     costs: dict[OwnerGroup, dict[torch.Tensor, float]] = {}
@@ -88,18 +88,18 @@ def assign_owners(optimizer: GroupOptimizer) -> dict[torch.Tensor, int]:
         for parameter in group["params"]:
             if shards.needs_whole(rule, parameter):
                 costs.setdefault(OwnerGroup.of(parameter), {})[parameter] = rule.cost(parameter.shape)
-    for ranks, found in costs.items():
+    for ranks, cost_of in costs.items():
         loads = [0.0] * ranks.ranks
-        for parameter, cost in found.items():
+        for parameter, cost in cost_of.items():
             if parameter in owners:
                 loads[owners[parameter]] += cost
-        new = {parameter: cost for parameter, cost in found.items() if parameter not in owners}
+        new = {parameter: cost for parameter, cost in cost_of.items() if parameter not in owners}
         owners.update(zip(new, owners_of(list(new.values()), ranks.ranks, loads), strict=True))
     return owners
 
 
 def exchanges_of(optimizer: GroupOptimizer) -> dict[torch.Tensor, tuple[OwnerGroup, int]]:
-    """By parameter its exchange: the ranks, and a number. As with owners, all ranks find the same."""
+    """Return the exchange of each parameter, its group and a number; the same on all ranks."""
     exchanges: dict[torch.Tensor, tuple[OwnerGroup, int]] = {}
     sizes: dict[OwnerGroup, int] = {}
     for group in optimizer.param_groups:
