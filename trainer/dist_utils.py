@@ -85,7 +85,7 @@ def all_to_all(
 
 
 def broadcast(values: torch.Tensor, source: int, group: Any = None) -> None:
-    """Overwrite `values` on all ranks by those of rank `source` of the group."""
+    """Overwrite `values` on all ranks by the values of rank `source` of the group."""
     _run(group, False, dist.broadcast, values, _global_rank(group, source))
 
 

@@ -26,7 +26,7 @@ FEW, MANY = 6, 100  # steps: most optimizers differ after FEW; those that are eq
 
 
 def named(name: str, arguments: Mapping[str, Any]) -> tuple[str | type[Optimizer], dict[str, Any]]:
-    """Return the optimizer of a name, and its arguments: those of the preset of this name, replaced by `arguments`."""
+    """Return the optimizer of a name, and its arguments: the preset of this name, updated by `arguments`."""
     kind, preset = PRESETS.get(name.lower(), (name, {}))
     if isinstance(kind, type) and registered().get(name.lower(), kind) is not kind:  # a user has registered this name
         return name, dict(arguments)

@@ -32,7 +32,7 @@ class Limit(NamedTuple):
 STACKS_ON_CPU, STACKS_ELSEWHERE = Limit(2**16, 2**18), Limit(2**21, 2**24)
 
 
-class Found:
+class MetricTotals:
     """The values of a metric for each tensor of a launch, collected during one step."""
 
     def __init__(self, into: MetricsBuffer, launch: Launch) -> None:
@@ -71,19 +71,19 @@ class _TorchLaunch(Launch):
     """The common part of the eager launches of elementwise rules and of rules of whole tensors."""
 
     looks_at_tensors = True
-    _found: Found | None = None
+    _metric_totals: MetricTotals | None = None
 
     @staticmethod
     def tile_for(elements: int, packed: bool = False) -> int:
         return TILE
 
     def compute_with_metric(self, into: MetricsBuffer, rows: np.ndarray) -> None:
-        self._found = Found(into, self)
+        self._metric_totals = MetricTotals(into, self)
         try:
             self.compute()
-            self._found.put(rows)
+            self._metric_totals.put(rows)
         finally:
-            self._found = None
+            self._metric_totals = None
 
     def _factor(self, i: int) -> Any:
         """Return the factor of the gradient of tensor `i`: a number, or a tensor with the gradient scale."""
@@ -120,9 +120,9 @@ class _TorchLaunch(Launch):
                 value = self._spread(value, place)
                 rows[k] = slot, place, storage.rounded_at_random(value, self._random_bits(i, start, value, slot))
         values = [value for *_, value in rows]
-        if self._found is not None:
+        if self._metric_totals is not None:
             measured = seen, stored, values[: len(stored)]
-            self._found.take(i, *([_vector(tensor) for tensor in tensors] for tensors in measured))
+            self._metric_totals.take(i, *([_vector(tensor) for tensor in tensors] for tensors in measured))
         _write([place for _, place, _ in rows], values, self.grad_scale_and_skip)
 
     def _pack(self, i: int, start: int, k: int, value: torch.Tensor, places: Sequence[torch.Tensor]) -> None:
@@ -333,11 +333,11 @@ class WholeLaunch(_TorchLaunch):
                     rows = [(k, self.states[i][k], of_one[3 + k]) for k in changed if k not in self._packed]
                     self._store(i, 0, of_one[:3], stored, rows)
                 continue
-            if self._found is not None:
+            if self._metric_totals is not None:
                 for k, i in enumerate(members):
                     all_three = tuple(stack.flatten() if one else stack[k].flatten() for stack in (before, g, w))
                     stored = [tensors[k].flatten() for tensors in written]
-                    self._found.take(i, all_three, stored, [all_three[2]] * len(stored))
+                    self._metric_totals.take(i, all_three, stored, [all_three[2]] * len(stored))
             for k in reversed(self._packed):
                 if new[k] is not old[k]:
                     for i, value in zip(members, [new[k]] if one else new[k].unbind(), strict=True):

@@ -218,7 +218,7 @@ def newest(folder: Path) -> Content | None:
 
 
 def read_checkpoint(path: Path) -> Content:
-    """Read a checkpoint into the CPU's memory, of which it takes no more than the files have bytes.
+    """Read a checkpoint into the CPU's memory, using no more of it than the files have bytes.
 
     Raises:
         FileNotFoundError, ValueError: the folder is not a checkpoint, or is damaged.

@@ -575,7 +575,7 @@ class GradientBuckets:
         return work
 
     def gather(self, bucket: Bucket, flat: torch.Tensor) -> Any:
-        """Start an all-gather of `flat`, of which each rank has its part of the bucket, and return a handle to wait for."""
+        """Start an all-gather of `flat`, in which each rank has filled its part, and return a handle to wait for."""
         shard = flat[bucket.bounds[self.rank] : bucket.bounds[self.rank + 1]]
         if self.native(bucket):
             return dist_utils.all_gather(flat, shard, self.group, async_op=True)

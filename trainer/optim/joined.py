@@ -162,7 +162,7 @@ class JoinedOptimizers(torch.optim.Optimizer):
         return next(iter(owners), 0)
 
     def _present(self, kind: str) -> list[list[Any]]:
-        """Return the objects in "param_groups" or "state": those here, then those of each optimizer."""
+        """Return the objects in "param_groups" or "state": of this object first, then of each optimizer."""
         return [_objects(store) for store in (vars(self)[kind], *(getattr(each, kind) for each in self.optimizers))]
 
     def _look(self, kind: str) -> None:
@@ -184,7 +184,7 @@ class JoinedOptimizers(torch.optim.Optimizer):
             self._agree(kind)
 
     def _agree(self, *kinds: str) -> None:
-        """Note that the objects here are those of the optimizers."""
+        """Note that this object's groups and states are the optimizers' again."""
         for kind in kinds or ("param_groups", "state"):
             self._agreed[kind] = self._present(kind)
         for k, optimizer in enumerate(self.optimizers):

@@ -152,7 +152,7 @@ def _options_of_all() -> set[str]:
 
 
 def _make(klass: Any, k: int, options: Mapping[str, Any]) -> None:
-    """Check options by a call of the constructor; for a user's subclass, by that of its nearest base in tristep."""
+    """Check options by a call of the constructor; for a user's subclass, of its nearest base class in tristep."""
     package = __name__.partition(".")[0]
     klass = next(base for base in klass.__mro__ if base.__module__.partition(".")[0] == package or "_klass" in vars(base))
     arguments = inspect.signature(klass).parameters

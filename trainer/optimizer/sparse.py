@@ -44,7 +44,7 @@ class SparseRows:
         self._alive: list[torch.Tensor] = []  # sparse gradients and their values, kept alive while bound
 
     def bind(self, update: Update, gradients: Sequence[torch.Tensor | None], own: bool) -> None:
-        """Give an update its gradients, some of which may be sparse; checks everything and changes no weight.
+        """Bind gradients to an update; some may be sparse. Checks everything, and changes no weight.
 
         Args:
             update: the update of all weights.

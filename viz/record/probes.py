@@ -231,7 +231,7 @@ class OptimizerProbe:
 
     @staticmethod
     def _add_up(rows: list[torch.Tensor], cuts: dict[int, shards.Cut]) -> None:
-        """Replace the norms and products of shards by those of whole tensors, in place. All ranks call this together."""
+        """Replace the norms and products of shards by the whole tensors', in place. All ranks call this together."""
         for cut in dict.fromkeys(filter(None, cuts.values())):
             members = [i for i, each in cuts.items() if each == cut]
             sums = torch.stack([rows[i] for i in members]).double()

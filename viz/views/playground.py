@@ -282,7 +282,7 @@ def _label_of(optimizer: Any) -> str:
 
 
 def _resolved(optimizer: Any, settings: Mapping[str, Any]) -> tuple[type[Optimizer], dict[str, Any]]:
-    """Return the class and the hyper-parameters of an optimizer, including those of a preset's name."""
+    """Return the class and the hyper-parameters of an optimizer; its name may be a preset's."""
     kind, arguments = named(optimizer, settings) if isinstance(optimizer, str) else (optimizer, dict(settings))
     if isinstance(kind, str):
         return type(create(kind)), arguments
