@@ -76,7 +76,7 @@ def check_tensors(rule: Rule | TensorRule, name: str, weight: Any, states: Seque
             )
         if is_packed and not weight.is_contiguous():
             raise ValueError(
-                f"{slot} of {name} is packed, which must be that of a contiguous weight: strides {weight.stride()}"
+                f"{slot} of {name} is packed, so the weight must be contiguous: it has strides {weight.stride()}"
             )
         if is_packed and tensor.data_ptr() % 4:
             raise ValueError(

@@ -201,7 +201,7 @@ class Launch:
     # Common to all backends.
 
     def bind(self, gradients: Sequence[torch.Tensor | None], references: Sequence[Any]) -> None:
-        """Take the addresses of the update's gradients, or None, and weak references to them; dense copies where needed."""
+        """Bind the gradients of the update, or None, by their addresses and weak references; copy them where not dense."""
         stacked = bool(self._first)
         self.sources, self.gradients = [], []
         for i, weight, span in zip(self.indices, self.weights, self._spans, strict=True):

@@ -169,7 +169,7 @@ class LossScaler:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Let the next step divide gradients by the present scale."""
+        """Prepare the next step, which divides gradients by the present scale: write its reciprocal into `control`."""
         torch.reciprocal(self.scale.view(1), out=self.control[:1])
 
     @torch.no_grad()

@@ -74,7 +74,7 @@ def _with_random_numbers(data: Iterable[Any], generator: torch.Generator) -> Ite
 
 @dataclass(frozen=True)
 class Plan:
-    """What all trainings of a race share; the fields are arguments of `race`."""
+    """The settings that all trainings of a race share; the fields are arguments of `race`."""
 
     make_model: Callable[[], torch.nn.Module]
     loss: Callable[[Any, Any], torch.Tensor]

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 
 class Derivation(NamedTuple):
-    """How a hyper-parameter is derived.
+    """The derivation of a hyper-parameter from another one.
 
     Attributes:
         source: name of the hyper-parameter from which it is derived.

@@ -36,7 +36,7 @@ class Made(NamedTuple):
 
 
 class Change(NamedTuple):
-    """How a rule's gradient is changed by the results of its first reduction.
+    """A change of a rule's gradient by the results of its first reduction.
 
     Attributes:
         lines: function `(text, numbers) -> (lines, name)`: the lines that compute the new gradient, and its name, given the

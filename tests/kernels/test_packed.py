@@ -324,7 +324,7 @@ def test_refusals():
         Update(take, [weight], [(torch.zeros(4096, dtype=U8), torch.zeros(4224, dtype=U8))])
     with pytest.raises(ValueError, match=r"mean of weights\[0\] is torch.int8 \(4224,\).* torch.int8 \(2176,\)"):
         Update(take, [weight], [(torch.zeros(4224, dtype=I8), torch.zeros(2176, dtype=I8))])
-    with pytest.raises(ValueError, match="is packed, which must be that of a contiguous weight"):
+    with pytest.raises(ValueError, match="is packed, so the weight must be contiguous"):
         Update(take, [weight.view(32, 128).t()], [(torch.zeros(4224, dtype=U8),) * 2])
     with pytest.raises(ValueError, match=r"torch.uint8 .*must be torch.float64"):
         Update(take, [small.double()], [(torch.zeros(20, dtype=U8),) * 2])

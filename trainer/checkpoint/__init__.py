@@ -1,4 +1,4 @@
-"""What a trainer saves: settings, counts, schedule and states of its optimizer; to a dict, and to a safetensors file.
+"""Saving a trainer: settings, counts, schedule and states of its optimizer, to a dict or a safetensors file.
 
 A loaded state is checked completely before anything is changed; `tristep.trainer.checkpoint.files` writes and reads.
 """

@@ -1,4 +1,4 @@
-"""What a training saves in a checkpoint and loads from one, in each of its processes; and `resume`."""
+"""Training: collects the state of a training in each process for a checkpoint, and loads it; and `resume`."""
 
 from __future__ import annotations
 

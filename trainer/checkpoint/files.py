@@ -38,10 +38,10 @@ _MOST_TEXT = 1 << 24  # bytes of JSON in an npz file; parsed, they take some twe
 
 
 def replace(argument: str, path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]) -> None:
-    """Write a file completely or not at all: it gets its name when it is complete and on the disk.
+    """Write a file atomically: a temporary file gets its name when it is complete and on the disk.
 
-    A symbolic link stays one: the file that it leads to is replaced. The new file has the mode of the old one. Temporary
-    files of this name that killed processes left are removed.
+    For a symbolic link, the file that it leads to is replaced. The new file has the mode of the old one. Temporary files of
+    this name that killed processes left are removed.
 
     Args:
         argument: the name of `path` in error messages.
@@ -51,7 +51,7 @@ def replace(argument: str, path: str | os.PathLike[str], write: Callable[[IO[byt
     Raises:
         FileNotFoundError: the folder does not exist.
         IsADirectoryError, ValueError: there is a folder, a device or a pipe of this name.
-        OSError: the system's own; the old file is as it was.
+        OSError: the file cannot be written; the old file is unchanged.
     """
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
@@ -106,7 +106,7 @@ def contents(argument: str, path: str | os.PathLike[str], what: str) -> Iterator
     Raises:
         FileNotFoundError: the file does not exist.
         ValueError: the path is not of a file, or the contents are not as expected.
-        OSError: the system's own, such as PermissionError.
+        OSError: the file cannot be read, as with PermissionError.
     """
     name = f"{argument}={str(path)!r}"
     if not os.path.exists(path):

@@ -35,7 +35,7 @@ _FORMAT = 1
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint says about itself.
+    """The description of a checkpoint.
 
     Attributes:
         step: the number of updates after which it was saved; 0 if nothing has been saved.
@@ -78,7 +78,7 @@ class Claim:
 
     Raises:
         RuntimeError: another process saves here.
-        OSError: the system's own.
+        OSError: the lock file cannot be opened or locked.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,7 +102,7 @@ class Claim:
         os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
 
     def holds(self, path: Path) -> bool:
-        """Whether this is the folder's lock as it is now: the folder may have been removed and made again."""
+        """Return whether this is the folder's present lock: the folder may have been removed and made again."""
         return path.exists() and os.path.samestat(os.fstat(self._descriptor), path.stat())
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ def claim(folder: Path, trainer: Any, before: Claim | None) -> Claim:
 
     Raises:
         RuntimeError: another process saves here, or another trainer of this process has taken over since the last call.
-        OSError: the system's own.
+        OSError: the folder or its lock file cannot be made.
     """
     folder.mkdir(parents=True, exist_ok=True)
     key, path = os.path.realpath(folder), folder / ".lock"
@@ -246,7 +246,7 @@ def write_checkpoint(folder: Path, content: Content) -> Checkpoint:
     Leftovers of killed processes are removed first: the caller has the folder's lock, so nobody else writes there.
 
     Raises:
-        OSError: the system's own; there is no new checkpoint.
+        OSError: a file cannot be written; there is no new checkpoint.
     """
     _remove_leftovers(folder)
     step, identity = content.about.step, uuid.uuid4().hex

@@ -75,7 +75,7 @@ class SceneWidget(anywidget.AnyWidget):
         self.payload = scene.to_bytes()
 
     def hide_picture(self) -> None:
-        """Hide the output that follows, a picture of this, as long as this is to be seen."""
+        """Hide the next output of the cell, a static picture of this scene, while the widget is visible."""
         self.pictured = True
 
     def _receive(self, _widget: object, message: object, _buffers: object) -> None:

@@ -19,7 +19,7 @@ _chosen: str | None = None
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What this process can show views with; see `capabilities`.
+    """The front end, packages and renderer with which this process shows views; see `capabilities`.
 
     Args:
         front_end: the front end, as far as can be seen from inside, such as "Colab" or "a terminal".

@@ -88,7 +88,7 @@ class TrajectoryView(View):
 
     @property
     def best(self) -> dict[str, float]:
-        """The learning rate of each optimizer at the factor 1, by name."""
+        """The learning rate of each optimizer by name, without the slider's factor: the given or the best one."""
         return dict(self._rates)
 
     def scene(self) -> Scene:
