@@ -21,7 +21,7 @@ from .nesting import check_layout
 
 FORMAT = 1
 _PART_KEYS = {"pattern", "optimizer", "settings", "lr_scheduler", "names"}
-MOST_UPDATES = 2**53  # a float64, of which bias corrections are computed, counts exactly so far
+MOST_UPDATES = 2**53  # float64, in which bias corrections are computed, has all integers up to this
 
 
 def check_format(saved: Mapping[str, Any]) -> None:

@@ -113,7 +113,7 @@ def contents(argument: str, path: str | os.PathLike[str], what: str) -> Iterator
         raise FileNotFoundError(f"{name}: there is no such file")
     if not os.path.isfile(path):
         raise ValueError(f"{name}: not {what}, or a damaged one (it is no file)")
-    with open(path, "rb"):  # the contents are not to blame if the system refuses this
+    with open(path, "rb"):  # an OSError here does not mean that the contents are damaged
         pass
     try:
         yield
@@ -244,7 +244,7 @@ def _remove_stale(target: Path) -> None:
     """Remove temporary files of this target that killed processes left: a process that writes one holds its lock."""
     pattern = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{32}\.tmp")
     for name in filter(pattern.fullmatch, os.listdir(target.parent)):
-        with suppress(OSError):  # somebody writes it, or it belongs to somebody else: not ours to remove
+        with suppress(OSError):  # another process writes it, or another user owns it
             if fcntl is None:
                 os.unlink(target.parent / name)
                 continue
@@ -262,9 +262,9 @@ def _create(target: Path) -> tuple[IO[bytes], Path]:
             return file, temporary
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks, on which nobody removes it either
+        except OSError:  # a file system without locks, where no process removes the file either
             return file, temporary
-        if temporary.exists():  # nobody removed it before it was locked
+        if temporary.exists():  # no process has removed it before it was locked
             return file, temporary
         file.close()
 

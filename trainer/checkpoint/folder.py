@@ -25,8 +25,8 @@ from . import files, state
 from .nesting import pack, unpack
 
 fcntl: Any = import_module("fcntl") if os.name == "posix" else None
-_NAME = re.compile(r"step-(\d{10,})(?:-(\d+))?")  # the step, and how often that step has been saved before
-_HIDDEN = re.compile(r"\.(step-.*)\.[0-9a-f]{32}\.tmp")  # being written, or removed
+_NAME = re.compile(r"step-(\d{10,})(?:-(\d+))?")  # the step, and the number of earlier saves of this step
+_HIDDEN = re.compile(r"\.(step-.*)\.[0-9a-f]{32}\.tmp")  # a checkpoint that is being written or removed
 _MODEL, _STATES, _REST = "model.safetensors", "trainer.safetensors", "training.safetensors"
 _PART = "a part of a checkpoint"
 _FILES, _IDENTITY = {_MODEL, _STATES, _REST}, "checkpoint"  # all of a checkpoint's files have the same identity
@@ -361,7 +361,7 @@ def _remove(path: Path) -> None:
         for each in path.iterdir():
             _read(each, with_tensors=False)
     except (OSError, ValueError, LookupError, TypeError):
-        return  # damaged, or not ours
+        return  # damaged, or another program's
     hidden = _hidden(path.parent, path.name)
     os.rename(path, hidden)
     shutil.rmtree(hidden, ignore_errors=True)

@@ -135,8 +135,8 @@ class CheckpointManager:
         self._claim: Claim | None = None
         self._seen = trainer.optimizer.num_update
         self.saved_step: int | None = None
-        self._writing: list[futures.Future[None]] = []  # the last one, until somebody has asked for its outcome
-        weakref.finalize(self, _abandon, self._writing)  # also at the end of the interpreter, which waits for the thread
+        self._writing: list[futures.Future[None]] = []  # the last save, until `wait` has read its outcome
+        weakref.finalize(self, _abandon, self._writing)  # also called at exit, where the interpreter waits for the thread
 
     def step(self, metrics: Mapping[str, Any] | None = None, metadata: Any = None) -> bool:
         """Save if the interval is over or a signal has arrived. Call it after each training step.
@@ -157,7 +157,7 @@ class CheckpointManager:
         if signal:
             self.save(metrics, metadata)
             self.wait()
-            ranks.wait()  # none may end before it is on the disk
+            ranks.wait()  # no process ends before the checkpoint is on the disk
             self._signals.deliver(signal)
             return True
         if self._interval is None or step // self._interval <= before // self._interval:
@@ -208,7 +208,7 @@ class CheckpointManager:
                 prune(self.folder, self._keep, None if self.metric is None else (self.metric, self._mode), new.path)
 
         self.saved_step = step
-        thread = futures.ThreadPoolExecutor(1, "tristep checkpoint")  # the interpreter waits for it before it ends
+        thread = futures.ThreadPoolExecutor(1, "tristep checkpoint")  # at exit the interpreter waits for this thread
         self._writing.append(thread.submit(write))
         thread.shutdown(wait=False)
         if not self._asynchronous:
@@ -294,7 +294,7 @@ class CheckpointManager:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         signal = self._signals.arrived if self._signals.entered == 1 else 0
         try:
-            if signal and kind is None and Ranks(self.trainer).alone:  # others may not know of it
+            if signal and kind is None and Ranks(self.trainer).alone:  # other processes may not have the signal
                 if self.saved_step != self.trainer.optimizer.num_update:
                     self.save()
         finally:
@@ -352,7 +352,7 @@ def _checked(metrics: Mapping[str, Any] | None, needed: str | None) -> dict[str,
                 raise ValueError(f"metrics[{name!r}] has shape {tuple(value.shape)}: must be one number")
             values[str(name)] = value.detach().reshape(())
         else:
-            is_float = isinstance(value, (float, np.floating))  # which may be infinite, or no number
+            is_float = isinstance(value, (float, np.floating))  # may be infinite or NaN
             values[str(name)] = float(value) if is_float else number(f"metrics[{name!r}]", value)
     if metrics is not None and needed is not None and needed not in values:
         raise ValueError(f"metrics lack {needed!r}, which decides which checkpoint is the best: {sorted(values)}")

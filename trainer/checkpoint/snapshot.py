@@ -82,7 +82,7 @@ def _of_trainer(trainer: Trainer) -> Callable[[], None]:
     schedules = [(part, part.lr_scheduler) for part in parts_of(optimizer)]
     attributes = [copy.copy(getattr(schedule, "__dict__", {})) for _, schedule in schedules]
     counts, carried = optimizer.step_counts.copy(), optimizer.host_state()
-    # Which gradients have been used up, of the trainer's one copy of the model, or of several.
+    # For each replica, the gradients that steps have used.
     guards = [replica.guard for replica in trainer.replicas]
     used = [guard.snapshot() for guard in guards]
 
@@ -91,7 +91,7 @@ def _of_trainer(trainer: Trainer) -> Callable[[], None]:
             part.lr_scheduler = schedule
         trainer.load_state_dict(copy.deepcopy(saved))
         for (part, schedule), values in zip(schedules, attributes, strict=True):
-            part.lr_scheduler = schedule  # the very same: who has made it may want to change it
+            part.lr_scheduler = schedule  # the same object, which the user may have kept to change it
             if values:
                 vars(schedule).update(values)
         optimizer.step_counts.restore(counts)

@@ -21,8 +21,8 @@ from . import files
 from .check import FORMAT, check, check_form, check_format, few, saved_rule, shape_of, shares
 from .nesting import flatten, tensor_names, unflatten
 
-CALLABLE = "callable"  # stands for a schedule that is a function, or has one in it, that only the program has
-_SECTIONS: dict[str, tuple[str, ...]] = {"state": (), "residuals": ("residual",)}  # of tensors, and what marks their keys
+CALLABLE = "callable"  # stands for a schedule with a function that is not registered, so it cannot be saved
+_SECTIONS: dict[str, tuple[str, ...]] = {"state": (), "residuals": ("residual",)}  # of tensors: the prefix of their keys
 
 
 def collect(
@@ -119,7 +119,7 @@ def restore(
     if isinstance(optimizer, MultiOptimizer):
         optimizer.clip_norm, optimizer.skip_nonfinite = saved["settings"]["clip_norm"], saved["settings"]["skip_nonfinite"]
     indices = range(len(names)) if indices is None else indices
-    slots = optimizer.slots(indices)  # for which there is room in `values` then
+    slots = optimizer.slots(indices)  # also extends `values` for new parameters
     optimizer.step_counts.values[slots] = [saved["counts"].get(name, optimizer.begin_num_update) for name in names]
     optimizer.num_update = saved["num_update"]
     updater.state = {i: states[name] for i, name in zip(indices, names, strict=True) if name in states}
@@ -164,7 +164,7 @@ def _schedule_of(optimizer: Optimizer) -> dict[str, Any] | str | None:
     if isinstance(scheduler, lr_scheduler.LRScheduler):
         try:
             return scheduler.to_config()
-        except TypeError:  # it has a function in it that is known by no name
+        except TypeError:  # it contains a function that is not registered
             return CALLABLE
     return None if scheduler is None else CALLABLE
 

@@ -232,7 +232,7 @@ class KVStoreSync(GradientSync):
         store, updates = self._make(sparse)
         if self._control is not None and updates and not self.inside:
             self.updates = True
-            super().use_control(self._control)  # which refuses
+            super().use_control(self._control)  # raises
         if self._compression_params is not None:
             store.set_gradient_compression(self._compression_params)
         keys = list(range(len(self._replicas[0].names)))
@@ -255,7 +255,7 @@ class KVStoreSync(GradientSync):
         if self._last_weights is not None:
             changed = [i for i, differs in enumerate(_differ(weights, self._last_weights)) if differs]
             if changed:
-                self._live.replace(changed, [weights[i] for i in changed])  # which refuses
+                self._live.replace(changed, [weights[i] for i in changed])  # raises
         elif self.updates:
             self._live.replace(list(range(len(weights))), weights)
         for replica in self._replicas[1:]:
