@@ -16,6 +16,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -134,7 +135,7 @@ def run(file: Path, results: Results, cases: str) -> bool:
     found = subprocess.run(command, cwd=ROOT, env=os.environ | threads, capture_output=True, text=True)
     lines = (found.stdout + found.stderr).strip().splitlines()
     # Plugins may say more after pytest's last line.
-    told = [line for line in lines if line.startswith("=") or " in " in line]
+    told = [line for line in lines if re.search(r"\d (passed|failed|skipped|deselected|errors?)\b.* in \d", line)]
     summary, seconds = told[-1] if told else "no output", time.perf_counter() - begin
     failed = found.returncode not in (0, NOTHING_SELECTED)
     results.add(file, not failed, summary, seconds)
