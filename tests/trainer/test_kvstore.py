@@ -1,11 +1,14 @@
 """Stores of one process: MXNet's semantics, its recorded compression, and what is refused."""
 
+import doctest
+
 import numpy as np
 import pytest
 import torch
 
 from tristep import kvstore
 from tristep.kvstore import KVStore, create
+from tristep.trainer.kvstore import base
 from tristep.trainer.optimizer import SGD, Adam
 from tristep.trainer.optimizer import create as create_optimizer
 
@@ -251,6 +254,24 @@ def test_a_store_is_registered_as_in_mxnet(clean_registry):
         made.set_optimizer(SGD())
     with pytest.raises(TypeError, match="subclass of KVStore"):
         kvstore.KVStoreBase.register(int)
+
+
+def test_a_store_can_update_if_it_defines_set_optimizer():
+    class Updating(KVStore):
+        def set_optimizer(self, optimizer):
+            pass
+
+    class Summing(KVStore):
+        pass
+
+    assert Updating.is_capable("optimizer")
+    assert not Summing.is_capable("Optimizer")
+
+
+def test_the_example_of_a_store_is_right(clean_registry):
+    failed, attempted = doctest.testmod(base)
+    assert attempted > 5
+    assert not failed
 
 
 def test_mxnets_teststore():

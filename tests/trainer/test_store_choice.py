@@ -164,6 +164,30 @@ def test_a_registered_store_is_used(clean_registry, update_on_kvstore):
     assert together._sync.store.priorities == [0, -1, -2, -3] * 2
 
 
+BROADCAST, PUSHPULL = r"broadcast\(\), or init\(\) and pull\(\)", r"pushpull\(\), or push\(\) and pull\(\)"
+
+
+@pytest.mark.parametrize(
+    ("methods", "arguments", "missing"),
+    [
+        ((), {}, f"{BROADCAST}; {PUSHPULL}"),
+        (("broadcast",), {}, PUSHPULL),
+        (("pushpull", "init"), {}, BROADCAST),
+        (("init", "push"), {}, f"{BROADCAST}; {PUSHPULL}"),
+        (("init", "push", "pull"), {"compression_params": TWO_BIT}, r"set_gradient_compression\(\), for compression_params"),
+        (("broadcast", "pushpull", "is_capable"), {}, r"set_optimizer\(\), or is_capable\(\) that returns False"),
+    ],
+)
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_store_that_lacks_a_method_is_refused_when_the_trainer_is_made(
+    methods, arguments, missing, by_name, clean_registry
+):
+    sources = {name: lambda *_, **__: True for name in methods}
+    lacking = kvstore.register(type("Lacking", (kvstore.KVStore,), sources))
+    with pytest.raises(TypeError, match=f"^kvstore=.*: Lacking must define {missing}$"):
+        Trainer(copies_of(small_net()), "sgd", kvstore="lacking" if by_name else lacking(), **arguments)
+
+
 def test_a_store_of_ones_own_may_connect_processes(clean_registry):
     """It says how it is made and used, and which compression it takes; a trainer of a single replica uses it, too."""
 

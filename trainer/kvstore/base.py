@@ -26,8 +26,21 @@ class KVStore:
     Keys are all int or all str. Each method takes one key with its value, or a list of keys with a list of values.
 
     A subclass marked with `@KVStore.register` can be made by its lower-case name, with `create` or as `Trainer(kvstore=)`.
-    It defines `broadcast` and `pushpull`, or else `init`, `push` and `pull`, which these two call by default. It also
-    defines `set_optimizer`, unless it overrides `is_capable` to return False. `KVStoreBase` is an alias of this class.
+    It defines `broadcast` and `pushpull`, or else `init`, `push` and `pull`, which these two call by default. If it also
+    defines `set_optimizer`, the trainer lets it update the weights, unless `update_on_kvstore` is False. Other methods are
+    needed only if they are used. `LocalStore` defines all of them. `KVStoreBase` is an alias of this class.
+
+    A trainer with n replicas uses the indices of the parameters as keys, and makes these calls:
+
+    - Before the first step, `set_optimizer(optimizer)` if the store updates; then for each key `broadcast(key, weight,
+      weights)`, with the first replica's weight and the weights of all replicas, which gets the first one's value.
+    - At each step, for each key: `pushpull(key, gradients, out=out, priority=-key)`, with lists of n tensors, which may be
+      the same tensors. The sum of the gradients goes to every tensor of `out`; if the store updates, `out` are the weights,
+      and get the updated weight.
+    - If the store updates: `replace(keys, weights)`, with lists, before each step. In a store without this method, a step
+      after the user has changed weights raises RuntimeError.
+    - `save_optimizer_states` and `load_optimizer_states`, when states of a store that updates are saved and loaded;
+      `set_gradient_compression`, before the first step, for `compression_params`.
 
     Attributes:
         kv_registry: the registered classes by name.
@@ -40,6 +53,34 @@ class KVStore:
         num_workers: the number of these processes.
         in_step: whether the store connects synchronous processes, which all make the same calls, and sums by collectives
             of its process group `group`.
+
+    Example:
+        >>> import torch, tristep
+        >>> from tristep import kvstore
+        >>> @kvstore.register
+        ... class SumStore(kvstore.KVStore):
+        ...     def __init__(self):
+        ...         self.weights = {}
+        ...
+        ...     def set_optimizer(self, optimizer):
+        ...         self.updater = tristep.optimizer.get_updater(optimizer)
+        ...
+        ...     def init(self, key, value):
+        ...         self.weights[key] = value.detach().clone()
+        ...
+        ...     def push(self, key, value, priority=0):
+        ...         self.updater(key, sum(value), self.weights[key])  # updates the weight in place
+        ...
+        ...     def pull(self, key, out, priority=0, ignore_sparse=True):
+        ...         for tensor in out:
+        ...             tensor.copy_(self.weights[key])
+        >>> nets = [torch.nn.ParameterList([torch.ones(1)]) for _ in range(2)]
+        >>> trainer = tristep.Trainer(nets, "sgd", {"learning_rate": 0.25}, kvstore="sumstore")
+        >>> for net in nets:
+        ...     net[0].grad = torch.ones(1)
+        >>> trainer.step(batch_size=1)
+        >>> [net[0].item() for net in nets]
+        [0.5, 0.5]
     """
 
     kv_registry: ClassVar[Registry[type[KVStore]]]
@@ -160,24 +201,22 @@ class KVStore:
 
     @classmethod
     def is_capable(cls, capability: str) -> bool:
-        """Return whether stores of this class have a capability; True unless a subclass overrides it.
+        """Return whether stores of this class have a capability; a subclass may override it.
 
         Args:
-            capability: "optimizer", in upper or lower case: the store can update what it stores.
+            capability: "optimizer", in upper or lower case: the store can update what it stores, since it defines
+                `set_optimizer`.
 
         Raises:
             ValueError: `capability` is another word.
         """
         if not isinstance(capability, str) or capability.lower() not in CAPABILITIES:
             raise ValueError(f"capability={capability!r}: must be one of {', '.join(map(repr, CAPABILITIES))}")
-        return True
+        return cls.set_optimizer is not KVStore.set_optimizer
 
 
 def _missing(store: KVStore, method: str) -> NotImplementedError:
-    hint = ""
-    if method == "set_optimizer":
-        hint = "; if it cannot update weights, define is_capable() and let it return False"
-    return NotImplementedError(f"a store of type {store.type or type(store).__name__!r} does not define {method}(){hint}")
+    return NotImplementedError(f"a store of type {store.type or type(store).__name__!r} does not define {method}()")
 
 
 KVStore.kv_registry = Registry("store", KVStore, group="tristep.stores")

@@ -98,7 +98,7 @@ def check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, r
         The name of a store in lower case, or the store that was given; None if a single replica needs no store.
 
     Raises:
-        TypeError: an argument has a wrong type.
+        TypeError: an argument has a wrong type, or the class of the store lacks a method.
         ValueError: an argument is unknown or out of range, or does not go with the others.
     """
     asked: Any = kvstore  # a class or an instance of one
@@ -124,13 +124,36 @@ def check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, r
             why = several if replicas > 1 else "a single copy of a model needs no store"
             raise ValueError(f"update_on_kvstore=True with kvstore={kvstore!r}: {why}, so no store can update; leave it out")
         return None
-    updates_on_store(kvstore, asked.is_capable("optimizer"), update_on_kvstore)
+    updates = updates_on_store(kvstore, asked.is_capable("optimizer"), update_on_kvstore)
+    _check_methods(kvstore, asked, updates, compression_params is not None)
     if compression_params is not None and is_name and asked is LocalStore and "device" not in kvstore:
         raise ValueError(
             f"compression_params={compression_params!r} with kvstore={kvstore!r}, which does not compress gradients: use "
             "'device', or leave it out"
         )
     return kvstore
+
+
+def _check_methods(kvstore: Any, store: Any, updates: bool, compresses: bool) -> None:
+    """Raise TypeError if a store, or a class of stores, does not define the methods that a trainer needs."""
+    klass: type[KVStore] = store if isinstance(store, type) else type(store)
+    if klass.sync_class is not None or klass.in_step:  # which may use other methods
+        return
+
+    def lacks(*methods: str) -> bool:
+        return any(getattr(klass, method) is getattr(KVStore, method) for method in methods)
+
+    missing = []
+    if lacks("broadcast") and lacks("init", "pull"):
+        missing.append("broadcast(), or init() and pull()")
+    if lacks("pushpull") and lacks("push", "pull"):
+        missing.append("pushpull(), or push() and pull()")
+    if updates and lacks("set_optimizer"):
+        missing.append("set_optimizer(), or is_capable() that returns False")
+    if compresses and lacks("set_gradient_compression"):
+        missing.append("set_gradient_compression(), for compression_params")
+    if missing:
+        raise TypeError(f"kvstore={kvstore!r}: {klass.__name__} must define {'; '.join(missing)}")
 
 
 def sync_for(

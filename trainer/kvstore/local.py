@@ -378,11 +378,6 @@ class TestStore(KVStore):
             for tensor in outs:
                 tensor.copy_(totals[name])
 
-    @classmethod
-    def is_capable(cls, capability: str) -> bool:
-        """Return False for "optimizer": nothing is stored that an optimizer could update."""
-        return super().is_capable(capability) and capability.lower() != "optimizer"
-
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     # A non-blocking copy to the CPU could be read before it has arrived.
