@@ -80,10 +80,12 @@ class Compressor(abc.ABC):
         """Return a message that encodes the values.
 
         Args:
-            values: float32 [n].
+            values: float32 [n], on the device of the gradients: a chunk of a bucket, in which the gradients of many
+                parameters follow each other.
 
         Returns:
-            A tensor of any shape and dtype, which depend on n only.
+            One tensor of any shape and dtype, which depend on n only. To send two, such as codes and scales, view both as
+            bytes and concatenate them.
         """
 
     @abc.abstractmethod
