@@ -96,11 +96,6 @@ GOALS = {
         Goal("first step, compiled before, s", lambda parts: parts["first"]["cached"], most=0.05),
         Goal("gradients as codes of 2 bits or 1, of copy", _worst_coding("of copy"), least=0.85),
         Goal("gradients as codes of 2 bits or 1, torch / tristep", _worst_coding("torch / tristep"), least=5),
-        Goal(
-            "X X^T of 8,192, torch / tristep",
-            lambda parts: parts["symmetric"]["1 x 8192 x 8192"]["torch / symmetric_product"],
-            least=1.4,
-        ),
     ),
     "cpu": (
         *(

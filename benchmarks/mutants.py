@@ -48,7 +48,6 @@ TUNING = {
     "kernels/backends/triton/launch.py": {"TOTALS": "tiles at a time"},
     "kernels/backends/triton/upload.py": {"Uploader.RING": "how far the host may be ahead"},
     "kernels/states.py": {"ALIGNMENT": "bytes, for wide accesses"},
-    "kernels/rules/muon.py": {"SYMMETRIC_FROM": "from where another product pays"},
 }
 
 # A function with one of these among its decorators is read or compiled, and Python need not execute it.

@@ -20,7 +20,6 @@ The parts:
     stored      weights and states in low precision
     rules       every rule on one large matrix, against its peers
     matrices    Muon on many matrices
-    symmetric   X X^T by half (GPU)
     compression gradients as codes of a few bits
     graph       whole training steps as CUDA graphs (GPU)
     memory      what a step of AdamW allocates (GPU)
@@ -325,22 +324,6 @@ def time_matrices(device: str) -> Table:
     }
 
 
-def time_symmetric(device: str) -> Table:
-    """X X^T in bfloat16, half of its blocks computed, against torch's whole product."""
-    from tristep.kernels.backends.triton.symmetric import symmetric_product
-
-    print("X X^T, bfloat16")
-    found = {}
-    for shape in workloads.STACKS:
-        x = torch.randn(shape, device=device, dtype=torch.bfloat16)
-        steps = {
-            "symmetric_product": Step(partial(symmetric_product, x)),
-            "torch": Step(lambda x=x: x @ x.mT),  # type: ignore[misc]  # mypy cannot infer the type
-        }
-        found[" x ".join(map(str, shape))] = race(" x ".join(map(str, shape)), steps, device)
-    return found
-
-
 def time_compression(device: str) -> Table:
     """Quantising, error feedback and packing of one bucket in one pass, against torch's operations."""
     n = workloads.BUCKET[device]
@@ -419,7 +402,6 @@ PARTS: dict[str, Callable[[str], Any]] = {
     "stored": time_stored,
     "growth": time_growth,
     "matrices": time_matrices,
-    "symmetric": time_symmetric,
     "compression": time_compression,
     "graph": time_graph,
     "memory": measure_memory,
@@ -428,7 +410,7 @@ PARTS: dict[str, Callable[[str], Any]] = {
     "rules": time_rules,
     "compiled": time_compiled,
 }
-_NOT_ON = {"cpu": ("memory", "symmetric", "graph"), "cuda": ("host",)}
+_NOT_ON = {"cpu": ("memory", "graph"), "cuda": ("host",)}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ __all__ = [
     "MATRICES",
     "MUON",
     "RULES",
-    "STACKS",
     "STEPS",
     "STORED",
     "TENSORS",
@@ -136,8 +135,6 @@ MUON = {
     "cpu": Workload("2 x 1,024 x 1,024", ((1024, 1024),) * 2),
     "cuda": Workload("16 x 2,048 x 2,048", ((2048, 2048),) * 16),
 }
-# Stacks of matrices whose products with themselves Muon needs.
-STACKS = ((1, 512, 512), (24, 768, 768), (24, 768, 3072), (1, 1024, 1024), (1, 2048, 2048), (1, 4096, 4096), (1, 8192, 8192))
 MATRICES = (
     Workload("200 x 32 x 64", ((32, 64),) * 200),
     Workload("48 x 64 x 64", ((64, 64),) * 48),

@@ -63,10 +63,6 @@ COEFFICIENTS: dict[str, tuple[Triple, ...]] = {
     "deepseekv4": (_QUINTIC,) * 8 + ((2.0, -1.5, 0.5),) * 2,
 }
 
-# The number of rows from which `symmetric_product` computes x x^T on a GPU instead of torch. To be lowered once
-# `benchmarks/run.py --gpu --only symmetric` has shown where it is faster.
-SYMMETRIC_FROM = math.inf
-
 
 class Orthogonalization(NamedTuple):
     """Settings of Muon's orthogonalization.
@@ -116,8 +112,6 @@ def orthogonalized(
 
 def iterated(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
     """Apply these Newton-Schulz steps to `x`, [(n,) rows, columns] with norms of at most 1, and return the result."""
-    if takes_symmetric_products(x):
-        return _iterated_by_halves(x, triples)
     multiplied = _multiplied(x)
     # Two tensors take turns as a step's result: allocating a large one costs more than writing to it.
     gram = x.new_empty((*x.shape[:-1], x.shape[-2]))
@@ -131,20 +125,6 @@ def iterated(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
         else:
             multiplied(x, gram, x, beta=a, alpha=b, out=new)
         x, new, other = new, other, new
-    return x
-
-
-def _iterated_by_halves(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
-    """Apply Newton-Schulz steps; compute only half of the blocks of each symmetric product."""
-    from ..backends.triton.symmetric import symmetric_product
-
-    multiplied = _multiplied(x)
-    for a, b, c in triples:
-        gram = symmetric_product(x)
-        if c:
-            x = multiplied(x, symmetric_product(gram, added=gram, alpha=c, beta=b), x, beta=a)
-        else:
-            x = multiplied(x, gram, x, beta=a, alpha=b)
     return x
 
 
@@ -178,12 +158,6 @@ def iterated_on_gram(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor
 def _multiplied(x: torch.Tensor) -> Callable[..., torch.Tensor]:
     """Return torch's function for beta x + alpha y z: of stacks if `x` is a stack, else of matrices."""
     return torch.baddbmm if x.dim() == 3 else torch.addmm
-
-
-def takes_symmetric_products(x: torch.Tensor) -> bool:
-    """Return whether `symmetric_product` computes x x^T of these matrices."""
-    rows, columns = x.shape[-2:]
-    return x.is_cuda and rows >= SYMMETRIC_FROM and rows % 16 == columns % 16 == 0
 
 
 def orthogonal_blocks(tensors: torch.Tensor, how: Orthogonalization, split: int, epsilon: float) -> list[torch.Tensor]:

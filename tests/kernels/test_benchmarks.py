@@ -110,7 +110,7 @@ def test_all_parts_run_write_and_are_drawn(benchmarks, monkeypatch, tmp_path, ca
     monkeypatch.setattr(rules, "__all__", ["sgd", "lion", "muon"])
     monkeypatch.setitem(run.SECONDS, "cpu", 0.01)
     out = tmp_path / "found.json"
-    parts = [part for part in run.PARTS if part not in ("memory", "symmetric", "graph", "first", "host", "compiled")]
+    parts = [part for part in run.PARTS if part not in ("memory", "graph", "first", "host", "compiled")]
     monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), "--only", *parts])
     run.main()
     results = json.loads(out.read_text())
@@ -140,7 +140,6 @@ def test_goals_are_found_in_what_is_measured(benchmarks, device):
     workloads, goals = benchmarks["workloads"], benchmarks["goals"]
     steps = {workload.name: {"of copy": 0.9, "torch fused / tristep": 2.0} for workload in workloads.STEPS[device]}
     stored = {**benchmarks["registry"].STORED, **benchmarks["registry"].STORED_PEERS}
-    stacks = {" x ".join(map(str, shape)): {"torch / symmetric_product": 1.5} for shape in workloads.STACKS}
     parts = {
         "steps": steps,
         "clip": steps,
@@ -150,7 +149,6 @@ def test_goals_are_found_in_what_is_measured(benchmarks, device):
         "folded": {"1 x 1e9": {"torch / tristep": 2.0}},
         "telemetry": {"148 x 8": {"with telemetry / tristep": 1.02}},
         "first": {"cold": 1.0, "cached": 0.04},
-        "symmetric": stacks,
         "compression": {name: {"of copy": 0.9, "torch / tristep": 6.0} for name in ("2bit", "1bit")},
         "host": {
             "launches_per_step": 1.0,
@@ -167,5 +165,4 @@ def test_goals_are_found_in_what_is_measured(benchmarks, device):
         assert not reached["host, new gradients, µs"]
     else:
         assert not reached["AdamW, 1e9 elements, of copy"]
-        assert reached["X X^T of 8,192, torch / tristep"]
     assert goals.judged({"machine": "none"}, device) == []

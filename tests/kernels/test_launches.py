@@ -250,9 +250,6 @@ code = compress.CODES["2bit"]
 votes, values = torch.zeros(1, code.votes_size(1024, 1), dtype=torch.uint8), torch.zeros(1000)
 result["votes of one rank"] = watched(lambda: compress.decode_votes(code, 1, votes, values, 0.5, "triton"))
 
-from tristep.kernels.backends.triton.symmetric import symmetric_product
-result["symmetric"] = watched(lambda: symmetric_product(torch.ones(16, 16, dtype=BF16)))
-
 json.dump(result, sys.stdout)
 '''
 

@@ -42,10 +42,10 @@ OTHERS = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from tristep.kernels.backends.triton import reduce, symmetric
+from tristep.kernels.backends.triton import reduce
 
 name, types, constants = arguments
-kernel = getattr(reduce, name, None) or symmetric.symmetric_kernel
+kernel = getattr(reduce, name)
 signature = {each: types.get(each, "constexpr" if each in constants else "i32") for each in kernel.arg_names}
 source = ASTSource(kernel, signature=signature, constexprs=constants)
 result = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ttir"]
@@ -62,14 +62,6 @@ KERNELS = {
             "totals_kernel",
             {"partials": "*fp32", "firsts": "*i64", "rows": "*i64", "largest": "*i32", "totals": "*fp64"},
             {"BLOCK": 4096},
-        ],
-    ),
-    "symmetric product": (
-        OTHERS,
-        [
-            "",
-            {"x": "*bf16", "added": "*bf16", "out": "*bf16", "pairs": "*i32", "alpha": "fp32", "beta": "fp32"},
-            {"ROWS": 128, "DEPTH": 64, "ADDED": True, "WIDE": False},
         ],
     ),
     "int8": (CODES, ["int8", "values", "messages", 1]),
@@ -114,7 +106,6 @@ def narrow_products(text):
 
 
 @pytest.mark.sample(4)
-@pytest.mark.sample(0, "symmetric product")
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_no_product_of_32_bits_is_part_of_an_address(kernel, compiling):
     text = compiling.run(*KERNELS[kernel])

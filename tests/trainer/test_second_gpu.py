@@ -169,24 +169,6 @@ def test_defects_that_are_planted_are_noticed(emulated):
     assert "the host waits: tolist() of a tensor on cuda:1" in found["increment_version"]
 
 
-@no_gpu
-def test_a_symmetric_product_is_launched_on_its_device(monkeypatch):
-    """The emulator does not know its kernel, which uses tensor cores."""
-    symmetric = pytest.importorskip("tristep.kernels.backends.triton.symmetric", reason="Triton has builds for Linux only")
-    with SimulatedGpus() as gpus:
-        launches = []
-
-        class Kernel:
-            def __getitem__(self, grid):
-                return lambda *args, **kwargs: gpus.launch(lambda: launches.append(grid), args)
-
-        monkeypatch.setattr(symmetric, "symmetric_kernel", Kernel())
-        symmetric.block_pairs.cache_clear()
-        symmetric.symmetric_product(torch.ones(1, 4, 4, dtype=torch.bfloat16, device=SECOND))
-        assert launches == [(1, 1)]
-        symmetric.block_pairs.cache_clear()
-
-
 @pytest.mark.parametrize(("late", "missing"), [([2.0, 0.0, 2.0], None), ([2.0, 0.0, 1.0], "'c'")])
 def test_late_counts_tell_of_missing_gradients_of_what_is_trained(late, missing, monkeypatch):
     parameters = [torch.nn.Parameter(torch.ones(2), requires_grad=trained) for trained in (True, False, True)]

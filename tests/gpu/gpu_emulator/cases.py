@@ -18,7 +18,7 @@ from tristep.kernels import MetricsBuffer, Rule, Update, compress, rules, storag
 from tristep.kernels.layouts import compute_dtype
 from tristep.trainer import Telemetry
 
-__all__ = ["SIZES", "CodeCase", "ProductCase", "RuleCase", "cases", "difference", "largest_difference"]
+__all__ = ["SIZES", "CodeCase", "RuleCase", "cases", "difference", "largest_difference"]
 
 # Below, at and above a block of packed states (128) and a tile (1,024), and several tiles.
 SIZES = (0, 1, 3, 127, 128, 1023, 1024, 1025, 5000, 2048, 129)
@@ -210,48 +210,8 @@ class CodeCase(NamedTuple):
         return {name: tensors for name, tensors in found.items() if not self.special or tensors[0].is_floating_point()}
 
 
-class ProductCase(NamedTuple):
-    """2 x x^T, or with a matrix added 2 x x^T - added / 2.
-
-    Attributes:
-        shape: of x.
-        dtype: the name of its type.
-        turned: whether x's columns are its contiguous dimension.
-        added: whether a matrix is added.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str = "bfloat16"
-    turned: bool = False
-    added: bool = False
-    limit = 1
-
-    def __str__(self) -> str:
-        words = [name for name in ("turned", "added") if getattr(self, name)]
-        return "-".join(["product", "x".join(map(str, self.shape)), self.dtype, *words])
-
-    def compare(self) -> tuple[float, str]:
-        """The largest error as a share of what rounding each sum and the result may give, and where it is."""
-        from tristep.kernels.backends.triton.symmetric import symmetric_product
-
-        rng, dtype = np.random.default_rng(7), getattr(torch, self.dtype)
-        *stack, rows, columns = self.shape
-        x = torch.as_tensor(rng.normal(size=(*stack, columns, rows) if self.turned else self.shape)).to(dtype)
-        x = x.mT if self.turned else x
-        matrix = torch.as_tensor(rng.normal(size=(*stack, rows, rows)))
-        added = (matrix + matrix.mT).to(dtype) if self.added else None
-        found = symmetric_product(x, added=added, alpha=2.0, beta=-0.5).double()
-        wide, other = x.double(), torch.zeros(()) if added is None else added.double()
-        exact, size = 2 * wide @ wide.mT - other / 2, 2 * wide.abs() @ wide.abs().mT + other.abs() / 2
-        info = torch.finfo(dtype)
-        sums = (columns + 3) * 2.0**-24 * size  # products are exact; so many roundings, of at most that size each
-        shares = (found - exact).abs() / (sums + info.eps / 2 * (exact.abs() + sums).clamp(min=info.tiny))
-        worst = int(shares.nan_to_num(float("inf")).argmax())
-        return float(shares.flatten()[worst]), f"element {worst}"
-
-
-def cases() -> Iterator[RuleCase | CodeCase | ProductCase]:
-    """All cases: each rule in each type, and those of `_EXTENSIVE` with all storage; each code; products of matrices."""
+def cases() -> Iterator[RuleCase | CodeCase]:
+    """All cases: each rule in each type, and those of `_EXTENSIVE` with all storage; each code."""
     for name in rules.__all__:
         rule = getattr(rules, name)
         if not isinstance(rule, Rule):
@@ -294,14 +254,6 @@ def cases() -> Iterator[RuleCase | CodeCase | ProductCase]:
         yield CodeCase(name, 1025, "float16", residual=False)
         yield CodeCase(name, 5000, ranks=3)
         yield CodeCase(name, 5000, "bfloat16", residual=False, ranks=3, special=True)
-    for dtype in ("bfloat16", "float16"):  # copied to shared memory ahead, where sizes are multiples of 16
-        for turned, added in ((False, False), (True, True)):
-            yield ProductCase((1, 1), dtype, turned, added)
-            yield ProductCase((2, 144, 336), dtype, turned, added)
-            yield ProductCase((16, 64), dtype, turned, added)
-            yield ProductCase((300, 3), dtype, turned, added)
-            yield ProductCase((2, 130, 70), dtype, turned, added)
-            yield ProductCase((3, 300), dtype, turned, added)
 
 
 def largest_difference(expected: Tensors, found: Tensors) -> tuple[float, str]:

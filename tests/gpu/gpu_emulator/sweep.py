@@ -13,7 +13,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,12 +21,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tristep.kernels import compress
-from tristep.kernels.backends.triton import reduce, symmetric
+from tristep.kernels.backends.triton import reduce
 from tristep.kernels.backends.triton.compile import compile_for, options_of
 from tristep.kernels.compress.triton import compile_for as compile_code
 from tristep.trainer import Telemetry
 
-from .cases import CodeCase, ProductCase, RuleCase, cases
+from .cases import CodeCase, RuleCase, cases
 from .driver import install
 
 __all__ = ["TARGETS", "main"]
@@ -44,11 +43,7 @@ SAMPLE = (
     RuleCase("lamb", "bfloat16", metrics=True),
     CodeCase("int8", 5000, "bfloat16", ranks=3),
     CodeCase("2bit", 5000, ranks=3),
-    ProductCase((16, 64)),
-    ProductCase((130, 70), turned=True, added=True),
 )
-# Tritons that make no such fence between cp.async and wgmma, which PTX asks for: nothing that this project could change.
-UNFENCED = ("3.5.", "3.6."), "with no fence.proxy.async since"
 
 
 def main() -> None:
@@ -72,21 +67,17 @@ def main() -> None:
         emulator.defects.clear()
         difference, where = case.compare()
         emulated += 1
-        unfenced = UNFENCED[1] if triton.__version__.startswith(UNFENCED[0]) and isinstance(case, ProductCase) else "\n"
-        failed += [f"emulated {case}: {message}" for message in emulator.defects if unfenced not in message]
+        failed += [f"emulated {case}: {message}" for message in emulator.defects]
         if difference > case.limit:
             failed.append(f"emulated {case}: {difference:g} at {where}")
     print(json.dumps({"triton": triton.__version__, "compiled": compiled, "emulated": emulated, "failed": failed}))
 
 
-def _compiled_cases() -> Iterator[RuleCase | CodeCase | ProductCase]:
-    """All rules in three types, all storage of those rules that have each, codes in two forms, and products."""
+def _compiled_cases() -> Iterator[RuleCase | CodeCase]:
+    """All rules in three types, all storage of those rules that have each, codes in two forms."""
     for case in cases():
         if isinstance(case, CodeCase):
             if case.n == 5000:
-                yield case
-        elif isinstance(case, ProductCase):
-            if len(case.shape) == 3:
                 yield case
         elif case.weight == "float64":
             yield case._replace(offset=0)
@@ -94,14 +85,11 @@ def _compiled_cases() -> Iterator[RuleCase | CodeCase | ProductCase]:
             yield case
 
 
-def _kernels(chosen: Iterable[RuleCase | CodeCase | ProductCase]) -> Iterator[tuple[str, Callable[[GPUTarget], Any]]]:
+def _kernels(chosen: Iterable[RuleCase | CodeCase]) -> Iterator[tuple[str, Callable[[GPUTarget], Any]]]:
     """A name, and a function that compiles for a target, of each kernel."""
     for case in chosen:
         if isinstance(case, CodeCase):
             yield from _kernels_of_code(case)
-            continue
-        if isinstance(case, ProductCase):
-            yield str(case), partial(_compile_product, case)
             continue
         rule = case.made
         options = _options(case)
@@ -146,27 +134,9 @@ def _kernels_of_code(case: CodeCase) -> Iterator[tuple[str, Callable[[GPUTarget]
         yield f"{case}, {reads} to {writes}", lambda target, job=job: compile_code(target, job)
 
 
-def _compile_product(case: ProductCase, target: GPUTarget) -> Any:
-    kind = {"bfloat16": "*bf16", "float16": "*fp16"}[case.dtype]
-    types = {"x": kind, "added": kind, "out": kind, "pairs": "*i32", "alpha": "fp32", "beta": "fp32"}
-    constants = {"ROWS": symmetric.ROWS, "DEPTH": symmetric.DEPTH, "ADDED": case.added, "WIDE": False}
-    constants |= {"x_row" if case.turned else "x_column": 1, "added_column": 1}
-    by = 16 if all(size % 16 == 0 for size in case.shape[-2:]) else 1
-    (name,) = (name for name, each in TARGETS.items() if each == target)
-    return _compile(symmetric.symmetric_kernel, types, constants, target, by, **symmetric.options_for(target, SHARED[name]))
-
-
-def _compile(
-    kernel: Any, types: dict[str, str], constants: dict[str, Any], target: GPUTarget, by: int = 1, **options: Any
-) -> Any:
-    """Compile for pointers and integers that are multiples of `by`."""
+def _compile(kernel: Any, types: dict[str, str], constants: dict[str, Any], target: GPUTarget, **options: Any) -> Any:
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
-    hints = {
-        (k,): [["tt.divisibility", by]]
-        for k, kind in enumerate(signature.values())
-        if by > 1 and kind not in ("constexpr", "fp32")
-    }
-    source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=hints)
+    source = ASTSource(kernel, signature=signature, constexprs=constants)
     return triton.compile(source, target=target, options=options)
 
 
