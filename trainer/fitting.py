@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -207,11 +207,14 @@ def check_loss(loss: Any) -> None:
 
 
 def check_batches(name: str, data: Any) -> None:
-    """Raise TypeError if the argument `name` cannot be iterated in every epoch."""
+    """Raise TypeError if the argument `name` cannot be iterated in every epoch, ValueError if it knows that it is empty."""
     if isinstance(data, Iterator):
         raise TypeError(f"{name} is an iterator, which ends after one epoch: give a DataLoader, a list, or the like")
     if not isinstance(data, Iterable):
         raise TypeError(f"{name} must give batches (inputs, labels), got {type(data).__name__}")
+    with suppress(TypeError):  # the length of a DataLoader may be unknown
+        if len(data) == 0:  # type: ignore[arg-type]  # not everything has one
+            raise ValueError(f"{name} gave no batch: it has length 0")
 
 
 def evaluate(
@@ -224,6 +227,9 @@ def evaluate(
         loss: a function of (outputs, labels) that returns one loss for each sample, or their mean.
         data: batches (inputs, labels).
         metrics: functions of (labels, outputs) by name, which return the mean over a batch.
+
+    Raises:
+        ValueError: there is no batch.
     """
     sums, place, training = _Sums(metrics), device_of(net), net.training
     net.eval()
@@ -235,6 +241,8 @@ def evaluate(
                 sums.add(len(inputs[0]), loss(outputs, labels).mean(), labels, outputs)
     finally:
         net.train(training)
+    if not sums.count:
+        raise ValueError("eval_data gave no batch: it must be iterable again for every evaluation")
     return sums.means()
 
 

@@ -266,6 +266,7 @@ BAD = {
     "no loss": ({"loss": "mse"}, TypeError, "loss must be callable"),
     "an iterator": ({"data": iter([])}, TypeError, "data is an iterator"),
     "no batches": ({"data": []}, ValueError, "data gave no batch"),
+    "no batches to evaluate": ({"eval_data": []}, ValueError, "eval_data gave no batch"),
     "no pairs": ({"data": [torch.ones(2, 4)]}, TypeError, r"pairs \(inputs, labels\), got Tensor"),
     "a metric": ({"eval_metric": "accurcy"}, ValueError, "eval_metric='accurcy'.*Did you mean 'accuracy'"),
     "a metric twice": ({"eval_metric": ["acc", "accuracy"]}, ValueError, "two metrics of the name 'accuracy'"),

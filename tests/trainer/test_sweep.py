@@ -278,6 +278,11 @@ def test_files_give_back_what_was_saved(tmp_path):
         Sweep.load(tmp_path / "sweep.safetensors").model(**point)
 
 
+class OfNoKnownLength:
+    def __iter__(self):
+        return iter(())
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -285,7 +290,10 @@ def test_files_give_back_what_was_saved(tmp_path):
         ({"make_model": lambda: 3}, TypeError, "make_model must make"),
         ({"loss": "mse"}, TypeError, "loss must be callable"),
         ({"data": iter([])}, TypeError, "data is an iterator"),
-        ({"data": []}, ValueError, "gave no batch"),
+        ({"data": []}, ValueError, "data gave no batch"),
+        ({"eval_data": iter([])}, TypeError, "eval_data is an iterator"),
+        ({"eval_data": []}, ValueError, "eval_data gave no batch"),
+        ({"eval_data": OfNoKnownLength()}, ValueError, "eval_data gave no batch"),
         ({"epochs": 1, "steps": 2}, ValueError, "give one of them"),
         ({"epochs": 0}, ValueError, "epochs=0"),
         ({"grid": {"learning_rate": 0.1}}, TypeError, r"grid\['learning_rate'\]=0.1"),

@@ -81,6 +81,8 @@ def sweep(
     """
     check_loss(loss)
     check_batches("data", data)
+    if eval_data is not None:
+        check_batches("eval_data", eval_data)
     if epochs is not None and steps is not None:
         raise ValueError(f"epochs={epochs!r} together with steps={steps!r}: give one of them")
     n_epochs = None if steps is not None else integer("epochs", 1 if epochs is None else epochs, low=1)
