@@ -287,6 +287,12 @@ class Launch:
             for _, gradient in self.sources:
                 gradient().zero_()
 
+    def zero_gradients(self) -> None:
+        """Fill the bound gradients with zeros, by torch."""
+        for bound in self.gradients:
+            if bound is not None and (gradient := bound()) is not None:
+                gradient.zero_()
+
     def release(self) -> None:
         """Drop all references to weights and gradients, until `replace_weights`."""
         self.weights, self.originals, self.gradients = [], [], []

@@ -17,7 +17,7 @@ from ..kernels import Rule
 from ..kernels.backends import choose_engine
 from ..kernels.graphs import Recording, for_all_steps
 from .interrupts import interrupts_wait
-from .optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater
+from .optimizer import RuleOptimizer, Updater
 from .optimizer.multi import parts_of
 from .optimizer.plan import MultiPlan
 from .optimizer.updater import UpdaterPlan
@@ -127,7 +127,7 @@ def check_capture(updater: Updater, device: torch.device, telemetry: Any) -> Non
     optimizer = updater.optimizer
     for part in parts_of(optimizer):
         check_rule(part, part.rule if isinstance(part, RuleOptimizer) else None)
-    if _limits(optimizer):
+    if optimizer.limits_together:
         raise ValueError(
             "capture() with clip_norm or skip_nonfinite over several optimizers, which is computed with numbers from the "
             "host: must be None and False; set them in the entries of the single optimizers instead"
@@ -162,7 +162,7 @@ def _owner(replica: Replica, plan: UpdaterPlan, rescale_grad: float) -> tuple[Ca
 
     def holds() -> bool:
         same = replica.plan is whole and plan.is_current(update) and update.rule is plan.optimizer.composed_rule
-        return same and not _limits(optimizer)
+        return same and not optimizer.limits_together
 
     def advance() -> None:
         before, optimizer.rescale_grad = optimizer.rescale_grad, rescale_grad
@@ -173,11 +173,6 @@ def _owner(replica: Replica, plan: UpdaterPlan, rescale_grad: float) -> tuple[Ca
             raise
 
     return holds, advance
-
-
-def _limits(optimizer: Optimizer) -> bool:
-    """Return whether several optimizers clip or skip together."""
-    return isinstance(optimizer, MultiOptimizer) and (optimizer.clip_norm is not None or optimizer.skip_nonfinite)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from ..kernels import Rule
 from ..kernels.metrics import MetricsBuffer
 from .errors import StaleGradientError
 from .interrupts import interrupts_wait
-from .optimizer import MultiOptimizer, Optimizer, RuleOptimizer
+from .optimizer import Optimizer, RuleOptimizer
 from .optimizer.multi import part_of, parts_of
 from .optimizer.plan import HyperRows
 from .optimizer.updater import UpdaterPlan
@@ -49,7 +49,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
                 f"step_in_backward() with {name}: its rule sums over all gradients together ({', '.join(together)}), which "
                 "are never in memory at once; use step()"
             )
-    if isinstance(optimizer, MultiOptimizer) and (optimizer.clip_norm is not None or optimizer.skip_nonfinite):
+    if optimizer.limits_together:
         raise ValueError(
             "step_in_backward() with clip_norm or skip_nonfinite over several optimizers, which needs all gradients "
             "together: they are never in memory at once; use step()"

@@ -137,12 +137,6 @@ class _TorchLaunch(Launch):
         """Expand a tensor or a plain number to the shape of `like`."""
         return torch.as_tensor(value, dtype=self.dtype, device=self.device).expand(like.shape)
 
-    def _fill_with_zeros(self) -> None:
-        if self.zero_grads:
-            for bound in self.gradients:
-                if bound is not None and (gradient := bound()) is not None:
-                    gradient.zero_()
-
 
 class EagerLaunch(_TorchLaunch):
     """Runs an elementwise rule as torch operations: large CPU tensors in tiles, small tensors concatenated."""
@@ -186,7 +180,8 @@ class EagerLaunch(_TorchLaunch):
             joined.setdefault(tuple(self.hyper[i, : self.width].tolist()), []).append((i, gradient))
         for members in joined.values():
             self._compute_joined(members)
-        self._fill_with_zeros()
+        if self.zero_grads:
+            self.zero_gradients()
 
     def _parts(self) -> Iterator[tuple[int, torch.Tensor, slice]]:
         """Yield (tensor's index, gradient of a piece, slice of the piece) for each piece of each tensor with a gradient."""
@@ -353,7 +348,8 @@ class WholeLaunch(_TorchLaunch):
                         _chosen(scale_and_skip, torch.stack(list(place)), v) for place, v in zip(places, values, strict=True)
                     ]
                 _write_stacks(places, values, [*[None] * len(written), *old])
-        self._fill_with_zeros()
+        if self.zero_grads:
+            self.zero_gradients()
 
     def _computed_with(self, g: torch.Tensor, compute: Any, before: torch.Tensor, old: Any, hyper: tuple[float, ...]) -> Any:
         """Run the rule with the user's gradient, or with a copy until the rule is known not to write to it.

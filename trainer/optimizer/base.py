@@ -286,6 +286,11 @@ class Optimizer:
         """Whether results may depend on the order in which parameters are updated."""
         return not getattr(self, "uniform_hyper", False)
 
+    @property
+    def limits_together(self) -> bool:
+        """Whether several optimizers are clipped or skipped together, which only a `MultiOptimizer` can do."""
+        return False
+
     def has_others(self, index: Index) -> bool:
         """Return whether the optimizer has parameters other than this one."""
         return bool((self.counts.keys() | self.param_names.keys()) - {index})

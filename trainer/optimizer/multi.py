@@ -177,9 +177,13 @@ class MultiOptimizer(Optimizer):
     def depends_on_order(self) -> bool:
         return any(optimizer.depends_on_order for optimizer in self.optimizers)
 
+    @property
+    def limits_together(self) -> bool:
+        return self.clip_norm is not None or self.skip_nonfinite
+
     def check_alone(self, index: Index) -> None:
         part_of(self, index).check_alone(index)
-        if self.has_others(index) and (self.clip_norm is not None or self.skip_nonfinite):
+        if self.has_others(index) and self.limits_together:
             raise ValueError(
                 f"an update of one parameter with clip_norm={self.clip_norm!r}, skip_nonfinite={self.skip_nonfinite!r} of "
                 "several optimizers together, which need the gradients of all parameters: give lists, or use Trainer.step"

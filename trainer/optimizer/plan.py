@@ -346,7 +346,7 @@ class MultiPlan(Plan):
     def _limit(self, grads: Sequence[torch.Tensor | None]) -> None:
         """Compute `control` for a step with these gradients, without waiting for the device."""
         optimizer, control = self._optimizer, self.control
-        plain = optimizer.clip_norm is None and not optimizer.skip_nonfinite
+        plain = not optimizer.limits_together
         if plain and self._scaler_control is None and self._is_neutral:
             return
         self._is_neutral = plain and self._scaler_control is None

@@ -49,9 +49,7 @@ class CpuLaunch(Launch):
         if self.grad_scale_and_skip is None or self.grad_scale_and_skip[1] == 0:
             run()
         elif self.zero_grads:
-            for bound in self.gradients:
-                if bound is not None and (gradient := bound()) is not None:
-                    gradient.zero_()
+            self.zero_gradients()
 
     def compute_with_metric(self, into: MetricsBuffer, rows: np.ndarray) -> None:
         metric, ring = into.metric, into.ring(self.device)
