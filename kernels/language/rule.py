@@ -25,7 +25,9 @@ def rule(
     weights. The function's first lines unpack `state` and `hyper`; the names used there become the names of the state
     tensors and of the hyper-parameters. A rule without state returns `state` unchanged. The body consists of assignments
     and one final `return`. It may use `+ - * /`, comparisons, `& | ~` on the results of comparisons, the functions of `tl`,
-    and functions marked with `jit`. Use `tl.where` in place of `if`.
+    and functions marked with `jit`. Use `tl.where` in place of `if`. `tl` has `abs`, `ceil`, `cos`, `exp`, `exp2`, `floor`,
+    `log`, `log2`, `rsqrt`, `sigmoid`, `sin` and `sqrt` of one value, `maximum` and `minimum` of two, `clamp(x, low, high)`,
+    `where(condition, a, b)` and `normal(key0, key1, index)`.
 
     Args:
         fn: the function. It may have two more arguments, recognized by name: `sums`, the reduction's results for this

@@ -92,6 +92,12 @@ JUDGES = {
 OF_TWO = ("maximum", "minimum", "where")
 SPECIAL = [0.0, 1.0, math.inf, -math.inf, math.nan]
 
+
+def test_the_docstring_of_rule_lists_the_functions_of_tl():
+    for word in language.OPS:
+        assert f"`{word}`" in language.rule.__doc__ or f"`{word}(" in language.rule.__doc__
+
+
 OPS = [word for word in language.OPS if word != "normal"]  # which test_random.py judges
 
 

@@ -619,3 +619,12 @@ def test_bad_values_are_named(name):
 def test_bad_arguments_are_named(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_dumps_warns_of_an_argument_that_the_base_class_does_not_know():
+    class Forgetful(Initializer):
+        def __init__(self, low=0.0, high=1.0):
+            super().__init__(low=low)
+
+    with pytest.warns(UserWarning, match="Forgetful: high will be lost"):
+        assert json.loads(Forgetful(high=3.0).dumps()) == ["forgetful", {"low": 0.0}]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -169,10 +171,19 @@ class Initializer:
     def dumps(self) -> str:
         """Return the initializer as a JSON string `[name, arguments]`, from which `create` makes it again.
 
+        Warns with a UserWarning if the class's constructor has not passed one of its arguments to `super().__init__`.
+
         >>> create("uniform", scale=2).dumps()
         '["uniform", {"scale": 2}]'
         """
-        return json.dumps([type(self).__name__.lower(), self._kwargs])
+        kind, named = type(self).__name__, (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        parameters = inspect.signature(type(self)).parameters.values()
+        if lost := [each.name for each in parameters if each.kind in named and each.name not in self._kwargs]:
+            warnings.warn(
+                f"{kind}: {', '.join(lost)} will be lost, as its __init__ does not pass it to super().__init__ by name",
+                stacklevel=2,
+            )
+        return json.dumps([kind.lower(), self._kwargs])
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
