@@ -4,6 +4,7 @@ import importlib.util
 import linecache
 import math
 import re
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +19,33 @@ TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8
 
 
 def _example(heading):
-    """What the Python block under this heading defines, run as a notebook does."""
+    """What the Python blocks under this heading define, run as a notebook does."""
     section = re.search(rf"^### {heading}$(.*?)(?=^##|\Z)", TEXT, re.DOTALL | re.MULTILINE)[1]
-    (text,) = re.findall(r"^```python\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^( *)```python\n(.*?)^ *```$", section, re.DOTALL | re.MULTILINE)
+    text = "\n\n".join(textwrap.dedent(block) for _, block in blocks if not block.lstrip().startswith("@row"))
     filename = f"<CONTRIBUTING, {heading}>"
     linecache.cache[filename] = len(text), None, text.splitlines(keepends=True), filename
     names = {"__name__": "__main__"}
     exec(compile(text, filename, "exec"), names)
     return names
+
+
+def test_the_optimizer_takes_the_papers_steps_and_checks_its_argument():
+    klass = _example("Add an optimizer")["Tiger"]
+    weight = Parameter(torch.randn(40, dtype=torch.float64))
+    trainer = tristep.Trainer([weight], klass(beta=0.8, wd=0.1, clip_gradient=1.5))
+    w, mean = weight.detach().numpy().copy(), np.zeros(40)
+    for _ in range(6):
+        weight.grad = torch.randn(40, dtype=torch.float64)
+        trainer.step(1)
+        mean = 0.8 * mean + 0.2 * np.clip(weight.grad.numpy(), -1.5, 1.5)
+        w = w - 0.001 * (np.sign(mean) + 0.1 * w)
+        np.testing.assert_allclose(weight.detach().numpy(), w, rtol=1e-12)
+    for wrong in (1.0, -0.1):
+        with pytest.raises(ValueError, match=f"beta={wrong}: must be finite and 0 or more and less than 1"):
+            trainer.optimizer.beta = wrong
+    with pytest.raises(TypeError, match="beta='a': must be a number, not str"):
+        klass(beta="a")
 
 
 @pytest.mark.parametrize("engine", ["cpu", "eager", "triton"])
