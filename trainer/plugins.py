@@ -13,6 +13,11 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+# The groups of entry points.
+GROUPS = tuple(
+    f"tristep.{kind}" for kind in ("optimizers", "stores", "compressors", "compression_choices", "initializers", "viz")
+)
+
 
 def names(group: str) -> list[str]:
     """Return the names that plugins declare in a group such as "tristep.optimizers", sorted; nothing is imported."""

@@ -122,6 +122,10 @@ class Registry(dict[str, T]):
         if not self.group:
             return None
         declared = name if name in plugins.names(self.group) else key
+        if self.own_name is None and self.ignore_case:  # of a class with a name of its own more is known below
+            for other in plugins.names(self.group):
+                if other != key and other.lower() == key:
+                    raise ValueError(f"{other!r} in the entry points {self.group!r}: the name must be in lower case")
         if (entry := plugins.load(self.group, declared)) is None:
             return None
         where = f"{declared!r} in the entry points {self.group!r}"

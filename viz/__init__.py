@@ -173,5 +173,8 @@ if not TYPE_CHECKING:  # type checkers would take any name for an attribute
         view = None if name.startswith("_") else plugins.load("tristep.viz", name)
         if view is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        is_view = isinstance(view, type) and issubclass(view, View)
+        if not is_view and name not in plugins.in_contrib("tristep.viz"):  # which has functions, too
+            raise TypeError(f"{name!r} in the entry points 'tristep.viz' is {view!r}: it must be a subclass of View")
         globals()[name] = view
         return view

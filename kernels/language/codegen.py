@@ -64,8 +64,14 @@ class RuleSource:
         return tuple(names)
 
     def arguments(self, states: tuple[str, ...] = (), hyper: tuple[str, ...] = ()) -> tuple[str, list[str]]:
-        """Return the arguments and the lines that unpack the rule's names, then these states and hyper-parameters."""
+        """Return the arguments and the lines that unpack the rule's names, then these states and hyper-parameters.
+
+        Raises:
+            ValueError: `RuleSource` has not been given a name.
+        """
         rule = self.rule
+        if unknown := [name for name in (*states, *hyper) if name not in self._taken]:
+            raise ValueError(f"arguments() got {unknown[0]!r}: give added names to RuleSource(rule, {unknown[0]!r}), too")
         return self.unpacked(rule.extras, (*rule.state, *states), (*rule.own_hyper, *hyper), self.sums)
 
     def unpacked(
@@ -119,7 +125,13 @@ class RuleSource:
         return tuple_text([*(self._new[name] if name in self.rule.changed else name for name in self.rule.state), *more])
 
     def define(self, what: str, first: tuple[str, list[str]], lines: list[str], result: str) -> types.FunctionType:
-        """Define a function with these arguments and unpacking lines, further lines, and the returned expression."""
+        """Define a function with these arguments and unpacking lines, further lines, and the returned expression.
+
+        Raises:
+            ValueError: `what`, a part of the function's name, is no identifier.
+        """
+        if not what.isidentifier():
+            raise ValueError(f"define() got what={what!r}: it must be an identifier, as it becomes part of the rule's name")
         name, (arguments, unpacking) = f"{self.rule.name}_{what}", first
         body = "".join(f"    {line}\n" for line in (*unpacking, *lines, f"return {result}"))
         return function_of_text(name, f"def {name}({arguments}):\n{body}", self._names)

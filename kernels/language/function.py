@@ -141,8 +141,9 @@ def _called_functions(fn: types.FunctionType, tree: ast.FunctionDef) -> dict[str
             callees[node.id] = value
         elif not is_tl(value):
             hint = f". Did you mean tl.{node.id}?" if node.id in OPS else ""
+            what = f"({type(value).__name__}), which engines do not know" if value is not None else "which is not defined"
             raise TypeError(
-                f"{fn.__name__!r} uses the name {node.id!r} ({type(value).__name__}), which engines do not know: "
+                f"{fn.__name__!r} uses the name {node.id!r} {what}: "
                 f"a rule may use its arguments, tl, and functions marked with @jit; pass numbers as hyper-parameters{hint}"
             )
     return callees

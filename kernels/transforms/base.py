@@ -132,7 +132,10 @@ def transformed(
             elementwise = None if inner is None else transform(inner, *options)
             rule.made_of_it[key] = ComposedTensorRule(rule, how, around, elementwise, **whole)
         else:
-            rule.made_of_it[key] = _ComposedRule(make(rule, *options), rule, how)
+            made: Any = make(rule, *options)
+            if not isinstance(made, Made):
+                raise TypeError(f"{make.__name__}() of {transform.__name__} returned {made!r}: it must return a Made")
+            rule.made_of_it[key] = _ComposedRule(made, rule, how)
     return rule.made_of_it[key]
 
 

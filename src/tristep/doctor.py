@@ -16,6 +16,7 @@ import torch
 import tristep
 from tristep.kernels import ENGINES, choose_engine
 from tristep.kernels.backends import has_numba, has_triton
+from tristep.trainer.plugins import GROUPS
 
 __all__ = ["report"]
 
@@ -90,7 +91,8 @@ def _plugins() -> Iterator[str]:
     for group in sorted(group for group in entry_points().groups if group.startswith("tristep.")):
         for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
             package = f", of {entry.dist.name} {entry.dist.version}" if entry.dist else ""
-            yield f"  {entry.name:14} in {group}: {entry.value}{package}"
+            known = "" if group in GROUPS else "; unknown group"
+            yield f"  {entry.name:14} in {group}: {entry.value}{package}{known}"
 
 
 def _devices(wrong: list[str]) -> Iterator[str]:

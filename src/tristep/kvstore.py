@@ -1,11 +1,11 @@
 """Stores: the module `tristep.trainer.kvstore`."""
 
-import sys
 from typing import TYPE_CHECKING
 
+from .aliases import also_import_as
 from .trainer import kvstore
 
 if TYPE_CHECKING:
     from .trainer.kvstore import *
 else:  # the module itself, which imports the stores of several processes on first use
-    sys.modules[__name__] = kvstore
+    also_import_as(__name__, kvstore)

@@ -13,6 +13,8 @@ import torch
 from composed_rules import hyper, numbers
 
 from tristep.kernels import Rule, rule, rules, transforms
+from tristep.kernels.language.codegen import RuleSource
+from tristep.kernels.transforms import base
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 # Rules without states, with reductions, per-tensor state, random numbers, a state that only passes through, decay of another
@@ -302,6 +304,22 @@ def test_what_cannot_be_composed_is_refused(write_rules):
     named = write_rules("@rule\ndef named(w, g, state, hyper):\n    (sums,) = hyper\n    return w - sums * g, state\n").named
     with pytest.raises(ValueError, match="rule 'named' has a state or hyper-parameter 'sums'"):
         transforms.cautious(named)
+
+
+def test_mistakes_of_a_transform_of_ones_own_are_named():
+    def twice(rule):
+        return base.transformed(twice, make, rule)
+
+    def make(rule):
+        return text.define("twice", text.arguments(), [], text.call())
+
+    text = RuleSource(_halving)
+    with pytest.raises(TypeError, match=r"make\(\) of twice returned <function .*>: it must return a Made"):
+        twice(_halving)
+    with pytest.raises(ValueError, match=r"arguments\(\) got 'slow': give added names to RuleSource\(rule, 'slow'\), too"):
+        text.arguments(states=("slow",))
+    with pytest.raises(ValueError, match="define.. got what='my x': it must be an identifier"):
+        text.define("my x", text.arguments(), [], text.call())
 
 
 def test_a_rule_of_ones_own_may_be_composed(place):

@@ -58,6 +58,18 @@ def test_every_optimizer_has_a_class_with_torchs_interface():
         assert getattr(tristep.optim, name).__module__.startswith("tristep.")
 
 
+def test_modules_of_a_package_with_two_names_are_not_executed_twice():
+    """`tristep.optimizer` is `tristep.trainer.optimizer`; the others likewise."""
+    for name, place, module in (
+        ("optimizer", "optimizer", "settings"),
+        ("kvstore", "kvstore", "base"),
+        ("kv", "kvstore", "local"),
+        ("initializer", "initializer", "base"),
+        ("init", "initializer", "basic"),
+    ):
+        assert import_module(f"tristep.{name}.{module}") is import_module(f"tristep.trainer.{place}.{module}")
+
+
 @pytest.mark.packaging
 def test_a_users_optimizer_is_not_exported(tmp_path):
     """Not even where the packages are executed again."""

@@ -39,7 +39,7 @@ def test_the_face_holds_nothing_else():
     """A real folder next to the links, even an empty one, would hide the one at the root."""
     names = {path.name for path in (ROOT / "src" / "tristep").iterdir()}
     modules = {"amp", "init", "initializer", "kv", "kvstore", "lr_scheduler", "optim", "optimizer"}  # of trainer/
-    known = {"__pycache__", "__init__.py", "__main__.py", "demo.py", "doctor.py", "integrations", "py.typed"}
+    known = {"__pycache__", "__init__.py", "__main__.py", "aliases.py", "demo.py", "doctor.py", "integrations", "py.typed"}
     assert names - known == set(FOLDERS) | {f"{name}.py" for name in modules}
 
 

@@ -67,7 +67,9 @@ def test_plugins_that_do_not_fit_are_refused_by_name(tmp_path):
             "broken": "plugin_of_mine:Missing",
             "number": "plugin_of_mine:NUMBER",
             "lbsgd": "plugin_of_mine:X",
-        }
+        },
+        "tristep.stores": {"Mixed": "plugin_of_mine:X"},
+        "tristep.viz": {"NumberView": "plugin_of_mine:NUMBER"},
     }
     _install(tmp_path, entries, "NUMBER = 3\n", "plugin_of_mine")
     code = """
@@ -77,8 +79,15 @@ def test_plugins_that_do_not_fit_are_refused_by_name(tmp_path):
                 tristep.optimizer.create(name)
             except Exception as error:
                 print(type(error).__name__, error)
+        for look in (lambda: tristep.kvstore.create("Mixed"), lambda: tristep.viz.NumberView):
+            try:
+                look()
+            except Exception as error:
+                print(type(error).__name__, error)
     """
-    broken, number, twice, unknown = _run(tmp_path, code)
+    broken, number, twice, unknown, mixed, view = _run(tmp_path, code)
+    assert mixed == "ValueError 'Mixed' in the entry points 'tristep.stores': the name must be in lower case"
+    assert view == "TypeError 'NumberView' in the entry points 'tristep.viz' is 3: it must be a subclass of View"
     assert broken.startswith(
         "ImportError 'broken', which the entry points 'tristep.optimizers' declare as plugin_of_mine:Missing"
     )
@@ -130,12 +139,14 @@ def test_the_doctor_lists_the_plugins_and_imports_none(tmp_path):
         assert status == 0 and "tristep_tempered" not in sys.modules
     """
     assert "plugins" not in _run(tmp_path, code)
-    _install(tmp_path, tomllib.loads(PROJECT)["project"]["entry-points"], MODULE)
+    entries = tomllib.loads(PROJECT)["project"]["entry-points"]
+    _install(tmp_path, entries | {"tristep.optimiser": {"tempered": "tristep_tempered:Tempered"}}, MODULE)
     lines = _run(tmp_path, code)
     start = lines.index("plugins") + 1
-    assert lines[start : start + 6] == [
+    assert lines[start : start + 7] == [
         "  halved         in tristep.compressors: tristep_tempered:Halved, of tristep_tempered 1.0",
         "  sevens         in tristep.initializers: tristep_tempered:Sevens, of tristep_tempered 1.0",
+        "  tempered       in tristep.optimiser: tristep_tempered:Tempered, of tristep_tempered 1.0; unknown group",
         "  tempered       in tristep.optimizers: tristep_tempered:Tempered, of tristep_tempered 1.0",
         "  meanstore      in tristep.stores: tristep_tempered:MeanStore, of tristep_tempered 1.0",
         "  GradientNormView in tristep.viz: tristep_tempered:GradientNormView, of tristep_tempered 1.0",

@@ -10,7 +10,7 @@ from optimizer_training import SHAPES, PlainAdam, random_tensor, train_by_hand, 
 from torch.nn import Parameter
 
 from tristep import Trainer, rule
-from tristep.kernels import tl
+from tristep.kernels import tl, transforms
 from tristep.trainer.optimizer import (
     Adam,
     Optimizer,
@@ -154,6 +154,13 @@ def test_a_hyper_parameter_that_is_missing_or_no_number_is_refused_when_a_traine
     weight.grad = torch.ones(3)
     trainer.step(1)
     assert weight.tolist() == [0.75] * 3
+
+
+@pytest.mark.parametrize("its_rule", [None, lambda w, g, state, hyper: (w, state), transforms.cautious])
+def test_an_optimizer_without_a_rule_is_refused_when_it_is_made(its_rule):
+    made = type("Mine", (RuleOptimizer,), {} if its_rule is None else {"rule": staticmethod(its_rule)})
+    with pytest.raises(TypeError, match=r"Mine.rule is .*: it must be a function marked with @rule"):
+        made()
 
 
 @pytest.mark.parametrize("its_rule", [derived_first, scale_first])

@@ -50,6 +50,7 @@ def test_a_line_is_drawn_up_to_the_point_whose_number_is_the_value_of_the_contro
         (lambda: Control("c", "c", [1, 2], index=2), "index=2 of control 'c': must be from 0 to 1"),
         (lambda: Control("c", "c", [1], kind="dial"), "kind='dial' of control 'c'"),
         (lambda: Line([0], [0], style="red"), "style='red'"),
+        (lambda: Line([0, 1], [0], name="sgd"), "Line 'sgd': x has 2 points and y has 1, must be as many"),
         (lambda: Line([[0]], [0]), r"Line.x has shape \(1, 1\)"),
         (lambda: Heatmap(np.zeros(3), [0, 1], [0, 1]), "Heatmap.values has shape"),
         (lambda: Heatmap(np.zeros((2, 2)), [0, 1], [0, 1], palette="jet"), "palette='jet'"),
@@ -70,6 +71,19 @@ def test_a_line_is_drawn_up_to_the_point_whose_number_is_the_value_of_the_contro
 )
 def test_what_cannot_be_drawn_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Panel("step", Axis("y", 0, 1), []), "Panel: x='step' must be an Axis"),
+        (lambda: Panel(Axis("x", 0, 1), Axis("y", 0, 1), Line([0], [0])), "Panel: layers=Line.* must be a list of layers"),
+        (lambda: Scene(Panel(Axis("x", 0, 1), Axis("y", 0, 1), [])), "Scene: panels=Panel.* must be a list of Panels"),
+    ],
+)
+def test_what_is_of_a_wrong_type_is_refused(make, message):
+    with pytest.raises(TypeError, match=message):
         make()
 
 

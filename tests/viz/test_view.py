@@ -15,7 +15,7 @@ from curve_views import PACE, RATE, STEP, Curve, scene_of
 
 from tristep.viz.render.matplotlib import Figure
 from tristep.viz.render.renderers import set_renderer
-from tristep.viz.views import FrameBudget
+from tristep.viz.views import FrameBudget, View
 
 pytestmark = pytest.mark.usefixtures("chosen_renderer")
 
@@ -31,6 +31,12 @@ def test_figure_description_and_state():
     with pytest.raises(ValueError, match="theme='blue'"):
         Curve(theme="blue")
     assert Curve(theme="dark").figure().get_facecolor()[:3] != (1, 1, 1)
+
+
+@pytest.mark.parametrize("scene", [None, scene_of().panels[0]])
+def test_a_view_must_return_a_scene(scene):
+    with pytest.raises(TypeError, match=r"Wrong.scene\(\) returned .*: it must return a Scene"):
+        type("Wrong", (View,), {"scene": lambda self: scene})().figure()
 
 
 def test_events_reach_the_methods_for_them(canvas):

@@ -80,8 +80,8 @@ class Compressor(abc.ABC):
         """Return a message that encodes the values.
 
         Args:
-            values: float32 [n], on the device of the gradients: a chunk of a bucket, in which the gradients of many
-                parameters follow each other.
+            values: float32 [n], on the device of the gradients, not to be changed: a chunk of a bucket, in which the
+                gradients of many parameters follow each other.
 
         Returns:
             One tensor of any shape and dtype, which depend on n only. To send two, such as codes and scales, view both as

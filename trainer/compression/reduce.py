@@ -146,7 +146,9 @@ class MessageReduce(ReduceAlgorithm):
 
     def _encoded(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """Return the message of `x` as bytes, and set the residual to what the message leaves out."""
-        message = self.compressor.encode(x)
+        message: Any = self.compressor.encode(x)
+        if not isinstance(message, torch.Tensor):
+            raise TypeError(f"{self.compressor!r}: encode gave a {type(message).__name__}, must be one tensor")
         if message.dtype != self.dtype or message.shape != self.shape:
             raise ValueError(
                 f"{self.compressor!r}: encode gave {message.dtype} {tuple(message.shape)}, and before {self.dtype} "

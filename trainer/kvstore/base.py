@@ -28,12 +28,13 @@ class KVStore:
     A subclass marked with `@KVStore.register` can be made by its lower-case name, with `create` or as `Trainer(kvstore=)`.
     It defines `broadcast` and `pushpull`, or else `init`, `push` and `pull`, which these two call by default. If it also
     defines `set_optimizer`, the trainer lets it update the weights, unless `update_on_kvstore` is False. Other methods are
-    needed only if they are used. `LocalStore` defines all of them. `KVStoreBase` is an alias of this class.
+    needed only if they are used. `LocalStore` defines all of them; a subclass of it with `takes_lists = False` and its own
+    `push` can update, save and load. `KVStoreBase` is an alias of this class.
 
     A trainer with n replicas uses the indices of the parameters as keys, and makes these calls:
 
     - Before the first step, `set_optimizer(optimizer)` if the store updates; then for each key `broadcast(key, weight,
-      weights)`, with the first replica's weight and the weights of all replicas, which gets the first one's value.
+      weights)`, with the first replica's weight and the weights of all replicas, which have the same values.
     - At each step, for each key: `pushpull(key, gradients, out=out, priority=-key)`, with lists of n tensors, which may be
       the same tensors. The sum of the gradients goes to every tensor of `out`; if the store updates, `out` are the weights,
       and get the updated weight.

@@ -49,10 +49,11 @@ class Optimizer:
     plain torch operations, and register its name with `@Optimizer.register`. In `update`, call `_update_count(index)`,
     `_get_lr(index)` and `_get_wd(index)` for the count, learning rate and weight decay of a parameter. If the attribute
     `aggregate_num` is 1 or more, `update` gets lists of up to that many parameters of one dtype, as in MXNet. Such a class
-    runs in plain torch, one tensor at a time; for fused kernels, write a rule and subclass `RuleOptimizer`.
+    runs in plain torch, one tensor at a time; for fused kernels, write a rule and subclass `RuleOptimizer`. The class
+    attribute `default_learning_rate` is the learning rate without other information, 0.01 in this class.
 
     Args:
-        learning_rate: step size, >= 0; None means the scheduler's `base_lr` or, without a scheduler, the class's default.
+        learning_rate: step size, >= 0; None means the scheduler's `base_lr`, or `default_learning_rate` without a scheduler.
         wd: weight decay, >= 0.
         rescale_grad: multiplier of every gradient, applied first. `Trainer.step` divides it by the batch size.
         clip_gradient: limit of the gradient's elements, which are clipped to [-clip_gradient, clip_gradient]; None means no

@@ -149,6 +149,12 @@ class RuleOptimizer(Optimizer):
     kahan: bool
 
     def __init__(self, **kwargs: Any) -> None:
+        rule = getattr(self, "rule", None)
+        if not isinstance(rule, (Rule, TensorRule)):
+            raise TypeError(
+                f"{type(self).__name__}.rule is {rule!r}: it must be a function marked with @rule or @tensor_rule, or the "
+                "result of a transform"
+            )
         for option in OPTIONS:
             setattr(self, option.name, kwargs.pop(option.name, option.default))
         self._skips_overflow = False
@@ -402,7 +408,8 @@ class RuleOptimizer(Optimizer):
             with_options = f" with {', '.join(options)}" if options else ""
             raise ValueError(
                 f"an update of one parameter by {type(self).__name__}{with_options}, which needs the gradients of all "
-                "parameters: give lists to get_updater(optimizer)(indices, gradients, weights), or use Trainer.step"
+                "parameters: give lists to get_updater(optimizer)(indices, gradients, weights), as a store with "
+                "takes_lists = True can, or use Trainer.step without such a store"
             )
 
     def keeps_master(self, weight: torch.Tensor) -> bool:

@@ -17,7 +17,7 @@ class Curve(NamedTuple):
     """A series, or a part of one, as at most 2,048 points. Each point summarizes one value or several consecutive ones.
 
     Attributes:
-        first, last: the first and the last step of each point, int64 [n].
+        first, last: the first and the last step of each point, int64 [n]. Draw its mean at (first + last) / 2.
         low, mean, high: minimum, mean and maximum of each point's finite values, [n, *shape]; NaN if it has none.
         nonfinite: how many values of each point are infinite or NaN, int64 [n, *shape].
     """

@@ -87,6 +87,11 @@ class Line(Layer):
 
     arrays: ClassVar[Mapping[str, int]] = {"x": 1, "y": 1}
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (n := self.x.shape[-1]) != self.y.shape[-1]:
+            raise ValueError(f"Line {self.name!r}: x has {n} points and y has {self.y.shape[-1]}, must be as many")
+
 
 @dataclass(frozen=True)
 class Band(Layer):

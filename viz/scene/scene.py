@@ -55,6 +55,13 @@ class Panel:
     frame: bool = True
     legend: str | None = None
 
+    def __post_init__(self) -> None:
+        for name, axis in (("x", self.x), ("y", self.y)):
+            if not isinstance(axis, Axis):
+                raise TypeError(f"Panel: {name}={axis!r} must be an Axis, such as Axis.over('step', steps)")
+        if not isinstance(self.layers, Sequence) or not all(isinstance(each, Layer) for each in self.layers):
+            raise TypeError(f"Panel: layers={self.layers!r:.80} must be a list of layers, such as [Line(steps, losses)]")
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -101,6 +108,8 @@ class Scene:
     notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.panels, Sequence) or not all(isinstance(each, Panel) for each in self.panels):
+            raise TypeError(f"Scene: panels={self.panels!r:.80} must be a list of Panels")
         if not self.panels:
             raise ValueError("panels is empty: there is nothing to draw")
         names = [control.name for control in self.controls] + [button.name for button in self.buttons]

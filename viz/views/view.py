@@ -280,7 +280,10 @@ class View(ABC):
         if self._shared is not None:
             return self._shared
         self.take_in(wait=True)
-        return self.scene()
+        scene: Any = self.scene()
+        if not isinstance(scene, Scene):
+            raise TypeError(f"{type(self).__name__}.scene() returned {scene!r}: it must return a Scene")
+        return scene
 
     @contextmanager
     def _sharing(self) -> Iterator[Scene]:
