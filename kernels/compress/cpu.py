@@ -40,7 +40,7 @@ PARAMETER, SEVERAL, WIDTH, ROOM, RANKS, AT_ONCE, COMPUTE = range(8, 15)
 
 
 def run(job: Job) -> None:
-    """Run the job, on several threads if there is enough work."""
+    """Encode, decode or sum gradients as `job` says, in place; on several threads if there are enough values."""
     key = job.code.name, job.source.dtype, job.residual is not None, job.target.dtype, job.reads, job.writes
     with compile_lock:
         if key not in _loops:

@@ -140,11 +140,11 @@ def transformed(
 
 
 def after_first(rule: Rule, what: str, first: Reduction, change: Change | None = None) -> Reduction:
-    """Return a new last reduction for a rule, so that `first` runs before its reductions and they pass its results on.
+    """Return the last reduction of a new chain: `first`, then the rule's reductions, which pass the results of `first` on.
 
     Args:
-        rule: the rule. If it knows the total, `first` replaces its first reduction, and the last results of `first` must be
-            the results of that reduction.
+        rule: the rule whose reductions follow. If the first of them is the sum of squares of all gradients (`knows_total`),
+            `first` replaces it, and must have that sum as its last results.
         what: suffix of the names of the new reductions.
         first: the reduction that runs first.
         change: how the gradient of the rule's reductions is changed. Default: it is not.

@@ -114,7 +114,10 @@ class EnsembleGroup:
         self.rows.count()
 
     def repeat(self) -> None:
-        """Take a step like the last one; optimizers' counts and tensors' versions change in `end_repeats` only."""
+        """Update the group's models once more, with the gradient tensors of the last step.
+
+        Neither the optimizers' update counts nor the tensors' versions change before `end_repeats`, to save time.
+        """
         self.update.repeat(same=self.rows.is_steady)
         self.rows.counts.step += 1
 
