@@ -11,7 +11,7 @@ import tristep
 pytest.importorskip("matplotlib")
 
 
-from tristep.viz import Recorder, Run, Series, diagnose
+from tristep.viz import Recorder, Run, Series, diagnose, read_run
 
 NAMES = [f"layer{i}.weight" for i in range(10)]
 
@@ -105,6 +105,101 @@ def test_gradients_that_are_not_finite():
         found["gradient_norm"][:, 9] = np.nan  # has no gradient
 
     assert _noted(of_hooks)[0] == "gradients: not finite first at step 120 in 'layer3.weight' and 1 other tensor"
+
+
+def _bad_at(bad, steps=9000, several=1):
+    """A healthy run in blocks of 8 steps, with a gradient and a loss that are not finite at the steps `bad`."""
+    run, number, found = _healthy(steps)
+    del run.scalars["loss"]
+    losses = np.where(np.isin(number, bad), np.inf, 2.5 / (1 + number / 60))
+    for step in bad:
+        found["gradient_nonfinite"][step - 1, 4 : 4 + several] = 12
+        found["gradient_norm"][step - 1, 4 : 4 + several] = np.nan
+    return run, number, losses, found
+
+
+def _added(run, number, losses, found, chunk):
+    for start in range(0, len(number), chunk):
+        part = slice(start, start + chunk)
+        run.scalars.setdefault("loss", Series()).extend(number[part], losses[part])
+        run.add_tensors(number[part], {name: values[part] for name, values in found.items()})
+    return run
+
+
+def _recorded(run, *values, tmp_path):
+    return _added(run, *values, 700)
+
+
+def _saved(run, *values, tmp_path):
+    _added(run, *values, 9000).save(tmp_path / "run.safetensors")
+    return Run.load(tmp_path / "run.safetensors")
+
+
+def _saved_in_the_middle(run, number, losses, found, tmp_path):
+    half = len(number) // 2
+    _added(run, number[:half], losses[:half], {name: values[:half] for name, values in found.items()}, 100)
+    run.save(tmp_path / "run.safetensors")
+    again = Run.load(tmp_path / "run.safetensors")
+    return _added(again, number[half:], losses[half:], {name: values[half:] for name, values in found.items()}, 100)
+
+
+def _imported(run, number, losses, found, tmp_path):
+    names = [f"gradient_norm/{name}" for name in run.parameters]
+    rows = np.column_stack([number, losses, found["gradient_norm"]])
+    header = ",".join(["step", "loss", *names])
+    np.savetxt(tmp_path / "run.csv", rows, delimiter=",", header=header, comments="", fmt="%.17g")
+    return read_run(tmp_path / "run.csv")
+
+
+def _of_an_optimizer(run, number, losses, found, tmp_path):
+    return _added(run, number, losses, {"gradient_norm": found["gradient_norm"]}, 1000)
+
+
+@pytest.mark.parametrize("bad", [[1], [2049], [6004], [6004, 6005, 7000], [9000]], ids=str)
+@pytest.mark.parametrize("several", [1, 3])
+@pytest.mark.parametrize("way", [_recorded, _saved, _saved_in_the_middle, _imported, _of_an_optimizer])
+def test_a_long_run_names_the_first_step_that_is_not_finite(way, several, bad, tmp_path):
+    gradients, loss = diagnose(way(*_bad_at(bad, several=several), tmp_path=tmp_path))[:2]
+    where = "'layer4.weight'" + " and 2 other tensors" * (several == 3)
+    assert gradients == f"gradients: not finite first at step {bad[0]:,} in {where}"
+    assert loss == f"loss: not finite first at step {bad[0]:,}, {len(bad)} step{'s' * (len(bad) > 1)} in all"
+
+
+def test_tensors_that_are_not_finite_in_one_block_but_at_other_steps():
+    run, number, losses, found = _bad_at([6004])
+    found["gradient_nonfinite"][6002, 1] = 1
+    assert diagnose(_added(run, number, losses, found, 9000))[0] == (
+        "gradients: not finite first at step 6,003 in 'layer1.weight'"
+    )
+
+
+def test_a_tensor_that_is_not_finite_now_and_then_is_told_from_one_without_a_gradient():
+    run, number, _, found = _bad_at([])
+    del found["gradient_nonfinite"]
+    found["gradient_norm"][3::8, 2] = np.nan  # once in each block
+    found["gradient_norm"][:, 7] = np.nan
+    run.add_tensors(number, found)
+    assert diagnose(run)[0] == "gradients: not finite first at step 4 in 'layer2.weight'"
+
+
+def test_a_file_without_first_steps_names_the_range(monkeypatch, tmp_path):
+    whole = Series.to_arrays
+    with monkeypatch.context() as patch:
+        patch.setattr(Series, "to_arrays", lambda self: {k: v for k, v in whole(self).items() if "first_" not in k})
+        run = _saved(*_bad_at([6004]), tmp_path=tmp_path)
+    assert diagnose(run)[:2] == [
+        "gradients: not finite first at a step from 6,001 to 6,008 in 'layer4.weight'",
+        "loss: not finite first at a step from 6,001 to 6,008, 1 step in all",
+    ]
+    run.add_tensors([9001], {"gradient_nonfinite": np.eye(10)[[6]]})
+    assert run.tensors["gradient_nonfinite"].first_positive.earliest.tolist()[4:7] == [6001, np.iinfo(np.int64).max, 9001]
+
+
+def test_peaks_of_a_long_run_name_the_steps_of_their_block():
+    run, number, losses, found = _bad_at([])
+    found["gradient_norm"][6003, 6] = 900.0
+    (note,) = diagnose(_added(run, number, losses, found, 9000))
+    assert note.startswith("gradients: norm 9e+02 at a step from 6,001 to 6,008, ")
 
 
 def test_tensors_that_nothing_reaches():

@@ -48,6 +48,11 @@ def test_blocks_hold_what_numpy_finds_in_all_values(count, chunks, shape):
         np.testing.assert_array_equal(curve.high[i], np.fmax.reduce(kept, axis=0))
         mean = np.ma.masked_invalid(part).mean(axis=0)
         np.testing.assert_allclose(curve.mean[i], np.ma.filled(mean, np.nan), rtol=1e-12)
+    kinds = (series.first_nonfinite, ~np.isfinite(values)), (series.first_positive, np.isfinite(values) & (values > 0))
+    for first, marked in kinds:
+        expected = np.where(marked.any(axis=0), steps[marked.argmax(axis=0)], np.iinfo(np.int64).max)
+        np.testing.assert_array_equal(first.earliest, expected)
+        np.testing.assert_array_equal(first.latest, expected)
 
 
 @pytest.mark.parametrize("most", [1, 10, 512, POINTS])
@@ -149,7 +154,10 @@ def test_a_file_gives_back_what_was_saved_and_the_run_goes_on(runs, tmp_path):
             for name, series in getattr(run, kind).items():
                 again = getattr(other, kind)[name]
                 assert len(again) == len(series)
-                for ours, theirs in zip((*series.curve(), *series.recent()), (*again.curve(), *again.recent()), strict=True):
+                arrays = [
+                    (*each.curve(), *each.recent(), *each.first_nonfinite, *each.first_positive) for each in (series, again)
+                ]
+                for ours, theirs in zip(*arrays, strict=True):
                     np.testing.assert_array_equal(theirs, ours)
 
 

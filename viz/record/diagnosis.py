@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .runs import Run
-from .series import Curve
+from .series import NEVER, Curve, FirstStep
 from .statistics import LARGEST, quantiles, smoothed
 
 __all__ = ["Finding", "diagnose", "findings", "nonfinite_gradients"]
@@ -52,7 +52,7 @@ class Finding(NamedTuple):
     Attributes:
         words: a sentence about it.
         parameter: the name of the first tensor concerned; None if it concerns no single tensor.
-        step: the step at which it shows; None if it concerns no single step.
+        step: the step at which it shows, or one of the steps if the sentence names several; None if it concerns no step.
     """
 
     words: str
@@ -87,8 +87,8 @@ def nonfinite_gradients(run: Run) -> tuple[Curve, np.ndarray] | None:
             curve = series.curve()
             if quantity == "gradient_nonfinite":
                 return curve, curve.high > 0
-            bad = curve.nonfinite > 0
-            return curve, bad & ~bad.all(axis=0)  # a tensor that never gets a gradient has no norm either
+            # A tensor that never gets a gradient has no finite norm.
+            return curve, (curve.nonfinite > 0) & np.isfinite(curve.high).any(axis=0)
     return None
 
 
@@ -97,21 +97,26 @@ def _not_finite(run: Run) -> Iterator[Finding]:
     if counts is None or not counts[1].any():
         return
     curve, bad = counts
-    k = int(bad.any(axis=1).argmax())
-    tensors = [run.parameters[i] for i in np.flatnonzero(bad[k])]
+    is_counted = len(run.tensors.get("gradient_nonfinite", ())) > 0
+    first = run.tensors["gradient_nonfinite"].first_positive if is_counted else run.tensors["gradient_norm"].first_nonfinite
+    earliest = np.where(bad.any(axis=0), first.earliest, NEVER)
+    indices = np.flatnonzero(earliest == earliest.min())
+    tensors = [run.parameters[i] for i in indices]
     where = repr(tensors[0])
     if len(tensors) > 1:
         where += " and 1 other tensor" if len(tensors) == 2 else f" and {len(tensors) - 1} other tensors"
+    step = int(earliest.min())
     if _only_skipped(run):
         number = len(run.tensors["update_norm"])
         steps = "the only step, which was" if number == 1 else f"each of {number:,} steps, which were all"
         words = f"gradients: not finite in {where} at {steps} skipped: no weight has changed"
-        yield Finding(words, tensors[0], int(curve.first[k]))
+        yield Finding(words, tensors[0], step)
         return
-    number = curve.high[k][bad[k]].max() if "gradient_nonfinite" in run.tensors and len(tensors) == 1 else 0
-    elements = (" (1 element)" if number == 1 else f" ({number:.0f} elements)") if number else ""
-    words = f"gradients: not finite first at step {curve.first[k]:,} in {where}{elements}"
-    yield Finding(words, tensors[0], int(curve.first[k]))
+    elements, k = "", int(np.searchsorted(curve.last, step))
+    if is_counted and len(tensors) == 1 and curve.first[k] == curve.last[k]:  # a longer block has the largest count only
+        number = int(curve.high[k, indices[0]])
+        elements = " (1 element)" if number == 1 else f" ({number} elements)"
+    yield Finding(f"gradients: not finite first at {_first(first, indices[0])} in {where}{elements}", tensors[0], step)
 
 
 def _only_skipped(run: Run) -> bool:
@@ -131,8 +136,21 @@ def _bad_losses(run: Run) -> Iterator[Finding]:
         if bad.any():
             number = int(curve.nonfinite.sum())
             plural = "1 step" if number == 1 else f"{number:,} steps"
-            first = int(curve.first[bad.argmax()])
-            yield Finding(f"loss: not finite first at step {first:,}, {plural} in all", None, first)
+            words = f"loss: not finite first at {_first(loss.first_nonfinite)}, {plural} in all"
+            yield Finding(words, None, int(loss.first_nonfinite.earliest))
+
+
+def _first(step: FirstStep, index: int | tuple[()] = ()) -> str:
+    return _steps(int(step.earliest[index]), int(step.latest[index]))
+
+
+def _at(curve: Curve, k: int) -> str:
+    """Name the steps of point `k`; which of them has its minimum or maximum is not known."""
+    return _steps(curve.first[k], curve.last[k])
+
+
+def _steps(first: int, last: int) -> str:
+    return f"step {first:,}" if first == last else f"a step from {first:,} to {last:,}"
 
 
 def _dead(run: Run, curve: Curve) -> Iterator[Finding]:
@@ -187,7 +205,7 @@ def _ratios(run: Run, curve: Curve) -> Iterator[Finding]:
         q = max(peaks)[1]
         k = quarters[q][int(np.nanargmax(ratios[quarters[q], i]))]
         words = (
-            f"{run.parameters[i]}: update ratio {ratios[k, i]:.1g} at step {curve.last[k]:,}, then usually "
+            f"{run.parameters[i]}: update ratio {ratios[k, i]:.1g} at {_at(curve, k)}, then usually "
             f"{typical[q, i]:.1g}, {times[q, i]:.0f} times the median of all tensors ({median[q]:.1g}): "
             "its learning rate is too high"
         )
@@ -258,8 +276,8 @@ def _growth(run: Run, curve: Curve) -> Iterator[Finding]:
     growth, median = high / np.fmax(start, usual), float(np.median(high[start > 0] / start[start > 0]))
     for i in sorted(np.flatnonzero(growth > max(GROWN, FASTER * median)), key=lambda i: -growth[i])[:MOST]:
         words = (
-            f"{run.parameters[i]}: its norm grows from {start[i]:.2g} at step {curve.first[first[i]]:,} to "
-            f"{high[i]:.3g} at step {curve.last[peak[i]]:,}, while half of all tensors grow {median:.2g} times at "
+            f"{run.parameters[i]}: its norm grows from {start[i]:.2g} at {_at(curve, first[i])} to "
+            f"{high[i]:.3g} at {_at(curve, peak[i])}, while half of all tensors grow {median:.2g} times at "
             "most: it blows up"
         )
         yield Finding(words, run.parameters[i], int(curve.last[peak[i]]))
@@ -280,7 +298,7 @@ def _spikes(run: Run, curve: Curve) -> Iterator[Finding]:
         worst = run.parameters[int(np.nanargmax(norms[k]))]
         more = f"; {spikes.size} such points in all" if spikes.size > 1 else ""
         words = (
-            f"gradients: norm {total[k]:.2g} at step {curve.last[k]:,}, {times[k]:.0f} times the median nearby, most of it "
+            f"gradients: norm {total[k]:.2g} at {_at(curve, k)}, {times[k]:.0f} times the median nearby, most of it "
             f"in {worst!r}: a spike{more}"
         )
         yield Finding(words, worst, int(curve.last[k]))

@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["POINTS", "Curve", "Series"]
+__all__ = ["NEVER", "POINTS", "Curve", "FirstStep", "Series"]
 
-PARTS = ("first", "last", "low", "mean", "high", "nonfinite", "recent_steps", "recent", "counts")  # the arrays in a file
+BLOCK_PARTS = ("first", "last", "low", "mean", "high", "nonfinite")
+FIRSTS = ("first_nonfinite", "first_positive")
+PARTS = (*BLOCK_PARTS, "recent_steps", "recent", "counts", *FIRSTS)  # the arrays in a file
+NEVER = np.iinfo(np.int64).max  # a step that no run reaches
 POINTS = 2048  # of a curve, at most: more than the pixels across a screen's plot
 
 
@@ -30,6 +33,19 @@ class Curve(NamedTuple):
     nonfinite: np.ndarray
 
 
+class FirstStep(NamedTuple):
+    """The first step at which a value has some property, for each element of a series' values.
+
+    Attributes:
+        earliest, latest: int64 [*shape]. The step is not before `earliest` and not after `latest`. They are equal, but for a
+            series from a file of an earlier version, which has blocks of steps only. `NEVER`, the largest int64: there is
+            no such step.
+    """
+
+    earliest: np.ndarray
+    latest: np.ndarray
+
+
 class Series:
     """Values over the steps of a run: the last 2,048 unchanged, and all of them summarized in up to 2,048 blocks.
 
@@ -39,6 +55,10 @@ class Series:
     Args:
         shape: the shape of one value; () for numbers.
         dtype: the dtype of stored values.
+
+    Attributes:
+        first_nonfinite: the first step with an infinite or NaN value.
+        first_positive: the first step with a finite value above 0.
 
     Example:
         >>> from tristep.viz import Series
@@ -59,6 +79,9 @@ class Series:
         self._blocks = _Blocks(self.shape, self.dtype)
         self._recent_steps = np.zeros(0, dtype=np.int64)  # a ring, once it is full
         self._recent = np.zeros((0, *self.shape), dtype=self.dtype)
+        self.first_nonfinite, self.first_positive = (
+            FirstStep(*(np.full(self.shape, NEVER, dtype=np.int64) for _ in range(2))) for _ in FIRSTS
+        )
 
     def __len__(self) -> int:
         """How many values have been added."""
@@ -94,6 +117,9 @@ class Series:
                 f"steps {_shortened(steps)} after step {last}: each must be later than the one before; to continue from an "
                 "earlier step, use another run"
             )
+        finite = np.isfinite(values)
+        _find_first(self.first_nonfinite, ~finite, steps, steps)
+        _find_first(self.first_positive, finite & (values > 0), steps, steps)
         self._blocks.extend(self._count, steps, values)
         self._put_into_ring(steps, values)
         self._count += len(steps)
@@ -185,15 +211,20 @@ class Series:
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the whole series as arrays by name, for a file; `from_arrays` reads them.
 
-        Blocks are left out if no values have been merged, because they follow from the values then.
+        Blocks and first steps are left out if no values have been merged, because they follow from the values then.
         """
         n, (steps, values) = self._blocks.used(self._count), self.recent()
         arrays = {"recent_steps": steps, "recent": values, "counts": np.array([self._count, self._blocks.each])}
-        return arrays if self._count <= POINTS else arrays | {k: v[:n] for k, v in self._blocks.arrays._asdict().items()}
+        if self._count <= POINTS:
+            return arrays
+        arrays |= {name: array[:n] for name, array in self._blocks.arrays._asdict().items()}
+        return arrays | {name: np.stack(getattr(self, name)) for name in FIRSTS}
 
     @classmethod
     def from_arrays(cls, state: Mapping[str, np.ndarray]) -> Series:
-        """Make a series from the arrays that `to_arrays` returned. Earlier versions returned blocks of every series.
+        """Make a series from the arrays that `to_arrays` returned.
+
+        Earlier versions returned blocks of every series, and no first steps, which are then known as ranges.
 
         Raises:
             ValueError: the arrays are damaged: their shapes, dtypes or counts contradict each other.
@@ -215,6 +246,9 @@ class Series:
         kinds = dict.fromkeys(("low", "mean", "high"), (n, recent.dtype, series.shape))
         kinds |= {"first": (n, np.int64, ()), "last": (n, np.int64, ()), "nonfinite": (n, np.int64, series.shape)}
         kinds["recent_steps"] = (len(recent), np.int64, ())
+        has_firsts = "first_nonfinite" in state
+        if has_firsts:
+            kinds |= dict.fromkeys(FIRSTS, (2, np.int64, series.shape))
         for name, (length, dtype, shape) in kinds.items():
             array = state[name]
             if array.shape != (length, *shape) or array.dtype != dtype or n > POINTS:
@@ -222,12 +256,35 @@ class Series:
         first, last = state["first"], state["last"]
         if (np.diff(steps) <= 0).any() or (first > last).any() or (first[1:] <= last[:-1]).any():
             raise ValueError("its steps do not increase")
+        if has_firsts and any((state[name][0] > state[name][1]).any() for name in FIRSTS):
+            raise ValueError("the range of a first step ends before it begins")
+        if has_firsts:
+            series.first_nonfinite, series.first_positive = (
+                FirstStep(*(state[name][k, ...].copy() for k in range(2))) for name in FIRSTS
+            )
+        else:
+            _find_first(series.first_nonfinite, state["nonfinite"] > 0, first, last)
+            _find_first(series.first_positive, state["high"] > 0, first, last)
         blocks.arrays = Curve(*(_longer(state[name], POINTS if n > POINTS // 2 else n) for name in Curve._fields))
         series._recent_steps, series._recent = steps.copy(), recent.copy()
         if series._count > POINTS:  # turn the ring so that the next value overwrites the oldest
             turn = series._count % POINTS
             series._recent_steps, series._recent = np.roll(steps, turn), np.roll(recent, turn, axis=0)
         return series
+
+
+def _find_first(found: FirstStep, marked: np.ndarray, first: np.ndarray, last: np.ndarray) -> None:
+    """Set the first step of each element that has none yet.
+
+    Args:
+        found: is changed in place.
+        marked: bool [n, *shape]: which elements have the property in which of n spans of steps.
+        first, last: int64 [n], the first and the last step of each span.
+    """
+    new = marked.any(axis=0) & (found.earliest == NEVER)
+    if new.any():
+        span = marked.argmax(axis=0)[new]
+        found.earliest[new], found.latest[new] = first[span], last[span]
 
 
 def _shortened(steps: np.ndarray) -> str:
