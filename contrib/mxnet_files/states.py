@@ -24,7 +24,6 @@ _OPTIMIZERS = {
     *("ftrl", "ftml", "lamb", "lars"),
 }
 _RENAMED = {"float_stable_eps": "eps", "cur_lr": "last_lr"}
-_MASTER_LAST = {"sgd", "nag", "lars"}  # these save (state, master), the others (master, state)
 _UNUSED = {  # attributes that are read elsewhere, or matter only to how MXNet computes
     *("lr_scheduler", "num_update", "_all_index_update_counts", "_index_update_count", "lr_mult", "wd_mult", "idx2name"),
     *("sym_info", "allow_np_array", "aggregate_num", "weight_previous", "skip", "last_lr", "param_dict"),
@@ -219,8 +218,7 @@ def _converted(
         name, tensors = names_of[index], [tensor for tensor in flat[index] if tensor is not None]
         weight, master = params[name], {}
         if keeps_master and weight.dtype == torch.float16 and tensors:
-            last = saved["optimizer"] in _MASTER_LAST
-            master = {MASTER: tensors.pop(-1 if last else 0)}
+            master = {MASTER: tensors.pop(-1 if optimizer.master_comes_last else 0)}
         if len(tensors) != len(slots):
             raise ValueError(
                 f"fname={str(fname)!r}: parameter {index} ({name!r}) has {len(tensors)} states, in this trainer it has "

@@ -41,6 +41,43 @@ def test_update_takes_lists_as_mxnets_does(name, multi_precision):
             torch.testing.assert_close(weight, high.detach().to(dtype))
 
 
+# What `create_state_multi_precision` of MXNet 1.9.1 returned for weights of ones in float16: whether the master is first.
+MASTER_FIRST = {"ccsgd": False, "lars": False, "nag": False, "sgd": False} | dict.fromkeys(
+    [
+        *("adadelta", "adagrad", "adam", "adamax", "dcasgd", "ftml", "ftrl", "groupadagrad", "lamb", "lbsgd", "nadam"),
+        *("rmsprop", "sgld", "signum", "test"),
+    ],
+    True,
+)
+MOMENTUM = {"ccsgd", "dcasgd", "lars", "lbsgd", "nag", "sgd", "signum"}
+
+
+@pytest.mark.parametrize(
+    ("name", "momentum"), [*((name, 0.0) for name in MASTER_FIRST), *((name, 0.9) for name in sorted(MOMENTUM))]
+)
+def test_a_state_with_a_master_has_mxnets_order(name, momentum):
+    settings = {"multi_precision": True} | ({"momentum": momentum} if name in MOMENTUM else {})
+    optimizer = tristep.optimizer.create(name, **settings)
+    weight = torch.ones(2, 3).half()
+    pair = optimizer.create_state_multi_precision(0, weight)
+    master, state = pair if MASTER_FIRST[name] else reversed(pair)
+    assert isinstance(state, tuple)
+    assert master.dtype == torch.float32
+    assert master.tolist() == weight.tolist()
+    param = torch.nn.Parameter(weight.clone())
+    trainer = tristep.Trainer([param], name, settings, engine="eager")
+    for _ in range(2):
+        param.grad = torch.full_like(param, 0.25)
+        trainer.step(1)
+        optimizer.update_multi_precision(0, weight, torch.full_like(weight, 0.25), pair)
+    assert torch.equal(weight, param.detach())
+    assert torch.equal(master, trainer._updater.masters[0])
+    assert all(map(torch.equal, state, trainer._updater.states[0]))
+    with pytest.raises(TypeError, match="state has a tuple as master: .* as create_state_multi_precision returns them"):
+        optimizer.update_multi_precision(0, weight, torch.ones_like(weight), pair[::-1])
+    assert torch.equal(weight, param.detach())
+
+
 def test_a_list_has_one_rate_and_is_refused_as_a_whole():
     """The schedule is asked once, for the count of the whole list, and sparse gradients update their rows only."""
     asked = []

@@ -267,7 +267,7 @@ class Optimizer:
         masters = [i for i, tensor in enumerate(weights) if self.keeps_master(tensor)]
         updated = list(weights)
         for i in masters:
-            updated[i], states[i] = states[i]
+            updated[i], states[i] = self._master_and_state(states[i])
             grads[i] = grads[i].float()
         if isinstance(index, (list, tuple)):
             self.update(indices, updated, grads, states)  # type: ignore[arg-type]  # of a class that takes lists
@@ -275,6 +275,11 @@ class Optimizer:
             self.update(index, updated[0], grads[0], states[0])
         for i in masters:
             weights[i].copy_(updated[i])
+
+    def _master_and_state(self, state: Any) -> tuple[torch.Tensor, Any]:
+        """Return the two parts of what `create_state_multi_precision` returned for a weight with a master."""
+        master, rest = state
+        return master, rest
 
     @property
     def can_update(self) -> bool:

@@ -33,6 +33,7 @@ class SGD(RuleOptimizer):
     """
 
     takes_sparse = True
+    master_comes_last = True
 
     momentum = fraction()
     lazy_update = switch()
@@ -60,6 +61,8 @@ class NAG(RuleOptimizer):
 
     Source: MXNet 1.9.1 NAG, which computes weight decay for the stored momentum from the updated weight.
     """
+
+    master_comes_last = True
 
     momentum = fraction()
 

@@ -38,6 +38,7 @@ class LARS(RuleOptimizer):
     last_lr, ratio = carried(optional=True), carried()
     begins_with_each = True  # in MXNet the second call after a change of the rate finds no change
     decayed_names = ("_weight", ".weight")
+    master_comes_last = True
 
     momentum = fraction()
     lazy_update = switch()

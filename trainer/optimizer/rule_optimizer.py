@@ -15,7 +15,7 @@ from ...kernels import Rule, TensorRule, Update, storage, transforms
 from ...kernels.graphs import for_all_steps
 from ...kernels.language import Derivation, derivations
 from ...kernels.states import slot_dtypes, state_type, states_for
-from .base import LOW_PRECISION, Optimizer, listed_arguments
+from .base import LOW_PRECISION, Optimizer, WithMaster, listed_arguments
 from .counts import Index
 from .multi import part_of
 from .options import OPTIONS, STATE_DTYPES, Option, StepNumbers, options_in_use, wd_at
@@ -129,6 +129,7 @@ class RuleOptimizer(Optimizer):
     takes_sparse: ClassVar[bool] = False  # whether a sparse gradient updates only its rows, unless lazy_update is False
     decays_sparse: ClassVar[bool] = True  # whether such rows can have weight decay
     weight_of_gradient: ClassVar[str | None] = None  # the state that holds the weight at which the gradient was computed
+    master_comes_last: ClassVar[bool] = False  # whether `create_state_multi_precision` returns (states, master)
     takes_unused: ClassVar[tuple[str, ...]] = ()  # `clip_gradient` or `wd`, taken although a rule does not use it
 
     rule: Rule
@@ -474,6 +475,8 @@ class RuleOptimizer(Optimizer):
     def create_state_multi_precision(self, index: Index, weight: torch.Tensor) -> Any:
         """Return the result of `create_state`, or for a weight with a master the pair (float32 master, master's states).
 
+        As in MXNet 1.9.1, the pair of SGD, ccSGD, NAG and LARS is (master's states, float32 master).
+
         Raises:
             ValueError: the optimizer uses `kahan` or split masters, which this interface of MXNet cannot hold.
         """
@@ -483,7 +486,18 @@ class RuleOptimizer(Optimizer):
                 f"create_state_multi_precision with {option}: its states have a float32 copy of the weight; use "
                 "get_updater(optimizer) or a Trainer, or give multi_precision=True"
             )
-        return super().create_state_multi_precision(index, weight)
+        made = super().create_state_multi_precision(index, weight)
+        return (made.state, made.master) if self.master_comes_last and isinstance(made, WithMaster) else made
+
+    def _master_and_state(self, state: Any) -> tuple[torch.Tensor, Any]:
+        master, rest = reversed(state) if self.master_comes_last else state
+        if not isinstance(master, torch.Tensor):
+            form = "(states, master)" if self.master_comes_last else "(master, states)"
+            raise TypeError(
+                f"state has a {type(master).__name__} as master: {type(self).__name__} needs {form}, as "
+                "create_state_multi_precision returns them"
+            )
+        return master, rest
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Update one weight and its state in place, or lists of them in one launch.
