@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
+from torch_peers import ARGUMENTS, CLOSE_IN_FLOAT32
 
 import tristep
 
@@ -143,3 +144,32 @@ def test_one_optimizer_for_each_parameter_stepping_in_the_backward_pass():
             net(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
         weights.append(net.state_dict())
     torch.testing.assert_close(*weights, rtol=1e-9, atol=1e-11)
+
+
+TORCHS = {name: getattr(torch.optim, name) for name in ARGUMENTS}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_classes_in_place_of_torchs(name, monkeypatch):
+    """`torch.optim.Adam = tristep.optim.Adam` switches a whole program; schedules of torch are run with SGD."""
+    for each in ARGUMENTS:
+        monkeypatch.setattr(torch.optim, each, getattr(tristep.optim, each))
+    parameters = [torch.nn.Parameter(torch.linspace(-1, 1, 6).reshape(2, 3)) for _ in range(2)]
+    arguments = ARGUMENTS[name][-1]
+    theirs, ours = (
+        klass([parameter], **arguments)
+        for klass, parameter in zip((TORCHS[name], getattr(torch.optim, name)), parameters, strict=True)
+    )
+    schedule = torch.optim.lr_scheduler.StepLR(ours, 100)
+    for step in range(4):
+        if step == 2:
+            ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+        for parameter in parameters:
+            gradient = torch.linspace(-2, 1, 6).reshape(2, 3)
+            parameter.grad = gradient.to_sparse(1) if name == "SparseAdam" else gradient
+        theirs.step()
+        ours.step()
+        schedule.step()
+    assert type(ours) is getattr(tristep.optim, name)
+    torch.testing.assert_close(parameters[1], parameters[0], **CLOSE_IN_FLOAT32)
+    assert tristep.lr_scheduler.from_torch("StepLR", step_size=1, base_lr=1.0)(2) == 0.1

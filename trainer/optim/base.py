@@ -40,7 +40,6 @@ class FusedOptimizer(GroupOptimizer):
             `state_dtype`, or one that does not fit the rule's states or a parameter.
         NotImplementedError: `capturable=True`, see `capture` instead; or DTensors that the rule cannot update.
         TypeError: a parameter of a dtype that cannot be trained.
-        RuntimeError: a complex parameter for Adafactor or Muon.
     """
 
     _plan: Plans | None = None
@@ -55,7 +54,8 @@ class FusedOptimizer(GroupOptimizer):
             The result of `closure`, or None.
 
         Raises:
-            RuntimeError: a gradient is sparse, which this optimizer does not support; nothing has been changed.
+            RuntimeError: a gradient is sparse, or a parameter complex, which this optimizer does not support; nothing has
+                been changed.
         """
         loss, step = None, self._step
         if closure is not None:
@@ -161,9 +161,8 @@ class FusedOptimizer(GroupOptimizer):
         if (refusal := shards.refusal(parameter)) is not None:
             raise TypeError(f"{name} is a {type(parameter).__name__}, {refusal}")
         if parameter.layout != torch.strided:
-            raise ValueError(f"{name} is sparse ({parameter.layout}): must be dense")
-        if parameter.is_complex() and not self._takes_complex:
-            raise RuntimeError(f"{name} is {parameter.dtype}: {type(self).__name__} does not support complex parameters")
+            klass = type(self).__name__
+            raise ValueError(f"{name} is sparse ({parameter.layout}): {klass} requires dense parameter tensors")
         dtype = parameter.real.dtype if parameter.is_complex() else parameter.dtype
         if dtype not in DTYPES:
             raise TypeError(f"{name} is {parameter.dtype}: must be of type {', '.join(map(str, DTYPES))} or complex")
@@ -290,11 +289,8 @@ class Plans:
                 if id(parameter) in seen:  # torch only warns of duplicates
                     continue
                 seen.add(id(parameter))
-                if group.get("fused") and parameter.device.type == "meta" and parameter.grad is not None:
-                    raise RuntimeError(
-                        f"fused=True: {name_of(group, k)} is on the meta device, where nothing can be computed: move the "
-                        "model to another device, or leave fused out to have the states made only"
-                    )
+                if parameter.grad is not None:
+                    _check_computable(optimizer, group, k)
                 if parameter.grad is None and not optimizer.state.get(parameter):
                     self._waiting.append(parameter)
                 else:
@@ -374,6 +370,19 @@ class Plans:
     def _count_change(self) -> None:
         """Increment the versions of DTensors, which autograd checks; updates have incremented their shards' only."""
         increment_version([parameter for parameter in self._sharded if parameter.grad is not None])
+
+
+def _check_computable(optimizer: GroupOptimizer, group: Group, k: int) -> None:
+    """Raise torch's errors, which it raises in the step, for a parameter with a gradient that cannot be updated."""
+    parameter, name = group["params"][k], type(optimizer).__name__
+    if parameter.is_complex() and not optimizer._takes_complex:
+        raise RuntimeError(f"{name} does not support complex parameters: {name_of(group, k)} is {parameter.dtype}")
+    if group.get("fused") and parameter.device.type == "meta":
+        raise RuntimeError(
+            "`fused=True` requires all the params to be floating point Tensors with memory, but "
+            f"{name_of(group, k)} is on the meta device: move the model to another device, or leave fused out to have the "
+            "states made only"
+        )
 
 
 _NO_CONTEXT = nullcontext()

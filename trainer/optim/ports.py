@@ -22,6 +22,8 @@ from ..optimizer.row_splits import check_rows, checked_blocks
 from .base import FusedOptimizer
 from .groups import Group, Numbers, name_of
 
+_TorchAdam = torch.optim.Adam  # by another name, because a user may set `torch.optim.Adam` to the class below
+
 __all__ = [
     "ASGD",
     "SGD",
@@ -122,7 +124,7 @@ class Adam(FusedOptimizer, torch.optim.Adam):
         self._state_dtype = state_dtype
         switches: Any = {"maximize": maximize, "foreach": foreach, "differentiable": differentiable, "fused": fused}
         switches |= {"capturable": capturable, "decoupled_weight_decay": decoupled_weight_decay}
-        torch.optim.Adam.__init__(self, params, lr, betas, eps, weight_decay, amsgrad, **switches)  # AdamW's, too
+        _TorchAdam.__init__(self, params, lr, betas, eps, weight_decay, amsgrad, **switches)  # AdamW's, too
 
     def _rule(self, group: Group) -> Rule:
         if group["amsgrad"]:
@@ -421,7 +423,8 @@ class Muon(FusedOptimizer, torch.optim.Muon):
     def _check(self, name: str, parameter: torch.Tensor) -> None:
         super()._check(name, parameter)
         if parameter.dim() != 2:
-            raise ValueError(f"{name} has shape {tuple(parameter.shape)}: Muon is for matrices, use AdamW for the others")
+            shape = tuple(parameter.shape)
+            raise ValueError(f"Muon only supports 2D parameters, but {name} has shape {shape}: use AdamW for the others")
 
     def _rule(self, group: Group) -> TensorRule:
         return rules.muon_with(_orthogonalization(group))
