@@ -305,6 +305,8 @@ class Trainer:
         if self._is_alone:
             return
         self._start("allreduce_grads()")
+        if not self._watch.is_over:
+            self._watch.before_use()
         fresh = [replica.fresh() for replica in self._replicas]
         counts = self._sync.count_fresh(fresh, True)
         chosen = [param.requires_grad and count > 0 for param, count in zip(self._params, counts, strict=True)]
@@ -669,6 +671,8 @@ class Trainer:
         Raises:
             StaleGradientError: a gradient is stale and `ignore_stale_grad` is False; nothing has been changed.
         """
+        if not self._watch.is_over:
+            self._watch.before_use()
         written = [replica.guard.collect_written() for replica in self._replicas]
         if self._is_alone and written[0] is not None:
             return [], None, written

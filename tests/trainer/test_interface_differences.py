@@ -193,6 +193,7 @@ def test_a_missing_zero_grad_is_warned_of_once(copies, counted, recwarn, monkeyp
     ) as found:
         trained(lambda trainer, nets: None)
     assert len(found) == 1
+    assert found[0].filename == __file__
 
 
 def test_lbsgd_asks_a_schedule_for_all_parameters_before_it_counts():

@@ -1,12 +1,14 @@
 """The Trainer: which gradients were written since the last step."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import Parameter
 from trainer_cases import backward_with, fails_and_changes_nothing, reach_both, reach_head, values_of
 
-from tristep import StaleGradientError, Trainer
+from tristep import StaleGradientError, Trainer, replicate
 
 
 @pytest.fixture
@@ -287,3 +289,57 @@ def test_torchs_zeroing_counts_as_writing(net, trainer):
     net.zero_grad(set_to_none=False)
     trainer.step(1)
     assert set(trainer.optimizer.counts.values()) == {2}
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("order", ["discriminator first", "generator first", "zeroed after the step"])
+def test_a_gan_that_zeroes_its_gradients_is_not_warned(order, set_to_none, recwarn):
+    """The generator's backward pass adds to the gradients of the discriminator, which no step uses."""
+    generator, discriminator = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+    of_generator, of_discriminator = Trainer(generator, "adam"), Trainer(discriminator, "adam")
+
+    def real_or_fake():
+        return (discriminator(torch.ones(8, 4)) - discriminator(generator(torch.ones(8, 4)).detach())).mean()
+
+    parts = [(of_discriminator, real_or_fake), (of_generator, lambda: discriminator(generator(torch.ones(8, 4))).mean())]
+    for _ in range(3):
+        for trainer, loss in reversed(parts) if order == "generator first" else parts:
+            if order != "zeroed after the step":
+                trainer.zero_grad(set_to_none)
+            loss().backward()
+            trainer.step(1)
+            if order == "zeroed after the step":
+                of_generator.zero_grad(set_to_none)
+                of_discriminator.zero_grad(set_to_none)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    "between", ["nothing", "clipping", "a second backward pass", "ascend", "allreduce_grads and update"]
+)
+def test_the_step_that_uses_added_gradients_is_warned(between, recwarn):
+    net = torch.nn.Linear(2, 1)
+    nets = replicate(net, ["cpu", "cpu"]) if between == "allreduce_grads and update" else [net]
+    trainer = Trainer(nets if len(nets) > 1 else net, "sgd", update_on_kvstore=False if len(nets) > 1 else None)
+
+    def backward():
+        for each in nets:
+            each(torch.ones(1, 2)).sum().backward()
+
+    backward()
+    trainer.step(1)
+    backward()
+    if between == "clipping":
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+    elif between == "a second backward pass":
+        backward()
+    assert not recwarn.list
+    before = net.weight.detach().clone()
+    warnings.simplefilter("error")
+    use = {"ascend": trainer.ascend, "allreduce_grads and update": trainer.allreduce_grads}.get(
+        between, lambda: trainer.step(1)
+    )
+    with pytest.raises(UserWarning, match=r"this step uses gradients that backward\(\) has added"):
+        use()
+    assert torch.equal(net.weight, before)
+    use()  # it is said once

@@ -151,13 +151,13 @@ def set_base_lr(lr_scheduler: Any, learning_rate: float) -> None:
         warnings.warn(
             f"learning_rate={learning_rate} has no effect: {lr_scheduler!r} decides the rate and has no base_lr; "
             "give only one of them",
-            stacklevel=_stacklevel(),
+            stacklevel=stacklevel_of_caller(),
         )
     elif learning_rate != base_lr:
         if not getattr(lr_scheduler, "has_default_base_lr", False):
             warnings.warn(
                 f"learning_rate={learning_rate} replaces base_lr={base_lr} of {lr_scheduler!r}; give only one of them",
-                stacklevel=_stacklevel(),
+                stacklevel=stacklevel_of_caller(),
             )
         if hasattr(lr_scheduler, "start_from"):
             lr_scheduler.start_from(learning_rate)
@@ -217,13 +217,17 @@ def warn_once(message: str) -> None:
     """Warn with this message the first time in the process; for arguments that MXNet interprets differently."""
     if message not in _warned:
         _warned.add(message)
-        warnings.warn(message, stacklevel=_stacklevel())
+        warnings.warn(message, stacklevel=stacklevel_of_caller())
 
 
-def _stacklevel() -> int:
-    """Return the stacklevel for a warning that points at the first caller outside this package's constructors."""
-    frame, level = inspect.currentframe(), 0
-    inner = ("_stacklevel", "warn_once", "set_base_lr", "__init__", "create_optimizer", "_make_optimizer")
-    while frame is not None and frame.f_code.co_name in inner:
+def stacklevel_of_caller() -> int:
+    """Return the `stacklevel` that makes `warnings.warn` name the line outside this package that led to the warning.
+
+    Constructors are skipped, too, so that a warning about an argument names the line that gave it.
+    """
+    frame, level, package = inspect.currentframe(), 0, __name__.partition(".")[0]
+    while frame is not None and (
+        frame.f_code.co_name == "__init__" or frame.f_globals.get("__name__", "").partition(".")[0] == package
+    ):
         frame, level = frame.f_back, level + 1
     return max(level, 1)
