@@ -93,23 +93,6 @@ def test_zeroing_makes_no_sparse_gradient_fresh(device, everything):
     assert trainer.optimizer.num_update == 2
 
 
-@pytest.mark.sample(8)
-@pytest.mark.parametrize("name", [name for name, klass in registered().items() if not getattr(klass, "takes_sparse", True)])
-def test_the_other_optimizers_refuse_them(name, everything):
-    weight, bias = Parameter(torch.ones(4, 2)), Parameter(torch.ones(2))
-    trainer = Trainer({"a": bias, "b": weight}, name)
-    for param in (weight, bias):
-        param.grad = torch.ones_like(param)
-    trainer.step(1)
-    weight.grad = None
-    torch.nn.functional.embedding(torch.tensor([1, 3]), weight, sparse=True).sum().backward()
-    bias.grad = torch.ones(2)
-    before = everything(trainer, [weight, bias])
-    with pytest.raises(TypeError, match=r"the gradient of 'b' is sparse \(torch.sparse_coo\).*: use sparse=False"):
-        trainer.step(1)
-    assert everything(trainer, [weight, bias]) == before
-
-
 def test_those_that_take_them_are_mxnets():
     assert {name for name, klass in registered().items() if getattr(klass, "takes_sparse", False)} >= {
         name for name, _ in TAKERS.values()

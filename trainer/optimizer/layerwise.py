@@ -23,7 +23,7 @@ class LARS(RuleOptimizer):
     Args:
         learning_rate: step size, >= 0; None means 0.01.
         momentum: decay rate of the momentum, in [0, 1); 0 means none, and no state for it.
-        lazy_update: accepted as in MXNet, without effect: it concerns sparse gradients, which LARS does not support.
+        lazy_update: accepted as in MXNet, without effect: it concerns sparse gradients, which LARS makes dense.
         eta: the trust coefficient, multiplier of the norm ratio, > 0.
         eps: added to the denominator of the norm ratio, >= 0; may also be given as `epsilon`.
         momentum_correction: whether to rescale the momentum by new rate / old rate when the learning rate changes.

@@ -213,10 +213,10 @@ def also_called(**names: str) -> Callable[[Callable[_P, None]], Callable[_P, Non
 _warned: set[str] = set()
 
 
-def warn_once(message: str) -> None:
-    """Warn with this message the first time in the process; for arguments that MXNet interprets differently."""
-    if message not in _warned:
-        _warned.add(message)
+def warn_once(message: str, key: str | None = None) -> None:
+    """Warn with this message the first time in the process; `key` stands for several messages that say the same."""
+    if (key or message) not in _warned:
+        _warned.add(key or message)
         warnings.warn(message, stacklevel=stacklevel_of_caller())
 
 

@@ -1,7 +1,7 @@
 """Updates with sparse gradients: the rule runs on copies of the rows that a gradient lists, which are then written back.
 
-Handled are gradients of the layout `torch.sparse_coo`, as `torch.nn.Embedding(sparse=True)` produces them. Other sparse
-layouts, and sparse gradients for optimizers that do not support them, are refused by the kernels.
+Handled are gradients of the layout `torch.sparse_coo`, as `torch.nn.Embedding(sparse=True)` produces them; optimizers that
+have no such update get them dense. Other sparse layouts are refused by the kernels.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ...kernels import Update, storage
 from ...kernels.metrics import MetricsBuffer
 from .counts import Index
 from .options import OPTIONS
+from .settings import warn_once
 
 Places = tuple[torch.Tensor, ...]  # indices along a tensor's first dimensions
 
@@ -127,7 +128,8 @@ def split(
 ) -> tuple[list[torch.Tensor | None], list[int]]:
     """Return (gradients to use as a whole, with None for the rest; positions of the gradients to use by row).
 
-    Without `lazy_update`, a sparse gradient is converted to a dense one.
+    Without `lazy_update`, a sparse gradient is converted to a dense one, and with a warning, once for each class, if the
+    optimizer cannot update rows on their own.
 
     Args:
         optimizer: a `RuleOptimizer`.
@@ -139,7 +141,7 @@ def split(
     """
     whole, by_row = list(gradients), []
     for i, gradient in enumerate(gradients):
-        if gradient is None or not is_sparse(gradient) or not optimizer.takes_sparse:
+        if gradient is None or not is_sparse(gradient):
             continue
         weight = weights[i]
         if gradient.shape != weight.shape or gradient.device != weight.device:
@@ -147,6 +149,15 @@ def split(
                 f"the gradient of {names[i]} is {tuple(gradient.shape)} on {gradient.device}: "
                 f"its weight is {tuple(weight.shape)} on {weight.device}"
             )
+        if not optimizer.takes_sparse:
+            name = type(optimizer).__name__
+            warn_once(
+                f"{name} updates all rows: it makes sparse gradients, such as of {names[i]}, dense at each step; use "
+                "sparse=False in the layer, or SGD, Adam, AdaGrad, GroupAdaGrad or Ftrl, which update the listed rows only",
+                f"sparse gradients of {name}",
+            )
+            whole[i] = gradient.detach().to_dense()
+            continue
         for option in OPTIONS:
             if option.first_state is not None and option.is_on(optimizer):
                 raise ValueError(

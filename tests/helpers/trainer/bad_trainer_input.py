@@ -308,9 +308,9 @@ OF_TRAINERS = [
     ),
     Bad(
         "a sparse gradient",
-        lambda world: Trainer(world.params, "adamw").step(2),
-        TypeError,
-        ("the gradient of 'embedding' is sparse (torch.sparse_coo)", "use sparse=False in the layer"),
+        lambda world: Trainer(world.params, "adagrad", {"wd": 0.1}).step(2),
+        ValueError,
+        ("wd=0.1 for 'embedding', whose gradient is sparse", "use sparse=False in the layer"),
         sparse_gradient,
     ),
     # files
