@@ -880,6 +880,11 @@ class Trainer:
         """Whether synchronization has started; tools for MXNet's Trainer read this name."""
         return self._started
 
+    @property
+    def _update_on_kvstore(self) -> bool | None:
+        """Whether the store updates the weights; None before it has started, or without one, as MXNet's tests read."""
+        return self._sync.updates if self._started and self._sync.reduces else None
+
     def _init_kvstore(self) -> None:
         """Start the synchronization before the first step; tools for MXNet's Trainer call this name."""
         self._start()

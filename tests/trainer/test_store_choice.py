@@ -329,3 +329,39 @@ def test_a_store_is_made_before_the_first_step_as_mxnets_rate_finder_asks(kvstor
 def test_stores_on_the_cpu_do_not_compress_under_any_name(kvstore):
     with pytest.raises(ValueError, match="does not compress gradients"):
         Trainer([small_net(), small_net()], "sgd", kvstore=kvstore, compression_params={"type": "2bit"})
+
+
+# Of MXNet 1.9.1, whose test_trainer_reset_kv this follows, with a momentum of 0.5: `_update_on_kvstore` after a step, and a
+# weight after another one from loaded zeros.
+@pytest.mark.parametrize(
+    ("copies", "kvstore", "argument", "updates", "weight"),
+    [
+        *[(1, kvstore, argument, None, -0.15) for kvstore in (None, "local", "device") for argument in (None, False)],
+        *[(2, None, argument, None, -0.15) for argument in (None, False)],
+        *[(2, kvstore, False, False, -0.3) for kvstore in ("local", "device", "teststore")],
+        (2, "teststore", None, False, -0.3),
+        (1, "object", False, False, -0.15),
+        *[(2, kvstore, None, True, -0.2) for kvstore in ("local", "device")],
+    ],
+)
+def test_loaded_parameters_reach_the_store_as_in_mxnet_and_states_stay(copies, kvstore, argument, updates, weight):
+    nets = [torch.nn.ParameterDict({"x": Parameter(torch.zeros(10))}) for _ in range(copies)]
+    store = LocalStore() if kvstore == "object" else kvstore
+    trainer = Trainer(nets, "sgd", {"learning_rate": 0.1, "momentum": 0.5}, kvstore=store, update_on_kvstore=argument)
+    zeros = [{"x": net["x"].detach().clone()} for net in nets]
+    assert trainer._update_on_kvstore is None
+
+    def step():
+        for net in nets:
+            net["x"].grad = torch.ones(10)
+        trainer.step(1)
+
+    step()
+    assert trainer._update_on_kvstore is updates
+    for net, state in zip(nets, zeros, strict=True):
+        net.load_state_dict(state)
+    assert trainer._kv_initialized
+    step()
+    expected = weight + 0.5 * -0.2 if updates else weight  # MXNet loses the momentum where the store updates
+    for net in nets:
+        torch.testing.assert_close(net["x"].detach(), torch.full((10,), expected))
