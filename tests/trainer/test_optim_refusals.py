@@ -116,7 +116,7 @@ def test_a_parameter_that_cannot_be_trained_is_named_and_not_added(parameter, er
 
 
 def test_parameters_made_of_other_tensors_are_refused():
-    """As those of a sharded model are; they have no memory that could be updated."""
+    """They have no memory that could be updated, other than the DTensors of a sharded model."""
     two_tensor = pytest.importorskip("torch.testing._internal.two_tensor")
     parameter = torch.nn.Parameter(two_tensor.TwoTensor(torch.ones(2), torch.ones(2)))
     with pytest.raises(TypeError, match="'shard' is a TwoTensor, .* use torch.optim"):

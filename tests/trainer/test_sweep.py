@@ -12,6 +12,7 @@ import tristep
 from tristep import Trainer
 from tristep.trainer import Sweep
 from tristep.trainer.lr_scheduler import CosineScheduler, FactorScheduler
+from tristep.trainer.sweeping.train import Batches
 
 
 def network():
@@ -322,3 +323,40 @@ def test_points_that_are_not_there():
         found.at(rate=0.3)
     with pytest.raises(ValueError, match="by='f1'"):
         found.best("f1")
+
+
+class Streamed:
+    """Batches without a length."""
+
+    def __init__(self, data):
+        self._data = data
+
+    def __iter__(self):
+        return iter(self._data)
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "per_epoch"),
+    [
+        (batches(5), {"steps": 3}, 5),
+        (batches(5), {"steps": 7}, 5),
+        (batches(5), {"epochs": 2}, 5),
+        (torch.utils.data.DataLoader(batches(10), batch_size=None), {"steps": 3}, 10),
+        (Streamed(batches(5)), {"steps": 7}, 5),
+        (Streamed(batches(5)), {"epochs": 1}, 5),
+        (Streamed(batches(5)), {"steps": 3}, 3),
+    ],
+)
+@pytest.mark.parametrize("together", [True, False])
+def test_steps_per_epoch_are_those_of_the_data(data, settings, per_epoch, together, tmp_path):
+    found = tristep.sweep(network, cross_entropy, data, optimizer="sgd", together=together, **settings)
+    assert found.steps_per_epoch == per_epoch
+    last = found.losses[..., -min(per_epoch, found.losses.shape[-1]) :]
+    np.testing.assert_array_equal(found.final, last.mean(axis=-1))
+    found.save(tmp_path / "sweep")
+    assert Sweep.load(tmp_path / "sweep").steps_per_epoch == per_epoch
+
+
+def test_batches_without_an_end_are_refused():
+    with pytest.raises(ValueError, match="epochs=None together with steps=None: give one of them"):
+        Batches(batches(), None, None)

@@ -48,6 +48,15 @@ def test_gaps_controls_and_log_axes():
     assert [HIGH - 1 - int(np.argmax(seen[:, column] == "o")) for column in (0, 10, 30, 40)] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_a_value_of_zero_is_a_gap_on_a_log_axis(place):
+    values = np.array([1.0, 10.0, 100.0, 1000.0, 10000.0])
+    gap = np.where(np.arange(5) == place, np.nan, values)
+    zero = np.where(np.arange(5) == place, 0.0, values)
+    pictures = [rows(Drawn(Line(np.arange(5) * 10, each), y=Axis("loss", 1, 1e14, "log"))) for each in (gap, zero)]
+    np.testing.assert_array_equal(*pictures)
+
+
 @pytest.mark.parametrize("upwards", [True, False])
 def test_a_map_gets_darker_with_its_values_and_has_holes(upwards):
     values = np.array([[0.0, 1.0], [np.nan, 9.0]])

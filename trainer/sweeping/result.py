@@ -26,7 +26,8 @@ class Sweep:
     Attributes:
         axes: the values of each varied setting by name; the last entry is "seed".
         losses: the mean loss over each batch, before its update, float32 [*axes, steps].
-        steps_per_epoch: the number of updates in an epoch.
+        steps_per_epoch: the number of batches in an epoch of the data; of data without a length, at most as many as the
+            training has used.
         scores: "loss" and the metrics by name over `eval_data`, after training, float64 [*axes]; {} without `eval_data`.
         weights: the state_dict entries of all networks by name, [*axes, *shape].
         make_model: the function that makes a network to load weights into; None if it was not given to `load`.

@@ -51,12 +51,18 @@ class Batches:
         steps: the number of batches; None: all batches of `epochs`.
 
     Attributes:
-        per_epoch: the number of batches in an epoch, known after the first epoch; 0 before.
+        per_epoch: the number of batches in an epoch: `len(data)`, or for data without a length, the batches of the longest
+            epoch so far, which `steps` may have ended early.
+
+    Raises:
+        ValueError: neither `epochs` nor `steps` is given, so that the batches would never end.
     """
 
     def __init__(self, data: Iterable[Any], epochs: int | None, steps: int | None) -> None:
+        if epochs is None and steps is None:
+            raise ValueError("epochs=None together with steps=None: give one of them, or the batches never end")
         self._data, self._epochs, self._steps = data, epochs, steps
-        self.per_epoch = 0
+        self.per_epoch = _length(data)
 
     def __iter__(self) -> Iterator[Any]:
         count = 0
@@ -74,6 +80,14 @@ class Batches:
                 raise ValueError(f"data gave no batch in epoch {epoch + 1}: it must be iterable again in every epoch")
             if count == self._steps:
                 return
+
+
+def _length(data: Any) -> int:
+    """Return `len(data)`, or 0 for data without a length, such as a DataLoader of an IterableDataset."""
+    try:
+        return len(data)
+    except TypeError:
+        return 0
 
 
 def train_together(

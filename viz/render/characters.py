@@ -70,8 +70,7 @@ def _shares(axis: Axis, values: np.ndarray) -> np.ndarray:
     ends = np.array([axis.low, axis.high], dtype=np.float64)
     values = np.asarray(values, dtype=np.float64)
     if axis.scale == "log":
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ends, values = np.log(ends), np.log(values)
+        ends, values = np.log(ends), np.log(np.where(values > 0, values, np.nan))
     shares = (values - ends[0]) / (ends[1] - ends[0])
     return shares if axis.upwards else 1 - shares
 

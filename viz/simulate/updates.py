@@ -86,7 +86,8 @@ def trace_updates(
         if t < steps:
             gradients[t] = dx[0], dy[0]
     states = {name: np.stack(each) for name, each in by_slot.items()}
-    updates = np.diff(points, axis=0)
+    with np.errstate(invalid="ignore"):  # of points that have diverged
+        updates = np.diff(points, axis=0)
     preconditioners = None
     if isinstance(rule, Rule) and rule.nonnegative:
         direction = states["mean"][1:] if "mean" in rule.state and "mean" not in rule.full_precision else gradients
