@@ -223,6 +223,9 @@ class Trainer:
         gradients as they are, with two exceptions: `zero_grads=True` fills them with zeros, and with several replicas whose
         weights the store does not update, the sum replaces them.
 
+        Pass 1 if the loss is a mean over the batch, as torch's losses are by default. With the number of samples it would be
+        divided twice, and updates of SGD would be that many times too small. Nothing warns of this: a step sees no loss.
+
         The gradients of several replicas are summed, not averaged: `batch_size` counts the samples of all of them.
 
         Gradients of several backward passes accumulate; one step then applies them, with `batch_size` the number of all
@@ -235,7 +238,7 @@ class Trainer:
             trainer.zero_grad(set_to_none=False)
 
         Args:
-            batch_size: the number of samples, > 0; 1 if the loss is a mean already.
+            batch_size: the number of samples, > 0, if the loss is a sum over them; 1 if it is a mean, as torch's losses are.
             ignore_stale_grad: skip parameters with a stale gradient, including their states and counts, instead of raising
                 an error. A parameter with a fresh gradient in some replicas is updated in all, with the sum of the fresh
                 gradients.
@@ -275,7 +278,7 @@ class Trainer:
                 loss(net(x), y).backward()
 
         Args:
-            batch_size: the number of samples, > 0; 1 if the loss is a mean already.
+            batch_size: the number of samples, > 0, if the loss is a sum over them; 1 if it is a mean; see `step`.
             ignore_stale_grad: skip parameters that get no gradient, instead of raising an error at the end. A schedule is
                 called as if all parameters got a gradient.
 
@@ -318,7 +321,7 @@ class Trainer:
         """Update the weights with the gradients as they are: the second half of a step, after `allreduce_grads`.
 
         Args:
-            batch_size: the number of samples, > 0, by which gradients are divided; 1 if the loss is a mean already.
+            batch_size: the number of samples, > 0, by which gradients are divided; 1 if the loss is a mean; see `step`.
             ignore_stale_grad: skip parameters with a stale gradient, instead of raising an error.
 
         Raises:
