@@ -99,6 +99,7 @@ class PowerSGD(Compressor):
     """
 
     type, exchange = "powersgd", "all_reduce"
+    sends_alone = False
     reduce_algorithm: ClassVar[Any] = PowerSGDReduce
 
     def __init__(self, rank: int = 4, seed: int = 0) -> None:

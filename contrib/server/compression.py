@@ -10,6 +10,7 @@ import torch
 from ...kernels import compress
 from ...trainer.compression import Compressor, create_compressor
 from ...trainer.kvstore.base import Key
+from ...trainer.kvstore.compressed import choice_of
 from .sharding import Shard
 from .transport import copy_all
 
@@ -82,11 +83,10 @@ def compressor_of(compression_params: Any) -> Compressor:
     Raises:
         TypeError, ValueError: `compression_params` are invalid, or their type needs an all-reduce.
     """
-    kind = compression_params.get("type") if isinstance(compression_params, Mapping) else None
-    compressor = create_compressor(compression_params) if kind != "auto" else None
-    if compressor is None or compressor.type == "powersgd":
+    compressor = create_compressor(compression_params) if choice_of(compression_params) is None else None
+    if compressor is None or not compressor.sends_alone:
         raise ValueError(
-            f"compression_params={dict(compression_params)!r} for a parameter server: 'powersgd' and 'auto' are for "
+            f"compression_params={dict(compression_params)!r} for a parameter server: {compression_params['type']!r} is for "
             "processes that add up their gradients; use another type, such as 'int8', or kvstore='dist_sync'"
         )
     return compressor

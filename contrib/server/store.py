@@ -106,7 +106,7 @@ class ServerStore(KVStore):
     Source: MXNet 1.9.1, `KVStoreDist` and `KVStoreDistServer`.
     """
 
-    takes_lists = several_processes = True
+    takes_lists = several_processes = asynchronous = True
 
     @classmethod
     def open(cls, name: str, timeout: float | None = None) -> KVStore:

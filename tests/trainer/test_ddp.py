@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import tristep
+from tristep import kvstore
 
 STEPS = 4
 
@@ -80,12 +81,22 @@ def test_tristep_optim_is_torch_optim_under_ddp(processes):
         np.testing.assert_array_equal(first[1][name], second[1][name])
 
 
+class Ring(kvstore.LocalStore):
+    several_processes = True
+
+
+class Distinct(kvstore.LocalStore):
+    """A store of one process, by its name like those of several."""
+
+
 def _saved_and_refused(path):
     net, messages = _net(), []
     ddp = DistributedDataParallel(net)
-    for store in ("dist_sync", "Dist_Async"):
+    kvstore.KVStore.kv_registry.update(ring=Ring, distinct=Distinct)
+    for store in ("dist_sync", "Dist_Async", "ring", Ring(), kvstore.create("dist_sync")):
         with pytest.raises(ValueError, match=r"reduced twice; use kvstore=None, or give the module inside"):
             tristep.Trainer(ddp, "adam", kvstore=store)
+    tristep.Trainer(ddp, "sgd", kvstore="distinct")
     trainer = tristep.Trainer(ddp, "sgd", {"momentum": 0.9}, kvstore=None)
     with (
         pytest.raises(RuntimeError, match=r"step_in_backward\(\) with DistributedDataParallel"),

@@ -152,6 +152,16 @@ def test_a_default_rate_that_mxnet_prefers_to_the_schedule_is_warned_of_once(mak
     assert not recwarn.list
 
 
+def test_a_schedule_is_mxnets_by_its_class_not_by_the_name_of_it(warned, recwarn):
+    own = type("Halving", (lr_scheduler.FactorScheduler,), {})
+    with pytest.warns(UserWarning, match=r"Adam without a learning_rate keeps base_lr=0\.25"):
+        Adam(lr_scheduler=own(2, 0.5, base_lr=0.25))
+    settings._warned.clear()
+    other = type("FactorScheduler", (), {"base_lr": 0.25, "__call__": lambda self, num_update: 0.25})
+    Adam(lr_scheduler=other())
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize("counted", [True, False], ids=["as on the CPU", "as on a GPU"])
 @pytest.mark.parametrize("copies", [1, 2])
 def test_a_missing_zero_grad_is_warned_of_once(copies, counted, recwarn, monkeypatch):

@@ -90,15 +90,15 @@ def test_an_argument_beats_the_environment(monkeypatch):
 
 
 def test_a_local_store_does_not_update_large_parameters():
-    for name, expected in (("local", False), ("device", True), (LocalStore("local"), True)):
-        assert updates_on_store(name, True, None, largest=16 * 2**20 + 1) is expected
-        assert updates_on_store(name, True, None, largest=16 * 2**20)
-        assert updates_on_store(name, True, True, largest=16 * 2**20 + 1)
+    for asked, expected in (("local", False), ("device", True), (LocalStore("local"), True)):
+        assert updates_on_store(asked, LocalStore, None, largest=16 * 2**20 + 1) is expected
+        assert updates_on_store(asked, LocalStore, None, largest=16 * 2**20)
+        assert updates_on_store(asked, LocalStore, True, largest=16 * 2**20 + 1)
 
 
 def test_stores_whose_workers_do_not_wait_always_update():
     for name in ("dist_async", "dist_device_async"):
-        assert updates_on_store(name, True, None)
+        assert updates_on_store(name, kvstore.KVStore.kv_registry.find(name), None)
         with pytest.raises(ValueError, match=f"update_on_kvstore=False with kvstore='{name}'"):
             Trainer(small_net(), "sgd", kvstore=name, update_on_kvstore=False)
 
@@ -220,6 +220,45 @@ def test_a_store_of_ones_own_may_connect_processes(clean_registry):
     assert trainer._sync.store.reduced
     train_copies(Trainer(other, "sgd", {"learning_rate": 0.1}), [other], make_batches(2))
     assert all(map(torch.equal, weights_of(model), weights_of(other)))
+
+
+# By the name of a store: its attributes, arguments of the trainer, and whether the store updates, or the error.
+PROPERTIES = {
+    "connected": ({"several_processes": True}, {}, True),
+    "distinct": ({}, {}, None),  # a single replica needs no store of one process
+    "slow": ({"several_processes": True, "asynchronous": True}, {"update_on_kvstore": False}, "asynchronous workers"),
+    "dist_async_cache": ({"several_processes": True}, {"update_on_kvstore": False}, False),
+}
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_a_store_is_asked_for_its_properties_whatever_its_name(name, clean_registry, monkeypatch):
+    attributes, arguments, expected = PROPERTIES[name]
+    klass = type("Named", (LocalStore,), {**attributes, "open": classmethod(lambda cls, name, timeout=None: cls())})
+    kvstore.KVStore.kv_registry[name] = klass
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=f"update_on_kvstore=False with kvstore='{name}': {expected}"):
+            Trainer(small_net(), "sgd", kvstore=name, **arguments)
+        return
+    trainer = Trainer(net := small_net(), "sgd", kvstore=name, **arguments)
+    train_copies(trainer, [net], make_batches(1))
+    assert (None if trainer._sync.store is None else trainer._sync.updates) is expected
+    assert updates_on_store(name, klass, None, sparse=True) is klass.several_processes
+
+
+def test_a_compressor_is_asked_whether_a_server_can_decode_its_messages(clean_registry):
+    @kvstore.register_compressor
+    class Joint(kvstore.Compressor):
+        sends_alone = False
+
+        def encode(self, values):
+            return values
+
+        def decode(self, message, n):
+            return message
+
+    with pytest.raises(ValueError, match="for a parameter server: 'joint' is for processes that add up their gradients"):
+        Trainer(small_net(), "sgd", kvstore="dist_async", compression_params={"type": "joint"})
 
 
 def test_a_store_that_only_adds_up_trains_as_mxnets_teststore():

@@ -36,6 +36,8 @@ class Compressor(abc.ABC):
             True. A loss scaler needs that to notice overflows, so it cannot be used with other compressors.
         exchange: "all_to_all" if each rank may encode one chunk of the bucket, and then the sum of that chunk; "all_gather"
             if a message must encode the whole bucket, so that each rank gets the messages of all ranks.
+        sends_alone: whether a rank's message can be decoded without messages of other ranks, as a parameter server does;
+            default True.
         reduce_algorithm: a subclass of `compression.reduce.ReduceAlgorithm` that sums buckets over the ranks; None for the
             one that works with any `encode` and `decode`.
 
@@ -57,6 +59,7 @@ class Compressor(abc.ABC):
     error_feedback = True
     keeps_nonfinite = True
     exchange = "all_to_all"
+    sends_alone = True
     reduce_algorithm: ClassVar[Any] = None
 
     @staticmethod

@@ -48,6 +48,7 @@ class KVStore:
         takes_lists: whether a trainer passes all keys of a step in one call, with a list of values for each key; otherwise
             it makes one call per key, with the negated parameter index as priority.
         several_processes: whether the store connects processes, so that a trainer with a single replica needs it, too.
+        asynchronous: whether these processes do not wait for each other, so that only the store can update the weights.
         sync_class: the subclass of `KVStoreSync` through which a trainer uses the store; None for `KVStoreSync` itself.
         type: the name that the store was created by.
         rank: the number of this process among the processes that share the store, from 0.
@@ -87,6 +88,7 @@ class KVStore:
     kv_registry: ClassVar[Registry[type[KVStore]]]
     takes_lists: ClassVar[bool] = False
     several_processes: ClassVar[bool] = False
+    asynchronous: ClassVar[bool] = False
     sync_class: ClassVar[Any] = None
     type = ""
     in_step = False

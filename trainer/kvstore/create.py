@@ -78,9 +78,9 @@ _OWN = (*LOCAL, *SYNCHRONOUS)
 
 
 def check_one_reduces(kvstore: Any) -> None:
-    """Raise ValueError if a store of several processes is given for a DistributedDataParallel module."""
-    name = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", None)
-    if isinstance(name, str) and name.lower().startswith("dist"):
+    """Refuse a store that reduces gradients across processes: DistributedDataParallel already does."""
+    asked = _class_of(kvstore.lower()) if isinstance(kvstore, str) else kvstore
+    if getattr(asked, "several_processes", False):
         raise ValueError(
             f"kvstore={kvstore!r} with a DistributedDataParallel module: gradients would be reduced twice; use "
             "kvstore=None, or give the module inside, ddp.module"
@@ -124,7 +124,7 @@ def check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, r
             why = several if replicas > 1 else "a single copy of a model needs no store"
             raise ValueError(f"update_on_kvstore=True with kvstore={kvstore!r}: {why}, so no store can update; leave it out")
         return None
-    updates = updates_on_store(kvstore, asked.is_capable("optimizer"), update_on_kvstore)
+    updates = updates_on_store(kvstore, asked, update_on_kvstore)
     _check_methods(kvstore, asked, updates, compression_params is not None)
     if compression_params is not None and is_name and asked is LocalStore and "device" not in kvstore:
         raise ValueError(
@@ -186,7 +186,7 @@ def sync_for(
     if isinstance(kvstore, str) and asked.several_processes:  # in a server's process this does not come back
         store = create(kvstore)
     if asked.in_step:
-        if updates_on_store(store, True, update_on_kvstore):
+        if updates_on_store(kvstore, asked, update_on_kvstore):
             from .zero import ZeroSync as Kind
         else:
             from .allreduce import AllReduceSync as Kind  # type: ignore[assignment]  # the other's base
@@ -195,6 +195,6 @@ def sync_for(
     def make(sparse: bool) -> tuple[KVStore, bool]:
         made: Any = create(store) if isinstance(store, str) else store
         largest = max(param.numel() for param in replicas[0].params)
-        return made, updates_on_store(kvstore, made.is_capable("optimizer"), update_on_kvstore, sparse, largest)
+        return made, updates_on_store(kvstore, made, update_on_kvstore, sparse, largest)
 
     return (asked.sync_class or KVStoreSync)(make, replicas, optimizer, compression_params, engine)

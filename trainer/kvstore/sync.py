@@ -313,13 +313,13 @@ class KVStoreSync(GradientSync):
 
 
 def updates_on_store(
-    kvstore: str | KVStore, capable: bool, update_on_kvstore: bool | None, sparse: bool = False, largest: int = 0
+    kvstore: str | KVStore, store: Any, update_on_kvstore: bool | None, sparse: bool = False, largest: int = 0
 ) -> bool:
     """Return whether the store, rather than the trainer, updates the weights.
 
     Args:
         kvstore: the trainer's argument: a name in lower case, or the store itself.
-        capable: whether the store can update what it stores.
+        store: the store, or its class.
         update_on_kvstore: the trainer's argument; None for the default of the kind of store, unless the environment
             variable MXNET_UPDATE_ON_KVSTORE is 0, which means False.
         sparse: whether there are sparse gradients.
@@ -330,12 +330,12 @@ def updates_on_store(
 
     Source: MXNet 1.9.1, `gluon.Trainer._init_kvstore` and `model._create_kvstore`.
     """
-    kind = kvstore if isinstance(kvstore, str) else kvstore.type
-    if "dist" in kind and "async" in kind:
+    capable = store.is_capable("optimizer")
+    if store.asynchronous:
         if update_on_kvstore is False:
             raise ValueError(
-                f"update_on_kvstore=False with kvstore={kind!r}: asynchronous workers have no common gradients, so only the "
-                "store can update; leave it out"
+                f"update_on_kvstore=False with kvstore={kvstore!r}: asynchronous workers have no common gradients, so only "
+                "the store can update; leave it out"
             )
         return True
     if update_on_kvstore is not None:
@@ -345,7 +345,7 @@ def updates_on_store(
             )
         return update_on_kvstore
     if sparse or not capable:
-        return "dist" in kind and capable
+        return store.several_processes and capable
     text = os.environ.get("MXNET_UPDATE_ON_KVSTORE", "1")
     if text not in ("0", "1"):
         raise ValueError(f"environment variable MXNET_UPDATE_ON_KVSTORE={text!r}: must be 0 or 1")

@@ -10,13 +10,14 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from ..lr_scheduler import CosineScheduler, FactorScheduler, MultiFactorScheduler, PolyScheduler
 from ..registry import Registry
 from ..validation import boolean, did_you_mean, integer, number
 from .counts import Index, StepCounts
 from .settings import Setting, check_grad_req, refuse_unknown, set_base_lr, warn_once
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
-_MXNETS_SCHEDULES = ("FactorScheduler", "MultiFactorScheduler", "PolyScheduler", "CosineScheduler")
+_MXNETS_SCHEDULES = (FactorScheduler, MultiFactorScheduler, PolyScheduler, CosineScheduler)
 _Class = TypeVar("_Class", bound="type[Optimizer]")
 
 
@@ -117,7 +118,7 @@ class Optimizer:
         self.lr_scheduler = lr_scheduler
         if lr_scheduler is not None and learning_rate is not None:
             set_base_lr(lr_scheduler, learning_rate)
-        elif self.default_overrules_schedule and type(lr_scheduler).__name__ in _MXNETS_SCHEDULES:
+        elif self.default_overrules_schedule and isinstance(lr_scheduler, _MXNETS_SCHEDULES):
             rate, name = getattr(lr_scheduler, "base_lr", self.lr), type(self).__name__
             if rate != self.lr:
                 warn_once(
