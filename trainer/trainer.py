@@ -533,11 +533,10 @@ class Trainer:
             )
         if not self._is_alone:
             self._start()
-        state, residuals = self._sync.state_dict(), self._sync.residuals()
+        state = self._sync.state_dict()
         if state is None:
             state = checkpoint.collect(self._updater, self._names, self._params)
-        if residuals:
-            state["residuals"] = residuals
+        state |= self._sync.sum_state()
         return state if self._loss_scaler is None else state | {"loss_scaler": self._loss_scaler.state_dict()}
 
     @uninterrupted
@@ -559,8 +558,9 @@ class Trainer:
                     "saved state has a loss scaler, this trainer has none: call tristep.amp.init_trainer(trainer) before"
                 )
             self._loss_scaler.check(scaling)
-        residuals = saved.get("residuals", {}) if isinstance(saved, Mapping) else {}
-        checkpoint.check_residuals(self._names, self._params, residuals)
+        if isinstance(saved, Mapping):
+            checkpoint.check_residuals(self._names, self._params, saved.get("residuals", {}))
+            checkpoint.check_buckets(saved)
         if not self._is_alone:
             self._start()
         if self._sync.updates:
@@ -568,7 +568,7 @@ class Trainer:
         else:
             for replica in self._replicas:
                 checkpoint.restore(replica.updater, replica.names, replica.params, saved)
-        self._sync.load_residuals(residuals)
+        self._sync.load_sum_state(saved)
         for replica in self._replicas:
             replica.forget_counts()
         if scaling is not None:

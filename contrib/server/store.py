@@ -14,7 +14,7 @@ import torch
 
 from ...trainer import checkpoint
 from ...trainer.kvstore.base import Key, KVStore, dense, known_values, new_values, renamed
-from ...trainer.kvstore.sync import KVStoreSync, Residuals
+from ...trainer.kvstore.sync import KVStoreSync
 from ...trainer.lr_scheduler import LRScheduler
 from ...trainer.optimizer import MultiOptimizer, Optimizer, Updater
 from ...trainer.optimizer.counts import StepCounts
@@ -455,16 +455,17 @@ class ServerSync(KVStoreSync):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.store._load_states(renamed(state, {name: key for key, name in self._by_key.items()}))
 
-    def residuals(self) -> Residuals:
+    def sum_state(self) -> dict[str, Any]:
         store = self.store
-        residuals = {} if store._compression is None else store._compression.residuals
-        return {self._by_key[str(key)]: {str(store.rank): each.to("cpu", copy=True)} for key, each in residuals.items()}
+        by_key = {} if store._compression is None else store._compression.residuals
+        residuals = {self._by_key[str(key)]: {str(store.rank): each.to("cpu", copy=True)} for key, each in by_key.items()}
+        return {"residuals": residuals} if residuals else {}
 
-    def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    def load_sum_state(self, saved: Mapping[str, Any]) -> None:
         """Load this worker's residuals, and its share of residuals from sources that are not workers here."""
-        store = self.store
+        store, residuals = self.store, saved.get("residuals", {})
         if store._compression is not None:
-            by_key: dict[Key, Any] = {i: saved.get(name, {}) for i, name in enumerate(self._replicas[0].names)}
+            by_key: dict[Key, Any] = {i: residuals.get(name, {}) for i, name in enumerate(self._replicas[0].names)}
             store._compression.load_residuals(by_key, store.rank, store.num_workers)
 
 

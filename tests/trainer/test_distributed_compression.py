@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from rank_training import make_net, weights_after_steps
+from rank_training import make_net, train, weights_after_steps
 from torch import nn
 
 import tristep
@@ -113,3 +113,82 @@ def test_what_was_not_sent_is_kept_back_and_no_more(processes, params):
     if params["type"] != "1bit":  # it sends ones, however small gradients are
         assert np.abs(kept).max() < 60
     np.testing.assert_allclose(sent + kept, total, rtol=0, atol=2e-4)
+
+
+class _Crossed(nn.Module):
+    """Backward computes the gradients in another order than that of the parameters. Most of a bucket are gaps."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.last, self.scale = nn.Linear(40, 2), nn.Parameter(torch.ones(3))
+        self.first, self.middle = nn.Linear(7, 40), nn.Linear(40, 40)
+
+    def forward(self, x):
+        return self.last(self.middle(self.first(x).tanh()).tanh()) * self.scale.sum()
+
+
+def _in_the_middle(params, update, path):
+    """Weights after each of 6 steps; and after steps 4 to 6 by new trainers that load states saved after the third."""
+    settings = {"kvstore": "dist_sync", "update_on_kvstore": update, "compression_params": params}
+    arguments = {"learning_rate": 0.02, "momentum": 0.9}
+    straight, net, trainer = train("sgd", arguments, 3, torch.float32, net=_Crossed(), **settings)
+    weights = [param.detach().clone() for param in net.parameters()]
+    trainer.save_states(path)
+    straight = np.concatenate([straight, train("sgd", arguments, 3, torch.float32, False, 3, net, trainer, **settings)[0]])
+    again = _Crossed()
+    with torch.no_grad():
+        for param, weight in zip(again.parameters(), weights, strict=True):
+            param.copy_(weight)
+    resumed = tristep.Trainer(again, "sgd", dict(arguments), **settings)
+    resumed.load_states(path)
+    return straight, train("sgd", arguments, 3, torch.float32, False, 3, again, resumed, **settings)[0]
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("update", [True, False], ids=["ZeRO-1", "all-reduce"])
+@pytest.mark.parametrize("params", [None, *COMPRESSIONS], ids=lambda params: params["type"] if params else "plain")
+def test_a_training_resumed_in_the_middle_has_the_same_bits(processes, tmp_path, params, update, ranks):
+    for straight, resumed in processes(ranks).run(_in_the_middle, params, update, tmp_path / "states"):
+        np.testing.assert_array_equal(resumed, straight[3:])
+
+
+def _of_earlier_files(params, update):
+    """Whether a state without buckets and reducers, as files had before, loads; and errors of entries that do not fit."""
+    settings = {"kvstore": "dist_sync", "update_on_kvstore": update, "compression_params": params}
+    _, _, trainer = train("sgd", {"learning_rate": 0.02}, 2, torch.float32, net=_Crossed(), **settings)
+    state = trainer.state_dict()
+    buckets = state["buckets"]
+    earlier = {name: value for name, value in state.items() if name not in ("buckets", "reducers")}
+    trainer.load_state_dict(earlier)
+    residuals, messages = trainer.state_dict()["residuals"], []
+    same = all(torch.equal(residuals[name][k], each[k]) for name, each in state["residuals"].items() for k in each)
+    for odd in (
+        {"buckets": 3},
+        {"buckets": {"ranks": 2}},
+        {"buckets": {**buckets, "order": [0, *buckets["order"][1:], 0]}},
+        {"buckets": {**buckets, "trained": [1] * len(buckets["trained"])}},
+        {"buckets": {**buckets, "ranks": 0}},
+        {"buckets": {**buckets, "reducers": "int8"}},
+        {"reducers": {"0": torch.zeros(1)}},
+    ):
+        with pytest.raises((TypeError, ValueError)) as raised:
+            trainer.load_state_dict({**state, **odd})
+        messages.append(str(raised.value).split(": ")[1].split(",")[0])
+    return same, messages
+
+
+@pytest.mark.parametrize("update", [True, False], ids=["ZeRO-1", "all-reduce"])
+def test_states_of_earlier_files_load_and_odd_ones_are_refused(processes, update):
+    for same, messages in processes(2).run(_of_earlier_files, {"type": "sign"}, update):
+        assert same
+        assert messages == [
+            "buckets must be a dict",
+            "buckets has 'ranks'",
+            "order of buckets is [0",
+            "trained of buckets is [1",
+            "ranks of buckets=0",
+            "reducers of buckets is int8",
+            "reducers['0'] must be a dict",
+        ]

@@ -3,11 +3,12 @@
 A loaded state is checked completely before anything is changed; `tristep.trainer.checkpoint.files` writes and reads.
 """
 
-from .check import MOST_UPDATES, check_residuals, plain_name, saved_rule, shape_of, with_plain_names
+from .check import MOST_UPDATES, check_buckets, check_residuals, plain_name, saved_rule, shape_of, with_plain_names
 from .state import collect, load_read, read, restore, write
 
 __all__ = [
     "MOST_UPDATES",
+    "check_buckets",
     "check_residuals",
     "collect",
     "load_read",

@@ -246,6 +246,28 @@ def check_residuals(names: Sequence[str], params: Sequence[torch.Tensor], saved:
                 )
 
 
+def check_buckets(saved: Mapping[str, Any]) -> None:
+    """Raise TypeError or ValueError if a saved state has other "buckets" or "reducers" than trainers save; both may miss."""
+    reducers = saved.get("reducers", {})
+    _check_dict("reducers", reducers)
+    for bucket, tensors in reducers.items():
+        _check_dict(f"reducers[{bucket!r}]", tensors, of_tensors=True)
+    if (buckets := saved.get("buckets")) is None:
+        return
+    _check_dict("buckets", buckets)
+    if set(buckets) != {"ranks", "order", "trained", "reducers"}:
+        raise ValueError(f"saved state: buckets has {few(buckets)}: it must have ranks, order, trained and reducers")
+    count = len(saved["parameters"])
+    integer("saved state: ranks of buckets", buckets["ranks"], low=1)
+    order, trained, described = (buckets[key] for key in ("order", "trained", "reducers"))
+    if not isinstance(order, (list, tuple)) or sorted(order, key=repr) != sorted(range(count), key=repr):
+        raise ValueError(f"saved state: order of buckets is {str(order)[:80]}: it must have each number below {count} once")
+    if not isinstance(trained, (list, tuple)) or len(trained) != count or any(type(each) is not bool for each in trained):
+        raise ValueError(f"saved state: trained of buckets is {str(trained)[:80]}: it must be {count} times true or false")
+    if not isinstance(described, (list, tuple)) or any(not isinstance(each, str) for each in described):
+        raise TypeError(f"saved state: reducers of buckets is {str(described)[:80]}: it must be a list of strings")
+
+
 def plain_name(name: str) -> str:
     """Return a parameter's name without the prefix that torch.compile adds."""
     return name.replace("_orig_mod.", "")

@@ -22,7 +22,8 @@ from .check import FORMAT, check, check_form, check_format, few, saved_rule, sha
 from .nesting import flatten, tensor_names, unflatten
 
 CALLABLE = "callable"  # stands for a schedule with a function that is not registered, so it cannot be saved
-_SECTIONS: dict[str, tuple[str, ...]] = {"state": (), "residuals": ("residual",)}  # of tensors: the prefix of their keys
+# The sections of tensors, each with what follows the two names in the keys of its tensors.
+_SECTIONS: dict[str, tuple[str, ...]] = {"state": (), "residuals": ("residual",), "reducers": ("reducer",)}
 
 
 def collect(
@@ -41,7 +42,7 @@ def collect(
     not initialized yet), "layout" (nesting of each parameter's state) and "state" (tensors by parameter and by slot; none
     before the first step). Of several optimizers "settings" are those that they have together, and "optimizers" is a list
     with "pattern", "optimizer", "settings", "lr_scheduler" and "names" of the parameters of each. A trainer may add
-    "residuals" (tensors by parameter and by source).
+    "residuals" (tensors by parameter and by source), "buckets" (plain data) and "reducers" (tensors by bucket and by name).
     """
     optimizer = updater.optimizer
     state: dict[str, dict[str, torch.Tensor]] = {}
@@ -233,13 +234,16 @@ def _hint(path: str | os.PathLike[str]) -> str:
 def _put_together(header: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Return what `collect` returned, from the header of a file and its tensors, whose names are JSON texts."""
     check_format(header)
-    state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in header.pop("states of")}
-    residuals: dict[str, dict[str, torch.Tensor]] = {}
+    sections = {marks: section for section, marks in _SECTIONS.items()}
+    parts: dict[str, dict[str, dict[str, torch.Tensor]]] = {section: {} for section in _SECTIONS}
+    parts["state"] = {name: {} for name in header.pop("states of")}
     for key, tensor in tensors.items():
-        name, slot, *section = json.loads(key)
-        if not (isinstance(name, str) and isinstance(slot, str) and section in ([], ["residual"])):
+        name, slot, *marks = json.loads(key)
+        section = sections.get(tuple(marks))
+        if not (isinstance(name, str) and isinstance(slot, str) and section):
             raise ValueError(f"a tensor has the name {key!r}")
-        (residuals.setdefault(name, {}) if section else state[name])[slot] = tensor
-    saved = header | {"state": state} | ({"residuals": residuals} if residuals else {})
+        part = parts[section]
+        (part[name] if section == "state" else part.setdefault(name, {}))[slot] = tensor
+    saved = header | {section: part for section, part in parts.items() if part or section == "state"}
     check_form(saved)
     return saved

@@ -63,7 +63,10 @@ class ReduceAlgorithm(abc.ABC):
         """Replace the bucket by its sum over the ranks; yield each collective that must be waited for."""
 
     def state(self) -> dict[str, Any]:
-        """Return the residuals, and other state of a subclass; the tensors themselves, not copies."""
+        """Return the residuals, and other state of a subclass; the tensors themselves, not copies.
+
+        Other state must be equal on all ranks: numbers, tensors, and lists of these. Trainers save rank 0's.
+        """
         return {"worker": self.worker, "server": self.server}
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -20,9 +20,17 @@ from ..optimizer import Optimizer
 from ..replica import Replica
 from .base import Key, KVStore, dense, optimizer_updater
 from .buckets import Bucket, GradientBuckets
-from .compressed import check_compression, choice_of, compressed_sum, load_residuals, residuals_of
+from .compressed import (
+    bucket_state,
+    check_compression,
+    choice_of,
+    compressed_sum,
+    load_sums,
+    residuals_of,
+    use_saved_plan,
+)
 from .local import LocalStore
-from .sync import GradientSync, Residuals
+from .sync import GradientSync
 
 
 class CollectiveStore(LocalStore):
@@ -284,12 +292,16 @@ class AllReduceSync(GradientSync):
     def end_save(self) -> None:
         dist_utils.barrier(self.group)
 
-    def residuals(self) -> Residuals:
-        return {} if self._buckets is None else residuals_of(self._buckets)
+    def sum_state(self) -> dict[str, Any]:
+        if self._buckets is None or not self._buckets.buckets:
+            return {}
+        residuals = residuals_of(self._buckets)
+        return bucket_state(self._buckets) | ({"residuals": residuals} if residuals else {})
 
-    def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    def load_sum_state(self, saved: Mapping[str, Any]) -> None:
+        use_saved_plan(self._live, saved)
         if self._compression_params is not None:
-            load_residuals(self._live, saved)
+            load_sums(self._live, saved)
 
     def _counts(
         self, fresh: Sequence[bool], counts: torch.Tensor, flag_sums: torch.Tensor, ignore_stale_grad: bool

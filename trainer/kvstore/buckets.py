@@ -270,6 +270,9 @@ class GradientBuckets:
         ranks: the number of processes in the group.
         pool: reusable buffers for messages.
         buckets: the buckets in the order in which they are started; empty before the first `finish`.
+        plan: what the buckets are made from: the parameters' indices in the order in which backward computes their
+            gradients, then for each parameter 1 if it requires a gradient, else 0. Empty before; if it is set then, the
+            buckets are made from it.
         used: for each parameter whether any rank had a gradient for it in the last `finish`.
         flag_slots: four user-defined integers below 2^12 that are summed along with the gradients; 0 unless set.
         flag_sums: the sums of `flag_slots` over all ranks in the last `finish`, float32 or float64 [4].
@@ -310,6 +313,7 @@ class GradientBuckets:
         self.flag_slots = [0, 0, 0, 0]
         self.flag_sums = torch.zeros(4, device=self.params[0].device)
         self.buckets: list[Bucket] = []
+        self.plan: list[int] = []
         self._members: list[tuple[Bucket, Member]] = []  # by parameter
         self._arrived = [False] * len(self.params)  # for each parameter whether its gradient was computed in this round
         self._is_open = False  # whether a round has begun, so that sums may be running
@@ -406,11 +410,12 @@ class GradientBuckets:
         arrived = set(self._order)
         unused = [i for i in reversed(range(n)) if i not in arrived]
         trained = [int(param.requires_grad) for param in self.params]
-        plan = torch.tensor([*self._order, *unused, *trained], dtype=torch.int64, device=self.params[0].device)
+        plan = torch.tensor(self.plan or [*self._order, *unused, *trained], device=self.params[0].device)
         dist_utils.broadcast(plan, 0, group)
-        listed, ranks, extra = plan.tolist(), self.ranks, n + len(self.flag_slots)
+        self.plan = plan.tolist()
+        ranks, extra = self.ranks, n + len(self.flag_slots)
         exact = not self._scatter and self._reducer is None
-        params = self.params, listed[:n], listed[n:]
+        params = self.params, self.plan[:n], self.plan[n:]
         made = make_buckets(*params, self._limits, ranks, self._owners, extra=extra, exact=exact)
         for bucket in made:
             if self._reducer is not None and bucket.extra is None:

@@ -1,4 +1,4 @@
-"""Compressed all-reduces of buckets, and their residuals by parameter."""
+"""Compressed all-reduces of buckets, and what of them is saved: residuals by parameter, and the state of each bucket."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from .partition import in_memory_order, shaped_like
 from .sync import Residuals
 
 _SERVER = "server"  # the source of the residual of sums; the source of a rank's own residual is its number
+_GAPS_OF_RANKS, _GAPS_OF_SUMS = "gaps of ranks", "gaps of sums"
+# Entries of a reducer's state that are residuals, which are saved by parameter, or say whose state it is.
+_IN_RESIDUALS = {"worker", "server", "type", "rank", "ranks", "numel"}
 
 
 def check_compression(compression_params: Any) -> None:
@@ -80,21 +83,81 @@ def residuals_of(buckets: GradientBuckets) -> Residuals:
     return residuals
 
 
+def bucket_state(buckets: GradientBuckets) -> dict[str, Any]:
+    """Return what a resumed training needs to sum gradients in the same buckets. To be called on all ranks.
+
+    "buckets" has the number of "ranks", the "order" of the parameters, which are "trained", and a description of each
+    bucket's reducer. "reducers" has, by the number of a bucket, its reducer's state except for the residuals of parameters:
+    the residuals between parameters, "gaps of ranks" [ranks, n] and "gaps of sums" [m], which some codecs average with the
+    parameters next to them, and all else, as tensors on the CPU.
+    """
+    n = len(buckets.params)
+    described = [_described(bucket) for bucket in buckets.buckets if bucket.reducer is not None]
+    plain = {
+        "ranks": buckets.ranks,
+        "order": buckets.plan[:n],
+        "trained": list(map(bool, buckets.plan[n:])),
+        "reducers": described,
+    }
+    reducers = {}
+    for number, bucket in enumerate(buckets.buckets):
+        if bucket.reducer is None:
+            continue
+        state, tensors = bucket.reducer.state_dict(), dict[str, torch.Tensor]()
+        if state["worker"] is not None:
+            own = state["worker"][_gaps_in(bucket, len(state["worker"]))]
+            gaps = own.new_empty(buckets.ranks * len(own))
+            dist_utils.all_gather(gaps, own, buckets.group)
+            if gaps.any():
+                tensors[_GAPS_OF_RANKS] = gaps.view(buckets.ranks, -1).cpu()
+        if state["server"] is not None:
+            whole = state["server"].new_empty(buckets.ranks * len(state["server"]))
+            dist_utils.all_gather(whole, state["server"], buckets.group)
+            if (gaps := whole[_gaps_in(bucket, len(whole))]).any():
+                tensors[_GAPS_OF_SUMS] = gaps.cpu()
+        for name in state.keys() - _IN_RESIDUALS:
+            _flatten(name, state[name], tensors)
+        if tensors:
+            reducers[str(number)] = tensors
+    return {"buckets": plain} | ({"reducers": reducers} if reducers else {})
+
+
+def use_saved_plan(buckets: GradientBuckets, saved: Mapping[str, Any]) -> None:
+    """Let buckets that are not made yet be made as they were when a state was saved, on as many ranks."""
+    plain = saved.get("buckets")
+    if plain is None or buckets.buckets or plain["ranks"] != buckets.ranks:
+        return
+    buckets.plan = _saved_plan(buckets, saved)
+
+
 @torch.no_grad()
-def load_residuals(buckets: GradientBuckets, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-    """Load what `residuals_of` returned. To be called on all ranks.
+def load_sums(buckets: GradientBuckets, saved: Mapping[str, Any]) -> None:
+    """Load what `residuals_of` and `bucket_state` returned from a saved state. To be called on all ranks.
 
     If it was saved on another number of ranks, each rank gets an equal share of the sum. A missing residual becomes 0.
+    Reducers' other state is loaded only if the buckets, and the compression, are as they were.
+
+    Raises:
+        ValueError: the reducers' state does not fit the buckets that it is said to be of.
     """
     buckets.make()
-    for bucket in buckets.buckets:
+    plain, residuals = saved.get("buckets"), saved.get("residuals", {})
+    same = plain is not None and [plain["ranks"], _saved_plan(buckets, saved), list(plain["reducers"])] == [
+        buckets.ranks,
+        buckets.plan,
+        [_described(bucket) for bucket in buckets.buckets if bucket.reducer is not None],
+    ]
+    for number, bucket in enumerate(buckets.buckets):
         if bucket.reducer is None:
             continue
         rank, ranks = bucket.reducer.rank, bucket.reducer.ranks
         state = bucket.reducer.state_dict()
-        flats = {name: torch.zeros(bucket.flat.numel(), device=bucket.flat.device) for name in ("worker", "server")}
+        size = 0 if state["server"] is None else len(state["server"])
+        tensors = saved.get("reducers", {}).get(str(number), {}) if same else {}
+        length = max(bucket.flat.numel(), ranks * size)
+        flats = {name: torch.zeros(length, device=bucket.flat.device) for name in ("worker", "server")}
         for member in bucket.members:
-            saved_residuals = saved.get(buckets.names[member.param], {})
+            saved_residuals = residuals.get(buckets.names[member.param], {})
             part = slice(member.start, member.start + member.size)
             sources = {*map(str, range(ranks)), *([] if state["server"] is None else [_SERVER])}
             for source, residual in saved_residuals.items():
@@ -104,9 +167,63 @@ def load_residuals(buckets: GradientBuckets, saved: Mapping[str, Mapping[str, to
                 elif source in (_SERVER, str(rank)):
                     flats["server" if source == _SERVER else "worker"][part] = values
         if state["worker"] is not None:
-            state["worker"] = flats["worker"]
+            state["worker"] = flats["worker"][: bucket.flat.numel()]
+            if _GAPS_OF_RANKS in tensors:
+                _fill(state["worker"], bucket, tensors[_GAPS_OF_RANKS][rank], number)
         if state["server"] is not None:
-            size = state["server"].numel()
-            whole = torch.nn.functional.pad(flats["server"], (0, max(ranks * size - len(flats["server"]), 0)))
-            state["server"] = whole[rank * size : (rank + 1) * size]
+            if _GAPS_OF_SUMS in tensors:
+                _fill(flats["server"][: ranks * size], bucket, tensors[_GAPS_OF_SUMS], number)
+            state["server"] = flats["server"][rank * size : (rank + 1) * size]
+        if tensors:
+            state |= {name: _like(state[name], name, tensors, number) for name in state.keys() - _IN_RESIDUALS}
         bucket.reducer.load_state_dict(state)
+
+
+def _saved_plan(buckets: GradientBuckets, saved: Mapping[str, Any]) -> list[int]:
+    """Return `GradientBuckets.plan` of a saved state, whose parameters may have been in another order; empty if others."""
+    plain, places = saved["buckets"], {name: i for i, name in enumerate(buckets.names)}
+    own = [places.get(name, -1) for name in saved["parameters"]]
+    if sorted(own) != list(range(len(places))):
+        return []
+    trained = dict(zip(own, plain["trained"], strict=True))
+    return [*(own[i] for i in plain["order"]), *(int(trained[i]) for i in range(len(own)))]
+
+
+def _described(bucket: Bucket) -> str:
+    """Return a text that is equal for buckets and reducers whose states mean the same."""
+    reducer = bucket.reducer
+    return f"{reducer.compressor!r} {reducer.exchange} {bucket.bounds} {[member.start for member in bucket.members]}"
+
+
+def _gaps_in(bucket: Bucket, length: int) -> torch.Tensor:
+    """Return which of `length` elements, from the bucket's first one on, are of no parameter: bool [length]."""
+    mask = torch.ones(length, dtype=torch.bool, device=bucket.flat.device)
+    for member in bucket.members:
+        mask[member.start : member.start + member.size] = False
+    return mask
+
+
+def _fill(flat: torch.Tensor, bucket: Bucket, values: torch.Tensor, number: int) -> None:
+    """Write the values between parameters; raise ValueError if there are more or fewer."""
+    mask = _gaps_in(bucket, len(flat))
+    if values.shape != (int(mask.sum()),):
+        raise ValueError(f"saved state: reducers[{str(number)!r}] has gaps of shape {tuple(values.shape)}: {mask.sum()} fit")
+    flat[mask] = values.to(flat)
+
+
+def _flatten(name: str, value: Any, into: dict[str, torch.Tensor]) -> None:
+    """Put a reducer's state, a number, a tensor or a list of such, into a dict as tensors on the CPU."""
+    if isinstance(value, list):
+        for k, item in enumerate(value):
+            _flatten(f"{name}.{k}", item, into)
+    else:
+        into[name] = torch.as_tensor(value).cpu()
+
+
+def _like(value: Any, name: str, tensors: Mapping[str, torch.Tensor], number: int) -> Any:
+    """Return the state that `_flatten` split, of the form of `value`."""
+    if isinstance(value, list):
+        return [_like(item, f"{name}.{k}", tensors, number) for k, item in enumerate(value)]
+    if name not in tensors:
+        raise ValueError(f"saved state: reducers[{str(number)!r}] lacks {name!r}")
+    return tensors[name] if isinstance(value, torch.Tensor) else tensors[name].item()

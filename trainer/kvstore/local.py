@@ -306,20 +306,20 @@ class LocalSync(KVStoreSync):
             for key, average in zip(keys, averages, strict=True):
                 weights[key].copy_(average)
 
-    def residuals(self) -> Residuals:
+    def sum_state(self) -> dict[str, Any]:
         by_name: Residuals = {}
         for (key, source), residual in self._residuals.items():
             by_name.setdefault(self._replicas[0].names[key], {})[str(source)] = residual
-        return by_name
+        return {"residuals": by_name} if by_name else {}
 
     @torch.no_grad()
-    def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    def load_sum_state(self, saved: Mapping[str, Any]) -> None:
         if self._compression_params is None:
             return
-        live = self._residuals
+        live, by_name = self._residuals, saved.get("residuals", {})
         sources = [str(d) for d in range(self.num_replicas)]
         for i, name in enumerate(self._replicas[0].names):
-            by_source = saved.get(name, {})
+            by_source = by_name.get(name, {})
             if set(by_source) <= set(sources):
                 residuals: list[Any] = [by_source.get(source) for source in sources]
             else:  # saved with more replicas: what is still to be sent is their sum

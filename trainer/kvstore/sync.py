@@ -163,14 +163,19 @@ class GradientSync:
             "update_on_kvstore=False, or a store that updates in this process, such as 'device' or 'dist_sync'"
         )
 
-    def residuals(self) -> Residuals:
-        """Return the residuals of gradient compression, of whole parameters, by parameter name and source."""
+    def sum_state(self) -> dict[str, Any]:
+        """Return the entries of a trainer's state with which later sums of gradients have the same bits.
+
+        "residuals": the residuals of gradient compression, of whole parameters, by parameter name and source. Synchronous
+        processes add "buckets" and "reducers", see `bucket_state`. Entries without content are left out.
+        """
         return {}
 
-    def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Load what `residuals` returned.
+    def load_sum_state(self, saved: Mapping[str, Any]) -> None:
+        """Load the entries of `sum_state` from a saved state.
 
-        If it has other sources than there are here, each source gets an equal share of the sum. Missing residuals become 0.
+        If residuals have other sources than there are here, each source gets an equal share of the sum. Missing residuals
+        become 0.
         """
 
     def apply(self, rule: Any, hyper: Mapping[str, float], indices: Collection[int]) -> None:

@@ -32,6 +32,7 @@ from ..optimizer.plan import HyperRows, MultiPlan, Plan
 from ..optimizer.states import MASTER, State, current_state
 from .allreduce import AllReduceSync
 from .buckets import Bucket, GradientBuckets
+from .compressed import use_saved_plan
 from .partition import (
     can_cut,
     check_parts,
@@ -167,6 +168,7 @@ class ZeroSync(AllReduceSync):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a `state_dict`, saved with or without sharding and on any number of ranks."""
+        use_saved_plan(self._live, state)
         self._find_pieces()
         mine, whole = {piece.param: piece for piece in self._pieces}, self._for_whole_states()
         stand_ins = [
