@@ -18,7 +18,7 @@ from .metrics import Metric, checked_metrics
 from .optimizer import Optimizer
 from .random_state import random_state, set_random_state
 from .trainer import Trainer
-from .validation import boolean, integer
+from .validation import absolute_path, boolean, integer
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,9 @@ def fit(
         raise TypeError(f"trainer must be a Trainer, got {type(trainer).__name__}")
     if trainer is not None and (arguments or initializer is not None):
         raise ValueError("trainer is used as it is: leave out optimizer_params, lr_scheduler and initializer")
-    if not isinstance(checkpoint, (CheckpointManager, str, os.PathLike, type(None))):
+    if isinstance(checkpoint, (str, os.PathLike)):
+        checkpoint = absolute_path("checkpoint", checkpoint)
+    elif not isinstance(checkpoint, (CheckpointManager, type(None))):
         raise TypeError(f"checkpoint must be a CheckpointManager or a folder, got {type(checkpoint).__name__}")
     if isinstance(checkpoint, CheckpointManager):
         if checkpoint.trainer is not trainer:

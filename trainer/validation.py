@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import math
 import operator
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,6 +108,23 @@ def choice(
         hint = f" Did you mean {meant!r}?" if meant else did_you_mean(value, allowed)
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}.{hint}")
     return value
+
+
+def absolute_path(name: str, value: Any) -> Path:
+    """Return a path that stays the same file or folder after `os.chdir`. Symbolic links are kept.
+
+    Raises:
+        TypeError: it is no path.
+        FileNotFoundError: it is relative, and the current folder has been removed.
+    """
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name}={value!r}: must be a path, a string or a pathlib.Path, not {type(value).__name__}")
+    try:
+        return Path(value).absolute()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{name}={str(value)!r}: is relative, and the current folder has been removed: give an absolute path"
+        ) from None
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:

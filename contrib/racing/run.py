@@ -12,7 +12,7 @@ import torch
 
 from ...trainer.fitting import check_batches, check_loss
 from ...trainer.sweeping.train import NotStackableError
-from ...trainer.validation import boolean, choice, integer, number
+from ...trainer.validation import absolute_path, boolean, choice, integer, number
 from .candidates import Candidate, candidates_of
 from .result import RaceResult, steps_to
 from .store import Store
@@ -124,6 +124,7 @@ def race(
     chosen_seeds = _seeds(seeds)
     tuned_on = range(TUNING, TUNING + integer("tuning_seeds", tuning_seeds, low=1))
     baseline = names[0] if baseline is None else choice("baseline", baseline, names)
+    place = None if folder is None else absolute_path("folder", folder)
     level, together = number("level", level, above=0, below=1), integer("together", together, low=1)
     boolean("progress", progress)
 
@@ -131,7 +132,7 @@ def race(
     settings: dict[str, Any] = {"steps": steps, "every": every, "held-out data": eval_data is not None}
     settings["optimizers"] = {candidate.name: candidate.about() for candidate in candidates}
     settings |= plan.first_losses(TUNING)
-    store = Store(folder, settings)
+    store = Store(place, settings)
     points = [candidate.points(trials) for candidate in candidates]
 
     from tqdm.auto import tqdm  # which looks for widgets when it is imported

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ class Store:
     """Finished trainings, in memory or in files, by optimizer, trial and seed.
 
     Args:
-        folder: the folder of the files, created if it does not exist; None keeps everything in memory.
+        folder: the absolute path of the folder of the files, created if it does not exist; None keeps everything in memory.
         settings: plain data that must equal the settings of the call that created the folder. Numbers whose name begins with
             "loss" may differ by rounding.
 
@@ -30,15 +29,15 @@ class Store:
         ValueError: the folder has a race with other settings, or a damaged file.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None, settings: Mapping[str, Any]) -> None:
-        self._folder = None if folder is None else Path(folder)
+    def __init__(self, folder: Path | None, settings: Mapping[str, Any]) -> None:
+        self._folder = folder
         self._trainings: dict[tuple[Any, ...], dict[str, np.ndarray]] = {}
         if self._folder is None:
             return
         if self._folder.exists() and not self._folder.is_dir():
             raise NotADirectoryError(f"folder={str(folder)!r}: this is a file, it must be a folder or not exist")
-        if not self._folder.absolute().parent.is_dir():
-            raise FileNotFoundError(f"folder={str(folder)!r}: there is no folder {str(self._folder.absolute().parent)!r}")
+        if not self._folder.parent.is_dir():
+            raise FileNotFoundError(f"folder={str(folder)!r}: there is no folder {str(self._folder.parent)!r}")
         self._folder.mkdir(exist_ok=True)
         path = self._path(("race",))
         if not path.exists():

@@ -12,6 +12,12 @@ from pathlib import Path
 
 
 @cache
+def absolute_folder(path: Path) -> Path:
+    """Return a path that the environment has, made absolute at its first use: a later `os.chdir` does not change it."""
+    return path.absolute()
+
+
+@cache
 def usable_folder(wanted: Path, variable: str) -> Path | None:
     """Return a folder for compiled code: `wanted`, else a temporary one, with a warning, or None if none can be written.
 

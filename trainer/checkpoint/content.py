@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -16,8 +15,9 @@ from ..kvstore.sync import GradientSync
 from ..params import modules_of
 from ..random_state import check_random_state, random_state, set_random_state
 from ..replica import Replica
+from ..validation import absolute_path
 from .check import plain_name
-from .folder import Checkpoint, Content, newest, read_checkpoint
+from .folder import Checkpoint, Content, is_checkpoint, newest, read_checkpoint
 from .state import load_read
 
 _LAZY = (torch.nn.UninitializedParameter, torch.nn.parameter.UninitializedBuffer)
@@ -194,15 +194,16 @@ class Training:
 def resume(trainer: Trainer, folder: str | os.PathLike[str], net: Any = None, stateful: Sequence[Any] = ()) -> Checkpoint:
     """Do what `Trainer.resume` does, also for other objects with a `state_dict`."""
     training, ranks = Training(trainer, net, stateful), Ranks(trainer)
-    path = Path(folder)
+    path = absolute_path("folder", folder)
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"folder={str(folder)!r}: this is a file, it must be a folder of checkpoints")
     content = newest(path)
-    chosen = ranks.from_first(None if content is None else str(content.about.path))
+    name = None if content is None or content.about.path is None else content.about.path.name
+    chosen = ranks.from_first(name)  # not its path, as each process may have the folder elsewhere
     if chosen is None:
         return Checkpoint()
-    if content is None or str(content.about.path) != chosen:
-        content = read_checkpoint(Path(chosen))
+    if content is None or name != chosen:
+        content = read_checkpoint(path if path.name == chosen and is_checkpoint(path) else path / chosen)
     training.load(content, ranks)
     return content.about
 

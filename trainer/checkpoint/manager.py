@@ -10,14 +10,13 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ..interrupts import StopSignals, checked_signals, uninterrupted
-from ..validation import boolean, choice, integer, number
+from ..validation import absolute_path, boolean, choice, integer, number
 from .content import Ranks, Training, resume
 from .files import check_writable
 from .folder import (
@@ -65,7 +64,8 @@ class CheckpointManager:
     exchange a number at each `step`.
 
     Args:
-        folder: the folder of the checkpoints; made if it does not exist.
+        folder: the folder of the checkpoints; made if it does not exist. A relative path is made absolute here, so that a
+            later `os.chdir` does not change it.
         trainer: the trainer to save.
         net: the model, or the list of the trainer's replicas of it: its buffers, such as running means, and its parameters
             that are not trained are saved, too. None: only the trainer's parameters are.
@@ -78,7 +78,8 @@ class CheckpointManager:
         signals: names of the signals after which `step` saves, such as "SIGTERM", or "SIGUSR1", which Slurm can send.
 
     Attributes:
-        folder, trainer, net, stateful: the arguments.
+        folder: the argument, as an absolute path.
+        trainer, net, stateful: the arguments.
         metric: the argument `best`.
         saved_step: number of updates at the last checkpoint that was saved or resumed; None: there was none.
 
@@ -124,7 +125,7 @@ class CheckpointManager:
         for i, each in enumerate(stateful):
             if not (callable(getattr(each, "state_dict", None)) and callable(getattr(each, "load_state_dict", None))):
                 raise TypeError(f"stateful[{i}] is a {type(each).__name__}: it needs state_dict and load_state_dict")
-        self.folder, self.trainer, self.net, self.stateful = Path(folder), trainer, net, list(stateful)
+        self.folder, self.trainer, self.net, self.stateful = absolute_path("folder", folder), trainer, net, list(stateful)
         self._interval = None if save_interval_steps is None else integer("save_interval_steps", save_interval_steps, low=1)
         self._keep = None if max_to_keep is None else integer("max_to_keep", max_to_keep, low=1)
         self.metric, self._mode = best, choice("mode", mode, ("min", "max"))

@@ -15,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from ...trainer.checkpoint import files
+from ...trainer.validation import absolute_path
 from .event_files import EventFile
 
 __all__ = ["Adapter", "adapter"]
@@ -122,6 +123,11 @@ class _TensorBoard(Adapter):
     def __init__(self, writer: Any) -> None:
         folder = str(writer.get_logdir())
         super().__init__(self._log, f"TensorBoard in {folder!r}")
+        if "://" not in folder and not Path(folder).is_dir():
+            raise FileNotFoundError(
+                f"to has a SummaryWriter of {folder!r}, and {str(Path(folder).absolute())!r} does not exist: after os.chdir "
+                "make the SummaryWriter with an absolute log_dir"
+            )
         protocol: Any = import_module("tensorboard.compat.proto.summary_pb2")
         self._summary, self._histogram = protocol.Summary, protocol.HistogramProto
         self._file: Any
@@ -197,7 +203,7 @@ def adapter(target: Any) -> Adapter:
         FileNotFoundError: `target` names a file in a folder that does not exist.
     """
     if isinstance(target, (str, os.PathLike)):
-        path = Path(target)
+        path = absolute_path("to", target)
         kinds: Mapping[str, type[_File]] = {".csv": _Csv, ".jsonl": _JsonLines}
         if path.suffix not in kinds:
             raise ValueError(

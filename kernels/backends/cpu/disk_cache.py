@@ -19,7 +19,7 @@ import numba
 
 from ... import random, storage
 from ...language import literals
-from ..folders import usable_folder
+from ..folders import absolute_folder, usable_folder
 
 _SLOW = 2.0  # seconds of compilation in a process after which a message is printed
 _compilation = {"seconds": 0.0}
@@ -29,14 +29,14 @@ def wanted_folder() -> Path:
     """Return the preferred folder for compiled code: NUMBA_CACHE_DIR, or "tristep" in the user's cache folder."""
     root = os.environ.get("NUMBA_CACHE_DIR")
     if root:
-        return Path(root)
+        return absolute_folder(Path(root))
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA", "~/AppData/Local")
     elif sys.platform == "darwin":
         base = "~/Library/Caches"
     else:
         base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "tristep"
+    return absolute_folder(Path(base).expanduser() / "tristep")
 
 
 def cache_folder() -> Path | None:

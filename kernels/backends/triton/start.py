@@ -13,7 +13,7 @@ import triton
 from triton.backends import backends
 
 from ... import streams
-from ..folders import usable_folder
+from ..folders import absolute_folder, usable_folder
 
 
 @cache
@@ -31,7 +31,7 @@ def problem_of(device: torch.device) -> str:
             "this GPU anew, which brings the Triton that belongs to it"
         )
     wanted = Path(triton.knobs.cache.dir)
-    folder = usable_folder(wanted, "TRITON_CACHE_DIR")
+    folder = usable_folder(absolute_folder(wanted), "TRITON_CACHE_DIR")
     if folder not in (None, wanted):  # to set it changes the environment, too
         triton.knobs.cache.dir = str(folder)
     try:

@@ -1,0 +1,191 @@
+"""A relative path means the file or folder that it meant when it was given, also after `os.chdir`."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from live_training import Training
+from races import raced
+
+import tristep
+from tristep import CheckpointManager, viz
+from tristep.viz.record.adapters import adapter
+
+pytest.importorskip("safetensors.torch", reason="files need it")
+
+
+def training():
+    net = torch.nn.Linear(3, 2)
+    return net, tristep.Trainer(net, "adam")
+
+
+def stepped(net, trainer):
+    trainer.zero_grad()
+    net(torch.ones(1, 3)).sum().backward()
+    trainer.step(1)
+
+
+def managed(asynchronous):
+    def door(leave):
+        net, trainer = training()
+        with CheckpointManager("kept", trainer, net, save_interval_steps=1, asynchronous=asynchronous) as manager:
+            for _ in range(2):
+                stepped(net, trainer)
+                manager.step()
+            leave()
+            for _ in range(2):
+                stepped(net, trainer)
+                manager.step()
+            assert [each.step for each in manager.all_checkpoints()] == [2, 3, 4]
+            assert manager.resume().step == 4
+
+    return door
+
+
+def fitted(leave):
+    net, trainer = training()
+    batches = [(torch.ones(2, 3), torch.zeros(2, 2))] * 2
+    loss = torch.nn.MSELoss()
+    tristep.fit(
+        net,
+        loss,
+        batches,
+        trainer=trainer,
+        num_epoch=3,
+        checkpoint="kept",
+        progress=False,
+        epoch_end_callback=lambda _: leave(),
+    )
+    assert CheckpointManager("../given/kept", trainer, net).latest().step == 6
+
+
+def resumed(leave):
+    """The path of the checkpoint that was resumed, for a later look at it."""
+    net, trainer = training()
+    manager = CheckpointManager("kept", trainer, net, asynchronous=False)
+    stepped(net, trainer)
+    manager.save()
+    manager.close()
+    path = trainer.resume("kept", net).path
+    leave()
+    assert trainer.resume(path, net).step == 1
+
+
+def looped(leave):
+    own = Training()
+    manager = CheckpointManager("kept", own.trainer, own.net, save_interval_steps=2)
+    loop = own.loop(checkpoint=manager)
+    loop.step(3)
+    leave()
+    loop.step(3)
+    loop.stop()
+    assert manager.latest().step == 6
+
+
+def recorded(name):
+    def door(leave):
+        net, trainer = training()
+        with viz.Recorder(trainer, to=[name]) as recorder:
+            for number in range(3):
+                stepped(net, trainer)
+                recorder.step(loss=1.0)
+                recorder.flush()
+                if number == 0:
+                    leave()
+                recorder.note(validation=0.5)  # a new column
+        assert "validation" in Path("../given", name).read_text()
+
+    return door
+
+
+def event_file(leave):
+    boards = pytest.importorskip("torch.utils.tensorboard")
+    with boards.SummaryWriter("kept") as writer:
+        target = adapter(writer)
+        leave()
+        target.log(1, {"loss": 0.5})
+        target.close()
+
+
+def race(leave):
+    calls = []
+
+    def loss(output, label):
+        calls.append(leave())
+        return torch.nn.functional.cross_entropy(output, label)
+
+    raced(loss=loss, folder="kept", together=1)
+    calls.clear()
+    raced(loss=loss, folder="../given/kept", together=1)
+    assert len(calls) == 1  # of the first weights, to see whether all is the same
+
+
+DOORS = {
+    "CheckpointManager": managed(False),
+    "CheckpointManager, asynchronous": managed(True),
+    "fit": fitted,
+    "resume": resumed,
+    "LiveLoop": looped,
+    "Recorder, csv": recorded("kept.csv"),
+    "Recorder, jsonl": recorded("kept.jsonl"),
+    "SummaryWriter": event_file,
+    "race": race,
+}
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_relative_path_does_not_follow_chdir(name, tmp_path, monkeypatch):
+    given, elsewhere = tmp_path / "given", tmp_path / "elsewhere"
+    given.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(given)
+    DOORS[name](lambda: os.chdir(elsewhere))
+    assert os.listdir(elsewhere) == []
+    assert os.listdir(given) != []
+
+
+def test_a_summary_writer_whose_folder_is_elsewhere_is_refused(tmp_path, monkeypatch):
+    """Only the writer knows which folder it has."""
+    boards = pytest.importorskip("torch.utils.tensorboard")
+    monkeypatch.chdir(tmp_path)
+    with boards.SummaryWriter("kept") as writer:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        with pytest.raises(FileNotFoundError, match="SummaryWriter of 'kept', .*elsewhere/kept' does not exist: .*absolute"):
+            adapter(writer)
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+@pytest.mark.parametrize("variable", ["NUMBA_CACHE_DIR", "XDG_CACHE_HOME"])
+def test_a_relative_folder_of_compiled_code_stays_the_first_one(variable, tmp_path, monkeypatch):
+    disk_cache = pytest.importorskip("tristep.kernels.backends.cpu.disk_cache")
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv(variable, name := tmp_path.name)  # each test's own: it is remembered in this process
+    monkeypatch.chdir(tmp_path)
+    first = disk_cache.cache_folder()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert first.is_relative_to(tmp_path / name)
+    assert disk_cache.cache_folder() == first
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize("path", [None, 3, b"kept"], ids=repr)
+def test_what_is_no_path_is_named(path):
+    net, trainer = training()
+    with pytest.raises(TypeError, match="folder=.*: must be a path, a string or a pathlib.Path"):
+        CheckpointManager(path, trainer, net)
+
+
+def test_a_relative_path_in_a_folder_that_was_removed_is_named(tmp_path, monkeypatch):
+    net, trainer = training()
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    try:
+        (tmp_path / "gone").rmdir()
+    except OSError:
+        pytest.skip("this system does not remove a process's folder")
+    with pytest.raises(FileNotFoundError, match="folder='kept': is relative, and the current folder has been removed"):
+        CheckpointManager("kept", trainer, net)
+    assert CheckpointManager(tmp_path / "kept", trainer, net).folder == tmp_path / "kept"
