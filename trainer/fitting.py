@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -16,7 +17,7 @@ from .checkpoint.manager import CheckpointManager
 from .interrupts import handled
 from .metrics import Metric, checked_metrics
 from .optimizer import Optimizer
-from .random_state import random_state, set_random_state
+from .random_state import check_random_state, random_state, set_random_state
 from .trainer import Trainer
 from .validation import absolute_path, boolean, integer
 
@@ -362,6 +363,23 @@ class EpochBatches:
         states = [generator.get_state() for generator in self._generators]
         return {"epoch": self.epoch, "batch": self.batch if begun else None, "random": self._random, "own": states}
 
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if no `EpochBatches` of such data can have given this state."""
+        if set(state) != {"epoch", "batch", "random", "own"}:
+            raise ValueError(f"place in the data: has {sorted(map(str, state))}: must be epoch, batch, random and own")
+        try:
+            integer("place in the data: epoch", state["epoch"], low=0)
+            self._check_generators(state["own"])
+            if state["batch"] is not None:
+                integer(
+                    "place in the data: batch", state["batch"], low=0, high=math.inf if self.length is None else self.length
+                )
+                everything, own = state["random"]
+                check_random_state(everything, with_gpus=False)
+                self._check_generators(own)
+        except (TypeError, RuntimeError) as error:  # the latter from a generator
+            raise ValueError(f"place in the data: {error}") from None
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to the position of a `state_dict`, by iterating over the batches before it."""
         self.epoch, self.batch, self._batches = state["epoch"], 0, None
@@ -373,6 +391,12 @@ class EpochBatches:
             for self.batch in range(1, state["batch"] + 1):
                 next(self._batches)
         self._set_generators(state["own"])
+
+    def _check_generators(self, states: Any) -> None:
+        if not isinstance(states, (list, tuple)) or len(states) != len(self._generators):
+            raise ValueError(f"place in the data: must have the states of {len(self._generators)} generators of the data")
+        for generator, state in zip(self._generators, states, strict=True):
+            torch.Generator(generator.device).set_state(state)
 
     def _set_generators(self, states: Sequence[torch.Tensor]) -> None:
         for generator, state in zip(self._generators, states, strict=True):
@@ -393,11 +417,21 @@ class _Sums:
     def state_dict(self) -> dict[str, Any]:
         return {"totals": {name: float(total) for name, total in self._totals.items()}, "count": self.count}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if no `_Sums` of these metrics can have given this state."""
+        if set(state) != {"totals", "count"} or not isinstance(state["totals"], dict):
+            raise ValueError(
+                f"the checkpoint has {sorted(map(str, state))} as sums of the metrics: must be totals and count"
+            )
         if set(state["totals"]) != set(self._totals):
             raise ValueError(
                 f"the checkpoint has sums of {list(state['totals'])}, eval_metric asks for {list(self._totals)}"
             )
+        if not all(type(total) is float for total in state["totals"].values()) or type(state["count"]) is not int:
+            raise ValueError(f"the checkpoint has {state!r:.200} as sums of the metrics: must be numbers")
+        integer("sums of the metrics: count", state["count"], low=0)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._totals, self.count = dict(state["totals"]), state["count"]
 
     def add(self, size: int, loss: torch.Tensor, labels: Any, outputs: Any) -> None:

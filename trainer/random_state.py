@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from functools import cache
@@ -35,7 +36,7 @@ def check_random_state(state: Any, with_gpus: bool = True) -> None:
 
     Args:
         state: the object to check.
-        with_gpus: whether the states of GPUs are checked, too, against the number of GPUs in this machine.
+        with_gpus: whether the states of GPUs must be as many as this machine has GPUs, and fit them.
 
     Raises:
         ValueError: `state` is no such state.
@@ -46,10 +47,7 @@ def check_random_state(state: Any, with_gpus: bool = True) -> None:
         _check_torch(state["torch"])
         _check_numpy(state["numpy"])
         _check_python(state["python"])
-        if with_gpus:
-            _check_gpus(state["gpus"])
-        elif state["gpus"] is not None:
-            len(state["gpus"])
+        _check_gpus(state["gpus"], with_gpus)
     except (TypeError, RuntimeError, LookupError, AttributeError, OverflowError) as error:
         raise ValueError(f"random numbers: {error}") from error
 
@@ -59,6 +57,10 @@ def _check_torch(state: torch.Tensor) -> None:
     varying, positions = _torch_positions()
     if state.numpy()[varying].tobytes() not in positions:
         raise ValueError("random numbers of torch have a position that is not among their words")
+    for dtype in (torch.float32, torch.float64):
+        # The state may have the second normal number of the last pair, which is drawn next.
+        if not torch.randn(1, dtype=dtype, generator=torch.Generator().set_state(state)).isfinite():
+            raise ValueError("random numbers of torch have a normal number that is not finite")
 
 
 @cache
@@ -80,9 +82,9 @@ def _check_numpy(state: Any) -> None:
         raise ValueError(f"random numbers of NumPy ({kind}) must have {_WORDS} words of 32 bits")
     if not (type(position) is int and 0 <= position <= _WORDS):
         raise ValueError(f"random numbers of NumPy have position {position!r}: must be an integer from 0 to {_WORDS}")
-    if has_gauss not in (0, 1) or type(has_gauss) is not int or type(gauss) is not float:
+    if has_gauss not in (0, 1) or type(has_gauss) is not int or type(gauss) is not float or not math.isfinite(gauss):
         raise ValueError(
-            f"random numbers of NumPy have {has_gauss!r} and {gauss!r} of a normal number: must be 0 or 1, a float"
+            f"random numbers of NumPy have {has_gauss!r} and {gauss!r} of a normal number: must be 0 or 1, a finite float"
         )
 
 
@@ -91,14 +93,22 @@ def _check_python(state: Any) -> None:
     version, words, gauss = state
     if version != 3 or not all(type(word) is int and 0 <= word < 2**32 for word in words[:-1]):
         raise ValueError("random numbers of Python must be of version 3, with words of 32 bits")
-    if not (gauss is None or type(gauss) is float):
-        raise ValueError(f"random numbers of Python have {gauss!r} as a normal number: must be a float, or None")
+    if not (gauss is None or (type(gauss) is float and math.isfinite(gauss))):
+        raise ValueError(f"random numbers of Python have {gauss!r} as a normal number: must be a finite float, or None")
 
 
-def _check_gpus(states: Any) -> None:
+def _check_gpus(states: Any, are_here: bool) -> None:
     if states is None:
         return
-    if not isinstance(states, (list, tuple)) or len(states) != torch.cuda.device_count():
+    if not (isinstance(states, (list, tuple)) and states and all(map(_is_bytes, states))):
+        raise ValueError("random numbers of GPUs must be a list with a tensor of bytes for each GPU, or None")
+    if not are_here:
+        return
+    if len(states) != torch.cuda.device_count():
         raise ValueError(f"random numbers are of {len(states)} GPUs, here are {torch.cuda.device_count()}")
     for state in states:
         torch.Generator("cuda").set_state(state)
+
+
+def _is_bytes(state: Any) -> bool:
+    return isinstance(state, torch.Tensor) and state.dtype == torch.uint8 and state.dim() == 1 and state.numel() > 0

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+import tristep
 from tristep import CheckpointManager, Trainer
+from tristep.trainer.checkpoint.content import Training
 
 safetensors = pytest.importorskip("safetensors", reason="files need it")
 pytest.importorskip("safetensors.torch", reason="files need it")
@@ -179,11 +181,23 @@ def _torch_state(left=None, following=None):
     return lambda *_: state
 
 
+def _torch_normal(value):
+    """The generator has the second of two normal numbers."""
+    generator = torch.Generator().manual_seed(1)
+    torch.randn(1, generator=generator)
+    state = generator.get_state()
+    torch.randn(1, generator=generator)
+    first = int((state != generator.get_state()).nonzero()[0])
+    state[first : first + 8] = torch.tensor([value], dtype=torch.float64).view(torch.uint8)
+    return lambda *_: state
+
+
 def _python_state(words=lambda words: words, gauss=None):
     version, own, _ = random.Random(1).getstate()
     return lambda: (version, words(own), gauss)
 
 
+NOT_FINITE = (np.inf, -np.inf, np.nan)
 NUMPY, TORCH, PYTHON = "numpy.random.get_state", "torch.get_rng_state", "random.getstate"
 HOSTILE = {
     "position beyond the words": (NUMPY, lambda: _numpy_state(position=10**6)),
@@ -192,17 +206,20 @@ HOSTILE = {
     "no position": (NUMPY, lambda: _numpy_state(position=1.5)),
     "has_gauss": (NUMPY, lambda: _numpy_state(has_gauss=7)),
     "gauss": (NUMPY, lambda: _numpy_state(has_gauss=1, gauss="x")),
+    **{f"gauss {value}": (NUMPY, lambda value=value: _numpy_state(has_gauss=1, gauss=value)) for value in NOT_FINITE},
     "few words": (NUMPY, lambda: _numpy_state(words=np.zeros(5, np.uint32))),
     "words of 64 bits": (NUMPY, lambda: _numpy_state(words=np.zeros(624, np.uint64))),
     "another generator": (NUMPY, lambda: _numpy_state(kind="PCG64")),
     "torch reads too long": (TORCH, lambda: _torch_state(left=620)),
     "torch begins too late": (TORCH, lambda: _torch_state(following=600)),
     "torch's size": (TORCH, lambda: lambda: torch.zeros(16, dtype=torch.uint8)),
+    **{f"torch's normal number {value}": (TORCH, lambda value=value: _torch_normal(value)) for value in NOT_FINITE},
     "torch's type": (TORCH, lambda: lambda: torch.zeros(5056)),
     "Python's position": (PYTHON, lambda: _python_state(lambda words: (*words[:-1], 700))),
     "Python's words": (PYTHON, lambda: _python_state(lambda words: (-1, *words[1:]))),
     "Python's count": (PYTHON, lambda: _python_state(lambda words: words[:-2])),
     "Python's normal number": (PYTHON, lambda: _python_state(gauss="x")),
+    **{f"Python's normal number {value}": (PYTHON, lambda value=value: _python_state(gauss=value)) for value in NOT_FINITE},
 }
 
 
@@ -283,3 +300,108 @@ def test_fields_of_other_types_are_a_value_error(part, tmp_path, everything):
                 refused += 1
                 assert everything(trainer, net.parameters()) == before, (node, value)
     assert refused >= 10
+
+
+class _Counter:
+    """A user's object that takes any state."""
+
+    def __init__(self):
+        self.loaded = None
+
+    def state_dict(self):
+        return {"value": 1}
+
+    def load_state_dict(self, state):
+        self.loaded = state
+
+
+BYTES = torch.zeros(16, dtype=torch.uint8)
+ODD_RANKS = {  # by field of what each process saves: values, of which `collect` gives none
+    "gpus": [[], [1, 2], {}, {"0": BYTES}, {0: BYTES}, (), 3, "x", [BYTES.float()], [BYTES[None]], [BYTES[:0]], [None]],
+    "buffers": [[], {}, None, [None], [[]], [{0: torch.ones(1)}], [{"a": 1.0}], [{}, {}], "x"],
+    "extra": [[{}, {}], {}, None, [None], [[]], [{0: 1}]],
+    "stateful": [[3], [None], ["x"], [[]], [[1]], [torch.ones(1)], {}, None],
+}
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in ODD_RANKS.items() for value in values])
+def test_odd_fields_of_a_process_are_refused(field, value, stateful, tmp_path, monkeypatch, everything):
+    """Whether or not there are objects here that would take the state."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    objects = [_Counter()] if stateful else []
+    manager = CheckpointManager(tmp_path, _stepped(net), net, asynchronous=False, stateful=objects)
+    collect = Training.collect
+
+    def odd(training):
+        saved = collect(training)
+        (saved["random"] if field == "gpus" else saved)[field] = value
+        return saved
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "collect", odd)
+        manager.save()
+    before, drawn = everything(manager.trainer, net.parameters()), torch.get_rng_state()
+    with pytest.raises(ValueError, match="all of its 1 checkpoints are damaged|replicas|buffer"):
+        manager.resume()
+    assert everything(manager.trainer, net.parameters()) == before
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(each.loaded is None for each in objects)
+
+
+@pytest.mark.parametrize("value", [3, None, [1], torch.ones(1)], ids=repr)
+def test_an_object_whose_state_is_no_dict_is_refused_when_it_is_saved(value, tmp_path, monkeypatch):
+    monkeypatch.setattr(_Counter, "state_dict", lambda self: value)
+    net = nn.Linear(2, 2)
+    manager = CheckpointManager(tmp_path, _stepped(net), net, stateful=[_Counter()])
+    with pytest.raises(TypeError, match=r"stateful\[0\]: state_dict of _Counter must give a dict, got"):
+        manager.save()
+    assert manager.all_checkpoints() == []
+
+
+ODD_PLACES = {  # changes of the states of fit's own objects: the place in the data, the sums of an epoch
+    "no epoch": lambda place, sums: place.pop("epoch"),
+    "an unknown field": lambda place, sums: place.update(other=1),
+    "epoch": lambda place, sums: place.update(epoch=-1),
+    "half an epoch": lambda place, sums: place.update(epoch=1.5),
+    "batch": lambda place, sums: place.update(batch="x"),
+    "batch beyond the data": lambda place, sums: place.update(batch=5),
+    "batch and no generators": lambda place, sums: place.update(batch=1, random=None),
+    "generators": lambda place, sums: place.update(batch=1, random=({"torch": 1}, [])),
+    "a generator of the data": lambda place, sums: place.update(own=[]),
+    "no state of it": lambda place, sums: place.update(own=[3]),
+    "a short state of it": lambda place, sums: place.update(own=[BYTES]),
+    "sums": lambda place, sums: sums.update(totals=[1.0]),
+    "sums of another metric": lambda place, sums: sums.update(totals={"loss": 0.0, "accuracy": 1.0}),
+    "a sum": lambda place, sums: sums.update(totals={"loss": "x"}),
+    "count": lambda place, sums: sums.update(count=-1),
+    "count of none": lambda place, sums: sums.update(count=None),
+    "nothing": lambda place, sums: sums.clear(),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_PLACES)
+def test_odd_states_of_fit_are_refused_before_anything_changes(odd, tmp_path, monkeypatch, everything):
+    net = nn.Linear(2, 2)
+    trainer, rng = _stepped(net), torch.Generator().manual_seed(1)
+    data = torch.utils.data.TensorDataset(torch.ones(8, 2), torch.ones(8, 2))
+    loader = torch.utils.data.DataLoader(data, 2, shuffle=True, generator=rng)
+
+    def fitted(epochs):
+        tristep.fit(net, nn.MSELoss(), loader, trainer=trainer, num_epoch=epochs, checkpoint=tmp_path, progress=False)
+
+    collect = Training.collect
+
+    def changed(training):
+        saved = collect(training)
+        ODD_PLACES[odd](*saved["stateful"])
+        return saved
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "collect", changed)
+        fitted(1)
+    before, drawn = everything(trainer, net.parameters()), (torch.get_rng_state().tolist(), rng.get_state().tolist())
+    with pytest.raises(ValueError, match="place in the data|the checkpoint has|sums of|random numbers"):
+        fitted(2)
+    assert everything(trainer, net.parameters()) == before
+    assert (torch.get_rng_state().tolist(), rng.get_state().tolist()) == drawn

@@ -117,7 +117,7 @@ class Training:
         """Return what a checkpoint saves for each process: random generators, other objects, extra states, buffers."""
         return {
             "random": random_state(),
-            "stateful": [each.state_dict() for each in self._stateful],
+            "stateful": [_state_of(i, each) for i, each in enumerate(self._stateful)],
             "extra": [{name: module.get_extra_state() for name, module in modules.items()} for modules in self._extra],
             "buffers": [
                 {name: same[r] for name, same in self.tensors.items() if not isinstance(same[r], torch.nn.Parameter)}
@@ -163,6 +163,9 @@ class Training:
             _check_fits(name, mine, tensor)
         is_known = alike and (randoms["gpus"] is None or len(randoms["gpus"]) == torch.cuda.device_count())
         check_random_state(randoms, with_gpus=is_known)
+        for each, state in zip(self._stateful, saved["stateful"], strict=False):  # as many, or none of them here
+            if callable(check := getattr(each, "check_state_dict", None)):
+                check(state)
         load_read(self._trainer.load_state_dict, content.states, f"checkpoint={str(content.about.path)!r}")
         with torch.no_grad():
             for _, mine, tensor in pairs:
@@ -170,7 +173,7 @@ class Training:
         for modules, states in zip(self._extra, extras, strict=True):
             for name, module in modules.items():
                 module.set_extra_state(states[name])
-        for each, state in zip(self._stateful, saved["stateful"], strict=False):  # as many, or none of them here
+        for each, state in zip(self._stateful, saved["stateful"], strict=False):
             each.load_state_dict(state)
         if is_known:
             set_random_state(randoms)
@@ -218,6 +221,16 @@ def _modules(trainer: Trainer, net: Any) -> list[torch.nn.Module]:
             f"net must be the model, or the list of the trainer's {len(trainer.replicas)} replicas of it, got {net!r:.200}"
         )
     return [each.module if isinstance(each, torch.nn.parallel.DistributedDataParallel) else each for each in modules]
+
+
+def _state_of(i: int, stateful: Any) -> dict[str, Any]:
+    """Return the `state_dict` of an object in `stateful`."""
+    state = stateful.state_dict()
+    if not isinstance(state, Mapping):
+        raise TypeError(
+            f"stateful[{i}]: state_dict of {type(stateful).__name__} must give a dict, got {type(state).__name__}"
+        )
+    return dict(state)
 
 
 def _with_extra_state(module: torch.nn.Module) -> dict[str, torch.nn.Module]:

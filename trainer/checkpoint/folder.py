@@ -334,6 +334,10 @@ def _check_rank(rank: Any) -> None:
     rank.setdefault("extra", [])
     if not all(isinstance(rank[name], list) for name in ("stateful", "extra", "buffers")):
         raise ValueError("its other objects, extra states or buffers are no list")
+    if not rank["buffers"] or len(rank["extra"]) not in (0, len(rank["buffers"])):
+        raise ValueError("it does not have the buffers, and extra states or none, of each replica")
+    if not all(isinstance(each, dict) for each in rank["stateful"]):
+        raise ValueError("the state of another object is no dict")
     for each in (*rank["extra"], *rank["buffers"]):
         if not (isinstance(each, dict) and all(isinstance(name, str) for name in each)):
             raise ValueError("the buffers of a replica are no dict by name")
