@@ -235,9 +235,11 @@ print("NVLink, 2bit:", plans["NVLink"]["2bit"].verdict)
 
 # %% [markdown]
 # On a fast link compression costs more than it saves. On a slow one it saves most of the step. In between look at the table
-# first, and at the loss afterwards. Then it is one argument:
+# first, and at the loss afterwards. Then these are the arguments, as `python -m tristep cost` prints them:
 #
-#     trainer = tristep.Trainer(net, "sgd", {...}, kvstore="dist_sync", compression_params={"type": "int8"})
+#     trainer = tristep.Trainer(
+#         net, "sgd", {...}, kvstore="dist_sync", update_on_kvstore=False, compression_params={"type": "int8"}
+#     )
 #
 # or `{"type": "auto"}`, which measures the link at the first step and chooses. docs/scaling.md has more.
 #

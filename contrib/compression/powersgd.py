@@ -47,7 +47,7 @@ class PowerSGDReduce(ReduceAlgorithm):
         self.bytes_sent = all_reduce_bytes(self.ranks, sent)
 
     @torch.no_grad()
-    def steps(self, bucket: torch.Tensor) -> Iterator[Any]:
+    def steps(self, bucket: torch.Tensor, out: torch.Tensor | None = None) -> Iterator[Any]:
         x = self.with_residual(bucket)
         matrices = [x[stretch].view(rows, columns) for stretch, rows, columns, _ in self.matrices]
         p = [matrix @ q for matrix, q in zip(matrices, self.q, strict=True)]

@@ -23,7 +23,7 @@ class RandomKReduce(ReduceAlgorithm):
         self.bytes_sent = all_reduce_bytes(self.ranks, share_of(self.numel, compressor.ratio))
 
     @torch.no_grad()
-    def steps(self, bucket: torch.Tensor) -> Iterator[Any]:
+    def steps(self, bucket: torch.Tensor, out: torch.Tensor | None = None) -> Iterator[Any]:
         indices = self.compressor.indices(self.step, self.numel, bucket.device)
         self.step += 1
         if self.worker is None:

@@ -18,20 +18,22 @@ from .model import estimate_cost
 CANDIDATES = ("bf16", "int8", "int4")  # close to any gradients
 
 
-def choose_compression(params: Sequence[torch.Tensor], group: Any) -> dict[str, Any] | None:
+def choose_compression(params: Sequence[torch.Tensor], group: Any, update_on_kvstore: bool) -> dict[str, Any] | None:
     """Return `compression_params` of the fastest compression on the link between these processes, by the cost model.
 
-    It measures the link, so all processes must call it. None: no compression is faster than an uncompressed all-reduce.
+    It measures the link, so all processes must call it. None: no compression is faster than the same updates without it:
+    ZeRO-1 with `update_on_kvstore`, otherwise an all-reduce.
     """
     device = params[0].device
     with streams.on_device(device):
         link = measure_link(group)
     speed = torch.tensor([_copy_speed(device)], device=device)
     dist_utils.all_reduce(speed, dist.ReduceOp.MIN, group)
-    shapes = [param.shape for param in params]
-    estimated = estimate_cost(shapes, dist.get_world_size(group), link, memory=float(speed) / 1e9)
+    settings: dict[str, Any] = {"memory": float(speed) / 1e9, "update_on_kvstore": update_on_kvstore}
+    estimated = estimate_cost(params, dist.get_world_size(group), link, **settings)
     rows = {row.name: row for row in estimated}
-    plain, best = rows["all-reduce"], min((rows[kind] for kind in CANDIDATES), key=lambda row: row.step)
+    plain = rows["ZeRO-1" if update_on_kvstore else "all-reduce"]
+    best = min((rows[kind] for kind in CANDIDATES), key=lambda row: row.step)
     chosen = best if best.step < plain.step else None
     if dist.get_rank(group) == 0:
         measured = f"{link.bandwidth / 1e9:.3g} GB/s and {link.latency * 1e6:.3g} us a message were measured"

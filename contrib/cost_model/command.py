@@ -45,6 +45,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
     cost.add_argument("--memory", default="h100", metavar="GPU", help=f"GPU's memory: {memories}, or GB/s (default: h100)")
     cost.add_argument("--compute-ms", type=float, metavar="T", help="of forward and backward, which hide communication")
     cost.add_argument("--servers", type=int, default=1, metavar="N", help="servers of the parameter server (default: 1)")
+    cost.add_argument(
+        "--update-on-kvstore", action="store_true", help="compression with ZeRO-1 instead of updating all on each rank"
+    )
     cost.add_argument("--json", action="store_true", help="print the rows as JSON, in bytes and seconds")
     return cost
 

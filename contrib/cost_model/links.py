@@ -167,9 +167,9 @@ class Network(NamedTuple):
         return Transfer(wire, inner, seconds)
 
     def all_to_all(self, sent: float, gathered: float) -> Transfer:
-        """Return the cost of an all-to-all of `sent` bytes and an all-gather of `gathered` bytes, sent directly."""
+        """Return the cost of an all-to-all of `sent` bytes and an all-gather of `gathered` bytes, sent directly; 0: none."""
         n, size = self.ranks, sent + gathered
-        hops = 1 if n <= 2 else 2  # two ranks only need one all-gather
+        hops = 1 if n <= 2 or not gathered else 2  # two ranks only need one all-gather
         wire, inner = (n - self.node) / n * size, (self.node - 1) / n * size
         between = hops * (n - self.node) * self.link.latency + wire / self.link.bandwidth
         within = hops * (self.node - 1) * self.inner.latency + inner / self.inner.bandwidth

@@ -11,7 +11,7 @@ import torch
 
 from ...kernels.compress import CODES, TILE
 from ...trainer.optimizer import Optimizer
-from ...trainer.validation import integer, number
+from ...trainer.validation import boolean, integer, number
 from .links import Link, Network, Transfer, parse_link
 from .strategy import Strategy, format_seconds
 from .update import UpdateCost
@@ -33,6 +33,7 @@ def estimate_cost(
     memory: str | float = "h100",
     compute_ms: float | None = None,
     servers: int = 1,
+    update_on_kvstore: bool = False,
 ) -> list[Strategy]:
     """Estimate bytes, memory and time of a step with each strategy, by a model. Nothing is allocated.
 
@@ -52,6 +53,8 @@ def estimate_cost(
         compute_ms: milliseconds of forward and backward. Two thirds are backward, which hides communication that only needs
             gradients. Default: None, which hides nothing, and leaves both out of the time.
         servers: the number of servers of the parameter server. Default: 1.
+        update_on_kvstore: whether the strategies with compression shard updates, as ZeRO-1 does, instead of updating all
+            weights on each rank. Default: False.
 
     Returns:
         A `Strategy` for each way to train; the plain all-reduce is the first.
@@ -76,19 +79,20 @@ def estimate_cost(
     compute = 0.0 if compute_ms is None else number("compute_ms", compute_ms, low=0) / 1e3
     servers = integer("servers", servers, low=1)
     update = UpdateCost(params, optimizer, optimizer_params, weights, memory)
-    return _Estimator(network, update, compute, servers).strategies()
+    return _Estimator(network, update, compute, servers, boolean("update_on_kvstore", update_on_kvstore)).strategies()
 
 
 class _Estimator:
-    def __init__(self, network: Network, update: UpdateCost, compute: float, servers: int) -> None:
-        self.network, self.update, self.compute, self.servers = network, update, compute, servers
+    def __init__(self, network: Network, update: UpdateCost, compute: float, servers: int, shards: bool) -> None:
+        self.network, self.update, self.compute, self.servers, self.shards = network, update, compute, servers, shards
         self.ranks, self.w = network.ranks, update.weight_bytes
 
     def strategies(self) -> list[Strategy]:
-        plain = self._all_reduce()
+        all_reduce, zero1 = self._all_reduce(), self._zero1()
+        plain = zero1 if self.shards else all_reduce
         return [
-            plain,
-            self._zero1(),
+            all_reduce,
+            zero1,
             self._zero3(),
             self._parameter_server(),
             *(_with_verdict(row, plain) for row in (*self._coded(), self._topk(), self._powersgd())),
@@ -107,6 +111,7 @@ class _Estimator:
         states: float | None = None,
         buffers: float = 0.0,
         residuals: float = 0.0,
+        environment: str = "",
     ) -> Strategy:
         """Sum a strategy's costs. `transfers`: costs of collectives, each with the share of `compute` that may hide it."""
         wire, inner, seconds = (sum(transfer[k] for transfer, _ in transfers) for k in range(3))
@@ -130,21 +135,21 @@ class _Estimator:
             update=update,
             exposed=exposed,
             step=exposed + codes + update + self.compute,
+            environment=environment,
         )
 
     def _all_reduce(self) -> Strategy:
         transfers = [(self.network.ring(self.w, 2), BACKWARD)]
-        return self._strategy("all-reduce", "kvstore='dist_sync'", transfers, self.update.seconds())
+        return self._strategy("all-reduce", _arguments(False), transfers, self.update.seconds())
 
     def _zero1(self) -> Strategy:
-        shard = self.w / self.ranks
         return self._strategy(
             "ZeRO-1",
-            "kvstore='dist_sync', update_on_kvstore=True",
+            _arguments(True),
             [(self.network.ring(self.w, 1), BACKWARD), (self.network.ring(self.w, 1), 0.0)],
             self.update.seconds(1 / self.ranks),
             states=self.update.sharded_state_bytes(self.ranks),
-            buffers=shard if self.ranks > 1 else 0.0,
+            buffers=self.w / self.ranks if self.ranks > 1 else 0.0,
         )
 
     def _zero3(self) -> Strategy:
@@ -170,17 +175,30 @@ class _Estimator:
             [(push, BACKWARD), (pull, 0.0)],
             self.update.seconds(1 / self.servers) * self.ranks,  # an update for each worker's gradients
             states=0.0,
+            environment="" if self.servers == 1 else f"TRISTEP_NUM_SERVERS={self.servers}",
         )
 
-    def _compressed(self, name: str, transfer: Transfer, moved: float, buffers: float, residuals: float) -> Strategy:
-        """Return a compressed all-reduce. `moved`: the bytes that compressing and adding up read and write."""
-        several = self.ranks > 1
+    def _compressed(
+        self,
+        name: str,
+        params: Mapping[str, Any],
+        transfer: Transfer,
+        moved: float,
+        buffers: float,
+        residuals: float,
+    ) -> Strategy:
+        """Return training with compressed sums. `moved`: the bytes that compressing and adding up read and write."""
+        several, transfers, share = self.ranks > 1, [(transfer, BACKWARD)], 1.0
+        if self.shards:
+            transfers.append((self.network.ring(self.w, 1), 0.0))  # the new weights
+            share = 1 / self.ranks
         return self._strategy(
             name,
-            f"compression_params={{'type': '{name.split()[0]}'}}",
-            [(transfer, BACKWARD)],
-            self.update.seconds(),
+            f"{_arguments(self.shards)}, compression_params={dict(params)!r}",
+            transfers,
+            self.update.seconds(share),
             moved / self.update.memory if several else 0.0,
+            states=self.update.sharded_state_bytes(self.ranks) if self.shards else None,
             buffers=buffers if several else 0.0,
             residuals=residuals if several else 0.0,
         )
@@ -191,6 +209,13 @@ class _Estimator:
         feedback = 8 * n  # the residual, read and written
         for name, code in CODES.items():
             sent = gathered = n * code.size(TILE) / TILE
+            if self.shards:  # each rank adds up its part, and keeps the sum
+                shard = self.w / ranks
+                moved = self.w + feedback + 2 * sent + shard
+                yield self._compressed(
+                    name, {"type": name}, self.network.all_to_all(sent, 0.0), moved, 2 * sent + shard, 4.0 * n
+                )
+                continue
             votes = code.vote is not None and ranks > 2  # the sum of votes is sent back, uncompressed
             if votes:
                 gathered = n * code.vote_bits(ranks) / 8
@@ -205,14 +230,16 @@ class _Estimator:
             else:
                 moved += ranks * sent + self.w
                 buffers = (1 + ranks) * sent
-            yield self._compressed(name, self.network.all_to_all(sent, gathered), moved, buffers, residuals)
+            transfer = self.network.all_to_all(sent, gathered)
+            yield self._compressed(name, {"type": name}, transfer, moved, buffers, residuals)
 
     def _topk(self) -> Strategy:
         n, ranks = self.update.n, self.ranks
         sent = 8.0 * math.ceil(TOPK * n)  # indices and values
         # Finding the largest values reads all about twice; the sum is written, and values are added at all ranks' indices.
         moved = self.w + 8 * n + (8.0 * n + 4.0 * n + 2 * ranks * sent)
-        return self._compressed(f"topk {TOPK:.0%}", self.network.all_gather(sent), moved, (1 + ranks) * sent, 4.0 * n)
+        params, buffers = {"type": "topk", "ratio": TOPK}, (1 + ranks) * sent
+        return self._compressed(f"topk {TOPK:.0%}", params, self.network.all_gather(sent), moved, buffers, 4.0 * n)
 
     def _powersgd(self) -> Strategy:
         n, values, matrices = self.update.n, 0, 0
@@ -226,7 +253,13 @@ class _Estimator:
             else:
                 values += tensor.numel()
         moved = self.w + 8 * n + 12.0 * matrices  # two products that read a matrix each, and one that writes it
-        return self._compressed(f"powersgd {RANK}", self.network.ring(4.0 * values, 2), moved, 4.0 * values, 4.0 * n)
+        params, transfer = {"type": "powersgd", "rank": RANK}, self.network.ring(4.0 * values, 2)
+        return self._compressed(f"powersgd {RANK}", params, transfer, moved, 4.0 * values, 4.0 * n)
+
+
+def _arguments(shards: bool) -> str:
+    """Return the arguments of a `Trainer` of synchronous processes."""
+    return f"kvstore='dist_sync', update_on_kvstore={shards}"
 
 
 def _with_verdict(row: Strategy, plain: Strategy) -> Strategy:

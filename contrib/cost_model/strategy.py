@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+_WITHOUT_STORE = "fully_shard(net) of torch and an optimizer of tristep.optim"
+
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
@@ -13,7 +15,7 @@ class Strategy:
 
     Attributes:
         name: the name of the strategy.
-        kvstore: the arguments of `Trainer` that choose it; "" if tristep has no such store.
+        kvstore: all arguments of `Trainer` that choose it, as in a call; "" if tristep has no such store.
         wire: bytes that a rank sends; with nodes, bytes that leave its node.
         inner: bytes that a rank sends within its node, if there are nodes.
         weights, gradients, states, buffers, residuals: bytes of memory. `states` includes masters, `residuals` are the
@@ -23,7 +25,8 @@ class Strategy:
         update: seconds of the optimizer's update.
         exposed: seconds of communication that the backward pass does not hide.
         step: seconds of exposed communication, codes, update, and forward and backward if given.
-        verdict: whether compression pays, compared with the plain all-reduce; "" without compression.
+        verdict: whether compression pays, compared with the same updates without it; "" without compression.
+        environment: the environment variables that it needs, as a shell sets them; "" for none.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Strategy:
     exposed: float
     step: float
     verdict: str = ""
+    environment: str = ""
 
     @property
     def memory(self) -> float:
@@ -49,7 +53,7 @@ class Strategy:
 
 
 def table(rows: Sequence[Strategy]) -> str:
-    """Return strategies as a text table, with the verdicts on compression below it."""
+    """Return strategies as a text table; below it are each one's arguments of `Trainer`, and the verdicts on compression."""
     nodes, overlap = any(row.inner for row in rows), any(row.exposed != row.communication for row in rows)
     columns: list[tuple[str, Any]] = [("strategy", lambda row: row.name), ("sent", lambda row: _format_bytes(row.wire))]
     if nodes:
@@ -69,8 +73,13 @@ def table(rows: Sequence[Strategy]) -> str:
     cells = [[title for title, _ in columns]] + [[show(row) for _, show in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells]
-    verdicts = [f"{row.name.ljust(widths[0])}  {row.verdict}" for row in rows if row.verdict]
-    return "\n".join([*lines, "", *verdicts])
+    arguments = [f"{row.environment} {row.kvstore or _WITHOUT_STORE}".strip() for row in rows]
+    width = max(len(text) for text, row in zip(arguments, rows, strict=True) if row.verdict or row is rows[0])
+    notes = [
+        f"{row.name.ljust(widths[0])}  {text.ljust(width)}  {row.verdict}".rstrip()
+        for row, text in zip(rows, arguments, strict=True)
+    ]
+    return "\n".join([*lines, "", *notes])
 
 
 def format_seconds(value: float) -> str:

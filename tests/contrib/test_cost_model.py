@@ -247,6 +247,86 @@ def test_counted_bytes_are_the_models(processes, ranks):
     assert counted[2] == pytest.approx(_row(rows, "fp16").wire, rel=0.02)
 
 
+SHAPES = [(1024, 1023), (1024,)]  # whole tiles for each of 4 ranks
+
+
+def _sent_by_a_step(arguments):
+    """Bytes that this process sends for each of three steps of a trainer with these arguments, with all messages."""
+    params = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
+    trainer = tristep.Trainer(params, "sgd", {"learning_rate": 0.01}, **arguments)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for step in range(4):
+        if step == 1:  # connections and buckets are made
+            dist.barrier()
+            before = bytes_sent()
+        for param in params:
+            param.grad = torch.randn(param.shape, generator=generator)
+        trainer.step(1)
+    dist.barrier()
+    return (bytes_sent() - before) / 3
+
+
+ROWS = {  # what a rank sends on 4 ranks, in units of the parameters: three quarters of codes, there and back, and of weights
+    "all-reduce": (1.5, None),
+    "ZeRO-1": (1.5, None),
+    "2bit": (0.75 * (2 + 4) / 32, 0.75 * (1 + 2 / 32)),
+    "1bit": (0.75 * (1 + 3) / 32, 0.75 * (1 + 1 / 32)),
+    "int8": (1.5 * 8.25 / 32, 0.75 * (1 + 8.25 / 32)),
+    "int4": (1.5 * 4.25 / 32, 0.75 * (1 + 4.25 / 32)),
+    "sign": (1.5 * 1.25 / 32, 0.75 * (1 + 1.25 / 32)),
+    "fp16": (0.75, 1.125),
+    "bf16": (0.75, 1.125),
+    "topk 1%": (3 * 2 * 0.01, 0.75 + 3 * 2 * 0.01),
+    "powersgd 4": (1.5 * (4 * 2047 + 1024) / 2**20, 0.75 + 1.5 * (4 * 2047 + 1024) / 2**20),
+}
+
+
+@needs_counters
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("update_on_kvstore", [False, True], ids=["all-reduce", "ZeRO-1"])
+@pytest.mark.parametrize("name", ROWS)
+def test_a_training_with_the_arguments_of_a_row_sends_its_bytes(processes, name, update_on_kvstore):
+    row = _row(tristep.estimate_cost(SHAPES, 4, "eth100", update_on_kvstore=update_on_kvstore), name)
+    expected = ROWS[name][update_on_kvstore] or ROWS[name][0]
+    size = 4 * 2**20
+    assert row.wire / size == pytest.approx(expected, rel=2e-4)
+    arguments = eval(f"dict({row.kvstore})")
+    counted = np.mean(processes(4).run(_sent_by_a_step, arguments))
+    assert counted / size == pytest.approx(row.wire / size, rel=0.002, abs=0.003)  # and 8 kB for counts and headers
+
+
+def _sent_by_a_worker(arguments):
+    """The same of a worker whose steps a server takes; None from the server."""
+    params = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
+    try:
+        trainer = tristep.Trainer(params, "sgd", {"learning_rate": 0.01}, **arguments)
+    except SystemExit:
+        return None
+    for step in range(4):
+        if step == 1:
+            trainer._sync.store.barrier()
+            before = bytes_sent()
+        for param in params:
+            param.grad = torch.ones(param.shape)
+        trainer.step(1)
+    trainer._sync.store.barrier()
+    sent = bytes_sent() - before
+    trainer._sync.store.close()
+    return sent / 3
+
+
+@needs_counters
+def test_a_worker_of_a_parameter_server_sends_the_bytes_of_its_row(processes):
+    row = _row(tristep.estimate_cost(SHAPES, 4, "eth100"), "parameter server (1)")
+    assert row.environment == ""  # one server is the default
+    assert _row(tristep.estimate_cost(SHAPES, 4, "eth100", servers=2), "parameter server (2)").environment == (
+        "TRISTEP_NUM_SERVERS=2"
+    )
+    *workers, server = processes(5).run(_sent_by_a_worker, eval(f"dict({row.kvstore})"))
+    assert server is None
+    assert np.mean(workers) == pytest.approx(row.wire, rel=0.002, abs=12e3)
+
+
 def _said_by_compressors(shape):
     types = ["2bit", "1bit", "fp16", "bf16", "int8", "int4", "sign", "topk", "powersgd"]
     n = int(np.prod(shape))
@@ -299,7 +379,8 @@ def test_there_is_no_link_to_measure_in_one_process():
 
 
 def test_the_table_has_all_rows_and_verdicts():
-    text = cost_model.table(tristep.estimate_cost(GPT2, 16, "eth100", gpus_per_node=8, compute_ms=100))
+    rows = tristep.estimate_cost(GPT2, 16, "eth100", gpus_per_node=8, compute_ms=100)
+    text = cost_model.table(rows)
     lines = text.splitlines()
     assert lines[0].split() == [
         *(
@@ -319,12 +400,16 @@ def test_the_table_has_all_rows_and_verdicts():
         *("codes", "update", "step"),
     ]
     assert len({len(line) for line in lines[:14]}) == 1
-    assert len(lines) == 1 + 13 + 1 + 9
+    assert len(lines) == 1 + 13 + 1 + 13
+    for row, line in zip(rows, lines[15:], strict=True):
+        assert line.startswith(row.name)
+        assert (row.kvstore or "fully_shard(net)") in line
+        assert line.endswith(row.verdict or row.kvstore or "tristep.optim")
 
 
-def _automatic(link):
+def _automatic(link, update_on_kvstore):
     """What "auto" takes on a link that is said to be measured, or on the real one, what it prints, and trained weights."""
-    store = {"kvstore": "dist_sync", "compression_params": {"type": "auto"}}
+    store = {"kvstore": "dist_sync", "update_on_kvstore": update_on_kvstore, "compression_params": {"type": "auto"}}
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as printed:
         if link is not None:
             patch.setattr(automatic, "measure_link", lambda group: cost_model.Link(*link, measured=True))
@@ -334,18 +419,23 @@ def _automatic(link):
     return chosen, printed.getvalue(), weights
 
 
+MIDDLE = 3e9  # bytes per second
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("link", "chosen", "says"),
+    ("link", "update_on_kvstore", "chosen", "says"),
     [
-        ((1e6, 0.0), {"type": "int4"}, "int4 is taken"),
-        ((1e15, 0.0), None, "compression costs more than it saves"),
-        (None, ..., "were measured"),
+        ((1e6, 0.0), True, {"type": "int4"}, "int4 is taken"),
+        ((1e6, 0.0), False, {"type": "int4"}, "int4 is taken"),
+        ((MIDDLE, 0.0), True, None, "compression costs more than it saves"),  # it saves half of what it saves below
+        ((MIDDLE, 0.0), False, {"type": "int4"}, "int4 is taken"),
+        ((1e15, 0.0), None, None, "compression costs more than it saves"),
+        (None, None, ..., "were measured"),
     ],
-    ids=["slow", "fast", "real"],
 )
-def test_what_pays_on_the_link_is_taken(processes, link, chosen, says):
-    (first, printed, weights), (other, silent, same) = processes(2).run(_automatic, link)
+def test_what_pays_on_the_link_is_taken(processes, link, update_on_kvstore, chosen, says):
+    (first, printed, weights), (other, silent, same) = processes(2).run(_automatic, link, update_on_kvstore)
     assert first == other
     assert chosen is ... or first == chosen
     np.testing.assert_array_equal(weights, same)

@@ -98,7 +98,7 @@ def _train_on_rank(given: dict[str, Any]) -> list[str]:
 def _measure_on_rank() -> list[str]:
     nccl, why = mock.patch.object(dist, "get_backend", return_value="nccl"), "measured is what the host waits for"
     with gpus() as simulated, nccl, simulated.waits(why):
-        choose_compression([torch.ones(70, 30).to("cuda:1")], None)
+        choose_compression([torch.ones(70, 30).to("cuda:1")], None, True)
     return simulated.waits_for
 
 

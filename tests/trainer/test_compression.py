@@ -59,6 +59,54 @@ def test_all_ranks_get_the_same_bits_and_nothing_is_lost(kind, ranks, processes)
     assert exchange == expected.get(kind, "all_gather" if ranks == 2 else "all_to_all")
 
 
+def _parts(kind, sizes, steps, engine):
+    """Each step's sum of this rank's part, its state, the bytes of a step; and whether buckets stayed as they were."""
+    compressor, n, own = Thirds() if kind == "thirds" else create_compressor(params_of(kind)), sum(sizes), dist.get_rank()
+    reduce = CompressedAllReduce(compressor, n, [(n,)], engine=engine, parts=sizes)
+    found, untouched = [], True
+    for step in range(steps):
+        bucket, out = _gradient(own, step, n), torch.full((sizes[own],), torch.nan)
+        reduce.start(*((bucket, out) if reduce.scatters else (bucket,))).wait()
+        untouched &= torch.equal(bucket, _gradient(own, step, n))
+        start = sum(sizes[:own])
+        found.append(out if reduce.scatters else bucket[start : start + len(out)])
+    return found, reduce.state_dict(), reduce.bytes_sent, untouched and reduce.scatters
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("sizes", [(2048, 2048, 2048), (1280, 0, 3000), (5000,), (384, 384)], ids=str)
+@pytest.mark.parametrize("kind", [*TYPES, "thirds"])
+def test_sums_of_parts_go_one_way_and_lose_nothing(kind, sizes, engine, processes):
+    ranks, n, steps = len(sizes), sum(sizes), 3
+    answers = on_ranks(processes, ranks, _parts, kind, sizes, steps, engine)
+    given = torch.cat([sum(each.double() for each in found) for found, *_ in answers])
+    came = sum(_gradient(rank, step, n).double() for rank in range(ranks) for step in range(steps))
+    exact = kind in ("2bit", "1bit", "topk", "randomk")
+    torch.testing.assert_close(given + _kept([state for _, state, *_ in answers]), came, rtol=0, atol=0 if exact else 1e-4)
+    for rank, (_, state, sent, scattered) in enumerate(answers):
+        assert scattered is (kind not in ("topk", "randomk", "powersgd"))
+        if scattered:  # whole tiles of the other ranks' parts, once, and what is kept of its own bucket
+            bits = 8 if kind == "thirds" else FIRST[kind]
+            tile = 1 if kind == "thirds" else 1024
+            assert state["server"] is None
+            assert sent == sum(-(-size // tile) * tile * bits / 8 for other, size in enumerate(sizes) if other != rank)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"parts": [3]}, r"parts=\[3\] must have numel=4 elements together"),
+        ({"parts": [2, 2]}, r"parts=\[2, 2\]: must have one number for each of 1 ranks"),
+        ({"parts": [4], "exchange": "all_gather"}, "exchange='all_gather' with parts"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        CompressedAllReduce({"type": "int8"}, 4, **options)
+    with pytest.raises(ValueError, match="out is missing"):
+        CompressedAllReduce({"type": "int8"}, 4, parts=[4]).start(torch.zeros(4))
+
+
 @pytest.mark.parametrize("exchange", ["all_to_all", "all_gather"])
 @pytest.mark.parametrize("kind", ["2bit", "1bit"])
 def test_votes_are_exact_whichever_way_they_go(kind, exchange, processes):

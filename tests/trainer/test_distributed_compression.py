@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from rank_training import make_net, train, weights_after_steps
+from rank_training import make_net, train, weights_after_steps, weights_of
 from torch import nn
 
 import tristep
@@ -192,3 +192,65 @@ def test_states_of_earlier_files_load_and_odd_ones_are_refused(processes, update
             "reducers of buckets is int8",
             "reducers['0'] must be a dict",
         ]
+
+
+def _kept_and_applied(params, fails):
+    """Weights that rate 1 has changed, what is kept back, the gradients' sums; and whether a step left gradients alone.
+
+    With `fails` the second step fails at its learning rate, after gradients have been summed, and is repeated.
+    """
+
+    def rate(num_update):
+        if broken:
+            raise ValueError("no rate yet")
+        return 1.0
+
+    net, broken = _Crossed(), False
+    for param in net.parameters():
+        nn.init.zeros_(param)
+    trainer = tristep.Trainer(net, "sgd", {"lr_scheduler": rate}, kvstore="dist_sync", compression_params=params)
+    total, untouched = torch.zeros(0), True
+    for step in range(3):
+        generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        gradients = [torch.randn(param.shape, generator=generator) for param in net.parameters()]
+        for param, gradient in zip(net.parameters(), gradients, strict=True):
+            param.grad = gradient.clone()
+        if fails and step == 1:
+            broken = True
+            with pytest.raises(ValueError, match="no rate yet"):
+                trainer.step(1)
+            broken = False
+        trainer.step(1)
+        if not (fails and step == 1):
+            untouched &= all(map(torch.equal, [param.grad for param in net.parameters()], gradients))
+        own = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(own)
+        total = own if step == 0 else total + own
+    residuals = trainer.state_dict()["residuals"]
+    kept = torch.cat([sum(residuals[name].values()).flatten() for name, _ in net.named_parameters()])
+    return weights_of(net), kept.numpy(), total.numpy(), untouched
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("params", COMPRESSIONS, ids=lambda params: params["type"])
+def test_sharded_steps_apply_what_is_not_kept_back_and_leave_gradients_alone(processes, params, fails):
+    found = processes(3).run(_kept_and_applied, params, fails)
+    for weights, kept, total, untouched in found:
+        np.testing.assert_array_equal(weights, found[0][0])
+        np.testing.assert_allclose(kept - weights, total, rtol=0, atol=2e-5)
+        assert untouched is (params["type"] not in ("topk", "randomk", "powersgd"))  # these sum whole buckets in place
+
+
+def _of_owners(params):
+    settings = {"kvstore": "dist_sync", "compression_params": params}
+    return weights_after_steps("muon", {"learning_rate": 0.01}, dtype=torch.float32, net=_Crossed(), **settings)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "int8"])
+def test_a_matrix_with_one_owner_gets_compressed_sums(processes, kind):
+    """Parts of ranks differ here, as each parameter belongs to one rank."""
+    plain = weights_after_steps("muon", {"learning_rate": 0.01}, dtype=torch.float32, net=_Crossed())
+    found = processes(3).run(_of_owners, {"type": kind})
+    for weights in found:
+        np.testing.assert_array_equal(weights, found[0])
+    np.testing.assert_allclose(found[0], plain, rtol=0, atol=5e-3)

@@ -13,6 +13,9 @@ values, all messages are gathered instead: then one collective is enough, and th
 always gathers, since ranks choose different indices; "randomk" and "powersgd" use all-reduces, as what they send can be
 summed directly.
 
+Where a rank needs the sum of its own part only, as with sharded updates, the algorithm ends after the local sums: without an
+all-gather and without a second rounding error.
+
 Sources: Seide et al. (2014), "1-bit stochastic gradient descent" (error feedback); Tang et al. (2019), "DoubleSqueeze" (both
 directions); MXNet 1.9.1 and 2.0, `gradient_compression` ("2bit", "1bit"); Bernstein et al. (2018), "signSGD", and
 Karimireddy et al. (2019), "Error feedback fixes SignSGD" ("sign"); Stich et al. (2018), "Sparsified SGD with memory"
@@ -86,12 +89,15 @@ class CompressedAllReduce:
         group: the process group; None for the default group or, if torch.distributed is not initialized, for one rank.
         engine: the engine of encoding and decoding; see `tristep.kernels.choose_engine`.
         exchange: "all_to_all" or "all_gather", for compressors that can use both; None for the one that sends less.
+        parts: the number of elements of each rank's part of the bucket, if a rank needs the sum of its own part only. No
+            effect on "topk", "randomk" and "powersgd", which sum whole buckets. None: each rank gets the whole sum.
 
     Attributes:
         compressor: the compressor.
         rank: the number of this process in the group.
         ranks: the number of processes in the group.
-        exchange: "all_to_all", "all_gather" or "all_reduce".
+        exchange: "all_to_all", "all_gather", "all_reduce", or "reduce_scatter" for sums of parts.
+        scatters: whether each rank gets the sum of its own part only, and buckets stay as they are.
         bytes_sent: bytes that each rank sends for one bucket, without network headers.
 
     Raises:
@@ -118,24 +124,37 @@ class CompressedAllReduce:
         group: Any = None,
         engine: str | None = None,
         exchange: str | None = None,
+        parts: Sequence[int] | None = None,
     ) -> None:
         made = isinstance(compression_params, Compressor)
         self.compressor: Compressor = compression_params if made else create_compressor(compression_params)  # type: ignore[assignment,arg-type]
         self.numel, self.device = integer("numel", numel, 1), torch.device(device)
         choose_engine(self.device, engine)
         klass: type[ReduceAlgorithm] = self.compressor.reduce_algorithm or MessageReduce
-        self._algorithm = algorithm = klass(self.compressor, self.numel, shapes, self.device, group, engine, exchange)
+        options: dict[str, Any] = {}
+        if parts is not None:
+            if exchange is not None:
+                raise ValueError(f"exchange={exchange!r} with parts, which are sent to their ranks: leave one of them out")
+            if sum(integer("parts", part, 0) for part in parts) != self.numel:
+                raise ValueError(f"parts={list(parts)!r} must have numel={self.numel} elements together")
+            if klass.takes_parts and self.compressor.exchange == "all_to_all":
+                options["parts"] = parts
+        arguments = self.compressor, self.numel, shapes, self.device, group, engine, exchange
+        self._algorithm = algorithm = klass(*arguments, **options)
         self.rank, self.ranks = algorithm.rank, algorithm.ranks
         self.exchange, self.bytes_sent = algorithm.exchange, algorithm.bytes_sent
+        self.scatters = bool(options)
         self._handle: Handle | None = None
 
-    def start(self, bucket: torch.Tensor) -> Handle:
+    def start(self, bucket: torch.Tensor, out: torch.Tensor | None = None) -> Handle:
         """Encode a bucket, start the first collective, and return a handle to wait for.
 
         The bucket must not be read or written until the handle is done.
 
         Args:
-            bucket: float32, float16 or bfloat16 [numel], contiguous; overwritten by the sum, which is computed in float32.
+            bucket: float32, float16 or bfloat16 [numel], contiguous; overwritten by the sum, which is computed in float32,
+                unless `scatters`.
+            out: with `scatters`, gets the sum of this rank's part: of the bucket's dtype, [parts[rank]], contiguous.
 
         Raises:
             TypeError: the bucket is not flat and contiguous, or has another dtype; nothing has been changed.
@@ -150,8 +169,11 @@ class CompressedAllReduce:
                 f"bucket has {bucket.numel()} elements on {bucket.device}: "
                 f"this all-reduce is for {self.numel} on {self.device}"
             )
+        if (out is not None) != self.scatters:
+            raise ValueError("out is missing, or is given where buckets are overwritten: it goes with the sums of parts")
         self._check_done()
-        self._handle = Handle(self._algorithm.steps(bucket.detach()))
+        steps = self._algorithm.steps(bucket.detach(), out) if self.scatters else self._algorithm.steps(bucket.detach())
+        self._handle = Handle(steps)
         return self._handle
 
     def finish(self) -> None:

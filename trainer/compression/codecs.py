@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -16,10 +16,19 @@ from .reduce import ReduceAlgorithm
 class CodecReduce(ReduceAlgorithm):
     """Sums a bucket over the ranks by messages of a codec of `tristep.kernels.compress`."""
 
-    def __init__(self, compressor: CodecCompressor, *args: Any) -> None:
-        super().__init__(compressor, *args)
+    takes_parts = True
+
+    def __init__(self, compressor: CodecCompressor, *args: Any, **options: Any) -> None:
+        super().__init__(compressor, *args, **options)
         code, ranks, chunks = compressor.code, self.ranks, self.choose_exchange(compressor)
-        self.code, self.parameter, self.chunk = code, compressor.parameter, code.chunk(self.numel, chunks)
+        self.code, self.parameter = code, compressor.parameter
+        if self.parts is not None:
+            self.sizes = [code.size(code.chunk(part)) if part else 0 for part in self.parts]
+            self.bytes_sent = sum(self.sizes) - self.sizes[self.rank]
+            self.messages = self._room(1, sum(self.sizes))
+            self.received = self.messages if ranks == 1 else self._room(ranks, self.sizes[self.rank])
+            return
+        self.chunk = code.chunk(self.numel, chunks)
         size = code.size(self.chunk)
         self.votes = not self.one_hop and code.vote is not None
         second = code.votes_size(self.chunk, ranks) if self.votes else size
@@ -29,11 +38,19 @@ class CodecReduce(ReduceAlgorithm):
         self.messages = self._room(chunks, size)
         self.received = self.messages if ranks == 1 else self._room(ranks, size)
         if not self.one_hop:
-            self.part, self.parts = self._room(1, second), self._room(ranks, second)
+            self.part, self.parts_of_sum = self._room(1, second), self._room(ranks, second)
 
     @torch.no_grad()
-    def steps(self, bucket: torch.Tensor) -> Iterator[Any]:
+    def steps(self, bucket: torch.Tensor, out: torch.Tensor | None = None) -> Iterator[Any]:
         code, last = self.code, (self.parameter, self.engine)
+        if self.parts is not None:
+            assert out is not None
+            self._encode_parts(bucket, self.parts)
+            if self.ranks > 1:
+                yield self.all_to_all(self.received, self.messages, self.sizes)
+            if len(out):
+                compress.reduce(code, self.received, None, out, None, *last)
+            return
         compress.encode(code, bucket, self.worker, self.messages, *last)
         if self.one_hop:
             if self.ranks > 1:
@@ -46,11 +63,23 @@ class CodecReduce(ReduceAlgorithm):
         else:
             size = min(max(self.numel - self.rank * self.chunk, 0), self.chunk)
             compress.reduce(code, self.received, self.server, self.part, size, *last)
-        yield self.all_gather(self.parts, self.part)
+        yield self.all_gather(self.parts_of_sum, self.part)
         if self.votes:
-            compress.decode_votes(code, self.ranks, self.parts, bucket, *last)
+            compress.decode_votes(code, self.ranks, self.parts_of_sum, bucket, *last)
         else:
-            compress.decode(code, self.parts, bucket, *last)
+            compress.decode(code, self.parts_of_sum, bucket, *last)
+
+    def _encode_parts(self, bucket: torch.Tensor, parts: Sequence[int]) -> None:
+        """Encode each rank's part as a message of its own: in one launch if they are equal, and multiples of a tile."""
+        last = self.parameter, self.engine
+        if len(set(parts)) == 1 and parts[0] % compress.TILE == 0:
+            compress.encode(self.code, bucket, self.worker, self.messages.view(self.ranks, -1), *last)
+            return
+        residuals = [None] * self.ranks if self.worker is None else self.worker.split(parts)
+        messages = self.messages[0].split(self.sizes)
+        for values, residual, message in zip(bucket.split(parts), residuals, messages, strict=True):
+            if len(values):
+                compress.encode(self.code, values, residual, message[None], *last)
 
     def _room(self, n: int, size: int) -> torch.Tensor:
         return torch.zeros(n, size, dtype=torch.uint8, device=self.device)

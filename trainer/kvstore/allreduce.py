@@ -229,7 +229,7 @@ class AllReduceSync(GradientSync):
         described |= {f"requires_grad of {name}": str(param.requires_grad) for name, param in weights.items()}
         check_same("setting", described, self.group, self._replica.params[0].device)
         if (choose := choice_of(self._compression_params)) is not None:
-            self._compression_params = choose(self._replica.params, self.group)
+            self._compression_params = choose(self._replica.params, self.group, self.updates)
         reducer, params = None, self._compression_params
         if params is not None:
             for name, param in weights.items():
@@ -238,7 +238,9 @@ class AllReduceSync(GradientSync):
                         f"compression_params={params!r}: the gradient of {name!r} is torch.float64, which cannot be "
                         "compressed; convert the model, or leave it out"
                     )
-            reducer = partial(compressed_sum, compression_params=params, group=self.group, engine=self._engine)
+            reducer = partial(
+                compressed_sum, compression_params=params, group=self.group, engine=self._engine, scatter=self.updates
+            )
         self._buckets = self._make(reducer)
         self._buckets.broadcast_weights()
 
@@ -266,8 +268,9 @@ class AllReduceSync(GradientSync):
             for i, (gradient, version, count) in self._sums.items()
             if self._replica.params[i].grad is gradient and gradient._version == version
         }
-        # Only rank 0 contributes a gradient that is a sum already, so that the sum stays as it is.
-        contributed = [new and (i not in summed or self.writes) for i, new in enumerate(fresh[0])]
+        # Sums stay as they are if each rank contributes its part of them, or where all have whole sums rank 0 alone.
+        in_parts = bool(summed) and self._live.put_sums_back(summed)
+        contributed = [new and (in_parts or i not in summed or self.writes) for i, new in enumerate(fresh[0])]
         counted = self._live.finish(contributed)
         has_gradient = [new or i in summed for i, new in enumerate(contributed)]
         counts = self._counts(has_gradient, counted, self._live.flag_sums, ignore_stale_grad)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -59,7 +59,8 @@ class Bucket:
         weight_dtype: the dtype of the parameters; None if there are no parameters.
         members: the ranges of the parameters, sorted by start.
         extra: elements after the members that are summed with them; None if there are no such elements.
-        shard: this rank's part of the sum if the bucket is reduce-scattered; otherwise None.
+        shard: this rank's part of the sum if the bucket is reduce-scattered; otherwise None. A view of `flat` if a reducer
+            sums the whole bucket, else memory of its own.
     """
 
     def __init__(self, flat: torch.Tensor, bounds: Sequence[int], weight_dtype: torch.dtype | None) -> None:
@@ -74,6 +75,11 @@ class Bucket:
         self.versions: list[int] = []  # of the members' views when the sum was started
         self.gaps: list[torch.Tensor] = []  # stretches between the members, to which a reducer may write
         self.reducer: Any = None
+
+    @property
+    def reducer_scatters(self) -> bool:
+        """Whether the reducer sums this rank's part only, and leaves `flat` as it is."""
+        return bool(getattr(self.reducer, "scatters", False))
 
     @property
     def parts(self) -> list[int]:
@@ -91,6 +97,7 @@ def make_buckets(
     *,
     extra: int = 0,
     exact: bool = True,
+    step: int = BLOCK,
 ) -> list[Bucket]:
     """Return buckets for the gradients of these parameters, in the order in which backward will fill them.
 
@@ -106,12 +113,13 @@ def make_buckets(
         extra: the number of extra elements, float32 or float64, after the last bucket's members.
         exact: whether float32 and float64 sums are exact and go to all ranks. Otherwise the extra elements get a bucket of
             their own.
+        step: equal parts of ranks are multiples of so many elements, except in the bucket of the extra elements.
     """
     groups = _groups(params, order, trained, *limits)
     wide = [k for k, (kind, _) in enumerate(groups) if kind[3] and kind[1] in (torch.float32, torch.float64)]
     carrier = groups.pop(wide[-1]) if wide and exact else ((params[0].device, torch.float32, None, False), [])
-    buckets = [_bucket(params, members, kind[:3], ranks, owners) for kind, members in groups]
-    return [*buckets, _bucket(params, carrier[1], carrier[0][:3], ranks, owners, extra)]
+    buckets = [_bucket(params, members, kind[:3], ranks, owners, step) for kind, members in groups]
+    return [*buckets, _bucket(params, carrier[1], carrier[0][:3], ranks, owners, BLOCK, extra)]
 
 
 def _groups(
@@ -143,6 +151,7 @@ def _bucket(
     kind: tuple[torch.device, torch.dtype, torch.dtype | None],
     ranks: int,
     owners: Sequence[int] | None,
+    step: int,
     extra: int = 0,
 ) -> Bucket:
     """Return a bucket for the gradients of these parameters; `kind` is device, gradient dtype and parameter dtype."""
@@ -151,14 +160,14 @@ def _bucket(
     starts, bounds, end = {}, [0], 0
     for part in parts:
         for i in part:
-            step = BLOCK if params[i].numel() >= PACK_FROM else ALIGNMENT
-            starts[i] = end = -(-end // step) * step
+            alignment = BLOCK if params[i].numel() >= PACK_FROM else ALIGNMENT
+            starts[i] = end = -(-end // alignment) * alignment
             end += params[i].numel()
         end = -(-end // BLOCK) * BLOCK
         bounds.append(end)
     last = max((starts[i] + params[i].numel() for i in members), default=0)
     if owners is None or extra:
-        length = -(-(last + extra) // (ranks * BLOCK)) * BLOCK
+        length = -(-(last + extra) // (ranks * step)) * step
         bounds = [rank * length for rank in range(ranks + 1)]
     flat = torch.zeros(bounds[-1], dtype=dtype, device=device)
     bucket = Bucket(flat, bounds, weight_dtype)
@@ -262,7 +271,8 @@ class GradientBuckets:
             parts, also inside parameters.
         reducer: a function that is called with each bucket and returns an object, such as `CompressedAllReduce`, that
             replaces the all-reduce: its `start(flat)` starts the sum and returns a handle, whose `advance()` is called until
-            it returns True. None for a plain all-reduce.
+            it returns True. If it has `scatters`, `start(flat, shard)` writes this rank's part only. None for a plain sum.
+        step: with `scatter`, equal parts of ranks are multiples of so many elements.
 
     Attributes:
         group: the process group.
@@ -294,6 +304,7 @@ class GradientBuckets:
         scatter: bool = False,
         owners: Sequence[int] | None = None,
         reducer: Callable[[Bucket], Any] | None = None,
+        step: int = BLOCK,
     ) -> None:
         self.params = list(params)
         self.names = [str(i) for i in range(len(self.params))] if names is None else list(names)
@@ -321,7 +332,7 @@ class GradientBuckets:
         self._next = 0  # the bucket to be started next
         self._scatter, self._owners = scatter, owners
         self._limits = integer("bucket_bytes", bucket_bytes, low=1), integer("first_bucket_bytes", first_bucket_bytes, low=1)
-        self._reducer = reducer
+        self._reducer, self._step = reducer, step
         self._order: list[int] = []  # parameters in the order in which their gradients arrived, until buckets are made
         self._accumulating = 0
         self._lock = threading.Lock()
@@ -389,6 +400,26 @@ class GradientBuckets:
         self._end_round()
         return counts
 
+    @torch.no_grad()
+    def put_sums_back(self, indices: Collection[int]) -> bool:
+        """Replace gradients by this rank's part of their last sums, and zeros elsewhere, so that they sum to the same again.
+
+        Returns:
+            True; False, and nothing is done, if sums have replaced the gradients on all ranks already.
+        """
+        summed = [bucket for bucket in self.buckets if bucket.extra is None]
+        if any(bucket.shard is None or _is_view(bucket.shard, bucket.flat) for bucket in summed):
+            return False
+        for bucket in summed:
+            low, high = bucket.bounds[self.rank : self.rank + 2]
+            for member in bucket.members:
+                if member.param in indices:
+                    member.room.zero_()
+                    start, stop = max(member.start, low), min(member.start + member.size, high)
+                    if start < stop:
+                        bucket.flat[start:stop] = bucket.shard[start - low : stop - low]  # type: ignore[index]
+        return True
+
     def discard(self) -> None:
         """End a round without using its gradients, after a backward pass that no step follows. To be called on all ranks.
 
@@ -416,13 +447,14 @@ class GradientBuckets:
         ranks, extra = self.ranks, n + len(self.flag_slots)
         exact = not self._scatter and self._reducer is None
         params = self.params, self.plan[:n], self.plan[n:]
-        made = make_buckets(*params, self._limits, ranks, self._owners, extra=extra, exact=exact)
+        made = make_buckets(*params, self._limits, ranks, self._owners, extra=extra, exact=exact, step=self._step)
         for bucket in made:
             if self._reducer is not None and bucket.extra is None:
                 bucket.reducer, bucket.gaps = self._reducer(bucket), [gap for gap in gaps_of(bucket) if gap.numel()]
             if self._scatter and bucket.extra is None:
                 part = bucket.flat[bucket.bounds[rank] : bucket.bounds[rank + 1]]
-                bucket.shard = torch.zeros_like(part) if bucket.reducer is None else part
+                in_place = bucket.reducer is not None and not bucket.reducer_scatters
+                bucket.shard = part if in_place else torch.zeros_like(part)
         self.buckets, self._order = made, []
         by_param = {member.param: (bucket, member) for bucket in made for member in bucket.members}
         self._members = [by_param[i] for i in range(n)]
@@ -554,7 +586,7 @@ class GradientBuckets:
         The sum is written to `bucket.shard` if the bucket is reduce-scattered, else to `bucket.flat`.
         """
         if bucket.reducer is not None:
-            return bucket.reducer.start(bucket.flat)
+            return bucket.reducer.start(*([bucket.flat, bucket.shard] if bucket.reducer_scatters else [bucket.flat]))
         if bucket.shard is None:
             return dist_utils.all_reduce(bucket.flat, group=self.group, async_op=True)
         if self.native(bucket):
@@ -609,6 +641,10 @@ class GradientBuckets:
 def _on_gradient(buckets: Any, i: int, _: torch.Tensor) -> None:
     if (alive := buckets()) is not None:
         alive.on_gradient(i)
+
+
+def _is_view(part: torch.Tensor, whole: torch.Tensor) -> bool:
+    return part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
 
 
 def _remove(hooks: dict[int, Any]) -> None:

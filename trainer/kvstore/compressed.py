@@ -38,24 +38,30 @@ def check_compression(compression_params: Any) -> None:
 def choice_of(compression_params: Any) -> Any:
     """Return the plugin function that chooses the compression if the type asks for one, such as "auto"; else None.
 
-    The function is called on all ranks with the parameters and the process group. It returns `compression_params`, equal
-    on all ranks, or None for no compression.
+    The function is called on all ranks with the parameters, the process group, and whether updates are sharded
+    (`update_on_kvstore`). It returns `compression_params`, equal on all ranks, or None for no compression.
     """
     kind = compression_params.get("type") if isinstance(compression_params, Mapping) else None
     return plugins.load("tristep.compression_choices", kind) if isinstance(kind, str) else None
 
 
 def compressed_sum(
-    bucket: Bucket, compression_params: Mapping[str, Any], group: Any, engine: str | None
+    bucket: Bucket, compression_params: Mapping[str, Any], group: Any, engine: str | None, scatter: bool = False
 ) -> CompressedAllReduce:
-    """Return the compressed all-reduce for a bucket; the other arguments have the meaning they have in `AllReduceSync`."""
+    """Return the compressed sum of a bucket.
+
+    Args:
+        bucket: the bucket.
+        compression_params, group, engine: the arguments of `AllReduceSync`.
+        scatter: whether a rank needs the sum of its own part only.
+    """
     first, *gaps = gaps_of(bucket)
     shapes = [first.shape]
     for member, gap in zip(bucket.members, gaps, strict=True):
         shapes += [member.view.shape if member.view.is_contiguous() else member.room.shape, gap.shape]
-    return CompressedAllReduce(
-        compression_params, bucket.flat.numel(), shapes, device=bucket.flat.device, group=group, engine=engine
-    )
+    parts = bucket.parts if scatter else None
+    where = {"device": bucket.flat.device, "group": group, "engine": engine}
+    return CompressedAllReduce(compression_params, bucket.flat.numel(), shapes, **where, parts=parts)
 
 
 def residuals_of(buckets: GradientBuckets) -> Residuals:

@@ -21,17 +21,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ...kernels import Rule, storage
+from ...kernels import Rule, compress, storage
 from ...kernels.guards import copy_all
 from ...kernels.layouts import compute_dtype, is_dense, widest
 from ...kernels.metrics import MetricsBuffer
 from ...kernels.states import master_like
 from .. import checkpoint, dist_utils
+from ..compression import create_compressor
 from ..optimizer import MultiOptimizer, RuleOptimizer, Updater
 from ..optimizer.plan import HyperRows, MultiPlan, Plan
 from ..optimizer.states import MASTER, State, current_state
 from .allreduce import AllReduceSync
-from .buckets import Bucket, GradientBuckets
+from .buckets import BLOCK, Bucket, GradientBuckets
 from .compressed import use_saved_plan
 from .partition import (
     can_cut,
@@ -105,7 +106,11 @@ class ZeroSync(AllReduceSync):
         self.updater.control = self._control
         self._strides = [param.stride() for param in params]
         owners = None if self._cuts else owners_of(costs_of(optimizer, params), self.num_replicas)
-        return GradientBuckets(params, self._names, self.group, scatter=True, owners=owners, reducer=reducer)  # type: ignore[arg-type]
+        compression: Any = self._compression_params
+        # With parts of whole tiles all messages are encoded in one launch.
+        in_tiles = reducer is not None and create_compressor(compression).exchange == "all_to_all"
+        options: dict[str, Any] = {"owners": owners, "reducer": reducer, "step": compress.TILE if in_tiles else BLOCK}
+        return GradientBuckets(params, self._names, self.group, scatter=True, **options)  # type: ignore[arg-type]
 
     @torch.no_grad()
     def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
