@@ -71,6 +71,14 @@ def test_json_has_the_rows_of_estimate_cost(capsys):
         assert printed["step"] == row.step
 
 
+def test_rows_of_compression_are_of_the_all_reduce_or_of_sharded_updates(capsys):
+    for option, update in (([], False), (["--update-on-kvstore"], True)):
+        assert main(["cost", "--params", "1e6", "--gpus", "4", "--link", "eth100", "--json", *option]) == 0
+        *_, last = json.loads(capsys.readouterr().out)["strategies"]
+        expected = f"kvstore='dist_sync', update_on_kvstore={update}, compression_params={{'type': 'powersgd', 'rank': 4}}"
+        assert last["kvstore"] == expected
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
