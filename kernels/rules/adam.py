@@ -6,8 +6,17 @@ from .common import clipped, decayed_before_clip, weighted
 
 @jit
 def moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2):
-    """Return the new exponential averages of the gradient and of its square."""
+    """Return the new exponential averages of the gradient and of its square.
+
+    The square is computed from left to right, so that it overflows only where the average does, as in torch.
+    """
     return beta1 * mean + one_minus_beta1 * g, beta2 * var + one_minus_beta2 * g * g
+
+
+@jit
+def corrected_root(var, correction, epsilon):
+    """Return sqrt(correction var) + epsilon; the product of the roots does not overflow where `var` does not."""
+    return tl.sqrt(correction) * tl.sqrt(var) + epsilon
 
 
 @rule(nonnegative=("var",))
@@ -79,7 +88,7 @@ def nadam(w, g, state, hyper):
     ) = hyper  # fmt: skip
     g = decayed_before_clip(w, g, wd, clip)
     mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
-    step = (of_gradient * g + of_mean * mean) / (tl.sqrt(correction2 * var) + epsilon)
+    step = (of_gradient * g + of_mean * mean) / corrected_root(var, correction2, epsilon)
     return w - (lr * step + weighted(decay, w)), (mean, var)
 
 

@@ -32,6 +32,19 @@ def norm_of(square):
     return tl.sqrt(square * tl.where(small, 18446744073709551616.0, 1.0)) * tl.where(small, 2.3283064365386963e-10, 1.0)
 
 
+@jit
+def squares(x):
+    """Return x^2 and (2^-64 x)^2, whose sums `norm_of_both` takes: a sum of the first overflows for norms above 1.8e19."""
+    small = x * 5.421010862427522e-20
+    return x * x, small * small
+
+
+@jit
+def norm_of_both(square, small_square):
+    """Return the norm from the two sums of `squares`. Each comparison is false for NaN."""
+    return tl.where(square <= 3e38, norm_of(square), tl.sqrt(small_square) * 18446744073709551616.0)
+
+
 @reduction(scope="global")
 def total_square(w, g, state, hyper):
     """Sum of squares of the gradient over all tensors."""

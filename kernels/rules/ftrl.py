@@ -1,6 +1,7 @@
 """Rules that rebuild the weight from a sum: Ftrl and FTML."""
 
 from ..language import rule, tl
+from .adam import corrected_root
 from .common import clipped, decayed_before_clip, sign
 
 
@@ -27,6 +28,6 @@ def ftml(w, g, state, hyper):
     wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, scale, correction2 = hyper
     g = decayed_before_clip(w, g, wd, clip)
     v = beta2 * v + one_minus_beta2 * g * g
-    new_d = scale * (tl.sqrt(v * correction2) + epsilon)
+    new_d = scale * corrected_root(v, correction2, epsilon)
     z = beta1 * z + one_minus_beta1 * g - (new_d - beta1 * d) * w
     return -z / new_d, (new_d, v, z)

@@ -1,8 +1,8 @@
 """Rules that scale the step by norms of the whole tensor: LARS, LAMB, LANS."""
 
 from ..language import jit, reduction, rule, tl
-from .adam import moments
-from .common import clipped, norm_of, weighted
+from .adam import corrected_root, moments
+from .common import clipped, norm_of, norm_of_both, squares, weighted
 from .sgd import sgd, sgd_momentum
 
 
@@ -14,42 +14,43 @@ def ratio(above, below):
 
 
 @reduction
-def squares(w, g, state, hyper):
+def weight_and_gradient(w, g, state, hyper):
     """Sum the squares of the weight and of the gradient."""
-    return w * w, g * g
+    square, small_square = squares(g)
+    return w * w, square, small_square
 
 
 @jit
-def lars_factor(w2, g2, wd, eta, epsilon, scaled):
+def lars_factor(w2, g2, small_g2, wd, eta, epsilon, scaled):
     """Return eta |w| / (|g| + wd |w| + epsilon), or 1 if a norm is zero or `scaled` is 0."""
     w_norm = norm_of(w2)
-    factor = eta * w_norm / tl.where(g2 > 0.0, norm_of(g2) + weighted(wd, w_norm) + epsilon, 1.0)
+    factor = eta * w_norm / tl.where(g2 > 0.0, norm_of_both(g2, small_g2) + weighted(wd, w_norm) + epsilon, 1.0)
     return tl.where((scaled > 0.0) & (w2 > 0.0) & (g2 > 0.0), factor, 1.0)
 
 
-@rule(reduction=squares)
+@rule(reduction=weight_and_gradient)
 def lars(w, g, state, hyper, sums):
     """SGD at the rate lr eta |w| / (|g| + wd |w| + epsilon) of each tensor. You, Gitman & Ginsburg (2017), alg. 1."""
     lr, wd, clip, eta, epsilon, scaled = hyper
-    w2, g2 = sums
-    w, _ = sgd(w, g, (), (lr * lars_factor(w2, g2, wd, eta, epsilon, scaled), wd, clip))
+    w2, g2, small_g2 = sums
+    w, _ = sgd(w, g, (), (lr * lars_factor(w2, g2, small_g2, wd, eta, epsilon, scaled), wd, clip))
     return w, state
 
 
-@rule(reduction=squares)
+@rule(reduction=weight_and_gradient)
 def lars_momentum(w, g, state, hyper, sums):
     """SGD with momentum, at the rate of each tensor that `lars` uses."""
     (mom,) = state
     lr, wd, clip, momentum, eta, epsilon, scaled = hyper
-    w2, g2 = sums
-    return sgd_momentum(w, g, (mom,), (lr * lars_factor(w2, g2, wd, eta, epsilon, scaled), wd, clip, momentum))
+    w2, g2, small_g2 = sums
+    return sgd_momentum(w, g, (mom,), (lr * lars_factor(w2, g2, small_g2, wd, eta, epsilon, scaled), wd, clip, momentum))
 
 
 @jit
 def direction(w, g, mean, var, wd, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2):
     """Return Adam's direction plus wd w, and the new averages; the corrections are 1 / (1 - beta^t)."""
     mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
-    return correction1 * mean / (tl.sqrt(correction2 * var) + epsilon) + weighted(wd, w), mean, var
+    return correction1 * mean / corrected_root(var, correction2, epsilon) + weighted(wd, w), mean, var
 
 
 @reduction
@@ -90,25 +91,34 @@ def gradient_square(w, g, state, hyper):
 
 @jit
 def lans_directions(
-    w, g, mean, var, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, g2
+    w, g, mean, var, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, norm
 ):
     """Return the directions of the average and of the normalised gradient, and the new averages."""
-    g = clipped(g / tl.where(g2 == 0.0, 1.0, norm_of(g2)), clip)
+    g = clipped(g / tl.where(norm == 0.0, 1.0, norm), clip)
     mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
-    root = tl.sqrt(correction2 * var) + epsilon
+    root = corrected_root(var, correction2, epsilon)
     return correction1 * mean / root + weighted(wd, w), g / root + weighted(wd, w), mean, var
 
 
-@reduction(reduction=gradient_square)
+@reduction
+def gradient_squares(w, g, state, hyper):
+    """Sum the squares of the gradient, for `norm_of_both`."""
+    square, small_square = squares(g)
+    return square, small_square
+
+
+@reduction(reduction=gradient_squares)
 def lans_squares(w, g, state, hyper, sums):
     """Sum the squares of the weight, of both directions, and of the gradient, which the rule needs too."""
     mean, var = state
     wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2 = hyper
-    (g2,) = sums
+    g2, small_g2 = sums
     a, b, mean, var = lans_directions(
-        w, g, mean, var, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, g2
-    )
-    return w * w, a * a, b * b, g * g
+        w, g, mean, var, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2,
+        norm_of_both(g2, small_g2),
+    )  # fmt: skip
+    square, small_square = squares(g)
+    return w * w, a * a, b * b, square, small_square
 
 
 @rule(reduction=lans_squares, nonnegative=("var",))
@@ -122,10 +132,11 @@ def lans(w, g, state, hyper, sums):
         lr, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, lower_bound,
         upper_bound,
     ) = hyper  # fmt: skip
-    w2, a2, b2, g2 = sums
+    w2, a2, b2, g2, small_g2 = sums
     a, b, mean, var = lans_directions(
-        w, g, mean, var, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, g2
-    )
+        w, g, mean, var, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2,
+        norm_of_both(g2, small_g2),
+    )  # fmt: skip
     norm = tl.minimum(tl.maximum(norm_of(w2), lower_bound), upper_bound)
     norm = norm * norm
     return w - lr * (beta1 * ratio(norm, a2) * a + one_minus_beta1 * ratio(norm, b2) * b), (mean, var)

@@ -32,15 +32,16 @@ def averages(
     """Return the new averages of rows, of columns and of single elements. Shazeer & Stern (2018), alg. 4.
 
     Args:
-        square: the squares to average, [n, ...].
+        square: the squares to average, multiplied by `new`, [n, ...]. Multiply a factor first: the square may overflow.
         row, column, var: the old averages, in the shapes that `factored` returns.
-        new: the share of `square` in the new averages, 0 to 1.
+        new: the share of the squares in the new averages, 0 to 1.
         added: number added to each square.
     """
+    added *= new
     if square.dim() < 3:
-        return row, column, (1.0 - new) * var + new * (square + added)  # torch.lerp would make NaN of an infinite square
-    row = (1.0 - new) * row + new * (square.mean(dim=-1, keepdim=True) + added)
-    column = (1.0 - new) * column + new * (square.mean(dim=-2, keepdim=True) + added)
+        return row, column, (1.0 - new) * var + (square + added)  # torch.lerp would make NaN of an infinite square
+    row = (1.0 - new) * row + (square.mean(dim=-1, keepdim=True) + added)
+    column = (1.0 - new) * column + (square.mean(dim=-2, keepdim=True) + added)
     return row, column, var
 
 
@@ -77,7 +78,7 @@ def adafactor(w, g, state, hyper):
     row, column, var = state
     lr, decay, clip, new, epsilon1, epsilon2, limit = hyper
     g = limited(g, clip)
-    step = g * g
+    step = (g * new).mul_(g)
     row, column, var = averages(step, row, column, var, new)
     if w.dim() < 3:
         step.copy_(var)
@@ -105,7 +106,7 @@ def came(w, g, state, hyper):
     mean, row, column, var, unstable_row, unstable_column, unstable_var = state
     lr, decay, clip, beta1, one_minus_beta1, one_minus_beta2, one_minus_beta3, epsilon1, epsilon2, limit = hyper
     g = limited(g, clip)
-    step = g * g
+    step = (g * one_minus_beta2).mul_(g)
     row, column, var = averages(step, row, column, var, one_minus_beta2, epsilon1)
     over_root(g, row, column, var, out=step)
     step.div_((rms(step) / limit).clamp(min=1.0))
@@ -113,7 +114,7 @@ def came(w, g, state, hyper):
     if w.dim() < 3:
         step.copy_(mean)
     else:
-        step.sub_(mean).square_()
+        step.sub_(mean).square_().mul_(one_minus_beta3)  # at most the number of elements
         unstable_row, unstable_column, unstable_var = averages(
             step, unstable_row, unstable_column, unstable_var, one_minus_beta3, epsilon2
         )

@@ -4,8 +4,8 @@
 """
 
 from ..language import jit, reduction, rule, tl
-from .adam import moments
-from .common import clipped, norm_of, sign, weighted
+from .adam import corrected_root, moments
+from .common import clipped, norm_of, norm_of_both, sign, squares, weighted
 
 
 @rule
@@ -45,7 +45,7 @@ def adan(w, g, state, hyper):
     change = beta2 * change + one_minus_beta2 * difference
     looked_ahead = g + beta2 * difference
     square = beta3 * square + one_minus_beta3 * looked_ahead * looked_ahead
-    step = (correction1 * mean + beta2 * correction2 * change) / (tl.sqrt(correction3 * square) + epsilon)
+    step = (correction1 * mean + beta2 * correction2 * change) / corrected_root(square, correction3, epsilon)
     return (w - lr * step) / (1.0 + decay), (mean, change, square, g)
 
 
@@ -60,7 +60,7 @@ def ademamix(w, g, state, hyper):
     g = clipped(g, clip)
     fast, var = moments(g, fast, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
     slow = beta3 * slow + one_minus_beta3 * g
-    step = (correction1 * fast + alpha * slow) / (tl.sqrt(correction2 * var) + epsilon)
+    step = (correction1 * fast + alpha * slow) / corrected_root(var, correction2, epsilon)
     return w - (lr * step + weighted(decay, w)), (fast, slow, var)
 
 
@@ -71,7 +71,7 @@ def grams(w, g, state, hyper):
     lr, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2 = hyper
     g = clipped(g, clip)
     mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
-    size = tl.abs(correction1 * mean) / (tl.sqrt(correction2 * var) + epsilon)
+    size = tl.abs(correction1 * mean) / corrected_root(var, correction2, epsilon)
     return w - (lr * (sign(g) * size) + weighted(decay, w)), (mean, var)
 
 
@@ -115,7 +115,8 @@ def surprise(w, g, state, hyper):
     clip, beta2, one_minus_beta2, epsilon = hyper
     g = clipped(g, clip)
     _, var = moments(g, 0.0, var, 0.0, 0.0, beta2, one_minus_beta2)
-    return g * g / tl.maximum(var, epsilon * epsilon), 1.0
+    relative = g / tl.maximum(tl.sqrt(var), epsilon)  # squared last, because the square of `g` may overflow
+    return relative * relative, 1.0
 
 
 @rule(reduction=surprise, nonnegative=("var",))
@@ -143,8 +144,8 @@ def corrected_square(w, g, state, hyper):
     """Sum the squares of the corrected gradient."""
     (previous,) = state
     clip, gamma = hyper
-    c = corrected(clipped(g, clip), previous, gamma)
-    return (c * c,)
+    square, small_square = squares(corrected(clipped(g, clip), previous, gamma))
+    return square, small_square
 
 
 @rule(reduction=corrected_square, nonnegative=("var",))
@@ -157,11 +158,11 @@ def mars(w, g, state, hyper, sums):
     (
         lr, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, gamma,
     ) = hyper  # fmt: skip
-    (c2,) = sums
+    square, small_square = sums
     g = clipped(g, clip)
-    c = corrected(g, previous, gamma) / tl.maximum(tl.sqrt(c2), 1.0)
+    c = corrected(g, previous, gamma) / tl.maximum(norm_of_both(square, small_square), 1.0)
     mean, var = moments(c, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
-    step = correction1 * mean / (tl.sqrt(correction2 * var) + epsilon)
+    step = correction1 * mean / corrected_root(var, correction2, epsilon)
     return w - (lr * step + weighted(decay, w)), (mean, var, g)
 
 

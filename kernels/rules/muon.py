@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..language import TensorRule, rule, tensor_rule
+from ..layouts import widest
 from .adam import adamw
 from .common import limited
 from .costs import newton_schulz_cost
@@ -104,7 +105,9 @@ def orthogonalized(
         x = x.mT
     if len(x) == 1:  # torch multiplies a large matrix faster outside of a stack
         x = x[0]
-    x.div_(torch.linalg.matrix_norm(x, keepdim=True).clamp(min=epsilon))
+    # Squared in float64, because in float32 the norm would be infinite above 1.8e19 and 0 below 1e-22.
+    norm = torch.linalg.matrix_norm(x, keepdim=True, dtype=widest(x.device)).to(x.dtype)
+    x.div_(norm.clamp(min=epsilon))
     iterate = iterated_on_gram if gram else iterated
     x = iterate(x.half() if half else x, triples)
     return (x.mT if turned else x).view(matrices.shape)

@@ -16,9 +16,22 @@ def average(old, new, gamma1, one_minus_gamma1):
 
 
 @jit
-def over_root(g, variance, epsilon, epsilon_outside):
+def average_square(old, g, gamma1, one_minus_gamma1):
+    """Return the new average of squares; from left to right a square overflows only where the average does, as in torch."""
+    return gamma1 * old + one_minus_gamma1 * g * g
+
+
+@jit
+def variance(n, mean):
+    """Return n - mean^2; infinite, not NaN, where both have overflowed."""
+    square = mean * mean
+    return n - tl.where(square - square == 0.0, square, 0.0)
+
+
+@jit
+def over_root(g, mean_square, epsilon, epsilon_outside):
     """Return the gradient divided by its running root mean square."""
-    return g / (tl.sqrt(variance + epsilon) + epsilon_outside)
+    return g / (tl.sqrt(mean_square + epsilon) + epsilon_outside)
 
 
 @rule(nonnegative=("n",))
@@ -27,7 +40,7 @@ def rmsprop(w, g, state, hyper):
     (n,) = state
     lr, wd, clip, gamma1, one_minus_gamma1, epsilon, epsilon_outside, clip_weights = hyper
     g = decayed_before_clip(w, g, wd, clip)
-    n = average(n, g * g, gamma1, one_minus_gamma1)
+    n = average_square(n, g, gamma1, one_minus_gamma1)
     return clipped(w - lr * over_root(g, n, epsilon, epsilon_outside), clip_weights), (n,)
 
 
@@ -37,7 +50,7 @@ def rmsprop_momentum(w, g, state, hyper):
     n, delta = state
     wd, clip, gamma1, one_minus_gamma1, gamma2, epsilon, epsilon_outside, of_gradient, of_delta, clip_weights = hyper
     g = decayed_before_clip(w, g, wd, clip)
-    n = average(n, g * g, gamma1, one_minus_gamma1)
+    n = average_square(n, g, gamma1, one_minus_gamma1)
     delta = gamma2 * delta + of_gradient * over_root(g, n, epsilon, epsilon_outside)
     return clipped(w + of_delta * delta, clip_weights), (n, delta)
 
@@ -48,9 +61,9 @@ def rmsprop_variance(w, g, state, hyper):
     n, mean = state
     lr, wd, clip, gamma1, one_minus_gamma1, epsilon, epsilon_outside, clip_weights = hyper
     g = decayed_before_clip(w, g, wd, clip)
-    n = average(n, g * g, gamma1, one_minus_gamma1)
+    n = average_square(n, g, gamma1, one_minus_gamma1)
     mean = average(mean, g, gamma1, one_minus_gamma1)
-    return clipped(w - lr * over_root(g, n - mean * mean, epsilon, epsilon_outside), clip_weights), (n, mean)
+    return clipped(w - lr * over_root(g, variance(n, mean), epsilon, epsilon_outside), clip_weights), (n, mean)
 
 
 @rule(full_precision=("n", "mean"), nonnegative=("n",))
@@ -59,7 +72,7 @@ def rmsprop_centered(w, g, state, hyper):
     n, mean, delta = state
     wd, clip, gamma1, one_minus_gamma1, gamma2, epsilon, epsilon_outside, of_gradient, of_delta, clip_weights = hyper
     g = decayed_before_clip(w, g, wd, clip)
-    n = average(n, g * g, gamma1, one_minus_gamma1)
+    n = average_square(n, g, gamma1, one_minus_gamma1)
     mean = average(mean, g, gamma1, one_minus_gamma1)
-    delta = gamma2 * delta + of_gradient * over_root(g, n - mean * mean, epsilon, epsilon_outside)
+    delta = gamma2 * delta + of_gradient * over_root(g, variance(n, mean), epsilon, epsilon_outside)
     return clipped(w + of_delta * delta, clip_weights), (n, mean, delta)

@@ -3,7 +3,8 @@
 Defazio et al. (2024), eq. 3-5. During training the weight is y; `toward` computes x from it.
 """
 
-from ..language import rule, tl
+from ..language import rule
+from .adam import corrected_root
 from .common import clipped, weighted
 
 
@@ -24,7 +25,7 @@ def schedule_free_adamw(w, g, state, hyper):
     lr, wd, clip, beta, beta2, one_minus_beta2, epsilon, correction2, share = hyper
     g = clipped(g, clip)
     var = beta2 * var + one_minus_beta2 * g * g
-    step = g / (tl.sqrt(correction2 * var) + epsilon) + weighted(wd, w)
+    step = g / corrected_root(var, correction2, epsilon) + weighted(wd, w)
     y = w + share * (z - w) - lr * (1.0 - beta * (1.0 - share)) * step
     return y, (z - lr * step, var)
 

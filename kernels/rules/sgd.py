@@ -70,9 +70,9 @@ def sign_sgd(w, g, state, hyper):
 
 
 @jit
-def delay(w, g, previous, lamda):
-    """Return the correction for the weight's move since `previous`; 0 if `lamda` is 0, also for non-finite numbers."""
-    return tl.where(lamda == 0.0, 0.0, lamda * g * g * (w - previous))
+def delay(w, g, previous, factor):
+    """Return the correction for the weight's move since `previous`; 0 if `factor` is 0, also for non-finite numbers."""
+    return tl.where(factor == 0.0, 0.0, factor * (w - previous) * g * g)
 
 
 @rule(full_precision=("previous",))
@@ -81,7 +81,7 @@ def dcasgd(w, g, state, hyper):
     (previous,) = state
     lr, wd, clip, lamda = hyper
     g = clipped(g, clip)
-    return w - lr * (g + weighted(wd, w) + delay(w, g, previous, lamda)), (w,)
+    return w - (lr * (g + weighted(wd, w)) + delay(w, g, previous, lr * lamda)), (w,)
 
 
 @rule(full_precision=("previous",))
@@ -90,7 +90,7 @@ def dcasgd_momentum(w, g, state, hyper):
     mom, previous = state
     lr, wd, clip, momentum, lamda = hyper
     g = clipped(g, clip)
-    mom = momentum * mom - lr * (g + weighted(wd, w) + delay(w, g, previous, lamda))
+    mom = momentum * mom - (lr * (g + weighted(wd, w)) + delay(w, g, previous, lr * lamda))
     return w + mom, (mom, w)
 
 

@@ -112,7 +112,7 @@ def rmsprop(w, g, state, h):
     return w._replace(value=clip(w.value, h.clip_weights)), [n]
 
 
-@row(ulps=3)
+@row(ulps=4)
 def rmsprop_momentum(w, g, state, h):
     # torch.optim.RMSprop with momentum; Tieleman & Hinton (2012)
     n, delta = state

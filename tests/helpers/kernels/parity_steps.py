@@ -202,7 +202,7 @@ class Step:
         if special is not None:
             for gradient in self.gradients:
                 gradient[:] = torch.tensor(special, dtype=gradient_dtype)
-        self.rule = rule
+        self.rule, self.ulps = rule, TABLE[rule.name].ulps
         self.hyper = [hyper_row(rule, i % len(HYPER), self.dtype) for i in range(len(shapes))]
         self.before = [tensor.clone() for tensor in [*self.weights, *self.gradients]]
 
@@ -252,7 +252,7 @@ class Step:
                     scale=result.scale,
                     slack=result.slack + (0.0 if spreads is None else spreads[i][k].numpy()),
                     arithmetic=self.dtype,
-                    ulps=TABLE[self.rule.name].ulps,
+                    ulps=self.ulps,
                     what=f"{name} of tensor {i}, {shape}",
                 )
             if self.masters is not None:

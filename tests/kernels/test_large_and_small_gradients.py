@@ -1,0 +1,73 @@
+"""Steps with gradients from denormal numbers to the largest of float32 are those of the oracles, in more digits.
+
+Left out are gradients from which a state follows that float32 cannot hold, such as AdaGrad's sum of squares from 1.8e19 on:
+`test_optim_large_gradients.py` compares those with torch, which has the same states.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from parity_steps import Step
+
+from tristep.kernels import TensorRule, rules
+
+F32 = torch.float32
+RULES = [getattr(rules, name) for name in rules.__all__]
+LARGE = (1e15, 1e18, 1e19, 2e19, 4e19, 1e20, 5e20, 1e22, 1e30, 1e36, 6e37)
+SMALL = (1e-15, 1e-30, 1e-38, 1e-42)
+LARGEST = {  # that the states of a rule can hold; of others the largest is that of `LARGE`
+    **dict.fromkeys(("adagrad", "group_adagrad", "ftrl", "novograd"), 1e18),  # these sum up squares without a factor
+    **dict.fromkeys(("rmsprop", "rmsprop_momentum", "rmsprop_variance", "rmsprop_centered", "adadelta"), 4e19),
+    **dict.fromkeys(("adafactor", "adopt", "dcasgd", "dcasgd_momentum", "sophia_curvature"), 1e19),
+    **dict.fromkeys(("came", "adan"), 4e19),
+    **dict.fromkeys(("adam", "adamw", "amsgrad", "nadam", "adabelief", "ademamix", "grams", "ftml", "lamb"), 1e20),
+    **dict.fromkeys(("schedule_free_adamw", "stable_adamw", "radam"), 1e20),
+}
+NORMS = ("lars", "lars_momentum", "lans", "ascent")  # of gradients, of float32 squares: below 1e-22 such a norm counts as 0
+FOUND_NAN = ("adafactor", "came", "ftml", "ftrl")  # the quotient of two states that have overflowed
+
+
+def _step(place, rule, size):
+    """A step with gradients of this size, which are not clipped, and with the bias correction of a first step."""
+    step = Step(place, rule, [(3, 4), (3, 4)] if isinstance(rule, TensorRule) else [(12,), (12,)], F32, F32)
+    rng = np.random.default_rng(3)
+    for gradient in step.gradients:
+        gradient[...] = place.tensor(rng.uniform(0.5, 1.0, gradient.shape) * rng.choice([-1, 1], gradient.shape) * size, F32)
+    for row, (beta1, beta2) in zip(step.hyper, ((0.9, 0.999), (0.8, 0.99)), strict=True):
+        replaced = {"clip": math.inf, "correction1": 1 / (1 - beta1), "correction2": 1 / (1 - beta2), "seen": 1.0}
+        row.update({name: float(np.float32(value)) for name, value in replaced.items() if name in row})
+    return step
+
+
+@pytest.mark.cover("rule", "place")
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_step_with_large_or_small_gradients_is_the_oracles(place, rule, oracles, ulps):
+    largest = LARGEST.get(rule.name, LARGE[-1])
+    for size in (*(size for size in LARGE if size <= largest), *(() if rule.name in NORMS else SMALL)):
+        step = _step(place, rule, size)
+        step.ulps += 2  # one term is all of a sum here, and that is several products
+        step.check(place, oracles[rule.name], ulps)
+        for tensor in (*step.weights, *(state for row in step.states for state in row)):
+            assert bool(tensor.isfinite().all())
+
+
+@pytest.mark.parametrize("name", ["lars", "lars_momentum", "lans"])
+def test_a_norm_below_1e22_counts_as_zero(place, name):
+    rule, new = getattr(rules, name), []
+    for size in (0.0, 1e-30):
+        step = _step(place, rule, size)
+        place.run(rule, step.weights, step.gradients, step.states, [[*row.values()] for row in step.hyper])
+        new.append(step.weights)
+    for zero, small in zip(*new, strict=True):
+        assert torch.equal(zero, small)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_where_a_state_overflows_the_weight_is_nan_in_four_rules_only(place, rule):
+    """Elsewhere it takes no step, or one of another size."""
+    step = _step(place, rule, 1e30)
+    place.run(rule, step.weights, step.gradients, step.states, [[*row.values()] for row in step.hyper])
+    found_nan = any(bool(weight.isnan().any()) for weight in step.weights)
+    assert found_nan == (rule.name in FOUND_NAN)
