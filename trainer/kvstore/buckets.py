@@ -407,7 +407,7 @@ class GradientBuckets:
         Returns:
             True; False, and nothing is done, if sums have replaced the gradients on all ranks already.
         """
-        summed = [bucket for bucket in self.buckets if bucket.extra is None]
+        summed = [bucket for bucket in self.buckets if bucket.members]
         if any(bucket.shard is None or _is_view(bucket.shard, bucket.flat) for bucket in summed):
             return False
         for bucket in summed:
