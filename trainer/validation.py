@@ -83,7 +83,13 @@ def boolean(name: str, value: Any) -> bool:
 
 
 def choice(
-    name: str, value: Any, allowed: Iterable[str], *, ignore_case: bool = False, other_names: Mapping[str, str] | None = None
+    name: str,
+    value: Any,
+    allowed: Iterable[str],
+    *,
+    ignore_case: bool = False,
+    other_names: Mapping[str, str] | None = None,
+    more: str = "",
 ) -> str:
     """Return `value`, or raise unless it is one of the `allowed` names.
 
@@ -93,20 +99,21 @@ def choice(
         allowed: the allowed names.
         ignore_case: return `value` in lower case.
         other_names: by names that other libraries use the allowed ones, for a hint.
+        more: a sentence for the end of the messages, on how to allow further names.
 
     Raises:
         TypeError: `value` is no string.
         ValueError: it is none of the allowed names.
     """
-    allowed = list(allowed)
+    allowed, more = list(allowed), more and f" {more}"
     if not isinstance(value, str):
-        raise TypeError(f"{name}={value!r}: must be a string, one of {', '.join(map(repr, allowed))}")
+        raise TypeError(f"{name}={value!r}: must be a string, one of {', '.join(map(repr, allowed))}{more and '.' + more}")
     if ignore_case:
         value = value.lower()
     if value not in allowed:
         meant = (other_names or {}).get(value)
         hint = f" Did you mean {meant!r}?" if meant else did_you_mean(value, allowed)
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}.{hint}")
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}.{hint}{more}")
     return value
 
 

@@ -55,9 +55,16 @@ class Candidate:
         return _made(self.kind, arguments)
 
     def about(self) -> dict[str, Any]:
-        """Return its settings as plain data, which `Store` compares with the settings of an earlier call."""
+        """Return its settings as plain data, which `Store` compares with the settings of an earlier call.
+
+        Raises:
+            TypeError: a schedule cannot be told from others: it has a function that is not registered, for instance.
+        """
         kind = self.kind.__name__ if isinstance(self.kind, type) else self.kind
-        return {"optimizer": _plain(kind), "fixed": _plain(self.fixed), "searched": _plain(self.ranges)}
+        try:
+            return {"optimizer": _plain(kind), "fixed": _plain(self.fixed), "searched": _plain(self.ranges)}
+        except TypeError as error:
+            raise TypeError(f"optimizers[{self.name!r}] with a folder: {error}") from None
 
 
 def candidates_of(optimizers: Any, one_more: bool = True) -> list[Candidate]:

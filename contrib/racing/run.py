@@ -130,7 +130,8 @@ def race(
 
     plan = Plan(make_model, loss, data, eval_data, steps, every, engine)
     settings: dict[str, Any] = {"steps": steps, "every": every, "held-out data": eval_data is not None}
-    settings["optimizers"] = {candidate.name: candidate.about() for candidate in candidates}
+    if place is not None:  # otherwise a schedule need not be one that can be saved
+        settings["optimizers"] = {candidate.name: candidate.about() for candidate in candidates}
     settings |= plan.first_losses(TUNING)
     store = Store(place, settings)
     points = [candidate.points(trials) for candidate in candidates]

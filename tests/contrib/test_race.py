@@ -11,6 +11,7 @@ from torch import nn
 
 from tristep.contrib.racing.candidates import candidates_of
 from tristep.contrib.racing.training import SeededBatches
+from tristep.lr_scheduler import FunctionScheduler, LRScheduler
 
 pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
 
@@ -192,6 +193,29 @@ def test_a_folder_of_another_race_is_refused(changed, said, tmp_path):
     with pytest.raises(ValueError, match=said):
         raced(**settings | changed)
     assert {path.name: path.read_bytes() for path in settings["folder"].iterdir()} == kept
+
+
+@pytest.mark.sample(1)
+def test_a_schedule_that_cannot_be_saved_races_without_a_folder_only(tmp_path):
+    """A schedule of one's own class, which is not registered, races with both."""
+
+    class Halved(LRScheduler):
+        def __call__(self, num_update):
+            return self.base_lr / 2
+
+    settings = {"steps": 4, "trials": 1, "seeds": 1}
+    folder = {"folder": tmp_path / "race"}
+    unsaved = {"sgd": {"lr_scheduler": FunctionScheduler(lambda n: 0.5)}}
+    plain = raced({"sgd": {"lr_scheduler": Halved()}}, **settings, **folder)
+    again = raced({"sgd": {"lr_scheduler": Halved()}}, **settings, **folder)
+    np.testing.assert_array_equal(again.losses, plain.losses)
+    np.testing.assert_array_equal(raced(unsaved, **settings).losses, plain.losses)
+    folder["folder"] = tmp_path / "other"
+    with pytest.raises(
+        TypeError, match=r"optimizers\['sgd'\] with a folder: function of FunctionScheduler=.* @register above"
+    ):
+        raced(unsaved, **settings, **folder)
+    assert not folder["folder"].exists()
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

@@ -79,6 +79,10 @@ def test_what_cannot_be_drawn_is_refused(make, message):
     [
         (lambda: Panel("step", Axis("y", 0, 1), []), "Panel: x='step' must be an Axis"),
         (lambda: Panel(Axis("x", 0, 1), Axis("y", 0, 1), Line([0], [0])), "Panel: layers=Line.* must be a list of layers"),
+        (
+            lambda: Panel(Axis("x", 0, 1), Axis("y", 0, 1), [type("Dashed", (Line,), {})([0], [0])]),
+            "Panel: layers has a Dashed, which no renderer draws: there are Line, Band, .* Text",
+        ),
         (lambda: Scene(Panel(Axis("x", 0, 1), Axis("y", 0, 1), [])), "Scene: panels=Panel.* must be a list of Panels"),
     ],
 )

@@ -48,6 +48,7 @@ class Ranks:
 
     Raises:
         ValueError: the trainer's store has processes that are at different steps.
+        TypeError: the trainer's store cannot save its states.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -58,6 +59,7 @@ class Ranks:
                 f"checkpoints with a store of type {sync.store.type!r} are not supported, as its processes are at different "
                 "steps: use kvstore='dist_sync', or save weights and states by yourself"
             )
+        sync.check_saves()
         self._group = sync.group if sync.in_step else None  # None means all processes in torch.distributed
         self.rank, self.count = (dist.get_rank(self._group), dist.get_world_size(self._group)) if together else (0, 1)
         self.alone, self._trainer = not together, trainer

@@ -26,7 +26,8 @@ class Compressor(abc.ABC):
 
     A subclass defines `encode` and `decode`; marked with `register_compressor` it is used for
     `compression_params={"type": ...}`, whose other entries are the arguments of its `__init__`. The caller does the error
-    feedback: it adds the part of the values that a message leaves out, the residual, to the next values.
+    feedback: it adds the part of the values that a message leaves out, the residual, to the next values. Residuals are saved
+    with a trainer's states, attributes of a compressor are not: what changes with the steps overrides `encode_step`.
 
     Attributes:
         registry: the registered classes by type.
@@ -123,7 +124,12 @@ class Compressor(abc.ABC):
 
 
 Compressor.registry = Registry(
-    "compressor", Compressor, ignore_case=False, group="tristep.compressors", own_name=lambda klass: klass.named().type
+    "compressor",
+    Compressor,
+    hint="A class of your own needs @tristep.kvstore.register_compressor",
+    ignore_case=False,
+    group="tristep.compressors",
+    own_name=lambda klass: klass.named().type,
 )
 register_compressor = Compressor.register
 
@@ -158,7 +164,8 @@ def create_compressor(compression_params: Mapping[str, Any]) -> Compressor:
     kind = compression_params["type"]
     klass = registry.find(kind) if isinstance(kind, str) else None
     if klass is None:
-        klass = registry[choice(option_name("type"), kind, registry.names(), other_names=_OTHER_NAMES)]
+        names = registry.names()
+        klass = registry[choice(option_name("type"), kind, names, other_names=_OTHER_NAMES, more=registry.hint)]
     parameters = inspect.signature(klass).parameters.values()
     options = ["type", "error_feedback", *(each.name for each in parameters if each.kind is not each.VAR_KEYWORD)]
     for key in compression_params:

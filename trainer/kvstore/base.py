@@ -222,7 +222,9 @@ def _missing(store: KVStore, method: str) -> NotImplementedError:
     return NotImplementedError(f"a store of type {store.type or type(store).__name__!r} does not define {method}()")
 
 
-KVStore.kv_registry = Registry("store", KVStore, group="tristep.stores")
+KVStore.kv_registry = Registry(
+    "store", KVStore, hint="A class of your own needs @tristep.kvstore.register", group="tristep.stores"
+)
 KVStoreBase = KVStore
 register = KVStore.register
 

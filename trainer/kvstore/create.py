@@ -52,8 +52,8 @@ def create(name: str = "local", *, timeout: float | None = None) -> KVStore:
     kind = name.lower()
     klass = _class_of(kind)
     if klass is None:
-        names = _known_names()
-        raise ValueError(f"name={name!r}: must be one of {', '.join(map(repr, names))}.{did_you_mean(kind, names)}")
+        names, hint = _known_names(), KVStore.kv_registry.hint
+        raise ValueError(f"name={name!r}: must be one of {', '.join(map(repr, names))}.{did_you_mean(kind, names)} {hint}")
     return klass.open(kind, timeout)
 
 
@@ -108,7 +108,7 @@ def check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, r
             raise TypeError(f"kvstore={kvstore!r}: must be None or a name, one of {listed}; or a KVStore")
         asked, kvstore = _class_of(kvstore.lower()), kvstore.lower()
         if asked is None:
-            choice("kvstore", kvstore, _known_names(), ignore_case=True)
+            choice("kvstore", kvstore, _known_names(), ignore_case=True, more=KVStore.kv_registry.hint)
     if update_on_kvstore is not None:
         boolean("update_on_kvstore", update_on_kvstore)
     if compression_params is not None:

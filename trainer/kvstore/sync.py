@@ -139,6 +139,9 @@ class GradientSync:
         """Return `Updater.total()` of the last update, equal in all processes; None if `updates` is False."""
         return None
 
+    def check_saves(self) -> None:
+        """Raise TypeError if the store has states that it cannot save or load."""
+
     def state_dict(self) -> dict[str, Any] | None:
         """Return the states of whole parameters by name, in the form of `checkpoint.collect`; None if `updates` is False."""
         return None
@@ -292,9 +295,18 @@ class KVStoreSync(GradientSync):
             super().use_control(control)
         self._control = control
 
+    def check_saves(self) -> None:
+        needed = ("save_optimizer_states", "load_optimizer_states") if self.updates else ()
+        if missing := [name for name in needed if getattr(type(self.store), name) is getattr(KVStore, name)]:
+            raise TypeError(
+                f"{type(self.store).__name__} updates, but does not define {' and '.join(missing)}, so its states cannot be "
+                "saved: define both, or use update_on_kvstore=False"
+            )
+
     def state_dict(self) -> dict[str, Any] | None:
         if not self.updates:
             return None
+        self.check_saves()
         with tempfile.TemporaryDirectory() as folder:  # a user-defined store offers its states only as a file
             path = Path(folder) / "states"
             self._live.save_optimizer_states(path, dump_optimizer=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from .palettes import PALETTES, palette_colours
 
-__all__ = ["Arrows", "Band", "Heatmap", "Layer", "Line", "Points", "RefLine", "State", "Text"]
+__all__ = ["LAYERS", "Arrows", "Band", "Heatmap", "Layer", "Line", "Points", "RefLine", "State", "Text"]
 
 ROLES = ("ink", "quiet", "grid")  # a theme's colours besides those of lines
 State = Mapping[str, int]  # the index of each control's value, by name
@@ -246,3 +246,6 @@ class Text(Layer):
     fixed: bool = False
 
     arrays: ClassVar[Mapping[str, int]] = {"texts": 0, "x": 0, "y": 0}
+
+
+LAYERS = (Line, Band, Heatmap, Points, Arrows, RefLine, Text)  # the classes that renderers draw

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..style import DASHES, THEMES
 from .controls import Axis, Button, Click, Control, Listing, Note
-from .layers import Heatmap, Layer, Line, State, Text
+from .layers import LAYERS, Heatmap, Layer, Line, State, Text
 from .palettes import palette_in_hex
 
 __all__ = ["Panel", "Scene"]
@@ -61,6 +61,11 @@ class Panel:
                 raise TypeError(f"Panel: {name}={axis!r} must be an Axis, such as Axis.over('step', steps)")
         if not isinstance(self.layers, Sequence) or not all(isinstance(each, Layer) for each in self.layers):
             raise TypeError(f"Panel: layers={self.layers!r:.80} must be a list of layers, such as [Line(steps, losses)]")
+        if unknown := [type(each).__name__ for each in self.layers if type(each) not in LAYERS]:
+            raise TypeError(
+                f"Panel: layers has a {unknown[0]}, which no renderer draws: there are "
+                f"{', '.join(kind.__name__ for kind in LAYERS)}; write a function that returns one of these"
+            )
 
 
 @dataclass(frozen=True)
