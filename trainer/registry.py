@@ -141,6 +141,40 @@ class Registry(dict[str, T]):
             self.find(name)
         return dict(sorted(self.items()))
 
+    def name_of(self, klass: type) -> str:
+        """Return the name of a class for files: its own if it is registered, else "module:qualified name"; see `named`."""
+        found = self.find(klass.__name__)
+        return klass.__name__ if found is not None and _place(found) == _place(klass) else _place(klass)
+
+    def named(self, name: str, own: Any = None) -> T:
+        """Return the class that a file names, by what `name_of` returned when it was written.
+
+        That is a registered class, or one that the program has defined or imported; apart from plugins, nothing is imported.
+        Of classes with the same module and name, which a function may define, that of `own` comes first, then the newest.
+
+        Args:
+            name: the name in the file.
+            own: the object that the file is loaded into; None if there is none.
+
+        Raises:
+            TypeError: `name` is not a string.
+            ValueError: there is no such class, or several modules have defined one.
+        """
+        entry: Any = self.find(name) if isinstance(name, str) and ":" not in name else None
+        if entry is None:
+            module, _, qualified = str(name).rpartition(":")
+            defined = [each for each in _subclasses(self.base) if each.__qualname__ == qualified]
+            defined = [each for each in defined if each.__module__ == module] or defined  # a script may be a module now
+            if not defined and ":" not in str(name):
+                return self.lookup(name)  # raises
+            if len(places := sorted(set(map(_place, defined)))) != 1:
+                several = f"{' and '.join(places)} have that name: write @register above the one that is meant"
+                nothing = f"this {self.kind} is not registered: define or import its class before loading"
+                raise ValueError(f"{self.argument}={name!r}: {several if places else nothing}")
+            entry = defined[-1]
+        kind: Any = type(own)
+        return kind if _place(kind) == _place(entry) else entry
+
     def names(self) -> list[str]:
         """Return all names, with those of plugins, sorted and without the suffix; nothing is imported."""
         declared = plugins.names(self.group) if self.group else ()
@@ -148,6 +182,11 @@ class Registry(dict[str, T]):
 
     def _key(self, name: str) -> str:
         return name.lower() if self.ignore_case else name
+
+
+def _subclasses(klass: Any) -> list[type]:
+    """Return all subclasses of a class that there are, of those with the same base in the order of their definition."""
+    return [each for child in klass.__subclasses__() for each in (child, *_subclasses(child))]
 
 
 def _place(entry: Any) -> str:

@@ -363,7 +363,9 @@ def test_a_plain_callable_is_not_saved_but_must_be_there(tmp_path, everything, s
     for kwargs in ({}, {"lr_scheduler": lr_scheduler.PolyScheduler(10)}):
         without = Trainer(twins_of(params), "sgd", kwargs)
         before = everything(without, [])
-        with pytest.raises(ValueError, match="had a plain callable as its lr_scheduler, .* this trainer has (None|Poly)"):
+        with pytest.raises(
+            ValueError, match="had a .*(callable|Scheduler) as its lr_scheduler, .* this trainer has (None|Poly)"
+        ):
             without.load_states(tmp_path / "a")
         assert everything(without, []) == before
     other = Trainer(twins_of(params), "sgd", {"lr_scheduler": schedule})

@@ -627,4 +627,4 @@ def test_dumps_warns_of_an_argument_that_the_base_class_does_not_know():
             super().__init__(low=low)
 
     with pytest.warns(UserWarning, match="Forgetful: high will be lost"):
-        assert json.loads(Forgetful(high=3.0).dumps()) == ["forgetful", {"low": 0.0}]
+        assert json.loads(Forgetful(high=3.0).dumps())[1] == {"low": 0.0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from ...kernels.states import states_for
 from ...kernels.storage import copy
 from .. import lr_scheduler
+from ..lr_scheduler.config import checked_attributes, saved_attributes
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater
 from ..optimizer.counts import Index
 from ..optimizer.multi import part_of
@@ -21,7 +23,7 @@ from . import files
 from .check import FORMAT, check, check_form, check_format, few, saved_rule, shape_of, shares
 from .nesting import flatten, tensor_names, unflatten
 
-CALLABLE = "callable"  # stands for a schedule with a function that is not registered, so it cannot be saved
+CALLABLE = "callable"  # stands for a schedule that cannot be made from a file, such as a function that is not registered
 # The sections of tensors, each with what follows the two names in the keys of its tensors.
 _SECTIONS: dict[str, tuple[str, ...]] = {"state": (), "residuals": ("residual",), "reducers": ("reducer",)}
 
@@ -38,7 +40,8 @@ def collect(
         indices: their names in the updater; None: 0, 1, and so on.
 
     Keys: "format", "optimizer" (name of its class), "settings", "lr_scheduler" (None where there is none, "callable" where
-    it is or has a function without a name to be saved by), "num_update", "counts", "parameters" (shapes by name, None where
+    it is or has a function without a name to be saved by, or {"callable": name of its class, "state": attributes} if such an
+    object has attributes that can be saved), "num_update", "counts", "parameters" (shapes by name, None where
     not initialized yet), "layout" (nesting of each parameter's state) and "state" (tensors by parameter and by slot; none
     before the first step). Of several optimizers "settings" are those that they have together, and "optimizers" is a list
     with "pattern", "optimizer", "settings", "lr_scheduler" and "names" of the parameters of each. A trainer may add
@@ -113,10 +116,13 @@ def restore(
         converted = settings.get("multi_precision") and part.multi_precision
         stays = ("state_dtype", "multi_precision") if converted else ("state_dtype",)
         restored = {name: value for name, value in settings.items() if name not in stays}
-        changes.append((part, restored | {"lr_scheduler": _saved_schedule(part, part_state["lr_scheduler"])}))
+        schedule, attributes = _saved_schedule(part, part_state["lr_scheduler"])
+        changes.append((part, restored | {"lr_scheduler": schedule}, attributes))
         states |= _saved_states(part, dict(zip(names, params, strict=True)), part_state)
-    for part, settings in changes:
+    for part, settings, attributes in changes:
         part.set_together(settings, True)
+        if attributes:
+            vars(part.lr_scheduler).update(attributes)
     if isinstance(optimizer, MultiOptimizer):
         optimizer.clip_norm, optimizer.skip_nonfinite = saved["settings"]["clip_norm"], saved["settings"]["skip_nonfinite"]
     indices = range(len(names)) if indices is None else indices
@@ -160,32 +166,38 @@ def _described(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _schedule_of(optimizer: Optimizer) -> dict[str, Any] | str | None:
-    """Return the optimizer's schedule as plain data, `CALLABLE` for a function; None if there is no schedule."""
-    scheduler = optimizer.lr_scheduler
-    if isinstance(scheduler, lr_scheduler.LRScheduler):
-        try:
-            return scheduler.to_config()
-        except TypeError:  # it contains a function that is not registered
-            return CALLABLE
-    return None if scheduler is None else CALLABLE
-
-
-def _saved_schedule(optimizer: Optimizer, schedule: Any) -> Any:
-    """Make the schedule that was saved; for a function, which cannot be saved, return the optimizer's own.
-
-    Raises:
-        ValueError: a function is needed and the optimizer has none, or the data are not of a schedule.
-    """
+    """Return the optimizer's schedule as plain data, with `CALLABLE` if it cannot be made again; None if there is none."""
+    schedule = optimizer.lr_scheduler
     if schedule is None:
         return None
-    if schedule != CALLABLE:
-        return lr_scheduler.from_config(schedule)
-    if _schedule_of(optimizer) != CALLABLE:
+    if isinstance(schedule, lr_scheduler.LRScheduler):
+        with suppress(TypeError):  # it has an argument that cannot be saved, such as a function that is not registered
+            return schedule.to_config()
+    state = saved_attributes(schedule) if hasattr(schedule, "__dict__") else {}
+    return {CALLABLE: type(schedule).__qualname__, "state": state} if state else CALLABLE
+
+
+def _saved_schedule(optimizer: Optimizer, saved: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the schedule that was saved, and {}; or if it cannot be made, the optimizer's own and its saved attributes.
+
+    Raises:
+        ValueError: the optimizer has no such schedule, or the data are not of a schedule.
+    """
+    own = optimizer.lr_scheduler
+    if saved is None:
+        return None, {}
+    if saved == CALLABLE:
+        words, fits = "a plain callable", CALLABLE in (_schedule_of(optimizer) or ())
+    elif isinstance(saved, Mapping) and CALLABLE in saved:
+        words, fits = f"a {saved[CALLABLE]}", type(own).__qualname__ == saved[CALLABLE]
+    else:
+        return lr_scheduler.from_config(saved, own), {}
+    if not fits:
         raise ValueError(
-            f"saved state had a plain callable as its lr_scheduler, which cannot be saved; this trainer has "
-            f"{optimizer.lr_scheduler!r}: give it that callable before loading"
+            f"saved state had {words} as its lr_scheduler, which cannot be saved; this trainer has {own!r}: give it that "
+            "callable before loading"
         )
-    return optimizer.lr_scheduler
+    return own, {} if saved == CALLABLE else checked_attributes(own, saved.get("state"))
 
 
 def load_read(load: Callable[[dict[str, Any]], None], state: dict[str, Any], name: str) -> None:

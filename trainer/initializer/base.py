@@ -171,7 +171,10 @@ class Initializer:
     def dumps(self) -> str:
         """Return the initializer as a JSON string `[name, arguments]`, from which `create` makes it again.
 
-        Warns with a UserWarning if the class's constructor has not passed one of its arguments to `super().__init__`.
+        The name of a class that is not registered includes its module's: `create` then finds it if it has been defined.
+
+        Raises a TypeError if JSON cannot have one of the arguments. Warns with a UserWarning if the class's constructor has
+        not passed one to `super().__init__`.
 
         >>> create("uniform", scale=2).dumps()
         '["uniform", {"scale": 2}]'
@@ -183,7 +186,11 @@ class Initializer:
                 f"{kind}: {', '.join(lost)} will be lost, as its __init__ does not pass it to super().__init__ by name",
                 stacklevel=2,
             )
-        return json.dumps([kind.lower(), self._kwargs])
+        name = self.registry.name_of(type(self))
+        try:
+            return json.dumps([name if ":" in name else name.lower(), self._kwargs])
+        except TypeError as error:
+            raise TypeError(f"{self!r:.200} cannot be saved: {error}") from None
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
@@ -292,7 +299,7 @@ def as_initializer(argument: str, value: Any, kwargs: Mapping[str, Any] | None =
 
     Raises:
         TypeError: `value` is none of these, or JSON comes with `kwargs`.
-        ValueError: no initializer is registered under that name, or the JSON is damaged.
+        ValueError: no initializer is registered under that name, or, for JSON, defined; or the JSON is damaged.
     """
     if isinstance(value, Initializer):
         return value
@@ -305,6 +312,7 @@ def as_initializer(argument: str, value: Any, kwargs: Mapping[str, Any] | None =
         if kwargs:
             raise TypeError(f"arguments with JSON: {', '.join(kwargs)}; write them into the JSON")
         value, kwargs = _from_json(value)
+        return Initializer.registry.named(value)(**kwargs)
     return Initializer.registry.lookup(value)(**(kwargs or {}))
 
 

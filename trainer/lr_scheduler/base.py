@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import itertools
 from collections.abc import Callable, Mapping
@@ -12,12 +11,10 @@ import numpy as np
 
 from ..registry import Registry
 from ..validation import choice, int_or_float, integer, number
-from .config import constructor_arguments, functions, is_plain, shown, to_plain
+from .config import NOT_SAVED, checked_attributes, constructor_arguments, functions, saved_attributes, shown, to_plain
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_NOT_COMPARED = ("_recording", "_position", "_base_lr_given")  # caches, and how a schedule was made
 
 
 class LRScheduler:
@@ -31,8 +28,9 @@ class LRScheduler:
     and for n >= W the subclass decides. In the formulas of subclasses, n counts from the start of training, too.
 
     To define a schedule, write a subclass with ``__call__(num_update)``. To have it printed and saved, keep each constructor
-    argument in an attribute of the same name, and decorate the class with ``@register``. As in MXNet, a call may change the
-    schedule, ``self.base_lr *= self.factor``: numbers, strings and lists of them in its other attributes are saved too.
+    argument, a number, a string, a schedule, or a list or dict of these, in an attribute of the same name. As in MXNet, a
+    call may change the schedule, ``self.base_lr *= self.factor``: numbers, strings and lists in its attributes are saved.
+    Decorate the class with ``@register`` to make it by its name; otherwise it must have been defined before it is loaded.
 
     Args:
         base_lr: the learning rate after the warm-up, >= 0. The attribute may be set later, which changes both the warm-up
@@ -165,12 +163,12 @@ class LRScheduler:
     def to_config(self) -> dict[str, Any]:
         """Return the schedule as a dict that JSON can hold, ``{"class": name, "kwargs": arguments}``.
 
-        A third key, ``"state"``, is added if calls or a new ``base_lr`` have changed the schedule since its construction.
-        :func:`from_config` makes the schedule again.
+        A third key, ``"state"``, has what calls or a new ``base_lr`` may have changed since its construction.
+        :func:`from_config` makes the schedule again. The name of a class that is not registered includes its module's.
 
         Raises:
-            TypeError: a constructor argument of a subclass has no attribute of the same name, or holds a function that is
-                not registered.
+            TypeError: a constructor argument of a subclass has no attribute of the same name, or holds what JSON does not
+                have, or a function that is not registered.
 
         >>> create("poly", max_update=100, pwr=1).to_config()["kwargs"]["max_update"]
         100
@@ -184,8 +182,8 @@ class LRScheduler:
                     "argument in an attribute of the same name"
                 )
             kwargs[argument] = to_plain(f"{argument} of {name}", self._argument(argument))
-        state = self._state(kwargs)
-        return {"class": name, "kwargs": kwargs} | ({"state": state} if state else {})
+        state = self._state()
+        return {"class": self.registry.name_of(type(self)), "kwargs": kwargs} | ({"state": state} if state else {})
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the changes since construction that :meth:`to_config` saved under ``"state"``.
@@ -194,19 +192,18 @@ class LRScheduler:
             state: attribute names and their values, from a configuration.
 
         Raises:
-            ValueError: ``state`` has a name or value that :meth:`to_config` of this class never saves; nothing has been
-                changed.
+            TypeError, ValueError: ``state`` has a name or value that :meth:`to_config` of this class never saves; nothing
+                has been changed.
         """
-        for name, value in state.items():
-            if not self._defines_call() or name[:1] == "_" or not is_plain(value):
-                raise ValueError(f"state of {type(self).__name__}: has {name!r}, which this class does not save")
-        for name, value in state.items():
-            setattr(self, name, copy.deepcopy(value))
+        if state and not self._defines_call():
+            raise ValueError(f"state of {type(self).__name__}: has {next(iter(state))!r}, which this class does not save")
+        for name, value in checked_attributes(self, state).items():
+            setattr(self, name, value)
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        compared = [{k: v for k, v in vars(side).items() if k not in _NOT_COMPARED} for side in (self, other)]
+        compared = [{k: v for k, v in vars(side).items() if k not in NOT_SAVED} for side in (self, other)]
         return compared[0] == compared[1]
 
     def __hash__(self) -> int:
@@ -239,13 +236,12 @@ class LRScheduler:
         """Return the value of a constructor argument that makes a schedule equal to this one."""
         return self.warmup_final_lr if name == "base_lr" and hasattr(self, "_base_lr") else getattr(self, name)
 
-    def _state(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the attributes to save in addition to the arguments: only a class with its own `__call__` has some."""
-        if not self._defines_call():
-            return {}
-        attributes = {name: value for name, value in vars(self).items() if name[0] != "_" and name not in kwargs}
-        state = {name: copy.deepcopy(value) for name, value in attributes.items() if is_plain(value)}
-        return state | ({"base_lr": self._base_lr} if self._base_lr != self.warmup_final_lr else {})
+    def _state(self) -> dict[str, Any]:
+        """Return the attributes to save in addition to the arguments: only a class with its own `__call__` has some.
+
+        Those of arguments are among them, as the constructor may change an argument: `self.period = epochs * steps`.
+        """
+        return saved_attributes(self) if self._defines_call() else {}
 
     @classmethod
     def _defines_call(cls) -> bool:
@@ -305,15 +301,17 @@ def create(name: str, **kwargs: Any) -> LRScheduler:
     return LRScheduler.registry.lookup(name)(**kwargs)
 
 
-def from_config(config: Mapping[str, Any]) -> LRScheduler:
+def from_config(config: Mapping[str, Any], own: Any = None) -> LRScheduler:
     """Construct a scheduler from a configuration that :meth:`LRScheduler.to_config` returned.
 
     Args:
         config: a mapping with the keys ``"class"``, ``"kwargs"`` and optionally ``"state"``, possibly read back from JSON.
+        own: the schedule that the new one will replace. If a function has defined several classes with the name in
+            ``config``, its class is taken; otherwise the newest.
 
     Raises:
         TypeError: ``config``, its ``kwargs`` or its ``state`` is not a mapping.
-        ValueError: ``config`` has other keys, no class of that name is registered, or a value is not allowed.
+        ValueError: ``config`` has other keys, no class of that name is registered or defined, or a value is not allowed.
 
     >>> schedule = create("factor", step=10, factor=0.9)
     >>> from_config(schedule.to_config()) == schedule
@@ -326,7 +324,8 @@ def from_config(config: Mapping[str, Any]) -> LRScheduler:
     for key in set(config) - {"class"}:
         if not isinstance(config[key], Mapping):
             raise TypeError(f"config[{key!r}]={config[key]!r}: must be a mapping of arguments")
-    made = create(config["class"], **{name: _from_plain(value) for name, value in config["kwargs"].items()})
+    kwargs = {name: _from_plain(value, getattr(own, name, None)) for name, value in config["kwargs"].items()}
+    made = LRScheduler.registry.named(config["class"], own)(**kwargs)
     made.load_state(config.get("state", {}))
     return made
 
@@ -384,7 +383,11 @@ def _is_config(value: Any) -> bool:
     return isinstance(value, Mapping) and set(value) - {"state"} == {"class", "kwargs"}
 
 
-def _from_plain(value: Any) -> Any:
+def _from_plain(value: Any, own: Any = None) -> Any:
+    """Return an argument from its JSON data; `own` is that of the schedule that will be replaced, if there is one."""
     if _is_config(value):
-        return from_config(value)
-    return [_from_plain(item) for item in value] if isinstance(value, list) else value
+        return from_config(value, own)
+    if not isinstance(value, list):
+        return value
+    owns = own if isinstance(own, list | tuple) and len(own) == len(value) else [None] * len(value)
+    return [_from_plain(item, each) for item, each in zip(value, owns, strict=True)]

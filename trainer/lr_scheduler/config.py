@@ -1,4 +1,4 @@
-"""Conversion of schedules' arguments to JSON data: registered functions by name, inner schedules as configurations."""
+"""Conversion of schedules' arguments and attributes to JSON data: functions by name, inner schedules as configurations."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..registry import Registry
+import numpy as np
 
+from ..registry import Registry
+from ..validation import number
+
+# Attributes of a schedule that are neither compared nor saved: caches, and how it was made.
+NOT_SAVED = ("_recording", "_position", "_base_lr_given")
 functions: Registry[Callable[..., Any]] = Registry("function", ignore_case=False, hint="It needs @register above its def")
 
 
@@ -30,7 +35,7 @@ def to_plain(name: str, value: Any) -> Any:
     """Return a copy of an argument that JSON can hold.
 
     Raises:
-        TypeError: `value` holds a function that is not registered, or a mapping that holds a function.
+        TypeError: `value` holds a function that is not registered, a mapping that holds a function, or what JSON lacks.
     """
     if hasattr(value, "to_config"):
         return value.to_config()
@@ -47,7 +52,14 @@ def to_plain(name: str, value: Any) -> Any:
             f"{name}[{function_keys[0]!r}] is a function, which cannot be saved: wrap it in a function with @register above "
             "its def"
         )
-    return copy.deepcopy(value)
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: to_plain(f"{name}[{key!r}]", item) for key, item in value.items()}
+    value = value.item() if isinstance(value, np.generic) else value
+    if not is_plain(value):
+        raise TypeError(
+            f"{name}={value!r:.200}: cannot be saved; numbers, strings, lists, and dicts with strings as keys can"
+        )
+    return value
 
 
 def is_plain(value: Any) -> bool:
@@ -55,6 +67,39 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(is_plain, value))
     return isinstance(value, bool | int | float | str | None)
+
+
+def saved_attributes(schedule: Any) -> dict[str, Any]:
+    """Return copies of the attributes of any object that are bools, numbers, strings, None or lists of these."""
+    attributes = {name: value.item() if isinstance(value, np.generic) else value for name, value in vars(schedule).items()}
+    return {name: copy.deepcopy(value) for name, value in attributes.items() if name not in NOT_SAVED and is_plain(value)}
+
+
+def checked_attributes(schedule: Any, saved: Any) -> dict[str, Any]:
+    """Return what `saved_attributes` returned, perhaps read back from JSON, with tuples where the object has some.
+
+    Raises:
+        TypeError, ValueError: it cannot have been of such an object.
+    """
+    if not isinstance(saved, Mapping):
+        raise TypeError(f"state of {type(schedule).__name__} is {saved!r:.80}: must be a dict")
+    own = vars(schedule)
+    for name, value in saved.items():
+        allowed = isinstance(name, str) and name[:2] != "__" and name not in NOT_SAVED and is_plain(value)
+        if not allowed or (callable(own.get(name)) and value is not None):
+            raise ValueError(f"state of {type(schedule).__name__}: has {name!r}, which this class does not save")
+    for name in ("_base_lr", "_warmup_final_lr"):
+        if name in saved and (name == "_base_lr" or saved[name] is not None):
+            number(f"state of {type(schedule).__name__}: {name}", saved[name], low=0)
+    return {name: _like(own.get(name), copy.deepcopy(value)) for name, value in saved.items()}
+
+
+def _like(own: Any, value: Any) -> Any:
+    """Return lists as tuples where `own` has tuples, which JSON lacks."""
+    if not isinstance(value, list) or not isinstance(own, list | tuple):
+        return value
+    items = [_like(own[i] if i < len(own) else None, item) for i, item in enumerate(value)]
+    return tuple(items) if isinstance(own, tuple) else items
 
 
 def shown(value: Any) -> str:

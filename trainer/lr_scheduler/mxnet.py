@@ -48,9 +48,9 @@ class _DropScheduler(LRScheduler):
         super().load_state({name: value for name, value in state.items() if name not in ("base_lr", "since")})
         self._warmup_final_lr, self._base_lr, self._since = self.warmup_final_lr, now, since
 
-    def _state(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         changed = self._since or self._base_lr != self.warmup_final_lr
-        return super()._state(kwargs) | ({"base_lr": self._base_lr, "since": self._since} if changed else {})
+        return super()._state() | ({"base_lr": self._base_lr, "since": self._since} if changed else {})
 
     def _is_past_warmup(self) -> bool:
         return self._position is not None and self._position >= self.warmup_steps

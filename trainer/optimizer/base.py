@@ -53,6 +53,10 @@ class Optimizer:
     runs in plain torch, one tensor at a time; for fused kernels, write a rule and subclass `RuleOptimizer`. The class
     attribute `default_learning_rate` is the learning rate without other information, 0.01 in this class.
 
+    States are saved, and numbers and strings in attributes whose names do not begin with an underscore. Whatever else
+    `update` changes, such as lists and tensors in attributes, is not saved: put it into the state. The class need not be
+    registered to be saved: states are loaded into an optimizer whose class has the same name.
+
     Args:
         learning_rate: step size, >= 0; None means the scheduler's `base_lr`, or `default_learning_rate` without a scheduler.
         wd: weight decay, >= 0.

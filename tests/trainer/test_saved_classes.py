@@ -1,0 +1,468 @@
+"""Classes of the user's own that are saved, registered or not: what is saved loads, and training goes on with its numbers.
+
+A file never makes the program import anything: a class is found if it is registered, or defined already.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from replicas import Remote
+
+from tristep import CheckpointManager, Trainer, fit, initializer, kvstore, lr_find, lr_scheduler, optimizer, rule
+from tristep.trainer.lr_scheduler import FunctionScheduler, LRScheduler, SequenceScheduler
+
+pytestmark = pytest.mark.usefixtures("clean_registry")
+
+
+# ---- schedules, each with the rates of updates 1, 2, ... in plain Python ------------------------------------------------
+
+
+class Falling(LRScheduler):
+    def __call__(self, num_update):
+        return 0.1 / (1 + num_update)
+
+
+class Cosine(LRScheduler):  # a name by which a schedule of tristep's is found
+    def __init__(self, max_update=3):
+        super().__init__()
+        self.max_update = max_update
+
+    def __call__(self, num_update):
+        return 1.0 / (self.max_update + num_update)
+
+
+class Period(LRScheduler):
+    """Its attribute is not the argument, though it has that name."""
+
+    def __init__(self, steps, epochs):
+        super().__init__()
+        self.steps, self.epochs = steps * epochs, epochs
+
+    def __call__(self, num_update):
+        return 0.5 if num_update <= self.steps else 0.25
+
+
+class Private(LRScheduler):
+    """It does not keep its argument under that name, and changes when it is called, as MXNet's own schedules do."""
+
+    def __init__(self, every):
+        super().__init__(0.8)
+        self._every, self._dropped = every, 0
+
+    def __call__(self, num_update):
+        while num_update > self._dropped + self._every:
+            self._dropped += self._every
+            self.base_lr *= 0.5
+        return self.base_lr
+
+
+class Drops(LRScheduler):
+    """Its argument is one that JSON would change."""
+
+    def __init__(self, rates):
+        super().__init__()
+        self.rates = rates
+
+    def __call__(self, num_update):
+        return [rate for since, rate in self.rates.items() if since <= num_update][-1]
+
+
+class Table(LRScheduler):
+    """Its argument is one that JSON lacks, or a tuple, which it turns into a list."""
+
+    def __init__(self, rates):
+        super().__init__()
+        self.rates, self._points = rates, tuple(float(rate) for rate in rates)
+
+    def __call__(self, num_update):
+        return {self._points: self._points[num_update]}[self._points]
+
+
+class Counting:
+    """Any object with `__call__`."""
+
+    def __init__(self):
+        self.seen, self.last = 0, None
+
+    def __call__(self, num_update):
+        if num_update != self.last:
+            self.seen, self.last = self.seen + 1, num_update
+        return 0.1 / self.seen
+
+
+def of_a_function(rate):
+    """Each call defines another class of this name."""
+
+    class Local(LRScheduler):
+        def __call__(self, num_update):
+            return rate * num_update
+
+    return Local()
+
+
+def wavy(n):
+    return 1 + n % 3
+
+
+RATES = [0.5, 0.25, 0.5, 1.0, 0.125, 0.5, 0.75, 0.375, 0.0625]
+SCHEDULES = {
+    "no arguments": (Falling, lambda n: 0.1 / (1 + n)),
+    "a built-in name": (Cosine, lambda n: 1 / (3 + n)),
+    "changed argument": (lambda: Period(2, 3), lambda n: 0.5 if n <= 6 else 0.25),
+    "private argument": (lambda: Private(2), lambda n: 0.8 * 0.5 ** ((n - 1) // 2)),
+    "dict of numbers": (lambda: Drops({0: 0.5, 3: 0.25, 6: 0.125}), lambda n: 0.5 ** (1 + n // 3)),
+    "tensor": (lambda: Table(torch.tensor(RATES)), RATES.__getitem__),
+    "tuple": (lambda: Table(tuple(RATES)), RATES.__getitem__),
+    "any object": (Counting, lambda n: 0.1 / n),
+    "lambda": (lambda: lambda n: 0.2 / n, lambda n: 0.2 / n),
+    "function": (lambda: wavy, wavy),
+    "with a lambda": (lambda: FunctionScheduler(lambda n: 1 / n, base_lr=0.5), lambda n: 0.5 / n),
+    "two of one name": (
+        lambda: SequenceScheduler([of_a_function(1.0), of_a_function(2.0)], [5]),
+        lambda n: float(n) if n < 5 else 2.0 * (n - 5),
+    ),
+}
+unlike = pytest.mark.parametrize("registered", [False, True], ids=["not registered", "registered"])
+
+
+def _started(kind, registered):
+    """Return a trainer with a schedule, and a function that takes steps with it and returns the learning rates, exactly."""
+    make, _ = SCHEDULES[kind]
+    schedule = make()
+    if registered and isinstance(schedule, LRScheduler) and not type(schedule).__module__.startswith("tristep."):
+        lr_scheduler.register(type(schedule))
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    trainer = Trainer([weight], "sgd", {"lr_scheduler": schedule})
+
+    def rates(count):
+        found = []
+        for _ in range(count):
+            with torch.no_grad():
+                weight.zero_()
+            weight.grad = -torch.ones_like(weight)
+            trainer.step(1)
+            found.append(weight.item())
+        return found
+
+    return trainer, rates
+
+
+@pytest.mark.filterwarnings("ignore:scheduler 'cosine' now means")
+@pytest.mark.parametrize("way", ["states", "dict", "checkpoint", "back", "learning-rate finder"])
+@unlike
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_a_schedule_goes_on_with_its_rates(kind, registered, way, tmp_path):
+    expected = [SCHEDULES[kind][1](n) for n in range(1, 9)]
+    trainer, rates = _started(kind, registered)
+    assert rates(4) == pytest.approx(expected[:4], rel=1e-12)
+    other, rates_of_other = _started(kind, registered)
+    if way == "states":
+        trainer.save_states(tmp_path / "states")
+        other.load_states(tmp_path / "states")
+    elif way == "dict":
+        other.load_state_dict(json.loads(json.dumps(trainer.state_dict())))
+    elif way == "checkpoint":
+        with CheckpointManager(tmp_path / "run", trainer, asynchronous=False) as manager:
+            manager.save()
+        assert other.resume(tmp_path / "run").step == 4
+    elif way == "back":  # to an earlier state of the same trainer
+        trainer.save_states(tmp_path / "states")
+        assert rates(3) == pytest.approx(expected[4:7], rel=1e-12)
+        trainer.load_states(tmp_path / "states")
+        rates_of_other = rates
+    else:
+        (weight,) = trainer.replicas[0].params
+
+        def step():
+            weight.grad = -torch.ones_like(weight)
+            trainer.step(1)
+            return 1.0
+
+        lr_find(trainer, step, n=4)
+        rates_of_other = rates
+    assert rates_of_other(4) == pytest.approx(expected[4:], rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["no arguments", "a built-in name", "changed argument", "tuple"])
+def test_a_defined_schedule_need_not_be_there(kind, tmp_path):
+    trainer, rates = _started(kind, False)
+    rates(4)
+    trainer.save_states(tmp_path / "states")
+    other = Trainer([torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))], "sgd")
+    other.load_states(tmp_path / "states")
+    assert [other.optimizer.lr_scheduler(n) for n in range(5, 9)] == pytest.approx(rates(4), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["private argument", "dict of numbers", "tensor", "any object"])
+def test_a_schedule_that_cannot_be_made_again_must_be_there(kind, tmp_path):
+    trainer, rates = _started(kind, False)
+    rates(4)
+    trainer.save_states(tmp_path / "states")
+    saved, name = trainer.state_dict()["lr_scheduler"], type(trainer.optimizer.lr_scheduler).__name__
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    for other in (Trainer([weight], "sgd"), Trainer([weight], "sgd", {"lr_scheduler": Falling()})):
+        before = other.optimizer.lr_scheduler
+        with pytest.raises(ValueError, match=f"had a {name} as its lr_scheduler, which cannot be saved.*give it that"):
+            other.load_states(tmp_path / "states")
+        assert (other.optimizer.lr_scheduler, other.optimizer.num_update) == (before, 0)
+    other, _ = _started(kind, False)
+    before = dict(vars(other.optimizer.lr_scheduler))
+    for odd in (None, [1], {"__class__": 1}, {"a": {}}, {"_base_lr": "x"}, {"_base_lr": -1.0}, {"_position": 1}):
+        with pytest.raises((TypeError, ValueError), match=f"state of {name}"):
+            other.load_state_dict({**trainer.state_dict(), "lr_scheduler": {**saved, "state": odd}})
+        assert vars(other.optimizer.lr_scheduler) == before
+
+
+def test_a_file_imports_nothing():
+    assert "tabnanny" not in sys.modules
+    for name in ("tabnanny:Whatever", "tabnanny:NannyNag", "Whatever", "a:b:c", ":", ""):
+        with pytest.raises(ValueError, match="registered"):
+            lr_scheduler.from_config({"class": name, "kwargs": {}})
+    with pytest.raises(ValueError, match="this initializer is not registered: define or import its class before"):
+        initializer.create('["tabnanny:Whatever", {}]')
+    assert "tabnanny" not in sys.modules
+
+
+def test_a_class_is_found_in_another_module_if_there_is_one():
+    def define(module, rate):
+        return type("Twin", (LRScheduler,), {"__module__": module, "__call__": lambda self, n: rate})
+
+    first = define("train", 1.0)
+    config = first().to_config()
+    assert config["class"] == "train:Twin"
+    script = {**config, "class": "__main__:Twin"}  # as where train.py itself was run
+    assert type(lr_scheduler.from_config(script)) is first
+    second = define("other", 2.0)
+    assert type(lr_scheduler.from_config(config)) is first
+    with pytest.raises(ValueError, match="other:Twin and train:Twin have that name: write @register above the one"):
+        lr_scheduler.from_config(script)
+    lr_scheduler.register(second)
+    assert second().to_config()["class"] == "Twin"
+    assert type(lr_scheduler.from_config(second().to_config())) is second
+    assert type(lr_scheduler.from_config(config)) is first
+
+
+SCRIPT = """
+import sys, torch, tristep
+class Mine(tristep.lr_scheduler.LRScheduler):
+    def __call__(self, num_update):
+        return 0.1 / (1 + num_update)
+def trainer():
+    return tristep.Trainer([torch.nn.Parameter(torch.zeros(1))], "sgd", {"lr_scheduler": Mine()})
+if __name__ == "__main__":
+    trainer().save_states(sys.argv[1])
+"""
+
+
+def test_a_script_is_saved_and_its_module_loads(tmp_path):
+    (tmp_path / "train_mine.py").write_text(SCRIPT)
+    subprocess.run([sys.executable, "train_mine.py", "states"], cwd=tmp_path, check=True)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    other = Trainer([weight], "sgd")
+    with pytest.raises(ValueError, match="'__main__:Mine': this scheduler is not registered: define or import its class"):
+        other.load_states(tmp_path / "states")
+    loads = "import train_mine; trainer = train_mine.trainer(); trainer.load_states('states'); print(trainer.learning_rate)"
+    done = subprocess.run([sys.executable, "-c", loads], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout == "0.1\n"
+
+
+# ---- optimizers and initializers ---------------------------------------------------------------------------------------
+
+
+@rule
+def heavy(w, g, state, hyper):
+    """v <- v + g;  w <- w - lr v."""
+    (v,) = state
+    (lr,) = hyper
+    v = v + g
+    return w - lr * v, (v,)
+
+
+class Heavy(optimizer.RuleOptimizer):
+    rule = heavy
+
+
+class Plain(optimizer.Optimizer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.share = 1.0
+
+    def create_state(self, index, weight):
+        return torch.zeros_like(weight)
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        self.share *= 0.5
+        state.add_(grad)
+        weight.sub_(state, alpha=self._get_lr(index) * self.share)
+
+
+@unlike
+@pytest.mark.parametrize("klass", [Heavy, Plain])
+def test_an_optimizer_goes_on(klass, registered, tmp_path):
+    if registered:
+        optimizer.register(klass)
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def step(trainer, count):
+        for _ in range(count):
+            weight.grad = -torch.ones_like(weight)
+            trainer.step(1)
+
+    trainer = Trainer([weight], klass(learning_rate=0.5))
+    step(trainer, 3)
+    trainer.save_states(tmp_path / "states")
+    other = Trainer([weight], klass())
+    other.load_states(tmp_path / "states")
+    step(other, 2)
+    shares = [0.5**n if klass is Plain else 1.0 for n in range(1, 6)]
+    assert weight.item() == sum(0.5 * n * share for n, share in enumerate(shares, 1))
+    third = Trainer([weight], "sgd")
+    with pytest.raises(ValueError, match=f"is of optimizer '{klass.__name__.lower()}', this trainer has 'sgd'"):
+        third.load_states(tmp_path / "states")
+
+
+class Sevens(initializer.Initializer):
+    def __init__(self, factor=1):
+        super().__init__(factor=factor)
+        self.factor = factor
+
+    def _init_weight(self, name, arr):
+        arr.fill_(7 * self.factor)
+
+
+class Zero(Sevens):  # a name that tristep has
+    pass
+
+
+@pytest.mark.filterwarnings("ignore:initializer 'zero' now means")
+@unlike
+@pytest.mark.parametrize("klass", [Sevens, Zero])
+def test_an_initializer_is_made_again(klass, registered):
+    if registered:
+        initializer.register(klass)
+    made = initializer.create(klass(factor=2).dumps())
+    assert (type(made), made) == (klass, klass(factor=2))
+    lstm = torch.nn.LSTM(3, 1)
+    fused = initializer.create(initializer.FusedRNN(klass(3), 1, 1, "lstm").dumps())
+    initializer.initialize(lstm, fused)
+    assert lstm.weight_ih_l0.eq(21).all()
+
+
+def test_an_initializer_that_json_lacks_is_refused_when_it_is_saved():
+    with pytest.raises(TypeError, match=r"Sevens\(factor=tensor\(2\)\) cannot be saved: .*Tensor"):
+        Sevens(torch.tensor(2)).dumps()
+
+
+# ---- stores and codecs -------------------------------------------------------------------------------------------------
+
+
+def _twins():
+    nets = [torch.nn.Linear(2, 1) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    return nets
+
+
+def _step(nets, trainer):
+    for net in nets:
+        net.zero_grad()
+        net(torch.ones(3, 2)).sum().backward()
+    trainer.step(3)
+
+
+class Forgetful(Remote):
+    save_optimizer_states = kvstore.KVStore.save_optimizer_states
+
+
+class Onesided(Remote):
+    load_optimizer_states = kvstore.KVStore.load_optimizer_states
+
+
+@unlike
+@pytest.mark.parametrize("klass", [Forgetful, Onesided])
+def test_a_store_that_cannot_save_is_refused_at_the_first_step_and_before_a_file_is_written(klass, registered, tmp_path):
+    store = kvstore.register(klass).__name__.lower() if registered else klass()
+    nets = _twins()
+    trainer = Trainer(nets, "adam", kvstore=store)
+    (tmp_path / "states").write_bytes(b"before")
+    lacks = "save" if klass is Forgetful else "load"
+    with CheckpointManager(tmp_path / "run", trainer, nets, save_interval_steps=1000) as manager:
+        _step(nets, trainer)
+        with pytest.raises(TypeError, match=f"{klass.__name__} updates, but does not define {lacks}_optimizer_states"):
+            manager.step()
+    with pytest.raises(TypeError, match="define both, or use update_on_kvstore=False"):
+        trainer.save_states(tmp_path / "states")
+    assert (tmp_path / "states").read_bytes() == b"before"
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["states"]
+    fine = Trainer(_twins(), "adam", kvstore=klass(), update_on_kvstore=False)
+    fine.save_states(tmp_path / "states")
+    fine.load_states(tmp_path / "states")
+
+
+@unlike
+@pytest.mark.parametrize("updates", [True, False])
+def test_a_store_goes_on(updates, registered, tmp_path):
+    """Two Adams on two replicas have the weights of one on all samples, without a stop."""
+    nets, stores = _twins(), [kvstore.register(Remote).__name__.lower()] * 2 if registered else [Remote(), Remote()]
+    alone = torch.nn.Linear(2, 1)
+    alone.load_state_dict(nets[0].state_dict())
+    judge = torch.optim.Adam(alone.parameters(), lr=0.1)
+    settings = {"learning_rate": 0.1}
+    trainer = Trainer(nets, "adam", settings, kvstore=stores[0], update_on_kvstore=updates)
+    _step(nets, trainer)
+    trainer.save_states(tmp_path / "states")
+    other = Trainer(nets, "adam", settings, kvstore=stores[1], update_on_kvstore=updates)
+    other.load_states(tmp_path / "states")
+    _step(nets, other)
+    for _ in range(2):
+        judge.zero_grad()
+        (2 * alone(torch.ones(3, 2)).sum() / 3).backward()
+        judge.step()
+    torch.testing.assert_close(nets[1].weight, alone.weight, rtol=1e-5, atol=1e-6)
+
+
+def test_a_codec_and_a_store_that_are_not_registered_are_refused_with_the_line_that_registers_them():
+    class Halved(kvstore.Compressor):
+        def encode(self, values):
+            return values.to(torch.float16)
+
+        def decode(self, message, n):
+            return message.to(torch.float32)
+
+    for given, error in (("halved", ValueError), (Halved, TypeError)):
+        with pytest.raises(error, match="A class of your own needs @tristep.kvstore.register_compressor"):
+            kvstore.create_compressor({"type": given})
+    kvstore.register_compressor(Halved)
+    assert type(kvstore.create_compressor({"type": "halved"})) is Halved
+    for ask in (
+        lambda: kvstore.create("remote"),
+        lambda: Trainer([torch.nn.Parameter(torch.ones(1))], "sgd", kvstore="remote"),
+    ):
+        with pytest.raises(ValueError, match="A class of your own needs @tristep.kvstore.register"):
+            ask()
+
+
+def test_a_fit_with_a_schedule_of_ones_own_goes_on(tmp_path):
+    """As a script that is started again."""
+
+    def run(epochs, folder):
+        torch.manual_seed(0)
+        net, data = torch.nn.Linear(2, 1), [(torch.ones(4, 2), torch.ones(4, 1))] * 3
+        fit(
+            net,
+            torch.nn.MSELoss(),
+            data,
+            optimizer="sgd",
+            lr_scheduler=Private(2),
+            num_epoch=epochs,
+            checkpoint=folder,
+            progress=False,
+        )
+        return net.weight
+
+    run(2, str(Path(tmp_path) / "run"))
+    assert torch.equal(run(4, str(Path(tmp_path) / "run")), run(4, str(Path(tmp_path) / "whole")))
