@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from races import planted
 from saved_states import check_refused, make_gradients, make_trained, take_step
 
 from tristep import Trainer
-from tristep.trainer import Sweep, checkpoint
+from tristep.trainer import RaceResult, Sweep, checkpoint
 from tristep.trainer.checkpoint import files
 
 viz = pytest.importorskip("tristep.viz", reason="runs are pictures, too, which need matplotlib")
@@ -36,12 +37,14 @@ def _sweep(value=1.0):
     return Sweep(axes, rng.random((2, 2, 5), np.float32), 5, {"loss": rng.random((2, 2))}, weights)
 
 
-def _runs(value=1.0):
+def _runs(value=1.0, steps=2054):
     run = viz.Run("adam", ["w"], [0.0, 1.0], {"optimizer": "Adam"})
     for step in range(1, 9):
         run.add_scalars(step, {"loss": value / step})
     run.add_tensors([8], {"gradient": np.ones((1, 1, 3))})
-    run.add_tensors(np.arange(1, 2055), {"norm": np.full((2054, 1), value)})  # more than are kept as they are
+    run.add_tensors(
+        np.arange(1, steps + 1), {"norm": np.full((steps, 1), value)}
+    )  # by default more than are kept as they are
     return viz.RunSet([run])
 
 
@@ -58,7 +61,7 @@ def _plain(loaded):
     if isinstance(loaded, viz.RunSet):
         runs = [(run.name, run.parameters, run.notes, run.edges, run._kinds()) for run in loaded]
         return repr([(*own, [(k, n, s.curve()) for k in kinds for n, s in kinds[k].items()]) for *own, kinds in runs])
-    return repr(vars(loaded) if isinstance(loaded, Sweep) else loaded)
+    return repr(vars(loaded) if isinstance(loaded, (Sweep, RaceResult)) else loaded)
 
 
 SAVED = {
@@ -66,6 +69,8 @@ SAVED = {
     "runs": (_runs, viz.RunSet.save, viz.RunSet.load),
     "states": (_trainer, Trainer.save_states, checkpoint.read),
 }
+RACE = lambda: planted([[40, 60, 50], [20, None, 30]]), RaceResult.save, RaceResult.load
+RESULTS = {"sweep": SAVED["sweep"], "runs": (lambda: _runs(steps=20), *SAVED["runs"][1:]), "race": RACE}
 EACH = pytest.mark.parametrize(("make", "save", "load"), SAVED.values(), ids=SAVED)
 
 
@@ -493,6 +498,13 @@ def test_files_of_another_kind_are_refused(what, tmp_path, everything):
         with pytest.raises(ValueError, match=message):
             load(path)
         assert everything(trainer, []) == before
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_results_that_an_earlier_version_saved_are_loaded(kind):
+    """They were written by 0.1.0, from what is made here."""
+    make, _, load = RESULTS[kind]
+    assert _plain(load(EARLIER / f"{kind}.safetensors")) == _plain(make())
 
 
 # ---- npz files, which earlier versions wrote -------------------------------------------------------------------------
