@@ -384,7 +384,7 @@ class Update:
                 group.run(hyper, into)
         else:
             self._run_after_reductions(hyper, into)
-        self.count_change()
+        increment_version(self._touched)  # as `count_change`
         if self.zero_grads:
             increment_version(_present(self._alive or ()))
         self._alive = None

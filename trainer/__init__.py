@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from .checkpoint.folder import Checkpoint
 from .checkpoint.manager import CheckpointManager
+from .errors import StaleGradientError, UpdateOnKVStoreError
 from .telemetry import Telemetry
-from .trainer import StaleGradientError, Trainer, UpdateOnKVStoreError
+from .trainer import Trainer
 
 if TYPE_CHECKING:
     from ..contrib.cost_model import estimate_cost

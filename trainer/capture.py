@@ -165,12 +165,8 @@ def _owner(replica: Replica, plan: UpdaterPlan, rescale_grad: float) -> tuple[Ca
         return same and not optimizer.limits_together
 
     def advance() -> None:
-        before, optimizer.rescale_grad = optimizer.rescale_grad, rescale_grad
-        try:
-            plan.host_step(update, active)
-        except BaseException:
-            optimizer.rescale_grad = before
-            raise
+        optimizer.rescale_grad = rescale_grad
+        plan.host_step(update, active)
 
     return holds, advance
 

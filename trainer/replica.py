@@ -25,6 +25,7 @@ class Replica:
         zero_grads: whether updates fill the gradients with zeros.
 
     Attributes:
+        zero_grads: whether updates fill the gradients with zeros.
         guard: remembers which gradients the last step has used.
         plan: the plan of the next update; None before the first update, and after a change that a plan cannot follow.
         counts, host_state: update counts and `Optimizer.host_state` of a replica that is updated independently; None: those
@@ -37,11 +38,11 @@ class Replica:
         self.plan: Plan | None = None
         self.counts: StepCounts | None = None
         self.host_state: tuple[Any, ...] | None = None
-        self._zero_grads = zero_grads
+        self.zero_grads = zero_grads
 
-    def fresh(self, written: tuple[list[Any], list[int]] | None = None) -> list[bool]:
-        """Return for each gradient whether it was written since the last step; all were if `written` is not None."""
-        return self.guard.written(self.guard.collect()) if written is None else [True] * len(self.params)
+    def fresh(self) -> list[bool]:
+        """Return for each gradient whether it was written since the last step."""
+        return self.guard.written(self.guard.collect())
 
     def gradients(self, chosen: Sequence[bool]) -> list[torch.Tensor | None]:
         """Return the gradients of the chosen parameters, None for the others."""
@@ -68,7 +69,7 @@ class Replica:
 
     def make_plan(self) -> Plan:
         """Make and return the plan, and the optimizer states that are missing."""
-        self.plan = self.updater.make_plan(range(len(self.params)), self.params, self.names, True, self._zero_grads)
+        self.plan = self.updater.make_plan(range(len(self.params)), self.params, self.names, True, self.zero_grads)
         return self.plan
 
     def undo(self) -> Callable[[], None]:
@@ -86,10 +87,6 @@ class Replica:
         self.plan = None
         self.updater.forget_plan()
 
-    def forget_counts(self) -> None:
-        """Use the optimizer's counts and host state again, after it has loaded saved ones."""
-        self.counts = self.host_state = None
-
 
 @torch.no_grad()
 def zero(gradients: Sequence[torch.Tensor | None]) -> None:
@@ -104,12 +101,15 @@ def update_together(
     gradients: Sequence[Sequence[torch.Tensor | None]],
     into: MetricsBuffer | None,
 ) -> None:
-    """Update all replicas independently, each with its own counts and host state; their plans must be prepared.
+    """Update all replicas, each with its own counts and host state if there are several; their plans must be prepared.
 
     Afterwards the optimizer has the counts and the host state of the first replica. `into` gets the first one's metrics.
     """
-    counts, host_state = optimizer.step_counts.copy(), optimizer.host_state()
     plans: list[Any] = [replica.plan for replica in replicas]
+    if len(replicas) == 1:
+        plans[0].run(into)
+        return
+    counts, host_state = optimizer.step_counts.copy(), optimizer.host_state()
     plans[0].run(into)
     first_counts, first_state = optimizer.step_counts, optimizer.host_state()
     after = first_counts.largest

@@ -20,14 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 from ..kernels import Rule, rules
 from ..kernels.backends import choose_engine
 from ..kernels.graphs import current_recording
-from ..kernels.metrics import MetricsBuffer
 from . import checkpoint
 from .accumulation import AccumulationWatch
 from .capture import CapturedStep, check_capture, record_step
 from .checkpoint.content import resume
 from .checkpoint.folder import Checkpoint
 from .dynamo import outside_dynamo
-from .errors import StaleGradientError, UpdateOnKVStoreError
+from .errors import UpdateOnKVStoreError
 from .full_precision import float32_weights, load_float32_weights
 from .in_backward import BackwardStep, check_optimizer
 from .interrupts import interrupts_wait, uninterrupted
@@ -48,15 +47,9 @@ from .params import (
     named_parameters,
     replica_of,
 )
-from .replica import DisplacedWeights, Replica, update_together, zero
+from .replica import DisplacedWeights, Replica
 from .telemetry import Telemetry, attached
 from .validation import boolean, number
-
-# The gradients of a replica and their versions, if all gradients are fresh; else None.
-_Written = tuple[list[Any], list[int]] | None
-# [replica][parameter]: whether the gradient is fresh; [parameter]: whether it is updated, None for all of the only replica;
-# [replica]: its gradients if all are fresh.
-_Choice = tuple[list[list[bool]], list[bool] | None, list[_Written]]
 
 
 class Trainer:
@@ -177,10 +170,6 @@ class Trainer:
         self._replicas, self._sync = replicas, sync
         self._is_alone = len(replicas) == 1 and not sync.reduces  # one replica, and no store
         self._started = False  # whether `sync` has been started
-        # In how many replicas each gradient was fresh when `allreduce_grads` was called; and, after a step that failed
-        # when gradients had been summed, the marks of the sums.
-        self._reduced: list[int] | None = None
-        self._summed: list[list[tuple[int, int]]] | None = None
 
     @property
     def optimizer(self) -> Optimizer:
@@ -310,11 +299,7 @@ class Trainer:
         self._start("allreduce_grads()")
         if not self._watch.is_over:
             self._watch.before_use()
-        fresh = [replica.fresh() for replica in self._replicas]
-        counts = self._sync.count_fresh(fresh, True)
-        chosen = [param.requires_grad and count > 0 for param, count in zip(self._params, counts, strict=True)]
-        self._sync.reduce(self._not_summed(chosen), fresh)
-        self._reduced, self._summed = counts, None
+        self._sync.reduce_gradients()
 
     @outside_dynamo
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
@@ -331,7 +316,7 @@ class Trainer:
         """
         self._refuse_step("update()")
         self._start("update()")
-        self._step(batch_size, ignore_stale_grad, reduce=False)
+        self._step(batch_size, ignore_stale_grad, reduced=True)
 
     @outside_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -342,7 +327,7 @@ class Trainer:
                 same memory.
         """
         boolean("set_to_none", set_to_none)
-        self._reduced = self._summed = None
+        self._sync.forget_sums()
         for replica in self._replicas:
             replica.zero_grad(set_to_none)
 
@@ -377,8 +362,9 @@ class Trainer:
         self._refuse_averaged("ascend()")
         self._check_initialized()
         (replica,) = self._replicas
-        _, chosen, written = self._choose(ignore_stale_grad=False)
-        gradients = replica.gradients(chosen) if chosen is not None else written[0][0]  # type: ignore[index]  # not None then
+        if not self._watch.is_over:
+            self._watch.before_use()
+        gradients, _ = self._sync.choose(ignore_stale_grad=False)
         ascended = DisplacedWeights(self._replicas)
         hyper = {"rho": rho, "adaptive": float(adaptive)}
         self._updater.apply(rules.ascent, hyper, range(len(self._params)), self._params, gradients)
@@ -416,13 +402,8 @@ class Trainer:
                 self._sync.follow_weights()
                 displaced = DisplacedWeights(self._replicas)
                 with interrupts_wait():
-                    if self._sync.updates:
-                        for rule, hyper, indices in averages:
-                            self._sync.apply(rule, hyper, indices)
-                    else:
-                        for replica in self._replicas:
-                            for rule, hyper, indices in averages:
-                                replica.updater.apply(rule, hyper, indices, [replica.params[i] for i in indices])
+                    for average in averages:
+                        self._sync.apply_anywhere(*average)
                     displaced.mark()
                 yield
                 written = displaced.written()
@@ -533,10 +514,7 @@ class Trainer:
             )
         if not self._is_alone:
             self._start()
-        state = self._sync.state_dict()
-        if state is None:
-            state = checkpoint.collect(self._updater, self._names, self._params)
-        state |= self._sync.sum_state()
+        state = self._sync.collect()
         return state if self._loss_scaler is None else state | {"loss_scaler": self._loss_scaler.state_dict()}
 
     @uninterrupted
@@ -563,22 +541,13 @@ class Trainer:
             checkpoint.check_buckets(saved)
         if not self._is_alone:
             self._start()
-        if self._sync.updates:
-            self._sync.load_state_dict(saved)
-        else:
-            for replica in self._replicas:
-                checkpoint.restore(replica.updater, replica.names, replica.params, saved)
-        self._sync.load_sum_state(saved)
-        for replica in self._replicas:
-            replica.forget_counts()
+        self._sync.restore(saved)
         if scaling is not None:
             self._loss_scaler.load_state_dict(scaling)
         if self._ascended is not None:  # weights that were written to since `ascend` have been loaded: they stay
             if not self._ascended.written():
                 self._ascended.restore()
             self._ascended = None
-        for replica in self._replicas:
-            replica.forget_plan()
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Write `state_dict()` to a file (safetensors with JSON in its metadata), atomically."""
@@ -623,9 +592,8 @@ class Trainer:
 
     # The path of a step.
 
-    @uninterrupted
-    def _step(self, batch_size: float, ignore_stale_grad: bool, reduce: bool = True) -> None:
-        """Take a step; `reduce=False` leaves out the sum over replicas."""
+    def _step(self, batch_size: float, ignore_stale_grad: bool, reduced: bool = False) -> None:
+        """Take a step; `reduced`: whether gradients have been summed over replicas by `allreduce_grads`."""
         if type(batch_size) is not int or batch_size <= 0:
             batch_size = number("batch_size", batch_size, above=0)
         if ignore_stale_grad is not False:
@@ -640,20 +608,21 @@ class Trainer:
                 f"{listed(written)} written to between ascend() and step(): the weights stay as written, instead of "
                 "returning to where ascend() began; compute gradients there, and call step() again"
             )
-        choice = self._choose(ignore_stale_grad, reduce)
+        if not self._watch.is_over:
+            self._watch.before_use()
+        self._take(self._sync.choose(ignore_stale_grad, reduced), self._scale / batch_size)
+
+    @uninterrupted
+    def _take(self, choice: Any, rescale_grad: float) -> None:
+        """Update the weights with gradients that `GradientSync.choose` has returned, multiplied by `rescale_grad`."""
         if self._ascended is not None:
             self._ascended.restore()
             self._ascended = None
         optimizer, telemetry = self._optimizer, self._telemetry
-        before, rescale_grad = optimizer.rescale_grad, self._scale / batch_size
-        if before != rescale_grad or isinstance(optimizer, MultiOptimizer):  # which sets it for each of its optimizers
+        if optimizer.rescale_grad != rescale_grad or isinstance(optimizer, MultiOptimizer):  # which sets it for each part
             optimizer.rescale_grad = rescale_grad
         into = None if telemetry is None else telemetry._begin()
-        try:
-            self._apply(*choice, reduce, into)
-        except BaseException:
-            optimizer.rescale_grad = before
-            raise
+        self._sync.step(choice, into, self._loss_scaler)
         if telemetry is not None:
             telemetry._end(into, optimizer.num_update)
         recording = current_recording.get()
@@ -663,143 +632,6 @@ class Trainer:
             self._watch.after_step(not (self._zero_grads or reduced or recording is not None))
         if recording is not None:
             record_step(recording, self._replicas[0], rescale_grad)
-
-    def _choose(self, ignore_stale_grad: bool, reduce: bool = True) -> _Choice:
-        """Return which gradients a step uses.
-
-        Args:
-            ignore_stale_grad: skip parameters without a fresh gradient.
-            reduce: False if `allreduce_grads` has been called.
-
-        Raises:
-            StaleGradientError: a gradient is stale and `ignore_stale_grad` is False; nothing has been changed.
-        """
-        if not self._watch.is_over:
-            self._watch.before_use()
-        written = [replica.guard.collect_written() for replica in self._replicas]
-        if self._is_alone and written[0] is not None:
-            return [], None, written
-        fresh = [replica.fresh(all_written) for replica, all_written in zip(self._replicas, written, strict=True)]
-        counts = self._sync.count_fresh(fresh, ignore_stale_grad) if reduce else self._counts_after_reduce(fresh)
-        if not ignore_stale_grad:
-            self._refuse_stale(counts)
-        chosen = [param.requires_grad and count > 0 for param, count in zip(self._params, counts, strict=True)]
-        if not self._is_alone:
-            self._check_rate(chosen)
-            self._sync.follow_weights()
-        return fresh, chosen, written
-
-    def _apply(
-        self,
-        fresh: list[list[bool]],
-        chosen: list[bool] | None,
-        written: list[_Written],
-        reduce: bool,
-        into: MetricsBuffer | None,
-    ) -> None:
-        """Reduce the gradients and update the weights. If it fails before any weight changed, states are unchanged too.
-
-        Args:
-            fresh, chosen, written: the result of `_choose`.
-            reduce: whether to sum the gradients over replicas.
-            into: the buffer for the metrics of the update, or None.
-        """
-        replicas, sync, scaler = self._replicas, self._sync, self._loss_scaler
-        separate = len(replicas) > 1 and not sync.reduces
-        # [replica][parameter]: whether the gradient is used; None: all of `written`.
-        used = None if chosen is None else fresh if separate else [chosen] * len(replicas)
-        gradients = [written[0][0]] if used is None else self._gradients(used)  # type: ignore[index]  # not None then
-        undo = [replica.undo() for replica in replicas if replica.plan is None]
-        reducing, total = False, None
-        try:
-            if sync.updates:
-                if scaler is not None:
-                    scaler.look(*self._gradients(fresh))
-                sync.update(chosen, fresh, into)  # type: ignore[arg-type]  # only a replica alone has no choice
-                total = sync.total()
-            else:
-                for replica, grads in zip(replicas, gradients, strict=True):
-                    (replica.plan or replica.make_plan()).prepare(grads)
-                if reduce and sync.reduces:
-                    unsummed = self._not_summed(chosen)  # type: ignore[arg-type]  # as above
-                    reducing = True
-                    sync.reduce(unsummed, fresh)
-                    gradients = self._gradients(used)  # type: ignore[arg-type]  # as above
-                    for replica, grads in zip(replicas, gradients, strict=True):
-                        replica.plan.prepare(grads)  # type: ignore[union-attr]  # there is one by now
-                if scaler is not None:
-                    scaler.look(*gradients, always=separate)
-                if len(replicas) == 1:
-                    replicas[0].plan.run(into)  # type: ignore[union-attr]  # as above
-                else:
-                    update_together(self._optimizer, replicas, gradients, into)
-                if sync.reduces:
-                    sync.end_step()
-                if scaler is not None and not separate:
-                    total = replicas[0].plan.total()  # type: ignore[union-attr]  # as above
-        except BaseException:
-            for restore in undo:
-                restore()
-            if reducing:
-                self._summed = [replica.marks() for replica in replicas]
-            raise
-        if sync.updates:
-            gradients = self._gradients(used)  # type: ignore[arg-type]  # as above
-            if self._zero_grads:
-                for grads in gradients:
-                    zero(grads)
-        if used is None and not self._zero_grads:
-            versions, references = written[0][1], replicas[0].plan.references  # type: ignore[index, union-attr]  # as above
-            replicas[0].guard.use(gradients[0], versions, references)
-        else:
-            for replica, grads in zip(replicas, gradients, strict=True):
-                replica.guard.use(grads)
-        if scaler is not None:
-            scaler.end(total)
-        self._reduced = self._summed = None
-
-    def _gradients(self, used: Sequence[Sequence[bool]]) -> list[list[Any]]:
-        """Return the present gradients of each replica; None where [replica][parameter] is not `used`."""
-        return [replica.gradients(chosen) for replica, chosen in zip(self._replicas, used, strict=True)]
-
-    def _refuse_stale(self, counts: Sequence[int]) -> None:
-        """Raise if a gradient is not fresh in all replicas; `counts` has in how many replicas each one is."""
-        n, stale = self._sync.num_replicas, []
-        for name, param, count in zip(self._names, self._params, counts, strict=True):
-            if param.requires_grad and count < n:
-                missing = " (no gradient)" if param.grad is None and n == 1 else ""
-                stale.append(f"{name!r}" + (f" (fresh in {count} of {n} copies)" if count else missing))
-        if stale:
-            raise StaleGradientError(
-                f"no fresh gradient since the last step for {listed(stale)}: call backward() on a loss that depends on "
-                "them before step(), or use step(batch_size, ignore_stale_grad=True) to leave such parameters as they "
-                "are; if a CUDA graph or a kernel of your own has written the gradients, tell torch by "
-                "torch.autograd.graph.increment_version(gradients)"
-            )
-
-    def _counts_after_reduce(self, fresh: Sequence[Sequence[bool]]) -> list[int]:
-        """Return in how many replicas each gradient was fresh before `allreduce_grads` wrote the sum to all of them."""
-        here = list(map(sum, zip(*fresh, strict=True)))
-        if self._is_alone:
-            return here
-        if self._reduced is None:
-            return [count + self._sync.num_replicas - len(fresh) if count else 0 for count in here]
-        return [count if now else 0 for count, now in zip(self._reduced, here, strict=True)]
-
-    def _not_summed(self, chosen: Sequence[bool]) -> list[bool]:
-        """Return which chosen parameters have gradients that are no sums yet; a step that failed late leaves sums."""
-        if self._summed is None:
-            return list(chosen)
-        marks = list(zip([replica.marks() for replica in self._replicas], self._summed, strict=True))
-        return [wanted and any(now[i] != then[i] for now, then in marks) for i, wanted in enumerate(chosen)]
-
-    def _check_rate(self, chosen: Sequence[bool]) -> None:
-        """Raise if a scheduler returns an invalid learning rate, before gradients are summed."""
-        optimizer = self._optimizer
-        if any(chosen) and any(part.lr_scheduler is not None for part in parts_of(optimizer)):
-            counts = optimizer.counts
-            reached = [counts.get(i, optimizer.begin_num_update) + 1 for i, wanted in enumerate(chosen) if wanted]
-            optimizer.rate_at(max(optimizer.num_update, *reached))
 
     # Start and checks.
 
@@ -900,7 +732,7 @@ class Trainer:
             )
         if self._averaging or (self._backward is not None and self._backward.is_open):
             raise RuntimeError("a Trainer cannot be copied inside averaged_weights() or step_in_backward(): leave it first")
-        remade = ("_replicas", "_sync", "_is_alone", "_started", "_reduced", "_summed")
+        remade = ("_replicas", "_sync", "_is_alone", "_started")
         state = {name: value for name, value in vars(self).items() if name not in remade}
         before = None if self._ascended is None else self._ascended.before
         recorded = self._telemetry is not None and self._telemetry.is_recorders
@@ -910,7 +742,7 @@ class Trainer:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         replica = Replica(self._params, self._names, self._updater, self._zero_grads)
-        self._use_replicas([replica], GradientSync())
+        self._use_replicas([replica], GradientSync([replica], self._optimizer))
         if self._ascended is not None:
             self._ascended = DisplacedWeights([replica], state["_ascended"])
         self._watch = AccumulationWatch(self._params, is_over=True)

@@ -24,7 +24,7 @@ from replicas import (
 import tristep
 from tristep import StaleGradientError, Trainer, amp
 from tristep.trainer.kvstore import LocalStore
-from tristep.trainer.kvstore.sync import GradientSync
+from tristep.trainer.kvstore.sync import ReplicasSync
 
 
 @pytest.fixture(autouse=True)
@@ -192,19 +192,21 @@ def test_compression_takes_float32_only(update_on_kvstore, everything):
     backward_parts(nets, make_batches(1)[0])
     trainer.state_dict()
     params = [param for net in nets for param in net.parameters()]
+    trainer.optimizer.rescale_grad = 1 / 6  # which step(6) sets, as MXNet does, and leaves
     before = everything(trainer, params)
     with pytest.raises(TypeError, match="the gradient of key 0 is torch.float64: compression takes dense torch.float32"):
         trainer.step(6)
     assert everything(trainer, params) == before
 
 
-class _OtherProcess(GradientSync):
+class _OtherProcess(ReplicasSync):
     """Another process with one copy, whose gradients are all `value`, and fresh where `there` says so."""
 
-    num_replicas, reduces, in_step = 2, True, True
+    reduces, in_step = True, True
 
-    def __init__(self, model, value):
-        self._params, self.value, self.there, self.log = list(model.parameters()), value, True, []
+    def __init__(self, trainer, value):
+        super().__init__(trainer.replicas, trainer.optimizer)
+        self.num_replicas, self.value, self.there, self.log = 2, value, True, []
 
     def start(self):
         self.log.append("start")
@@ -215,7 +217,7 @@ class _OtherProcess(GradientSync):
 
     def reduce(self, chosen, fresh):
         self.log.append("reduce")
-        for i, (param, wanted) in enumerate(zip(self._params, chosen, strict=True)):
+        for i, (param, wanted) in enumerate(zip(self._replicas[0].params, chosen, strict=True)):
             if wanted:
                 own = param.grad if fresh[0][i] else 0
                 param.grad = torch.zeros_like(param) + own + (self.value if self.there else 0)
@@ -241,7 +243,7 @@ class _OtherProcess(GradientSync):
 def test_what_is_stale_in_another_process_is_stale_here():
     model = torch.nn.Linear(2, 1).double()
     trainer = Trainer(model, "sgd", {"learning_rate": 1.0}, kvstore=LocalStore())
-    other = trainer._sync = _OtherProcess(model, 3.0)
+    other = trainer._sync = _OtherProcess(trainer, 3.0)
     before = model.bias.item()
     model.bias.grad = torch.ones(1, dtype=torch.float64)
     with pytest.raises(StaleGradientError, match=r"'weight' \(fresh in 1 of 2 copies\)"):
@@ -261,7 +263,7 @@ def test_what_is_stale_in_another_process_is_stale_here():
 def test_one_process_writes_and_the_others_wait(tmp_path):
     model = small_net()
     trainer = Trainer(model, "sgd", kvstore=LocalStore())
-    other = trainer._sync = _OtherProcess(model, 0.0)
+    other = trainer._sync = _OtherProcess(trainer, 0.0)
     other.writes = False
     trainer.save_states(tmp_path / "states")
     assert not list(tmp_path.iterdir())
@@ -274,7 +276,7 @@ def test_one_process_writes_and_the_others_wait(tmp_path):
 def test_backward_passes_that_only_add_up_are_announced():
     model = small_net()
     trainer = Trainer(model, "sgd", kvstore=LocalStore())
-    other = trainer._sync = _OtherProcess(model, 0.0)
+    other = trainer._sync = _OtherProcess(trainer, 0.0)
     with trainer.accumulate():
         assert other.log == [True]
     assert other.log == [True, False]

@@ -30,7 +30,7 @@ from .compressed import (
     use_saved_plan,
 )
 from .local import LocalStore
-from .sync import GradientSync
+from .sync import ReplicasSync
 
 
 class CollectiveStore(LocalStore):
@@ -182,7 +182,7 @@ class CollectiveStore(LocalStore):
 _MOST_EXACT = 2**12  # ranks up to which the sums of flags are exact in float32
 
 
-class AllReduceSync(GradientSync):
+class AllReduceSync(ReplicasSync):
     """The synchronization of `dist_sync` with `update_on_kvstore=False`: each rank updates with all-reduced gradients.
 
     Sums are started in buckets while backward runs, and are complete after `count_fresh`.
@@ -206,8 +206,8 @@ class AllReduceSync(GradientSync):
         compression_params: Mapping[str, Any] | None,
         engine: str | None,
     ) -> None:
+        super().__init__([replica], optimizer)
         self.group, self._replica, self._names, self._engine = group, replica, replica.names, engine
-        self._optimizer = optimizer
         self._compression_params = compression_params
         check_compression(compression_params)
         self._buckets: GradientBuckets | None = None

@@ -10,7 +10,7 @@ from ..replica import Replica
 from ..validation import boolean, choice, did_you_mean
 from .base import LOCAL, SYNCHRONOUS, KVStore
 from .local import LocalStore
-from .sync import GradientSync, KVStoreSync, updates_on_store
+from .sync import GradientSync, KVStoreSync, ReplicasSync, updates_on_store
 
 
 def create(name: str = "local", *, timeout: float | None = None) -> KVStore:
@@ -175,7 +175,7 @@ def sync_for(
         ValueError: there are several replicas in a process that shares a store of synchronous processes.
     """
     if kvstore is None:
-        return GradientSync(len(replicas))
+        return (ReplicasSync if len(replicas) > 1 else GradientSync)(replicas, optimizer)
     store: Any = kvstore
     asked: Any = _class_of(kvstore) if isinstance(kvstore, str) else kvstore
     if asked.in_step and len(replicas) > 1:

@@ -285,8 +285,8 @@ class LocalSync(KVStoreSync):
         updater = self.store._updater
         return updater.total() if isinstance(updater, Updater) else None
 
-    def state_dict(self) -> dict[str, Any] | None:
-        return checkpoint.collect(self._updater, self._replicas[0].names, self._weights) if self.updates else None
+    def state_dict(self) -> dict[str, Any]:
+        return checkpoint.collect(self._updater, self._replicas[0].names, self._weights)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         checkpoint.restore(self._updater, self._replicas[0].names, self._weights, state)

@@ -14,10 +14,13 @@ import torch
 from ...kernels.guards import copy_all
 from ...kernels.metrics import MetricsBuffer
 from .. import checkpoint
+from ..errors import StaleGradientError
+from ..interrupts import uninterrupted
 from ..optimizer import Optimizer
+from ..optimizer.multi import parts_of
 from ..optimizer.sparse import is_sparse
-from ..params import is_lazy
-from ..replica import Replica
+from ..params import is_lazy, listed
+from ..replica import Replica, update_together, zero
 from .base import KVStore, renamed
 
 Residuals = dict[str, dict[str, torch.Tensor]]  # by parameter name, then by source
@@ -26,32 +29,14 @@ LARGE = 16 * 2**20  # elements up to which a local store updates a parameter, as
 
 
 class GradientSync:
-    """Base class of the ways in which a model's replicas, here and in other processes, train as one.
+    """How a model's replicas, here and in other processes, train as one. This class itself: a single replica, and no store.
 
-    This class itself does nothing: each replica is updated with its own gradients.
+    A step of the trainer is `choose`, which finds the gradients and changes nothing that a user sees, and then `step` with
+    the result, which `Trainer` does not look into.
 
-    A step of the trainer makes the following calls, in this order and in one thread. All processes make the same calls, as
-    they depend only on values that are equal in all processes. One exception: if a gradient does not fit its weight, that
-    process raises an error before 4., and the others run into their time limit.
-
-    1. `start()`, once: before the first step, `allreduce_grads`, `update`, or saving or loading of states. All parameters
-       are initialized by then.
-    2. `count_fresh(fresh)`. A gradient is fresh if it has been written since its last use. If a trained parameter
-       (`requires_grad` in the first replica) is fresh in fewer than `num_replicas` replicas, the trainer raises
-       StaleGradientError. With ignore_stale_grad=True it chooses the parameters that are fresh in any replica, so that all
-       processes choose the same.
-    3. `follow_weights()`. The trainer has set the optimizer's `rescale_grad` for this step. Learning rate, schedule, decay
-       and multipliers may change at every step; a store that updates elsewhere has to send them there.
-    4. If `updates` is True: `update(chosen, fresh, into)`. Otherwise `reduce(chosen, fresh)`, which sets `parameter.grad` of
-       every chosen parameter in every local replica to the sum over all replicas, in place or to a view of a larger tensor;
-       then the trainer updates the local replicas and calls `end_step()`.
-
-    The trainer's `allreduce_grads()` makes the calls 1, 2 (without the error) and `reduce`; its `update()` makes 3 and the
-    update only. If a step that failed after `reduce` is repeated, `reduce` is called without the parameters whose gradients
-    are sums already.
-
-    Gradients that several backward passes have accumulated are reduced as they are. A subclass that reduces while backward
-    runs must not do so inside `accumulate()`. It may ignore `fresh` if its hooks know better which gradients are fresh.
+    Args:
+        replicas: the replicas of the model in this process.
+        optimizer: their optimizer.
 
     Attributes:
         updates: whether it updates the weights of all replicas itself (update_on_kvstore), and so holds the optimizer
@@ -74,20 +59,66 @@ class GradientSync:
     store: KVStore | None = None
     _compression_params: Mapping[str, Any] | None = None
 
-    def __init__(self, num_replicas: int = 1) -> None:
-        self.num_replicas = num_replicas
+    def __init__(self, replicas: Sequence[Replica], optimizer: Optimizer) -> None:
+        self._replicas, self._optimizer = list(replicas), optimizer
+        self.num_replicas = len(self._replicas)
+
+    def choose(self, ignore_stale_grad: bool, reduced: bool = False) -> Any:
+        """Return the gradients of the coming step, for `step`.
+
+        Args:
+            ignore_stale_grad: leave out parameters without a fresh gradient.
+            reduced: whether `reduce_gradients` has been called.
+
+        Raises:
+            StaleGradientError: a gradient is stale and `ignore_stale_grad` is False; nothing has been changed.
+        """
+        replica = self._replicas[0]
+        written = replica.guard.collect_written()
+        if written is not None:
+            return written
+        fresh = replica.fresh()
+        if not ignore_stale_grad:
+            self._refuse_stale(fresh)
+        return replica.gradients(fresh), None
+
+    def step(self, choice: Any, into: MetricsBuffer | None, scaler: Any) -> None:
+        """Update the weights. If it fails before any weight has changed, states are unchanged too.
+
+        Args:
+            choice: the result of `choose`.
+            into: the buffer for what the update measures, with a row for each parameter; None to measure nothing.
+            scaler: the trainer's loss scaler, or None.
+        """
+        (gradients, versions), replica = choice, self._replicas[0]
+        restore, plan = None, replica.plan
+        try:
+            if plan is None:
+                restore = replica.undo()
+                plan = replica.make_plan()
+            plan.prepare(gradients)
+            if scaler is not None:
+                scaler.look(gradients)
+            plan.run(into)
+        except BaseException:
+            if restore is not None:
+                restore()
+            raise
+        if versions is None or replica.zero_grads:
+            replica.guard.use(gradients)
+        else:
+            replica.guard.use(gradients, versions, plan.references)
+        if scaler is not None:
+            scaler.end(plan.total())
+
+    def reduce_gradients(self) -> None:
+        """Replace the gradients by their sums over all replicas, in the first half of a step."""
+
+    def forget_sums(self) -> None:
+        """Note that gradients are dropped or filled with zeros, so that none is a sum any more."""
 
     def start(self) -> None:
         """Copy the first replica's weights to all replicas, in place; raise an error if the store lacks a capability."""
-
-    def count_fresh(self, fresh: Sequence[Sequence[bool]], ignore_stale_grad: bool = False) -> list[int]:
-        """Return for each parameter the number of replicas, in all processes, in which its gradient is fresh.
-
-        Args:
-            fresh: for each local replica and parameter whether its gradient has been written since its last use.
-            ignore_stale_grad: whether parameters may be fresh in some replicas only.
-        """
-        return list(map(sum, zip(*fresh, strict=True)))
 
     def follow_weights(self) -> None:
         """Copy the first local replica's weights, which the user may have changed since the last step, to all replicas.
@@ -95,25 +126,6 @@ class GradientSync:
         Raises:
             RuntimeError: weights have changed, but the store cannot take new values; nothing has been changed.
         """
-
-    def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
-        """Set the gradients of the chosen parameters, in every replica, to the sums of all fresh gradients."""
-
-    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
-        """Update the chosen parameters in every replica with the sums of all fresh gradients, which stay as they are.
-
-        If it fails, no weight should have changed. Called only if `updates` is True.
-
-        Args:
-            chosen: for each parameter whether it is updated.
-            fresh: for each local replica and parameter whether its gradient is fresh.
-            into: the buffer for what the updates measure, with a row for each parameter; None to measure nothing. A store
-                that updates elsewhere leaves it unchanged.
-        """
-        raise NotImplementedError
-
-    def end_step(self) -> None:
-        """Note that the trainer has updated the local replicas."""
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Return a context manager inside which backward passes only accumulate gradients, without communication."""
@@ -142,9 +154,27 @@ class GradientSync:
     def check_saves(self) -> None:
         """Raise TypeError if the store has states that it cannot save or load."""
 
-    def state_dict(self) -> dict[str, Any] | None:
-        """Return the states of whole parameters by name, in the form of `checkpoint.collect`; None if `updates` is False."""
-        return None
+    def collect(self) -> dict[str, Any]:
+        """Return all that a training needs to go on: the states of whole parameters by name, and `sum_state`."""
+        replica = self._replicas[0]
+        states = self.state_dict() if self.updates else checkpoint.collect(replica.updater, replica.names, replica.params)
+        return states | self.sum_state()
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Check and load what `collect` returned."""
+        if self.updates:
+            self.load_state_dict(saved)
+        else:
+            for replica in self._replicas:
+                checkpoint.restore(replica.updater, replica.names, replica.params, saved)
+        self.load_sum_state(saved)
+        for replica in self._replicas:
+            replica.counts = replica.host_state = None  # the optimizer's again
+            replica.forget_plan()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of whole parameters by name, as `checkpoint.collect` does. Called only if `updates` is True."""
+        raise NotImplementedError
 
     def end_save(self) -> None:
         """Wait until the process that writes has written a file of states."""
@@ -181,6 +211,14 @@ class GradientSync:
         become 0.
         """
 
+    def apply_anywhere(self, rule: Any, hyper: Mapping[str, float], indices: Collection[int]) -> None:
+        """Apply a rule to the weights of all replicas, with states here or in the store; takes the arguments of `apply`."""
+        if self.updates:
+            self.apply(rule, hyper, indices)
+            return
+        for replica in self._replicas:
+            replica.updater.apply(rule, hyper, list(indices), [replica.params[i] for i in indices])
+
     def apply(self, rule: Any, hyper: Mapping[str, float], indices: Collection[int]) -> None:
         """Apply a rule to the weights of all replicas with the store's states. Called only if `updates` is True.
 
@@ -194,8 +232,190 @@ class GradientSync:
         """
         raise RuntimeError("the store keeps the states elsewhere: averaged weights need update_on_kvstore=False")
 
+    def _refuse_stale(self, counts: Sequence[int]) -> None:
+        """Raise if a gradient is not fresh in all replicas; `counts` has in how many replicas each one is."""
+        n, stale, replica = self.num_replicas, [], self._replicas[0]
+        for name, param, count in zip(replica.names, replica.params, counts, strict=True):
+            if param.requires_grad and count < n:
+                missing = " (no gradient)" if param.grad is None and n == 1 else ""
+                stale.append(f"{name!r}" + (f" (fresh in {count} of {n} copies)" if count else missing))
+        if stale:
+            raise StaleGradientError(
+                f"no fresh gradient since the last step for {listed(stale)}: call backward() on a loss that depends on "
+                "them before step(), or use step(batch_size, ignore_stale_grad=True) to leave such parameters as they "
+                "are; if a CUDA graph or a kernel of your own has written the gradients, tell torch by "
+                "torch.autograd.graph.increment_version(gradients)"
+            )
 
-class KVStoreSync(GradientSync):
+
+class ReplicasSync(GradientSync):
+    """Several replicas, here or in other processes; this class itself: each is updated with its own gradients.
+
+    A step makes the following calls, in this order and in one thread. All processes make the same calls, as they depend only
+    on values that are equal in all processes. One exception: if a gradient does not fit its weight, that process raises an
+    error before 4., and the others run into their time limit.
+
+    1. `start()`, once: before the first step, or saving or loading of states. All parameters are initialized by then.
+    2. `count_fresh(fresh)`. A gradient is fresh if it has been written since its last use. If a trained parameter
+       (`requires_grad` in the first replica) is fresh in fewer than `num_replicas` replicas, StaleGradientError is raised.
+       With ignore_stale_grad=True the parameters that are fresh in any replica are chosen, so that all processes choose the
+       same.
+    3. `follow_weights()`. The trainer sets the optimizer's `rescale_grad` for this step. Learning rate, schedule, decay and
+       multipliers may change at every step; a store that updates elsewhere has to send them there.
+    4. If `updates` is True: `update(chosen, fresh, into)`. Otherwise `reduce(chosen, fresh)`, which sets `parameter.grad` of
+       every chosen parameter in every local replica to the sum over all replicas, in place or to a view of a larger tensor;
+       then the local replicas are updated, and `end_step()` is called.
+
+    `Trainer.allreduce_grads()` makes the calls 1, 2 (without the error) and `reduce`; its `update()` makes 3 and the update
+    only. If a step that failed after `reduce` is repeated, `reduce` is called without the parameters whose gradients are
+    sums already.
+
+    Gradients that several backward passes have accumulated are reduced as they are. A subclass that reduces while backward
+    runs must not do so inside `accumulate()`. It may ignore `fresh` if its hooks know better which gradients are fresh.
+    """
+
+    # In how many replicas each gradient was fresh in `reduce_gradients`; and, after a step that failed when gradients had
+    # been summed, the marks of the sums.
+    _reduced: list[int] | None = None
+    _summed: list[list[tuple[int, int]]] | None = None
+
+    @uninterrupted  # processes that sum while others do not would wait for each other
+    def choose(self, ignore_stale_grad: bool, reduced: bool = False) -> Any:
+        fresh = [replica.fresh() for replica in self._replicas]
+        counts = self._counts_after_reduce(fresh) if reduced else self.count_fresh(fresh, ignore_stale_grad)
+        if not ignore_stale_grad:
+            self._refuse_stale(counts)
+        chosen = self._wanted(counts)
+        self._check_rate(chosen)
+        self.follow_weights()
+        return chosen, fresh, reduced
+
+    def step(self, choice: Any, into: MetricsBuffer | None, scaler: Any) -> None:
+        chosen, fresh, reduced = choice
+        used = [chosen] * len(self._replicas) if self.reduces else fresh
+        step = self._step_by_store if self.updates else self._step_here
+        total, gradients = step(chosen, fresh, used, reduced, into, scaler)
+        for replica, grads in zip(self._replicas, gradients, strict=True):
+            replica.guard.use(grads)
+        if scaler is not None:
+            scaler.end(total)
+        self._reduced = self._summed = None
+
+    @uninterrupted
+    def reduce_gradients(self) -> None:
+        fresh = [replica.fresh() for replica in self._replicas]
+        counts = self.count_fresh(fresh, True)
+        self.reduce(self._not_summed(self._wanted(counts)), fresh)
+        self._reduced, self._summed = counts, None
+
+    def forget_sums(self) -> None:
+        self._reduced = self._summed = None
+
+    def count_fresh(self, fresh: Sequence[Sequence[bool]], ignore_stale_grad: bool = False) -> list[int]:
+        """Return for each parameter the number of replicas, in all processes, in which its gradient is fresh.
+
+        Args:
+            fresh: for each local replica and parameter whether its gradient has been written since its last use.
+            ignore_stale_grad: whether parameters may be fresh in some replicas only.
+        """
+        return list(map(sum, zip(*fresh, strict=True)))
+
+    def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
+        """Set the gradients of the chosen parameters, in every replica, to the sums of all fresh gradients."""
+
+    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
+        """Update the chosen parameters in every replica with the sums of all fresh gradients, which stay as they are.
+
+        If it fails, no weight should have changed. Called only if `updates` is True.
+
+        Args:
+            chosen: for each parameter whether it is updated.
+            fresh: for each local replica and parameter whether its gradient is fresh.
+            into: the buffer for what the updates measure, with a row for each parameter; None to measure nothing. A store
+                that updates elsewhere leaves it unchanged.
+        """
+        raise NotImplementedError
+
+    def end_step(self) -> None:
+        """Note that the trainer has updated the local replicas."""
+
+    def _step_by_store(
+        self, chosen: list[bool], fresh: Any, used: Any, reduced: bool, into: MetricsBuffer | None, scaler: Any
+    ) -> tuple[torch.Tensor | None, list[Any]]:
+        if scaler is not None:
+            scaler.look(*self._gradients_of(fresh))
+        self.update(chosen, fresh, into)
+        gradients = self._gradients_of(used)
+        for replica, grads in zip(self._replicas, gradients, strict=True):
+            if replica.zero_grads:
+                zero(grads)
+        return self.total(), gradients
+
+    def _step_here(
+        self, chosen: list[bool], fresh: Any, used: Any, reduced: bool, into: MetricsBuffer | None, scaler: Any
+    ) -> tuple[torch.Tensor | None, list[Any]]:
+        replicas, reducing = self._replicas, False
+        undo = [replica.undo() for replica in replicas if replica.plan is None]
+        try:
+            gradients = self._prepared(used)
+            if self.reduces and not reduced:
+                unsummed = self._not_summed(chosen)
+                reducing = True
+                self.reduce(unsummed, fresh)
+                gradients = self._prepared(used)
+            if scaler is not None:
+                scaler.look(*gradients, always=not self.reduces)
+            update_together(self._optimizer, replicas, gradients, into)
+            if self.reduces:
+                self.end_step()
+        except BaseException:
+            for restore in undo:
+                restore()
+            if reducing:
+                self._summed = [replica.marks() for replica in replicas]
+            raise
+        plan: Any = replicas[0].plan
+        return (plan.total() if self.reduces else None), gradients
+
+    def _prepared(self, used: Sequence[Sequence[bool]]) -> list[list[Any]]:
+        """Prepare the replicas' updates with the present gradients, and return these."""
+        gradients = self._gradients_of(used)
+        for replica, grads in zip(self._replicas, gradients, strict=True):
+            (replica.plan or replica.make_plan()).prepare(grads)
+        return gradients
+
+    def _gradients_of(self, used: Sequence[Sequence[bool]]) -> list[list[Any]]:
+        """Return the present gradients of each replica; None where [replica][parameter] is not `used`."""
+        return [replica.gradients(chosen) for replica, chosen in zip(self._replicas, used, strict=True)]
+
+    def _wanted(self, counts: Sequence[int]) -> list[bool]:
+        """Return which parameters a step updates, if their gradients are fresh in so many replicas."""
+        return [param.requires_grad and count > 0 for param, count in zip(self._replicas[0].params, counts, strict=True)]
+
+    def _counts_after_reduce(self, fresh: Sequence[Sequence[bool]]) -> list[int]:
+        """Return in how many replicas each gradient was fresh before `reduce_gradients` wrote the sum to all of them."""
+        here = list(map(sum, zip(*fresh, strict=True)))
+        if self._reduced is None:
+            return [count + self.num_replicas - len(fresh) if count else 0 for count in here]
+        return [count if now else 0 for count, now in zip(self._reduced, here, strict=True)]
+
+    def _not_summed(self, chosen: Sequence[bool]) -> list[bool]:
+        """Return which chosen parameters have gradients that are no sums yet; a step that failed late leaves sums."""
+        if self._summed is None:
+            return list(chosen)
+        marks = list(zip([replica.marks() for replica in self._replicas], self._summed, strict=True))
+        return [wanted and any(now[i] != then[i] for now, then in marks) for i, wanted in enumerate(chosen)]
+
+    def _check_rate(self, chosen: Sequence[bool]) -> None:
+        """Raise if a scheduler returns an invalid learning rate, before gradients are summed."""
+        optimizer = self._optimizer
+        if any(chosen) and any(part.lr_scheduler is not None for part in parts_of(optimizer)):
+            counts = optimizer.counts
+            reached = [counts.get(i, optimizer.begin_num_update) + 1 for i, wanted in enumerate(chosen) if wanted]
+            optimizer.rate_at(max(optimizer.num_update, *reached))
+
+
+class KVStoreSync(ReplicasSync):
     """The synchronization of replicas in one process through any store, also a user's, which may update the weights.
 
     The store's keys are the parameters' indices. Each key is pushed with a tensor for each replica: its gradient, or zeros
@@ -225,9 +445,8 @@ class KVStoreSync(GradientSync):
         compression_params: Mapping[str, Any] | None = None,
         engine: str | None = None,
     ) -> None:
-        self.num_replicas = len(replicas)
+        super().__init__(replicas, optimizer)
         self._make, self._engine = make, engine
-        self._replicas, self._optimizer = list(replicas), optimizer
         self._compression_params = compression_params
         self._control: torch.Tensor | None = None
         # For a store that cannot take new values: the first replica's weights after the last update, to notice changes.
@@ -303,9 +522,7 @@ class KVStoreSync(GradientSync):
                 "saved: define both, or use update_on_kvstore=False"
             )
 
-    def state_dict(self) -> dict[str, Any] | None:
-        if not self.updates:
-            return None
+    def state_dict(self) -> dict[str, Any]:
         self.check_saves()
         with tempfile.TemporaryDirectory() as folder:  # a user-defined store offers its states only as a file
             path = Path(folder) / "states"

@@ -463,7 +463,8 @@ class HyperRows(Rows):
         """
         optimizer = self._optimizer
         self._before = (optimizer.host_state(), optimizer._begun) if optimizer.host_state_names else ()
-        multipliers = self._read_multipliers()
+        has_multipliers = any(self._attributes) or optimizer.lr_mult or optimizer.wd_mult
+        multipliers = self._read_multipliers() if has_multipliers else None
         if multipliers != self._multipliers:
             self._share(multipliers)
         counts = optimizer.step_counts.values
@@ -496,10 +497,8 @@ class HyperRows(Rows):
             self._optimizer.step_counts.advance(self._counted, max(self._times))
 
     def _read_multipliers(self) -> Any:
-        """Return everything that multipliers depend on, to compare it with the last step; None if no multiplier is set."""
+        """Return everything that multipliers depend on, to compare it with the last step."""
         optimizer = self._optimizer
-        if not any(self._attributes) and not (optimizer.lr_mult or optimizer.wd_mult):
-            return None
         by_parameter = [tuple(map(each.get, ("lr_mult", "wd_mult", "grad_req"))) for each in self._attributes]
         return by_parameter, dict(optimizer.lr_mult), dict(optimizer.wd_mult)
 
