@@ -550,7 +550,7 @@ class Trainer:
             self._ascended = None
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
-        """Write `state_dict()` to a file (safetensors with JSON in its metadata), atomically."""
+        """Write `state_dict()` to a file (safetensors, JSON in its metadata), atomically, without a copy of it in memory."""
         state = self.state_dict()
         if self._sync.writes:
             checkpoint.write(fname, state)
@@ -559,11 +559,15 @@ class Trainer:
     def load_states(self, fname: str | os.PathLike[str]) -> None:
         """Restore the optimizer's settings, schedule, counts and states from a file of `save_states`.
 
+        All of the file is checked first. Then states are copied, part by part, from the file into those that exist, if these
+        have the same form, so that no second copy of them is needed; tensors of a former `state_dict()` then change, too, as
+        they do at a step. No other program may write to the file meanwhile; to replace it by renaming is fine.
+
         Raises:
             FileNotFoundError: there is no such file.
             ValueError: the file is not a state file, is damaged, or does not fit this trainer; nothing has been changed.
         """
-        checkpoint.load_read(self.load_state_dict, checkpoint.read(fname), f"fname={str(fname)!r}")
+        checkpoint.load_read(self.load_state_dict, checkpoint.read(fname, mapped=True), f"fname={str(fname)!r}")
 
     @uninterrupted
     def resume(self, folder: str | os.PathLike[str], net: Any = None) -> Checkpoint:

@@ -16,6 +16,7 @@ from ..params import modules_of
 from ..random_state import check_random_state, random_state, set_random_state
 from ..replica import Replica
 from ..validation import absolute_path
+from . import mapping
 from .check import plain_name
 from .folder import Checkpoint, Content, is_checkpoint, newest, read_checkpoint
 from .state import load_read
@@ -171,7 +172,7 @@ class Training:
         load_read(self._trainer.load_state_dict, content.states, f"checkpoint={str(content.about.path)!r}")
         with torch.no_grad():
             for _, mine, tensor in pairs:
-                mine[_once(mine)].copy_(tensor[_once(mine)])
+                mapping.copy(mine[_once(mine)], tensor[_once(mine)])
         for modules, states in zip(self._extra, extras, strict=True):
             for name, module in modules.items():
                 module.set_extra_state(states[name])

@@ -17,11 +17,14 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from mmap import mmap
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import torch
+
+from .mapping import map_file, parts, used
 
 fcntl: Any = import_module("fcntl") if os.name == "posix" else None  # on Windows nobody can remove a file that is open
 _TEXT, _CHECKSUM = "tristep", "tristep checksum"  # in a file's metadata
@@ -33,6 +36,8 @@ _NAMES_OF_DTYPES = {
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
 _DTYPES = {name: getattr(torch, kind) for name, kind in _NAMES_OF_DTYPES.items() if hasattr(torch, kind)}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_MOST_CHECKSUM = 2**32 - 1
 SMALL, RATIO = 1 << 26, 128  # what an npz file may unpack to: so many bytes, or so many times its size
 _MOST_TEXT = 1 << 24  # bytes of JSON in an npz file; parsed, they take some twenty times as much memory
 
@@ -142,34 +147,44 @@ def write(
         ValueError: names and header take more than 100 MB, the most that safetensors reads.
         OSError: the errors of `replace`.
     """
-    stored, names, dtypes = dict[str, torch.Tensor](), dict[str, str](), dict[str, str]()
+    names, forms = dict[str, str](), dict[str, torch.Tensor]()  # by key; without memory, as they will be stored
     for key, tensor in tensors.items():
         name = key
-        while not _is_name(name) or (name != key and (name in tensors or name in stored)):
+        while not _is_name(name) or (name != key and (name in tensors or name in names.values())):
             name = json.dumps(name)
-        if name != key:
-            names[key] = name
-        if tensor.dtype not in _DTYPES.values():
-            dtypes[key] = str(tensor.dtype).removeprefix("torch.")
-        stored[name] = _stored(tensor)
-    checksums = {key: _checksum(stored[names.get(key, key)]) for key in tensors}
-    more = {"names": names} if names else {}
-    more |= {"dtypes": dtypes} if dtypes else {}
-    text = json.dumps({**header, **more, "checksums": checksums})
+        names[key] = name
+        forms[key] = _stored(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
+    others = {key: name for key, name in names.items() if name != key}
+    dtypes = {key: f"{tensor.dtype}".removeprefix("torch.") for key, tensor in tensors.items() if tensor.dtype not in _NAMES}
+    header = {**header, **({"names": others} if others else {}), **({"dtypes": dtypes} if dtypes else {})}
+    in_order = sorted(tensors, key=lambda key: (-forms[key].itemsize, names[key]))  # so all are aligned
+    described, end = dict[str, Any](), 0
+    for key in in_order:
+        form, start = forms[key], end
+        end += form.nbytes
+        described[names[key]] = {"dtype": _NAMES[form.dtype], "shape": list(form.shape), "data_offsets": [start, end]}
 
-    try:
-        from safetensors.torch import save  # here, because a training without files does not need it
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"{argument}: files need the package safetensors: pip install safetensors", name=error.name
-        ) from error
+    def begin(checksums: Mapping[str, int]) -> bytes:
+        text = json.dumps({**header, "checksums": checksums})
+        metadata = {"__metadata__": {_TEXT: text, _CHECKSUM: f"{zlib.crc32(text.encode())}"}}
+        return json.dumps(metadata | described, ensure_ascii=False, separators=(",", ":")).encode()
 
-    data = save(stored, {_TEXT: text, _CHECKSUM: str(zlib.crc32(text.encode()))})
-    if (size := int.from_bytes(data[:8], "little")) > _MOST_HEADER:
+    # The header comes first, but the checksums in it are known last: room is left for the longest ones.
+    checksums = dict.fromkeys(tensors, _MOST_CHECKSUM)
+    size = -(-(len(begin(checksums)) + len(str(_MOST_CHECKSUM))) // 8) * 8
+    if size > _MOST_HEADER:
         raise ValueError(
             f"{argument}={str(path)!r}: names and header take {size:,} bytes: a file has at most {_MOST_HEADER:,}"
         )
-    replace(argument, path, lambda file: file.write(data))
+
+    def save(file: IO[bytes]) -> None:
+        file.seek(8 + size)
+        for key in in_order:
+            checksums[key] = _checksum(tensors[key], forms[key], file.write)
+        file.seek(0)
+        file.write(size.to_bytes(8, "little") + begin(checksums).ljust(size))
+
+    replace(argument, path, save)
 
 
 def write_arrays(
@@ -194,18 +209,26 @@ def check_writable(what: str, tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         how = "quantized" if tensor.is_quantized else "on the meta device" if tensor.is_meta else str(tensor.layout)
         raise TypeError(f"{what} is a tensor that is {how}: only dense tensors with values can be saved")
-    if not (kind in _DTYPES.values() or kind.is_complex or kind.is_floating_point):
+    if not (kind in _NAMES or kind.is_complex or kind.is_floating_point):
         raise TypeError(f"{what} is {kind}, which safetensors files do not support: convert it before saving")
 
 
-def read(path: str | os.PathLike[str], with_tensors: bool = True) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
+def read(
+    path: str | os.PathLike[str], with_tensors: bool = True, mapped: bool = False
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
     """Return the header and the tensors that `write` wrote, or None for another program's file. Call it within `contents`.
 
     The file is opened once, so that another process may replace it meanwhile. We read it ourselves, because a library that
     calls back reports a KeyboardInterrupt from a signal's handler as an error of the file.
+
+    Args:
+        path: the name of the file.
+        with_tensors: whether to read the tensors, too.
+        mapped: whether tensors stay in the file, where all has been checked, until they are copied by `mapping.copy`. They
+            are for reading only, and nobody must keep them: what is written over the file would change them.
     """
     with open(path, "rb") as file:
-        return _read(file, with_tensors)
+        return _read(file, with_tensors, mapped)
 
 
 def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -224,7 +247,9 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any]
     return header["about"], {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
-def _read(file: IO[bytes], with_tensors: bool = True) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
+def _read(
+    file: IO[bytes], with_tensors: bool = True, mapped: bool = False
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
     text, places = _begin(file)
     if text is None:
         return None
@@ -234,8 +259,8 @@ def _read(file: IO[bytes], with_tensors: bool = True) -> tuple[dict[str, Any], d
     _refuse_damaged(set(keys) ^ set(places))
     if not with_tensors:
         return header, {}
-    in_order = sorted(places.items(), key=lambda item: item[1][2])
-    tensors = {keys[name]: _read_tensor(file, *place) for name, place in in_order}
+    in_order, view = sorted(places.items(), key=lambda item: item[1][2]), map_file(file) if mapped else None
+    tensors = {keys[name]: _read_tensor(file, view, *place) for name, place in in_order}
     _refuse_damaged(key for key, tensor in tensors.items() if _checksum(tensor) != checksums[key])
     return header, {key: _as_written(tensors[key], dtypes.get(key)) for key in checksums}
 
@@ -277,7 +302,7 @@ def _is_name(name: str) -> bool:
 def _stored(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor in the form that a file has."""
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    if tensor.dtype in _DTYPES.values():
+    if tensor.dtype in _NAMES:
         return tensor
     return torch.view_as_real(tensor).contiguous() if tensor.is_complex() else tensor.view(torch.uint8)
 
@@ -326,9 +351,13 @@ def _begin(file: IO[bytes]) -> tuple[str | None, dict[str, tuple[torch.dtype, li
     return metadata[_TEXT], places
 
 
-def _read_tensor(file: IO[bytes], kind: torch.dtype, shape: list[int], start: int, size: int) -> torch.Tensor:
+def _read_tensor(
+    file: IO[bytes], view: mmap | None, kind: torch.dtype, shape: list[int], start: int, size: int
+) -> torch.Tensor:
     if not size:
         return torch.empty(shape, dtype=kind)
+    if view is not None and start % kind.itemsize == 0:
+        return torch.frombuffer(view, dtype=kind, count=size // kind.itemsize, offset=start).reshape(shape)
     data = bytearray(size)
     file.seek(start)
     if file.readinto(data) != size:  # type: ignore[attr-defined]
@@ -351,11 +380,24 @@ def _parsed(text: str | bytes) -> Any:
         raise ValueError("its text is nested too deeply") from None
 
 
-def _checksum(tensor: torch.Tensor) -> int:
-    """Return a checksum of a tensor's dtype, shape and bytes."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    start = zlib.crc32(f"{tensor.dtype}{list(tensor.shape)}".encode())
-    return zlib.crc32(flat.view(torch.uint8).numpy().data, start) if flat.numel() else start
+def _checksum(tensor: torch.Tensor, form: torch.Tensor | None = None, write: Callable[[Any], Any] | None = None) -> int:
+    """Return a checksum of a tensor's dtype, shape and bytes, in the form that a file has, which may be given.
+
+    Args:
+        tensor: a tensor on any device, or in a mapped file.
+        form: a tensor, such as one without memory, of the dtype and shape that a file has; None: the tensor itself is.
+        write: called with the bytes of each part of it, in their order.
+    """
+    form = tensor if form is None else form
+    checksum = zlib.crc32(f"{form.dtype}{list(form.shape)}".encode())
+    for part in parts(tensor.detach()):
+        if part.numel():
+            data = _stored(part.cpu()).reshape(-1).view(torch.uint8).numpy().data
+            checksum = zlib.crc32(data, checksum)
+            if write is not None:
+                write(data)
+        used(part)
+    return checksum
 
 
 def _refuse_damaged(names: Iterable[str]) -> None:

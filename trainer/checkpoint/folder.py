@@ -218,7 +218,7 @@ def newest(folder: Path) -> Content | None:
 
 
 def read_checkpoint(path: Path) -> Content:
-    """Read a checkpoint into the CPU's memory, using no more of it than the files have bytes.
+    """Read a checkpoint, with the tensors of the model and the states in mapped files.
 
     Raises:
         FileNotFoundError, ValueError: the folder is not a checkpoint, or is damaged.
@@ -231,8 +231,8 @@ def read_checkpoint(path: Path) -> Content:
         for rank in ranks:
             _check_rank(rank)
     with files.contents("checkpoint", path / _MODEL, _PART):
-        of_model, model = _read(path / _MODEL)
-    states = state.read(path / _STATES)
+        of_model, model = _read(path / _MODEL, mapped=True)
+    states = state.read(path / _STATES, mapped=True)
     if len({str(each) for each in (header.get(_IDENTITY), of_model.get(_IDENTITY), states.pop(_IDENTITY, None))}) > 1:
         raise ValueError(
             f"checkpoint={str(path)!r}: its files are of different checkpoints, as after a copy that was mixed up"
@@ -346,8 +346,8 @@ def _check_rank(rank: Any) -> None:
     check_random_state(rank["random"], with_gpus=False)
 
 
-def _read(path: Path, with_tensors: bool = True) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    content = files.read(path, with_tensors)
+def _read(path: Path, with_tensors: bool = True, mapped: bool = False) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    content = files.read(path, with_tensors, mapped)
     if content is None:
         raise ValueError("a safetensors file from elsewhere")
     return content

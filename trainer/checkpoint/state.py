@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from ...kernels.states import states_for
-from ...kernels.storage import copy
+from ...kernels import Rule, storage
+from ...kernels.states import goes_with, slot_dtypes, state_type, states_for
 from .. import lr_scheduler
 from ..lr_scheduler.config import checked_attributes, saved_attributes
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater
 from ..optimizer.counts import Index
 from ..optimizer.multi import part_of
 from ..optimizer.patterns import pattern_text
-from ..optimizer.states import MASTER, State, current_state, put_master
-from . import files
+from ..optimizer.states import MASTER, State, current_state, has_slots, put_master
+from . import files, mapping
 from .check import FORMAT, check, check_form, check_format, few, saved_rule, shape_of, shares
 from .nesting import flatten, tensor_names, unflatten
 
@@ -94,7 +94,7 @@ def restore(
     saved: Mapping[str, Any],
     indices: Sequence[Index] | None = None,
 ) -> None:
-    """Load the result of `collect` into an updater.
+    """Load the result of `collect` into an updater. Tensors of a mapped file are copied into states of the same form.
 
     Args:
         updater: the updater of the optimizer.
@@ -108,8 +108,10 @@ def restore(
     """
     optimizer = updater.optimizer
     check(optimizer, names, params, saved)
+    indices = range(len(names)) if indices is None else indices
+    present = {name: updater.state[i] for i, name in zip(indices, names, strict=True) if i in updater.state}
     states: dict[str, Any] = {}
-    changes = []
+    changes, overwritten = [], list[tuple[torch.Tensor, torch.Tensor]]()
     for part, part_state in shares(optimizer, names, saved):
         settings = part_state["settings"]
         # How states are stored is the trainer's own choice, for masters if there are any in both.
@@ -118,14 +120,15 @@ def restore(
         restored = {name: value for name, value in settings.items() if name not in stays}
         schedule, attributes = _saved_schedule(part, part_state["lr_scheduler"])
         changes.append((part, restored | {"lr_scheduler": schedule}, attributes))
-        states |= _saved_states(part, dict(zip(names, params, strict=True)), part_state)
+        states |= _saved_states(part, dict(zip(names, params, strict=True)), part_state, present, overwritten)
     for part, settings, attributes in changes:
         part.set_together(settings, True)
         if attributes:
             vars(part.lr_scheduler).update(attributes)
     if isinstance(optimizer, MultiOptimizer):
         optimizer.clip_norm, optimizer.skip_nonfinite = saved["settings"]["clip_norm"], saved["settings"]["skip_nonfinite"]
-    indices = range(len(names)) if indices is None else indices
+    for state, of_file in overwritten:
+        mapping.copy(state, of_file)
     slots = optimizer.slots(indices)  # also extends `values` for new parameters
     optimizer.step_counts.values[slots] = [saved["counts"].get(name, optimizer.begin_num_update) for name in names]
     optimizer.num_update = saved["num_update"]
@@ -133,8 +136,18 @@ def restore(
     updater.forget_plan()
 
 
-def _saved_states(optimizer: Optimizer, params: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy the saved states and masters to the devices and the memory formats of their parameters; by name."""
+def _saved_states(
+    optimizer: Optimizer,
+    params: Mapping[str, torch.Tensor],
+    saved: Mapping[str, Any],
+    present: Mapping[str, Any],
+    overwritten: list[tuple[torch.Tensor, torch.Tensor]],
+) -> dict[str, Any]:
+    """Return the saved states and masters, on the devices and in the memory formats of their parameters; by name.
+
+    They are copies, or states in `present` that have the form of those in a mapped file, so that there is no need of more
+    memory: these are put into the list `overwritten`, with what is still to be copied into them.
+    """
     states: dict[str, Any] = {}
     if not isinstance(optimizer, RuleOptimizer):
         for name, slots in saved["state"].items():
@@ -143,17 +156,47 @@ def _saved_states(optimizer: Optimizer, params: Mapping[str, torch.Tensor], save
                 raise ValueError(f"saved state: {name!r} has {few(slots) or 'no tensors'}, its layout is {layout!r}")
             states[name] = unflatten(layout, slots, params[name].device)
         return states
-    rule = saved_rule(optimizer, saved["settings"])
-    empty = states_for(rule, [params[name].detach() for name in saved["state"]], optimizer.narrow)
-    for (name, slots), tensors in zip(saved["state"].items(), empty, strict=True):
-        weight = params[name].detach()
-        state: State = dict(zip(rule.slots, tensors, strict=True))
+    rule, weights = saved_rule(optimizer, saved["settings"]), {name: params[name].detach() for name in saved["state"]}
+    kept = {
+        name: {slot: present[name][slot] for slot in slots}
+        for name, slots in saved["state"].items()
+        if name in present and _fits(rule, weights[name], present[name], slots, optimizer.narrow)
+    }
+    new = [name for name in weights if name not in kept]
+    made = dict(zip(new, states_for(rule, [weights[name] for name in new], optimizer.narrow), strict=True))
+    for name, slots in saved["state"].items():
+        if name in kept:
+            overwritten += [(tensor, slots[slot]) for slot, tensor in kept[name].items()]
+            states[name] = kept[name]
+            continue
+        state: State = dict(zip(rule.slots, made[name], strict=True))
         for slot, tensor in state.items():
-            copy(tensor, slots[slot].to(tensor.device), weight.shape, slot in rule.nonnegative)
+            if tensor.dtype == slots[slot].dtype:
+                mapping.copy(tensor, slots[slot])
+            else:
+                old = slots[slot].to(tensor.device)
+                storage.copy(tensor, old, weights[name].shape, slot in rule.nonnegative)
         if MASTER in slots:
-            state[MASTER] = put_master(weight, None, slots[MASTER])
+            state[MASTER] = put_master(weights[name], None, slots[MASTER])
         states[name] = state
     return states
+
+
+def _fits(
+    rule: Rule, weight: torch.Tensor, state: State, slots: Mapping[str, torch.Tensor], narrow: torch.dtype | None
+) -> bool:
+    """Return whether `slots` are of a mapped file, and `state` would be made for them as it is."""
+    dtypes = dict(zip(rule.slots, slot_dtypes(rule, weight.dtype, state_type(weight, narrow), weight.shape), strict=True))
+    return (
+        has_slots(rule, state)
+        and all(slot in state for slot in slots)
+        and all(
+            mapping.is_mapped(tensor)
+            and (state[slot].shape, state[slot].dtype) == (tensor.shape, tensor.dtype)
+            and goes_with(state[slot], weight, dtypes.get(slot, tensor.dtype))
+            for slot, tensor in slots.items()
+        )
+    )
 
 
 def _described(optimizer: Optimizer) -> dict[str, Any]:
@@ -211,7 +254,7 @@ def load_read(load: Callable[[dict[str, Any]], None], state: dict[str, Any], nam
 def write(path: str | os.PathLike[str], collected: Mapping[str, Any]) -> None:
     """Write what `collect` returned to a file. A file of that name is replaced when the new one is complete."""
     tensors = {
-        json.dumps([name, slot, *section]): tensor.detach().contiguous()
+        json.dumps([name, slot, *section]): tensor
         for key, section in _SECTIONS.items()
         for name, slots in collected.get(key, {}).items()
         for slot, tensor in slots.items()
@@ -220,15 +263,15 @@ def write(path: str | os.PathLike[str], collected: Mapping[str, Any]) -> None:
     files.write("fname", path, header | {"states of": list(collected["state"])}, tensors)
 
 
-def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a file of `write`, and return what `collect` returned.
+def read(path: str | os.PathLike[str], mapped: bool = False) -> dict[str, Any]:
+    """Read a file of `write`, and return what `collect` returned; `mapped` as in `files.read`.
 
     Raises:
         FileNotFoundError: the file does not exist.
         ValueError: the file is damaged, or is not one of `write`.
     """
     with files.contents("fname", path, f"a state file of tristep{_hint(path)}"):
-        content = files.read(path)
+        content = files.read(path, mapped=mapped)
         if content is not None:
             return _put_together(*content)
     raise ValueError(f"fname={str(path)!r}: a safetensors file, but not one that Trainer.save_states wrote")

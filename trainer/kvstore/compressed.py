@@ -232,4 +232,4 @@ def _like(value: Any, name: str, tensors: Mapping[str, torch.Tensor], number: in
         return [_like(item, f"{name}.{k}", tensors, number) for k, item in enumerate(value)]
     if name not in tensors:
         raise ValueError(f"saved state: reducers[{str(number)!r}] lacks {name!r}")
-    return tensors[name] if isinstance(value, torch.Tensor) else tensors[name].item()
+    return tensors[name].clone() if isinstance(value, torch.Tensor) else tensors[name].item()

@@ -217,7 +217,7 @@ class LocalStore(KVStore):
             ValueError: the file is damaged, or of other keys, shapes or another optimizer; nothing has been changed.
         """
         updater, keys = optimizer_updater(self._updater), list(self._values)
-        saved = checkpoint.read(fname)
+        saved = checkpoint.read(fname, mapped=True)
         checkpoint.restore(updater, list(map(str, keys)), list(self._values.values()), saved, keys)
 
     def __repr__(self) -> str:
