@@ -17,9 +17,8 @@ import torch
 
 AT_A_TIME = 1 << 21  # elements, and bytes
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0)  # Python < 3.13
-_mappings: WeakKeyDictionary[mmap.mmap, list[int]] = (
-    WeakKeyDictionary()
-)  # in use: address, and bytes read since pages went back
+# The mappings in use: address, and bytes read since pages went back.
+_mappings: WeakKeyDictionary[mmap.mmap, list[int]] = WeakKeyDictionary()
 
 
 def map_file(file: IO[bytes]) -> mmap.mmap | None:
