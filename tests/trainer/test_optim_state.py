@@ -87,8 +87,9 @@ def test_a_training_resumed_goes_on_as_if_nothing_had_happened(name, way, dtype)
     resumed = [torch.nn.Parameter(parameter.detach().clone()) for parameter in parameters]
     again = _make(tristep.optim, name, resumed, lr=0.5)
     saved = optimizer.state_dict()
-    states = [value for row in saved["state"].values() for value in row.values() if isinstance(value, torch.Tensor)]
-    assert {value.dtype for value in states} <= {torch.float32}
+    states = [item for row in saved["state"].values() for item in row.items() if isinstance(item[1], torch.Tensor)]
+    counted = torch.float64 if name in OURS else torch.float32  # float32 ends at 2^24, in torch, too
+    assert all(value.dtype == (counted if key == "step" else torch.float32) for key, value in states)
     again.load_state_dict(WAYS[way](saved))
     assert _plain(again.state_dict()) == _plain(saved)
     _steps(name, again, 3, 6)

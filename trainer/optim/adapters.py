@@ -113,6 +113,7 @@ class _OfRule(FusedOptimizer):
     """
 
     __signature__: ClassVar[inspect.Signature]
+    _counts_exactly = True
     _klass: ClassVar[type[gluon.RuleOptimizer]]
     _options: ClassVar[dict[str, Any]]
     _beta_names: ClassVar[tuple[str, ...]]  # the options in `betas`

@@ -241,6 +241,8 @@ class FusedOptimizer(GroupOptimizer):
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             for key, parameter in zip(keys, parameters, strict=True):
                 for name, value in saved["state"].get(key, {}).items():
+                    if name == "step" and not self._counts_exactly:  # torch has made it float32 where its step is fused
+                        continue
                     if isinstance(value, torch.Tensor) and value.dtype != optimizer.state[parameter][name].dtype:
                         device = optimizer.state[parameter][name].device
                         optimizer.state[parameter][name] = value.detach().to(device, copy=True)

@@ -19,6 +19,8 @@ from ..validation import choice, number
 from . import shards
 
 MASTER_KEYS = ("master", "compensation")  # keys in a parameter's state; the second for Kahan's compensation
+# A count stays in these types, as in torch; narrower ones, in which it would end below 2^24, become torch's default type.
+_COUNTS = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32, torch.int64: np.int64}
 _data_ptr = torch.Tensor.data_ptr
 Group = dict[str, Any]
 Numbers = MutableMapping[str, Any]
@@ -29,6 +31,7 @@ class GroupOptimizer(torch.optim.Optimizer):
 
     _keys: ClassVar[Mapping[str, str]] = {}  # the key in `state[parameter]` of each state, by the rule's name of it
     _shown: ClassVar[tuple[str, ...]] = ("step",)  # the numbers that are tensors in `state[parameter]`
+    _counts_exactly: ClassVar[bool] = False  # whether counts are float64; they end at 2^24 in float32, which torch has
     _takes_sparse: ClassVar[bool] = False
     _takes_complex: ClassVar[bool] = True
     _state_dtype: str | None = None  # the constructor's argument
@@ -136,7 +139,7 @@ class GroupRows(Rows):
         if self._rounds:  # a saved step continues the sequence of random numbers after loading
             shown = (*shown, "step")
         self.tensors = {
-            name: NumberTensors(optimizer, parameters, name, [numbers[name] for numbers in first])
+            name: NumberTensors(optimizer, parameters, name, [numbers[name] for numbers in first], self._rounds)
             for name in first[0]
             if name in shown
         }
@@ -235,13 +238,14 @@ class NumberTensors:
 
     The optimizer's own tensors share a NumPy array, so that a step reads and writes all of them at once. A tensor that a
     user has put into `state`, or moved to other memory (`share_memory_`, `set_`, `.data`, a queue), is read and written
-    separately.
+    separately; so is one of another type than the array's, where counts were saved in several.
 
     Args:
         optimizer: the optimizer of the parameters.
         parameters: the parameters.
         name: the key in `state[parameter]`.
         first: for each parameter the number if its state has none yet.
+        rounds: whether random numbers depend on the count, which then must not end at 2^24 as torch's do in float32.
 
     Attributes:
         array: the numbers after `read`, [n].
@@ -249,7 +253,12 @@ class NumberTensors:
     """
 
     def __init__(
-        self, optimizer: GroupOptimizer, parameters: Sequence[torch.Tensor], name: str, first: Sequence[float]
+        self,
+        optimizer: GroupOptimizer,
+        parameters: Sequence[torch.Tensor],
+        name: str,
+        first: Sequence[float],
+        rounds: bool = False,
     ) -> None:
         rows = [optimizer.state[parameter] for parameter in parameters]
         values = [
@@ -257,13 +266,18 @@ class NumberTensors:
             for row, number in zip(rows, first, strict=True)
         ]
         ranges = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in optimizer._number_arrays]
-        dtype = np.float64 if torch.get_default_dtype() == torch.float64 else np.float32
-        self.array: np.ndarray = np.array(values, dtype=dtype)
+        exact = name == "step" and (rounds or optimizer._counts_exactly)
+        default = torch.float64 if exact or torch.get_default_dtype() == torch.float64 else torch.float32
+        kept = _COUNTS if name == "step" else ()
+        dtypes: list[Any] = [getattr(row.get(name), "dtype", None) for row in rows]
+        dtypes = [default if dtype not in kept or (exact and dtype == torch.float32) else dtype for dtype in dtypes]
+        self.array: np.ndarray = np.array(values, dtype=np.result_type(*(_COUNTS[dtype] for dtype in set(dtypes))))
         optimizer._number_arrays = [*optimizer._number_arrays, self.array]
         with torch.inference_mode(False):  # the tensors outlive the step
             # Each has a storage of its own, so that it is pickled alone.
             new = [torch.from_numpy(self.array[i : i + 1].reshape(())) for i in range(len(values))]
-        self._own_pointers = self._pointers = list(map(_data_ptr, new))
+            self._own_pointers = self._pointers = list(map(_data_ptr, new))
+            new = [tensor.to(dtype) for tensor, dtype in zip(new, dtypes, strict=True)]
         for row, own_tensor in zip(rows, new, strict=True):
             tensor = row.get(name)
             if not _is_writable(tensor):

@@ -176,6 +176,7 @@ class SparseAdam(FusedOptimizer, torch.optim.SparseAdam):
     """`torch.optim.SparseAdam` with a fused step, which updates only the rows of a sparse gradient."""
 
     _keys: ClassVar = Adam._keys
+    _counts_exactly = True
     _takes_sparse = True
 
     def _rule(self, group: Group) -> Rule:

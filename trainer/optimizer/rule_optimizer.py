@@ -47,7 +47,7 @@ class RuleOptimizer(Optimizer):
             than this number of running standard deviations, > 0, 2.5 in the paper; None means never. `clip_norm` then
             limits the result (Kumar et al. 2025, "ZClip", arXiv 2504.02507; `kernels.transforms.zclip`).
         zclip_decay: decay rate of the running mean and variance of `zclip`, in [0, 1).
-        zclip_warmup: number of first updates in which `zclip` records norms and does not clip, >= 1.
+        zclip_warmup: number of first updates in which `zclip` records norms and does not clip, 1 to 2^24.
         agc: adaptive gradient clipping of each tensor: multiply its gradient by min(1, agc max(|w|, 0.001) / |g|), > 0; None
             means never (Brock et al. 2021, "High-Performance Large-Scale Image Recognition Without Normalization", eq. 3,
             with norms of tensors; the paper uses norms of rows and filters, as `kernels.clip_adaptively_` does).
@@ -61,7 +61,7 @@ class RuleOptimizer(Optimizer):
             Private Learning with Adaptive Clipping", arXiv 1905.03871; `kernels.transforms.skip_above_percentile`).
         skip_factor: multiple of the percentile above which `skip_percentile` skips, >= 1. With 1, 100 - p percent of all
             steps are skipped.
-        skip_warmup: number of first steps in which `skip_percentile` estimates and does not skip, >= 1.
+        skip_warmup: number of first steps in which `skip_percentile` estimates and does not skip, 1 to 2^24.
         skip_nonfinite: skip steps whose gradients contain NaN or infinity, or have an infinite sum of squares: no weight and
             no state changes. A skipped step counts as an update, since the host does not synchronize with the device.
         clip_step: limit of the step's root mean square over each tensor, in units of the parameter's learning rate, > 0:

@@ -1,0 +1,186 @@
+"""Step counts beyond 2^24, the end of float32 integers: they end only where torch's own do. The judge is torch.optim."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+import tristep
+from tristep.trainer.optimizer import Adam as GluonAdam
+
+END = 2**24
+NAMES = [name for name in tristep.optim.__all__ if hasattr(torch.optim, name) and name not in ("SGD", "Muon")]  # no counts
+OURS = ["Lion", "LAMB", "ScheduleFreeAdamW", "SparseAdam"]
+COUNTS = {
+    "float32": torch.tensor(END - 1.0),
+    "float64": torch.tensor(END - 1.0, dtype=torch.float64),
+    "int64": torch.tensor(END - 1),
+    "int32": torch.tensor(END - 1, dtype=torch.int32),
+    "a number": END - 1,
+}
+
+
+def _stepped(optimizer, steps=1):
+    for _ in range(steps):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = torch.linspace(-1.0, 1.0, parameter.numel(), dtype=parameter.dtype).view_as(parameter)
+                parameter.grad = gradient.to_sparse() if "Sparse" in type(optimizer).__name__ else gradient
+        optimizer.step()
+    return optimizer
+
+
+def _made(library, name, **arguments):
+    return _stepped(getattr(library, name)([torch.nn.Parameter(torch.ones(2, 3)) for _ in range(2)], **arguments))
+
+
+def _loaded(optimizer, *counts):
+    saved = optimizer.state_dict()
+    for row, count in zip(saved["state"].values(), counts, strict=True):
+        row["step"] = copy.deepcopy(count)
+    optimizer.load_state_dict(saved)
+    return optimizer
+
+
+def _counts(optimizer):
+    """The counts as saved, with their types."""
+    counts = [row["step"] for row in optimizer.state_dict()["state"].values()]
+    return [(str(getattr(count, "dtype", type(count))), float(count)) for count in counts]
+
+
+def _check_as_torchs(name, kind, at_end, **arguments):
+    found = []
+    for library in (torch.optim, tristep.optim):
+        optimizer = _loaded(_made(library, name, **arguments), COUNTS[kind], COUNTS[kind])
+        loaded = _counts(optimizer)
+        found.append((loaded, _counts(_stepped(optimizer, 3))))
+    assert found[0] == found[1]
+    assert {count for _, count in found[1][1]} == {at_end}
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "SparseAdam"])
+def test_loaded_counts_go_on_as_torchs(name, kind):
+    _check_as_torchs(name, kind, END if kind in ("float32", "a number") else END + 2)
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "Adagrad"])
+def test_counts_of_fused_steps_are_float32_as_torchs(name, kind):
+    _check_as_torchs(name, kind, END, fused=True)
+
+
+def test_counts_of_16_bits_do_not_end_where_torchs_do():
+    ours, theirs = (
+        _counts(_stepped(_loaded(_made(library, "Adam"), *[torch.tensor(2048.0, dtype=torch.float16)] * 2), 3))
+        for library in (tristep.optim, torch.optim)
+    )
+    assert ours == [("torch.float32", 2051.0)] * 2
+    assert theirs == [("torch.float16", 2048.0)] * 2
+
+
+def test_counts_of_sparse_adam_are_numbers_as_torchs():
+    _check_as_torchs("SparseAdam", "a number", END + 2)
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+@pytest.mark.parametrize("name", OURS)
+def test_counts_that_torch_does_not_have_in_float32_do_not_end(name, kind):
+    optimizer = _stepped(_loaded(_made(tristep.optim, name), COUNTS[kind], COUNTS[kind]), 3)
+    assert [count for _, count in _counts(optimizer)] == [END + 2] * 2
+
+
+def test_a_count_that_random_rounding_depends_on_does_not_end():
+    """Otherwise each step from 2^24 on would round by the same random numbers."""
+    optimizer = _made(tristep.optim, "Adam", state_dtype="8bit")
+    assert _counts(_stepped(_loaded(optimizer, *[COUNTS["float32"]] * 2), 3)) == [("torch.float64", END + 2)] * 2
+
+
+def _again(optimizer):
+    return _stepped(pickle.loads(pickle.dumps(optimizer)))
+
+
+def _more_parameters(optimizer):
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(4))]})
+    return _stepped(optimizer, 2)
+
+
+def _set_by_hand(optimizer):
+    for row in optimizer.state.values():
+        row["step"] = torch.tensor(END + 5, dtype=torch.int64)
+    return _stepped(optimizer)
+
+
+WAYS = {"copied": lambda optimizer: _stepped(copy.deepcopy(optimizer)), "pickled": _again}
+WAYS |= {"more parameters": _more_parameters, "set by hand": _set_by_hand}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_counts_of_several_types_go_on_as_torchs(way):
+    found = []
+    for library in (torch.optim, tristep.optim):
+        optimizer = _stepped(_loaded(_made(library, "Adam"), COUNTS["float32"], COUNTS["float64"]), 3)
+        found += [_counts(optimizer), _counts(WAYS[way](optimizer))]
+    assert found[:2] == found[2:]
+
+
+def test_the_average_of_asgd_knows_a_count_beyond_float32():
+    """Its share is 1 / (t - t0), so here the count decides about the result."""
+    averages = []
+    for library in (torch.optim, tristep.optim):
+        optimizer = library.ASGD([torch.nn.Parameter(torch.ones(2, 3, dtype=torch.float64))], t0=END)
+        optimizer = _loaded(_stepped(optimizer), torch.tensor(END + 1, dtype=torch.int64))
+        (row,) = _stepped(optimizer, 4).state.values()
+        averages.append((row["mu"].item(), row["ax"]))
+    assert averages[0][0] == averages[1][0] == pytest.approx(1 / 5)
+    torch.testing.assert_close(averages[1][1], averages[0][1], rtol=1e-7, atol=0)  # torch's eta is float32
+
+
+def test_counts_through_torchs_checkpoints():
+    found = []
+    for library in (torch.optim, tristep.optim):
+        net = torch.nn.Linear(3, 2)
+        optimizer = _stepped(library.Adam(net.parameters()))
+        saved = get_optimizer_state_dict(net, optimizer)
+        for row in saved["state"].values():
+            row["step"] = COUNTS["int64"].clone()
+        set_optimizer_state_dict(net, optimizer, saved)
+        found.append(_counts(_stepped(optimizer, 3)))
+    assert found[0] == found[1] == [("torch.int64", END + 2)] * 2
+
+
+def test_counts_of_several_optimizers():
+    net = torch.nn.Linear(3, 2)
+    optimizer = tristep.optim.MultiOptimizer(net, [("*bias", tristep.optim.Lion, {}), ("*", tristep.optim.Adam, {})])
+    _stepped(_loaded(_stepped(optimizer), *[COUNTS["float64"]] * 2), 3)
+    assert _counts(optimizer) == [("torch.float64", END + 2)] * 2
+
+
+def test_counts_of_a_trainer(tmp_path):
+    """They are integers in the trainer and in its files."""
+    net = torch.nn.Linear(3, 2)
+
+    def step(trainer):
+        for parameter in net.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        trainer.step(1)
+
+    trainer = tristep.Trainer(net, GluonAdam(begin_num_update=END))
+    step(trainer)
+    trainer.save_states(tmp_path / "states")
+    trainer = tristep.Trainer(net, "adam")
+    trainer.load_states(tmp_path / "states")
+    step(trainer)
+    assert trainer.state_dict()["counts"] == {"weight": END + 2, "bias": END + 2}
+    assert trainer.optimizer.num_update == END + 2
+
+
+@pytest.mark.parametrize("name", ["zclip_warmup", "skip_warmup"])
+def test_a_count_in_a_kernel_is_compared_with_numbers_that_it_reaches(name):
+    """The number of norms is a float32 state, and has no meaning beyond the warm-up."""
+    option = {"zclip_warmup": {"zclip": 2.0}, "skip_warmup": {"skip_percentile": 50.0}}[name]
+    GluonAdam(**option, **{name: END})
+    with pytest.raises(ValueError, match=f"{name}=16777217: must be 16,777,216 or less"):
+        GluonAdam(**option, **{name: END + 1})
