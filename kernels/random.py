@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from . import roots
+
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEYS = (0x9E3779B9, 0xBB67AE85)  # added to the two keys in each round
 ROUNDS = 10
@@ -35,8 +37,10 @@ def normal(key0: int, key1: int, index: torch.Tensor) -> torch.Tensor:
     """
     words = _philox(key0, key1, index >> 2)
     first, second = (torch.where((index & 2) == 0, words[k], words[k + 2]) for k in (0, 1))
-    radius = torch.sqrt(-2.0 * _logarithm(((first >> 8) + 1).to(torch.float32) * 2.0**-24))
-    return radius * _cosine(((second >> 8).to(torch.float32) * 2.0**-24 - 0.25 * (index & 1)).abs())
+    radius = roots.sqrt(-2.0 * _logarithm(((first >> 8) + 1).to(torch.float32) * 2.0**-24))
+    # Turns in [0, 1), less a quarter for odd indices, as sin(2 pi x) = cos(2 pi turns).
+    x = torch.abs(((second >> 8).to(torch.float32) * 2.0**-24 - 0.25 * (index & 1)).abs() - 0.5) - 0.25  # exact
+    return radius * x * _sine_over(x * x)
 
 
 def _logarithm(x: torch.Tensor) -> torch.Tensor:
@@ -52,14 +56,12 @@ def _logarithm(x: torch.Tensor) -> torch.Tensor:
     return exponent.to(torch.float32) * LOG2 + s * (value + LOGARITHM[0])
 
 
-def _cosine(turns: torch.Tensor) -> torch.Tensor:
-    """Return cos(2 pi turns) for turns in [0, 1)."""
-    x = torch.abs(turns - 0.5) - 0.25  # exact, and cos(2 pi turns) = sin(2 pi x)
-    square = x * x
+def _sine_over(square: torch.Tensor) -> torch.Tensor:
+    """Return sin(2 pi x) / x for x in [-1/4, 1/4], given its square."""
     value = SINE[-1] * square
     for coefficient in SINE[-2:0:-1]:
         value = (value + coefficient) * square
-    return x * (value + SINE[0])
+    return value + SINE[0]
 
 
 def _philox(key0: int, key1: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -196,7 +196,7 @@ class EagerLaunch(_TorchLaunch):
     def _arguments(self, function: Any, i: int, gradient: torch.Tensor, part: slice) -> tuple[Any, ...]:
         rule = self.rule
         states = tuple(self._state(i, name, part) for name in function.state)
-        hyper = dict(zip(rule.hyper, self.hyper[i, 1 : self.width].tolist(), strict=True))
+        hyper = dict(zip(rule.hyper, self._numbers(i), strict=True))
         extras: list[Any] = []
         if function.numbers_from is not None:
             extras.append(tuple(self.sums[function.numbers_from][i].unbind()))
@@ -212,7 +212,6 @@ class EagerLaunch(_TorchLaunch):
 
     def _compute_joined(self, members: list[tuple[int, torch.Tensor]]) -> None:
         """Update tensors with equal hyper-parameters as one concatenated tensor."""
-        hyper = self.hyper[members[0][0], 1 : self.width].tolist()
         w = torch.cat([self._weight(i) for i, _ in members])
         g = torch.cat([gradient for _, gradient in members]).to(self.dtype) * self._factor(members[0][0])
         used = self.rule.used
@@ -221,12 +220,16 @@ class EagerLaunch(_TorchLaunch):
             for name in self.rule.state
         )
         before = w
-        w, states = self.rule(w, g, states, tuple(hyper))
+        w, states = self.rule(w, g, states, self._numbers(members[0][0]))
         start = 0
         for i, gradient in members:
             part = slice(start, start + gradient.numel())
             self._keep(i, slice(None), (before[part], g[part]), w[part], tuple(state[part] for state in states))
             start = part.stop
+
+    def _numbers(self, i: int) -> tuple[torch.Tensor, ...]:
+        """Return the hyper-parameters of a tensor; a rule computes with them in its dtype, as on other backends."""
+        return torch.from_numpy(self.hyper[i, 1 : self.width]).unbind()
 
     def _weight(self, i: int, part: slice = slice(None)) -> torch.Tensor:
         return storage.combined(self._weights[i][part], None if self._masters is None else self._masters[i][part])

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .. import random
+from .. import random, roots
 
 
 def _of_one(fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -38,7 +38,7 @@ class TorchOps:
     rsqrt = _of_one(torch.rsqrt)
     sigmoid = _of_one(torch.sigmoid)
     sin = _of_one(torch.sin)
-    sqrt = _of_one(torch.sqrt)
+    sqrt = _of_one(roots.sqrt)
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -49,13 +49,13 @@ class TorchOps:
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
         """Return `a` where the condition holds, else `b`, elementwise."""
-        if isinstance(condition, bool):  # a comparison of hyper-parameters, which are plain numbers
+        device, condition = _device_of(condition, a, b), torch.as_tensor(condition, device=_device_of(condition))
+        if condition.dim() == 0 and condition.device.type == "cpu":  # a comparison of hyper-parameters
             chosen, other = (a, b) if condition else (b, a)
-            chosen = self._tensor(chosen, _device_of(a, b))
+            chosen = self._tensor(chosen, device)
             # Not by torch.broadcast_shapes, whose first call imports sympy: 0.3 s of a notebook's first picture.
             return torch.broadcast_tensors(chosen, other)[0] if isinstance(other, torch.Tensor) else chosen
-        condition = torch.as_tensor(condition, device=_device_of(condition))
-        return torch.where(condition, self._tensor(a, condition.device), self._tensor(b, condition.device))
+        return torch.where(condition, self._tensor(a, device), self._tensor(b, device))
 
     def maximum(self, a: Any, b: Any) -> Any:
         """Return the larger of two values, elementwise; NaN if one of them is NaN."""
@@ -70,14 +70,18 @@ class TorchOps:
         return self.minimum(self.maximum(x, low), high)
 
     def _tensor(self, value: Any, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Return a tensor; a number, which may be a CPU tensor without dimensions, as a tensor on the device."""
         if isinstance(value, torch.Tensor):
-            return value
+            if value.dim() or value.device.type != "cpu" or device == "cpu":
+                return value
+            value = value.item()
         return torch.full((), value, dtype=self._dtype, device=device)  # filled on the device, without waiting for it
 
 
 def _device_of(*values: Any) -> torch.device | str:
-    """Return the device of the first tensor among the values, else "cpu" and not torch's default device."""
-    return next((value.device for value in values if isinstance(value, torch.Tensor)), "cpu")
+    """Return the device of the tensors among the values; "cpu", and not torch's default device, if there are none."""
+    devices = (value.device for value in values if isinstance(value, torch.Tensor))
+    return next((device for device in devices if device.type != "cpu"), "cpu")
 
 
 TORCH_OPS = {dtype: TorchOps(dtype) for dtype in (torch.float32, torch.float64)}

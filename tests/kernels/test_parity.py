@@ -4,14 +4,18 @@ The oracles are NumPy in more digits (`oracles/optimizer_table.py`) and torch.op
 """
 
 import math
+from itertools import chain
 
 import numpy as np
 import pytest
 import torch
-from parity_steps import HYPER, Step
+import ulps as ulps_of
+from parity_steps import HYPER, SUM_ERROR, Step, hyper_row
 
 from tristep.kernels import TensorRule, Update, rule, rules, tl, update
+from tristep.kernels.language.ops import TORCH_OPS
 from tristep.kernels.states import allocate_states
+from tristep.optimizer import create
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 DTYPES = (F64, F32, F16, BF16)
@@ -81,6 +85,79 @@ def test_weights_of_several_types_in_one_update(place, oracles, ulps):
         ulps.assert_close(got, weight.value, scale=weight.scale, arithmetic=step.dtype)
         for tensor, result in zip(step.states[0], states, strict=True):
             ulps.assert_close(tensor, result.value, scale=result.scale, arithmetic=step.dtype)
+
+
+OPTIONED = ["rmsprop", "ftml", "schedulefreeadamw", "sgld"]  # with each option
+OPTIONS = {
+    "agc": 0.1,
+    "zclip": 2.5,
+    "clip_norm": 0.7,
+    "clip_step": 0.5,
+    "cautious": True,
+    "lookahead": 2,
+    "ema_decay": 0.9,
+    "skip_norm": 1e3,
+    "skip_percentile": 40.0,
+    "skip_nonfinite": True,
+}
+
+
+def _check_alike(place, rule, row, dtype):
+    """One step from the same numbers, eagerly and compiled.
+
+    Without sums over elements both make the same operations, each rounded to the arithmetic's type, so they agree to the
+    bit. With sums, which each engine makes in an order of its own, |difference| <= 2 ulps + SUM_ERROR |movement|, with ulps
+    of the number as it is stored.
+    """
+    rng, shapes, arithmetic = np.random.default_rng(2), [(), (3, 5), (1030,)], F64 if dtype == F64 else F32
+    before, gradients = [], []
+    for shape in shapes:
+        sizes = rule.shapes(torch.Size(shape))
+        states = [place.tensor(rng.uniform(0.1, 2.0, size), arithmetic) for size in sizes]
+        before.append([place.tensor(rng.normal(size=shape), dtype), *states])
+        gradients.append(place.tensor(rng.normal(size=shape), dtype))
+    found = []
+    for engine in ("eager", place.engine):
+        tensors = [[tensor.clone() for tensor in each] for each in before]
+        weights, states = [each[0] for each in tensors], [tuple(each[1:]) for each in tensors]
+        place._replace(engine=engine).run(rule, weights, gradients, states, [row] * len(shapes))
+        found.append(tensors)
+    exact = not rule.reductions and place.device == "cpu"
+    for start, eager, compiled in zip(*(chain.from_iterable(tensors) for tensors in (before, *found)), strict=True):
+        assert torch.equal(eager.isnan(), compiled.isnan())
+        old, a, b = (ulps_of.numpy_of(tensor.nan_to_num()) for tensor in (start, eager, compiled))
+        error, movement = np.abs(a - b), np.maximum(np.abs(a - old), np.abs(b - old))
+        allowed = 2 * ulps_of.ulp(np.maximum(np.abs(a), np.abs(b)), start.dtype) + SUM_ERROR[arithmetic] * movement
+        assert np.all(error <= (0.0 if exact else allowed)), np.max(error / allowed)
+
+
+@pytest.mark.sample(20)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if not isinstance(rule, TensorRule)], ids=lambda rule: rule.name)
+def test_eager_steps_are_the_compiled_ones(compiled_place, rule, dtype):
+    for k in range(2):
+        _check_alike(compiled_place, rule, [*hyper_row(rule, k, dtype).values()], dtype)
+
+
+@pytest.mark.sample(10)
+@pytest.mark.parametrize("dtype", [F64, BF16], ids=str)
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("name", OPTIONED)
+def test_eager_steps_with_options_are_the_compiled_ones(compiled_place, name, option, dtype):
+    optimizer = create(name, learning_rate=0.05, wd=0.1, **{option: OPTIONS[option]})
+    optimizer.begin_step(0.05)
+    _check_alike(compiled_place, optimizer.composed_rule, optimizer.row(2, 0.05, 0.1, 0), dtype)
+
+
+def test_roots_are_rounded_correctly():
+    """Those of torch may not be, which with a small denominator in a rule would be far more than an ulp."""
+    for dtype in (F32, F64):  # a root of float64, rounded once more, is that of float32
+        x = torch.rand(10_000, dtype=dtype, generator=torch.Generator().manual_seed(0))
+        expected = torch.tensor([math.sqrt(value) for value in x.tolist()], dtype=F64).to(dtype)
+        assert torch.equal(TORCH_OPS[dtype].sqrt(x), expected)
+    special = torch.tensor([-1.0, math.nan, math.inf, -0.0, 4.0])
+    assert str(tl.sqrt(special).tolist()) == "[nan, nan, inf, -0.0, 2.0]"
+    assert tl.sqrt(4.0) == tl.sqrt(torch.tensor(4.0)) == 2.0
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
