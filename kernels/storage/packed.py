@@ -16,8 +16,13 @@ float32 numbers, which have the same order as the numbers (`encode`). For a code
 
 All steps but the rounding are exact, and therefore the same on every backend. Decoded numbers are representable in bfloat16,
 and encode to the same numbers again, though perhaps with other codes and half the scale. In a state that is never negative,
-no normal number above zero becomes zero, because it may be a denominator. If one number of a block is not finite, or above
-(2 - 2^-m) 2^127, the whole block becomes NaN, and its codes mean nothing.
+no normal number above zero becomes zero, because it may be a denominator.
+
+The largest scale is 2^(128 - p): with it the codes from that of 2^p on are infinite. A block has it if one of its numbers
+is not finite, or above (2 - 2^-m) 2^127. Infinities stay what they are, and NaN becomes one: a state has no code
+for NaN, and the weight has become NaN in the same step. Other numbers stay finite: if none of the block is infinite,
+they are cut, not rounded (at random by up to a code more), so that those above (2 - 2^-m) 2^127 become that or less. Only
+next to an infinity these may be rounded to one.
 """
 
 from __future__ import annotations
@@ -53,7 +58,7 @@ class Code(NamedTuple):
 
     @property
     def powers(self) -> int:
-        """The number of powers of two between a block's scale and its largest number."""
+        """The number of powers of two between a block's scale and its largest number: p."""
         return 1 << self.bits - self.signed - self.mantissa
 
     @property
@@ -109,14 +114,18 @@ def encode(
     code = CODES[dtype][unsigned]
     n, between, room = len(values), code.powers << 23, (1 << code.cut) - 1
     blocks = torch.nn.functional.pad(values, (0, -n % BLOCK)).view(-(-n // BLOCK), BLOCK).abs()
-    sizes = blocks.view(torch.int32)  # in the order of the numbers, with NaN above all
+    sizes = blocks.view(torch.int32).clamp(max=INFINITE)  # in the order of the numbers; NaN counts as infinite
     # A block's largest number, rounded up by the bits that a code lacks before its exponent is taken.
-    largest = ((sizes.amax(dim=1).clamp(max=INFINITE) + room) & INFINITE).clamp(min=LEAST)
-    scales = torch.where(largest == INFINITE, torch.nan, (largest - between).view(torch.float32))
+    most = sizes.amax(dim=1)
+    largest = ((most + room) & INFINITE).clamp(min=LEAST)
+    scales = (largest - between).view(torch.float32)
     less = (ONE + between - largest)[:, None]  # added to a number's bits, divides it by the scale
-    linear = (blocks * (less + HALF).view(torch.float32) + 2.0).view(torch.int32)
+    linear = (sizes.view(torch.float32) * (less + HALF).view(torch.float32) + 2.0).view(torch.int32)
+    most_added = 1 << (code.cut - 1) if random is None else room
+    saturates = (largest == INFINITE) & (most != INFINITE)
+    less = less - torch.where(saturates, most_added, 0)[:, None]  # so that nothing is rounded to infinity
     bits = torch.maximum(sizes + less, linear).view(-1)[:n]
-    bits = bits + (1 << (code.cut - 1) if random is None else (random >> (32 - code.cut)).to(torch.int32))
+    bits = bits + (most_added if random is None else (random >> (32 - code.cut)).to(torch.int32))
     levels = bits >> code.cut
     if unsigned:
         levels = torch.maximum(levels, sizes.view(-1)[:n].clamp(max=code.first + 1)) & code.most

@@ -21,7 +21,7 @@ LESS = {
     "AdamW, float32, states 8-bit, stochastic": {"H200", "B200"},
     "AdamW, bfloat16, states 8-bit, stochastic": {"B200"},
     "AdamW, bfloat16, states 4-bit, stochastic": {"B200"},
-    "AdamW, bfloat16, 24-bit master, states 4-bit, stochastic": {"B200"},
+    "AdamW, bfloat16, 24-bit master, states 4-bit, stochastic": {"H200", "B200"},
     "SGLD, float32": {"B200"},
     "AdamW, bfloat16, split master, telemetry": {"H200", "B200"},
     "AdamW, float32, telemetry and histograms": {"H200", "B200"},

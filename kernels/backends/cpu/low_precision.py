@@ -145,7 +145,7 @@ def _packing(dtype: torch.dtype, unsigned: bool) -> tuple[Any, Any, Any]:
     """
     code = storage.CODES[dtype][unsigned]
     block, cut, first, most = storage.BLOCK, np.uint32(code.cut), np.uint32(code.first), np.uint32(code.most)
-    nearest, room, nan = np.uint32(1 << (code.cut - 1)), np.int32((1 << code.cut) - 1), np.float32(np.nan)
+    nearest, room = np.uint32(1 << (code.cut - 1)), np.int32((1 << code.cut) - 1)
     least, infinite, one, half = map(np.int32, (storage.LEAST, storage.INFINITE, storage.ONE, storage.HALF))
     between, two, four = np.int32(code.powers << 23), np.float32(2), np.float32(4)
     to_sign, in_pairs, surplus = np.uint32(32 - code.bits), code.bits == 4, np.uint32(32 - code.cut)
@@ -172,12 +172,12 @@ def _packing(dtype: torch.dtype, unsigned: bool) -> tuple[Any, Any, Any]:
         bits = np.int32(0)
         for i in range(values.size):  # in the order of the bits, in which NaN is the largest
             bits = max(bits, np.int32(bits_of_float(values[i]) & _POSITIVE))
-        return bits
+        return min(bits, infinite)
 
     @jit_exact
     def pack_number(number, less, inverse, cut_at):
-        size = np.int32(bits_of_float(number) & _POSITIVE)
-        linear = np.int32(bits_of_float(np.abs(number) * inverse + two))
+        size = min(np.int32(bits_of_float(number) & _POSITIVE), infinite)
+        linear = np.int32(bits_of_float(float_of_bits(np.uint32(size)) * inverse + two))
         level = np.uint32(np.uint32(max(np.int32(size + less), linear)) + cut_at) >> cut
         if unsigned:
             return np.uint8(max(level, min(np.uint32(size), np.uint32(first + _ONE))) & most)
@@ -191,10 +191,11 @@ def _packing(dtype: torch.dtype, unsigned: bool) -> tuple[Any, Any, Any]:
     def at_random(key, start, i, multipliers):
         return _random(key, start, i, multipliers) >> surplus
 
-    def packing(cut_of):
+    def packing(cut_of, most_added):
         @jit_exact
-        def pack_block(values, codes, less, key, multipliers, start):
+        def pack_block(values, codes, less, saturates, key, multipliers, start):
             inverse = float_of_bits(np.uint32(less + half))
+            less = np.int32(less - (most_added if saturates else 0))  # so that nothing is rounded to infinity
             if in_pairs:
                 for i in range(0, values.size, 2):
                     pair = pack_number(values[i], less, inverse, cut_of(key, start, i, multipliers))
@@ -211,11 +212,11 @@ def _packing(dtype: torch.dtype, unsigned: bool) -> tuple[Any, Any, Any]:
             for k in range(scales.size):
                 piece = slice(k * block, min(k * block + block, values.size))
                 coded = slice(piece.start >> 1, (piece.stop + 1) >> 1) if in_pairs else piece
-                exponent = max(np.int32(min(largest(values[piece]), infinite) + room) & infinite, least)
-                scales[k] = float_of_bits(np.uint32(exponent - between)) if exponent < infinite else nan
-                pack_block(
-                    values[piece], codes[coded], np.int32(one + between - exponent), key, multipliers, start + k * block
-                )
+                size = largest(values[piece])
+                exponent = max(np.int32(size + room) & infinite, least)
+                scales[k] = float_of_bits(np.uint32(exponent - between))
+                less, saturates = np.int32(one + between - exponent), exponent == infinite and size != infinite
+                pack_block(values[piece], codes[coded], less, saturates, key, multipliers, start + k * block)
 
         return pack
 
@@ -226,7 +227,7 @@ def _packing(dtype: torch.dtype, unsigned: bool) -> tuple[Any, Any, Any]:
             coded = slice(piece.start >> 1, (piece.stop + 1) >> 1) if in_pairs else piece
             unpack_block(codes[coded], scales[k], values[piece])
 
-    return unpack, packing(to_nearest), packing(at_random)
+    return unpack, packing(to_nearest, np.int32(nearest)), packing(at_random, room)
 
 
 # By the state's dtype and whether it is never negative: functions that unpack, pack to nearest, and pack stochastically.

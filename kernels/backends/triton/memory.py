@@ -144,22 +144,26 @@ def pack(
     BETWEEN: tl.constexpr = _shifted(_for_type(_POWERS, TYPE), 23)
     if not FULL:
         value = tl.where(offsets < tile[1], value, 0.0)
-    sizes = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # in the order of the magnitudes, with NaN above all
-    largest = tl.max(tl.reshape(sizes, (ROWS, _BLOCK)), axis=1)
-    largest = tl.maximum((tl.minimum(largest, _INFINITE) + ROOM) & _INFINITE, _LEAST)
-    scale = tl.where(largest == _INFINITE, float("nan"), (largest - BETWEEN).to(tl.float32, bitcast=True))
+    NEAREST: tl.constexpr = _shifted(1, CUT - 1)
+    magnitude = tl.minimum(tl.abs(value), float("inf"))  # of NaN, infinity: this minimum is the operand that is a number
+    sizes = magnitude.to(tl.int32, bitcast=True)  # in the order of the magnitudes
+    most = tl.max(tl.reshape(sizes, (ROWS, _BLOCK)), axis=1)
+    largest = tl.maximum((most + ROOM) & _INFINITE, _LEAST)
+    scale = (largest - BETWEEN).to(tl.float32, bitcast=True)
     less = (_ONE + BETWEEN) - largest
     inverse = (less + _HALF).to(tl.float32, bitcast=True)
-    linear = tl.fma(tl.reshape(tl.abs(value), (ROWS, _BLOCK)), inverse[:, None], 2.0).to(tl.int32, bitcast=True)
+    # Where a finite number is above those of codes, what rounding adds at most is taken off first: it must not get infinite.
+    saturates = (largest == _INFINITE) & (most != _INFINITE)
+    less = tl.where(saturates, (_ONE + BETWEEN - _INFINITE) - (ROOM if AT_RANDOM else NEAREST), less)
+    linear = tl.fma(tl.reshape(magnitude, (ROWS, _BLOCK)), inverse[:, None], 2.0).to(tl.int32, bitcast=True)
     level = tl.maximum(tl.reshape(sizes, (ROWS, _BLOCK)) + less[:, None], linear)
     level = tl.reshape(level, (offsets.shape[0],)).to(tl.uint32, bitcast=True)
     if AT_RANDOM:
         level += (words * _multiplier(_NEXT, SLOT)) >> (32 - CUT)
     else:
-        NEAREST: tl.constexpr = _shifted(1, CUT - 1)
         level += NEAREST
     if tl.int8 == TYPE:
-        code = (level >> CUT) | ((value.to(tl.uint32, bitcast=True) >> 24) & 128)
+        code = ((level >> CUT) & 127) | ((value.to(tl.uint32, bitcast=True) >> 24) & 128)
     elif tl.int16 == TYPE:
         code = ((level >> CUT) & 7) | ((value.to(tl.uint32, bitcast=True) >> 28) & 8)
     else:
