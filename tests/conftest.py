@@ -280,6 +280,8 @@ def everything():
     def look(trainer, params):
         params, optimizer = list(params), trainer.optimizer
         state = trainer.state_dict()
+        if "rescale_grad" in state["settings"]:  # a step sets it, as MXNet's, whether it fails or not
+            state["settings"] = {name: value for name, value in state["settings"].items() if name != "rescale_grad"}
         # Never updated and never counted are the same.
         state["counts"] = {name: count for name, count in state["counts"].items() if count != optimizer.begin_num_update}
         return {

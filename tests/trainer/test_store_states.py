@@ -192,7 +192,6 @@ def test_compression_takes_float32_only(update_on_kvstore, everything):
     backward_parts(nets, make_batches(1)[0])
     trainer.state_dict()
     params = [param for net in nets for param in net.parameters()]
-    trainer.optimizer.rescale_grad = 1 / 6  # which step(6) sets, as MXNet does, and leaves
     before = everything(trainer, params)
     with pytest.raises(TypeError, match="the gradient of key 0 is torch.float64: compression takes dense torch.float32"):
         trainer.step(6)
