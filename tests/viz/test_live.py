@@ -43,6 +43,26 @@ def test_paused_stepped_and_resumed_is_the_same_to_the_bit(kind, mode):
     assert loop.run.scalars["loss"].recent()[0].tolist() == list(range(1, 31))
 
 
+def test_who_waits_for_the_end_finds_the_numbers_of_all_steps(monkeypatch):
+    seen, tell = threading.Event(), LiveLoop._tell
+
+    def tell_late(loop):
+        assert seen.wait(60)
+        tell(loop)
+
+    monkeypatch.setattr(LiveLoop, "_tell", tell_late)
+    loop = LiveLoop(({"loss": float(k)} for k in range(30)), mode="thread")
+
+    async def wait():
+        loop.start()
+        await loop
+
+    asyncio.run(wait())
+    found = losses(loop.run)
+    seen.set()
+    assert found == list(range(30))
+
+
 @pytest.mark.parametrize("form", ["function", "generator", "callable", "callable that raises"])
 def test_forms_of_steps(form):
     expected, _ = plain("trainer", 5)

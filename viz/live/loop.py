@@ -609,7 +609,10 @@ class LiveLoop:
 
     def _set_status(self, status: str) -> None:
         """Change the status between two steps. The caller calls `_tell` afterwards, without the lock."""
-        self.status, self._asked, self._limit = status, None, None
+        try:
+            self.take_in()  # who waits for the new status, in another thread, finds the numbers of all steps
+        finally:
+            self.status, self._asked, self._limit = status, None, None
         if not self.has_ended:
             return
         if self.recorder is not None:
@@ -625,8 +628,6 @@ class LiveLoop:
     def _tell(self) -> None:
         """Show the new status."""
         interrupted, self._interrupted = self._interrupted, False
-        with self.at_rest():
-            self.take_in()
         self._draw()
         if interrupted and self.status == "paused":  # and not "finished" by its last step
             self._say_paused()
