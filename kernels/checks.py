@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from .language import Rule, TensorRule
 from .layouts import compute_dtype, dense_strides, is_dense, is_wrapper, same_order
 from .states import slot_shapes
 
+_layout = operator.attrgetter("dtype", "device", "shape")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _IN_PLACE_OF_MASTERS = {  # by the weight's dtype: dtypes of split masters and compensations, in place of a full copy
     weight: [
@@ -24,17 +26,19 @@ _IN_PLACE_OF_MASTERS = {  # by the weight's dtype: dtypes of split masters and c
 }
 
 
-def tensor_kind(*tensors: Any) -> tuple[Any, ...] | None:
-    """Return a key such that tensors with equal keys pass the same checks, or None if each must be checked."""
+def first_alike(*columns: Sequence[Any]) -> list[int]:
+    """Return for each row of tensors the first row of the same kinds, which pass the same checks; None is a kind, too."""
+    first: dict[Any, int] = {}
     try:
-        return tuple(
-            [
-                None if tensor is None else (type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride())
-                for tensor in tensors
-            ]
-        )
-    except (AttributeError, RuntimeError):  # not a tensor, or a tensor without strides
-        return None
+        return [first.setdefault(kinds, i) for i, kinds in enumerate(zip(*map(_kinds, columns), strict=True))]
+    except (AttributeError, RuntimeError, TypeError):  # not a tensor, or a tensor without strides
+        return list(range(len(columns[0])))
+
+
+def _kinds(tensors: Sequence[Any]) -> Iterable[Any]:
+    if type(None) in map(type, tensors):
+        return [None if tensor is None else (type(tensor), _layout(tensor), tensor.stride()) for tensor in tensors]
+    return zip(map(type, tensors), map(_layout, tensors), map(torch.Tensor.stride, tensors), strict=True)
 
 
 def check_tensors(rule: Rule | TensorRule, name: str, weight: Any, states: Sequence[Any], master: Any) -> None:
@@ -136,6 +140,18 @@ def companions_of(
     """Return a weight's states, per-tensor states and master, each with the shape that it must have."""
     pairs = list(zip(states, slot_shapes(rule, weight.shape, states), strict=True))
     return pairs if master is None else [*pairs, (master, weight.shape)]
+
+
+def check_memory_of_all(names: Iterable[str], tensors: Sequence[Any]) -> None:
+    """Raise TypeError or ValueError for the first tensor that has elements but no memory."""
+    try:
+        if 0 not in map(torch.Tensor.data_ptr, tensors):
+            return
+    except (RuntimeError, TypeError):  # a tensor without memory, or None
+        pass
+    for name, tensor in zip(names, tensors, strict=True):
+        if tensor is not None:
+            check_memory(name, tensor)
 
 
 def check_memory(name: str, tensor: Any) -> None:

@@ -6,10 +6,10 @@ tensors. The arrays here are on the host; `backends/triton/upload.py` copies the
 
 from __future__ import annotations
 
-import operator
 import struct
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial, reduce
+from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -130,11 +130,10 @@ class Launch:
             self.weights[k] = empty(weights[k].shape, strides[k])
         self.sources: list[tuple[torch.Tensor, Any]] = []  # dense copies; functions that return the gradients
 
-        counts = list(map(len, weights)) if stacked else [1] * len(weights)
-        stops = np.cumsum(counts).tolist()
-        self._spans = [slice(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]  # rows of each weight
-        self.gradients: list[Callable[[], torch.Tensor | None] | None] = [None] * stops[-1]
-        self.addresses = np.zeros((FIRST_STATE + n_states + (masters is not None), stops[-1]), dtype=np.int64)
+        self._counts = counts = list(map(len, weights)) if stacked else [1] * len(weights)  # rows of each weight
+        *self._starts, n_rows = accumulate(counts, initial=0)
+        self.gradients: list[Callable[[], torch.Tensor | None] | None] = [None] * n_rows
+        self.addresses = np.zeros((FIRST_STATE + n_states + (masters is not None), n_rows), dtype=np.int64)
         self.addresses[WEIGHT] = _addresses_of(self.weights, stacked)
         for k in range(n_states):
             self.addresses[FIRST_STATE + k] = _addresses_of([row[k] for row in states], stacked)
@@ -147,7 +146,7 @@ class Launch:
         self.storage = storage.of_tensors(self.weight_dtype, types, None if masters is None else masters[0].dtype, seed)
         self.width = 1 + len(rule.hyper)  # without the keys that may follow
         width = self.width + 2 * self.storage.stochastic
-        self.hyper = np.zeros((stops[-1], width), dtype=np.float64 if self.dtype == torch.float64 else np.float32)
+        self.hyper = np.zeros((n_rows, width), dtype=np.float64 if self.dtype == torch.float64 else np.float32)
         self._packed_row = struct.Struct(f"{width}{self.hyper.dtype.char}").pack
         self._hyper_bytes = self.hyper.data.cast("B") if self.hyper.size else memoryview(bytearray())
 
@@ -202,21 +201,22 @@ class Launch:
 
     def bind(self, gradients: Sequence[torch.Tensor | None], references: Sequence[Any]) -> None:
         """Bind the gradients of the update, or None, by their addresses and weak references; copy them where not dense."""
-        stacked = bool(self._first)
+        stacked, addresses = bool(self._first), []
         self.sources, self.gradients = [], []
-        for i, weight, span in zip(self.indices, self.weights, self._spans, strict=True):
+        for i, weight, count in zip(self.indices, self.weights, self._counts, strict=True):
             gradient, bound, order = gradients[i], references[i], weight.stride()
             if gradient is None:
                 bound = None
-                self.addresses[GRADIENT, span] = 0
+                addresses += [0] * count
             else:
                 if gradient.is_neg() or (gradient.stride() != order and _differs(gradient, order, self._first)):
                     with torch.inference_mode(False):
                         dense = torch.empty_strided(weight.shape, order, dtype=gradient.dtype, device=gradient.device)
                     self.sources.append((dense, bound))
                     gradient, bound = dense, partial(itself, dense)
-                self.addresses[GRADIENT, span] = _addresses_of([gradient], True) if stacked else gradient.data_ptr()
-            self.gradients += [bound] * (span.stop - span.start)
+                addresses += _addresses_of([gradient], stacked)
+            self.gradients += [bound] * count
+        self.addresses[GRADIENT] = addresses
 
     def rebind(self, pointers: np.ndarray, references: Sequence[Reference | None]) -> None:
         """Take new addresses, 0 for a missing gradient, if the gradients differ from the bound ones in nothing else."""
@@ -281,7 +281,7 @@ class Launch:
     def end(self) -> None:
         """Copy dense copies back to their weights and zero gradients that were copied, after the rule."""
         for k in self.copied:
-            if self.gradients[self._spans[k].start] is not None:
+            if self.gradients[self._starts[k]] is not None:
                 self.originals[k].copy_(self.weights[k])
         if self.zero_grads:
             for _, gradient in self.sources:
@@ -315,26 +315,42 @@ class Launch:
         return torch.zeros(len(self.sizes), width, dtype=self.dtype, device=self.device)
 
 
-def group_key(
-    weight: torch.Tensor,
-    gradient: torch.Tensor | None,
-    states: tuple[torch.Tensor, ...],
-    master: torch.Tensor | None,
+def group_keys(
+    rule: Rule | TensorRule,
+    first: Sequence[int],
+    weights: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor | None],
+    states: Sequence[tuple[torch.Tensor, ...]],
+    masters: Sequence[torch.Tensor | None],
     stacked: bool,
-) -> tuple[Any, ...]:
-    """Return device, dtypes and alignment of a weight with its gradient and states; equal keys share a launch."""
-    tensors = [weight, *states] + ([] if gradient is None else [gradient]) + ([] if master is None else [master])
+) -> list[tuple[Any, ...]]:
+    """Return device, dtypes, alignment and rule of each weight with its gradient and states; equal keys share a launch.
+
+    Args:
+        rule: the rule of the update.
+        first: for each weight the first one that is alike in all but its addresses.
+        weights, gradients, states, masters: the tensors of each weight.
+        stacked: whether they are stacks.
+    """
+    columns = [weights, gradients, *zip(*states, strict=True), masters]
     # A tensor whose strides differ from the weight's is copied, and fresh memory is aligned.
-    aligned = not reduce(operator.or_, map(_data_ptr, tensors)) & 15
+    addresses = [[0 if tensor is None else tensor.data_ptr() for tensor in column] for column in columns]
+    aligned = np.bitwise_or.reduce(np.array(addresses, dtype=np.int64)) & 15 == 0
     if stacked:
-        aligned &= all(stack.stride(0) * stack.element_size() % 16 == 0 for stack in tensors)
-    return (
-        weight.device,
-        weight.dtype,
-        weight.dtype if gradient is None else gradient.dtype,
-        (*(state.dtype for state in states), None if master is None else master.dtype),
-        aligned,
-    )
+        stacks = zip(*columns, strict=True)
+        aligned &= [all(t is None or t.stride(0) * t.element_size() % 16 == 0 for t in row) for row in stacks]
+    keys: dict[Any, tuple[Any, ...]] = {}
+    for i, is_aligned in set(zip(first, aligned.tolist(), strict=True)):
+        weight, gradient, master = weights[i], gradients[i], masters[i]
+        keys[i, is_aligned] = (
+            weight.device,
+            weight.dtype,
+            weight.dtype if gradient is None else gradient.dtype,
+            (*(state.dtype for state in states[i]), None if master is None else master.dtype),
+            is_aligned,
+            rule.rule_for(weight.shape),
+        )
+    return [keys[kind] for kind in zip(first, aligned.tolist(), strict=True)]
 
 
 def tiles_of(sizes: np.ndarray, tile: int) -> np.ndarray:
@@ -350,12 +366,12 @@ def itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _addresses_of(tensors: Sequence[torch.Tensor], stacked: bool) -> list[int] | np.ndarray:
+def _addresses_of(tensors: Sequence[torch.Tensor], stacked: bool) -> list[int]:
     """Return the addresses of the tensors or, if they are stacks, of all items of all stacks."""
     if not stacked:
         return list(map(_data_ptr, tensors))
     steps = [np.arange(len(stack)) * (stack.stride(0) * stack.element_size()) for stack in tensors]
-    return np.concatenate([stack.data_ptr() + step for stack, step in zip(tensors, steps, strict=True)])
+    return np.concatenate([stack.data_ptr() + step for stack, step in zip(tensors, steps, strict=True)]).tolist()
 
 
 def _differs(tensor: torch.Tensor, strides: tuple[int, ...], first: int) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)  # asked first, because there are many
+
 
 @cache
 def compute_dtype(weight_dtype: torch.dtype) -> torch.dtype:
@@ -52,4 +54,4 @@ def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def is_wrapper(tensor: Any) -> bool:
     """Return whether the tensor wraps other tensors, as a DTensor does, and has no memory itself."""
-    return is_traceable_wrapper_subclass(tensor)
+    return type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby, repeat
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from . import storage, streams
 from .language import Rule, TensorRule
-from .layouts import compute_dtype, dense_strides, is_dense, same_order
+from .layouts import compute_dtype, dense_strides, same_order
 
 PACK_FROM = 4096  # elements; small tensors, such as biases and norms, save little memory and are sensitive to rounding
 ALIGNMENT = 64  # bytes between the starts of two tensors of an arena: one vector register of any CPU, four of a GPU
@@ -63,30 +64,31 @@ def slot_shapes(
 
 @torch.inference_mode(False)  # the states outlive the step that makes them
 def states_for(
-    rule: Rule | TensorRule, weights: Sequence[torch.Tensor], state_dtype: torch.dtype | None = None
+    rule: Rule | TensorRule,
+    weights: Sequence[torch.Tensor],
+    state_dtype: torch.dtype | None = None,
+    apart: bool = False,
 ) -> list[tuple[torch.Tensor, ...]]:
-    """Return new states of zeros for each weight, in the order of `rule.slots`, with the dtypes of `slot_dtypes`."""
-    if state_dtype is not None and isinstance(rule, Rule):
-        return _low_precision_states(rule, weights, state_dtype)
+    """Return new states of zeros for each weight, in the order of `rule.slots`, with the dtypes of `slot_dtypes`.
+
+    Those of a weight's shape are slices of one arena or, if `apart`, each in memory of its own.
+    """
     if isinstance(rule, Rule):
-        states = allocate_states(weights, len(rule.state))
-        return [row + per_tensor for row, per_tensor in zip(states, per_tensor_states(weights, len(rule.kept)), strict=True)]
+        columns: list[Any] = []
+        for dtype, same in groupby(None if name in rule.full_precision else state_dtype for name in rule.state):
+            columns += _columns(weights, len(list(same)), dtype, apart)
+        columns += zip(*per_tensor_states(weights, len(rule.kept)), strict=True)
+        return list(zip(*columns, strict=True)) or [()] * len(weights)
     states = []
     for weight in weights:
         shapes, narrows = rule.shapes(weight.shape), rule.narrows(weight.shape)
         full = [shape == weight.shape and not narrow for shape, narrow in zip(shapes, narrows, strict=True)]
-        low = iter(*allocate_states([weight], sum(narrows), state_dtype))
-        like = iter(*allocate_states([weight], sum(full)))
+        low = iter(*allocate_states([weight], sum(narrows), state_dtype, apart=True))
+        like = iter(*allocate_states([weight], sum(full), apart=True))
         new = partial(torch.zeros, dtype=compute_dtype(weight.dtype), device=weight.device)
         rows = zip(shapes, narrows, full, strict=True)
         states.append(tuple(next(low) if narrow else next(like) if whole else new(shape) for shape, narrow, whole in rows))
     return states
-
-
-def _low_precision_states(rule: Rule, weights: Sequence[torch.Tensor], dtype: torch.dtype) -> list[tuple[torch.Tensor, ...]]:
-    columns = [allocate_states(weights, 1, None if name in rule.full_precision else dtype) for name in rule.state]
-    per_tensor = per_tensor_states(weights, len(rule.kept))
-    return [tuple(row[0] for row in rows[:-1]) + rows[-1] for rows in zip(*columns, per_tensor, strict=True)]
 
 
 @torch.inference_mode(False)
@@ -104,7 +106,7 @@ def per_tensor_states(weights: Sequence[torch.Tensor], n: int) -> list[tuple[tor
 
 @torch.inference_mode(False)
 def allocate_states(
-    weights: Sequence[torch.Tensor], n_states: int, dtype: torch.dtype | None = None
+    weights: Sequence[torch.Tensor], n_states: int, dtype: torch.dtype | None = None, apart: bool = False
 ) -> list[tuple[torch.Tensor, ...]]:
     """Return `n_states` tensors of zeros in the shape of each weight.
 
@@ -116,30 +118,53 @@ def allocate_states(
         n_states: number of states of each weight.
         dtype: low-precision dtype of the states of weights that compute in float32; uint8 and int8 mean one-dimensional
             packed states, except for weights that `state_type` excludes. Default: `compute_dtype`.
+        apart: whether each tensor has memory of its own, without an arena.
     """
-    states: list[list[torch.Tensor]] = [[] for _ in weights]
-    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    return list(zip(*_columns(weights, n_states, dtype, apart), strict=True)) or [()] * len(weights)
+
+
+def _columns(
+    weights: Sequence[torch.Tensor], n_states: int, dtype: torch.dtype | None, apart: bool
+) -> list[list[torch.Tensor]]:
+    """Return the result of `allocate_states` by state, one list for each; weights of equal kinds are served together."""
+    kinds: dict[Any, list[int]] = {}
     for i, weight in enumerate(weights):
         kind = compute_dtype(weight.dtype)
         narrow = state_type(weight, dtype) if kind == torch.float32 else None
-        kinds.setdefault((weight.device, narrow or kind), []).append(i)
-    for (device, kind), members in kinds.items():
-        step, packed = ALIGNMENT // kind.itemsize, storage.is_packed(kind)
-        sizes = [weights[i].numel() for i in members]
-        sizes = [storage.packed_size(n, kind) for n in sizes] if packed else sizes
-        starts = list(accumulate((-(-size // step) * step for size in sizes[:-1]), initial=0))
-        for _ in range(n_states):
-            arena = torch.zeros(starts[-1] + sizes[-1], dtype=kind, device=device)
-            for i, start, size in zip(members, starts, sizes, strict=True):
-                weight = weights[i]
-                flat = arena if len(sizes) == 1 else arena[start : start + size]
-                if packed:
-                    states[i].append(flat)
-                elif weight.is_contiguous() or not is_dense(weight):
-                    states[i].append(flat.view(weight.shape))
-                else:
-                    states[i].append(flat.as_strided(weight.shape, weight.stride()))
-    return [tuple(row) for row in states]
+        kinds.setdefault((weight.device, narrow or kind, weight.shape, weight.stride()), []).append(i)
+    arenas: dict[Any, list[Any]] = {}  # by device and dtype: the members of a kind, and the layout of their states
+    for (device, kind, shape, _), members in kinds.items():
+        if storage.is_packed(kind):
+            layout: Any = (storage.packed_size(shape.numel(), kind),), (1,)
+        else:
+            layout = shape, dense_strides(weights[members[0]])
+        arenas.setdefault((device, kind), []).append((members, *layout))
+    columns: list[list[Any]] = [[None] * len(weights) for _ in range(n_states)]
+    for (device, kind), stacks in arenas.items():
+        for column in columns:
+            for (members, *_), states in zip(stacks, _zeros(stacks, kind, device, apart), strict=True):
+                for i, state in zip(members, states, strict=True):
+                    column[i] = state
+    return columns
+
+
+def _zeros(stacks: Sequence[Any], kind: torch.dtype, device: torch.device, apart: bool) -> list[Sequence[torch.Tensor]]:
+    """Return for each (members, sizes, strides) as many zeros of this layout, in one arena or `apart`."""
+    if apart:
+        made: list[Any] = []
+        for members, sizes, strides in stacks:
+            like = torch.empty_strided(sizes, strides, dtype=kind, device=device)
+            made.append([like, *map(torch.empty_like, repeat(like, len(members) - 1))])
+        torch._foreach_zero_(list(chain.from_iterable(made)))
+        return made
+    step = ALIGNMENT // kind.itemsize
+    rooms = [-(-math.prod(sizes) // step) * step for _, sizes, _ in stacks]
+    *starts, end = accumulate((len(members) * room for (members, *_), room in zip(stacks, rooms, strict=True)), initial=0)
+    arena = torch.zeros(end, dtype=kind, device=device)
+    return [
+        arena.as_strided((len(members), *sizes), (room, *strides), start).unbind()
+        for (members, sizes, strides), room, start in zip(stacks, rooms, starts, strict=True)
+    ]
 
 
 @torch.inference_mode(False)

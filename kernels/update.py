@@ -16,18 +16,18 @@ from .backends import choose_engine, engine_for, launch_class
 from .checks import (
     allowed_types,
     check_gradient,
-    check_memory,
+    check_memory_of_all,
     check_own_memory,
     check_stack,
     check_tensors,
     companions_of,
+    first_alike,
     stack_length,
-    tensor_kind,
 )
 from .graphs import RecordedUpdate, current_recording
 from .guards import GradLayouts, PointerGuard, Reference, gradient_references
 from .language import Rule, TensorRule
-from .launch import Launch, group_key
+from .launch import Launch, group_keys
 from .metrics import MetricsBuffer
 from .reductions import run_reductions
 
@@ -131,23 +131,24 @@ class Update:
         for what, count in counts.items():
             if count != len(self.weights):
                 raise ValueError(f"{count} {what} for {len(self.weights)} weights: there must be as many")
-        checked: set[Any] = set()  # many weights are often views of one array: equal kinds are checked once
-        for name, weight, row, master in zip(self._names, self.weights, self.states, self.masters, strict=True):
-            kind = tensor_kind(weight, *row, master)
-            if kind is None or kind not in checked or weight.is_inference():
+        devices: set[torch.device] = set()
+        for i, first in enumerate(self._first_alike()):  # weights of equal kinds are checked once
+            name, weight, row, master = self._names[i], self.weights[i], self.states[i], self.masters[i]
+            if first == i or weight.is_inference():
                 if stacked:
                     check_stack(rule, name, weight, row, master, engine)
                 else:
                     check_tensors(rule, name, weight, row, master)
-                if weight.device not in checked:
+                if weight.device not in devices:
                     choose_engine(weight.device, engine)
-                checked.update((kind, weight.device))
+                devices.add(weight.device)
         # Aliases keep their memory if somebody assigns to the original's `.data`. They move only together with their
         # storage, as by share_memory_(), so it is enough to watch one tensor of each storage.
-        self._states = [tuple(state.detach() for state in row) for row in self.states]
+        self._states = [tuple(map(torch.Tensor.detach, row)) for row in self.states]
         self._masters = [None if master is None else master.detach() for master in self.masters]
         companions = [*itertools.chain.from_iterable(self._states), *_present(self._masters)]
-        anchors = {tensor.untyped_storage().data_ptr(): tensor for tensor in companions if tensor.numel()}
+        # The address of the storage, without an object for it that would stay alive.
+        anchors = {t.data_ptr() - t.storage_offset() * t.element_size(): t for t in companions if t.numel()}
         self._watched = [*self.weights, *anchors.values()]
 
     @property
@@ -190,11 +191,8 @@ class Update:
             master_dtype: function from a weight to the dtype that its master must have, None for no master; default: the
                 masters are not compared.
         """
-        checked: set[Any] = set()
-        for weight, row, master in zip(self.weights, self.states, self.masters, strict=True):
-            kind = tensor_kind(weight, *row, master)
-            if kind is not None and kind in checked:
-                continue
+        for i in sorted(set(self._first_alike())):
+            weight, row, master = self.weights[i], self.states[i], self.masters[i]
             if master_dtype is not None and master_dtype(weight) != (None if master is None else master.dtype):
                 return False
             pairs = zip(
@@ -210,8 +208,13 @@ class Update:
                 for (tensor, shape), types in pairs
             ):
                 return False
-            checked.add(kind)
         return True
+
+    def _first_alike(self, *gradients: Sequence[Any]) -> list[int]:
+        """Return for each weight the first one that is alike, as are its states, its master and its gradient."""
+        if len(set(map(len, self.states))) > 1:  # wrong, as `check_tensors` says
+            return list(range(len(self.weights)))
+        return first_alike(self.weights, *zip(*self.states, strict=True), self.masters, *gradients)
 
     def rebind(self, gradients: Sequence[Any], *, own: bool = False, in_place: bool = False) -> bool:
         """Bind gradients quickly if no tensor needs a check; return False if `bind` has to be called instead.
@@ -295,20 +298,15 @@ class Update:
                 self._layouts = GradLayouts(like, own)
 
     def _bind(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        checked: set[Any] = set()
-        for name, weight, gradient, row, master in zip(
-            self._names, self.weights, gradients, self.states, self.masters, strict=True
-        ):
-            check_memory(name, weight)
-            if gradient is not None:
-                check_memory(f"the gradient of {name}", gradient)
-            kind = tensor_kind(weight, gradient, *row, master)
-            if kind is not None and kind in checked:
-                continue
-            checked.add(kind)
+        check_memory_of_all(self._names, self.weights)
+        check_memory_of_all((f"the gradient of {name}" for name in self._names), gradients)
+        first = self._first_alike(gradients)
+        kinds = sorted(set(first))
+        for i in kinds:
+            name, weight, gradient = self._names[i], self.weights[i], gradients[i]
             if gradient is not None:
                 check_gradient(name, weight, gradient)
-            for tensor, shape in companions_of(self.rule, weight, row, master):
+            for tensor, shape in companions_of(self.rule, weight, self.states[i], self.masters[i]):
                 if tensor.shape != shape:  # `.data` may have made the weight a part of its memory
                     raise ValueError(
                         f"{name} has shape {tuple(weight.shape)}, its state {tuple(tensor.shape)}: a weight may be moved or "
@@ -316,10 +314,10 @@ class Update:
                     )
                 if tensor.device != weight.device:
                     raise ValueError(f"{name} is on {weight.device}, its state on {tensor.device}: must be on one device")
-        shapes = [weight.shape for weight in self.weights]
+        shape_of = {i: self.weights[i].shape for i in kinds}
+        shapes = list(map(shape_of.__getitem__, first))
         states = [row[: len(self.rule.state)] for row in self.states]
-        rows = zip(self.weights, gradients, states, self.masters, strict=True)
-        keys = [(*group_key(*row, self.stacked), self.rule.rule_for(row[0].shape)) for row in rows]
+        keys = group_keys(self.rule, first, self.weights, gradients, states, self.masters, self.stacked)
         if self._keys:  # a skipped weight stays in the group where it was
             keys = [old if gradient is None else new for old, new, gradient in zip(self._keys, keys, gradients, strict=True)]
         if keys != self._keys or shapes != self._shapes or not self.is_in_place():

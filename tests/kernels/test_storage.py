@@ -191,6 +191,29 @@ def test_with_remainders_every_step_is_that_of_float32_masters(place, name):
         assert torch.equal(bits(master), bits(expected))
 
 
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("state_dtype", [None, BF16], ids=str)
+def test_states_have_their_weights_layout_and_share_no_elements(apart, state_dtype):
+    """The oracle is `torch.zeros_like`."""
+    wide = torch.zeros(6, 8)
+    weights = [torch.zeros(3, 5), torch.zeros(5, 3).t(), torch.zeros(3, 5), wide[:, ::2], wide.view(2, 3, 8).movedim(1, 2)]
+    weights += [torch.zeros(3, 5, dtype=F64), torch.zeros(()), torch.zeros(0, 2), torch.zeros(5, dtype=F16), torch.zeros(7)]
+    rows = states_for(rules.adamw, weights, state_dtype, apart)
+    for weight, row in zip(weights, rows, strict=True):
+        kind = F64 if weight.dtype == F64 else state_dtype or F32
+        for state in row:
+            like = torch.zeros_like(weight, dtype=kind)
+            assert (state.shape, state.stride(), state.dtype) == (like.shape, like.stride(), kind)
+            assert torch.equal(state, like)
+            assert state.data_ptr() % 64 == 0
+    states = [state for row in rows for state in row]
+    for number, state in enumerate(states):
+        state.fill_(number)
+    assert all((state == number).all() for number, state in enumerate(states))
+    if apart:  # a state that is saved alone takes no other with it
+        assert all(state.untyped_storage().nbytes() == state.nbytes for state in states)
+
+
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 def test_compensation_is_what_rounding_took_off(place, dtype):
     values = [numbers(k, shape, scale=1e-3) for k, shape in enumerate(SIZES)]
