@@ -239,15 +239,15 @@ class FusedOptimizer(GroupOptimizer):
         def restore(optimizer: torch.optim.Optimizer) -> None:
             keys = [key for group in saved["param_groups"] for key in group["params"]]
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            names = {"step", *self._shown}
             for key, parameter in zip(keys, parameters, strict=True):
+                row = optimizer.state.get(parameter, {})
                 for name, value in saved["state"].get(key, {}).items():
                     if name == "step" and not self._counts_exactly:  # torch has made it float32 where its step is fused
                         continue
-                    if isinstance(value, torch.Tensor) and value.dtype != optimizer.state[parameter][name].dtype:
-                        device = optimizer.state[parameter][name].device
-                        optimizer.state[parameter][name] = value.detach().to(device, copy=True)
-                row = optimizer.state.get(parameter, {})
-                for name in {"step", *self._shown}:  # copies, because a step changes these tensors in place
+                    if isinstance(value, torch.Tensor) and value.dtype != row[name].dtype:
+                        row[name] = value.detach().to(row[name].device, copy=True)
+                for name in names:  # copies, because a step changes these tensors in place
                     if isinstance(row.get(name), torch.Tensor):
                         row[name] = row[name].detach().clone()
 
@@ -281,7 +281,7 @@ class Plans:
 
     def __init__(self, optimizer: GroupOptimizer) -> None:
         self._optimizer = optimizer
-        members: dict[Any, list[tuple[Group, int]]] = {}
+        members: dict[Any, tuple[list[torch.Tensor], list[Group], list[str]]] = {}
         self._waiting: list[torch.Tensor] = []  # parameters without a gradient so far, and so without states
         seen: set[int] = set()
         exchanges = exchanges_of(optimizer)
@@ -293,16 +293,19 @@ class Plans:
                 seen.add(id(parameter))
                 if parameter.grad is not None:
                     _check_computable(optimizer, group, k)
-                if parameter.grad is None and not optimizer.state.get(parameter):
+                elif not optimizer.state.get(parameter):
                     self._waiting.append(parameter)
-                else:
-                    members.setdefault((*kind, exchanges.get(parameter)), []).append((group, k))
+                    continue
+                exchange = exchanges.get(parameter) if exchanges else None
+                parameters, groups, names = members.setdefault((*kind, exchange), ([], [], []))
+                parameters.append(parameter)
+                groups.append(group)
+                names.append(name_of(group, k))
         self._plans: list[GroupPlan] = []
         arrays = []
-        for (rule, *_, exchange), places in sorted(members.items(), key=lambda item: item[0][-1] is not None):
-            groups, parameters = [group for group, _ in places], [group["params"][k] for group, k in places]
+        for (rule, *_, exchange), found in sorted(members.items(), key=lambda item: item[0][-1] is not None):
             make = GroupPlan if exchange is None else shards.whole_plan()
-            self._plans.append(make(optimizer, rule, parameters, groups, [name_of(*place) for place in places]))
+            self._plans.append(make(optimizer, rule, *found))
             arrays += [numbers.array for numbers in self._plans[-1].rows.tensors.values()]
         optimizer._number_arrays, optimizer._is_copy = arrays, False
         self._exchanging = [plan for plan in self._plans if plan.exchanges]

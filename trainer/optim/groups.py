@@ -275,14 +275,16 @@ class NumberTensors:
         optimizer._number_arrays = [*optimizer._number_arrays, self.array]
         with torch.inference_mode(False):  # the tensors outlive the step
             # Each has a storage of its own, so that it is pickled alone.
-            new = [torch.from_numpy(self.array[i : i + 1].reshape(())) for i in range(len(values))]
+            new = [torch.from_numpy(self.array[i, ...]) for i in range(len(values))]
             self._own_pointers = self._pointers = list(map(_data_ptr, new))
             new = [tensor.to(dtype) for tensor, dtype in zip(new, dtypes, strict=True)]
         for row, own_tensor in zip(rows, new, strict=True):
             tensor = row.get(name)
             if not _is_writable(tensor):
                 row[name] = own_tensor
-            elif (optimizer._is_copy and not tensor.is_shared()) or any(a <= tensor.data_ptr() < b for a, b in ranges):
+            elif (optimizer._is_copy and not tensor.untyped_storage().is_shared()) or any(
+                a <= tensor.data_ptr() < b for a, b in ranges
+            ):
                 tensor.data = own_tensor
         self._tensors: list[torch.Tensor] = [row[name] for row in rows]
         self.apart: list[int] = []

@@ -18,7 +18,7 @@ from ..optimizer.plan import StepPlan
 from ..optimizer.sparse import is_sparse
 from ..optimizer.states import MASTER, State, match_states, states_and_masters
 from . import shards
-from .groups import Group, GroupOptimizer, GroupRows, as_real, master_key, same_objects
+from .groups import MASTER_KEYS, Group, GroupOptimizer, GroupRows, as_real, master_key, same_objects
 
 
 class GroupPlan(StepPlan):
@@ -61,15 +61,21 @@ class GroupPlan(StepPlan):
         super().__init__(names, GroupRows(optimizer, rule, parameters, groups), own, optimizer._takes_sparse)
 
     def new_update(self, rule: Rule | TensorRule) -> Update:
-        optimizer, n = self._optimizer, len(self._parameters)
+        optimizer = self._optimizer
         if self.sharded:
             check_shards(optimizer, rule, self._parameters)
         masters = list(map(optimizer._master_dtype, self._groups, self._weights))
-        present = [self._present(rule, i, masters[i]) for i in range(n)]
+        keys = {optimizer._keys.get(slot, slot) for slot in rule.slots}.union(MASTER_KEYS)
+        nothing: State = {}
+        present = [
+            nothing if keys.isdisjoint(optimizer.state.get(parameter, ())) else self._present(rule, i, masters[i])
+            for i, parameter in enumerate(self._parameters)
+        ]
         make = partial(self._make_states, rule)
         states = match_states(rule, self._weights, present, self._narrow, make, self._start, masters)
         for i, (old, new) in enumerate(zip(present, states, strict=True)):
-            self._show(i, {slot: tensor for slot, tensor in new.items() if tensor is not old.get(slot)})
+            if new is not old:
+                self._show(i, {slot: tensor for slot, tensor in new.items() if tensor is not old.get(slot)})
         self._join_numbers(rule, states)
         self._tensors = [*self._weights, *chain.from_iterable(map(dict.values, states))]
         self._guard = PointerGuard(self._tensors)  # users may offload states, which gives them other memory
@@ -137,23 +143,24 @@ class GroupPlan(StepPlan):
     def _present(self, rule: Rule | TensorRule, i: int, master_dtype: torch.dtype | None) -> State:
         """Return the states that parameter `i` has already, and its master, if it needs one of this dtype."""
         optimizer, name, parameter, weight = self._optimizer, self.names[i], self._parameters[i], self._weights[i]
-        row = optimizer.state.get(parameter, {})
+        row = optimizer.state[parameter]
         present = {}
         for slot, shape in zip(rule.slots, rule.shapes(weight.shape), strict=True):
             key = optimizer._keys.get(slot, slot)
-            if row.get(key) is None:
+            state = row.get(key)
+            if state is None:
                 continue
-            if row[key].layout != torch.strided:  # torch's SGD has sparse momentum for sparse gradients
-                row[key] = row[key].to_dense()
-            packed = storage.is_packed(row[key])
+            if state.layout != torch.strided:  # torch's SGD has sparse momentum for sparse gradients
+                state = row[key] = state.to_dense()
+            packed = storage.is_packed(state)
             if not packed:
-                shards.check_placement(name, key, row[key], parameter)
-            present[slot] = as_real(row[key])
+                shards.check_placement(name, key, state, parameter)
+            present[slot] = as_real(state)
             if packed:
                 shape = torch.Size([storage.packed_size(weight.numel(), present[slot].dtype)])
             if present[slot].shape != shape:
                 raise ValueError(
-                    f"{key!r} of {name} has shape {tuple(row[key].shape)}, the parameter {tuple(parameter.shape)}: the "
+                    f"{key!r} of {name} has shape {tuple(state.shape)}, the parameter {tuple(parameter.shape)}: the "
                     "state of another model?"
                 )
         if master_dtype is not None:
@@ -166,22 +173,23 @@ class GroupPlan(StepPlan):
 
     def _make_states(self, rule: Rule | TensorRule, weights: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
         """Return states of zeros for each weight, each in memory of its own, as in torch."""
-        return [states_for(rule, [weight], self._narrow)[0] for weight in weights]
+        return states_for(rule, weights, self._narrow, apart=True)
 
     def _start(self, i: int, new: State, missing: list[str]) -> None:
-        self._optimizer._first_states(self._groups[i], self._weights[i].detach(), new)
+        self._optimizer._first_states(self._groups[i], self._weights[i], new)
 
     def _show(self, i: int, new: State) -> None:
         """Put new states or a new master into the optimizer's `state`."""
         optimizer, parameter, weight = self._optimizer, self._parameters[i], self._weights[i]
+        row = optimizer.state[parameter]
         for slot, tensor in new.items():
             if slot == MASTER:
                 key, shown = master_key(weight, tensor.dtype)[0], tensor
             else:
-                key, is_complex = optimizer._keys.get(slot, slot), parameter.is_complex() and tensor.dim()
+                key, is_complex = optimizer._keys.get(slot, slot), self._complex and parameter.is_complex() and tensor.dim()
                 shown = torch.view_as_complex(tensor) if is_complex else tensor
             if tensor.numel() or not weight.numel():  # an unused factored state has no elements
-                optimizer.state[parameter][key] = shards.placed_as(parameter, shown) if self.sharded else shown
+                row[key] = shards.placed_as(parameter, shown) if self.sharded else shown
 
     def _join_numbers(self, rule: Rule | TensorRule, states: list[State]) -> None:
         """Move the numbers that the rule keeps for each tensor into one array, so that one call computes all of them."""

@@ -128,14 +128,15 @@ def _check_slots(optimizer: GroupOptimizer, k: int, group: Mapping[str, Any], st
     saved_options = {*group, "state_dtype"}  # only groups that use state_dtype have this key
     lacks_options = bool(optimizer.defaults.keys() - saved_options)
     added = saved_options - current.keys() - {"state_dtype"}
+    keys = [optimizer._keys.get(slot, slot) for slot in rule.slots]
+    known = {"step", *optimizer._shown, *keys, *MASTER_KEYS}
     for i, (parameter, row) in enumerate(zip(current["params"], rows, strict=False)):
         if not isinstance(row, Mapping) or not row:
             continue
-        keys = [optimizer._keys.get(slot, slot) for slot in rule.slots]
         shapes = rule.shapes(as_real(parameter).shape)
         filled = [key for key, shape in zip(keys, shapes, strict=True) if math.prod(shape) or not parameter.numel()]
         missing = [key for key in (*optimizer._shown, *filled) if key not in row]
-        unknown = [key for key in row if key not in {"step", *optimizer._shown, *keys, *MASTER_KEYS}]
+        unknown = [key for key in row if key not in known]
         # Unknown states may be a user's, or of an option that was on before, unless the options differ, too.
         if missing or (unknown and (lacks_options or added & _options_of_all())):
             raise ValueError(

@@ -116,7 +116,7 @@ class StepPlan(Plan):
         if update.rule is not rule:
             update, switched, in_place = self._use(rule), True, False
         if self._sparse.met or not update.rebind(grads, own=self._own, in_place=in_place):
-            if not self.fits(update):
+            if update.groups and not self.fits(update):  # one without groups has just been made
                 update = self._make_update(rule)
             self._sparse.bind(update, grads, self._own)
             switched = True

@@ -459,15 +459,13 @@ class RuleOptimizer(Optimizer):
             weight: the weight.
             slots: its states by slot name.
         """
-        rule = self.composed_rule
-        packed = {name for name in rule.slots if storage.is_packed(slots[name])}
-        if packed and type(self).init_state is not RuleOptimizer.init_state:
+        if type(self).init_state is not RuleOptimizer.init_state:
+            rule = self.composed_rule
+            packed = [name for name in rule.slots if storage.is_packed(slots[name])]
             plain = {name: torch.zeros_like(weight, dtype=torch.float32) for name in packed}
             self.init_state(weight, tuple((slots | plain)[name] for name in self.rule.slots))
             for name, values in plain.items():
                 storage.copy(slots[name], values, weight.shape, name in rule.nonnegative)
-        else:
-            self.init_state(weight, tuple(slots[name] for name in self.rule.slots))
         for option in self._rows():
             if option.first_state is not None:
                 slots[option.first_state].copy_(weight)

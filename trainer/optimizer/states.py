@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...kernels import Rule, TensorRule, storage
+from ...kernels.checks import first_alike
 from ...kernels.states import goes_with, master_like, slot_dtypes, state_type
 from .counts import Index
 from .rule_optimizer import RuleOptimizer
@@ -37,6 +38,7 @@ def current_state(optimizer: RuleOptimizer, index: Index, weight: torch.Tensor, 
     return new | {name: master for name, master in state.items() if name == MASTER}
 
 
+@torch.no_grad()
 def match_states(
     rule: Rule | TensorRule,
     weights: Sequence[torch.Tensor],
@@ -60,23 +62,22 @@ def match_states(
             from existing ones.
         masters: for each weight, the dtype of the master that it must have; None for no master.
     """
-    dtypes: dict[Any, Sequence[torch.dtype]] = {}  # by kind of weight, since many weights are alike
-    unfit: dict[int, list[str]] = {}  # by position of a weight, the slots whose tensors are kept
-    for i, (weight, state) in enumerate(zip(weights, states, strict=True)):
-        kind = weight.dtype, weight.shape, weight.is_contiguous()
-        if kind not in dtypes:
-            dtypes[kind] = slot_dtypes(rule, weight.dtype, state_type(weight, narrow), weight.shape)
-        pairs = zip(rule.slots, dtypes[kind], strict=True)
-        fitting = [slot for slot, dtype in pairs if slot in state and goes_with(state[slot], weight, dtype)]
-        if len(fitting) < len(rule.slots):
-            unfit[i] = fitting
+    columns = [[state.get(slot) for state in states] for slot in rule.slots]
+    first = first_alike(weights, *columns)
+    fitting: dict[int, list[str]] = {}  # by the first weight of each kind, the slots whose tensors are kept
+    for i in set(first):
+        weight, state = weights[i], states[i]
+        dtypes = slot_dtypes(rule, weight.dtype, state_type(weight, narrow), weight.shape)
+        pairs = zip(rule.slots, dtypes, strict=True)
+        fitting[i] = [slot for slot, dtype in pairs if slot in state and goes_with(state[slot], weight, dtype)]
+    unfit = [i for i, like in enumerate(first) if len(fitting[like]) < len(rule.slots)]
     matched = list(states)
-    for (i, fitting), tensors in zip(unfit.items(), make([weights[i].detach() for i in unfit]), strict=True):
+    for i, tensors in zip(unfit, make([weights[i] for i in unfit]), strict=True):
         old, new = states[i], dict(zip(rule.slots, tensors, strict=True))
         if missing := [slot for slot in rule.slots if slot not in old]:
             start(i, new, missing)
-        for slot in rule.slots:
-            if slot in fitting:
+        for slot in rule.slots if old else ():
+            if slot in fitting[first[i]]:
                 new[slot] = old[slot]
             elif slot in old:
                 storage.copy(new[slot], old[slot], weights[i].shape, slot in rule.nonnegative)
@@ -87,11 +88,11 @@ def match_states(
         if dtype is None:
             master = None
         elif old_master is None or not goes_with(old_master, weight, dtype):
-            master = new_master(weight.detach(), old_master, dtype)
-        if matched[i] is not state or master is not old_master:
-            matched[i] = {slot: matched[i][slot] for slot in rule.slots}
-            if master is not None:
-                matched[i][MASTER] = master
+            master = new_master(weight, old_master, dtype)
+        if matched[i] is state and master is not old_master:
+            matched[i] = {slot: state[slot] for slot in rule.slots}
+        if matched[i] is not state and master is not None:
+            matched[i][MASTER] = master
     return matched
 
 

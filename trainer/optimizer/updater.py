@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update
+from ...kernels.checks import first_alike
 from ...kernels.metrics import MetricsBuffer
 from ...kernels.states import slot_shapes
 from ..interrupts import uninterrupted
@@ -314,14 +315,12 @@ class UpdaterPlan(StepPlan):
 
     def _check(self, rule: Rule | TensorRule, states: Sequence[State]) -> None:
         """Raise ValueError if a weight's dtype does not suit the options, or its shape has changed since the last step."""
-        expected: dict[Any, list[torch.Size]] = {}  # shapes of states by kind of weight, since many weights are alike
-        for name, weight, state in zip(self.names, self._weights, states, strict=True):
+        columns = [[state.get(slot) for state in states] for slot in rule.slots]
+        for i in sorted(set(first_alike(self._weights, *columns))):
+            name, weight = self.names[i], self._weights[i]
             self.optimizer.check_storage(name, weight)
-            tensors = [state[slot] for slot in rule.slots if slot in state]  # all, or none
-            kind = weight.shape, *(tensor.dtype for tensor in tensors)
-            if tensors and kind not in expected:
-                expected[kind] = slot_shapes(rule, weight.shape, tensors)
-            for tensor, shape in zip(tensors, expected.get(kind, ()), strict=True):
+            tensors = [states[i][slot] for slot in rule.slots if slot in states[i]]  # all, or none
+            for tensor, shape in zip(tensors, slot_shapes(rule, weight.shape, tensors) if tensors else (), strict=True):
                 if tensor.shape != shape:
                     raise ValueError(
                         f"{name} has shape {tuple(weight.shape)}, its state {tuple(tensor.shape)}: a weight may be moved "
@@ -330,6 +329,6 @@ class UpdaterPlan(StepPlan):
 
     def _start(self, i: int, new: State, missing: list[str]) -> None:
         try:
-            self.optimizer.start_state(self._weights[i].detach(), new)
+            self.optimizer.start_state(self._weights[i], new)
         except ValueError as error:
             raise ValueError(f"{self.names[i]}: {error}") from error
