@@ -639,6 +639,7 @@ class Trainer:
 
     # Start and checks.
 
+    @uninterrupted
     def _start(self, what: str | None = None) -> None:
         """Start the synchronization, once. Raise if a store updates the weights and `what`, a method, must not be called."""
         if not self._started:

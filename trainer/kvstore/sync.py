@@ -293,8 +293,10 @@ class ReplicasSync(GradientSync):
     def step(self, choice: Any, into: MetricsBuffer | None, scaler: Any) -> None:
         chosen, fresh, reduced = choice
         used = [chosen] * len(self._replicas) if self.reduces else fresh
-        step = self._step_by_store if self.updates else self._step_here
-        total, gradients = step(chosen, fresh, used, reduced, into, scaler)
+        if self.updates:
+            total, gradients = self._step_by_store(chosen, fresh, used, into, scaler)
+        else:
+            total, gradients = self._step_here(chosen, fresh, used, reduced, into, scaler)
         for replica, grads in zip(self._replicas, gradients, strict=True):
             replica.guard.use(grads)
         if scaler is not None:
@@ -340,7 +342,7 @@ class ReplicasSync(GradientSync):
         """Note that the trainer has updated the local replicas."""
 
     def _step_by_store(
-        self, chosen: list[bool], fresh: Any, used: Any, reduced: bool, into: MetricsBuffer | None, scaler: Any
+        self, chosen: list[bool], fresh: Any, used: Any, into: MetricsBuffer | None, scaler: Any
     ) -> tuple[torch.Tensor | None, list[Any]]:
         if scaler is not None:
             scaler.look(*self._gradients_of(fresh))
