@@ -99,11 +99,11 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
 
 def page() -> str:
     """The whole page."""
-    turned = [each for each in OPTIONS if each.transform or (each.of and each.of != "stochastic_rounding")]
+    turned = [each for each in OPTIONS if each.changes_rule or (each.of and each.of != "stochastic_rounding")]
     lists = {
         "options": textwrap.fill(", ".join(each.name for each in turned[:-1]), 118, subsequent_indent="  ")
         + f" and {turned[-1].name}",
-        "whole": ", ".join(each.name for each in OPTIONS if each.transform and each.whole_tensors),
+        "whole": ", ".join(each.name for each in OPTIONS if each.changes_rule and each.whole_tensors),
         "classic": ", ".join(ports.__all__),
         "own": ", ".join(n for n in adapters.__all__ if n[0].isupper()),
     }

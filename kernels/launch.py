@@ -65,7 +65,6 @@ class Launch:
         sums: for each reduction the numbers that the rule receives, [n_tensors, n_results]; the same tensor as in `totals`
             if the rule receives the sums alone.
         numbers: for each reduction its `PerTensorStates`, or None if it keeps nothing.
-        proceeds: bool tensor without dimensions, False if the rule skips this step; None if it never does.
     """
 
     looks_at_tensors = False  # whether it computes on tensors rather than on addresses
@@ -160,7 +159,6 @@ class Launch:
             numbers = [row[n_states : n_states + len(reduction.kept)] for row in self.states]
             self.numbers.append(PerTensorStates(numbers) if reduction.kept else None)
             n_states += len(reduction.kept)
-        self.proceeds: torch.Tensor | None = None
         self._active: tuple[list[bool], torch.Tensor] | None = None
         self._prepare()
 

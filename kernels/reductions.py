@@ -9,8 +9,10 @@ import torch
 from .language import Reduction
 from .launch import Launch
 from .layouts import widest
+from .transforms.limited import factor_of
 
 Join = Callable[[torch.Tensor, str], None]
+Decide = Callable[[Sequence[Launch], int], None]
 
 
 def run_reductions(
@@ -19,6 +21,8 @@ def run_reductions(
     n_weights: int,
     all_reduce_global: Join | None,
     all_reduce_per_tensor: Join | None,
+    decide: Decide | None = None,
+    begun: bool = False,
 ) -> None:
     """Run all reductions of a rule and write the results into `totals` and `sums` of the launches.
 
@@ -28,25 +32,31 @@ def run_reductions(
         n_weights: number of weights of all launches together.
         all_reduce_global: reduces results over all tensors across processes, in place, by "sum" or "max"; or None.
         all_reduce_per_tensor: reduces results per tensor, [n_weights, n_values], across processes, in place; or None.
+        decide: see `Update`; or None.
+        begun: whether the caller has run the first reduction, joined its results, and decided.
     """
     for k, reduction in enumerate(reductions):
-        for launch in launches:
-            if "kept" in reduction.extras:
-                _load(launch, k)
-            launch.run_reduction(k)
-        if reduction.scope == "global" and (len(launches) > 1 or all_reduce_global is not None):
-            join_totals([launch.totals[k] for launch in launches], reduction.op, all_reduce_global)
-        if k == 0 and any(launch.rule.skips_nonfinite and launch.rule.skip_by is None for launch in launches):
-            decision = next((proceeds for launch in launches if (proceeds := _decide(launch)) is not None), None)
-            for launch in launches:  # the sum is the same for all
-                launch.proceeds = None if decision is None else decision.to(launch.device)
+        if k or not begun:
+            run_reduction(launches, k, reduction)
+            if reduction.scope == "global" and (len(launches) > 1 or all_reduce_global is not None):
+                join_totals([launch.totals[k] for launch in launches], reduction.op, all_reduce_global)
+            if decide is not None and k < len(launches[0].rule.limits) and launches[0].rule.limits[k].told:
+                decide(launches, k)
         if reduction.scope == "tensor" and all_reduce_per_tensor is not None:
             _all_reduce_each(launches, k, reduction, n_weights, all_reduce_per_tensor)
         if reduction.finished is not None:
             _finish(launches, k, reduction)
-        if reduction.feeds_next:
-            for launch in launches:
+        for launch in launches:  # of those for a rule of whole tensors, only the elementwise ones pass results on
+            if launch.rule.reductions[k].feeds_next:
                 _append_previous(launch, k)
+
+
+def run_reduction(launches: Sequence[Launch], stage: int, reduction: Reduction) -> None:
+    """Run reduction number `stage` of a rule for each launch by itself."""
+    for launch in launches:
+        if "kept" in reduction.extras:
+            _load(launch, stage)
+        launch.run_reduction(stage)
 
 
 def join_totals(totals: Sequence[torch.Tensor], by: str, all_reduce_global: Join | None = None) -> None:
@@ -90,41 +100,52 @@ def _load(launch: Launch, stage: int) -> None:
         sums[stage][:, len(reduction.kept) :] = sums[stage - 1]
 
 
-def _decide(launch: Launch) -> torch.Tensor | None:
-    """Return whether the step is taken, by the sum of squares over all tensors; None if no tensor here has a gradient."""
+def limit_factor(launch: Launch, stage: int) -> torch.Tensor | None:
+    """Return the factor of the gradients by limit number `stage` of the rule, [1], negative if it skips the step.
+
+    None if no tensor of the launch has a gradient.
+    """
     if (i := _first_active(launch)) is None:
         return None
-    rule, total = launch.rule, launch.totals[0][i, 0]
-    if rule.skip_above is None:
-        return total.isfinite()
-    return total.isfinite() & (total <= launch.hyper_on_device()[i, 1 + rule.hyper.index(rule.skip_above)])
+    hyper, limit = launch.hyper_on_device()[i : i + 1, 1:], launch.rule.limits[stage]
+    numbers = {name: hyper[:, launch.rule.hyper.index(name)] for name in limit.hyper}
+    return factor_of(limit, launch.totals[stage][i : i + 1, 0], numbers)  # not a scalar, of which the host would choose
+
+
+def _proceeds(launches: Sequence[Launch]) -> torch.Tensor | None:
+    """Return whether the step is taken; None if the rule never skips steps."""
+    proceeds = None
+    for k, limit in enumerate(launches[0].rule.limits if launches else ()):
+        if limit.skips:
+            found = (limit_factor(launch, k) for launch in launches)
+            factor = next((factor for factor in found if factor is not None), None)
+            if factor is not None:  # the sum is the same for all launches
+                proceeds = factor >= 0.0 if proceeds is None else proceeds & (factor >= 0.0)
+    return proceeds
 
 
 def _finish(launches: Sequence[Launch], stage: int, reduction: Reduction) -> None:
     """Compute and store the per-tensor states of a reduction from its sums."""
+    proceeds = _proceeds(launches)
     if reduction.scope == "tensor":
         for launch in launches:  # a tensor without gradient keeps its states
             new, active = _finished(launch, stage, slice(None)), launch.active_on_device()[:, None]
-            _store(launch, stage, torch.where(active, new, _states(launch, stage)))
+            _store(launch, stage, torch.where(active, new, _states(launch, stage)), proceeds)
         return
     for one in launches:  # sums and states are equal for all tensors, so any tensor with a gradient will do
         if (i := _first_active(one)) is not None:
             new = _finished(one, stage, slice(i, i + 1))
             for launch in launches:
-                _store(launch, stage, new)
+                _store(launch, stage, new, proceeds)
             return
 
 
-def _store(launch: Launch, stage: int, new: torch.Tensor) -> None:
+def _store(launch: Launch, stage: int, new: torch.Tensor, proceeds: torch.Tensor | None) -> None:
     """Write new per-tensor states to `sums`, for the rule, and to the states, unless the step is skipped."""
     control, numbers = launch.grad_scale_and_skip, launch.numbers[stage]
     room = launch.sums[stage][:, : new.shape[1]]
-    room[:] = new  # also in a skipped step, so that the rule can see that it is skipped
-    stored, decides = room, launch.rule.skip_by if stage == 0 else None
-    if decides is not None:
-        launch.proceeds = room[0, launch.rule.reductions[0].kept.index(decides)] != 0.0
-    elif launch.proceeds is not None:
-        stored = torch.where(launch.proceeds, stored, _states(launch, stage))
+    room[:] = new
+    stored = room if proceeds is None else torch.where(proceeds.to(launch.device), room, _states(launch, stage))
     if control is not None:
         stored = torch.where(control[1] != 0, _states(launch, stage), stored)
     assert numbers is not None

@@ -29,7 +29,7 @@ from .guards import GradLayouts, PointerGuard, Reference, gradient_references
 from .language import Rule, TensorRule
 from .launch import Launch, group_keys
 from .metrics import MetricsBuffer
-from .reductions import run_reductions
+from .reductions import Decide, run_reduction, run_reductions
 
 
 class Update:
@@ -70,6 +70,8 @@ class Update:
             device. None (default) in a single process.
         all_reduce_per_tensor: the same for the results of reductions over each tensor, [n_weights, n_values], when several
             processes hold shards of the tensors.
+        decide: function `(launches, k) -> None` for a rule whose limit number k is `told`: it replaces the sum of squares in
+            `totals[k]` of each launch by the factor of the gradients, or by -1 to skip the step. None if there is none.
         host_only: if True, a call only writes `hyper` into the tables and launches nothing, for steps that a CUDA graph
             replays. Default: False.
 
@@ -104,6 +106,7 @@ class Update:
         self.grad_scale_and_skip, self.zero_grads, self.host_only = grad_scale_and_skip, zero_grads, False
         self.all_reduce_global: Callable[[torch.Tensor, str], None] | None = None
         self.all_reduce_per_tensor: Callable[[torch.Tensor, str], None] | None = None
+        self.decide: Decide | None = None
         self._hyper = np.zeros((n_weights, 1 + len(rule.hyper) + (seed is not None)))
         self._row: list[float] | None = None  # one row for all weights that `_hyper` does not have yet
         self._names = [f"weights[{i}]" for i in range(len(self.weights))] if names is None else list(names)
@@ -117,6 +120,7 @@ class Update:
         self._layouts: GradLayouts | None = None
         self._alive: Sequence[Any] | None = None  # the gradients themselves, from `bind` to the step
         self._own = False
+        self._begun = False  # whether `look` has begun the step
         self._into: MetricsBuffer | None = None  # the last buffer that was checked to have enough rows
         self._touched: list[torch.Tensor] = []  # weights that have a gradient
         self.active: list[bool] | None = None
@@ -226,6 +230,7 @@ class Update:
             own: whether each gradient is its weight's `.grad`.
             in_place: whether the caller has already asked `is_in_place`, with the answer True.
         """
+        self._begun = False
         if not (in_place or self.is_in_place()):
             return False
         # A weight of another dtype may have the old one's address. If `own`, its gradient shows the new dtype, too.
@@ -375,8 +380,8 @@ class Update:
             recording.updates.append(RecordedUpdate(self))
         if into is not None and into is not self._into:
             self._check_rows(into)
-        if self._alive is None and not self._revive():
-            raise RuntimeError("there are no gradients to step with, or some of them have been deleted: bind() them first")
+        if self._alive is None:
+            self._revive()
         if not self._reduces:
             for group in self._groups:
                 group.run(hyper, into)
@@ -387,12 +392,31 @@ class Update:
             increment_version(_present(self._alive or ()))
         self._alive = None
 
-    def _revive(self) -> bool:
-        """Hold the bound gradients for one more step; return False if some have been deleted."""
-        if self._references is None:
-            return False
-        self._alive = [reference() for reference in self._references]
-        return len(_present(self._alive)) == len(self._touched)
+    @torch.no_grad()
+    def look(self) -> Sequence[Launch]:
+        """Begin a step: run the rule's first reduction, whose results for each launch are then in its `totals[0]`.
+
+        The caller joins them over several updates, and decides if the rule is `told`; the next call finishes the step.
+
+        Returns:
+            The launches of the step.
+
+        Raises:
+            RuntimeError: as in a call.
+        """
+        if self._alive is None:
+            self._revive()
+        for group in self._groups:
+            group.begin(self.hyper)
+        run_reduction(self._groups, 0, self.rule.reductions[0])
+        self._begun = True
+        return self._groups
+
+    def _revive(self) -> None:
+        """Hold the bound gradients for one more step; raise RuntimeError if some have been deleted."""
+        self._alive = None if self._references is None else [reference() for reference in self._references]
+        if self._alive is None or len(_present(self._alive)) < len(self._touched):
+            raise RuntimeError("there are no gradients to step with, or some of them have been deleted: bind() them first")
 
     def repeat(self, same: bool = False) -> None:
         """Repeat the last step without any check, for benchmarks and simulations: only values may have changed since.
@@ -418,11 +442,11 @@ class Update:
 
     @torch.no_grad()
     def _run_after_reductions(self, hyper: Any, into: MetricsBuffer | None) -> None:
-        for group in self._groups:
+        for group in () if self._begun else self._groups:
             group.begin(hyper)
-        run_reductions(
-            self._groups, self.rule.reductions, len(self.weights), self.all_reduce_global, self.all_reduce_per_tensor
-        )
+        joins = self.all_reduce_global, self.all_reduce_per_tensor
+        run_reductions(self._groups, self.rule.reductions, len(self.weights), *joins, self.decide, self._begun)
+        self._begun = False
         for group in reversed(self._groups):  # the last group read by the reductions is still in the cache
             group.run_rule(into)
             group.end()

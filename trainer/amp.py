@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 
-from ..kernels import Rule, global_norm
+from ..kernels import global_norm
 from .optimizer import Optimizer, RuleOptimizer
+from .optimizer.multi import parts_of
 from .optimizer.sparse import is_sparse
 from .trainer import Trainer
 from .validation import choice, integer, number
@@ -154,8 +155,8 @@ class LossScaler:
         """Become the loss scaler of this trainer. `init_trainer` calls it."""
         trainer._use_control(self.control)  # raises if the trainer does not support it
         optimizer = trainer.optimizer
-        if isinstance(optimizer, RuleOptimizer) and isinstance(optimizer.rule, Rule):
-            optimizer._skips_overflow = self._rule_detects_overflow = True
+        if all(isinstance(part, RuleOptimizer) for part in parts_of(optimizer)):
+            optimizer._skips_overflow = self._rule_detects_overflow = True  # type: ignore[attr-defined]
         trainer._loss_scaler = self
         self.follow(trainer)
 

@@ -127,11 +127,6 @@ def check_capture(updater: Updater, device: torch.device, telemetry: Any) -> Non
     optimizer = updater.optimizer
     for part in parts_of(optimizer):
         check_rule(part, part.rule if isinstance(part, RuleOptimizer) else None)
-    if optimizer.limits_together:
-        raise ValueError(
-            "capture() with clip_norm or skip_nonfinite over several optimizers, which is computed with numbers from the "
-            "host: must be None and False; set them in the entries of the single optimizers instead"
-        )
     if device.type == "cuda" and choose_engine(device, updater.engine) != "triton":
         raise ValueError("capture() needs engine='triton': operations of other engines contain numbers from the host")
     if telemetry is not None:
@@ -154,6 +149,8 @@ def record_step(recording: Recording, replica: Replica, rescale_grad: float) -> 
     plans.sort(key=lambda plan: not plan.optimizer.reads_rate_first)  # before other plans move the count
     for plan in plans:
         recording.owners.append(_owner(replica, plan, rescale_grad))
+    if isinstance(whole, MultiPlan):
+        recording.owners.append((lambda: True, whole.limiter.host_step))
 
 
 def _owner(replica: Replica, plan: UpdaterPlan, rescale_grad: float) -> tuple[Callable[[], bool], Callable[[], None]]:
@@ -161,8 +158,7 @@ def _owner(replica: Replica, plan: UpdaterPlan, rescale_grad: float) -> tuple[Ca
     optimizer, whole, update, active = replica.updater.optimizer, replica.plan, plan.update, list(plan.rows.active)
 
     def holds() -> bool:
-        same = replica.plan is whole and plan.is_current(update) and update.rule is plan.optimizer.composed_rule
-        return same and not optimizer.limits_together
+        return replica.plan is whole and plan.is_current(update) and update.rule is plan.optimizer.composed_rule
 
     def advance() -> None:
         optimizer.rescale_grad = rescale_grad

@@ -19,7 +19,7 @@ from ..kernels.metrics import MetricsBuffer
 from .errors import StaleGradientError
 from .interrupts import interrupts_wait
 from .optimizer import Optimizer, RuleOptimizer
-from .optimizer.multi import part_of, parts_of
+from .optimizer.multi import LIMITS, part_of, parts_of
 from .optimizer.plan import HyperRows
 from .optimizer.updater import UpdaterPlan
 from .params import listed
@@ -45,15 +45,12 @@ def check_optimizer(optimizer: Optimizer) -> None:
             )
         together = [stage.name for stage in part.composed_rule.reductions if stage.scope == "global"]
         if together:
+            options = {**part.options_in_use, **({} if part.joint is None else part.joint.limits())}
+            given = [f"{each.name}={options[each.name]!r}" for each in LIMITS if options.get(each.name)] or together
             raise ValueError(
-                f"step_in_backward() with {name}: its rule sums over all gradients together ({', '.join(together)}), which "
+                f"step_in_backward() with {name}: its rule sums over all gradients together ({', '.join(given)}), which "
                 "are never in memory at once; use step()"
             )
-    if optimizer.limits_together:
-        raise ValueError(
-            "step_in_backward() with clip_norm or skip_nonfinite over several optimizers, which needs all gradients "
-            "together: they are never in memory at once; use step()"
-        )
 
 
 class BackwardStep:

@@ -251,7 +251,7 @@ def takes_parts(optimizer: Any) -> bool:
     if not can_cut(optimizer) or optimizer.rounding is not None:  # random numbers depend on the index in the tensor
         return False
     rule = optimizer.composed_rule
-    return not (rule.knows_total or rule.reductions or rule.kept)
+    return not (rule.reductions or rule.kept)
 
 
 def check_fits(updater: Any, cut: Collection[Key], servers: int) -> None:
@@ -262,7 +262,7 @@ def check_fits(updater: Any, cut: Collection[Key], servers: int) -> None:
             f"{name} needs arrays whole, and key {next(iter(cut))!r} is sharded over {servers} servers: let rank 0 set it "
             "before init(), or raise MXNET_KVSTORE_BIGARRAY_BOUND"
         )
-    if servers > 1 and isinstance(updater, RuleOptimizer) and getattr(updater.composed_rule, "knows_total", False):
+    if servers > 1 and isinstance(updater, RuleOptimizer) and updater.composed_rule.limits:
         raise ValueError(
             f"{updater!r} needs the gradients of a step together (clip_norm, zclip, skip_norm, skip_percentile, "
             f"skip_nonfinite), and each of {servers} servers has some of them: leave these out, or use one server "

@@ -13,6 +13,7 @@ from .. import storage
 from ..launch import Launch
 from ..layouts import widest
 from ..metrics import MetricsBuffer
+from ..transforms.limited import factor_of
 
 TILE = 65536  # elements; on a CPU, a rule's temporaries of this size stay in its caches
 ALONE = 16384  # elements; torch divides longer sums among threads, and the number of threads would affect the result
@@ -278,11 +279,14 @@ class WholeLaunch(_TorchLaunch):
         self._stores_each = self._splits or at_random
 
     def run_reduction(self, stage: int) -> None:
-        """Run a global reduction, which for these rules depends on the gradients only."""
+        """Run a global reduction, which for these rules depends on the gradients only, limited as earlier ones say."""
         reduction, totals = self.rule.reductions[stage], self.totals[stage].zero_()
         for i, bound in enumerate(self.gradients):
             if bound is not None and (gradient := bound()) is not None:
                 g = gradient.to(self.dtype) * self._factor(i)
+                hyper = dict(zip(self.rule.hyper, self.hyper[i, 1 : self.width].tolist(), strict=True))
+                for limit, sums in zip(self.rule.limits[:stage], self.sums, strict=False):
+                    g = g * factor_of(limit, sums[i, 0], hyper)
                 values = reduction(g, g, (), ())  # it ignores the weight
                 totals[i] = torch.stack([sum_of(value.reshape(-1)) for value in values])
         totals[:] = totals.sum(dim=0, dtype=widest(totals.device))
@@ -312,7 +316,8 @@ class WholeLaunch(_TorchLaunch):
             before = make(read).to(self.dtype)
             compute: Any = self.rule if one else self.rule.compute
             if self.sums:
-                compute = partial(_with_sums, compute, tuple(self.sums[-1][members[0]].unbind()))
+                numbers = tuple(number for sums in reversed(self.sums) for number in sums[members[0]].unbind())
+                compute = partial(_with_sums, compute, numbers)
             if g is gradients[members[0]]:
                 w, new = self._computed_with(g, compute, before, old, tuple(hyper))
             else:

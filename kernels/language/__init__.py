@@ -10,13 +10,14 @@ from .function import Function, jit
 from .metric import Metric, metric
 from .ops import OPS, tl
 from .reduction import Reduction, reduction
-from .rule import Rule, rule
+from .rule import Limit, Rule, rule
 from .tensor_rule import TensorRule, tensor_rule
 
 __all__ = [
     "OPS",
     "Derivation",
     "Function",
+    "Limit",
     "Metric",
     "Reduction",
     "Rule",

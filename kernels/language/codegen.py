@@ -83,21 +83,19 @@ class RuleSource:
         return arguments, [f"{tuple_text(names)} = {argument}" for names, argument in pairs if names]
 
     def arguments_after(
-        self, before: Reduction, added: tuple[str, ...] = (), n_last: int = 0
+        self, before: Reduction, added: tuple[str, ...] = ()
     ) -> tuple[tuple[str, list[str]], tuple[str, ...]]:
         """Return arguments and unpacking lines of a rule that runs after reduction `before`, and the names of its numbers.
 
-        Order of the numbers: the rule's own, without its last `n_last`; what earlier reductions pass on; the last `n_last`.
+        Order of the numbers: the rule's own, then what earlier reductions pass on.
 
         Args:
             before: the reduction that runs before the new rule.
             added: hyper-parameters that the new rule unpacks in addition.
-            n_last: how many of the rule's numbers stay last.
         """
         rule, numbers = self.rule, "kept" if "kept" in self.rule.extras else "sums"
         n = before.n_results + (len(rule.kept) if numbers == "kept" else 0)
-        cut = len(self.sums) - n_last
-        names = (*self.sums[:cut], *self.new(*["passed"] * (n - len(self.sums))), *self.sums[cut:])
+        names = (*self.sums, *self.new(*["passed"] * (n - len(self.sums))))
         extras = (numbers, *(("index",) if "index" in rule.extras else ()))
         return self.unpacked(extras, rule.state, (*rule.own_hyper, *added), names), names
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -57,6 +57,20 @@ def rule(
     return make if fn is None else make(fn)
 
 
+class Limit(NamedTuple):
+    """What a rule does with the sum of squares of all gradients; see `transforms.limited`.
+
+    Attributes:
+        told: whether it gets the factor of the gradients in place of the sum, negative if the step is skipped.
+        skips: whether it skips steps.
+        hyper: the names of its hyper-parameters: the limit of the norm and, if it skips, of the sum.
+    """
+
+    told: bool
+    skips: bool
+    hyper: tuple[str, ...]
+
+
 class Rule(ElementwiseFunction):
     """An update rule, made by `rule`.
 
@@ -70,17 +84,10 @@ class Rule(ElementwiseFunction):
         used: names of the states that it reads or changes; the others have no effect.
         full_precision: names of the states that are never stored in low precision.
         nonnegative: names of the states that are never negative.
-        knows_total: whether the rule's first reduction is the sum of squares of the gradient over all tensors. The rule
-            receives that sum as the last of its `sums`.
-        skips_nonfinite: whether a step is skipped if that sum is not finite.
-        skip_above: name of a hyper-parameter: a larger sum counts as not finite. None for no limit.
-        skip_by: name of a per-tensor state of the first reduction, equal for all tensors, that is 0 when the step must be
-            skipped; it replaces the test of the sum. The `finish` of that reduction decides what it keeps of a skipped step.
+        limits: the `Limit` of each of the rule's first reductions that is the sum of squares of all gradients.
     """
 
-    knows_total = skips_nonfinite = False
-    skip_above: str | None = None
-    skip_by: str | None = None
+    limits: tuple[Limit, ...] = ()
 
     def __init__(
         self,

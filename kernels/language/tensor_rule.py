@@ -11,7 +11,7 @@ import torch
 
 from .checks import parse_function, unpacked_names
 from .reduction import Reduction
-from .rule import Rule
+from .rule import Limit, Rule
 from .text import OfText
 
 
@@ -82,9 +82,7 @@ class TensorRule(OfText):
 
     kept: tuple[str, ...] = ()
     reductions: tuple[Reduction, ...] = ()
-    knows_total = skips_nonfinite = False
-    skip_above: str | None = None
-    skip_by: str | None = None
+    limits: tuple[Limit, ...] = ()
 
     def __init__(
         self,

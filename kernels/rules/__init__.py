@@ -38,5 +38,5 @@ globals().update(_rules)  # after all imports, because some families share their
 
 # Left out of `__all__`: gradient codecs, Muon's rule for tensors that are not matrices, and rules with states that depend on
 # each other, for which a step from arbitrary states is meaningless.
-_NOT_LISTED = {"one_bit", "two_bit", "adamw_of_vectors", "prodigy", "soap"}
+_NOT_LISTED = {"one_bit", "two_bit", "adamw_of_vectors", "prodigy", "soap", "spikes"}
 __all__ = sorted(_rules.keys() - _NOT_LISTED)

@@ -47,6 +47,6 @@ def _clip(text: RuleSource, numbers: tuple[str, ...]) -> tuple[list[str], str]:
 
 
 def _make(rule: Rule) -> Made:
-    if rule.knows_total:
+    if rule.limits:
         raise ValueError(f"rule {rule.name!r} needs the norm over all tensors already: apply agc before what does")
     return changed_gradient(rule, "agc", squares, Change(_clip, ("agc",), {"clipped_by_ratio": clipped_by_ratio}))

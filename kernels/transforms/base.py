@@ -9,9 +9,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..language import Function, Reduction, Rule, TensorRule, jit
+from ..language import Function, Limit, Reduction, Rule, TensorRule, jit
 from ..language.codegen import RuleSource, tuple_text
-from ..rules.common import total_square
 from .whole import Around, ComposedTensorRule
 
 
@@ -21,18 +20,12 @@ class Made(NamedTuple):
     Attributes:
         fn: the function of the new rule.
         reduction: its reduction, or None.
-        knows_total: whether the first reduction is the sum of squares of the gradient over all tensors.
-        skips_nonfinite: whether a step is skipped if that sum is not finite.
-        skip_above: name of a hyper-parameter: a step is skipped if the sum exceeds it. None for no limit.
-        skip_by: name of a per-tensor state that is 0 if the step must be skipped, in place of these tests; or None.
+        limit: what its first reduction, the sum of squares of all gradients, does; None for another reduction.
     """
 
     fn: types.FunctionType
     reduction: Reduction | None
-    knows_total: bool = False
-    skips_nonfinite: bool = False
-    skip_above: str | None = None
-    skip_by: str | None = None
+    limit: Limit | None = None
 
 
 class Change(NamedTuple):
@@ -72,10 +65,7 @@ class _ComposedRule(Rule):
         self._how = how
         self.full_precision = tuple(name for name in self.state if name in of.full_precision or name not in of.state)
         self.nonnegative = tuple(name for name in self.state if name in of.nonnegative)
-        self.knows_total = of.knows_total or made.knows_total
-        self.skips_nonfinite = of.skips_nonfinite or made.skips_nonfinite
-        self.skip_above = made.skip_above or of.skip_above
-        self.skip_by = made.skip_by or of.skip_by
+        self.limits = of.limits if made.limit is None else (made.limit, *of.limits)
         for place, stage in enumerate(self.reductions):
             if isinstance(stage, ComposedReduction) and stage.origin is None:
                 stage.origin = self, place
@@ -139,28 +129,27 @@ def transformed(
     return rule.made_of_it[key]
 
 
-def after_first(rule: Rule, what: str, first: Reduction, change: Change | None = None) -> Reduction:
+def after_first(rule: Rule, what: str, first: Reduction, change: Change) -> Reduction:
     """Return the last reduction of a new chain: `first`, then the rule's reductions, which pass the results of `first` on.
 
     Args:
-        rule: the rule whose reductions follow. If the first of them is the sum of squares of all gradients (`knows_total`),
-            `first` replaces it, and must have that sum as its last results.
+        rule: the rule whose reductions follow.
         what: suffix of the names of the new reductions.
         first: the reduction that runs first.
-        change: how the gradient of the rule's reductions is changed. Default: it is not.
+        change: how the gradient of the rule's reductions is changed.
     """
     before = first
-    for stage in rule.reductions[1 if rule.knows_total else 0 :]:
-        text = RuleSource(stage, *(change.hyper if change else ()), **(change.helpers if change else {}))
+    for stage in rule.reductions:
+        text = RuleSource(stage, *change.hyper, **change.helpers)
         values = text.new(*["value"] * stage.n_values)
-        unpacked, numbers = text.arguments_after(before, change.hyper if change else (), n_last=_n_last(rule))
-        lines, g = ([], None) if change is None else change.lines(text, numbers)
+        unpacked, numbers = text.arguments_after(before, change.hyper)
+        lines, g = change.lines(text, numbers)
         lines += [f"{tuple_text(values)} = {text.call(g=g)}"]
         before = _ReductionAfter(text.define(what, unpacked, lines, tuple_text(values)), before, stage)
     return before
 
 
-def changed_gradient(rule: Rule, what: str, first: Reduction, change: Change, **made: Any) -> Made:
+def changed_gradient(rule: Rule, what: str, first: Reduction, change: Change) -> Made:
     """Return the parts of the rule applied to gradients that are changed by the results of a first reduction.
 
     Args:
@@ -168,15 +157,14 @@ def changed_gradient(rule: Rule, what: str, first: Reduction, change: Change, **
         what: suffix of the names of the new rule and reductions.
         first: the reduction that runs first.
         change: how its results change the gradient.
-        **made: further fields of `Made`.
     """
     sums = after_first(rule, what, first, change)
     text = RuleSource(rule, *change.hyper, **change.helpers)
     (stepped,) = text.new("stepped")
-    unpacked, numbers = text.arguments_after(sums, change.hyper, n_last=_n_last(rule))
+    unpacked, numbers = text.arguments_after(sums, change.hyper)
     lines, g = change.lines(text, numbers)
     lines += text.step(stepped, text.call(g=g))
-    return Made(text.define(what, unpacked, lines, f"{stepped}, {text.returned()}"), sums, **made)
+    return Made(text.define(what, unpacked, lines, f"{stepped}, {text.returned()}"), sums)
 
 
 def changed_step(
@@ -219,37 +207,6 @@ def changed_step(
     first = text.unpacked(extras, rule.state, (*rule.own_hyper, *hyper), (total, count, *text.sums))
     reduction = ComposedReduction(fn, rule.reduction, feeds_next=True)
     return Made(text.define(what[0], first, lines, f"{result}, {text.returned()}"), reduction)
-
-
-def skipping(
-    rule: Rule, what: str, proceeds: Function, *hyper: str, first: Reduction | None = None, place: int = -1
-) -> Made:
-    """Return the parts of the rule with steps that are skipped if `proceeds(sum, *hyper)` is false.
-
-    Args:
-        rule: the rule.
-        what: suffix of the name of the new rule.
-        proceeds: function of the sum of squares over all tensors and of `hyper`.
-        *hyper: names of hyper-parameters that are added.
-        first: the reduction that runs first. Default: the rule's own sum of squares, or `total_square`.
-        place: index of the argument of `proceeds` among the reductions' results. Default: -1, the sum of squares.
-    """
-    sums: Any = rule.reduction if rule.knows_total and first is None else after_first(rule, "behind", first or total_square)
-    text = RuleSource(rule, *hyper, proceeds=proceeds)
-    stepped, going = text.new("stepped", "going")
-    unpacked, numbers = text.arguments_after(sums, hyper, n_last=_n_last(rule))
-    arguments = ", ".join((numbers[place], *hyper))
-    lines = [*text.step(stepped, text.call()), f"{going} = {text['proceeds']}({arguments})"]
-    states = tuple_text(
-        f"{text.tl}.where({going}, {text.new_state(name)}, {name})" if name in rule.changed else name for name in rule.state
-    )
-    result = f"{text.tl}.where({going}, {stepped}, {text.w}), {states}"
-    return Made(text.define(what, unpacked, lines, result), sums, True, True, hyper[0] if hyper else None)
-
-
-def _n_last(rule: Rule) -> int:
-    """Return how many of the rule's numbers come from its first reduction and must stay last."""
-    return rule.reductions[0].n_results if rule.knows_total else 0
 
 
 @jit

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..language import Reduction, Rule, TensorRule
+from ..language import Limit, Reduction, Rule, TensorRule
 
 # A function of `step`, w, g, the states by name, the hyper-parameters by name, and the reduction's results, which returns
 # the new w and states. `step(g, **hyper)` takes the rule's step with this gradient and these other hyper-parameters.
@@ -24,8 +24,8 @@ class ComposedTensorRule(TensorRule):
         elementwise: the transformed elementwise rule of `of`, or None. Its states become the first states of this rule.
         state: names of additional states, which have the weight's shape and full precision.
         hyper: names of additional hyper-parameters.
-        reduction: a reduction over all gradients whose results `around` gets, or None.
-        skips_nonfinite: whether a step is skipped if the result of the reduction is not finite.
+        reduction: a reduction over all gradients whose result is the last number that `around` gets, or None.
+        limit: what the reduction, the sum of squares of all gradients, does.
     """
 
     def __init__(
@@ -37,19 +37,19 @@ class ComposedTensorRule(TensorRule):
         state: Sequence[str] = (),
         hyper: Sequence[str] = (),
         reduction: Reduction | None = None,
-        skips_nonfinite: bool = False,
+        limit: Limit | None = None,
     ) -> None:
         _ = of.state  # reads all attributes of `of`
         vars(self).update(vars(of))
         self._of, self._made_by, self._around, self.made_of_it = of, how, around, {}
+        self._reduces = reduction is not None
         first = () if elementwise is None else elementwise.state
         self.state = tuple(dict.fromkeys((*first, *of.state, *state)))
         self.hyper = tuple(dict.fromkeys((*of.hyper, *hyper, *(elementwise.hyper if elementwise else ()))))
         self.full_precision = (*of.full_precision, *state)
         self._elementwise = self._elementwise[0], elementwise
-        self.reductions = of.reductions or (() if reduction is None else (reduction,))
-        self.knows_total = bool(self.reductions)
-        self.skips_nonfinite = of.skips_nonfinite or skips_nonfinite
+        self.reductions = of.reductions if reduction is None else (reduction, *of.reductions)
+        self.limits = of.limits if limit is None else (limit, *of.limits)
 
     def compute(
         self, w: torch.Tensor, g: torch.Tensor, state: Sequence[torch.Tensor], hyper: Sequence[Any], *sums: Any
@@ -59,7 +59,8 @@ class ComposedTensorRule(TensorRule):
         def step(g: torch.Tensor, **changed: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             inner: Mapping[str, Any] = values | changed
             old = tuple(states[name] for name in of.state)
-            new, kept = of.compute(w, g, old, tuple(inner[name] for name in of.hyper), *(sums if of.reductions else ()))
+            passed = [numbers[:-1] for numbers in sums] if self._reduces else sums
+            new, kept = of.compute(w, g, old, tuple(inner[name] for name in of.hyper), *(passed if of.reductions else ()))
             return new, states | dict(zip(of.state, kept, strict=True))
 
         new_w, new_states = self._around(step, w, g, states, values, *sums)

@@ -60,7 +60,7 @@ result = captured.find_captured(*arguments)
 # Sums and measures, guards, packed states and a code.
 QUICK = (
     RuleCase("lamb", metrics=True),
-    RuleCase("lamb+agc+zclip+skip_large_updates"),
+    RuleCase("lamb+agc+skipping+jointly"),
     RuleCase("adamw", control=(0.125, 0.0), zero_grads=True),
     RuleCase("adamw", state="uint8", seed=3),
     CodeCase("2bit", 5000, ranks=3),
@@ -238,8 +238,8 @@ def test_the_smoke_test_of_gpus_passes_on_the_emulator(error, emulated):
 XDIST = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
 FILES = (
     *("grad_scale_and_skip", "language", "layouts", "metrics", "norms", "packed", "parity", "random"),
-    *("reduction_state", "reductions", "stochastic_rounding", "storage", "compress"),
-    *("transforms", "transforms_guards", "transforms_norms", "transforms_weights", "weight_unchanged"),
+    *("reduction_state", "reductions", "spikes", "stochastic_rounding", "storage", "compress"),
+    *("limited", "transforms", "transforms_weights", "weight_unchanged"),
 )
 
 

@@ -259,7 +259,7 @@ RULES = {
     "test": rules.test,
     "novograd": rules.novograd,  # which keeps numbers
     "cautious": transforms.cautious(rules.lion),
-    "clipped": transforms.clip_by_global_norm(rules.adamw),
+    "clipped": transforms.limited(rules.adamw),
     "group_adagrad": rules.group_adagrad,
     "muon": rules.muon,
 }

@@ -1,5 +1,5 @@
-"""Transforms of a rule's step by its weights: cautious weight decay, and weights on spheres. The judges are the papers'
-formulas in NumPy, on what the rule itself makes of the same numbers.
+"""Transforms by weights: adaptive gradient clipping, cautious weight decay, weights on spheres, and averages of weights. The
+judges are the papers' formulas in NumPy and pytorch_optimizer, on what the rule itself makes of the same numbers.
 """
 
 import math
@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from composed_rules import hyper, numbers
+from composed_rules import hyper, numbers, rows
 
 from tristep.kernels import Update, rules, transforms
 from tristep.kernels.states import states_for
@@ -21,6 +21,45 @@ def result(place, made, numbers, **others):
     weights, gradients, states = numbers
     place.run(made, weights, gradients, states, [hyper(made, **others)] * len(weights))
     return [w.cpu().numpy() for w in weights], [[s.cpu().numpy() for s in row] for row in states]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return pytest.importorskip("pytorch_optimizer.optimizer.agc", reason="the reference library is not installed").agc
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lans", "novograd", "cautious lamb"])
+def test_gradients_are_clipped_by_the_ratio_of_norms(place, reference, name):
+    """As pytorch_optimizer does for vectors, whose unit is the whole vector."""
+    base = transforms.cautious(rules.lamb) if name == "cautious lamb" else getattr(rules, name)
+    made = transforms.agc(base)
+    assert made.slots == base.slots
+    for ratio in (0.02, 2.0):
+        weights, gradients, states = numbers(place, made)
+        weights[0] *= 1e-6  # of which the norm counts as 0.001
+        expected, others, expected_states = numbers(place, base)
+        expected[0] *= 1e-6
+        clipped = [
+            reference(w.flatten(), 0.5 * g.flatten(), agc_clip_val=ratio).view(w.shape) * 2.0
+            for w, g in zip(expected, others, strict=True)
+        ]
+        assert sum(not torch.equal(a, b) for a, b in zip(clipped, others, strict=True)) == (3 if ratio < 1 else 1)
+        place.run(base, expected, clipped, expected_states, rows(base))
+        place.run(made, weights, gradients, states, rows(made, agc=ratio))
+        torch.testing.assert_close(weights, expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(states, expected_states, rtol=1e-9, atol=1e-12)
+
+
+def test_zeros_and_nan_are_clipped_to_themselves(place):
+    made = transforms.agc(rules.sgd)
+    w = torch.zeros(4, device=place.device)
+    g = torch.tensor([1.0, math.nan, 0.0, -1.0], device=place.device)
+    row = [[1.0, *rows(made, lr=1.0, wd=0.0)[0][1:]]]
+    place.run(made, [w], [torch.zeros_like(g)], [()], row)
+    assert w.tolist() == [0.0] * 4
+    place.run(made, [w], [g], [()], row)
+    assert w.isnan().tolist() == [False, True, False, False]
 
 
 DECAYING = {
@@ -98,7 +137,7 @@ def on_sphere(w, stepped, radius, lr):
 
 
 SPHERICAL = {name: getattr(rules, name) for name in ("sgd", "adamw", "lamb", "lans", "novograd", "sgd_momentum")}
-SPHERICAL |= {"cautious lamb": transforms.cautious(rules.lamb), "clipped": transforms.clip_by_global_norm(rules.adamw)}
+SPHERICAL |= {"cautious lamb": transforms.cautious(rules.lamb), "clipped": transforms.limited(rules.adamw)}
 
 
 @pytest.mark.sample(2)
@@ -198,3 +237,31 @@ def test_two_spheres_are_refused():
         transforms.hyperball(rules.muon)
     assert pickle.loads(pickle.dumps(made)) is made
     assert pickle.loads(pickle.dumps(made.reduction)) is made.reduction
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", ["sgd", "lamb", "novograd"])
+def test_the_average_follows_the_weight(place, name):
+    base = getattr(rules, name)
+    moves, rests = transforms.ema(base), transforms.ema(base, moves=False)
+    assert moves.slots == rests.slots == (*base.state, "ema", *base.kept)
+    expected, others, expected_states = numbers(place, base, kept=True)
+    place.run(base, expected, others, expected_states, rows(base))
+    for made in (moves, rests):
+        weights, gradients, states = numbers(place, base, kept=True)
+        averages = [w.cos() for w in weights]
+        n = len(base.state)
+        own = [(*row[:n], average, *row[n:]) for row, average in zip(states, averages, strict=True)]
+        before = [average.clone() for average in averages]
+        place.run(made, weights, gradients, own, rows(made))
+        torch.testing.assert_close(weights, expected, rtol=1e-12, atol=1e-14)
+        for average, old, w in zip(averages, before, weights, strict=True):
+            new = old + 0.25 * (w - old) if made is moves else old
+            torch.testing.assert_close(average, new, rtol=1e-12, atol=1e-14)
+        place.run(transforms.moving_average, weights, gradients, [(average,) for average in averages], [[1.0]] * 3)
+        torch.testing.assert_close(weights, averages, rtol=0, atol=0)
+
+
+def test_two_averages_are_refused():
+    with pytest.raises(ValueError, match="'adam_averaging' has a state or hyper-parameter 'ema' already"):
+        transforms.ema(transforms.ema(rules.adam))

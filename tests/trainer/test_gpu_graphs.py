@@ -99,7 +99,8 @@ def batches(n, size=6):
 
 def tensors_of(trainer, net):
     states = [state for row in trainer._updater.states.values() for state in row]
-    return [*net.parameters(), *states, *trainer._updater.masters.values()]
+    limits = [number for limiter in trainer._updater.limiters.values() for number in limiter.numbers().values()]
+    return [*net.parameters(), *states, *trainer._updater.masters.values(), *limits]
 
 
 def equal(found, expected):
@@ -161,6 +162,11 @@ CASES = {
     "spheres and guards": ("adam", {"hyperball": True, **GUARDS}, {}),
     "guards and loss scale": ("lamb", GUARDS, {"scaled": True}),
     "percentile and loss scale": ("adam", PERCENTILE, {"scaled": True}),
+    "several, limited together": (
+        [("ndim<2", "adam", {"clip_norm": 0.2}), ("*", "lamb")],
+        {"clip_norm": 0.5, "zclip": 0.5, "zclip_warmup": 2, "skip_nonfinite": True},
+        {},
+    ),
     "per-tensor state": ("novograd", {}, {}),
     "per-tensor state of all": ("prodigy", {}, {}),
     "random numbers": ("sgld", {}, {}),

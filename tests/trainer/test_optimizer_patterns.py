@@ -60,12 +60,6 @@ def test_wrong_entries_are_refused(entries, kind, words):
         tristep.Trainer(make_net(), entries)
 
 
-def test_norms_of_all_are_refused_where_only_one_optimizer_can_have_them():
-    for option, value in (("skip_norm", 1.0), ("skip_percentile", 95)):
-        with pytest.raises(ValueError, match=f"{option}={value} for several optimizers together: give it in an entry"):
-            tristep.Trainer(make_net(), TWO, {option: value})
-
-
 def test_patterns_of_layers_need_a_module():
     with pytest.raises(ValueError, match="give params as a module"):
         tristep.Trainer(list(make_net().parameters()), [("layer==Linear", "adam"), ("*", "sgd")])

@@ -235,12 +235,11 @@ REFUSED = [
     ),
     ("sgd", {"skip_factor": 0.5}, ValueError, "skip_factor=0.5: must be finite and 1 or more"),
     ("sgd", {"skip_warmup": 0}, ValueError, "skip_warmup=0: must be 1 or more"),
-    ("muon", {"skip_percentile": 95}, TypeError, "skip_percentile=95.0: Muon has a rule of whole tensors"),
     ("sgd", {"zclip": -1}, ValueError, "zclip=-1: must be finite and greater than 0"),
     ("sgd", {"zclip_decay": 1.0}, ValueError, "zclip_decay=1.0: must be finite and 0 or more and less than 1"),
     ("sgd", {"zclip_warmup": 0}, ValueError, "zclip_warmup=0: must be 1 or more"),
     ("sgd", {"agc": math.inf}, ValueError, "agc=inf: must be finite"),
-    ("muon", {"agc": 0.01, "skip_norm": 1.0}, TypeError, "agc=0.01, skip_norm=1.0: Muon has a rule of whole tensors"),
+    ("muon", {"agc": 0.01, "cautious": True}, TypeError, "agc=0.01, cautious=True: Muon has a rule of whole tensors"),
 ]
 
 

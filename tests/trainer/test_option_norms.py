@@ -198,27 +198,16 @@ def test_what_is_refused():
             optimizer.create("sgd", **dict([arguments]))
     with pytest.raises(TypeError, match="skip_nonfinite=1: must be True or False"):
         optimizer.create("sgd", skip_nonfinite=1)
-    with pytest.raises(TypeError, match="skip_norm=1.0: Muon has a rule of whole tensors"):
-        optimizer.create("muon", skip_norm=1)
     trainer = Trainer([torch.nn.Parameter(torch.ones(2))], "sgd")
     with pytest.raises(ValueError, match="SGD keeps no averaged weights: give it ema_decay"), trainer.averaged_weights():
         pass
 
 
-OF_ALL = {
-    "clip_norm": 1.0,
-    "skip_nonfinite": True,
-    "ema_decay": 0.9,
-    "zclip": 0.5,
-    "agc": 0.1,
-    "skip_norm": 0.3,
-    "hyperball": True,
-    "skip_percentile": 50,
-}
+OF_ALL = {"ema_decay": 0.9, "agc": 0.1, "hyperball": True}
 
 
 @pytest.mark.parametrize("option", OF_ALL)
-def test_rows_of_sparse_gradients_have_no_norm_of_all(option):
+def test_rows_of_sparse_gradients_are_not_whole_tensors(option):
     layer = torch.nn.Embedding(5, 2, sparse=True)
     before = layer.weight.detach().clone()
     trainer = Trainer(layer, "sgd", {option: OF_ALL[option]})
@@ -226,3 +215,33 @@ def test_rows_of_sparse_gradients_have_no_norm_of_all(option):
     with pytest.raises(ValueError, match=f"{option}=.* whose gradient is sparse"):
         trainer.step(1)
     same_bits([layer.weight.detach()], [before])
+
+
+LIMITS = {
+    "clip_norm": {"clip_norm": 0.5},
+    "skip_nonfinite": {"skip_nonfinite": True},
+    "zclip": {"zclip": 0.5, "zclip_warmup": 2},
+    "skip_norm": {"skip_norm": 3.0},
+    "skip_percentile": {"skip_percentile": 50, "skip_factor": 1.0, "skip_warmup": 2},
+}
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one optimizer", "several"])
+@pytest.mark.parametrize("limit", LIMITS)
+def test_rows_of_sparse_gradients_are_limited_with_all_others(limit, several):
+    """Without decay and momentum, an update of the rows is one of the whole tensor, whose other gradients are 0."""
+    found = []
+    for sparse in (True, False):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Embedding(5, 2, sparse=sparse), torch.nn.Linear(2, 3)).double()
+        rate = {"learning_rate": 0.1}
+        entries = [("0.*", "sgd", rate), ("*", "sgd", rate)] if several else "sgd"
+        trainer = Trainer(net, entries, LIMITS[limit] if several else {**rate, **LIMITS[limit]})
+        for step in range(8):
+            trainer.zero_grad()
+            factor = math.nan if step == 3 and "skip" in limit else (1.0, 0.2, 3.0)[step % 3]
+            (net(torch.tensor([1, 3, 3, step % 5])) * factor).square().sum().backward()
+            trainer.step(1)
+        found.append([param.detach().clone() for param in net.parameters()])
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+    assert all(param.isfinite().all() for param in found[0])

@@ -166,6 +166,53 @@ class ByHand(tristep.optimizer.Optimizer):
         weight -= self._get_lr(index) * self.rescale_grad * grad
 
 
+LIMITS = {
+    "clipped": {"clip_norm": 0.5},
+    "spikes": {"zclip": 0.5, "zclip_warmup": 2, "zclip_decay": 0.5, "clip_norm": 5.0},
+    "large": {"skip_norm": 8.0},
+    "percentile": {"skip_percentile": 50, "skip_factor": 1.0, "skip_warmup": 2},
+    "all": {"zclip": 0.5, "zclip_warmup": 1, "skip_percentile": 60, "skip_factor": 1.0, "skip_warmup": 2},
+}
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["rules", "by hand"])
+@pytest.mark.parametrize("limit", LIMITS)
+def test_limits_of_all_are_those_of_one_optimizer(limit, by_hand, tmp_path):
+    """Of which all parameters are; also where a part is updated in torch operations, and after states have been loaded."""
+    net, expected = make_net(), make_net()
+    part = ByHand(learning_rate=0.1) if by_hand else "sgd"
+    entries = [("ndim<2", part), ("*", "sgd", {"learning_rate": 0.1})]
+    if not by_hand:
+        entries[0] = ("ndim<2", "sgd", {"learning_rate": 0.1})
+    trainer, whole = tristep.Trainer(net, entries, LIMITS[limit]), tristep.Trainer(expected, "sgd", LIMITS[limit])
+    whole.set_learning_rate(0.1)
+    trained(trainer, net, 3, batch_size=2), trained(whole, expected, 3, batch_size=2)
+    trainer.save_states(tmp_path / "states")
+    entries[0] = ("ndim<2", ByHand(learning_rate=0.1)) if by_hand else entries[0]
+    again = tristep.Trainer(net, entries, LIMITS[limit])
+    again.load_states(tmp_path / "states")
+    trained(again, net, 5, batch_size=2), trained(whole, expected, 5, batch_size=2)
+    close([param.detach() for param in net.parameters()], list(expected.parameters()), rtol=1e-9, atol=1e-12)
+    saved, alone = again.state_dict().get("limits", {}), whole.state_dict().get("limits", {})
+    assert saved == pytest.approx(alone, rel=1e-9)
+    assert bool(saved) == (limit in ("spikes", "percentile", "all"))
+
+
+def test_limits_of_all_and_of_a_part_hold_both():
+    """The part's is of its gradients after the limit of all."""
+    net, expected = make_net(), make_net()
+    entries = [("ndim<2", "sgd", {"learning_rate": 0.1, "clip_norm": 0.1}), ("*", "sgd", {"learning_rate": 0.1})]
+    trainer = tristep.Trainer(net, entries, {"clip_norm": 0.5})
+    vectors, others = ([p for p in expected.parameters() if (p.ndim < 2) == low] for low in (True, False))
+    for k in range(3):
+        backward(net, k), backward(expected, k)
+        trainer.step(1)
+        torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.5)
+        torch.nn.utils.clip_grad_norm_(vectors, 0.1)
+        torch._foreach_add_([p.data for p in vectors + others], [p.grad for p in vectors + others], alpha=-0.1)
+    close([param.detach() for param in net.parameters()], list(expected.parameters()), rtol=1e-9, atol=1e-12)
+
+
 def test_one_of_them_may_update_by_hand():
     net, expected = make_net(), make_net()
     trainer = tristep.Trainer(net, [("ndim<2", ByHand(learning_rate=0.1)), ("*", "sgd", {"learning_rate": 0.1})])
@@ -332,7 +379,7 @@ def _refused():
 
 
 def test_what_needs_all_parameters_is_refused_where_ranks_update(processes):
-    assert "clip_norm and skip_nonfinite in optimizer_params" in processes(2).run(_refused)[0][1]
+    assert "give clip_norm and the like in optimizer_params" in processes(2).run(_refused)[0][1]
 
 
 def test_an_optional_pattern_may_get_no_parameter(tmp_path):

@@ -13,10 +13,11 @@ from ...kernels.layouts import compute_dtype
 from ...kernels.states import slot_shapes
 from ...kernels.storage import PACKED, check_scales, is_packed, kind_of
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer
-from ..optimizer.multi import part_of
+from ..optimizer.limits import NUMBERS
+from ..optimizer.multi import LIMITS, part_of
 from ..optimizer.settings import SPLIT_MASTERS, check_settings
 from ..optimizer.states import MASTER
-from ..validation import boolean, integer, number
+from ..validation import integer
 from .nesting import check_layout
 
 FORMAT = 1
@@ -53,13 +54,15 @@ def check_form(saved: Any) -> None:
         check_layout(name, layout)
     for name, slots in saved["state"].items():
         _check_dict(f"the state of {name!r}", slots, of_tensors=True)
+    _check_limits("", saved)
     parts = saved.get("optimizers", [])
     if not isinstance(parts, (list, tuple)):
         raise TypeError(f"saved state: optimizers must be a list, got {type(parts).__name__}")
     for k, part in enumerate(parts):
-        if not isinstance(part, Mapping) or set(part) != _PART_KEYS:
+        if not isinstance(part, Mapping) or set(part) - {"limits"} != _PART_KEYS:
             raise ValueError(f"saved state: optimizers[{k}] must have {', '.join(sorted(_PART_KEYS))}, and nothing else")
         _check_dict(f"settings of optimizers[{k}]", part["settings"])
+        _check_limits(f" of optimizers[{k}]", part)
         if not isinstance(part["names"], (list, tuple)) or any(not isinstance(name, str) for name in part["names"]):
             raise TypeError(f"saved state: names of optimizers[{k}] must be a list of strings")
 
@@ -128,11 +131,18 @@ def shares(optimizer: Optimizer, names: Sequence[str], saved: Mapping[str, Any])
 
 def _check_common_settings(settings: Mapping[str, Any]) -> None:
     """Raise if these are not the settings that the optimizers of a `MultiOptimizer` have in common."""
-    if set(settings) != {"clip_norm", "skip_nonfinite"}:
-        raise ValueError(f"saved state: settings are {sorted(settings)}: must be clip_norm and skip_nonfinite")
-    if settings["clip_norm"] is not None:
-        number("saved state: clip_norm", settings["clip_norm"], above=0)
-    boolean("saved state: skip_nonfinite", settings["skip_nonfinite"])
+    names = [option.name for option in LIMITS]
+    if not {"clip_norm", "skip_nonfinite"} <= set(settings) <= set(names):
+        raise ValueError(
+            f"saved state: settings are {sorted(settings)}: must be clip_norm, skip_nonfinite and perhaps others of "
+            f"{', '.join(names)}"
+        )
+    try:
+        for option in LIMITS:
+            if option.name in settings:
+                option.checked(settings[option.name])
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"saved state: {error}") from None
 
 
 def _check_settings(optimizer: Optimizer, settings: Mapping[str, Any]) -> None:
@@ -266,6 +276,38 @@ def check_buckets(saved: Mapping[str, Any]) -> None:
         raise ValueError(f"saved state: trained of buckets is {str(trained)[:80]}: it must be {count} times true or false")
     if not isinstance(described, (list, tuple)) or any(not isinstance(each, str) for each in described):
         raise TypeError(f"saved state: reducers of buckets is {str(described)[:80]}: it must be a list of strings")
+
+
+def with_limits(saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a saved state with what steps keep of limits under "limits"; earlier versions saved it for each parameter."""
+    states = saved["state"]
+    if not any(NUMBERS[0] in slots or NUMBERS[-1] in slots for slots in states.values()):
+        return saved
+
+    def numbers(names: Any) -> dict[str, Any]:
+        rows = (states[name] for name in names if name in states)
+        row: Mapping[str, Any] = next((slots for slots in rows if set(NUMBERS).intersection(slots)), {})
+        found = {name: float(row[name]) for name in NUMBERS if name in row}
+        return {"limits": found} if found else {}
+
+    parts = saved.get("optimizers")
+    if parts is None:
+        saved = {**saved, **numbers(states)}
+    else:
+        saved = {**saved, "optimizers": [{**part, **numbers(part["names"])} for part in parts]}
+    plain = {name: {slot: t for slot, t in slots.items() if slot not in NUMBERS} for name, slots in states.items()}
+    return {**saved, "state": plain}
+
+
+def _check_limits(what: str, saved: Mapping[str, Any]) -> None:
+    """Raise if "limits" of a saved state, if it has any, is not what steps keep of limits."""
+    numbers = saved.get("limits", {})
+    _check_dict(f"limits{what}", numbers)
+    if unknown := sorted(set(numbers) - set(NUMBERS)):
+        raise ValueError(f"saved state: limits{what} has {few(unknown)}: must have names of {', '.join(NUMBERS)} only")
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"saved state: {name} of limits{what} is {value!r}: must be a number")
 
 
 def plain_name(name: str) -> str:

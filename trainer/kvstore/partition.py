@@ -35,10 +35,11 @@ def check_parts(optimizer: Optimizer) -> None:
         return
     for part in optimizer.optimizers:
         if isinstance(part, RuleOptimizer):
-            sums = [stage.name for stage in part.composed_rule.reductions if stage.scope == "global"]
+            own = part.composed_rule.reductions[part.joint is not None :]  # without the limit of all together
+            sums = [stage.name for stage in own if stage.scope == "global"]
             if sums or part.host_state_names or part.reads_rate_first:
                 why = f"a sum over all its parameters ({', '.join(sums)})" if sums else "numbers of all its parameters"
-                hint = "give clip_norm and skip_nonfinite in optimizer_params, for all together" if sums else "take another"
+                hint = "give clip_norm and the like in optimizer_params, for all together" if sums else "take another"
                 raise ValueError(
                     f"{type(part).__name__} as one of several optimizers with update_on_kvstore=True: it needs {why}, which "
                     f"are on several ranks; {hint}, or use update_on_kvstore=False"

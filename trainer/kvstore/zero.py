@@ -146,7 +146,8 @@ class ZeroSync(AllReduceSync):
 
     def total(self) -> torch.Tensor | None:
         rule: Any = getattr(self._optimizer, "composed_rule", None)
-        if self._total is None or not getattr(rule, "skips_nonfinite", False):
+        limits = getattr(rule, "limits", ())
+        if self._total is None or not (limits and limits[0].skips):
             return None
         narrow = any(compute_dtype(param.dtype) == torch.float32 for param in self._live.params)
         return self._total.float() if narrow else self._total  # infinite where the update takes it to be so
@@ -323,7 +324,8 @@ class ZeroSync(AllReduceSync):
             plan.prepare(gradients)
             plan.run(number=number)
         else:  # the other ranks wait for this one in the sums over all tensors
-            MultiPlan(optimizer, [], self.updater.control, self._device, self._all_reduce_global).run(number=number)
+            limiter = self.updater.limiter_of(optimizer)
+            MultiPlan(optimizer, [], limiter, self._device, self._all_reduce_global).run(number=number)
         mine = np.isin(np.arange(len(used)), [piece.param for piece in self._pieces])
         counts.advance(slots[chosen & ~mine], number)
 
@@ -349,10 +351,15 @@ class ZeroSync(AllReduceSync):
 
     def _reduce_nothing(self, rule: Any) -> None:
         """Take part in the sums over all tensors with zeros, since the other ranks wait for them."""
-        for reduction in rule.reductions:
+        narrow = any(compute_dtype(param.dtype) == torch.float32 for param in self._live.params)
+        for k, reduction in enumerate(rule.reductions):
             if reduction.scope == "global":
                 zeros = torch.zeros(reduction.n_values, dtype=widest(self._device), device=self._device)
                 self._all_reduce_global(zeros, reduction.op)
+                if k < len(rule.limits) and rule.limits[k].told:  # what steps keep is the same on all ranks
+                    limiter = self.updater.limiter_of(self._optimizer)
+                    limiter.use_control(self.updater.control)
+                    limiter.replace([(zeros.float() if narrow else zeros).view(1, 1)])
 
     def _all_reduce_global(self, totals: torch.Tensor, by: str) -> None:
         dist_utils.all_reduce(totals, dist.ReduceOp.SUM if by == "sum" else dist.ReduceOp.MAX, self.group)
@@ -362,6 +369,7 @@ class ZeroSync(AllReduceSync):
     def _for_whole_states(self) -> Updater:
         """Return a temporary updater for whole states; the optimizer goes on with this rank's updater."""
         whole = Updater(self._optimizer, self.updater.engine)
+        whole.limiters = self.updater.limiters
         self.updater.register_with(self._optimizer)
         return whole
 

@@ -240,6 +240,9 @@ class _OfRule(FusedOptimizer):
             cache[id(group)] = group, options, optimizer
         return optimizer
 
+    def limits_of(self, group: Group) -> gluon.RuleOptimizer:
+        return self._of(group)
+
     def _rule(self, group: Group) -> Rule | TensorRule:
         return self._of(group).composed_rule
 

@@ -84,6 +84,7 @@ class Optimizer:
     aggregate_num: int = 0
     default_overrules_schedule: ClassVar[bool] = False  # whether in MXNet the class's default rate replaces base_lr
     opt_registry: ClassVar[Registry[type[Optimizer]]]  # by name, in lower case
+    joint: Any = None  # a `MultiOptimizer` whose limits by the norm of all gradients hold, too
     _is_complete = False  # whether the constructor has ended; from then on settings are checked together
 
     lr = Setting(number, low=0, apart=True)
@@ -181,7 +182,7 @@ class Optimizer:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes to copy or pickle: without the links to Trainer and Updater, which a copy does not have."""
-        unlinked = {name: None for name in ("trainer", "_updater") if name in vars(self)}
+        unlinked = {name: None for name in ("trainer", "_updater", "joint") if name in vars(self)}
         return vars(self) | unlinked | {"step_counts": self.step_counts.copy()}
 
     @staticmethod
@@ -297,11 +298,6 @@ class Optimizer:
         """Whether results may depend on the order in which parameters are updated."""
         return not getattr(self, "uniform_hyper", False)
 
-    @property
-    def limits_together(self) -> bool:
-        """Whether several optimizers are clipped or skipped together, which only a `MultiOptimizer` can do."""
-        return False
-
     def has_others(self, index: Index) -> bool:
         """Return whether the optimizer has parameters other than this one."""
         return bool((self.counts.keys() | self.param_names.keys()) - {index})
@@ -312,6 +308,13 @@ class Optimizer:
         Raises:
             ValueError: there are other parameters, and an option such as a global norm needs all gradients.
         """
+        if self.joint is not None and self.has_others(index):
+            options = ", ".join(f"{name}={value!r}" for name, value in self.joint.limits().items())
+            raise ValueError(
+                f"an update of one parameter by {type(self).__name__}, one of several optimizers with {options}, which need "
+                "the gradients of all parameters: give lists to get_updater(optimizer)(indices, gradients, weights), or use "
+                "Trainer.step"
+            )
 
     def follow(self, weight: torch.Tensor, state: Any) -> Any:
         """Return a state that fits the weight's present dtype: with a new master, or without one, if the dtype changed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,11 +12,14 @@ import torch
 from ..validation import number
 from .base import Optimizer, create
 from .counts import Index, StepCounts
+from .limits import limit_of
+from .options import OPTIONS
 from .patterns import Pattern, assign, pattern_text, read_entry, table_text
-from .settings import Setting, switch
+from .settings import switch
 
 _COMMON = ("rescale_grad", "begin_num_update", "param_idx2name", "param_dict")  # arguments shared by all optimizers
-_OF_ONE = ("zclip", "skip_norm", "skip_percentile")  # options that use the norm of all gradients of one optimizer
+# The options of limits by the norm of all gradients, and the options that modify them.
+LIMITS = [option for option in OPTIONS if option.by_norm or option.of in {each.name for each in OPTIONS if each.by_norm}]
 
 
 class MultiOptimizer(Optimizer):
@@ -31,11 +35,9 @@ class MultiOptimizer(Optimizer):
         entries: list of (pattern, optimizer) or (pattern, optimizer, arguments). `patterns.matcher` describes patterns; an
             optimizer is a registered name, or an instance that is not used elsewhere. `"optional": True` among the arguments
             allows a pattern to match no parameter, for instance because these are frozen.
-        clip_norm: limit of the global norm of the gradients of all optimizers together, > 0; None means no limit. Gradients
-            are multiplied by min(1, clip_norm / (norm + 1e-6)), a float32; telemetry sees them after it. In an entry,
-            `clip_norm` limits the norm of that optimizer's gradients; `zclip`, `skip_norm` and `skip_percentile` are
-            possible in entries only.
-        skip_nonfinite: whether to skip steps in which a gradient of any optimizer is not finite.
+        clip_norm, zclip, zclip_decay, zclip_warmup, skip_norm, skip_percentile, skip_factor, skip_warmup, skip_nonfinite:
+            the options of `RuleOptimizer` on the global norm, here that of the gradients of all optimizers together. In an
+            entry, they mean the norm of that optimizer's gradients.
         **defaults: arguments of all optimizers that are given by name, unless their entry has them. Each optimizer gets its
             own copy of `lr_scheduler`, which starts from its `learning_rate`, if it has one.
 
@@ -64,27 +66,16 @@ class MultiOptimizer(Optimizer):
     """
 
     optimizers: list[Optimizer]
-    clip_norm: Setting[float | None] = Setting(number, optional=True, above=0)
-    skip_nonfinite = switch()
+    counts_as_step = True
+    _skips_overflow = switch()  # `skip_nonfinite` on behalf of a loss scaler
 
-    def __init__(
-        self,
-        entries: Iterable[Sequence[Any]],
-        *,
-        clip_norm: float | None = None,
-        skip_nonfinite: bool = False,
-        **defaults: Any,
-    ) -> None:
+    def __init__(self, entries: Iterable[Sequence[Any]], **defaults: Any) -> None:
         common = {name: defaults.pop(name) for name in ("rescale_grad", "begin_num_update") if name in defaults}
         if odd := [name for name in _COMMON if name in defaults]:
             raise TypeError(f"{odd[0]}={defaults[odd[0]]!r}: a Trainer with several optimizers knows its parameters itself")
-        if odd := [name for name in _OF_ONE if defaults.get(name) is not None]:
-            raise ValueError(
-                f"{odd[0]}={defaults[odd[0]]!r} for several optimizers together: give it in an entry, where it means the "
-                "norm of the gradients of its parameters"
-            )
-        self.clip_norm = clip_norm
-        self.skip_nonfinite = skip_nonfinite
+        for option in LIMITS:
+            setattr(self, option.name, defaults.pop(option.name, option.default))
+        self._skips_overflow = False
         self.patterns: list[Pattern] = []
         self._optional: set[int] = set()  # the patterns that may get no parameter
         self.optimizers, self._scales = [], []
@@ -100,6 +91,21 @@ class MultiOptimizer(Optimizer):
         self._optional = {k for k, each in enumerate(made) if each[2]}
         self._scales = [optimizer.rescale_grad for optimizer in self.optimizers]
         self.rescale_grad, self.step_counts = self._rescale_grad, self._step_counts  # sets them in each optimizer
+        self._join()
+
+    @property
+    def joint_limit(self) -> tuple[bool, bool] | None:
+        """The limit over all optimizers together; see `limit_of`."""
+        return limit_of(self)
+
+    def _join(self) -> None:
+        """Let the optimizers obey this object's limits."""
+        for optimizer in self.optimizers:
+            optimizer.joint = self if limit_of(self) is not None else None
+
+    def check_settings(self) -> None:
+        super().check_settings()
+        self._join()
 
     def __getattr__(self, name: str) -> Any:
         has = [f"optimizers[{k}]" for k, each in enumerate(vars(self).get("optimizers", ())) if hasattr(each, name)]
@@ -110,8 +116,9 @@ class MultiOptimizer(Optimizer):
         return {name: value for name, value in super().__getstate__().items() if name != "step_counts"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        vars(self).update({option.name: option.default for option in LIMITS} | {"_skips_overflow": False} | state)
         self.step_counts = self._step_counts.copy()
+        self._join()
 
     @property
     def rescale_grad(self) -> float:
@@ -177,17 +184,8 @@ class MultiOptimizer(Optimizer):
     def depends_on_order(self) -> bool:
         return any(optimizer.depends_on_order for optimizer in self.optimizers)
 
-    @property
-    def limits_together(self) -> bool:
-        return self.clip_norm is not None or self.skip_nonfinite
-
     def check_alone(self, index: Index) -> None:
         part_of(self, index).check_alone(index)
-        if self.has_others(index) and self.limits_together:
-            raise ValueError(
-                f"an update of one parameter with clip_norm={self.clip_norm!r}, skip_nonfinite={self.skip_nonfinite!r} of "
-                "several optimizers together, which need the gradients of all parameters: give lists, or use Trainer.step"
-            )
 
     def rate_at(self, num_update: int) -> float:
         """Return the last optimizer's learning rate at an update count, before multipliers; checks the others' rates, too.
@@ -257,11 +255,17 @@ class MultiOptimizer(Optimizer):
 
     def settings(self) -> dict[str, Any]:
         """Return all settings as plain data, those of each optimizer under names such as "lr of optimizers[0]"."""
-        settings: dict[str, Any] = {"clip_norm": self.clip_norm, "skip_nonfinite": self.skip_nonfinite}
+        settings: dict[str, Any] = self.limits()
         for k, (pattern, optimizer) in enumerate(zip(self.patterns, self.optimizers, strict=True)):
             settings[f"optimizers[{k}]"] = f"{type(optimizer).__name__} of {pattern_text(pattern)}"
             settings |= {f"{name} of optimizers[{k}]": value for name, value in optimizer.settings().items()}
         return settings
+
+    def limits(self) -> dict[str, Any]:
+        """Return the options of limits over all optimizers: `clip_norm`, `skip_nonfinite`, and those that are in use."""
+        used = {option.name for option in LIMITS if option.is_on(self)}
+        shown = {"clip_norm", "skip_nonfinite", *used}
+        return {each.name: vars(self)[each.name] for each in LIMITS if each.name in shown or each.of in used}
 
     def table(self) -> list[tuple[str, ...]]:
         """Return the table that `print(trainer.optimizer)` shows, as tuples of strings: a header, then one per parameter.
@@ -350,3 +354,11 @@ def _schedule_from(schedule: Any, rate: float, last: float) -> Any:
     scaled = copy.deepcopy(schedule)
     scaled.start_from(schedule.base_lr * (rate / last))
     return scaled
+
+
+for _option in LIMITS:
+    setattr(MultiOptimizer, _option.name, _option)
+_parameters = [inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default) for each in LIMITS]
+_self, _entries, _defaults = inspect.signature(MultiOptimizer.__init__).parameters.values()
+_signature = inspect.Signature([_self, _entries, *_parameters, _defaults])
+MultiOptimizer.__init__.__signature__ = _signature  # type: ignore[attr-defined]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from ...kernels import TensorRule, storage, transforms
@@ -18,7 +16,6 @@ STATE_DTYPES: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torc
 STATE_DTYPES |= dict(zip(("8bit", "4bit"), storage.PACKED, strict=True))
 _OTHER_STATE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"} | dict.fromkeys(("uint8", "int8", "8-bit", "8bits"), "8bit")
 _OTHER_STATE_DTYPES |= dict.fromkeys(("uint4", "int4", "4-bit", "4bits"), "4bit")
-_SKIP_RATE = 0.2  # recommended by Andrew et al.
 
 
 class StepNumbers(NamedTuple):
@@ -50,7 +47,7 @@ class Option(Setting[Any]):
         values: function of (optimizer, `StepNumbers`) that returns hyper-parameters that are not attributes.
         first_state: the name of a state whose initial value is the weight.
         refuse: function of the optimizer that raises ValueError if the option contradicts its rule or other options.
-        all_gradients: whether the option needs the gradients of all parameters.
+        by_norm: whether the option limits a step by the norm of all gradients; see limits.py.
         whole_tensors: whether rules of whole tensors support the option.
         by_row: why a sparse gradient's rows cannot be updated separately with it; "" if they can.
         **limits: further arguments of `check`. None is allowed if it is the default.
@@ -68,7 +65,7 @@ class Option(Setting[Any]):
         values: Callable[[Any, StepNumbers], Mapping[str, Any]] | None = None,
         first_state: str | None = None,
         refuse: Callable[[Any], None] | None = None,
-        all_gradients: bool = False,
+        by_norm: bool = False,
         whole_tensors: bool = False,
         by_row: str = "",
         **limits: Any,
@@ -76,7 +73,13 @@ class Option(Setting[Any]):
         super().__init__(check, optional=default is None, **limits)
         self.name, self.default, self.of = name, default, of
         self.transform, self.pauses, self.values, self.first_state = transform, pauses, values, first_state
-        self.refuse, self.all_gradients, self.whole_tensors, self.by_row = refuse, all_gradients, whole_tensors, by_row
+        self.refuse, self.by_norm, self.by_row = refuse, by_norm, by_row
+        self.whole_tensors = whole_tensors or by_norm
+
+    @property
+    def changes_rule(self) -> bool:
+        """Whether the option changes the rule of the optimizer."""
+        return self.by_norm or self.transform is not None
 
     def is_on(self, optimizer: Any) -> bool:
         """Return whether this option of the optimizer is on."""
@@ -176,33 +179,6 @@ def wd_at(optimizer: Any, lr: Any, wd: Any) -> Any:
     return wd / peak if kind == "relative" else wd * lr / peak
 
 
-def _zclip_values(optimizer: Any, step: StepNumbers) -> dict[str, float]:
-    if not step.counts:
-        return {"zclip": math.inf, "zclip_decay": 1.0, "zclip_warmup": 0.0, "clip_norm": math.inf}
-    return {"clip_norm": math.inf if optimizer.clip_norm is None else optimizer.clip_norm}
-
-
-def _percentile_values(optimizer: Any, step: StepNumbers) -> dict[str, float]:
-    share, limit = {"skip_share": optimizer.skip_percentile / 100}, optimizer.skip_norm
-    if not step.counts:
-        return {**share, "skip_rate": 0.0, "skip_factor": math.inf, "skip_square": math.inf}
-    return {**share, "skip_rate": _SKIP_RATE, "skip_square": math.inf if limit is None else square_limit(limit)}
-
-
-def square_limit(norm: float) -> float:
-    """Return the limit for the square of a norm that is equivalent to the limit `norm`, also after rounding to float32.
-
-    It lies just below the middle between norm^2 in float32 and the next larger float32 number. A square in float64
-    and the same square rounded to float32 lie on the same side of it, so ranks with different dtypes decide alike.
-    """
-    with np.errstate(over="ignore"):
-        limit = np.float32(norm * norm)
-    if not np.isfinite(limit):
-        return math.inf
-    middle = (float(limit) + float(np.nextafter(limit, np.float32(np.inf)))) / 2
-    return float(np.nextafter(middle, 0.0))
-
-
 def _of_rule(transform: Callable[[Any], Any]) -> Callable[[Any, Any, bool], Any]:
     return lambda optimizer, rule, sync: transform(rule)
 
@@ -212,31 +188,15 @@ def _beside_decay(transform: Callable[[Any, tuple[str, ...]], Any], *decay: str)
     return lambda optimizer, rule, sync: transform(rule, (*optimizer.decoupled_weight_decay, *decay))
 
 
-def _clip_norm(optimizer: Any, rule: Any, sync: bool) -> Any:
-    return rule if optimizer.zclip is not None else transforms.clip_by_global_norm(rule)
-
-
-def _skip_norm(optimizer: Any, rule: Any, sync: bool) -> Any:
-    if optimizer.skip_percentile is not None:  # its transform also applies skip_norm
-        return rule
-    return transforms.skip_large_updates(rule) if optimizer.counts_as_step else transforms.apply_if_finite(rule)
-
-
-def _skip_nonfinite(optimizer: Any, rule: Any, sync: bool) -> Any:
-    other = optimizer.skip_norm is not None or optimizer.skip_percentile is not None
-    return rule if other else transforms.apply_if_finite(rule)
-
-
 _SUMS = "rows are updated apart from the other weights"
 # In the order of composition: the first is innermost.
 # fmt: off
 OPTIONS: tuple[Option, ...] = (
     Option("agc", None, number, above=0, transform=_of_rule(transforms.agc), by_row=_SUMS),
-    Option("zclip", None, number, above=0, transform=_of_rule(transforms.zclip), pauses=False, values=_zclip_values,
-           all_gradients=True, by_row=_SUMS),
+    Option("zclip", None, number, above=0, by_norm=True),
     Option("zclip_decay", 0.97, number, low=0, below=1, of="zclip"),
     Option("zclip_warmup", 25, integer, low=1, high=2**24, of="zclip"),
-    Option("clip_norm", None, number, above=0, transform=_clip_norm, all_gradients=True, whole_tensors=True, by_row=_SUMS),
+    Option("clip_norm", None, number, above=0, by_norm=True),
     Option("clip_step", None, number, above=0, transform=_beside_decay(transforms.clip_by_block_rms), by_row=_SUMS,
            values=lambda optimizer, step: {"step_limit": step.lr * optimizer.clip_step}),
     Option("cautious", False, boolean, transform=_beside_decay(transforms.cautious)),
@@ -253,14 +213,11 @@ OPTIONS: tuple[Option, ...] = (
     Option("lookahead_alpha", 0.5, number, above=0, high=1, of="lookahead"),
     Option("ema_decay", None, number, low=0, below=1, pauses=False, first_state="ema", whole_tensors=True, by_row="averages",
            transform=lambda optimizer, rule, sync: transforms.ema(rule, optimizer.counts_as_step)),
-    Option("skip_norm", None, number, above=0, transform=_skip_norm, pauses=False, all_gradients=True, by_row=_SUMS,
-           values=lambda optimizer, step: {"skip_square": square_limit(optimizer.skip_norm)}),
-    Option("skip_percentile", None, number, above=0, below=100, transform=_of_rule(transforms.skip_above_percentile),
-           pauses=False, values=_percentile_values, all_gradients=True, by_row=_SUMS),
+    Option("skip_norm", None, number, above=0, by_norm=True),
+    Option("skip_percentile", None, number, above=0, below=100, by_norm=True),
     Option("skip_factor", 2.0, number, low=1, of="skip_percentile"),
     Option("skip_warmup", 50, integer, low=1, high=2**24, of="skip_percentile"),
-    Option("skip_nonfinite", False, boolean, transform=_skip_nonfinite, pauses=False, all_gradients=True, whole_tensors=True,
-           by_row=_SUMS),
+    Option("skip_nonfinite", False, boolean, by_norm=True),
     Option("decay_schedule", None, choice, allowed=("relative", "squared"), refuse=_refuse_decay_schedule,
            whole_tensors=True),
     Option("peak_lr", None, number, above=0, refuse=_refuse_peak, whole_tensors=True),

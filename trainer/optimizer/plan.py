@@ -3,7 +3,7 @@ hyper-parameters, each computed once per step for all parameters that share it."
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,10 @@ from ...kernels.guards import Reference
 from ...kernels.layouts import widest
 from ...kernels.metrics import MetricsBuffer
 from ...kernels.norms import global_norm
+from ...kernels.reductions import Join
 from .base import Optimizer
 from .counts import Index
+from .limits import Limiter, limit_of
 from .multi import MultiOptimizer
 from .rule_optimizer import RuleOptimizer
 from .sparse import SparseRows, is_sparse
@@ -68,9 +70,13 @@ class StepPlan(Plan):
         rows: the source of their hyper-parameters.
         own: whether gradients will be the weights' own, `weight.grad`.
         elements: whether a sparse gradient that lists single elements updates only these, not their whole rows.
+
+    Attributes:
+        limiter: has what steps keep of the limits by the norm of all gradients; None without such limits.
     """
 
     update: Update
+    limiter: Limiter | None = None
 
     def __init__(self, names: list[str], rows: Rows, own: bool = False, elements: bool = False) -> None:
         self.names, self.rows, self._own = names, rows, own
@@ -100,7 +106,10 @@ class StepPlan(Plan):
         return None if self._sparse.met else self.update.references
 
     def total(self) -> torch.Tensor | None:
-        return self.update.total() if self.update.rule.skips_nonfinite else None
+        limits = self.update.rule.limits
+        if not (limits and limits[0].skips):
+            return None
+        return self.limiter.total() if limits[0].told and self.limiter is not None else self.update.total()
 
     def prepare(
         self, grads: Sequence[torch.Tensor | None], rule: Rule | TensorRule | None = None, in_place: bool = False
@@ -135,10 +144,14 @@ class StepPlan(Plan):
     def launch(self, into: MetricsBuffer | None = None) -> None:
         """Launch the update and count it: the second half of `run`, after `rows.write`, in which nothing can fail."""
         if self._sparse.met:
-            self._sparse.run(self.update, into)
+            self._sparse.run(self.update, into, self.limiter)
         else:
             self.update(into)
         self.rows.count()
+
+    def updates(self) -> list[Update]:
+        """Return the updates of the step that `prepare` and `rows.write` have begun."""
+        return self._sparse.updates(self.update) if self._sparse.met else [self.update]
 
     def step_with(
         self,
@@ -159,7 +172,7 @@ class StepPlan(Plan):
         """
         self.prepare(grads, rule)
         write_rows(self.update, rows)
-        self._sparse.run(self.update, into)
+        self._sparse.run(self.update, into, self.limiter)
 
     def host_step(self, update: Update, active: list[bool]) -> None:
         """Do the host's part of a step whose kernels a CUDA graph replays: hyper-parameters and counts.
@@ -177,6 +190,8 @@ class StepPlan(Plan):
             self.run()
         finally:
             update.host_only = False
+        if self.limiter is not None:
+            self.limiter.host_step()
 
     def _use(self, rule: Rule | TensorRule) -> Update:
         """Switch to another rule and return its `Update`, made before if it still works on the right states."""
@@ -225,13 +240,20 @@ class CustomPlan(Plan):
         self._grads = grads
 
     @torch.no_grad()
-    def run(self, into: MetricsBuffer | None = None) -> None:
+    def run(self, into: MetricsBuffer | None = None, limit: torch.Tensor | None = None) -> None:
+        """Update all weights that were given a gradient by `prepare`.
+
+        Args:
+            into: nothing is measured.
+            limit: another factor of the gradients, negative to skip the step; None means 1.
+        """
         grads, self._grads = self._grads, ()
         optimizer, control = self.optimizer, self._control
         rescale_grad, (factor, skip) = optimizer.rescale_grad, (1.0, 0.0) if control is None else control.tolist()
-        if not skip:
+        further = 1.0 if limit is None else float(limit)
+        if not skip and not further < 0:
             try:
-                optimizer.rescale_grad *= factor
+                optimizer.rescale_grad *= factor * further
                 self._update(grads)
             finally:
                 optimizer.rescale_grad = rescale_grad
@@ -239,6 +261,13 @@ class CustomPlan(Plan):
             for grad in grads:
                 if grad is not None:
                     grad.zero_()
+
+    def square(self, device: torch.device) -> torch.Tensor:
+        """Return the sum of squares of the gradients that `prepare` was given, [1, 1], as rules would get them."""
+        values = [grad.coalesce().values() if is_sparse(grad) else grad for grad in self._grads if grad is not None]
+        factor = 1.0 if self._control is None else self._control[0].to(device)
+        norm = global_norm(values).to(device) * (factor * abs(self.optimizer.rescale_grad))
+        return norm.square().view(1, 1)
 
     def _update(self, grads: Sequence[torch.Tensor | None]) -> None:
         optimizer, states = self.optimizer, self._state
@@ -268,34 +297,29 @@ class CustomPlan(Plan):
 class MultiPlan(Plan):
     """Plan of the parameters of a `MultiOptimizer`: one plan for each of its optimizers, whose steps count together.
 
-    `clip_norm` and `skip_nonfinite` of the `MultiOptimizer` may change from step to step.
-
     Args:
         optimizer: the `MultiOptimizer`.
         indices: the indices of the parameters.
-        scaler_control: control tensor of a loss scaler, or None; see `LossScaler`.
+        limiter: has what steps keep of the limits over all parameters.
         device: the device of the parameters.
         all_reduce_global: function that sums a tensor over ranks in place, for global norms; see `Update`.
 
     Attributes:
         parts: pairs of an optimizer's plan and the positions of its parameters in the whole list; filled by the caller.
-        control: float32 tensor [2] that the plans read: a factor of the gradients, and whether to skip the step (1.0).
+        limiter: see above.
     """
 
     def __init__(
         self,
         optimizer: MultiOptimizer,
         indices: Sequence[Index],
-        scaler_control: torch.Tensor | None,
+        limiter: Limiter,
         device: torch.device,
-        all_reduce_global: Callable[[torch.Tensor, str], None] | None = None,
+        all_reduce_global: Join | None = None,
     ) -> None:
         self.parts: list[tuple[StepPlan | CustomPlan, list[int]]] = []
-        self._optimizer, self._slots = optimizer, optimizer.slots(indices)
-        self._grads: Sequence[torch.Tensor | None] = ()  # from `prepare` to `run`
-        self._scaler_control, self._all_reduce_global = scaler_control, all_reduce_global
-        self.control = torch.tensor([1.0, 0.0], dtype=torch.float32, device=device)
-        self._is_neutral = True
+        self._optimizer, self._slots, self.limiter = optimizer, optimizer.slots(indices), limiter
+        self._device, self._all_reduce_global = device, all_reduce_global
 
     @property
     def references(self) -> list[Reference] | None:  # type: ignore[override]
@@ -307,10 +331,16 @@ class MultiPlan(Plan):
                 references[i] = reference
         return references
 
+    def total(self) -> torch.Tensor | None:
+        if not (limit_of(self._optimizer) or (False, False))[0]:
+            return None
+        return self.limiter.total()
+
     def prepare(self, grads: Sequence[torch.Tensor | None]) -> None:
         for plan, at in self.parts:
             plan.prepare([grads[i] for i in at])
-        self._grads = grads
+        active = np.array([grad is not None for grad in grads], dtype=bool)
+        self._active_slots = self._slots[active]
 
     def run(self, into: MetricsBuffer | None = None, number: int | None = None) -> None:
         """Update all weights that were given a gradient; user-defined optimizers first, since their steps may fail.
@@ -319,10 +349,8 @@ class MultiPlan(Plan):
             into: buffer for measurements of the updates; None means no measurements.
             number: the largest update count after the step, if other ranks update other parameters.
         """
-        grads, self._grads = self._grads, ()
         if number is None:
-            active = np.array([grad is not None for grad in grads], dtype=bool)
-            number = self._optimizer.step_counts.largest_after(self._slots[active])
+            number = self._optimizer.step_counts.largest_after(self._active_slots)
         begun: list[StepPlan] = []
         launched: list[StepPlan] = []
         try:
@@ -331,10 +359,10 @@ class MultiPlan(Plan):
                     begun.append(plan)
                     if plan.rows.write(plan.update, number):
                         launched.append(plan)
-            self._limit(grads)
+            factor = None if self._optimizer.joint_limit is None else self._look(launched)
             for plan, _ in self.parts:
                 if isinstance(plan, CustomPlan):
-                    plan.run(into)
+                    plan.run(into, factor)
         except BaseException:
             for plan in begun:
                 plan.rows.undo()
@@ -343,34 +371,15 @@ class MultiPlan(Plan):
             plan.launch(into)
 
     @torch.no_grad()
-    def _limit(self, grads: Sequence[torch.Tensor | None]) -> None:
-        """Compute `control` for a step with these gradients, without waiting for the device."""
-        optimizer, control = self._optimizer, self.control
-        plain = not optimizer.limits_together
-        if plain and self._scaler_control is None and self._is_neutral:
-            return
-        self._is_neutral = plain and self._scaler_control is None
-        if self._scaler_control is None:
-            control.zero_()
-            control[:1].fill_(1.0)
-        else:
-            control.copy_(self._scaler_control, non_blocking=True)
-        if plain:
-            return
-        norm = self._norm(grads) * (control[0] * abs(optimizer.rescale_grad))
-        if optimizer.clip_norm is not None:
-            control[0] *= (optimizer.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        if optimizer.skip_nonfinite:
-            control[1] = torch.where(norm.isfinite(), control[1], 1.0)
-
-    def _norm(self, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        dense = [grad.coalesce().values() if is_sparse(grad) else grad for grad in grads if grad is not None]
-        norm = global_norm(dense).to(self.control.device)
-        if self._all_reduce_global is None:
-            return norm
-        square = norm.to(widest(norm.device)).square().view(1)
-        self._all_reduce_global(square, "sum")
-        return square[0].sqrt()
+    def _look(self, plans: Sequence[StepPlan]) -> torch.Tensor | None:
+        """Begin the step of these plans; return the factor of the gradients of user-defined optimizers, if there are any."""
+        customs = [plan for plan, _ in self.parts if isinstance(plan, CustomPlan)]
+        squares = [plan.square(self._device) for plan in customs]
+        updates = [update for plan in plans for update in plan.updates()]
+        if not (updates or squares):  # other ranks wait for this one
+            squares = [torch.zeros(1, 1, dtype=widest(self._device), device=self._device)]
+        self.limiter.look(updates, squares, self._all_reduce_global)
+        return self.limiter.factor_of(squares[0][0, 0]) if customs else None
 
 
 class Rows:

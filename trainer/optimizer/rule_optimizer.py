@@ -17,6 +17,7 @@ from ...kernels.language import Derivation, derivations
 from ...kernels.states import slot_dtypes, state_type, states_for
 from .base import LOW_PRECISION, Optimizer, WithMaster, listed_arguments
 from .counts import Index
+from .limits import JOINT, NUMBERS, Limiter, limit_values, limited
 from .multi import part_of
 from .options import OPTIONS, STATE_DTYPES, Option, StepNumbers, options_in_use, wd_at
 from .settings import SPLIT_MASTERS, Setting, split_master, switch
@@ -45,7 +46,7 @@ class RuleOptimizer(Optimizer):
             min(1, clip_norm / (norm + 1e-6)) after `rescale_grad` and before `clip_gradient`. `.grad` is not changed.
         zclip: clip the gradients when their global norm is a spike, which exceeds the running mean of earlier norms by more
             than this number of running standard deviations, > 0, 2.5 in the paper; None means never. `clip_norm` then
-            limits the result (Kumar et al. 2025, "ZClip", arXiv 2504.02507; `kernels.transforms.zclip`).
+            limits the result (Kumar et al. 2025, "ZClip", arXiv 2504.02507; `kernels.rules.spikes`).
         zclip_decay: decay rate of the running mean and variance of `zclip`, in [0, 1).
         zclip_warmup: number of first updates in which `zclip` records norms and does not clip, 1 to 2^24.
         agc: adaptive gradient clipping of each tensor: multiply its gradient by min(1, agc max(|w|, 0.001) / |g|), > 0; None
@@ -58,7 +59,7 @@ class RuleOptimizer(Optimizer):
             norm above the estimate multiplies it by exp(0.002 p), each lower norm by exp(-0.002 (100 - p)), in skipped
             steps, too: if all norms become r times as large, about ln(r / skip_factor) / (0.002 p) steps are skipped, and
             then none. Norms that are 0 or not finite leave the estimate as it is (Andrew et al. 2021, "Differentially
-            Private Learning with Adaptive Clipping", arXiv 1905.03871; `kernels.transforms.skip_above_percentile`).
+            Private Learning with Adaptive Clipping", arXiv 1905.03871; `kernels.rules.spikes`).
         skip_factor: multiple of the percentile above which `skip_percentile` skips, >= 1. With 1, 100 - p percent of all
             steps are skipped.
         skip_warmup: number of first steps in which `skip_percentile` estimates and does not skip, 1 to 2^24.
@@ -169,7 +170,7 @@ class RuleOptimizer(Optimizer):
         name = type(self).__name__
         rule: Any = self.rule if self._in_use else None
         if isinstance(rule, TensorRule):
-            allowed = [option.name for option in OPTIONS if option.whole_tensors and option.transform]
+            allowed = [option.name for option in OPTIONS if option.whole_tensors and option.changes_rule]
             refused = ", ".join(f"{k}={v!r}" for k, v in self.options_in_use.items() if k not in allowed)
             if refused:
                 raise TypeError(
@@ -296,6 +297,9 @@ class RuleOptimizer(Optimizer):
             for option in self._rows():
                 if option.values is not None:
                     values.update(option.values(self, step))
+            values.update(limit_values(self))
+        if self.joint is not None:
+            values.update(limit_values(self.joint, JOINT))
         values["clip"] = self.clip_gradient or math.inf
         values.update(self.hyper_of(index, t, lr, values["wd"]))
         if values["clip"] < 0:
@@ -401,11 +405,9 @@ class RuleOptimizer(Optimizer):
         return SPLIT_MASTERS.get(self.multi_precision, torch.float32 if self.multi_precision else None)
 
     def check_alone(self, index: Index) -> None:
+        super().check_alone(index)
         if self.has_others(index) and any(reduction.scope == "global" for reduction in self.composed_rule.reductions):
-            values = self.options_in_use
-            options = [
-                f"{each.name}={values[each.name]!r}" for each in OPTIONS if each.all_gradients and each.name in values
-            ]
+            options = [f"{each.name}={vars(self)[each.name]!r}" for each in self._rows() if each.by_norm]
             with_options = f" with {', '.join(options)}" if options else ""
             raise ValueError(
                 f"an update of one parameter by {type(self).__name__}{with_options}, which needs the gradients of all "
@@ -513,12 +515,14 @@ class RuleOptimizer(Optimizer):
         """
         indices, weights, grads, states = listed_arguments(index, weight, grad, state)
         names = ["the weight"] if len(indices) == 1 else [f"weight {each!r}" for each in indices]
-        rule, alone = self.composed_rule, not isinstance(index, (list, tuple))
+        rule, alone = self._composed(sync=True, joint=False), not isinstance(index, (list, tuple))
         if alone:
             self.check_alone(index)
         for name, each in zip(names, weights, strict=True):
             self.check_storage(name, each)
         run = Update(rule, weights, [tuple(each) for each in states], names=names, seed=self.rounding)
+        limiter = None if not rule.limits else vars(self).setdefault("_limiter", Limiter(self))
+        run.decide = None if limiter is None else limiter.decide
         sparse = SparseRows(names, functools.partial(split, self, indices, names, weights))
         sparse.bind(run, grads, own=False)
         slots = self.slots(indices)
@@ -528,7 +532,7 @@ class RuleOptimizer(Optimizer):
         before = self.host_state(), self._begun
         try:
             run.hyper[:] = self.rows_of_step(times, parameters, rule, alone=alone)
-            sparse.run(run)
+            sparse.run(run, limiter=limiter)
         except BaseException:
             self.load_host_state(before[0])
             self._begun = before[1]
@@ -538,15 +542,19 @@ class RuleOptimizer(Optimizer):
                 self.step_counts.advance(slot, t)
 
     def kept(self, name: str) -> dict[Index, float]:
-        """Return a per-parameter number of the rule by parameter index; empty before the first step. Waits for the device.
+        """Return a number that steps keep, by parameter index; empty before the first step. Waits for the device.
 
         Args:
-            name: a name of `rule.kept`, such as Prodigy's "d".
+            name: a name of `rule.kept`, such as Prodigy's "d"; or a name of `tristep.kernels.rules.spikes.state`, whose
+                numbers are the same for all parameters.
         """
         updater = None if self._updater is None else self._updater()
         if updater is None:
             return {}
         indices = [index for index in updater.state if part_of(updater.optimizer, index) is self]
+        if name in NUMBERS:
+            numbers = updater.limiter_of(self).state()
+            return {index: numbers[name] for index in indices if numbers}
         return {index: float(updater.state[index][name]) for index in indices if name in updater.state[index]}
 
     def _hidden(self) -> tuple[str, ...]:
@@ -579,12 +587,12 @@ class RuleOptimizer(Optimizer):
     @property
     def has_options(self) -> bool:
         """Whether options change the rule, so that `composed_rule` differs from `rule`."""
-        return any(option.transform is not None for option in self._rows())
+        return self.joint is not None or any(option.changes_rule for option in self._rows())
 
     @property
     def options_in_use(self) -> dict[str, Any]:
         """The options that are on and change the rule, with their values by name."""
-        return {each.name: vars(self)[each.name] for each in self._rows() if each.transform and each.is_on(self)}
+        return {each.name: vars(self)[each.name] for each in self._rows() if each.changes_rule and each.is_on(self)}
 
     @property
     def composed_rule(self) -> Rule:
@@ -596,19 +604,21 @@ class RuleOptimizer(Optimizer):
 
         It differs from `composed_rule` between two synchronizations of Lookahead, when slow weights are not needed.
         """
-        if not self._in_use:  # the common case, at every step
+        if not self._in_use and self.joint is None:  # the common case, at every step
             return self.rule
         if self.lookahead is None or for_all_steps.get():
             return self._composed(sync=self.lookahead is not None)
         n = self.step_counts.values[slots] - self.begin_num_update + 1
         return self._composed(sync=not (n % self.lookahead).all())
 
-    def _composed(self, sync: bool) -> Rule:
+    def _composed(self, sync: bool, joint: bool = True) -> Rule:
         rule, counts = self.rule, self.counts_as_step
         for option in self._rows():
             if option.transform is not None and (counts or not option.pauses):
                 rule = option.transform(self, rule, sync)
-        return rule
+        if self._in_use:
+            rule = limited(rule, self)
+        return rule if self.joint is None or not joint else limited(rule, self.joint, JOINT)
 
 
 for _option in OPTIONS:

@@ -91,20 +91,30 @@ class SparseRows:
         by_row.bind([values for _, values in listed])
         return by_row
 
+    def updates(self, update: Update) -> list[Update]:
+        """Return the update given to `bind`, whose hyper-parameters have been written, and if need be that of rows."""
+        if self._by_row is None:
+            return [update]
+        by_row, places = self._by_row
+        by_row.hyper[:] = update.hyper[places]
+        return [update, by_row]
+
     @torch.no_grad()
-    def run(self, update: Update, into: MetricsBuffer | None = None) -> None:
+    def run(self, update: Update, into: MetricsBuffer | None = None, limiter: Any = None) -> None:
         """Update all weights that have a gradient, after `bind`.
 
         Args:
             update: the update given to `bind`.
             into: where to put measurements of the update; None means nowhere. Rows of sparse gradients are not measured.
+            limiter: the `Limiter` of a rule that has a limit and was not looked at; None for another.
         """
+        updates = self.updates(update)
         if self._by_row is None:
             update(into)
             return
-        by_row, places = self._by_row
-        by_row.hyper[:] = update.hyper[places]
-        by_row()
+        if limiter is not None:
+            limiter.look(updates, [], update.all_reduce_global)
+        updates[1]()
         update(into)
         for whole, rows, copy in self._copies:
             whole.index_put_(rows, copy)
@@ -176,12 +186,13 @@ def split(
                     f"state_dtype={optimizer.state_dtype!r} for {names[i]}, whose gradient is sparse: rows share scales, so "
                     "it must be None or 'bfloat16'; or use lazy_update=False"
                 )
-            if optimizer._skips_overflow:
-                raise ValueError(
-                    f"the gradient of {names[i]} is sparse: a loss scaler checks all gradients together, but rows are "
-                    "updated separately; use lazy_update=False, or sparse=False in the layer"
-                )
             for option in OPTIONS:
+                if optimizer.joint is not None and option.by_norm and option.is_on(optimizer):
+                    raise ValueError(
+                        f"{option.name}={getattr(optimizer, option.name)!r} of one of several optimizers that have a limit "
+                        f"together, for {names[i]}, whose gradient is sparse: give it for all of them; or use "
+                        "lazy_update=False"
+                    )
                 if option.by_row and option.is_on(optimizer):
                     raise ValueError(
                         f"{option.name}={getattr(optimizer, option.name)!r} for {names[i]}, whose gradient is sparse: "

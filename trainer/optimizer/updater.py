@@ -18,6 +18,7 @@ from ...kernels.states import slot_shapes
 from ..interrupts import uninterrupted
 from .base import Optimizer
 from .counts import Index
+from .limits import Limiter, limit_of
 from .multi import MultiOptimizer, part_of, parts_of
 from .plan import CustomPlan, HyperRows, MultiPlan, Plan, StepPlan
 from .rule_optimizer import RuleOptimizer
@@ -68,6 +69,7 @@ class Updater:
         self.state: dict[Index, Any] = {}
         self.control: torch.Tensor | None = None
         self.into: MetricsBuffer | None = None
+        self.limiters: dict[Optimizer, Limiter] = {}  # by the optimizer, one of several or all
         self._plan: tuple[Plan, list[Index], list[torch.Tensor]] | None = None  # with its indices and weights
         self.register_with(optimizer)
 
@@ -84,6 +86,12 @@ class Updater:
     def masters(self) -> Mapping[Index, torch.Tensor]:
         """The masters of 16-bit weights by parameter index, read-only: float32 copies, or the stored part of split ones."""
         return MappingProxyType({i: state[MASTER] for i in self.state if MASTER in (state := self.state_of(i))})
+
+    def limiter_of(self, optimizer: Optimizer) -> Limiter:
+        """Return what steps keep of the limits that the options of an optimizer, one of several or all, ask for."""
+        if optimizer not in self.limiters:
+            self.limiters[optimizer] = Limiter(optimizer, self.engine)
+        return self.limiters[optimizer]
 
     def register_with(self, optimizer: Optimizer) -> None:
         """Register this updater with an optimizer as the holder of its parameters' states."""
@@ -150,8 +158,11 @@ class Updater:
         if names is None:
             names = [str(optimizer.idx2name.get(index, index)) for index in indices]
         multi = optimizer if isinstance(optimizer, MultiOptimizer) else None
-        whole = None if multi is None else MultiPlan(multi, indices, self.control, weights[0].device, all_reduce_global)
-        control = self.control if whole is None else whole.control
+        whole = None
+        if multi is not None:
+            limiter = self.limiter_of(multi)
+            limiter.use_control(self.control)
+            whole = MultiPlan(multi, indices, limiter, weights[0].device, all_reduce_global)
         for part in parts_of(optimizer):
             at = [i for i, index in enumerate(indices) if part_of(optimizer, index) is part]
             if not at and whole is not None:
@@ -161,10 +172,10 @@ class Updater:
             if isinstance(part, RuleOptimizer):
                 part_names, offsets = [names[i] for i in at], None if rng_offsets is None else rng_offsets[at]
                 plan = UpdaterPlan(
-                    self, part, *part_params, part_names, control, zero_grads, offsets, all_reduce_global, alone, own
+                    self, part, *part_params, part_names, self.control, zero_grads, offsets, all_reduce_global, alone, own
                 )
             else:
-                plan = CustomPlan(self.state, part, *part_params, control, zero_grads)
+                plan = CustomPlan(self.state, part, *part_params, self.control, zero_grads)
             if whole is None:
                 return plan
             whole.parts.append((plan, at))
@@ -301,6 +312,11 @@ class UpdaterPlan(StepPlan):
             self._zero_grads,
         )
         update.rng_offsets, update.all_reduce_global = self._rng_offsets, self._all_reduce_global
+        self.limiter = None
+        if limit_of(optimizer) is not None:
+            self.limiter = updater.limiter_of(optimizer)
+            self.limiter.use_control(self._control)
+            update.decide = self.limiter.decide
         return update
 
     def is_current(self, update: Update) -> bool:

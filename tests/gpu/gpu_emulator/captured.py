@@ -47,7 +47,7 @@ def find_captured(case: str, planted: str | None = None) -> list[str]:
 
 
 def _train(case: str, captured: bool) -> list[torch.Tensor]:
-    """Weights and states after the last step, and what that returned. Nothing waits for the device in between."""
+    """Weights, states and numbers of norms after the last step, and what that returned. Nothing waits in between."""
     name, options = CASES[case]
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(4, 40), torch.nn.Tanh(), torch.nn.Linear(40, 30))
@@ -69,7 +69,9 @@ def _train(case: str, captured: bool) -> list[torch.Tensor]:
             trainer.optimizer.wd = 0.01 * k
         loss = step(x)
         assert not captured or step.is_recorded == (k >= _WARMUP)
-    return [*net.parameters(), *(state for row in trainer._updater.states.values() for state in row), loss]
+    states = [state for row in trainer._updater.states.values() for state in row]
+    norms = [number for limiter in trainer._updater.limiters.values() for number in limiter.numbers().values()]
+    return [*net.parameters(), *states, *norms, loss]
 
 
 def _with_argument_of_capture(launch: Any) -> None:

@@ -6,8 +6,8 @@ follows from them differs by rounding. Products are compared with those of float
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import reduce
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from parity_steps import draw, hyper_row
 
 from tristep.kernels import MetricsBuffer, Rule, Update, compress, rules, storage, transforms
+from tristep.kernels.launch import Launch
 from tristep.kernels.layouts import compute_dtype
 from tristep.trainer import Telemetry
 
@@ -25,11 +26,15 @@ SIZES = (0, 1, 3, 127, 128, 1023, 1024, 1025, 5000, 2048, 129)
 _WITHOUT_GRADIENT = 4
 _EXTENSIVE = ("adamw", "sgd_momentum", "adan", "lamb")  # rules that go through all storage and all that is folded in
 # Rules, and the transforms that are applied to them.
-_TRANSFORMED = ("adamw+cautious_weight_decay", "adamw+hyperball", "lamb+agc+zclip+skip_large_updates")
-_TRANSFORMED += ("lamb+agc+zclip+skip_above_percentile",)
-_OF_TRANSFORMS = {"hyperball_lr": 0.1, "agc": 0.1, "zclip": 0.5, "one_minus_zclip_decay": 0.1, "zclip_warmup": 1}
-_OF_TRANSFORMS |= {"clip_norm": 1e3, "skip_square": 1e9, "skip_share": 0.9, "skip_rate": 0.2, "skip_factor": 2.0}
-_OF_TRANSFORMS |= {"skip_warmup": 1}
+_TRANSFORMED = ("adamw+cautious_weight_decay", "adamw+hyperball", "lamb+agc+skipping+jointly", "lamb+agc+told")
+_OF_ALL = ("clip_norm_of_all", "skip_square_of_all")
+_TRANSFORMS: dict[str, Callable[[Any], Any]] = {name: getattr(transforms, name) for name in transforms.__all__} | {
+    "skipping": partial(transforms.limited, skips=True),
+    "jointly": partial(transforms.limited, skips=True, hyper=_OF_ALL),
+    "told": partial(transforms.limited, skips=True, told=True),
+}
+_OF_TRANSFORMS = {"hyperball_lr": 0.1, "agc": 0.1, "clip_norm": 10.0, "skip_square": 1e9}
+_OF_TRANSFORMS |= dict(zip(_OF_ALL, (20.0, 1e9), strict=True))
 _MOST_ULPS = {"exact": 0, "sums": 8, "metrics": 64}
 
 Tensors = dict[str, list[torch.Tensor]]
@@ -39,7 +44,7 @@ class RuleCase(NamedTuple):
     """Two steps of a rule on tensors of `SIZES`, one of which has no gradient.
 
     Attributes:
-        rule: its name; after it, each behind a "+", those of transforms of it.
+        rule: its name; after it, each behind a "+", those of transforms of it in `_TRANSFORMS`.
         weight, gradient, master, state: names of types; gradients' default is the weights', the others' is none.
         offset: elements by which tensors are off a multiple of 64 bytes.
         seed: of stochastic rounding.
@@ -76,7 +81,7 @@ class RuleCase(NamedTuple):
     def made(self) -> Rule:
         """The rule with them."""
         names = self.rule.split("+")[1:]
-        return reduce(lambda rule, name: getattr(transforms, name)(rule), names, self.base)
+        return reduce(lambda rule, name: _TRANSFORMS[name](rule), names, self.base)
 
     def __str__(self) -> str:
         given = {k: v for k, v in self._asdict().items() if k != "rule" and v != self._field_defaults[k]}
@@ -107,6 +112,7 @@ class RuleCase(NamedTuple):
         control = None if self.control is None else torch.tensor(self.control)
         names = [f"tensor {i}" for i in range(len(sizes))]
         update = Update(rule, weights, states, masters, engine, names, self.seed, control, self.zero_grads)
+        update.decide = _halve
         every = []
         for step in range(2):
             gradients = [self._gradient(rng, base, n, gradient) for n in sizes]
@@ -277,6 +283,11 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
     size = torch.maximum(torch.maximum(x.abs(), y.abs()), x.nan_to_num(0, 0, 0).square().mean().sqrt())
     ulp = torch.exp2(torch.floor(torch.log2(size.clamp(min=info.tiny)))) * info.eps
     return float(torch.where(same, 0.0, ((x - y).abs() / ulp).nan_to_num(float("inf"))).max())
+
+
+def _halve(launches: Sequence[Launch], k: int) -> None:
+    for launch in launches:
+        launch.totals[k].fill_(0.5)
 
 
 def _placed(values: torch.Tensor, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What tests of transforms give to rules: hyper-parameters, weights, gradients and states, none of them zero."""
+"""What tests of transforms give to rules: hyper-parameters, weights, gradients and states, none of them 0; and compare."""
 
 import math
 
@@ -7,14 +7,16 @@ import torch
 
 from tristep.kernels.states import states_for
 
+OF_ALL = ("clip_norm_of_all", "skip_square_of_all")  # the hyper-parameters of a second limit
 SHAPES = ((5, 3), (), (1500,))
 VALUES = {
     "lr": 0.1, "wd": 0.3, "decay": 0.02, "clip": math.inf, "epsilon": 1e-3, "correction1": 1.5, "correction2": 1.2,
     "correction3": 1.1, "lower_bound": 0.0, "upper_bound": math.inf, "eta": 0.5, "scaled": 1.0, "seen": 1.0, "alpha": 2.0,
     "rho": 0.5, "momentum": 0.9, "key0": 1.0, "key1": 2.0, "d0": 1e-2, "d_coef": 1.0, "growth_rate": 1.5, "safeguard": 0.0,
     "decoupled_decay": 0.02, "lookahead_alpha": 0.3, "one_minus_ema_decay": 0.25, "hyperball_lr": 0.1, "clip_norm": 0.7,
-    "agc": 0.5, "zclip": 2.0, "one_minus_zclip_decay": 0.25, "zclip_warmup": 3, "skip_share": 0.9, "skip_rate": 0.2,
-    "skip_factor": 2.0, "skip_warmup": 4, "skip_square": math.inf,
+    "agc": 0.5, "skip_square": math.inf, "clip_norm_of_all": math.inf, "skip_square_of_all": math.inf, "scale": 0.2,
+    "split": 0.0, "one_minus_momentum": 0.1, "of_gradient": 0.3, "of_mean": 0.9, "adam_lr": 0.1, "adam_decay": 0.02,
+    "adam_epsilon": 1e-3,
 }  # fmt: skip
 VALUES |= dict.fromkeys(("beta1", "beta2", "beta3"), 0.9) | {f"one_minus_beta{k}": 0.1 for k in (1, 2, 3)}
 
@@ -43,3 +45,30 @@ def numbers(place, made, dtypes=torch.float64, gradient_dtype=None, kept=False):
             shaped = np.abs(rng.normal(size=row[k].shape)) + 0.1
             row[k].copy_(torch.tensor(number if k >= len(made.state) else shaped))
     return weights, gradients, states
+
+
+def norm_of(gradients):
+    """Of all gradients, halved as by the rows of hyper-parameters."""
+    return math.sqrt(sum(float((0.5 * g.double()).square().sum()) for g in gradients))
+
+
+def clipped_to(limit, norm):
+    return min(1.0, limit / (norm + 1e-6))
+
+
+def same_bits(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+
+
+def same_rows(found, expected):
+    for row, other in zip(found, expected, strict=True):
+        same_bits(row, other)
+
+
+def close(found, expected, name):
+    """Weights and states; Muon's weights are no closer, as its products are of bfloat16."""
+    loose = {"rtol": 0.02, "atol": 2e-3} if name == "muon" else {"rtol": 1e-9, "atol": 1e-12}
+    torch.testing.assert_close(found[0], expected[0], **loose)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-9, atol=1e-12)

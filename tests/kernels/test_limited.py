@@ -1,4 +1,4 @@
-"""Transforms that need the norm of all gradients: clipping and skipped steps; and averages of weights with them.
+"""Rules whose gradients are clipped, and whose steps are skipped, by the norm of all gradients.
 
 The judge is the rule itself, given the clipped gradients.
 """
@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 import torch
-from composed_rules import VALUES, numbers, rows
+from composed_rules import OF_ALL, VALUES, clipped_to, close, norm_of, numbers, rows, same_bits, same_rows
 
 from tristep.kernels import Update, rules, transforms
 from tristep.kernels.states import states_for
@@ -25,8 +25,9 @@ RULES = {
 RULES |= {
     "cautious lamb": transforms.cautious(rules.lamb),
     "cautious prodigy": transforms.cautious(rules.prodigy),
-    "skipping lans": transforms.apply_if_finite(rules.lans),
-    "skipping prodigy": transforms.apply_if_finite(rules.prodigy),
+    "averaging lamb": transforms.ema(transforms.cautious(rules.lamb)),
+    "limited lans": transforms.limited(rules.lans, True),
+    "limited prodigy": transforms.limited(rules.prodigy, True),
 }
 
 
@@ -37,27 +38,30 @@ def _numbers(place):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("clip_norm", [0.7, 1e4])
+@pytest.mark.parametrize(("clip_norm", "skips"), [(0.7, False), (0.7, True), (1e4, False), (math.inf, True)])
 @pytest.mark.parametrize("name", RULES)
-def test_a_clipped_rule_is_the_rule_on_clipped_gradients(place, numbers, name, clip_norm):
+def test_a_limited_rule_is_the_rule_on_clipped_gradients(place, numbers, name, clip_norm, skips):
     base = RULES[name]
-    made = transforms.clip_by_global_norm(base)
+    names = OF_ALL if base.limits else ("clip_norm", "skip_square")
+    made = transforms.limited(base, skips, hyper=names)
+    assert made.slots == base.slots
+    assert sorted(made.hyper) == sorted((*base.hyper, *names[: 1 + skips]))
     weights, gradients, states = numbers(base)
     before = [g.clone() for g in gradients]
-    expected, clipped, expected_states = numbers(base)
-    norm = math.sqrt(sum(float((0.5 * g).square().sum()) for g in gradients))
-    place.run(base, expected, [g * min(1.0, clip_norm / (norm + 1e-6)) for g in clipped], expected_states, rows(base))
-    place.run(made, weights, gradients, states, rows(made, clip_norm=clip_norm))
+    expected, others, expected_states = numbers(base)
+    norm = norm_of(gradients)
+    place.run(base, expected, [g * clipped_to(clip_norm, norm) for g in others], expected_states, rows(base))
+    values = dict(zip(names, (clip_norm, norm**2 * (1 + 1e-9)), strict=True))
+    place.run(made, weights, gradients, states, rows(made, **values))
     torch.testing.assert_close(gradients, before, rtol=0, atol=0)
-    torch.testing.assert_close(weights, expected, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(states, expected_states, rtol=1e-9, atol=1e-12)
+    close((weights, states), (expected, expected_states), name)
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kinds", [((F32,), F32), ((BF16,), BF16), ((BF16,), F32), ((F32, F64, BF16), None)], ids=str)
-def test_clipping_with_other_types(place, numbers, kinds):
+def test_limits_with_other_types(place, numbers, kinds):
     """The norm is that over all types."""
-    made = transforms.clip_by_global_norm(rules.lamb)
+    made = transforms.limited(rules.lamb)
     weights, gradients, states = numbers(made, *kinds)
     wide = [tensor.double() for tensor in weights], [tensor.double() for tensor in gradients]
     wide_states = [tuple(tensor.double() for tensor in row) for row in states]
@@ -69,34 +73,32 @@ def test_clipping_with_other_types(place, numbers, kinds):
             torch.testing.assert_close(tensor.double(), other, rtol=4e-6, atol=1e-6)
 
 
-def same_bits(found, expected):
-    for a, b in zip(found, expected, strict=True):
-        assert a.dtype == b.dtype
-        assert a.cpu().numpy().tobytes() == b.cpu().numpy().tobytes() if a.dtype != BF16 else torch.equal(a, b)
-
-
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("value", [math.nan, -math.inf])
-@pytest.mark.parametrize("kinds", [((F32,), F32), ((BF16, F64), None)], ids=str)
-@pytest.mark.parametrize("clip", [False, True])
-@pytest.mark.parametrize("name", ["adamw", "averaging lamb", "novograd", "prodigy"])
-def test_a_step_with_nonfinite_gradients_changes_no_bit(place, numbers, name, clip, kinds, value):
-    base = transforms.ema(transforms.cautious(rules.lamb)) if name == "averaging lamb" else RULES[name]
-    made = transforms.apply_if_finite(transforms.clip_by_global_norm(base) if clip else base)
+@pytest.mark.parametrize("value", [math.nan, -math.inf, "above the limit"])
+@pytest.mark.parametrize("kinds", [((F64,), F64), ((F32,), F32), ((BF16, F64), None)], ids=str)
+@pytest.mark.parametrize("clip_norm", [0.7, math.inf])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lans", "averaging lamb", "novograd", "prodigy", "limited prodigy"])
+def test_a_skipped_step_changes_no_bit(place, numbers, name, clip_norm, kinds, value):
+    base = RULES[name]
+    names = OF_ALL if base.limits else ("clip_norm", "skip_square")
+    made = transforms.limited(base, True, hyper=names)
     weights, gradients, states = numbers(made, *kinds)
     masters = [w.float() * 1.001 if w.dtype == BF16 else None for w in weights]
     weights = [w if m is None else m.to(BF16) for w, m in zip(weights, masters, strict=True)]
-    gradients[2][1200] = value
+    limit = norm_of(gradients) ** 2 * (1 - (1e-9 if kinds[0] == (F64,) else 1e-3))
+    if isinstance(value, float):
+        gradients[2][1200], limit = value, math.inf
     before = copy.deepcopy((weights, states, masters))
-    place.run(made, weights, gradients, states, rows(made), masters)
-    same_bits(weights, before[0])
-    for row, old in zip(states, before[1], strict=True):
-        same_bits(row, old)
-    same_bits([m for m in masters if m is not None], [m for m in before[2] if m is not None])
+    for skip_square in {limit, min(limit, 0.0)}:
+        values = dict(zip(names, (clip_norm, limit if isinstance(value, float) else skip_square), strict=True))
+        place.run(made, weights, gradients, states, rows(made, **values), masters)
+        same_bits(weights, before[0])
+        same_rows(states, before[1])
+        same_bits([m for m in masters if m is not None], [m for m in before[2] if m is not None])
 
 
 def test_a_sum_that_is_infinite_for_some_types_is_so_for_all(place):
-    made = transforms.apply_if_finite(rules.sgd)
+    made = transforms.limited(rules.sgd, True)
     weights = [torch.ones(3, dtype=dtype, device=place.device) for dtype in (F32, F64)]
     gradients = [torch.ones_like(weights[0]), torch.full_like(weights[1], 1e20)]
     place.run(made, weights, gradients, [(), ()], rows(made)[:2])
@@ -106,54 +108,51 @@ def test_a_sum_that_is_infinite_for_some_types_is_so_for_all(place):
     assert all((w != 1.0).all() for w in weights)
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("name", RULES)
-def test_a_finite_step_is_not_skipped(place, numbers, name):
-    base = RULES[name]
-    made = transforms.apply_if_finite(base)
-    weights, gradients, states = numbers(base)
-    expected, others, expected_states = numbers(base)
-    place.run(base, expected, others, expected_states, rows(base))
-    place.run(made, weights, gradients, states, rows(made))
-    torch.testing.assert_close(weights, expected, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(states, expected_states, rtol=1e-12, atol=1e-14)
+def test_an_infinite_limit_is_none_but_for_infinity(place):
+    made = transforms.limited(rules.sgd, True)
+    w = torch.ones(3, device=place.device)
+    for value, moves in ((math.nan, False), (math.inf, False), (1e25, False), (1.0, True)):
+        place.run(made, [w], [torch.full_like(w, value)], [()], rows(made, clip_norm=math.inf)[:1])
+        assert bool((w != 1.0).all()) == moves
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("name", ["sgd", "lamb", "novograd"])
-def test_the_average_follows_the_weight(place, numbers, name):
-    base = RULES[name]
-    moves, rests = transforms.ema(base), transforms.ema(base, moves=False)
-    assert moves.slots == rests.slots == (*base.state, "ema", *base.kept)
-    expected, others, expected_states = numbers(base)
-    place.run(base, expected, others, expected_states, rows(base))
-    for made in (moves, rests):
-        weights, gradients, states = numbers(base)
-        averages = [w.cos() for w in weights]
-        n = len(base.state)
-        own = [(*row[:n], average, *row[n:]) for row, average in zip(states, averages, strict=True)]
-        before = [average.clone() for average in averages]
-        place.run(made, weights, gradients, own, rows(made))
-        torch.testing.assert_close(weights, expected, rtol=1e-12, atol=1e-14)
-        for average, old, w in zip(averages, before, weights, strict=True):
-            new = old + 0.25 * (w - old) if made is moves else old
-            torch.testing.assert_close(average, new, rtol=1e-12, atol=1e-14)
-        place.run(transforms.moving_average, weights, gradients, [(average,) for average in averages], [[1.0]] * 3)
-        torch.testing.assert_close(weights, averages, rtol=0, atol=0)
+def test_tensors_of_all_types_are_skipped_together(place):
+    """Around the limit, where the squares of some types are rounded and others' are not; also without a gradient for one."""
+    from tristep.trainer.optimizer.limits import square_limit
+
+    made = transforms.limited(rules.novograd, True)
+    limit = 3.0
+    for excess in (-1e-6, -1e-9, 0.0, 1e-9, 2e-8, 1e-6):
+        weights = [torch.ones(2, dtype=dtype, device=place.device) for dtype in (F32, F64, F32, F64)]
+        states = states_for(made, weights)
+        update = Update(made, weights, states, engine=place.engine)
+        update.hyper[1:] = [1.0, *rows(made, clip_norm=math.inf, skip_square=square_limit(limit))[0][1:]]
+        gradients = [None, *(torch.zeros_like(w) for w in weights[1:])]
+        gradients[1][0] = limit * (1 + excess)
+        gradients[2][1] = 1e-5
+        update.bind(gradients)
+        update()
+        moved = {not torch.equal(w, torch.ones_like(w)) for w in weights[1:]}
+        assert len(moved) == 1
+        assert moved == {excess < 4e-8}
+        kept = {float(row[-1]) != 0.0 for row, g in zip(states, gradients, strict=True) if g is not None and g.any()}
+        assert kept == moved
 
 
-def test_copies_of_clipped_rules_and_their_reductions():
-    made = transforms.apply_if_finite(transforms.cautious(transforms.clip_by_global_norm(rules.lans)))
-    assert made.knows_total
-    assert made.skips_nonfinite
+def test_copies_of_limited_rules_and_what_is_refused():
+    made = transforms.limited(transforms.limited(transforms.cautious(rules.lans)), True, hyper=OF_ALL)
+    assert [limit[:2] for limit in made.limits] == [(False, True), (False, False)]
     assert pickle.loads(pickle.dumps(made)) is made
     assert [pickle.loads(pickle.dumps(stage)) for stage in made.reductions] == list(made.reductions)
-    assert transforms.clip_by_global_norm(rules.lans) is transforms.clip_by_global_norm(rules.lans)
+    assert transforms.limited(rules.lans) is transforms.limited(rules.lans, False)
+    whole = transforms.limited(transforms.limited(rules.muon, told=True), True, hyper=OF_ALL)
+    assert pickle.loads(pickle.dumps(whole)) is whole
+    assert whole.limits == whole.elementwise_rule.limits
     with pytest.raises(ValueError, match="has a state or hyper-parameter 'clip_norm' already"):
-        transforms.clip_by_global_norm(made)
-    with pytest.raises(ValueError, match="'adam_averaging' has a state or hyper-parameter 'ema' already"):
-        transforms.ema(transforms.ema(rules.adam))
-    for function in (transforms.agc, transforms.zclip, transforms.cautious):
+        transforms.limited(transforms.limited(rules.lans))
+    with pytest.raises(ValueError, match="'adam_limited' needs the norm over all tensors already: apply agc before"):
+        transforms.agc(transforms.limited(rules.adam, told=True))
+    for function in (transforms.agc, transforms.cautious):
         with pytest.raises(TypeError, match="rule must be elementwise, made with @rule, got TensorRule"):
             function(rules.muon)
 
@@ -175,11 +174,11 @@ def found(rule, stage=None):
         "wide": sum(".128" in access for access in wide),
     }
 
-clipped = transforms.clip_by_global_norm(rules.adamw)
+clipped = transforms.limited(rules.adamw)
 result = {
     "plain": found(rules.adamw),
     "clipped": found(clipped),
-    "skipping": found(transforms.apply_if_finite(clipped)),
+    "skipping": found(transforms.limited(rules.adamw, True)),
     "averaging": found(transforms.ema(rules.adamw)),
     "square": found(clipped, 0),
 }
@@ -189,7 +188,7 @@ result = {
 @pytest.mark.slow
 @pytest.mark.sample(0)
 def test_what_composed_rules_cost_a_gpu(compiling):
-    """Clipping and leaving out read and write no more tensors than the rule; an average is one more, read and written."""
+    """Clipping and skipping read and write no more tensors than the rule; an average is one more, read and written."""
     found = compiling.run(COMPILE)
     assert all(one["spills"] == one["float64"] == 0 for one in found.values())
     assert found["clipped"]["accesses"] == found["skipping"]["accesses"] == found["plain"]["accesses"]
@@ -221,7 +220,7 @@ def walked(monkeypatch, small_tiles):
 
 def clipped_step(flipped=False):
     """Weights and states after a step on tensors of two types, so two groups; `flipped` reverses the tiles of updates."""
-    made = transforms.clip_by_global_norm(rules.adamw)
+    made = transforms.limited(rules.adamw)
     weights = [torch.linspace(-1, 1, 1500), torch.ones(700, dtype=BF16), torch.ones(3)]
     weights = [w.to("cuda" if torch.cuda.is_available() else "cpu") for w in weights]
     states = states_for(made, weights)

@@ -1,0 +1,214 @@
+"""Limits by the norm of all gradients that are told the factor, of a limited rule, and of several updates together.
+
+The judge is the rule itself, given the clipped gradients.
+"""
+
+import copy
+import math
+from functools import partial
+
+import pytest
+import torch
+from composed_rules import OF_ALL, clipped_to, close, norm_of, numbers, rows, same_bits, same_rows
+
+from tristep.kernels import Update, rules, transforms
+from tristep.kernels.reductions import join_totals
+from tristep.kernels.states import states_for
+
+F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
+# Without states, with one and two reductions of their own, with per-tensor state, with a reduction that reads it, and of
+# whole tensors.
+FEW = ("sgd", "adamw", "lans", "novograd", "prodigy", "muon")
+
+
+@pytest.fixture(name="numbers")
+def _numbers(place):
+    """A function giving weights, gradients and states of a rule."""
+    return partial(numbers, place, kept=True)
+
+
+def stepped(place, rule, weights, gradients, states, values, decide=None):
+    """One step of rows with these values, in which `decide` decides."""
+    update = Update(rule, weights, states, engine=place.engine)
+    update.hyper[:] = rows(rule, **values)[0]
+    update.decide = decide
+    update.bind(gradients)
+    update()
+
+
+# Limits of the norm of all gradients and of this update's, in this order, and what remains of a norm of 8; None: skipped.
+TWO = {
+    "neither": ({"clip_norm": 9.0}, 8.0),
+    "the outer": ({"clip_norm_of_all": 2.0, "clip_norm": 3.0}, 2.0),
+    "the inner": ({"clip_norm": 3.0}, 3.0),
+    "both": ({"clip_norm_of_all": 4.0, "clip_norm": 3.0}, 3.0),
+    "neither skips": ({"clip_norm_of_all": 4.0, "clip_norm": 9.0, "skip_square_of_all": 65.0, "skip_square": 17.0}, 4.0),
+    "the outer skips": ({"clip_norm_of_all": 4.0, "clip_norm": 9.0, "skip_square_of_all": 63.0}, None),
+    "the inner skips": ({"clip_norm_of_all": 4.0, "clip_norm": 9.0, "skip_square": 15.0}, None),
+}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("limits", TWO)
+@pytest.mark.parametrize("name", FEW)
+def test_the_inner_of_two_limits_sees_what_the_outer_leaves(place, numbers, name, limits):
+    """Of Muon, whose vectors are updated by another rule, too: the norms are those of matrices and vectors."""
+    base, (values, remains) = getattr(rules, name), TWO[limits]
+    made = transforms.limited(transforms.limited(base, True), True, hyper=OF_ALL)
+    assert [limit.hyper for limit in made.limits] == [OF_ALL, ("clip_norm", "skip_square")]
+    weights, gradients, states = numbers(made)
+    share = 8.0 / norm_of(gradients)
+    before = copy.deepcopy((weights, states))
+    place.run(made, weights, [g * share for g in gradients], states, rows(made, **values))
+    if remains is None:
+        same_bits(weights, before[0])
+        same_rows(states, before[1])
+        return
+    expected, others, expected_states = numbers(base)
+    factor = share * clipped_to(values.get("clip_norm_of_all", math.inf), 8.0)
+    factor *= clipped_to(values["clip_norm"], factor / share * 8.0)
+    assert factor / share * 8.0 == pytest.approx(remains, rel=1e-6)
+    place.run(base, expected, [g * factor for g in others], expected_states, rows(base))
+    close((weights, states), (expected, expected_states), name)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("name", FEW)
+def test_a_rule_that_is_told_takes_factors_and_skips(place, numbers, name, skips):
+    base = getattr(rules, name)
+    made = transforms.limited(base, skips, told=True)
+    assert made.hyper == base.hyper
+    weights, gradients, states = numbers(made)
+    expected, others, expected_states = numbers(base)
+    square, told = norm_of(gradients) ** 2, []
+
+    def decide(launches, k):
+        assert k == 0
+        for launch in launches:
+            assert launch.totals[0].unique().tolist() == pytest.approx([square], rel=1e-12)
+            launch.totals[0].fill_(told[-1])
+
+    for factor in (0.25, 1.0, -1.0, 3.0) if skips else (0.25, 1.0, 3.0):
+        told.append(factor)
+        before = copy.deepcopy((weights, states))
+        stepped(place, made, weights, gradients, states, {}, decide)
+        if factor < 0:
+            same_bits(weights, before[0])
+            same_rows(states, before[1])
+        else:
+            place.run(base, expected, [g * factor for g in others], expected_states, rows(base))
+            close((weights, states), (expected, expected_states), name)
+
+
+def test_a_rule_that_is_told_has_tensors_of_all_types_and_some_without_gradient(place):
+    made = transforms.limited(rules.novograd, True, told=True)
+    weights = [torch.ones(2, dtype=dtype, device=place.device) for dtype in (F32, F64, BF16, F64)]
+    states, own = states_for(made, weights), states_for(rules.novograd, weights)
+    expected = [w.clone() for w in weights]
+    update, alone = (
+        Update(rule, *tensors, engine=place.engine)
+        for rule, *tensors in ((made, weights, states), (rules.novograd, expected, own))
+    )
+    found = []
+
+    def decide(launches, k):
+        factor = 0.5 if float(launches[0].totals[k][0]) < 100 else -1.0
+        for launch in launches:
+            found.append(float(launch.totals[k][0]))
+            launch.totals[k].fill_(factor)
+
+    update.decide = decide
+    for size in (1.0, 3.0, 6.0, 2.0):
+        gradients = [None, *(torch.full_like(w, size) for w in weights[1:])]
+        before = copy.deepcopy((weights, states))
+        update.hyper[:] = rows(made)[0]
+        update.bind([g if g is None else 2.0 * g for g in gradients])
+        update()
+        assert len(set(found)) == 1
+        assert found.pop() == 6 * size**2
+        found.clear()
+        if size > 4:
+            same_bits(weights, before[0])
+            same_rows(states, before[1])
+        else:
+            alone.hyper[:] = rows(rules.novograd)[0]
+            alone.bind(gradients)
+            alone()
+            same_bits(weights, expected)
+            same_rows(states, own)
+    update.bind([None] * 4)
+    update()  # no gradient at all
+    same_bits(weights, expected)
+    same_rows(states, own)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("name", ["adamw", "lans", "prodigy", "muon"])
+def test_updates_may_take_a_step_with_a_limit_of_all_together(place, numbers, name, told):
+    """Two, each with a limit of its own, too, of which the one of a single update of all weights has no part."""
+    base = getattr(rules, name)
+    outer = partial(transforms.limited, skips=True, told=told, hyper=OF_ALL)
+    together, made = outer(base), outer(transforms.limited(base, True))
+    values = dict(zip(OF_ALL, (1.5, 1e4), strict=True)) | {"clip_norm": math.inf}
+    weights, gradients, states = numbers(together)
+    others, _, other_states = numbers(together)
+    parts = (slice(0, 1), slice(1, 3))
+    if name == "prodigy":  # whose own sums are over all tensors of an update, so one has them all
+        parts = (slice(0, 0), slice(0, 3))
+
+    def decide(launches, k):
+        for launch in launches if k == 0 else ():
+            launch.totals[0].fill_(0.125 if float(launch.totals[0][0]) < 1e4 else -1.0)
+
+    updates = [Update(made, others[part], other_states[part], engine=place.engine) for part in parts if part.stop]
+    for factor in (1.0, 1e3, 0.01):  # the second is above the limit
+        given = [factor * g for g in gradients]
+        before = copy.deepcopy((weights, states))
+        stepped(place, together, weights, given, states, values, decide if told else None)
+        if factor == 1e3:
+            same_bits(weights, before[0])
+        else:
+            assert not torch.equal(weights[0], before[0][0])
+        for update, part in zip(updates, [part for part in parts if part.stop], strict=True):
+            update.hyper[:] = rows(made, **values)[0]
+            update.bind(given[part])
+        launches = [launch for update in updates for launch in update.look()]
+        join_totals([launch.totals[0] for launch in launches], "sum")
+        if told:
+            decide(launches, 0)
+        for update in updates:
+            update()
+        close((others, other_states), (weights, states), name)
+
+
+def test_a_limit_of_all_comes_before_those_of_each_update(place):
+    """A limit of 5 of all gradients, of norms 6 and 8, and limits of 1 and 10 of each; numbers made by hand."""
+    made = transforms.limited(transforms.limited(rules.sgd), hyper=OF_ALL)
+    weights = [torch.zeros(1, dtype=F64, device=place.device) for _ in range(2)]
+    updates = [Update(made, [w], [()], engine=place.engine) for w in weights]
+    for update, g, own in zip(updates, (6.0, 8.0), (1.0, 10.0), strict=True):
+        values = {"clip_norm_of_all": 5.0, "clip_norm": own, "lr": 1.0, "wd": 0.0}
+        update.hyper[:] = [1.0, *rows(made, **values)[0][1:]]
+        update.bind([torch.full((1,), g, dtype=F64, device=place.device)])
+    join_totals([launch.totals[0] for update in updates for launch in update.look()], "sum")
+    for update in updates:
+        update()
+    assert [float(w) for w in weights] == pytest.approx([-1.0, -4.0], rel=2e-6)
+
+
+def test_gradients_that_are_bound_anew_are_looked_at_anew(place):
+    """What `look` has begun ends with the next `bind`."""
+    made = transforms.limited(rules.sgd)
+    w = torch.zeros(1, dtype=F64, device=place.device)
+    update = Update(made, [w], [()], engine=place.engine)
+    for gradient in (8.0, 2.0):
+        update.hyper[:] = [1.0, *rows(made, clip_norm=1.0, lr=1.0, wd=0.0)[0][1:]]
+        update.bind([torch.full_like(w, gradient)])
+        if gradient == 8.0:
+            update.look()
+    update()
+    assert float(w) == pytest.approx(-1.0, rel=2e-6)
+    with pytest.raises(RuntimeError, match="no gradients to step with"):
+        Update(made, [w], [()], engine=place.engine).look()
