@@ -291,20 +291,18 @@ class _OfRule(FusedOptimizer):
         gradients = [parameter.grad for group in self.param_groups for parameter in group["params"]]
         return not any(bool(shards.local(gradient).any()) for gradient in gradients if gradient is not None)
 
-    def _begin(self, group: Group) -> None:
+    def _begin(self, group: Group) -> bool:
         refuse_evaluated("step()", [group])
         optimizer = self._of(group)
         if optimizer.host_state_names:
             optimizer.load_host_state(group.setdefault("carried", optimizer.host_state()))
         optimizer.begin_step(float(group["lr"]))
+        return optimizer.counts_as_step
 
     def _end(self, group: Group) -> None:
         optimizer = self._of(group)
         if optimizer.host_state_names:
             group["carried"] = optimizer.host_state()
-
-    def _counted(self, group: Group) -> bool:
-        return self._of(group).counts_as_step
 
     @uninterrupted
     @torch.no_grad()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from itertools import compress
 from operator import is_
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from ...kernels import Rule, TensorRule, Update, storage
+from ...kernels import Rule, TensorRule, storage
 from ...kernels.language import derivations
 from ...kernels.layouts import is_wrapper
 from ..optimizer.options import STATE_DTYPES
-from ..optimizer.plan import Rows, equal_places
+from ..optimizer.plan import Rows
 from ..validation import choice, number
 from . import shards
 
@@ -74,15 +75,12 @@ class GroupOptimizer(torch.optim.Optimizer):
         zero gradients for that, which some rules cannot compute."""
         return False
 
-    def _begin(self, group: Group) -> None:
-        """Prepare a step of this group."""
+    def _begin(self, group: Group) -> bool:
+        """Prepare a step of this group; return whether it increments the step counts."""
+        return True
 
     def _end(self, group: Group) -> None:
         """Finish a step of this group that succeeded."""
-
-    def _counted(self, group: Group) -> bool:
-        """Return whether the step increments the step counts."""
-        return True
 
     def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
         """Return the numbers of a parameter before its first step; numbers in `state` take precedence."""
@@ -134,7 +132,8 @@ class GroupRows(Rows):
         parameters: Sequence[torch.Tensor],
         groups: Sequence[Group],
     ) -> None:
-        self._optimizer, self._rule, self._groups = optimizer, rule, groups
+        super().__init__(len(groups), lambda: rule)
+        self._optimizer, self._groups = optimizer, groups
         first = [
             optimizer._first_numbers(group, parameter, optimizer.state.get(parameter, {}))
             for group, parameter in zip(groups, parameters, strict=True)
@@ -152,70 +151,59 @@ class GroupRows(Rows):
             name: self.tensors[name].array if name in self.tensors else np.array([numbers[name] for numbers in first])
             for name in first[0]
         }
-        self.active = [True] * len(groups)
-        # Parameters with equal hyper-parameters, the first of them, and its group; and the numbers that they were made for.
-        self._shared: list[tuple[Any, int, Group]] = []
-        self._shared_by: list[bytes] = []
-        self._changes: list[tuple[Any, dict[str, Any]]] = []  # the numbers of parameters after the step
-        self._stepping: list[Group] = []
+        self._stepping: list[Group] = []  # the groups of `_sets`
+        self._changes: list[tuple[Any, Numbers]] = []  # the numbers of parameters after the step
 
-    def rule(self) -> Rule | TensorRule:
-        return self._rule
-
-    def forget(self) -> None:
-        self._shared = []
-
-    def write(self, update: Update, number: int | None = None) -> bool:
+    def form(self, rule: Any, number: int | None = None) -> list[tuple[Any, list[float]]]:
         optimizer = self._optimizer
         for shown in self.tensors.values():
             shown.read()
-        if not self._shared or self._shared_by != [array.tobytes() for array in self._numbers.values()]:
-            self._share()
+        basis = [array.tobytes() for array in self._numbers.values()]
+        if basis != self._basis:
+            self._compare()
+            self._basis = basis
         scale = getattr(optimizer, "grad_scale", None) if optimizer._control is None else None
         unscale = 1.0 if scale is None else 1.0 / float(scale)
-        self._changes = []
+        rows, self._changes = [], []
         try:
+            uncounted: tuple[int, ...] = ()  # the ids of groups
             for group in self._stepping:
-                optimizer._begin(group)
-            for rows, first, group in self._shared:
+                if not optimizer._begin(group):
+                    uncounted = (*uncounted, id(group))
+            for where, first, group in self._sets:
                 numbers = {name: array[first] for name, array in self._numbers.items()}
                 numbers["step"] += 1
-                row = optimizer._row(group, numbers, self._rule, self._rounds)
+                row = optimizer._row(group, numbers, rule, self._rounds)
                 if math.isnan(sum(row)) or row.count(math.inf) > 1:  # one inf is clip's
                     _check_numbers(optimizer, group)
                 row[0] *= -unscale if group.get("maximize") else unscale
-                if rows is None:
-                    update.broadcast_hyper(row)
-                else:
-                    update.hyper[rows] = row
-                if optimizer._counted(group):
-                    self._changes.append((slice(None) if rows is None else rows, numbers))
+                rows.append((where, row))
+                if id(group) not in uncounted:
+                    self._changes.append((slice(None) if where is None else where, numbers))
         except (TypeError, ValueError):
             for group in self._stepping:
                 _check_numbers(optimizer, group)
             raise
-        return True  # even without gradients, because other ranks may wait for this rank in an all-reduce
+        return rows
 
     def count(self) -> None:
-        for rows, numbers in self._changes:
+        for where, numbers in self._changes:
             for name, array in self._numbers.items():
-                array[rows] = numbers[name]
-        self._shared_by = [array.tobytes() for array in self._numbers.values()]
+                array[where] = numbers[name]
+        self._basis = [array.tobytes() for array in self._numbers.values()]
         for name, shown in self.tensors.items():
             if shown.apart:
-                shown.write([rows for rows, _ in self._changes], name == "step")
+                shown.write([where for where, _ in self._changes], name == "step")
         for group in self._stepping:
             self._optimizer._end(group)
 
-    def _share(self) -> None:
-        """Find the sets of parameters with equal hyper-parameters: of one group, with equal numbers."""
-        arrays = self._numbers.values()
-        places = np.flatnonzero(self.active)
-        columns = [[id(self._groups[i]) for i in places.tolist()], *(array[places].tolist() for array in arrays)]
-        members = [places[rows] for rows in equal_places(list(zip(*columns, strict=True)))]
-        whole = len(members) == 1 and len(places) == len(self.active)
-        self._shared = [(None if whole else rows, int(rows[0]), self._groups[rows[0]]) for rows in members]
-        self._stepping = list({id(group): group for _, _, group in self._shared}.values())
+    def _compare(self) -> None:
+        """Find the sets of active parameters of one group with equal numbers."""
+        places = np.flatnonzero(self.active).tolist()
+        columns = [list(map(id, self._groups)), *(array.tolist() for array in self._numbers.values())]
+        kinds = list(compress(zip(*columns, strict=True), self.active))
+        self._share(kinds, lambda i: (places[i], self._groups[places[i]]))  # the first parameter, and its group
+        self._stepping = list({id(group): group for _, _, group in self._sets}.values())
 
 
 def _check_numbers(optimizer: GroupOptimizer, group: Group) -> None:

@@ -3,7 +3,9 @@ hyper-parameters, each computed once per step for all parameters that share it."
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -383,16 +385,40 @@ class MultiPlan(Plan):
 
 
 class Rows:
-    """Base class of sources of hyper-parameters: at each step, rows for the parameters of a plan, and their update counts.
+    """Base class of the hyper-parameters of a list of parameters: at each step a row for each set that shares one.
+
+    A subclass compares parameters, makes the rows and counts the step.
+
+    Args:
+        n: the number of parameters.
+        rule: a function that returns the rule of the next step.
 
     Attributes:
         active: for each parameter, whether the next step updates it.
     """
 
-    active: list[bool]
+    def __init__(self, n: int, rule: Callable[[], Any]) -> None:
+        self.active, self.rule = [True] * n, rule
+        # For each set of parameters that share a row: their positions, None for all, and what the subclass needs.
+        self._sets: list[tuple[Any, ...]] = []
+        self._basis: Any = _UNKNOWN  # `_sets` is right for a step if this is equal: multipliers, or counts
 
-    def rule(self) -> Rule | TensorRule:
-        """Return the rule of the next step."""
+    def form(self, rule: Any, number: int | None = None) -> list[tuple[Any, list[float]]]:
+        """Return the rows of the next step as pairs (positions of the parameters that share it, None for all; row).
+
+        Finds the sets of parameters that share a row again if they may be others than at the last step.
+
+        Args:
+            rule: the rule of the step.
+            number: the update count after the step, if the step also updates parameters of other plans.
+        """
+        raise NotImplementedError
+
+    def undo(self) -> None:
+        """Restore what `form` has changed, after a step that failed."""
+
+    def count(self) -> None:
+        """Count the step whose rows have been formed."""
         raise NotImplementedError
 
     def use(self, active: list[bool]) -> None:
@@ -402,28 +428,41 @@ class Rows:
             self.forget()
 
     def forget(self) -> None:
-        """Discard what is cached on which parameters share hyper-parameters; the next step finds it again."""
-        raise NotImplementedError
+        """Discard which parameters share a row; the next step finds it again."""
+        self._basis = _UNKNOWN
 
     def write(self, update: Update, number: int | None = None) -> bool:
-        """Write the hyper-parameters of the next step into an update; return whether there is anything to update.
+        """Write the rows of the next step into an update; return whether there are any. It takes `number` of `form`."""
+        rows = self.form(update.rule, number)
+        for where, row in rows:
+            if where is None:
+                update.broadcast_hyper(row)
+            else:
+                update.hyper[where] = row
+        return bool(rows)
 
-        Args:
-            update: the update.
-            number: the update count after the step, if the step also updates parameters of other plans.
+    def form_all(self, number: int | None = None) -> tuple[Any, list[list[float] | None]]:
+        """Return the rule of the next step and the row of each parameter, None for parameters that are not active.
+
+        Used if the parameters are spread over several updates. It takes `number` of `form`.
         """
-        raise NotImplementedError
+        rule = self.rule()
+        rows: list[list[float] | None] = [None] * len(self.active)
+        for where, row in self.form(rule, number):
+            for i in range(len(rows)) if where is None else where:
+                rows[i] = row
+        return rule, rows
 
-    def undo(self) -> None:
-        """Restore what `write` has changed, after a step that failed."""
-
-    def count(self) -> None:
-        """Count the step whose hyper-parameters have been written."""
-        raise NotImplementedError
+    def _share(self, kinds: Sequence[Any], facts: Callable[[int], tuple[Any, ...]]) -> None:
+        """Find the sets of active parameters of equal `kinds`; `facts` has what the subclass needs, from the set's first."""
+        places = np.flatnonzero(self.active)
+        members = _equal_places(kinds)
+        whole = len(members) == 1 and len(places) == len(self.active)
+        self._sets = [(None if whole else places[at], *facts(at[0])) for at in members]
 
 
 class HyperRows(Rows):
-    """Rows of hyper-parameters of a `RuleOptimizer` for a list of its parameters.
+    """Rows of parameters of a `RuleOptimizer`, from its counts, multipliers and schedule.
 
     Args:
         optimizer: the optimizer.
@@ -434,67 +473,24 @@ class HyperRows(Rows):
     def __init__(self, optimizer: RuleOptimizer, indices: Sequence[Index], alone: bool = False) -> None:
         self._optimizer, self._indices, self._alone = optimizer, list(indices), alone
         self._slots = optimizer.slots(self._indices)
-        self.active = [True] * len(self._indices)
+        super().__init__(len(indices), partial(optimizer.rule_for, self._slots))
         # The parameters' attributes. The dictionaries are live, so it is enough to check whether they are empty.
         self._attributes = [getattr(optimizer.param_dict.get(index), "__dict__", {}) for index in self._indices]
-        # Groups of active parameters that share hyper-parameters: positions (None for all), the count's slot, lr_mult,
-        # wd_mult, and the first parameter's index.
-        self._shared: list[tuple[Any, int, float, float, Index]] = []
         self._counted: Any = self._slots
-        self._multipliers: Any = _UNKNOWN  # for which `_shared` was computed
-        self._times: list[int] = []  # the coming update number of each group
+        self._times: list[int] = []  # the coming update number of each set
         self._before: tuple[Any, ...] = ()  # the host state before the step, and the count of the step begun before
 
-    def rule(self) -> Rule:
-        return self._optimizer.rule_for(self._slots)
-
-    def forget(self) -> None:
-        self._multipliers = _UNKNOWN
-
-    def write(self, update: Update, number: int | None = None) -> bool:
-        rows = self.form(update.rule, number)
-        for where, row in rows:
-            if where is None:
-                update.broadcast_hyper(row)
-            else:
-                update.hyper[where] = row
-        return bool(rows)
-
     def form(self, rule: Any, number: int | None = None) -> list[tuple[Any, list[float]]]:
-        """Return the rows of the next step as pairs (positions of the parameters that share the row, row).
-
-        Args:
-            rule: the rule of the step.
-            number: the update count after the step, if the step also updates parameters of other plans.
-
-        Returns:
-            The pairs; the positions are None if the row is for all parameters.
-        """
         optimizer = self._optimizer
         self._before = (optimizer.host_state(), optimizer._begun) if optimizer.host_state_names else ()
         has_multipliers = any(self._attributes) or optimizer.lr_mult or optimizer.wd_mult
         multipliers = self._read_multipliers() if has_multipliers else None
-        if multipliers != self._multipliers:
-            self._share(multipliers)
+        if multipliers != self._basis:
+            self._compare(multipliers)
         counts = optimizer.step_counts.values
-        self._times = times = [int(counts[slot]) + 1 for _, slot, _, _, _ in self._shared]
-        rows = optimizer.rows_of_step(times, self._shared, rule, number, alone=self._alone) if times else []
-        return [(where, row) for (where, *_), row in zip(self._shared, rows, strict=True)]
-
-    def form_all(self, number: int | None = None) -> tuple[Rule, list[list[float] | None]]:
-        """Return the rule of the next step and the row of each parameter, None for parameters that are not active.
-
-        Used if the parameters are spread over several updates.
-
-        Args:
-            number: the update count after the step, if the step also updates parameters of other plans.
-        """
-        rule = self.rule()
-        rows: list[list[float] | None] = [None] * len(self._indices)
-        for where, row in self.form(rule, number):
-            for i in range(len(rows)) if where is None else where:
-                rows[i] = row
-        return rule, rows
+        self._times = times = [int(counts[slot]) + 1 for _, slot, _, _, _ in self._sets]
+        rows = optimizer.rows_of_step(times, self._sets, rule, number, alone=self._alone) if times else []
+        return [(where, row) for (where, *_), row in zip(self._sets, rows, strict=True)]
 
     def undo(self) -> None:
         if self._before:
@@ -511,28 +507,19 @@ class HyperRows(Rows):
         by_parameter = [tuple(map(each.get, ("lr_mult", "wd_mult", "grad_req"))) for each in self._attributes]
         return by_parameter, dict(optimizer.lr_mult), dict(optimizer.wd_mult)
 
-    def _share(self, multipliers: Any) -> None:
-        """Group the active parameters by equal counts and multipliers; each group shares one row of hyper-parameters."""
-        optimizer, places = self._optimizer, np.flatnonzero(self.active)
-        counts = optimizer.step_counts.values[self._slots[places]]
-        if not optimizer.uniform_hyper:
-            kinds: Any = range(len(places))
-        elif multipliers is None:
-            kinds = counts.tolist()
-        else:
-            pairs = [optimizer.multipliers(self._indices[i]) for i in places]
-            kinds = [(count, *pair) for count, pair in zip(counts.tolist(), pairs, strict=True)]
-        self._shared = []
-        for rows in equal_places(kinds):
-            first = int(places[rows[0]])
-            index = self._indices[first]
-            lr_mult, wd_mult = (1.0, 1.0) if multipliers is None else optimizer.multipliers(index)
-            where = None if len(rows) == len(self._indices) else places[rows]
-            self._shared.append((where, int(self._slots[first]), lr_mult, wd_mult, index))
-        counted = self._slots[places]
-        in_a_row = counted.size > 0 and bool((np.diff(counted) == 1).all())
-        self._counted = slice(int(counted[0]), int(counted[-1]) + 1) if in_a_row else counted
-        self._multipliers = multipliers
+    def _compare(self, multipliers: Any) -> None:
+        """Find the sets of active parameters with equal counts and multipliers."""
+        optimizer, slots = self._optimizer, self._slots[self.active]
+        indices = list(compress(self._indices, self.active))
+        pairs = [(1.0, 1.0)] * len(indices) if multipliers is None else list(map(optimizer.multipliers, indices))
+        kinds: Any = range(len(indices))
+        if optimizer.uniform_hyper:
+            counts = optimizer.step_counts.values[slots].tolist()
+            kinds = counts if multipliers is None else list(zip(counts, pairs, strict=True))
+        self._share(kinds, lambda i: (int(slots[i]), *pairs[i], indices[i]))  # the count's slot, multipliers, index
+        in_a_row = slots.size > 0 and bool((np.diff(slots) == 1).all())
+        self._counted = slice(int(slots[0]), int(slots[-1]) + 1) if in_a_row else slots
+        self._basis = multipliers
 
 
 def write_rows(update: Update, rows: Sequence[list[float] | None]) -> None:
@@ -546,7 +533,7 @@ def write_rows(update: Update, rows: Sequence[list[float] | None]) -> None:
                 update.hyper[i] = row
 
 
-def equal_places(kinds: Sequence[Any]) -> list[list[int]]:
+def _equal_places(kinds: Sequence[Any]) -> list[list[int]]:
     """Return the positions of equal items, one list for each distinct item, ordered by first occurrence."""
     if len(set(kinds)) == 1:
         return [list(range(len(kinds)))]
