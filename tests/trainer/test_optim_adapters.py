@@ -292,6 +292,25 @@ def test_averaged_weights_like_the_trainers(name, dtype):
     assert _equal(parameters, trained)
 
 
+@pytest.mark.parametrize("masters", [{"multi_precision": True}, {"multi_precision": "remainder"}], ids=str)
+def test_averages_of_16_bit_parameters_have_the_precision_of_their_masters(masters):
+    lr, beta = 0.01, 0.9
+    generator = torch.Generator().manual_seed(5)
+    first = torch.randn(64, generator=generator).bfloat16()
+    parameter = torch.nn.Parameter(first.clone())
+    optimizer = tristep.optim.ScheduleFreeSGD([parameter], lr=lr, beta=beta, **masters)
+    plain = average = first.double().numpy()  # z and x of Defazio et al. (2024), eq. 4
+    for t in range(1, 21):
+        parameter.grad = torch.randn(64, generator=generator).bfloat16()
+        optimizer.step()
+        plain = plain - lr * parameter.grad.double().numpy()
+        average = average + (plain - average) / t
+    with optimizer.averaged_weights():
+        found = parameter.detach().double().numpy()
+    half_a_unit = np.exp2(np.floor(np.log2(np.abs(average)))) * 2.0**-8
+    assert (np.abs(found - average) <= half_a_unit * 1.001).all()
+
+
 AVERAGED = {"ScheduleFreeSGD": {}, "ScheduleFreeAdamW": {"warmup": 2}, "Lion": {"ema_decay": 0.5}}
 
 

@@ -10,14 +10,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from ...kernels import Rule, TensorRule, Update, rules, storage
+from ...kernels import Rule, TensorRule, rules, storage
 from .. import optimizer as gluon
 from ..interrupts import uninterrupted
 from ..optimizer.options import wd_at
+from ..optimizer.states import MASTER, State, apply_once
 from ..validation import did_you_mean, number
 from . import ports, shards
 from .base import FusedOptimizer
-from .groups import Group, Numbers, as_real, is_evaluated, name_of, refuse_evaluated
+from .groups import Group, Numbers, as_real, held_master, is_evaluated, name_of, refuse_evaluated
 
 __all__ = [
     "ADOPT",
@@ -369,15 +370,14 @@ class _OfRule(FusedOptimizer):
         """Give a group's parameters their averaged values, and store their trained values."""
         slots = set(rule.slots)
         trained = [parameter for parameter in group["params"] if slots <= set(self.state.get(parameter, ()))]
-        weights = [as_real(parameter).detach() for parameter in trained]
-        states = [tuple(as_real(self.state[parameter][name]) for name in rule.slots) for parameter in trained]
-        for parameter in trained:
-            self.state[parameter][_TRAINED] = parameter.detach().clone()
-        update = Update(rule, weights, states)
-        update.hyper[:] = [1.0, *(hyper[name] for name in rule.hyper)]
-        gradients = [torch.zeros_like(weight) for weight in weights]
-        update.bind(gradients)
-        update()
+        weights, states = [as_real(parameter).detach() for parameter in trained], list[State]()
+        for parameter, weight in zip(trained, weights, strict=True):
+            row = self.state[parameter]
+            states.append({name: as_real(row[name]) for name in rule.slots})
+            if (master := held_master(self, group, weight, row)) is not None and master.shape == weight.shape:
+                states[-1][MASTER] = master
+            row[_TRAINED] = parameter.detach().clone()
+        apply_once(rule, hyper, weights, states, list(map(torch.zeros_like, weights)))
         vars(self).setdefault("_versions", {}).update((parameter, parameter._version) for parameter in trained)
 
     @uninterrupted

@@ -11,7 +11,7 @@ from ...kernels.layouts import is_wrapper
 from ..full_precision import check_weights, float32_of, parts_of
 from ..optimizer.states import put_master
 from . import shards
-from .groups import MASTER_KEYS, Group, GroupOptimizer, as_real, master_key, name_of
+from .groups import MASTER_KEYS, Group, GroupOptimizer, as_real, held_master, master_key, name_of
 from .saved import shown_states
 
 
@@ -22,9 +22,7 @@ def float32_weights(optimizer: GroupOptimizer) -> dict[torch.Tensor, torch.Tenso
         rows = dict(optimizer.state)
     for _, group, parameter in _parameters(optimizer):
         weight, row = as_real(parameter).detach(), rows.get(parameter, {})
-        masters = [row[key] for key in MASTER_KEYS if key in row]
-        has_master = masters and optimizer._master_dtype(group, weight) is not None
-        value = float32_of(weight, shards.local(masters[0]) if has_master else None)
+        value = float32_of(weight, held_master(optimizer, group, weight, row))
         weights[parameter] = shards.placed_as(parameter, torch.view_as_complex(value) if parameter.is_complex() else value)
     return weights
 

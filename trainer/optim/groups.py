@@ -333,6 +333,15 @@ def master_key(weight: torch.Tensor, dtype: torch.dtype) -> tuple[str, str]:
     return (compensation, master) if dtype == weight.dtype else (master, compensation)
 
 
+def held_master(
+    optimizer: GroupOptimizer, group: Group, weight: torch.Tensor, row: Mapping[str, torch.Tensor]
+) -> torch.Tensor | None:
+    """Return the master in a weight's row of `state`, or this rank's shard of it; None if there is none that fits."""
+    masters = [] if optimizer._master_dtype(group, weight) is None else [row[key] for key in MASTER_KEYS if key in row]
+    fit = [shards.local(master) for master in masters if storage.kind_of(weight.dtype, master.dtype) is not None]
+    return fit[0] if fit else None
+
+
 def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Return whether two sequences have identical objects."""
     return len(a) == len(b) and all(map(is_, a, b))

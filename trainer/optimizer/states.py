@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...kernels import Rule, TensorRule, storage
+from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.checks import first_alike
 from ...kernels.states import goes_with, master_like, slot_dtypes, state_type
 from .counts import Index
@@ -101,6 +101,28 @@ def states_and_masters(
 ) -> tuple[list[tuple[torch.Tensor, ...]], list[torch.Tensor | None]]:
     """Return the states, as tuples in the order of the rule's slots, and the masters, as `Update` takes them."""
     return [tuple(map(state.__getitem__, rule.slots)) for state in states], [state.get(MASTER) for state in states]
+
+
+def apply_once(
+    rule: Rule,
+    hyper: Mapping[str, float],
+    weights: Sequence[torch.Tensor],
+    states: Sequence[State],
+    grads: Sequence[torch.Tensor | None],
+    engine: str | None = None,
+) -> None:
+    """Apply a rule to weights that have a gradient, with states by its names of them; masters, which it reads, stay."""
+    chosen = [i for i, grad in enumerate(grads) if grad is not None]
+    run = Update(
+        rule,
+        [weights[i] for i in chosen],
+        [tuple(map(states[i].__getitem__, rule.slots)) for i in chosen],
+        [states[i][MASTER].clone() if MASTER in states[i] else None for i in chosen],
+        engine,
+    )
+    run.hyper[:] = [1.0, *(hyper[name] for name in rule.hyper)]
+    run.bind([grads[i] for i in chosen])
+    run()
 
 
 def new_master(weight: torch.Tensor, old: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:

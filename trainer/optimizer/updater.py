@@ -23,7 +23,7 @@ from .multi import MultiOptimizer, part_of, parts_of
 from .plan import CustomPlan, HyperRows, MultiPlan, Plan, StepPlan
 from .rule_optimizer import RuleOptimizer
 from .sparse import split
-from .states import MASTER, State, has_slots, match_states, put_master, states_and_masters
+from .states import MASTER, State, apply_once, has_slots, match_states, put_master, states_and_masters
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
@@ -204,23 +204,12 @@ class Updater:
             grads: for each weight a gradient, or None to leave the weight alone. Without `grads`, gradients are zeros, and
                 only weights that have the rule's states are changed.
         """
+        states = list(map(self.state_of, indices))
         if grads is None:
-            grads = [
-                torch.zeros_like(weight) if set(rule.slots) <= set(self.state_of(i)) else None
-                for i, weight in zip(indices, weights, strict=True)
-            ]
-        chosen = [i for i, grad in enumerate(grads) if grad is not None]
-        states = [self.state_of(indices[i]) for i in chosen]
-        run = Update(
-            rule,
-            [weights[i] for i in chosen],
-            [tuple(state[name] for name in rule.slots) for state in states],
-            [state[MASTER].clone() if MASTER in state else None for state in states],
-            self.engine,
-        )
-        run.hyper[:] = [1.0, *(hyper[name] for name in rule.hyper)]
-        run.bind([grads[i] for i in chosen])
-        run()
+            slots = set(rule.slots)
+            pairs = zip(weights, states, strict=True)
+            grads = [torch.zeros_like(weight) if slots <= set(state) else None for weight, state in pairs]
+        apply_once(rule, hyper, weights, states, grads, self.engine)
 
     def state_of(self, index: Index) -> State:
         """Return the states and master of a parameter by name; empty before the first step and for custom optimizers."""
