@@ -103,7 +103,7 @@ def page() -> str:
     lists = {
         "options": textwrap.fill(", ".join(each.name for each in turned[:-1]), 118, subsequent_indent="  ")
         + f" and {turned[-1].name}",
-        "whole": ", ".join(each.name for each in OPTIONS if each.changes_rule and each.whole_tensors),
+        "whole": ", ".join(each.name for each in OPTIONS if each.changes_rule and each.takes(Muon())),
         "classic": ", ".join(ports.__all__),
         "own": ", ".join(n for n in adapters.__all__ if n[0].isupper()),
     }

@@ -45,7 +45,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
             )
         together = [stage.name for stage in part.composed_rule.reductions if stage.scope == "global"]
         if together:
-            options = {**part.options_in_use, **({} if part.joint is None else part.joint.limits())}
+            options = {**part.options_in_use, **({} if part._joint is None else part._joint.limits())}
             given = [f"{each.name}={options[each.name]!r}" for each in LIMITS if options.get(each.name)] or together
             raise ValueError(
                 f"step_in_backward() with {name}: its rule sums over all gradients together ({', '.join(given)}), which "

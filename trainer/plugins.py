@@ -15,7 +15,8 @@ from typing import Any
 
 # The groups of entry points.
 GROUPS = tuple(
-    f"tristep.{kind}" for kind in ("optimizers", "stores", "compressors", "compression_choices", "initializers", "viz")
+    f"tristep.{kind}"
+    for kind in ("optimizers", "options", "stores", "compressors", "compression_choices", "initializers", "viz")
 )
 
 

@@ -84,9 +84,11 @@ class Rule(ElementwiseFunction):
         used: names of the states that it reads or changes; the others have no effect.
         full_precision: names of the states that are never stored in low precision.
         nonnegative: names of the states that are never negative.
+        starts_as_weight: names of the states that must start equal to the weight, not from zeros.
         limits: the `Limit` of each of the rule's first reductions that is the sum of squares of all gradients.
     """
 
+    starts_as_weight: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
 
     def __init__(

@@ -82,6 +82,7 @@ class TensorRule(OfText):
 
     kept: tuple[str, ...] = ()
     reductions: tuple[Reduction, ...] = ()
+    starts_as_weight: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
 
     def __init__(

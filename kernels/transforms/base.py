@@ -20,11 +20,13 @@ class Made(NamedTuple):
     Attributes:
         fn: the function of the new rule.
         reduction: its reduction, or None.
+        starts_as_weight: names of added states that must start equal to the weight.
         limit: what its first reduction, the sum of squares of all gradients, does; None for another reduction.
     """
 
     fn: types.FunctionType
     reduction: Reduction | None
+    starts_as_weight: tuple[str, ...] = ()
     limit: Limit | None = None
 
 
@@ -65,6 +67,7 @@ class _ComposedRule(Rule):
         self._how = how
         self.full_precision = tuple(name for name in self.state if name in of.full_precision or name not in of.state)
         self.nonnegative = tuple(name for name in self.state if name in of.nonnegative)
+        self.starts_as_weight = (*of.starts_as_weight, *made.starts_as_weight)
         self.limits = of.limits if made.limit is None else (made.limit, *of.limits)
         for place, stage in enumerate(self.reductions):
             if isinstance(stage, ComposedReduction) and stage.origin is None:

@@ -8,6 +8,8 @@ from ..language import Rule, TensorRule, rule
 from ..language.codegen import RuleSource
 from .base import Made, interpolated, transformed
 
+_STARTS: Any = {"starts_as_weight": ("ema",)}
+
 
 def ema(rule: Rule | TensorRule, moves: bool = True) -> Any:
     """Return the rule with a moving average of the weight: ema <- ema + (1 - ema_decay) (w - ema), with the new w.
@@ -23,7 +25,7 @@ def ema(rule: Rule | TensorRule, moves: bool = True) -> Any:
     Source: Polyak & Juditsky (1992); as `torch.optim.swa_utils.get_ema_multi_avg_fn`.
     """
     added = ("one_minus_ema_decay",) if moves else ()
-    return transformed(ema, _make, rule, bool(moves), around=_around_whole, state=("ema",), hyper=added)
+    return transformed(ema, _make, rule, bool(moves), around=_around_whole, state=("ema",), hyper=added, **_STARTS)
 
 
 def _around_whole(step: Any, w: Any, g: Any, states: Any, hyper: Any, *sums: Any) -> Any:
@@ -46,4 +48,4 @@ def _make(rule: Rule, moves: bool) -> Made:
     first = text.arguments(("ema",), added)
     lines = text.step(stepped, text.call())
     average = f"{text['interpolated']}(ema, {stepped}, one_minus_ema_decay)" if moves else "ema"
-    return Made(text.define("averaging", first, lines, f"{stepped}, {text.returned(average)}"), rule.reduction)
+    return Made(text.define("averaging", first, lines, f"{stepped}, {text.returned(average)}"), rule.reduction, **_STARTS)

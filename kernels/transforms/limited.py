@@ -101,4 +101,4 @@ def _make(rule: Rule, skips: bool, told: bool, hyper: tuple[str, str]) -> Made:
         f"{text.tl}.where({going}, {text.new_state(name)}, {name})" if name in rule.changed else name for name in rule.state
     )
     result = f"{text.tl}.where({going}, {stepped}, {text.w}), {states}"
-    return Made(text.define("limited", unpacked, lines, result), sums, limit)
+    return Made(text.define("limited", unpacked, lines, result), sums, limit=limit)

@@ -30,8 +30,9 @@ def _make(rule: Rule, sync: bool) -> Made:
     first = text.arguments(("slow_weight",), added)
     lines = text.step(stepped, text.call())
     if not sync:
-        return Made(text.define("between", first, lines, f"{stepped}, {text.returned('slow_weight')}"), rule.reduction)
+        fn = text.define("between", first, lines, f"{stepped}, {text.returned('slow_weight')}")
+        return Made(fn, rule.reduction, ("slow_weight",))
     lines += [f"{met} = {text['interpolated']}(slow_weight, {stepped}, lookahead_alpha)"]
     slow = f"{text.tl}.where(sync > 0.0, {met}, slow_weight)"
     result = f"{text.tl}.where(sync > 0.0, {met}, {stepped}), {text.returned(slow)}"
-    return Made(text.define("lookahead", first, lines, result), rule.reduction)
+    return Made(text.define("lookahead", first, lines, result), rule.reduction, ("slow_weight",))

@@ -26,6 +26,7 @@ class ComposedTensorRule(TensorRule):
         hyper: names of additional hyper-parameters.
         reduction: a reduction over all gradients whose result is the last number that `around` gets, or None.
         limit: what the reduction, the sum of squares of all gradients, does.
+        starts_as_weight: names of additional states that must start equal to the weight.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class ComposedTensorRule(TensorRule):
         hyper: Sequence[str] = (),
         reduction: Reduction | None = None,
         limit: Limit | None = None,
+        starts_as_weight: tuple[str, ...] = (),
     ) -> None:
         _ = of.state  # reads all attributes of `of`
         vars(self).update(vars(of))
@@ -49,6 +51,7 @@ class ComposedTensorRule(TensorRule):
         self.full_precision = (*of.full_precision, *state)
         self._elementwise = self._elementwise[0], elementwise
         self.reductions = of.reductions if reduction is None else (reduction, *of.reductions)
+        self.starts_as_weight = (*of.starts_as_weight, *starts_as_weight)
         self.limits = of.limits if limit is None else (limit, *of.limits)
 
     def compute(

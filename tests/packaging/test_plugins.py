@@ -53,12 +53,73 @@ def test_the_package_of_the_page_is_found_by_its_names(tmp_path):
         tristep.initializer.create("sevens")("fc_weight", weight)
         print(weight.tolist())
         print(tristep.viz.GradientNormView([1.0, 0.5]).scene().title)
+        weight = torch.nn.Parameter(torch.tensor([1.0, -1.0]))
+        for name, options in (("sgd", {}), ("adamw", {"ema_decay": 0.5, "clip_norm": 1.0})):
+            trainer = tristep.Trainer([weight], name, {"learning_rate": 1.0, "smallest": -0.5, **options}, engine="eager")
+            weight.grad = torch.tensor([5.0, 0.0])
+            trainer.step(1)
+            print(weight.tolist(), trainer.optimizer.smallest)
+            trainer.save_states("states")
+            other = tristep.Trainer([weight], name, {"learning_rate": 1.0, **options}, engine="eager")
+            other.load_states("states")
+            print(repr(other.optimizer).count("smallest=-0.5"))
         for listed in (tristep.optimizer.registered(), tristep.initializer.registered()):
             print(*{"tempered", "sevens"} & set(listed))
     """
     assert _run(tmp_path, code) == [
-        "[[3.25, 3.25], [3.25, 3.25]]", "torch.float16", "[7.0, 7.0]", "Gradient norm", "tempered", "sevens",
+        "[[3.25, 3.25], [3.25, 3.25]]", "torch.float16", "[7.0, 7.0]", "Gradient norm",
+        "[-0.5, -0.5] -0.5", "1", "[-0.5, -0.5] -0.5", "1", "tempered", "sevens",
     ]  # fmt: skip
+
+
+def test_a_file_with_an_option_finds_it(tmp_path):
+    """In a process that has not used it; and bad options are refused by name."""
+    entries = tomllib.loads(PROJECT)["project"]["entry-points"]
+    bad = {name: f"bad_options:{name}" for name in ("agcc", "wide", "learning", "none")}
+    _install(tmp_path, {"tristep.options": entries["tristep.options"]}, MODULE)
+    module = """
+        from tristep.optimizer import Option
+        from tristep.trainer.validation import number
+        change = lambda optimizer, rule, sync: rule
+        agcc, wide, none = 3, Option("wider", None, number, transform=change), Option("none", None, number)
+        learning = Option("lr_mult", None, number, transform=change)
+    """
+    _install(tmp_path, {"tristep.options": bad}, textwrap.dedent(module), "bad_options")
+    make = """
+        import torch, tristep
+        weight = torch.nn.Parameter(torch.ones(2))
+    """
+    code = """
+        trainer = tristep.Trainer([weight], "sgd", {"smallest": 0.5}, engine="eager")
+        weight.grad = torch.ones(2)
+        trainer.step(1)
+        trainer.save_states("states")
+    """
+    assert _run(tmp_path, textwrap.dedent(make) + textwrap.dedent(code)) == []
+    code = """
+        trainer = tristep.Trainer([weight], "sgd", engine="eager")
+        trainer.load_states("states")
+        print(trainer.optimizer.smallest, trainer.optimizer.composed_rule.name)
+        for name in ("agcc", "wide", "none", "smalest"):
+            try:
+                tristep.optimizer.create("adam", **{name: 1.0})
+            except Exception as error:
+                print(type(error).__name__, error)
+        from bad_options import learning
+        for bad in (learning, 3):
+            try:
+                tristep.optimizer.register_option(bad)
+            except Exception as error:
+                print(type(error).__name__, error)
+    """
+    found, agcc, wide, none, unknown, taken, kind = _run(tmp_path, textwrap.dedent(make) + textwrap.dedent(code))
+    assert found == "0.5 sgd_not_below"
+    assert agcc == "ValueError 'agcc' in the entry points 'tristep.options' is 3: must be an Option of that name"
+    assert "must be an Option of that name" in wide
+    assert none.startswith("TypeError option must be a tristep.optimizer.Option with a transform")
+    assert unknown.startswith("TypeError Adam has no argument 'smalest'")
+    assert taken == "ValueError option 'lr_mult': optimizers have an argument or attribute of this name; choose another"
+    assert kind.startswith("TypeError option must be a tristep.optimizer.Option with a transform, got 3")
 
 
 def test_plugins_that_do_not_fit_are_refused_by_name(tmp_path):
@@ -143,11 +204,12 @@ def test_the_doctor_lists_the_plugins_and_imports_none(tmp_path):
     _install(tmp_path, entries | {"tristep.optimiser": {"tempered": "tristep_tempered:Tempered"}}, MODULE)
     lines = _run(tmp_path, code)
     start = lines.index("plugins") + 1
-    assert lines[start : start + 7] == [
+    assert lines[start : start + 8] == [
         "  halved         in tristep.compressors: tristep_tempered:Halved, of tristep_tempered 1.0",
         "  sevens         in tristep.initializers: tristep_tempered:Sevens, of tristep_tempered 1.0",
         "  tempered       in tristep.optimiser: tristep_tempered:Tempered, of tristep_tempered 1.0; unknown group",
         "  tempered       in tristep.optimizers: tristep_tempered:Tempered, of tristep_tempered 1.0",
+        "  smallest       in tristep.options: tristep_tempered:smallest, of tristep_tempered 1.0",
         "  meanstore      in tristep.stores: tristep_tempered:MeanStore, of tristep_tempered 1.0",
         "  GradientNormView in tristep.viz: tristep_tempered:GradientNormView, of tristep_tempered 1.0",
         "",

@@ -198,6 +198,28 @@ def test_limits_of_all_are_those_of_one_optimizer(limit, by_hand, tmp_path):
     assert bool(saved) == (limit in ("spikes", "percentile", "all"))
 
 
+def test_a_step_that_fails_is_no_part_of_the_running_numbers():
+    class Fails(ByHand):
+        fails = False
+
+        def update(self, index, weight, grad, state):
+            if self.fails:
+                raise RuntimeError("as it was told to")
+            super().update(index, weight, grad, state)
+
+    net, part = make_net(), Fails(learning_rate=0.1)
+    trainer = tristep.Trainer(net, [("ndim<2", part), ("*", "sgd", {"learning_rate": 0.1})], LIMITS["spikes"])
+    for failing in (0, 3):
+        trained(trainer, net, failing)
+        saved = trainer.state_dict().get("limits")
+        part.fails = True
+        backward(net, 1)
+        with pytest.raises(RuntimeError, match="as it was told to"):
+            trainer.step(1)
+        part.fails = False
+        assert trainer.state_dict().get("limits") == saved
+
+
 def test_limits_of_all_and_of_a_part_hold_both():
     """The part's is of its gradients after the limit of all."""
     net, expected = make_net(), make_net()

@@ -35,7 +35,7 @@ def check_parts(optimizer: Optimizer) -> None:
         return
     for part in optimizer.optimizers:
         if isinstance(part, RuleOptimizer):
-            own = part.composed_rule.reductions[part.joint is not None :]  # without the limit of all together
+            own = part.composed_rule.reductions[part._joint is not None :]  # without the limit of all together
             sums = [stage.name for stage in own if stage.scope == "global"]
             if sums or part.host_state_names or part.reads_rate_first:
                 why = f"a sum over all its parameters ({', '.join(sums)})" if sums else "numbers of all its parameters"

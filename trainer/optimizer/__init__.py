@@ -18,7 +18,9 @@ from .matrix import *
 from .modern import *
 from .multi import MultiOptimizer as MultiOptimizer
 from .muon import *
+from .options import Option as Option
 from .rule_optimizer import RuleOptimizer as RuleOptimizer
+from .rule_optimizer import register_option as register_option
 from .schedule_free import *
 from .updater import Updater as Updater
 from .updater import get_updater as get_updater
@@ -34,6 +36,7 @@ if not TYPE_CHECKING:  # mypy understands no sum of lists; without one, what is 
     __all__ = [
         "LBSGD",
         "MultiOptimizer",
+        "Option",
         "Optimizer",
         "RuleOptimizer",
         "Test",
@@ -42,6 +45,7 @@ if not TYPE_CHECKING:  # mypy understands no sum of lists; without one, what is 
         "create",
         "get_updater",
         "register",
+        "register_option",
         "registered",
         *adam_variants.__all__,
         *adaptive.__all__,

@@ -84,7 +84,7 @@ class Optimizer:
     aggregate_num: int = 0
     default_overrules_schedule: ClassVar[bool] = False  # whether in MXNet the class's default rate replaces base_lr
     opt_registry: ClassVar[Registry[type[Optimizer]]]  # by name, in lower case
-    joint: Any = None  # a `MultiOptimizer` whose limits by the norm of all gradients hold, too
+    _joint: Any = None  # a `MultiOptimizer` whose limits by the norm of all gradients hold, too
     _is_complete = False  # whether the constructor has ended; from then on settings are checked together
 
     lr = Setting(number, low=0, apart=True)
@@ -182,7 +182,7 @@ class Optimizer:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes to copy or pickle: without the links to Trainer and Updater, which a copy does not have."""
-        unlinked = {name: None for name in ("trainer", "_updater", "joint") if name in vars(self)}
+        unlinked = {name: None for name in ("trainer", "_updater", "_joint") if name in vars(self)}
         return vars(self) | unlinked | {"step_counts": self.step_counts.copy()}
 
     @staticmethod
@@ -308,8 +308,8 @@ class Optimizer:
         Raises:
             ValueError: there are other parameters, and an option such as a global norm needs all gradients.
         """
-        if self.joint is not None and self.has_others(index):
-            options = ", ".join(f"{name}={value!r}" for name, value in self.joint.limits().items())
+        if self._joint is not None and self.has_others(index):
+            options = ", ".join(f"{name}={value!r}" for name, value in self._joint.limits().items())
             raise ValueError(
                 f"an update of one parameter by {type(self).__name__}, one of several optimizers with {options}, which need "
                 "the gradients of all parameters: give lists to get_updater(optimizer)(indices, gradients, weights), or use "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -118,9 +118,23 @@ class Limiter:
             if like is not None:
                 self._memory = self._memory.to(like.device, compute_dtype(like.dtype))
 
+    def undo(self) -> Callable[[], None]:
+        """Return a function that restores the present numbers."""
+        memory = self._memory
+        before = None if memory is None else memory.clone()
+
+        def restore() -> None:
+            if before is not None and self._memory is memory:
+                self._memory.copy_(before)  # type: ignore[union-attr]  # it is not None, as `before` is not
+            else:
+                self._memory, self._update = before, None
+
+        return restore
+
     def total(self) -> torch.Tensor | None:
         """Return the sum of squares of the gradients of the last step that `decide` or `look` has seen."""
-        return self._seen if self._update is None else self.numbers()["norm_square"]
+        _, told = limit_of(self.optimizer) or (False, False)
+        return self.numbers()["norm_square"] if told else self._seen
 
     def decide(self, launches: Sequence[Launch], stage: int) -> None:
         """Replace the sum of squares in `totals[stage]` of each launch by the factor, as `Update.decide` has to."""

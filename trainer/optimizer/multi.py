@@ -101,7 +101,7 @@ class MultiOptimizer(Optimizer):
     def _join(self) -> None:
         """Let the optimizers obey this object's limits."""
         for optimizer in self.optimizers:
-            optimizer.joint = self if limit_of(self) is not None else None
+            optimizer._joint = self if limit_of(self) is not None else None
 
     def check_settings(self) -> None:
         super().check_settings()

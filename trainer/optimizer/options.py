@@ -32,9 +32,11 @@ class StepNumbers(NamedTuple):
 
 
 class Option(Setting[Any]):
-    """Row of the table: one option of `RuleOptimizer`, its check and its effects.
+    """An option of every `RuleOptimizer`: its check and its effects. `register_option` adds one.
 
-    An option whose value is None or False is off.
+    An option whose value is None or False is off. What follows from the transformed rule need not be said: which states
+    begin as the weight, whether steps that count as no update leave the transform out (not if it adds states, which have to
+    stay), and whether rules of whole tensors take it.
 
     Args:
         name: the name of the constructor argument and attribute.
@@ -43,13 +45,10 @@ class Option(Setting[Any]):
         of: the name of the option that this one modifies; without that option it has no effect.
         transform: function of (optimizer, rule, sync) that returns the rule changed by the option, where `sync` tells
             whether this step moves Lookahead's slow weights; None for options that do not change the rule.
-        pauses: whether the transform is left out of steps that do not count as updates. Transforms with states are not.
         values: function of (optimizer, `StepNumbers`) that returns hyper-parameters that are not attributes.
-        first_state: the name of a state whose initial value is the weight.
         refuse: function of the optimizer that raises ValueError if the option contradicts its rule or other options.
         by_norm: whether the option limits a step by the norm of all gradients; see limits.py.
-        whole_tensors: whether rules of whole tensors support the option.
-        by_row: why a sparse gradient's rows cannot be updated separately with it; "" if they can.
+        by_row: whether rows of a sparse gradient can be updated on their own although the transform adds a reduction.
         **limits: further arguments of `check`. None is allowed if it is the default.
     """
 
@@ -61,20 +60,15 @@ class Option(Setting[Any]):
         *,
         of: str | None = None,
         transform: Callable[[Any, Any, bool], Any] | None = None,
-        pauses: bool = True,
         values: Callable[[Any, StepNumbers], Mapping[str, Any]] | None = None,
-        first_state: str | None = None,
         refuse: Callable[[Any], None] | None = None,
         by_norm: bool = False,
-        whole_tensors: bool = False,
-        by_row: str = "",
+        by_row: bool = False,
         **limits: Any,
     ) -> None:
         super().__init__(check, optional=default is None, **limits)
         self.name, self.default, self.of = name, default, of
-        self.transform, self.pauses, self.values, self.first_state = transform, pauses, values, first_state
-        self.refuse, self.by_norm, self.by_row = refuse, by_norm, by_row
-        self.whole_tensors = whole_tensors or by_norm
+        self.transform, self.values, self.refuse, self.by_norm, self.by_row = transform, values, refuse, by_norm, by_row
 
     @property
     def changes_rule(self) -> bool:
@@ -83,7 +77,18 @@ class Option(Setting[Any]):
 
     def is_on(self, optimizer: Any) -> bool:
         """Return whether this option of the optimizer is on."""
-        return vars(optimizer)[self.name] not in (None, False)
+        return vars(optimizer).get(self.name, self.default) not in (None, False)
+
+    def takes(self, optimizer: Any) -> bool:
+        """Return whether the option can be combined with the kind of rule that an optimizer has."""
+        try:
+            if self.transform is not None:
+                self.transform(optimizer, optimizer.rule, True)
+        except TypeError:
+            return False
+        except ValueError:  # which the rule, or another option, is the reason of
+            return True
+        return True
 
 
 def _state_dtype(name: str, value: Any) -> str:
@@ -188,56 +193,53 @@ def _beside_decay(transform: Callable[[Any, tuple[str, ...]], Any], *decay: str)
     return lambda optimizer, rule, sync: transform(rule, (*optimizer.decoupled_weight_decay, *decay))
 
 
-_SUMS = "rows are updated apart from the other weights"
 # In the order of composition: the first is innermost.
 # fmt: off
-OPTIONS: tuple[Option, ...] = (
-    Option("agc", None, number, above=0, transform=_of_rule(transforms.agc), by_row=_SUMS),
+OPTIONS = [
+    Option("agc", None, number, above=0, transform=_of_rule(transforms.agc)),
     Option("zclip", None, number, above=0, by_norm=True),
     Option("zclip_decay", 0.97, number, low=0, below=1, of="zclip"),
     Option("zclip_warmup", 25, integer, low=1, high=2**24, of="zclip"),
     Option("clip_norm", None, number, above=0, by_norm=True),
-    Option("clip_step", None, number, above=0, transform=_beside_decay(transforms.clip_by_block_rms), by_row=_SUMS,
+    Option("clip_step", None, number, above=0, transform=_beside_decay(transforms.clip_by_block_rms),
            values=lambda optimizer, step: {"step_limit": step.lr * optimizer.clip_step}),
-    Option("cautious", False, boolean, transform=_beside_decay(transforms.cautious)),
+    Option("cautious", False, boolean, transform=_beside_decay(transforms.cautious), by_row=True),
     Option("decoupled_wd", False, boolean, transform=_of_rule(transforms.decoupled_weight_decay), refuse=_refuse_decoupled,
            values=lambda optimizer, step: {"wd": 0.0, "decay": 0.0, "decoupled_decay": step.decay}),
     Option("cautious_wd", False, boolean, transform=_beside_decay(transforms.cautious_weight_decay, "decoupled_decay"),
-           refuse=functools.partial(_needs_decoupled, "cautious_wd", "False"), whole_tensors=True),
-    Option("hyperball", False, boolean, transform=_of_rule(transforms.hyperball), refuse=_refuse_hyperball, by_row=_SUMS,
-           pauses=False,  # since it also keeps a weight in place that does not move
+           refuse=functools.partial(_needs_decoupled, "cautious_wd", "False")),
+    Option("hyperball", False, boolean, transform=_of_rule(transforms.hyperball), refuse=_refuse_hyperball,
            values=lambda optimizer, step: {"hyperball_lr": step.lr}),
-    Option("lookahead", None, integer, low=1, pauses=False, first_state="slow_weight", by_row="slow weights",
+    Option("lookahead", None, integer, low=1,
            transform=lambda optimizer, rule, sync: transforms.lookahead(rule, sync and optimizer.counts_as_step),
            values=lambda optimizer, step: {"sync": float((step.t - optimizer.begin_num_update) % optimizer.lookahead == 0)}),
     Option("lookahead_alpha", 0.5, number, above=0, high=1, of="lookahead"),
-    Option("ema_decay", None, number, low=0, below=1, pauses=False, first_state="ema", whole_tensors=True, by_row="averages",
+    Option("ema_decay", None, number, low=0, below=1,
            transform=lambda optimizer, rule, sync: transforms.ema(rule, optimizer.counts_as_step)),
     Option("skip_norm", None, number, above=0, by_norm=True),
     Option("skip_percentile", None, number, above=0, below=100, by_norm=True),
     Option("skip_factor", 2.0, number, low=1, of="skip_percentile"),
     Option("skip_warmup", 50, integer, low=1, high=2**24, of="skip_percentile"),
     Option("skip_nonfinite", False, boolean, by_norm=True),
-    Option("decay_schedule", None, choice, allowed=("relative", "squared"), refuse=_refuse_decay_schedule,
-           whole_tensors=True),
-    Option("peak_lr", None, number, above=0, refuse=_refuse_peak, whole_tensors=True),
-    Option("state_dtype", None, _state_dtype, refuse=_refuse_state_dtype, whole_tensors=True),
-    Option("stochastic_rounding", False, boolean, whole_tensors=True),
+    Option("decay_schedule", None, choice, allowed=("relative", "squared"), refuse=_refuse_decay_schedule),
+    Option("peak_lr", None, number, above=0, refuse=_refuse_peak),
+    Option("state_dtype", None, _state_dtype, refuse=_refuse_state_dtype),
+    Option("stochastic_rounding", False, boolean),
     Option("rounding_seed", 0, integer, low=0, of="stochastic_rounding"),
-    Option("kahan", False, boolean, refuse=_refuse_kahan, whole_tensors=True),
-)
+    Option("kahan", False, boolean, refuse=_refuse_kahan),
+]
 # fmt: on
 
 
-def options_in_use(optimizer: Any) -> tuple[int, ...]:
-    """Return the positions in `OPTIONS` of the options that are on, as a tuple; equal tuples are the same object.
+def options_in_use(optimizer: Any) -> tuple[str, ...]:
+    """Return the names of the options that are on, in the order of `OPTIONS`; equal tuples are the same object.
 
     `skip_nonfinite` also counts as on if a loss scaler needs it.
     """
     return _interned(
         tuple(
-            place
-            for place, option in enumerate(OPTIONS)
+            option.name
+            for option in OPTIONS
             if option.of is None
             and (option.is_on(optimizer) or (option.name == "skip_nonfinite" and optimizer._skips_overflow))
         )
@@ -245,5 +247,5 @@ def options_in_use(optimizer: Any) -> tuple[int, ...]:
 
 
 @functools.cache
-def _interned(places: tuple[int, ...]) -> tuple[int, ...]:
-    return places
+def _interned(names: tuple[str, ...]) -> tuple[str, ...]:
+    return names

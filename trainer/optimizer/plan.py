@@ -355,6 +355,7 @@ class MultiPlan(Plan):
             number = self._optimizer.step_counts.largest_after(self._active_slots)
         begun: list[StepPlan] = []
         launched: list[StepPlan] = []
+        restore = self.limiter.undo() if any(isinstance(plan, CustomPlan) for plan, _ in self.parts) else None
         try:
             for plan, _ in self.parts:
                 if isinstance(plan, StepPlan):
@@ -368,6 +369,8 @@ class MultiPlan(Plan):
         except BaseException:
             for plan in begun:
                 plan.rows.undo()
+            if restore is not None:
+                restore()
             raise
         for plan in launched:
             plan.launch(into)

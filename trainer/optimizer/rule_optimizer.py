@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from ...kernels import Rule, TensorRule, Update, storage, transforms
 from ...kernels.graphs import for_all_steps
 from ...kernels.language import Derivation, derivations
 from ...kernels.states import slot_dtypes, state_type, states_for
+from .. import plugins
 from .base import LOW_PRECISION, Optimizer, WithMaster, listed_arguments
 from .counts import Index
 from .limits import JOINT, NUMBERS, Limiter, limit_values, limited
@@ -36,8 +37,9 @@ class RuleOptimizer(Optimizer):
     `wd`.
 
     The arguments below are options of every optimizer with an elementwise rule. They can be combined, and cost nothing when
-    they are off. Rules of whole tensors (Muon, SOAP, ...) take `clip_norm`, `skip_nonfinite`, `cautious_wd`, `ema_decay`,
-    `decay_schedule`, `peak_lr` and the options on storage. Gradients are clipped first, by `clip_norm` or `zclip` and then
+    they are off. Rules of whole tensors (Muon, SOAP, ...) take `clip_norm`, `zclip`, `skip_norm`, `skip_percentile`,
+    `skip_nonfinite`, `cautious_wd`, `ema_decay`, `decay_schedule`, `peak_lr` and the options on storage. The first five
+    limit a step by the norm of all gradients. Gradients are clipped first, by `clip_norm` or `zclip` and then
     `agc`; the other options apply in the order of this list. In a skipped step none of it happens. The attributes of these
     names may be set between steps, with the same checks.
 
@@ -138,7 +140,7 @@ class RuleOptimizer(Optimizer):
     decoupled_weight_decay: tuple[str, ...] = ("decay",)  # hyper-parameters of decay that is not part of the step
     multi_precision = Setting(split_master)
     _skips_overflow = switch()  # `skip_nonfinite` on behalf of a loss scaler
-    _in_use: tuple[int, ...] = ()  # positions in `OPTIONS`
+    _in_use: tuple[str, ...] = ()  # names of options
 
     # The attributes of the rows of `OPTIONS` that are used by name.
     decay_schedule: str | None
@@ -157,6 +159,8 @@ class RuleOptimizer(Optimizer):
                 f"{type(self).__name__}.rule is {rule!r}: it must be a function marked with @rule or @tensor_rule, or the "
                 "result of a transform"
             )
+        for name in kwargs.keys() - _ARGUMENTS.keys():
+            find_option(name)
         for option in OPTIONS:
             setattr(self, option.name, kwargs.pop(option.name, option.default))
         self._skips_overflow = False
@@ -170,9 +174,9 @@ class RuleOptimizer(Optimizer):
         name = type(self).__name__
         rule: Any = self.rule if self._in_use else None
         if isinstance(rule, TensorRule):
-            allowed = [option.name for option in OPTIONS if option.whole_tensors and option.changes_rule]
-            refused = ", ".join(f"{k}={v!r}" for k, v in self.options_in_use.items() if k not in allowed)
+            refused = ", ".join(f"{o.name}={vars(self)[o.name]!r}" for o in self._rows() if not o.takes(self))
             if refused:
+                allowed = [option.name for option in OPTIONS if option.changes_rule and option.takes(self)]
                 raise TypeError(
                     f"{refused}: {name} has a rule of whole tensors, which takes only the options {', '.join(allowed)} and "
                     "those on how weights and states are stored"
@@ -298,8 +302,8 @@ class RuleOptimizer(Optimizer):
                 if option.values is not None:
                     values.update(option.values(self, step))
             values.update(limit_values(self))
-        if self.joint is not None:
-            values.update(limit_values(self.joint, JOINT))
+        if self._joint is not None:
+            values.update(limit_values(self._joint, JOINT))
         values["clip"] = self.clip_gradient or math.inf
         values.update(self.hyper_of(index, t, lr, values["wd"]))
         if values["clip"] < 0:
@@ -468,9 +472,8 @@ class RuleOptimizer(Optimizer):
             self.init_state(weight, tuple((slots | plain)[name] for name in self.rule.slots))
             for name, values in plain.items():
                 storage.copy(slots[name], values, weight.shape, name in rule.nonnegative)
-        for option in self._rows():
-            if option.first_state is not None:
-                slots[option.first_state].copy_(weight)
+        for name in self.composed_rule.starts_as_weight if self._in_use else ():
+            slots[name].copy_(weight)
 
     def create_state_multi_precision(self, index: Index, weight: torch.Tensor) -> Any:
         """Return the result of `create_state`, or for a weight with a master the pair (float32 master, master's states).
@@ -559,11 +562,7 @@ class RuleOptimizer(Optimizer):
 
     def _hidden(self) -> tuple[str, ...]:
         used = {option.name for option in self._rows()} | ({"stochastic_rounding"} if self.rounding is not None else set())
-        return tuple(
-            each.name
-            for each in OPTIONS
-            if (each.of is not None and each.of not in used) or vars(self)[each.name] in (None, False)
-        )
+        return tuple(each.name for each in OPTIONS if (each.of is not None and each.of not in used) or not each.is_on(self))
 
     @property
     def narrow(self) -> torch.dtype | None:
@@ -572,7 +571,7 @@ class RuleOptimizer(Optimizer):
 
     def _rows(self) -> list[Option]:
         """Return the options that are on, in the order of `OPTIONS`."""
-        return [OPTIONS[place] for place in self._in_use]
+        return [_BY_NAME[name] for name in self._in_use]
 
     @property
     def couples_wd(self) -> bool:
@@ -587,7 +586,7 @@ class RuleOptimizer(Optimizer):
     @property
     def has_options(self) -> bool:
         """Whether options change the rule, so that `composed_rule` differs from `rule`."""
-        return self.joint is not None or any(option.changes_rule for option in self._rows())
+        return self._joint is not None or any(option.changes_rule for option in self._rows())
 
     @property
     def options_in_use(self) -> dict[str, Any]:
@@ -604,25 +603,90 @@ class RuleOptimizer(Optimizer):
 
         It differs from `composed_rule` between two synchronizations of Lookahead, when slow weights are not needed.
         """
-        if not self._in_use and self.joint is None:  # the common case, at every step
+        if not self._in_use and self._joint is None:  # the common case, at every step
             return self.rule
         if self.lookahead is None or for_all_steps.get():
             return self._composed(sync=self.lookahead is not None)
         n = self.step_counts.values[slots] - self.begin_num_update + 1
         return self._composed(sync=not (n % self.lookahead).all())
 
-    def _composed(self, sync: bool, joint: bool = True) -> Rule:
-        rule, counts = self.rule, self.counts_as_step
+    def transformed(self, sync: bool = True, counts: bool = True) -> Iterator[tuple[Option, Rule, Rule]]:
+        """Yield each option in use that transforms the rule, with the rule before and after.
+
+        Args:
+            sync: whether a step moves Lookahead's slow weights.
+            counts: whether a step counts as an update; one that does not keeps the states of all options, but does no more.
+        """
+        rule = self.rule
         for option in self._rows():
-            if option.transform is not None and (counts or not option.pauses):
-                rule = option.transform(self, rule, sync)
+            if option.transform is not None:
+                made = option.transform(self, rule, sync)
+                if counts or made.slots != rule.slots:
+                    yield option, rule, made
+                    rule = made
+
+    def _composed(self, sync: bool, joint: bool = True) -> Rule:
+        rule = self.rule
+        for _, _, rule in self.transformed(sync, self.counts_as_step):  # noqa: B007  # the last is needed
+            pass
         if self._in_use:
             rule = limited(rule, self)
-        return rule if self.joint is None or not joint else limited(rule, self.joint, JOINT)
+        return rule if self._joint is None or not joint else limited(rule, self._joint, JOINT)
 
 
-for _option in OPTIONS:
-    setattr(RuleOptimizer, _option.name, _option)
-_parameters = [inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default) for each in OPTIONS]
+_ARGUMENTS = inspect.signature(Optimizer.__init__).parameters
+_BY_NAME: dict[str, Option] = {}
 _self, _kwargs = inspect.signature(RuleOptimizer.__init__).parameters.values()
-RuleOptimizer.__init__.__signature__ = inspect.Signature([_self, *_parameters, _kwargs])  # type: ignore[attr-defined]
+
+
+def _publish() -> None:
+    """Make all options attributes and arguments of `RuleOptimizer`."""
+    for option in OPTIONS:
+        setattr(RuleOptimizer, option.name, option)
+        _BY_NAME[option.name] = option
+    parameters = [inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default) for each in OPTIONS]
+    signature = inspect.Signature([_self, *parameters, _kwargs])
+    RuleOptimizer.__init__.__signature__ = signature  # type: ignore[attr-defined]
+
+
+def register_option(option: Option) -> Option:
+    """Make an option an argument and an attribute of every optimizer with a rule.
+
+    Its transform comes after the built-in ones that change a step, and before `lookahead` and `ema_decay`, which see its
+    weights. Classes that `as_torch` makes from then on have it. docs/plugins.md has an example.
+
+    Args:
+        option: the option; it must have a `transform`, and a name that no optimizer uses.
+
+    Returns:
+        `option`, unchanged.
+
+    Raises:
+        TypeError: it is no `Option`, or has no `transform`.
+        ValueError: the name is no identifier, or taken.
+    """
+    if not isinstance(option, Option) or option.transform is None:
+        raise TypeError(f"option must be a tristep.optimizer.Option with a transform, got {option!r}")
+    if option.name in _BY_NAME or option.name in _ARGUMENTS or hasattr(RuleOptimizer, option.name):
+        raise ValueError(f"option {option.name!r}: optimizers have an argument or attribute of this name; choose another")
+    if not option.name.isidentifier():
+        raise ValueError(f"option {option.name!r}: its name must be an identifier")
+    OPTIONS.insert(OPTIONS.index(_BY_NAME["lookahead"]), option)
+    _publish()
+    return option
+
+
+def find_option(name: str) -> Option | None:
+    """Return the option of this name, which a plugin may have; None if there is none.
+
+    Raises:
+        ImportError, TypeError, ValueError: what a plugin declares by the name cannot be imported, or is no such option.
+    """
+    if name not in _BY_NAME and (option := plugins.load("tristep.options", name)) is not None:
+        if getattr(option, "name", None) != name:
+            raise ValueError(f"{name!r} in the entry points 'tristep.options' is {option!r}: must be an Option of that name")
+        register_option(option)
+    return _BY_NAME.get(name)
+
+
+_publish()

@@ -168,12 +168,11 @@ def split(
             )
             whole[i] = gradient.detach().to_dense()
             continue
-        for option in OPTIONS:
-            if option.first_state is not None and option.is_on(optimizer):
+        for option, before, after in optimizer.transformed():
+            if added := set(after.starts_as_weight) - set(before.starts_as_weight):
                 raise ValueError(
-                    f"{option.name}={getattr(optimizer, option.name)!r} for {names[i]}, whose gradient is sparse: "
-                    f"{option.by_row} are kept of all rows, so it must be {option.default}; or use sparse=False in the "
-                    "layer"
+                    f"{option.name}={getattr(optimizer, option.name)!r} for {names[i]}, whose gradient is sparse: the state "
+                    f"{added.pop()} is kept of all rows, so it must be {option.default}; or use sparse=False in the layer"
                 )
         if not optimizer.decays_sparse and (wd := optimizer._get_wd(indices[i])):
             raise ValueError(
@@ -186,17 +185,18 @@ def split(
                     f"state_dtype={optimizer.state_dtype!r} for {names[i]}, whose gradient is sparse: rows share scales, so "
                     "it must be None or 'bfloat16'; or use lazy_update=False"
                 )
-            for option in OPTIONS:
-                if optimizer.joint is not None and option.by_norm and option.is_on(optimizer):
+            for option in OPTIONS if optimizer._joint is not None else ():
+                if option.by_norm and option.is_on(optimizer):
                     raise ValueError(
                         f"{option.name}={getattr(optimizer, option.name)!r} of one of several optimizers that have a limit "
                         f"together, for {names[i]}, whose gradient is sparse: give it for all of them; or use "
                         "lazy_update=False"
                     )
-                if option.by_row and option.is_on(optimizer):
+            for option, before, after in optimizer.transformed():
+                if not option.by_row and (after.reductions != before.reductions or after.slots != before.slots):
                     raise ValueError(
-                        f"{option.name}={getattr(optimizer, option.name)!r} for {names[i]}, whose gradient is sparse: "
-                        f"{option.by_row}, so it must be {option.default}; or use lazy_update=False"
+                        f"{option.name}={getattr(optimizer, option.name)!r} for {names[i]}, whose gradient is sparse: rows "
+                        f"are updated apart from the other weights, so it must be {option.default}; or use lazy_update=False"
                     )
             whole[i] = None
             by_row.append(i)
