@@ -202,7 +202,7 @@ class GroupRows(Rows):
         places = np.flatnonzero(self.active).tolist()
         columns = [list(map(id, self._groups)), *(array.tolist() for array in self._numbers.values())]
         kinds = list(compress(zip(*columns, strict=True), self.active))
-        self._share(kinds, lambda i: (places[i], self._groups[places[i]]))  # the first parameter, and its group
+        self._share(kinds, lambda at: (places[at[0]], self._groups[places[at[0]]]))  # the first parameter, and its group
         self._stepping = list({id(group): group for _, _, group in self._sets}.values())
 
 

@@ -18,6 +18,7 @@ from ...kernels.metrics import MetricsBuffer
 from ...kernels.norms import global_norm
 from ...kernels.reductions import Join
 from .base import Optimizer
+from .columns import column, table_of
 from .counts import Index
 from .limits import Limiter, limit_of
 from .multi import MultiOptimizer
@@ -25,6 +26,7 @@ from .rule_optimizer import RuleOptimizer
 from .sparse import SparseRows, is_sparse
 
 _UNKNOWN = object()
+COLUMNS_FROM = 4  # sets of parameters with other multipliers; fewer rows are faster made one by one
 
 
 class Plan:
@@ -406,8 +408,10 @@ class Rows:
         self._sets: list[tuple[Any, ...]] = []
         self._basis: Any = _UNKNOWN  # `_sets` is right for a step if this is equal: multipliers, or counts
 
-    def form(self, rule: Any, number: int | None = None) -> list[tuple[Any, list[float]]]:
+    def form(self, rule: Any, number: int | None = None) -> list[tuple[Any, Any]]:
         """Return the rows of the next step as pairs (positions of the parameters that share it, None for all; row).
+
+        In place of the row there may be an array, with a row for each of these parameters.
 
         Finds the sets of parameters that share a row again if they may be others than at the last step.
 
@@ -438,8 +442,10 @@ class Rows:
         """Write the rows of the next step into an update; return whether there are any. It takes `number` of `form`."""
         rows = self.form(update.rule, number)
         for where, row in rows:
-            if where is None:
+            if where is None and isinstance(row, list):
                 update.broadcast_hyper(row)
+            elif where is None:
+                update.hyper[:] = row
             else:
                 update.hyper[where] = row
         return bool(rows)
@@ -452,16 +458,16 @@ class Rows:
         rule = self.rule()
         rows: list[list[float] | None] = [None] * len(self.active)
         for where, row in self.form(rule, number):
-            for i in range(len(rows)) if where is None else where:
-                rows[i] = row
+            for j, i in enumerate(range(len(rows)) if where is None else where):
+                rows[i] = row if isinstance(row, list) else row[j].tolist()
         return rule, rows
 
-    def _share(self, kinds: Sequence[Any], facts: Callable[[int], tuple[Any, ...]]) -> None:
-        """Find the sets of active parameters of equal `kinds`; `facts` has what the subclass needs, from the set's first."""
+    def _share(self, kinds: Sequence[Any], facts: Callable[[list[int]], tuple[Any, ...]]) -> None:
+        """Find the sets of active parameters of equal `kinds`; `facts` has what the subclass needs of a set's members."""
         places = np.flatnonzero(self.active)
         members = _equal_places(kinds)
         whole = len(members) == 1 and len(places) == len(self.active)
-        self._sets = [(None if whole else places[at], *facts(at[0])) for at in members]
+        self._sets = [(None if whole else places[at], *facts(at)) for at in members]
 
 
 class HyperRows(Rows):
@@ -482,8 +488,12 @@ class HyperRows(Rows):
         self._counted: Any = self._slots
         self._times: list[int] = []  # the coming update number of each set
         self._before: tuple[Any, ...] = ()  # the host state before the step, and the count of the step begun before
+        # Whether one row may have columns of numbers for parameters with other multipliers, and whether rows have some.
+        begins = type(optimizer).begin_step is not RuleOptimizer.begin_step
+        self._takes_columns = optimizer.uniform_hyper and not (optimizer.host_state_names or begins)
+        self._has_columns = False
 
-    def form(self, rule: Any, number: int | None = None) -> list[tuple[Any, list[float]]]:
+    def form(self, rule: Any, number: int | None = None) -> list[tuple[Any, Any]]:
         optimizer = self._optimizer
         self._before = (optimizer.host_state(), optimizer._begun) if optimizer.host_state_names else ()
         has_multipliers = any(self._attributes) or optimizer.lr_mult or optimizer.wd_mult
@@ -492,8 +502,24 @@ class HyperRows(Rows):
             self._compare(multipliers)
         counts = optimizer.step_counts.values
         self._times = times = [int(counts[slot]) + 1 for _, slot, _, _, _ in self._sets]
+        if self._has_columns:
+            return self._form_columns(rule, number)
         rows = optimizer.rows_of_step(times, self._sets, rule, number, alone=self._alone) if times else []
         return [(where, row) for (where, *_), row in zip(self._sets, rows, strict=True)]
+
+    def _form_columns(self, rule: Any, number: int | None) -> list[tuple[Any, Any]]:
+        """Return the result of `form` for sets whose multipliers are columns, or if that cannot be, for smaller sets."""
+        n, optimizer = len(self._indices), self._optimizer
+        try:
+            rows = optimizer.rows_of_step(self._times, self._sets, rule, number, alone=self._alone)
+            tables = [
+                table_of(row, n if where is None else len(where)) for (where, *_), row in zip(self._sets, rows, strict=True)
+            ]
+        except Exception:  # any kind: code that takes numbers may raise any error for columns
+            self._takes_columns = False
+            self.forget()
+            return self.form(rule, number)
+        return [(where, table) for (where, *_), table in zip(self._sets, tables, strict=True)]
 
     def undo(self) -> None:
         if self._before:
@@ -519,7 +545,16 @@ class HyperRows(Rows):
         if optimizer.uniform_hyper:
             counts = optimizer.step_counts.values[slots].tolist()
             kinds = counts if multipliers is None else list(zip(counts, pairs, strict=True))
-        self._share(kinds, lambda i: (int(slots[i]), *pairs[i], indices[i]))  # the count's slot, multipliers, index
+        self._has_columns = self._takes_columns and multipliers is not None and len(set(kinds)) >= COLUMNS_FROM
+        if self._has_columns:
+            kinds = counts
+
+        def facts(members: list[int]) -> tuple[Any, ...]:
+            """The count's slot, multipliers, and the first index."""
+            lr_mult, wd_mult = (column([pairs[i][k] for i in members]) for k in (0, 1))
+            return int(slots[members[0]]), lr_mult, wd_mult, indices[members[0]]
+
+        self._share(kinds, facts)
         in_a_row = slots.size > 0 and bool((np.diff(slots) == 1).all())
         self._counted = slice(int(slots[0]), int(slots[-1]) + 1) if in_a_row else slots
         self._basis = multipliers
