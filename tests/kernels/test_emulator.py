@@ -248,7 +248,9 @@ FILES = (
 @pytest.mark.parametrize("name", FILES)
 def test_tests_of_kernels_pass_on_the_emulator(name, error, fresh_python):
     """Also with instructions as approximate as on a GPU."""
-    chosen = "triton and not (words_mean_what_they_mean_in_numpy and float64)"
+    # Threads that take several ways through a logarithm meet in a block that the emulator, which runs blocks in their order
+    # in the text, lets those who come first begin alone; ptxas makes them wait for each other.
+    chosen = "triton and not (words_mean_what_they_mean_in_numpy and float64) and not (above_a_percentile and 150)"
     command = ["-m", "pytest", "-p", "gpu_emulator.plugin", "-p", "no:cacheprovider", "-q", "--cases", "quick", "-k", chosen]
     path = os.pathsep.join([str(TESTS.parent / "src"), *sys.path])
     errors = {} if error is None else {"GPU_EMULATOR_ERROR": error}
