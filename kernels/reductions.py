@@ -35,12 +35,13 @@ def run_reductions(
         decide: see `Update`; or None.
         begun: whether the caller has run the first reduction, joined its results, and decided.
     """
+    limits = launches[0].rule.limits if launches else ()
     for k, reduction in enumerate(reductions):
         if k or not begun:
             run_reduction(launches, k, reduction)
             if reduction.scope == "global" and (len(launches) > 1 or all_reduce_global is not None):
                 join_totals([launch.totals[k] for launch in launches], reduction.op, all_reduce_global)
-            if decide is not None and k < len(launches[0].rule.limits) and launches[0].rule.limits[k].told:
+            if decide is not None and any(limit.told for limit in limits[k : k + 1]):
                 decide(launches, k)
         if reduction.scope == "tensor" and all_reduce_per_tensor is not None:
             _all_reduce_each(launches, k, reduction, n_weights, all_reduce_per_tensor)

@@ -139,6 +139,10 @@ def test_a_rule_that_is_told_has_tensors_of_all_types_and_some_without_gradient(
             same_rows(states, own)
     update.bind([None] * 4)
     update()  # no gradient at all
+    nothing = Update(made, [], [], engine=place.engine)
+    nothing.decide = decide
+    nothing.bind([])
+    nothing()  # no weight at all
     same_bits(weights, expected)
     same_rows(states, own)
 
