@@ -248,8 +248,9 @@ FILES = (
 @pytest.mark.parametrize("name", FILES)
 def test_tests_of_kernels_pass_on_the_emulator(name, error, fresh_python):
     """Also with instructions as approximate as on a GPU."""
-    # Threads that take several ways through a logarithm meet in a block that the emulator, which runs blocks in their order
-    # in the text, lets those who come first begin alone; ptxas makes them wait for each other.
+    # The emulator reports a bar.sync that not all threads reach together: threads take several ways through a logarithm and
+    # meet in a block that stands before some of these in the text, where the emulator lets those who are there begin alone.
+    # By the PTX all threads arrive; no GPU has confirmed it.
     chosen = "triton and not (words_mean_what_they_mean_in_numpy and float64) and not (above_a_percentile and 150)"
     command = ["-m", "pytest", "-p", "gpu_emulator.plugin", "-p", "no:cacheprovider", "-q", "--cases", "quick", "-k", chosen]
     path = os.pathsep.join([str(TESTS.parent / "src"), *sys.path])

@@ -52,7 +52,7 @@ TWO = {
 @pytest.mark.parametrize("limits", TWO)
 @pytest.mark.parametrize("name", FEW)
 def test_the_inner_of_two_limits_sees_what_the_outer_leaves(place, numbers, name, limits):
-    """Of Muon, whose vectors are updated by another rule, too: the norms are those of matrices and vectors."""
+    """Muon updates vectors by another rule than matrices; the norms are of both together."""
     base, (values, remains) = getattr(rules, name), TWO[limits]
     made = transforms.limited(transforms.limited(base, True), True, hyper=OF_ALL)
     assert [limit.hyper for limit in made.limits] == [OF_ALL, ("clip_norm", "skip_square")]

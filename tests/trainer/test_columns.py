@@ -1,4 +1,4 @@
-"""Columns of multipliers: the bits are those of Python's numbers, and of each parameter trained by itself."""
+"""Columns of multipliers give the bits of Python's numbers, and those of parameters that are trained one by one."""
 
 import math
 import operator

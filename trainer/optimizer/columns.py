@@ -12,7 +12,7 @@ _EXACT = (np.add, np.subtract, np.multiply, np.true_divide, np.negative, np.posi
 
 
 class Column(np.ndarray):
-    """A float64 array [n] that raises in every operation whose result might differ from that of n single numbers.
+    """A float64 array [n] with exact arithmetic only: other operations might differ from those of n numbers, and raise.
 
     Raises:
         TypeError, ValueError: an operation other than `+ - * /`, a sign or `abs`, or one that needs a single number.

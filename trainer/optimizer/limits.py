@@ -151,7 +151,7 @@ class Limiter:
         for total in totals:
             total.copy_(factor)
 
-    def look(self, updates: Sequence[Update], more: Sequence[torch.Tensor], all_reduce: Join | None) -> Any:
+    def look(self, updates: Sequence[Update], more: Sequence[torch.Tensor], all_reduce: Join | None) -> None:
         """Begin a step of several updates whose rules have this limit, together, as their first.
 
         Args:

@@ -92,7 +92,10 @@ class SparseRows:
         return by_row
 
     def updates(self, update: Update) -> list[Update]:
-        """Return the update given to `bind`, whose hyper-parameters have been written, and if need be that of rows."""
+        """Return the updates of the next step: the one given to `bind`, and one of rows if a gradient lists rows.
+
+        The hyper-parameters of the first must have been written; the second gets its own from it.
+        """
         if self._by_row is None:
             return [update]
         by_row, places = self._by_row
