@@ -22,7 +22,7 @@ HOW_TOS = {  # file, title, the guide's sections, further pages
     "own-rule": ("Your own rule", ("Writing your own rule",), ("tutorials/07_your_own_optimizer.md", "contributing.md")),
     "low-precision": (
         "Low precision",
-        ("Half precision",),
+        ("Half precision", "Very large and very small gradients"),
         ("optimizers/index.md", "tutorials/08_clipping_precision_low_bits.md"),
     ),
     "cuda-graphs": ("CUDA graphs", ("CUDA graphs",), ("gpu.md", "scaling.md")),
