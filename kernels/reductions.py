@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .language import Reduction
+from .language import Reduction, Rule, TensorRule
 from .launch import Launch
 from .layouts import widest
 from .transforms.limited import factor_of
 
 Join = Callable[[torch.Tensor, str], None]
-Decide = Callable[[Sequence[Launch], int], None]
+Decide = Callable[[Sequence[torch.Tensor]], None]
 
 
 def run_reductions(
@@ -27,7 +27,7 @@ def run_reductions(
     """Run all reductions of a rule and write the results into `totals` and `sums` of the launches.
 
     Args:
-        launches: the launches of an update, with bound gradients and hyper-parameters.
+        launches: the launches of an update, one or more, with bound gradients and hyper-parameters.
         reductions: the reductions of the rule, in order.
         n_weights: number of weights of all launches together.
         all_reduce_global: reduces results over all tensors across processes, in place, by "sum" or "max"; or None.
@@ -35,14 +35,14 @@ def run_reductions(
         decide: see `Update`; or None.
         begun: whether the caller has run the first reduction, joined its results, and decided.
     """
-    limits = launches[0].rule.limits if launches else ()
+    limits = launches[0].rule.limits
     for k, reduction in enumerate(reductions):
         if k or not begun:
             run_reduction(launches, k, reduction)
             if reduction.scope == "global" and (len(launches) > 1 or all_reduce_global is not None):
                 join_totals([launch.totals[k] for launch in launches], reduction.op, all_reduce_global)
             if decide is not None and any(limit.told for limit in limits[k : k + 1]):
-                decide(launches, k)
+                decide([launch.totals[k] for launch in launches])
         if reduction.scope == "tensor" and all_reduce_per_tensor is not None:
             _all_reduce_each(launches, k, reduction, n_weights, all_reduce_per_tensor)
         if reduction.finished is not None:
@@ -50,6 +50,28 @@ def run_reductions(
         for launch in launches:  # of those for a rule of whole tensors, only the elementwise ones pass results on
             if launch.rule.reductions[k].feeds_next:
                 _append_previous(launch, k)
+
+
+def reduce_nothing(
+    rule: Rule | TensorRule,
+    like: torch.Tensor,
+    all_reduce_global: Join,
+    decide: Decide | None = None,
+    begun: bool = False,
+) -> None:
+    """Take part in the sums over all tensors of all processes, in one that has no tensors; the others wait for it.
+
+    Args:
+        rule: the rule of the other processes' tensors.
+        like: a tensor with their device and the dtype of their results.
+        all_reduce_global, decide, begun: as in `run_reductions`.
+    """
+    for k, reduction in enumerate(rule.reductions):
+        if reduction.scope == "global" and (k or not begun):
+            total = like.new_zeros(1, reduction.n_values)
+            join_totals([total], reduction.op, all_reduce_global)
+            if decide is not None and any(limit.told for limit in rule.limits[k : k + 1]):
+                decide([total])
 
 
 def run_reduction(launches: Sequence[Launch], stage: int, reduction: Reduction) -> None:
@@ -116,7 +138,7 @@ def limit_factor(launch: Launch, stage: int) -> torch.Tensor | None:
 def _proceeds(launches: Sequence[Launch]) -> torch.Tensor | None:
     """Return whether the step is taken; None if the rule never skips steps."""
     proceeds = None
-    for k, limit in enumerate(launches[0].rule.limits if launches else ()):
+    for k, limit in enumerate(launches[0].rule.limits):
         if limit.skips:
             found = (limit_factor(launch, k) for launch in launches)
             factor = next((factor for factor in found if factor is not None), None)

@@ -29,7 +29,7 @@ from .guards import GradLayouts, PointerGuard, Reference, gradient_references
 from .language import Rule, TensorRule
 from .launch import Launch, group_keys
 from .metrics import MetricsBuffer
-from .reductions import Decide, run_reduction, run_reductions
+from .reductions import Decide, reduce_nothing, run_reduction, run_reductions
 
 
 class Update:
@@ -70,8 +70,11 @@ class Update:
             device. None (default) in a single process.
         all_reduce_per_tensor: the same for the results of reductions over each tensor, [n_weights, n_values], when several
             processes hold shards of the tensors.
-        decide: function `(launches, k) -> None` for a rule whose limit number k is `told`: it replaces the sum of squares in
-            `totals[k]` of each launch by the factor of the gradients, or by -1 to skip the step. None if there is none.
+        elsewhere: with `all_reduce_global`, for an update without weights in a process whose others have some: a tensor with
+            their device and the dtype of their arithmetic. The update then takes part in reductions over all tensors.
+        decide: function of tensors `[n, 1]` for a rule with a limit that is `told`: they have the sum of squares of all
+            gradients, each of a part of the weights, and it replaces this by the factor of the gradients, or by -1 to skip
+            the step. None if there is none.
         host_only: if True, a call only writes `hyper` into the tables and launches nothing, for steps that a CUDA graph
             replays. Default: False.
 
@@ -106,6 +109,7 @@ class Update:
         self.grad_scale_and_skip, self.zero_grads, self.host_only = grad_scale_and_skip, zero_grads, False
         self.all_reduce_global: Callable[[torch.Tensor, str], None] | None = None
         self.all_reduce_per_tensor: Callable[[torch.Tensor, str], None] | None = None
+        self.elsewhere: torch.Tensor | None = None
         self.decide: Decide | None = None
         self._hyper = np.zeros((n_weights, 1 + len(rule.hyper) + (seed is not None)))
         self._row: list[float] | None = None  # one row for all weights that `_hyper` does not have yet
@@ -393,13 +397,14 @@ class Update:
         self._alive = None
 
     @torch.no_grad()
-    def look(self) -> Sequence[Launch]:
-        """Begin a step: run the rule's first reduction, whose results for each launch are then in its `totals[0]`.
+    def look(self) -> list[torch.Tensor]:
+        """Begin a step: run the rule's first reduction, which is over all tensors.
 
-        The caller joins them over several updates, and decides if the rule is `told`; the next call finishes the step.
+        The caller joins the results over several updates, and decides if the rule is `told`; the next call finishes the
+        step.
 
         Returns:
-            The launches of the step.
+            The result of each launch, [n_weights, n_values] with equal rows, to be replaced in place.
 
         Raises:
             RuntimeError: as in a call.
@@ -408,9 +413,12 @@ class Update:
             self._revive()
         for group in self._groups:
             group.begin(self.hyper)
-        run_reduction(self._groups, 0, self.rule.reductions[0])
+        first = self.rule.reductions[0]
+        run_reduction(self._groups, 0, first)
         self._begun = True
-        return self._groups
+        if not self._groups and self.elsewhere is not None:
+            return [self.elsewhere.new_zeros(1, first.n_values)]
+        return [group.totals[0] for group in self._groups]
 
     def _revive(self) -> None:
         """Hold the bound gradients for one more step; raise RuntimeError if some have been deleted."""
@@ -445,7 +453,10 @@ class Update:
         for group in () if self._begun else self._groups:
             group.begin(hyper)
         joins = self.all_reduce_global, self.all_reduce_per_tensor
-        run_reductions(self._groups, self.rule.reductions, len(self.weights), *joins, self.decide, self._begun)
+        if self._groups:
+            run_reductions(self._groups, self.rule.reductions, len(self.weights), *joins, self.decide, self._begun)
+        elif self.elsewhere is not None and self.all_reduce_global is not None:
+            reduce_nothing(self.rule, self.elsewhere, self.all_reduce_global, self.decide, self._begun)
         self._begun = False
         for group in reversed(self._groups):  # the last group read by the reductions is still in the cache
             group.run_rule(into)

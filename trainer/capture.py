@@ -145,7 +145,7 @@ def check_rule(optimizer: Any, rule: Any) -> None:
 def record_step(recording: Recording, replica: Replica, rescale_grad: float) -> None:
     """Add to `recording` the host's part of the step just taken, with gradients multiplied by `rescale_grad`."""
     whole = replica.plan
-    plans: list[Any] = [plan for plan, _ in whole.parts] if isinstance(whole, MultiPlan) else [whole]
+    plans: list[Any] = [plan for plan, *_ in whole.parts] if isinstance(whole, MultiPlan) else [whole]
     plans.sort(key=lambda plan: not plan.optimizer.reads_rate_first)  # before other plans move the count
     for plan in plans:
         recording.owners.append(_owner(replica, plan, rescale_grad))

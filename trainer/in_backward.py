@@ -70,7 +70,7 @@ class BackwardStep:
         self._hooks: list[Any] = []
         self._slots = np.zeros(0, dtype=np.int64)
         # By parameter: the index of its optimizer, and the rule and the hyper-parameters of the step.
-        self._formed: dict[int, tuple[int, Rule, list[float] | None]] = {}
+        self._formed: dict[int, tuple[int, Rule, np.ndarray]] = {}
         self._number = 0  # the number of the step
         self._host_state: tuple[Any, ...] = ()  # the optimizer's before the step
         self._into: MetricsBuffer | None = None
@@ -152,8 +152,8 @@ class BackwardStep:
         """Compute the rule of the step and the hyper-parameters of the parameters `members` of optimizer `k`."""
         rows = HyperRows(optimizer, members)
         rows.use(active)
-        rule, formed = rows.form_all(self._number)
-        self._formed |= {i: (k, rule, row) for i, row in zip(members, formed, strict=True)}
+        rule = rows.rule()
+        self._formed |= {i: (k, rule, row) for i, row in zip(members, rows.table(rule, self._number), strict=True)}
         if ignore_stale_grad and optimizer.host_state_names:
             before = optimizer.host_state()
             optimizer.hyper_of(members[0], 1, optimizer.lr, optimizer.wd)

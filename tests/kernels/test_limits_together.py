@@ -83,11 +83,10 @@ def test_a_rule_that_is_told_takes_factors_and_skips(place, numbers, name, skips
     expected, others, expected_states = numbers(base)
     square, told = norm_of(gradients) ** 2, []
 
-    def decide(launches, k):
-        assert k == 0
-        for launch in launches:
-            assert launch.totals[0].unique().tolist() == pytest.approx([square], rel=1e-12)
-            launch.totals[0].fill_(told[-1])
+    def decide(totals):
+        for total in totals:
+            assert total.unique().tolist() == pytest.approx([square], rel=1e-12)
+            total.fill_(told[-1])
 
     for factor in (0.25, 1.0, -1.0, 3.0) if skips else (0.25, 1.0, 3.0):
         told.append(factor)
@@ -112,11 +111,11 @@ def test_a_rule_that_is_told_has_tensors_of_all_types_and_some_without_gradient(
     )
     found = []
 
-    def decide(launches, k):
-        factor = 0.5 if float(launches[0].totals[k][0]) < 100 else -1.0
-        for launch in launches:
-            found.append(float(launch.totals[k][0]))
-            launch.totals[k].fill_(factor)
+    def decide(totals):
+        factor = 0.5 if float(totals[0][0]) < 100 else -1.0
+        for total in totals:
+            found.append(float(total[0]))
+            total.fill_(factor)
 
     update.decide = decide
     for size in (1.0, 3.0, 6.0, 2.0):
@@ -143,6 +142,11 @@ def test_a_rule_that_is_told_has_tensors_of_all_types_and_some_without_gradient(
     nothing.decide = decide
     nothing.bind([])
     nothing()  # no weight at all
+    assert len(found) == 3
+    nothing.elsewhere, nothing.all_reduce_global = weights[0], lambda total, by: total.add_(150.0)
+    nothing.bind([])
+    nothing()  # no weight in this process
+    assert found[3:] == [150.0]
     same_bits(weights, expected)
     same_rows(states, own)
 
@@ -162,9 +166,9 @@ def test_updates_may_take_a_step_with_a_limit_of_all_together(place, numbers, na
     if name == "prodigy":  # whose own sums are over all tensors of an update, so one has them all
         parts = (slice(0, 0), slice(0, 3))
 
-    def decide(launches, k):
-        for launch in launches if k == 0 else ():
-            launch.totals[0].fill_(0.125 if float(launch.totals[0][0]) < 1e4 else -1.0)
+    def decide(totals):
+        for total in totals:
+            total.fill_(0.125 if float(total[0, 0]) < 1e4 else -1.0)
 
     updates = [Update(made, others[part], other_states[part], engine=place.engine) for part in parts if part.stop]
     for factor in (1.0, 1e3, 0.01):  # the second is above the limit
@@ -178,10 +182,10 @@ def test_updates_may_take_a_step_with_a_limit_of_all_together(place, numbers, na
         for update, part in zip(updates, [part for part in parts if part.stop], strict=True):
             update.hyper[:] = rows(made, **values)[0]
             update.bind(given[part])
-        launches = [launch for update in updates for launch in update.look()]
-        join_totals([launch.totals[0] for launch in launches], "sum")
+        totals = [total for update in updates for total in update.look()]
+        join_totals(totals, "sum")
         if told:
-            decide(launches, 0)
+            decide(totals)
         for update in updates:
             update()
         close((others, other_states), (weights, states), name)
@@ -196,7 +200,7 @@ def test_a_limit_of_all_comes_before_those_of_each_update(place):
         values = {"clip_norm_of_all": 5.0, "clip_norm": own, "lr": 1.0, "wd": 0.0}
         update.hyper[:] = [1.0, *rows(made, **values)[0][1:]]
         update.bind([torch.full((1,), g, dtype=F64, device=place.device)])
-    join_totals([launch.totals[0] for update in updates for launch in update.look()], "sum")
+    join_totals([total for update in updates for total in update.look()], "sum")
     for update in updates:
         update()
     assert [float(w) for w in weights] == pytest.approx([-1.0, -4.0], rel=2e-6)

@@ -207,11 +207,11 @@ def test_a_rule_is_told_of_spikes(place):
     memory = torch.zeros(1, dtype=F64, device=place.device)
     (numbers,) = states_for(spikes, [memory])
 
-    def decide(launches, k):
+    def decide(totals):
         row = [1.0, *(PERCENTILE[name] for name in spikes.hyper)]
-        place.run(spikes, [memory], [launches[0].totals[k][0].double()], [numbers], [row])
-        for launch in launches:
-            launch.totals[k].copy_(memory)
+        place.run(spikes, [memory], [totals[0][0].double()], [numbers], [row])
+        for total in totals:
+            total.copy_(memory)
 
     update.decide = decide
     norms = (1.0, 1.5, 1.0, 2.0, 6.0, 1.0)

@@ -391,17 +391,27 @@ def test_states_of_several_processes_are_those_of_one(processes, tmp_path):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-def _refused():
-    words = []
-    for entries in ([("*", "prodigy")], [("*", "adam", {"clip_norm": 1.0})], [("*", "nadam")]):
-        with pytest.raises(ValueError, match="as one of several optimizers") as caught:
-            train(entries, {}, 1, kvstore="dist_sync")
-        words.append(str(caught.value))
-    return words
+def _of_few(entries, arguments, store):
+    torch.manual_seed(5)
+    return weights_after_steps(entries, arguments, net=nn.Linear(7, 2).double(), spoil=False, **store)
 
 
-def test_what_needs_all_parameters_is_refused_where_ranks_update(processes):
-    assert "give clip_norm and the like in optimizer_params" in processes(2).run(_refused)[0][1]
+@pytest.mark.parametrize("arguments", [{}, {"skip_norm": 2.2}, {"zclip": 1.1, "zclip_warmup": 1}], ids=str)
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [("0.*|weight", "prodigy"), ("*", "adam", {"clip_norm": 0.1, "skip_nonfinite": True})],
+        [("ndim<2", "nadam", ADAM), ("*", "schedulefreesgd")],
+        [("ndim<2", "lbsgd", {"lr_scheduler": tristep.lr_scheduler.FactorScheduler(1, 0.5)}), ("*", "nadam")],
+    ],
+    ids=["sums", "states_on_the_host", "rate_first"],
+)
+def test_what_needs_numbers_of_all_parameters_has_them_where_ranks_update(processes, entries, arguments):
+    """Also where a rank has no parameter of an optimizer, or of two parameters none at all."""
+    for run in (_run, _of_few):
+        expected = run(entries, arguments, {})
+        for weights in processes(3).run(run, entries, arguments, {"kvstore": "dist_sync"}):
+            np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-9)
 
 
 def test_an_optional_pattern_may_get_no_parameter(tmp_path):

@@ -9,7 +9,7 @@ import torch
 
 from ...kernels import Rule
 from ...kernels.layouts import is_dense
-from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer
+from ..optimizer import Optimizer, RuleOptimizer
 from ..optimizer.multi import part_of
 
 
@@ -24,26 +24,6 @@ def can_cut(optimizer: Optimizer) -> bool:
     return not any(stage.scope == "tensor" or "index" in stage.extras for stage in rule.reductions) and (
         "index" not in rule.extras
     )
-
-
-def check_parts(optimizer: Optimizer) -> None:
-    """Raise ValueError if one of several optimizers needs, at each step, numbers of all its parameters.
-
-    With ZeRO these are on several ranks, so such an optimizer works alone only.
-    """
-    if not isinstance(optimizer, MultiOptimizer):
-        return
-    for part in optimizer.optimizers:
-        if isinstance(part, RuleOptimizer):
-            own = part.composed_rule.reductions[part._joint is not None :]  # without the limit of all together
-            sums = [stage.name for stage in own if stage.scope == "global"]
-            if sums or part.host_state_names or part.reads_rate_first:
-                why = f"a sum over all its parameters ({', '.join(sums)})" if sums else "numbers of all its parameters"
-                hint = "give clip_norm and the like in optimizer_params, for all together" if sums else "take another"
-                raise ValueError(
-                    f"{type(part).__name__} as one of several optimizers with update_on_kvstore=True: it needs {why}, which "
-                    f"are on several ranks; {hint}, or use update_on_kvstore=False"
-                )
 
 
 def costs_of(optimizer: Optimizer, params: Sequence[torch.Tensor]) -> list[float]:

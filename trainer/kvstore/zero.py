@@ -28,15 +28,14 @@ from ...kernels.metrics import MetricsBuffer
 from ...kernels.states import master_like
 from .. import checkpoint, dist_utils
 from ..compression import create_compressor
-from ..optimizer import MultiOptimizer, RuleOptimizer, Updater
-from ..optimizer.plan import HyperRows, MultiPlan, Plan
+from ..optimizer import RuleOptimizer, Updater
+from ..optimizer.plan import Division, Plan
 from ..optimizer.states import MASTER, State, current_state
 from .allreduce import AllReduceSync
 from .buckets import BLOCK, Bucket, GradientBuckets
 from .compressed import use_saved_plan
 from .partition import (
     can_cut,
-    check_parts,
     costs_of,
     in_memory_order,
     memory_of,
@@ -84,7 +83,6 @@ class ZeroSync(AllReduceSync):
         self._pieces: list[Piece] = []  # of this rank, once there are buckets
         self._gradients: list[torch.Tensor] | None = None  # of the pieces, once there are buckets
         self._plan: Plan | None = None
-        self._rows: HyperRows | None = None
         self._strides: list[tuple[int, ...]] = []
         self._addresses: list[int] = []
         # For each bucket: the sizes of its stretches (pieces and the gaps between them), the weights in this rank's part,
@@ -94,7 +92,6 @@ class ZeroSync(AllReduceSync):
 
     def _make(self, reducer: Callable[[Bucket], Any] | None) -> GradientBuckets:
         optimizer, params = self._optimizer, self._replica.params
-        check_parts(optimizer)
         self._cuts = can_cut(optimizer)
         for name, param in zip(self._names, params, strict=True):
             if self._cuts and not is_dense(param):
@@ -116,19 +113,11 @@ class ZeroSync(AllReduceSync):
     def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
         shards = self._follow()
         self._total = None
-        optimizer: Any = self._optimizer
         pairs = zip(shards, self._pieces, strict=True)
-        gradients = [gradient if chosen[piece.param] else None for gradient, piece in pairs]
-        if isinstance(optimizer, RuleOptimizer):
-            self._step_by_rule(optimizer, chosen, gradients)
-        elif isinstance(optimizer, MultiOptimizer):
-            self._step_together(optimizer, chosen, gradients)
-        elif any(chosen):
-            mine = {piece.param for piece in self._pieces}
-            if elsewhere := [i for i, active in enumerate(chosen) if active and i not in mine]:
-                optimizer._update_count(elsewhere)
-            if self._pieces:
-                self._planned().step(gradients)
+        if any(chosen):
+            plan = self._planned()
+            plan.prepare([gradient if chosen[piece.param] else None for gradient, piece in pairs], list(chosen))
+            plan.run()
         self._gather(chosen)
         self.end_step()
 
@@ -142,7 +131,7 @@ class ZeroSync(AllReduceSync):
         self._refuse_compressed()
         self._control = control
         if self._buckets is not None:
-            self.updater.control, self._plan, self._rows = control, None, None
+            self.updater.control, self._plan = control, None
 
     def total(self) -> torch.Tensor | None:
         rule: Any = getattr(self._optimizer, "composed_rule", None)
@@ -188,7 +177,7 @@ class ZeroSync(AllReduceSync):
             self._load_masters(whole.masters)
         else:
             self.updater.state = {i: whole.state[i] for i in present}
-        self._plan = self._rows = None
+        self._plan = None
 
     @torch.no_grad()
     def masters(self, new: Mapping[int, torch.Tensor] | None = None) -> Mapping[Any, torch.Tensor]:
@@ -196,7 +185,7 @@ class ZeroSync(AllReduceSync):
         if new is not None:
             self._find_pieces()
             self._load_masters(new)
-            self._plan = self._rows = None
+            self._plan = None
             return new
         params, pieces = self._live.params, dict(self.updater.masters)
         kinds = torch.tensor(
@@ -236,7 +225,7 @@ class ZeroSync(AllReduceSync):
         addresses = [param.data_ptr() for param in params]
         if addresses == self._addresses:
             return gradients
-        self._addresses, self._routes, self._plan, self._rows = addresses, [], None, None
+        self._addresses, self._routes, self._plan = addresses, [], None
         for bucket in self._live.buckets:
             low, high, last, end = *bucket.bounds[rank : rank + 2], bucket.bounds[-1], 0
             sizes: list[int] = []
@@ -305,61 +294,12 @@ class ZeroSync(AllReduceSync):
             offsets = np.array(
                 [piece.param + (piece.start // storage.BLOCK << 32) for piece in self._pieces], dtype=np.int64
             )
-            self._plan = self.updater.make_plan(
-                indices, weights, names, rng_offsets=offsets, all_reduce_global=self._all_reduce_global
-            )
+            params = self._live.params
+            narrow = any(compute_dtype(param.dtype) == torch.float32 for param in params)
+            like = torch.empty(0, dtype=torch.float32 if narrow else torch.float64, device=self._device)
+            division = Division(range(len(params)), self._all_reduce_global, like)
+            self._plan = self.updater.make_plan(indices, weights, names, rng_offsets=offsets, division=division)
         return self._plan
-
-    def _step_together(
-        self, optimizer: MultiOptimizer, used: Sequence[bool], gradients: Sequence[torch.Tensor | None]
-    ) -> None:
-        """Take a step of several optimizers: count the updates of all parameters, and update this rank's pieces."""
-        if not any(used):
-            return
-        chosen, counts, slots = np.array(used, dtype=bool), optimizer.step_counts, optimizer.slots(range(len(used)))
-        number = counts.largest_after(slots[chosen])
-        optimizer.rate_at(number)  # if it fails, it fails on all ranks, before anything has changed
-        if self._pieces:
-            plan: Any = self._planned()  # a MultiPlan
-            plan.prepare(gradients)
-            plan.run(number=number)
-        else:  # the other ranks wait for this one in the sums over all tensors
-            limiter = self.updater.limiter_of(optimizer)
-            MultiPlan(optimizer, [], limiter, self._device, self._all_reduce_global).run(number=number)
-        mine = np.isin(np.arange(len(used)), [piece.param for piece in self._pieces])
-        counts.advance(slots[chosen & ~mine], number)
-
-    def _step_by_rule(
-        self, optimizer: RuleOptimizer, used: Sequence[bool], gradients: Sequence[torch.Tensor | None]
-    ) -> None:
-        """Take a step of one optimizer: form all parameters' hyper-parameters, and update this rank's pieces."""
-        if not any(used):
-            return
-        rows = self._rows = self._rows or HyperRows(optimizer, range(len(used)))
-        rows.use(list(used))
-        try:
-            rule, hypers = rows.form_all()
-            if any(gradient is not None for gradient in gradients):
-                plan: Any = self._planned()  # a StepPlan
-                plan.step_with(gradients, rule, [hypers[piece.param] for piece in self._pieces])
-            else:
-                self._reduce_nothing(rule)
-        except BaseException:
-            rows.undo()
-            raise
-        rows.count()
-
-    def _reduce_nothing(self, rule: Any) -> None:
-        """Take part in the sums over all tensors with zeros, since the other ranks wait for them."""
-        narrow = any(compute_dtype(param.dtype) == torch.float32 for param in self._live.params)
-        for k, reduction in enumerate(rule.reductions):
-            if reduction.scope == "global":
-                zeros = torch.zeros(reduction.n_values, dtype=widest(self._device), device=self._device)
-                self._all_reduce_global(zeros, reduction.op)
-                if k < len(rule.limits) and rule.limits[k].told:  # what steps keep is the same on all ranks
-                    limiter = self.updater.limiter_of(self._optimizer)
-                    limiter.use_control(self.updater.control)
-                    limiter.replace([(zeros.float() if narrow else zeros).view(1, 1)])
 
     def _all_reduce_global(self, totals: torch.Tensor, by: str) -> None:
         dist_utils.all_reduce(totals, dist.ReduceOp.SUM if by == "sum" else dist.ReduceOp.MAX, self.group)

@@ -90,7 +90,7 @@ class GroupPlan(StepPlan):
         )
         if rule.limits:
             self.limiter = self._new_limiter(rule)
-            update.decide = self.limiter.decide
+            update.decide = self.limiter.replace
         if self.sharded:
             shards.join_shards(update, self._parameters)
             update.rng_offsets += np.array([shards.own_place(parameter) << 32 for parameter in self._parameters])

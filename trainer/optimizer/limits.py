@@ -11,7 +11,6 @@ import torch
 
 from ...kernels import Update, transforms
 from ...kernels.language import Limit
-from ...kernels.launch import Launch
 from ...kernels.layouts import compute_dtype
 from ...kernels.reductions import Join, join_totals
 from ...kernels.rules import spikes
@@ -132,13 +131,9 @@ class Limiter:
         return restore
 
     def total(self) -> torch.Tensor | None:
-        """Return the sum of squares of the gradients of the last step that `decide` or `look` has seen."""
+        """Return the sum of squares of the gradients of the last step that `replace` or `look` has seen."""
         _, told = limit_of(self.optimizer) or (False, False)
         return self.numbers()["norm_square"] if told else self._seen
-
-    def decide(self, launches: Sequence[Launch], stage: int) -> None:
-        """Replace the sum of squares in `totals[stage]` of each launch by the factor, as `Update.decide` has to."""
-        self.replace([launch.totals[stage] for launch in launches])
 
     @torch.no_grad()
     def replace(self, totals: Sequence[torch.Tensor]) -> None:
@@ -159,7 +154,7 @@ class Limiter:
             more: sums of squares [1, 1] of gradients that no update has. They become the sum of all, or the factor.
             all_reduce: reduces a sum across processes, in place; or None.
         """
-        totals = [*(launch.totals[0] for update in updates for launch in update.look()), *more]
+        totals = [*(total for update in updates for total in update.look()), *more]
         join_totals(totals, "sum", all_reduce)
         self._seen = totals[0][0, 0]
         if (limit_of(self.optimizer) or (False, False))[1]:

@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update
 from ...kernels.guards import Reference
-from ...kernels.layouts import widest
 from ...kernels.metrics import MetricsBuffer
 from ...kernels.norms import global_norm
 from ...kernels.reductions import Join
@@ -27,6 +26,20 @@ from .sparse import SparseRows, is_sparse
 
 _UNKNOWN = object()
 COLUMNS_FROM = 4  # sets of parameters with other multipliers; fewer rows are faster made one by one
+
+
+class Division(NamedTuple):
+    """How the parameters of a step are divided among processes; each counts the updates of all, and updates its own.
+
+    Attributes:
+        indices: the indices of all parameters.
+        all_reduce: reduces a result over all tensors across processes, in place; see `Update.all_reduce_global`.
+        like: a tensor with the device and the dtype of such results.
+    """
+
+    indices: Sequence[Index]
+    all_reduce: Join
+    like: torch.Tensor
 
 
 class Plan:
@@ -49,11 +62,12 @@ class Plan:
         self.prepare(grads)
         self.run(into)
 
-    def prepare(self, grads: Sequence[torch.Tensor | None]) -> None:
+    def prepare(self, grads: Sequence[torch.Tensor | None], active: list[bool] | None = None) -> None:
         """Bind the gradients of the next step, and raise if they would make it fail. No weight changes.
 
         Args:
             grads: one gradient for each weight; None leaves the weight alone.
+            active: with a `Division`: for each of all parameters, whether the step updates it.
         """
         raise NotImplementedError
 
@@ -116,12 +130,17 @@ class StepPlan(Plan):
         return self.limiter.total() if limits[0].told and self.limiter is not None else self.update.total()
 
     def prepare(
-        self, grads: Sequence[torch.Tensor | None], rule: Rule | TensorRule | None = None, in_place: bool = False
+        self,
+        grads: Sequence[torch.Tensor | None],
+        active: list[bool] | None = None,
+        rule: Rule | TensorRule | None = None,
+        in_place: bool = False,
     ) -> None:
         """Bind the gradients of the next step, and raise if they would make it fail. No weight changes.
 
         Args:
             grads: one gradient for each weight; None leaves the weight alone.
+            active: with a `Division`: for each of all parameters, whether the step updates it.
             rule: the rule of the step; default: the rule that `rows` chooses.
             in_place: whether the gradients are the same tensors as at the last step; see `Update.rebind`.
         """
@@ -133,7 +152,9 @@ class StepPlan(Plan):
                 update = self._make_update(rule)
             self._sparse.bind(update, grads, self._own)
             switched = True
-        if switched or update.active is not self._active:
+        if active is not None:
+            self.rows.use(active)
+        elif switched or update.active is not self._active:
             self._active = update.active
             self.rows.use([grad is not None for grad in grads])
 
@@ -161,10 +182,10 @@ class StepPlan(Plan):
         self,
         grads: Sequence[torch.Tensor | None],
         rule: Rule | TensorRule,
-        rows: Sequence[list[float] | None],
+        rows: Sequence[np.ndarray],
         into: MetricsBuffer | None = None,
     ) -> None:
-        """Update the weights that have a gradient, with a rule and rows that `HyperRows.form_all` returned.
+        """Update the weights that have a gradient, with a rule and rows of hyper-parameters that have been formed before.
 
         Update counts are not changed.
 
@@ -174,8 +195,8 @@ class StepPlan(Plan):
             rows: the row of hyper-parameters of each weight.
             into: buffer for measurements of the update; None means no measurements.
         """
-        self.prepare(grads, rule)
-        write_rows(self.update, rows)
+        self.prepare(grads, rule=rule)
+        self.update.hyper[:] = rows
         self._sparse.run(self.update, into, self.limiter)
 
     def host_step(self, update: Update, active: list[bool]) -> None:
@@ -220,6 +241,7 @@ class CustomPlan(Plan):
         indices, weights: the parameters and their indices.
         control: float32 tensor [2] or None, a factor of the gradients and whether to skip the step (1.0).
         zero_grads: whether a step fills the gradients with zeros.
+        division: how all parameters of this optimizer are divided among processes; None in a single one.
     """
 
     def __init__(
@@ -230,18 +252,22 @@ class CustomPlan(Plan):
         weights: Sequence[torch.Tensor],
         control: torch.Tensor | None = None,
         zero_grads: bool = False,
+        division: Division | None = None,
     ) -> None:
         self._state, self.optimizer, self._control, self._zero_grads = state, optimizer, control, zero_grads
         self._indices, self._weights = list(indices), list(weights)
+        self._division, self._all = division, self._indices if division is None else list(division.indices)
         self._grads: Sequence[torch.Tensor | None] = ()  # from `prepare` to `run`
-        self.optimizer.slots(self._indices)  # start the counts of all parameters, with or without a gradient
+        self._active: Sequence[bool] = ()  # by `_all`, from `prepare` to `run`
+        self.optimizer.slots(self._all)  # start the counts of all parameters, with or without a gradient
         with torch.no_grad():  # a state may be a copy of the weight, without its autograd history
             for index, weight in zip(self._indices, self._weights, strict=True):
                 if index not in state:
                     state[index] = self.optimizer.create_state_multi_precision(index, weight)
 
-    def prepare(self, grads: Sequence[torch.Tensor | None]) -> None:
+    def prepare(self, grads: Sequence[torch.Tensor | None], active: list[bool] | None = None) -> None:
         self._grads = grads
+        self._active = [grad is not None for grad in grads] if active is None else active
 
     @torch.no_grad()
     def run(self, into: MetricsBuffer | None = None, limit: torch.Tensor | None = None) -> None:
@@ -269,13 +295,19 @@ class CustomPlan(Plan):
     def square(self, device: torch.device) -> torch.Tensor:
         """Return the sum of squares of the gradients that `prepare` was given, [1, 1], as rules would get them."""
         values = [grad.coalesce().values() if is_sparse(grad) else grad for grad in self._grads if grad is not None]
+        if not values and self._division is not None:
+            return self._division.like.new_zeros(1, 1)
         factor = 1.0 if self._control is None else self._control[0].to(device)
         norm = global_norm(values).to(device) * (factor * abs(self.optimizer.rescale_grad))
         return norm.square().view(1, 1)
 
     def _update(self, grads: Sequence[torch.Tensor | None]) -> None:
         optimizer, states = self.optimizer, self._state
-        self._check_numbers([index for index, grad in zip(self._indices, grads, strict=True) if grad is not None])
+        active = list(compress(self._all, self._active))
+        self._check_numbers(active)
+        if self._division is not None:
+            mine = {*self._indices}
+            optimizer._update_count([index for index in active if index not in mine])
         together: dict[torch.dtype, list[Any]] = {}
         for index, weight, grad in zip(self._indices, self._weights, grads, strict=True):
             if grad is not None:
@@ -306,10 +338,11 @@ class MultiPlan(Plan):
         indices: the indices of the parameters.
         limiter: has what steps keep of the limits over all parameters.
         device: the device of the parameters.
-        all_reduce_global: function that sums a tensor over ranks in place, for global norms; see `Update`.
+        division: how all parameters are divided among processes; None in a single one.
 
     Attributes:
-        parts: pairs of an optimizer's plan and the positions of its parameters in the whole list; filled by the caller.
+        parts: for each optimizer its plan, the positions of its parameters in `indices`, and those in `division.indices`;
+            filled by the caller.
         limiter: see above.
     """
 
@@ -319,16 +352,17 @@ class MultiPlan(Plan):
         indices: Sequence[Index],
         limiter: Limiter,
         device: torch.device,
-        all_reduce_global: Join | None = None,
+        division: Division | None = None,
     ) -> None:
-        self.parts: list[tuple[StepPlan | CustomPlan, list[int]]] = []
-        self._optimizer, self._slots, self.limiter = optimizer, optimizer.slots(indices), limiter
-        self._device, self._all_reduce_global = device, all_reduce_global
+        self.parts: list[tuple[StepPlan | CustomPlan, list[int], list[int]]] = []
+        self._optimizer, self._n, self.limiter = optimizer, len(indices), limiter
+        self._slots = optimizer.slots(indices if division is None else division.indices)
+        self._device, self._division = device, division
 
     @property
     def references(self) -> list[Reference] | None:  # type: ignore[override]
-        references: list[Any] = [None] * len(self._slots)
-        for plan, at in self.parts:
+        references: list[Any] = [None] * self._n
+        for plan, at, _ in self.parts:
             if plan.references is None:
                 return None
             for i, reference in zip(at, plan.references, strict=True):
@@ -340,32 +374,30 @@ class MultiPlan(Plan):
             return None
         return self.limiter.total()
 
-    def prepare(self, grads: Sequence[torch.Tensor | None]) -> None:
-        for plan, at in self.parts:
-            plan.prepare([grads[i] for i in at])
-        active = np.array([grad is not None for grad in grads], dtype=bool)
-        self._active_slots = self._slots[active]
+    def prepare(self, grads: Sequence[torch.Tensor | None], active: list[bool] | None = None) -> None:
+        for plan, at, of_all in self.parts:
+            plan.prepare([grads[i] for i in at], None if active is None else [active[i] for i in of_all])
+        self._active_slots = self._slots[[grad is not None for grad in grads] if active is None else active]
 
-    def run(self, into: MetricsBuffer | None = None, number: int | None = None) -> None:
+    def run(self, into: MetricsBuffer | None = None) -> None:
         """Update all weights that were given a gradient; user-defined optimizers first, since their steps may fail.
 
         Args:
             into: buffer for measurements of the updates; None means no measurements.
-            number: the largest update count after the step, if other ranks update other parameters.
         """
-        if number is None:
-            number = self._optimizer.step_counts.largest_after(self._active_slots)
+        number = self._optimizer.step_counts.largest_after(self._active_slots)
         begun: list[StepPlan] = []
         launched: list[StepPlan] = []
-        restore = self.limiter.undo() if any(isinstance(plan, CustomPlan) for plan, _ in self.parts) else None
+        plans = [plan for plan, *_ in self.parts]
+        restore = self.limiter.undo() if any(isinstance(plan, CustomPlan) for plan in plans) else None
         try:
-            for plan, _ in self.parts:
+            for plan in plans:
                 if isinstance(plan, StepPlan):
                     begun.append(plan)
                     if plan.rows.write(plan.update, number):
                         launched.append(plan)
             factor = None if self._optimizer.joint_limit is None else self._look(launched)
-            for plan, _ in self.parts:
+            for plan in plans:
                 if isinstance(plan, CustomPlan):
                     plan.run(into, factor)
         except BaseException:
@@ -380,12 +412,11 @@ class MultiPlan(Plan):
     @torch.no_grad()
     def _look(self, plans: Sequence[StepPlan]) -> torch.Tensor | None:
         """Begin the step of these plans; return the factor of the gradients of user-defined optimizers, if there are any."""
-        customs = [plan for plan, _ in self.parts if isinstance(plan, CustomPlan)]
+        customs = [plan for plan, *_ in self.parts if isinstance(plan, CustomPlan)]
         squares = [plan.square(self._device) for plan in customs]
         updates = [update for plan in plans for update in plan.updates()]
-        if not (updates or squares):  # other ranks wait for this one
-            squares = [torch.zeros(1, 1, dtype=widest(self._device), device=self._device)]
-        self.limiter.look(updates, squares, self._all_reduce_global)
+        if updates or squares:
+            self.limiter.look(updates, squares, None if self._division is None else self._division.all_reduce)
         return self.limiter.factor_of(squares[0][0, 0]) if customs else None
 
 
@@ -444,23 +475,9 @@ class Rows:
         for where, row in rows:
             if where is None and isinstance(row, list):
                 update.broadcast_hyper(row)
-            elif where is None:
-                update.hyper[:] = row
             else:
-                update.hyper[where] = row
+                update.hyper[... if where is None else where] = row
         return bool(rows)
-
-    def form_all(self, number: int | None = None) -> tuple[Any, list[list[float] | None]]:
-        """Return the rule of the next step and the row of each parameter, None for parameters that are not active.
-
-        Used if the parameters are spread over several updates. It takes `number` of `form`.
-        """
-        rule = self.rule()
-        rows: list[list[float] | None] = [None] * len(self.active)
-        for where, row in self.form(rule, number):
-            for j, i in enumerate(range(len(rows)) if where is None else where):
-                rows[i] = row if isinstance(row, list) else row[j].tolist()
-        return rule, rows
 
     def _share(self, kinds: Sequence[Any], facts: Callable[[list[int]], tuple[Any, ...]]) -> None:
         """Find the sets of active parameters of equal `kinds`; `facts` has what the subclass needs of a set's members."""
@@ -477,10 +494,13 @@ class HyperRows(Rows):
         optimizer: the optimizer.
         indices: the indices of the parameters.
         alone: whether the parameters of a step are updated by separate calls; see `RuleOptimizer.rows_of_step`.
+        places: the positions in `indices` of an update's weights, if it has others than all of them in this order.
     """
 
-    def __init__(self, optimizer: RuleOptimizer, indices: Sequence[Index], alone: bool = False) -> None:
-        self._optimizer, self._indices, self._alone = optimizer, list(indices), alone
+    def __init__(
+        self, optimizer: RuleOptimizer, indices: Sequence[Index], alone: bool = False, places: list[int] | None = None
+    ) -> None:
+        self._optimizer, self._indices, self._alone, self._places = optimizer, list(indices), alone, places
         self._slots = optimizer.slots(self._indices)
         super().__init__(len(indices), partial(optimizer.rule_for, self._slots))
         # The parameters' attributes. The dictionaries are live, so it is enough to check whether they are empty.
@@ -506,6 +526,24 @@ class HyperRows(Rows):
             return self._form_columns(rule, number)
         rows = optimizer.rows_of_step(times, self._sets, rule, number, alone=self._alone) if times else []
         return [(where, row) for (where, *_), row in zip(self._sets, rows, strict=True)]
+
+    def table(self, rule: Any, number: int | None = None) -> np.ndarray:
+        """Return the rows of the next step in one array, [n, n_numbers]; those of parameters that are not active are 0.
+
+        It takes the arguments of `form`, and some parameter must be active.
+        """
+        rows = self.form(rule, number)
+        table = np.zeros((len(self._indices), np.shape(rows[0][1])[-1]))
+        for where, row in rows:
+            table[... if where is None else where] = row
+        return table
+
+    def write(self, update: Update, number: int | None = None) -> bool:
+        if self._places is None:
+            return super().write(update, number)
+        if any(self.active):
+            update.hyper[:] = self.table(update.rule, number)[self._places]
+        return any(self.active)
 
     def _form_columns(self, rule: Any, number: int | None) -> list[tuple[Any, Any]]:
         """Return the result of `form` for sets whose multipliers are columns, or if that cannot be, for smaller sets."""
@@ -558,17 +596,6 @@ class HyperRows(Rows):
         in_a_row = slots.size > 0 and bool((np.diff(slots) == 1).all())
         self._counted = slice(int(slots[0]), int(slots[-1]) + 1) if in_a_row else slots
         self._basis = multipliers
-
-
-def write_rows(update: Update, rows: Sequence[list[float] | None]) -> None:
-    """Write the row of each weight into an update; None leaves the present row."""
-    first = rows[0]
-    if first is not None and all(row is first for row in rows):
-        update.broadcast_hyper(first)
-    else:
-        for i, row in enumerate(rows):
-            if row is not None:
-                update.hyper[i] = row
 
 
 def _equal_places(kinds: Sequence[Any]) -> list[list[int]]:

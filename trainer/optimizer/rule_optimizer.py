@@ -525,7 +525,7 @@ class RuleOptimizer(Optimizer):
             self.check_storage(name, each)
         run = Update(rule, weights, [tuple(each) for each in states], names=names, seed=self.rounding)
         limiter = None if not rule.limits else vars(self).setdefault("_limiter", Limiter(self))
-        run.decide = None if limiter is None else limiter.decide
+        run.decide = None if limiter is None else limiter.replace
         sparse = SparseRows(names, functools.partial(split, self, indices, names, weights))
         sparse.bind(run, grads, own=False)
         slots = self.slots(indices)

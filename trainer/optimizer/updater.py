@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import is_
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,7 @@ from .base import Optimizer
 from .counts import Index
 from .limits import Limiter, limit_of
 from .multi import MultiOptimizer, part_of, parts_of
-from .plan import CustomPlan, HyperRows, MultiPlan, Plan, StepPlan
+from .plan import CustomPlan, Division, HyperRows, MultiPlan, Plan, StepPlan
 from .rule_optimizer import RuleOptimizer
 from .sparse import split
 from .states import MASTER, State, apply_once, has_slots, match_states, put_master, states_and_masters
@@ -140,7 +140,7 @@ class Updater:
         own: bool = False,
         zero_grads: bool = False,
         rng_offsets: np.ndarray | None = None,
-        all_reduce_global: Callable[[torch.Tensor, str], None] | None = None,
+        division: Division | None = None,
         alone: bool = False,
     ) -> Plan:
         """Return a plan for stepping a list of parameters together; states that they lack are created.
@@ -151,7 +151,7 @@ class Updater:
             own: whether gradients will be the weights' own, `weight.grad`.
             zero_grads: whether a step fills the gradients with zeros.
             rng_offsets: int array, the offset of each parameter's random numbers; default: the indices.
-            all_reduce_global: function that sums a tensor over ranks in place, for global norms; see `Update`.
+            division: how all parameters of a step are divided among processes, if these are only some; see `Division`.
             alone: whether the parameters of a step are updated by separate calls; see `RuleOptimizer.rows_of_step`.
         """
         optimizer = self.optimizer
@@ -162,23 +162,27 @@ class Updater:
         if multi is not None:
             limiter = self.limiter_of(multi)
             limiter.use_control(self.control)
-            whole = MultiPlan(multi, indices, limiter, weights[0].device, all_reduce_global)
+            whole = MultiPlan(multi, indices, limiter, (weights[0] if division is None else division.like).device, division)
+        every = indices if division is None else division.indices
         for part in parts_of(optimizer):
-            at = [i for i, index in enumerate(indices) if part_of(optimizer, index) is part]
-            if not at and whole is not None:
+            at, of_all = (
+                [i for i, index in enumerate(each) if part_of(optimizer, index) is part] for each in (indices, every)
+            )
+            if not of_all and whole is not None:
                 continue
+            of_part = None if division is None else division._replace(indices=[every[i] for i in of_all])
             part_params = [indices[i] for i in at], [weights[i] for i in at]
             plan: UpdaterPlan | CustomPlan
             if isinstance(part, RuleOptimizer):
                 part_names, offsets = [names[i] for i in at], None if rng_offsets is None else rng_offsets[at]
                 plan = UpdaterPlan(
-                    self, part, *part_params, part_names, self.control, zero_grads, offsets, all_reduce_global, alone, own
+                    self, part, *part_params, part_names, self.control, zero_grads, offsets, of_part, alone, own
                 )
             else:
-                plan = CustomPlan(self.state, part, *part_params, self.control, zero_grads)
+                plan = CustomPlan(self.state, part, *part_params, self.control, zero_grads, of_part)
             if whole is None:
                 return plan
-            whole.parts.append((plan, at))
+            whole.parts.append((plan, at, of_all))
         assert whole is not None
         return whole
 
@@ -252,7 +256,7 @@ class UpdaterPlan(StepPlan):
         zero_grads: whether a step fills the gradients with zeros.
         rng_offsets: int array, the offset of each parameter's random numbers; default: the indices, so that random numbers
             do not depend on which parameters are updated together.
-        all_reduce_global: function that sums a tensor over ranks in place, for global norms; see `Update`.
+        division: how all parameters of this optimizer are divided among processes; None in a single one.
         alone: whether the parameters of a step are updated by separate calls; see `RuleOptimizer.rows_of_step`.
         own: whether gradients will be the weights' own, `weight.grad`.
     """
@@ -267,7 +271,7 @@ class UpdaterPlan(StepPlan):
         control: torch.Tensor | None = None,
         zero_grads: bool = False,
         rng_offsets: np.ndarray | None = None,
-        all_reduce_global: Callable[[torch.Tensor, str], None] | None = None,
+        division: Division | None = None,
         alone: bool = False,
         own: bool = False,
     ) -> None:
@@ -277,8 +281,11 @@ class UpdaterPlan(StepPlan):
         if rng_offsets is None:
             pairs = zip(indices, self.optimizer.slots(indices), strict=True)
             rng_offsets = np.array([index if isinstance(index, int) else slot for index, slot in pairs])
-        self._zero_grads, self._rng_offsets, self._all_reduce_global = zero_grads, rng_offsets, all_reduce_global
-        super().__init__(list(map(repr, names)), HyperRows(optimizer, indices, alone), own)
+        self._zero_grads, self._rng_offsets, self._division = zero_grads, rng_offsets, division
+        every = indices if division is None else division.indices
+        at = {index: k for k, index in enumerate(every)}
+        places = None if division is None else [at[index] for index in indices]
+        super().__init__(list(map(repr, names)), HyperRows(optimizer, every, alone, places), own)
 
     def new_update(self, rule: Rule | TensorRule) -> Update:
         updater, optimizer = self._updater, self.optimizer
@@ -300,12 +307,14 @@ class UpdaterPlan(StepPlan):
             self._control,
             self._zero_grads,
         )
-        update.rng_offsets, update.all_reduce_global = self._rng_offsets, self._all_reduce_global
+        update.rng_offsets = self._rng_offsets
+        if self._division is not None:
+            update.all_reduce_global, update.elsewhere = self._division.all_reduce, self._division.like
         self.limiter = None
         if limit_of(optimizer) is not None:
             self.limiter = updater.limiter_of(optimizer)
             self.limiter.use_control(self._control)
-            update.decide = self.limiter.decide
+            update.decide = self.limiter.replace
         return update
 
     def is_current(self, update: Update) -> bool:
