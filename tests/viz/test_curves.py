@@ -191,15 +191,15 @@ def _noisy(updates, seed=0):
 
 
 def _average(losses, width):
-    """NumPy fits a line to the logarithms within half a width of each update; the average is the line's value there."""
+    """NumPy fits a line to the losses within half a width of each update; the average is the line's value there."""
     there = np.isfinite(losses)
-    logs, updates = np.log(np.where(there, losses, 1.0)), np.arange(len(losses))
+    values, updates = np.where(there, losses, 0.0), np.arange(len(losses))
     found = np.full(len(losses), NAN)
     for k in np.flatnonzero(there):
         weights = np.sqrt(np.maximum(1 - (2 * (updates - k) / width) ** 2, 0)) * there
         few = np.count_nonzero(weights) == 1
-        found[k] = logs[k] if few else np.polyfit(updates - k, logs, 1, w=weights)[1]
-    return np.exp(found)
+        found[k] = values[k] if few else np.polyfit(updates - k, values, 1, w=weights)[1]
+    return found
 
 
 def _pairs(figure):

@@ -30,8 +30,8 @@ def plot_training(
 ) -> Figure:
     """Draw the loss curves of several runs on a log scale, above their learning rates, from plain numbers.
 
-    A curve is drawn twice: faint as given, and strong as the average over a window of updates around each update, geometric
-    on the log scale, which follows the trend at the ends. The legend names the width of the window. `LossView` draws
+    A curve is drawn twice: faint as given, and strong as the mean over a window of updates around each update, which
+    follows the trend at the ends. The legend names the width of the window. `LossView` draws
     recorded runs in the same way.
 
     Args:

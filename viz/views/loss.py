@@ -33,10 +33,10 @@ class LossView(RunView):
     A scalar and its validation counterpart, such as "loss" and "val_loss", share a panel.
 
     Each scalar is drawn twice: a faint line as recorded, with a band from the smallest to the largest value of the steps
-    that share a point; and a strong line that averages over a window of steps around each step, geometrically on a log
-    scale. The legend names the width of the window. Near the ends the average follows the trend, so that a straight line,
-    or on a log scale an exponential, is unchanged, and a run that branches off another run begins at its curve. Crosses at
-    the bottom mark steps with a loss that is not finite. Thin lines mark new epochs, if a scalar "epoch" was recorded.
+    that share a point; and a strong line, the mean over a window of steps around each step. The legend names the width of
+    the window. Near the ends the mean follows the trend, so that a straight line is unchanged, and a run that branches off
+    another run begins at its curve. Crosses at the bottom mark steps with a loss that is not finite, rings at the lower edge
+    of a log scale steps with one of 0 or below. Thin lines mark new epochs, if a scalar "epoch" was recorded.
     Learning rates are step curves.
 
     Args:

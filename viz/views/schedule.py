@@ -19,7 +19,7 @@ from ..scene import Axis, Button, Click, Control, Layer, Line, Listing, Panel, P
 from ..simulate.schedules import simulate_scheduler
 from ..style import COLOURS, DASHES
 from .run_view import checked_run, take_in
-from .series import SOLID_GREY, axis_from_zero, drawable, middle_steps, scalar_panel, smoothing_control, spread
+from .series import SOLID_GREY, axis_from_zero, drawable, middle_steps, not_positive, scalar_panel, smoothing_control, spread
 from .view import View
 
 __all__ = ["Schedule", "ScheduleView", "TorchSchedule", "scheduler"]
@@ -255,6 +255,9 @@ class ScheduleView(View):
             vertical = Axis.over("learning rate", *values, scale="log", margin=0.15 if self.knots else 0.05)
         else:
             vertical = axis_from_zero("learning rate", *values)
+        lines = [layer for layer in layers if isinstance(layer, Line)]
+        zeros = [([np.asarray(line.x)[np.asarray(line.y) <= 0]], line.style) for line in lines]
+        layers += not_positive(across, vertical, zeros)
         smoothing = smoothing_control([] if self._run is None else [self._run], ["loss"])
         loss = _loss_panel(self._run, across, smoothing)
         click = None if self.knots is None else Click(event="knot", double=True, does="add a knot")

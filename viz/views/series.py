@@ -21,6 +21,7 @@ __all__ = [
     "apart",
     "axis_from_zero",
     "axis_value",
+    "crosses",
     "drawable",
     "empty_scene",
     "fits_log",
@@ -30,6 +31,7 @@ __all__ = [
     "is_sparse",
     "middle_steps",
     "not_finite",
+    "not_positive",
     "over_steps",
     "percentiles",
     "rate_panel",
@@ -44,7 +46,7 @@ __all__ = [
 WIDTHS = tuple(float(digit * 10**power) for power in range(9) for digit in (1, 2, 5))  # widths of moving averages, in steps
 LARGEST = 3e38  # the largest number that a scene can hold
 SOLID_GREY = 15  # the style number of a solid grey line
-MARKS = 32  # the largest number of crosses side by side
+MARKS = 32  # the largest number of crosses, or of rings, side by side
 Drawn = tuple[str, Curve, np.ndarray, int]  # legend name, curve, x of its points, style number
 NOWHERE_FINITE = Text("no value is finite", 0.5, 0.5, align="center", size=11, style="quiet")
 
@@ -131,7 +133,7 @@ def scalar_panel(
     limits: list[np.ndarray] = []
     scale = scale if fits_log(name, *(curve.mean for _, curve, _, _ in drawn)) else "linear"
     for legend, curve, x, style in drawn:
-        means = smoothed(middle_steps(curve), curve.mean, [float(width) for width in smoothing.values], scale)
+        means = smoothed(middle_steps(curve), curve.mean, [float(width) for width in smoothing.values])
         if (curve.low < curve.high).any():
             layers.append(Band(x, drawable(curve.low), drawable(curve.high), style=style, alpha=0.12))
         layers.append(Line(x, drawable(curve.mean), style=style, width=0.6, alpha=0.35))
@@ -144,6 +146,7 @@ def scalar_panel(
         )
     vertical = Axis.over(name.replace("_", " ") if label is None else label, *limits, scale=scale, margin=0.06)
     marks = not_finite(across, vertical, [(x, curve.mean, curve.nonfinite, style) for _, curve, x, style in drawn])
+    marks += not_positive(across, vertical, [([x[curve.low <= 0]], style) for _, curve, x, style in drawn])
     return Panel(across, vertical, [*layers, *marks])
 
 
@@ -169,16 +172,56 @@ def not_finite(
         across, vertical: the panel's axes.
         curves: for each curve the x of its points, their means, their numbers of non-finite values, each [n], and its style.
     """
-    bottom, layers, is_empty = axis_value(vertical, 0.03), list[Layer](), True
+    layers, is_empty = list[Layer](), True
     for x, means, nonfinite, style in curves:
         is_empty &= not np.isfinite(means).any()
-        at = apart(x[nonfinite > 0], (across.high - across.low) / MARKS)
-        if at.size:
-            name = "not finite" if not layers else ""
-            layers.append(Points(at, np.full(at.size, bottom), marker="cross", size=5, style=style, name=name))
+        layers += crosses(across, vertical, [x[nonfinite > 0]], style=style, name="" if layers else "not finite")
     if is_empty and layers:
         layers.append(NOWHERE_FINITE)
     return layers
+
+
+def crosses(
+    across: Axis, vertical: Axis, places: Sequence[np.ndarray], name: str = "not finite", **look: Any
+) -> list[Layer]:
+    """Return crosses at the bottom of a panel, where something is not finite.
+
+    Args:
+        across, vertical: the panel's axes.
+        places: their x; with `by`, for each value of that control.
+        name: the name in the legend.
+        **look: further arguments of `Points`.
+    """
+    return _at_the_bottom(across, axis_value(vertical, 0.03), places, marker="cross", name=name, **look)
+
+
+def not_positive(
+    across: Axis, vertical: Axis, lines: Iterable[tuple[Sequence[np.ndarray], int | str]], by: tuple[str, ...] = ()
+) -> list[Layer]:
+    """Return rings at the lower edge of a panel that is logarithmic, where values are 0 or below.
+
+    Args:
+        across, vertical: the panel's axes.
+        lines: for each line the x of such values, as `places` of `crosses`, and its style.
+        by: a control.
+    """
+    layers: list[Layer] = []
+    for places, style in lines if vertical.scale == "log" else ():
+        name, y = "" if layers else "0 or below", axis_value(vertical, 0.015)
+        layers += _at_the_bottom(across, y, places, by, marker="ring", style=style, name=name)
+    return layers
+
+
+def _at_the_bottom(
+    across: Axis, y: float, places: Sequence[np.ndarray], by: tuple[str, ...] = (), **look: Any
+) -> list[Layer]:
+    marks = [apart(x, (across.high - across.low) / MARKS) for x in places]
+    most = max(map(len, marks))
+    if not most:
+        return []
+    x = np.array([np.pad(mark, (0, most - len(mark)), constant_values=np.nan) for mark in marks])
+    x = x if by else x[0]
+    return [Points(x, np.full(x.shape, y), by=by, size=5, **look)]
 
 
 def apart(x: np.ndarray, gap: float) -> np.ndarray:

@@ -11,10 +11,10 @@ from ..record import Run, Series
 from ..record.diagnosis import nonfinite_gradients
 from ..record.series import POINTS
 from ..record.statistics import quantiles
-from ..scene import Axis, Band, Control, Layer, Line, Panel, Points, RefLine, Scene
+from ..scene import Axis, Band, Control, Layer, Line, Panel, RefLine, Scene
 from .rows import Rows
 from .run_view import OneRunView
-from .series import MARKS, NOWHERE_FINITE, SOLID_GREY, apart, axis_value, drawable, empty_scene, middle_steps
+from .series import NOWHERE_FINITE, SOLID_GREY, crosses, drawable, empty_scene, middle_steps, not_positive
 
 __all__ = ["UpdateRatioView", "WeightsView", "bad_gradients", "farthest_ratios", "norm_panel", "ratio_panel"]
 
@@ -110,7 +110,7 @@ class WeightsView(OneRunView):
 def norm_panel(run: Run, rows: Rows) -> Panel | None:
     """Return a panel of the norms of weights, gradients and updates of the selected row; None if no norm was recorded."""
     layers: list[Layer] = []
-    ends, values = [], []
+    ends, values, zeros = [], [], []
     for i, what in enumerate(("weight", "gradient", "update")):
         series = run.tensors.get(f"{what}_norm")
         if series is None or not len(series):
@@ -120,10 +120,12 @@ def norm_panel(run: Run, rows: Rows) -> Panel | None:
         layers.append(Line(x, y, by=("layer",), style=i, name=what, marker=len(x) == 1))
         ends.append(x[[0, -1]])
         values.append(y)
+        zeros.append(([x[each <= 0] for each in y], i))
     if not layers:
         return None
     scale = "log" if any((each > 0).any() for each in values) else "linear"
     across, vertical = Axis.over("step", *ends, margin=0.01), Axis.over("norm", *values, scale=scale)
+    layers += not_positive(across, vertical, zeros, ("layer",))
     layers += bad_gradients(run, rows, across, vertical)
     if not any(np.isfinite(each).any() for each in values):
         layers.append(NOWHERE_FINITE)
@@ -147,14 +149,8 @@ def bad_gradients(run: Run, rows: Rows | None, across: Axis, vertical: Axis) -> 
     curve, bad = nonfinite
     counts = bad.astype(np.float64)
     counts = counts.sum(axis=1, keepdims=True) if rows is None else rows.of_choices("gradient_nonfinite", counts)
-    marks = [apart(middle_steps(curve)[here > 0], (across.high - across.low) / MARKS) for here in counts.T]
-    x = np.full((len(marks), max(map(len, marks))), np.nan)
-    for i, mark in enumerate(marks):
-        x[i, : len(mark)] = mark
-    if rows is None:
-        x = x[0]
-    y, by = np.full(x.shape, axis_value(vertical, 0.03)), () if rows is None else ("layer",)
-    return [Points(x, y, by=by, marker="cross", size=5, style=1, name="not finite")]
+    places = [middle_steps(curve)[here > 0] for here in counts.T]
+    return crosses(across, vertical, places, style=1, by=() if rows is None else ("layer",))
 
 
 def ratio_panel(run: Run) -> Panel | None:
@@ -182,6 +178,8 @@ def ratio_panel(run: Run) -> Panel | None:
             Line(x, drawable(positive[:, run.parameters.index(name)]), style=i, width=1.2, name=name, marker=marker)
         )
     vertical = Axis.over("update norm / weight norm", positive, np.array([1e-4, 1e-2]), scale="log")
+    columns = (ratios[:, run.parameters.index(name)] for name in names)
+    layers += not_positive(across, vertical, [([x[column <= 0]], i) for i, column in enumerate(columns)])
     layers += bad_gradients(run, None, across, vertical)
     if not np.isfinite(ratios).any():
         layers.append(NOWHERE_FINITE)
