@@ -42,20 +42,20 @@ class Snapshot:
     """
 
     def __init__(self, source: Trainer | torch.optim.Optimizer, modules: Iterable[torch.nn.Module] = ()) -> None:
-        if isinstance(source, Trainer):
-            self.params = [parameter for replica in source.replicas for parameter in replica.params]
-            self._restore_source = _of_trainer(source)
-        elif isinstance(source, torch.optim.Optimizer):
-            self.params = [parameter for group in source.param_groups for parameter in group["params"]]
-            self._restore_source = _of_optimizer(source)
-        else:
+        if not isinstance(source, (Trainer, torch.optim.Optimizer)):
             raise TypeError(f"source must be a Trainer or a torch.optim.Optimizer, got {type(source).__name__}")
+        self.params = parameters_of(source)
+        self._restore_source = _of_trainer(source) if isinstance(source, Trainer) else _of_optimizer(source)
         self._weights = [parameter.detach().clone() for parameter in self.params]
         self._gradients = [parameter.grad for parameter in self.params]
         self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id, so that none is kept twice
         for module in modules:
             self.add_buffers(module)
         self._random = random_state()
+
+    def is_finite(self) -> bool:
+        """Return whether no weight is infinite or NaN."""
+        return all(bool(torch.isfinite(weight).all()) for weight in self._weights)
 
     def add_buffers(self, module: torch.nn.Module) -> None:
         """Keep the buffers of another module as they are now. Buffers that are kept already stay as they were."""
@@ -74,6 +74,13 @@ class Snapshot:
             buffer.copy_(value)
         self._restore_source()
         set_random_state(self._random)
+
+
+def parameters_of(source: Trainer | torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the parameters of a trainer, those of all replicas, or of an optimizer."""
+    if isinstance(source, Trainer):
+        return [parameter for replica in source.replicas for parameter in replica.params]
+    return [parameter for group in source.param_groups for parameter in group["params"]]
 
 
 def _of_trainer(trainer: Trainer) -> Callable[[], None]:

@@ -97,16 +97,20 @@ class LearningRate:
         self.last = lr
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Multiply the learning rate inside this context, for one step; a rate that the step itself sets stays."""
+    def applied(self) -> Iterator[Callable[[], int]]:
+        """Multiply the learning rate inside this context, for one step; a rate that the step itself sets stays.
+
+        Yields a function that returns how many steps the trainer or optimizer has taken since.
+        """
         trainer, used = self.trainer, list[float]()
+        begun = trainer.optimizer.num_update if isinstance(trainer, Trainer) else 0
         with ExitStack() as multiplied:
             if isinstance(trainer, Trainer):
                 for part in parts_of(trainer.optimizer):
                     multiplied.enter_context(_multiplied(part, self.multiplier))
             elif trainer is not None:
                 multiplied.enter_context(_multiplied_groups(trainer, self.multiplier, used))
-            yield
+            yield lambda: trainer.optimizer.num_update - begun if isinstance(trainer, Trainer) else len(used)
             self.last = used[-1] if used else self.now
 
 

@@ -8,6 +8,7 @@ import contextvars
 import copy
 import inspect
 import itertools
+import math
 import signal
 import threading
 import time
@@ -25,15 +26,17 @@ from tqdm import tqdm
 
 from ...trainer import CheckpointManager, Trainer
 from ...trainer.checkpoint.snapshot import Snapshot as TrainerSnapshot
+from ...trainer.checkpoint.snapshot import parameters_of
 from ...trainer.fitting import EpochBatches, check_batches, evaluate, saving_with, train_on
 from ...trainer.interrupts import gets_signals, give_back, handled, uninterrupted
 from ...trainer.metrics import checked_metrics
-from ...trainer.validation import choice, integer, number
+from ...trainer.validation import boolean, choice, integer, number
 from ..record import Recorder, Run, RunSet
 from ..record.scalars import ScalarBuffer, checked_scalars
 from ..render.notebook import has_front_end, in_notebook, request, running_event_loop, show_below_cell, watch_cell
 from ..views import FrameBudget, View
 from .learning_rates import LearningRate, weakly
+from .losses import LossWatch
 from .view import LiveView
 
 __all__ = ["MODES", "LiveLoop", "Snapshot", "loops", "stop_loops"]
@@ -41,6 +44,8 @@ __all__ = ["MODES", "LiveLoop", "Snapshot", "loops", "stop_loops"]
 MODES = ("auto", "task", "thread", "block")
 SLICE = 0.02  # seconds of steps, after which other code may run
 TURNS = 8  # turns of the event loop between slices; a message to the kernel takes several
+SPARE = "before nan"  # the name of the snapshot that is kept in case a loss becomes NaN
+SPARE_SHARE, SPARE_BYTES = 0.02, 2**26  # the share of the time that such snapshots take, and the most bytes of weights
 UNSEEN = 60.0  # seconds without a page that shows the view, after which the view counts as unseen
 _loops: weakref.WeakSet[LiveLoop] = weakref.WeakSet()
 _numbers = itertools.count()
@@ -85,7 +90,9 @@ class LiveLoop:
 
     Args:
         steps: the training: a generator function or iterator that takes one step for each `next`, or a callable that takes
-            one step, until it returns False or raises StopIteration. Steps may yield or return the loss, or numbers by name.
+            one step, until it returns False or raises StopIteration, or that returns such an iterator. Steps may yield or
+            return the loss, or numbers by name. A callable that takes several steps of the trainer in its first call is a
+            generator function that lacks its `yield`: the loop fails with an error that says so.
         trainer: the `Trainer` or `torch.optim.Optimizer` in use; None means that rates cannot be set and there are no
             snapshots.
         recorder: a `Recorder` of the trainer. Its `step` is called with what the steps yield, unless the steps call it. None
@@ -101,6 +108,11 @@ class LiveLoop:
         name: the name of the run, if there is no recorder.
         when_unseen: "go on", or "pause" once no page has shown the view for a minute, such as when its tab was closed.
             The view says so when it is seen again. This works with the canvas only.
+        stop_at_nan: whether the loop fails with FloatingPointError when a loss is infinite or NaN and weights are, too,
+            which no later step mends. This is noticed when the loss has been recorded, within 0.1 s if it is on the CPU.
+            The snapshot "before nan" is then a state of before, in which weights were finite and the loss no higher than the
+            first: the last of those that the loop has kept now and then, in 2 % of the time. Weights of over 64 MiB are not
+            kept. May be set.
         checkpoint: a `CheckpointManager` of the trainer. `start` continues from the newest checkpoint in its folder;
             checkpoints are saved at the manager's interval, after a signal, and at the end.
 
@@ -149,12 +161,14 @@ class LiveLoop:
         frames_per_second: float = 4.0,
         name: str = "run",
         when_unseen: str = "go on",
+        stop_at_nan: bool = True,
         checkpoint: CheckpointManager | None = None,
     ) -> None:
         _check_arguments(steps, trainer, recorder, stateful, view, checkpoint)
         budget = FrameBudget(most=number("frames_per_second", frames_per_second, above=0))
         self._mode = choice("mode", mode, MODES)
         self._pauses_unseen = choice("when_unseen", when_unseen, ("go on", "pause")) == "pause"
+        self.stop_at_nan = boolean("stop_at_nan", stop_at_nan)
         self.status, self.n_steps, self.clock = "ready", 0, time.monotonic
         self.exception: BaseException | None = None
         self.remark = ""
@@ -182,6 +196,9 @@ class LiveLoop:
         self._scalars = ScalarBuffer()  # used if there is no recorder
         self.runs, self.snapshots = RunSet([self.run]), dict[str, Snapshot]()
         self._left_off: dict[str, Snapshot] = {}  # for each other run, its state when it was left
+        self._watch = LossWatch(self.run)
+        self._spares: list[Snapshot] = []  # the last two that were taken in case the loss becomes NaN
+        self._spare_due = 0.0  # the time of the next one
         self.view = None if view is None else LiveView(self, view if isinstance(view, View) else None, budget=budget)
         self._shown_by: str | None = None  # the execution of a cell that has shown the view
         self.cell: str | None = request().get("metadata", {}).get("cellId")  # the id of the notebook cell that made the loop
@@ -578,10 +595,12 @@ class LiveLoop:
         try:
             try:
                 self._is_breakable = True
-                with self.rate.applied():
+                with self.rate.applied() as taken:
                     value = next(self._iterator)
             finally:
                 self._is_breakable = False
+            if self.n_steps == 0 and taken() > 1 and not isinstance(self._source, Iterable):
+                _refuse_without_yield(self._source, taken())
             self.n_steps += 1
             self._note(value)
         except StopIteration:
@@ -611,6 +630,8 @@ class LiveLoop:
         """Change the status between two steps. The caller calls `_tell` afterwards, without the lock."""
         try:
             self.take_in()  # who waits for the new status, in another thread, finds the numbers of all steps
+            if status in ("finished", "paused") and (error := self._bad_loss()) is not None:
+                status, self.exception = "failed", error
         finally:
             self.status, self._asked, self._limit = status, None, None
         if not self.has_ended:
@@ -623,7 +644,7 @@ class LiveLoop:
             self.status, self.exception = "failed", error
         if status == "stopped" and isinstance(self._iterator, Generator):
             self._iterator.close()  # so that it can clean up
-        self._model = []
+        self._model, self._spares = [], []
 
     def _tell(self) -> None:
         """Show the new status."""
@@ -745,6 +766,8 @@ class LiveLoop:
         end = self.clock() + SLICE
         while self._is_on(turn):
             self._take_step(turn)
+            if not self._spares:
+                self._keep_spare()
             now = self.clock()
             if now >= end or (until is not None and now >= until):
                 break
@@ -753,8 +776,12 @@ class LiveLoop:
         if self.recorder is None:
             with self.at_rest():
                 self.take_in(wait=False)
+        if (error := self._bad_loss()) is None:
+            self._keep_spare()
         self._draw(turn)
-        asked = "stopped" if self._cell_is_gone() else None  # then nothing refers to the loop any more
+        asked = None if error is None else "failed"
+        self.exception = self.exception if error is None else error
+        asked = "stopped" if self._cell_is_gone() else asked  # then nothing refers to the loop any more
         if self.view is not None and self.view.unseen >= UNSEEN:
             self.unseen_from = self.n_steps if self.unseen_from is None else self.unseen_from
             asked = asked or ("paused" if self._pauses_unseen else None)
@@ -869,6 +896,39 @@ class LiveLoop:
             metrics = {name: one for name, one in numbers.items() if _is_number(one)}
             manager.step(metrics if manager.metric is None or manager.metric in metrics else None)
 
+    def _bad_loss(self) -> FloatingPointError | None:
+        """Return the error if losses that have arrived since the last call are not finite, and weights neither."""
+        self._watch = self._watch if self._watch.run is self.run else LossWatch(self.run)
+        bad, trainer = self._watch.look(), self.rate.trainer
+        if bad is None or not self.stop_at_nan or (trainer is not None and all(map(_is_finite, parameters_of(trainer)))):
+            return None
+        name, step, value = bad
+        words = f"{name} is {value:g} at step {step:,}"
+        words += "" if trainer is None else ", and weights are not finite, which no later step mends"
+        for spare in reversed(self._spares):
+            if spare.run == self.run.name and spare.step < step and spare.state["trainer"].is_finite():
+                self.snapshots[SPARE] = spare
+                words += (
+                    f"; snapshot {SPARE!r} has the state after step {spare.step:,}: go back to it, or "
+                    f"loop.branch(at={SPARE!r}, learning_rate=...)"
+                )
+                break
+        return FloatingPointError(f"{words}. LiveLoop(..., stop_at_nan=False) goes on")
+
+    def _keep_spare(self) -> None:
+        """Take a snapshot for the case that the loss becomes NaN, if it is due and the training has not gone astray yet."""
+        trainer, begun = self.rate.trainer, self.clock()
+        if begun < self._spare_due or trainer is None or not self.stop_at_nan or not self._watch.is_fine:
+            return
+        params = parameters_of(trainer)
+        if sum(param.numel() * param.element_size() for param in params) > SPARE_BYTES:
+            self._spare_due = math.inf
+            return
+        with self.at_rest():
+            self._spares = [*self._spares[-1:], self._snapshot_now(SPARE)]
+        now = self.clock()
+        self._spare_due = now + (now - begun) / SPARE_SHARE
+
     def _begin_saving(self, resumes: bool) -> None:
         """Begin to save checkpoints and to note signals. With `resumes`, first load the newest checkpoint."""
         manager = self._checkpoint()
@@ -914,9 +974,11 @@ class LiveLoop:
         return not self._is_closed
 
     def _take_snapshot(self, name: str) -> Snapshot:
-        trainer = self.rate.needed("snapshot")
         self.take_in()
-        snapshot = TrainerSnapshot(trainer)
+        return self._snapshot_now(name)
+
+    def _snapshot_now(self, name: str) -> Snapshot:
+        snapshot = TrainerSnapshot(self.rate.needed("snapshot"))
         state = {
             "trainer": snapshot,
             "gradients": [None if param.grad is None else param.grad.detach().clone() for param in snapshot.params],
@@ -1043,12 +1105,29 @@ def _iterator(steps: Any) -> Iterator[Any]:
 
 
 def _called(step: Callable[[], Any]) -> Iterator[Any]:
-    """Yield the results of a callable until it returns False or raises StopIteration."""
+    """Yield the results of a callable until it returns False or raises StopIteration; if it makes an iterator, its items."""
     try:
         while (value := step()) is not False:
+            if isinstance(value, Iterator):
+                yield from value
+                return
             yield value
     except StopIteration:
         return
+
+
+def _refuse_without_yield(steps: Any, taken: int) -> None:
+    """Raise the error about a callable whose first call has taken `taken` steps of the trainer."""
+    name = getattr(steps, "__name__", type(steps).__name__)
+    raise ValueError(
+        f"steps: one call of {name}() has taken {taken:,} steps of the trainer. LiveLoop calls a function once for each "
+        "step, and can pause and draw between calls only: write `yield loss` after the line with trainer.step(...) or "
+        "optimizer.step(), in the loop over the batches"
+    )
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return bool(torch.isfinite(tensor.detach()).all())
 
 
 def _is_redefined(steps: Any, newer: Any) -> bool:

@@ -1,0 +1,180 @@
+"""Live loops whose training goes wrong: a loss that is not finite, and functions that lack their `yield`."""
+
+import asyncio
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+
+import tristep
+from tristep.viz import LiveLoop, Recorder
+
+BAD = 40  # the step whose batch has a NaN
+
+
+def _batch(step, bad=BAD):
+    return torch.full((2, 3), math.nan if step == bad else 1.0 / (step + 10))
+
+
+def _training(source="trainer", bad=BAD, steps=200, **options):
+    torch.manual_seed(0)
+    net = torch.nn.Linear(3, 1)
+    if source == "trainer":
+        trainer = tristep.Trainer(net, "adam", {"learning_rate": 1e-3} | options)
+    else:
+        trainer = (tristep if source == "tristep" else torch).optim.Adam(net.parameters(), lr=1e-3)
+    state = {"step": 0}
+
+    def train():
+        for _ in range(steps):
+            state["step"] += 1
+            trainer.zero_grad()
+            loss = net(_batch(state["step"], bad)).square().mean()
+            loss.backward()
+            trainer.step(1) if source == "trainer" else trainer.step()
+            yield loss
+
+    return net, trainer, train
+
+
+def _ended(loop):
+    if loop.mode == "task":
+        with pytest.raises(FloatingPointError):
+            asyncio.run(_awaited(loop))
+    elif loop.mode == "thread":
+        loop.start()
+        with pytest.raises(FloatingPointError):
+            loop.wait()
+    else:
+        with pytest.raises(FloatingPointError):
+            loop.start()
+    return str(loop.exception)
+
+
+async def _awaited(loop):
+    await loop
+
+
+@pytest.mark.parametrize("mode", ["block", "task", "thread"])
+@pytest.mark.parametrize("source", ["trainer", "tristep", "torch"])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_loop_fails_at_nan_and_keeps_a_state_of_before(source, mode, recorded):
+    net, trainer, train = _training(source)
+    recorder = Recorder(trainer) if recorded else None
+    loop = LiveLoop(train, trainer=trainer, recorder=recorder, mode=mode)
+    words = _ended(loop)
+    assert words.startswith(f"loss is nan at step {BAD}, and weights are not finite")
+    assert "stop_at_nan=False" in words
+    assert loop.status == "failed"
+    assert not torch.isfinite(net.weight).all()
+    assert f"step {BAD}" in loop.view.status()
+    kept = loop.snapshots["before nan"]
+    assert 1 <= kept.step < BAD
+    loop.branch(at="before nan", learning_rate=1e-4)
+    assert torch.isfinite(net.weight).all()
+    assert loop.status == "paused"
+    expected, _, again = _training(source, bad=None)
+    steps = again()
+    for _ in range(kept.step):
+        next(steps)
+    torch.testing.assert_close(net.weight, expected.weight, rtol=0, atol=0)
+
+
+def test_a_branch_from_before_nan_trains_on():
+    net, trainer, train = _training()
+    loop = LiveLoop(train, trainer=trainer, view=None, mode="block")
+    _ended(loop)
+    loop.branch(at="before nan")
+    loop.step(50)  # its batches are those after the bad one
+    assert loop.status == "paused"
+    assert torch.isfinite(net.weight).all()
+
+
+@pytest.mark.parametrize("steps", [BAD, BAD + 3])
+def test_nan_in_the_last_steps_is_no_success(steps):
+    _, trainer, train = _training(steps=steps)
+    assert f"step {BAD}" in _ended(LiveLoop(train, trainer=trainer, view=None, mode="block"))
+
+
+def test_nan_before_a_pause_is_told():
+    _, trainer, train = _training()
+    loop = LiveLoop(train, trainer=trainer, view=None, mode="block")
+    with pytest.raises(FloatingPointError, match=f"step {BAD}"):
+        loop.step(BAD + 1)
+    assert loop.can_go_on
+
+
+def test_a_step_that_the_optimizer_skips_does_not_end_a_training():
+    net, trainer, train = _training(skip_nonfinite=True)
+    loop = LiveLoop(train, trainer=trainer, view=None, mode="block").start()
+    assert (loop.status, loop.n_steps, dict(loop.snapshots)) == ("finished", 200, {})
+    assert torch.isfinite(net.weight).all()
+
+
+def test_nan_is_let_pass_if_asked(tmp_path):
+    net, trainer, train = _training()
+    loop = LiveLoop(train, trainer=trainer, view=None, mode="block", stop_at_nan=False).start()
+    assert (loop.status, loop.n_steps) == ("finished", 200)
+    assert torch.isnan(net.weight).all()
+    with pytest.raises(TypeError, match="stop_at_nan"):
+        LiveLoop(train, trainer=trainer, stop_at_nan="yes")
+
+
+def test_without_a_trainer_the_loss_alone_tells():
+    loop = LiveLoop(({"train_loss": 1.0 if k < 5 else math.inf} for k in range(10)), view=None, mode="block")
+    assert _ended(loop).startswith("train_loss is inf at step 6.")
+    other = LiveLoop(({"loss": 1.0, "accuracy": math.nan} for _ in range(10)), view=None, mode="block").start()
+    assert other.status == "finished"
+
+
+def test_large_weights_are_not_kept(monkeypatch):
+    monkeypatch.setattr("tristep.viz.live.loop.SPARE_BYTES", 15)
+    _, trainer, train = _training()
+    loop = LiveLoop(train, trainer=trainer, view=None, mode="block")
+    assert "snapshot" not in _ended(loop)
+    assert not loop.snapshots
+
+
+def test_a_training_that_went_astray_is_not_kept():
+    """The state of before is one of a loss no higher than the first, although the weights are finite for long."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.ones(3))
+    trainer = tristep.Trainer([weight], "sgd", {"learning_rate": 0.5})
+
+    def train():
+        for step in range(2000):
+            trainer.zero_grad()
+            loss = (0.1 if step < 30 else 5.0) * weight.square().sum()
+            loss.backward()
+            trainer.step(1)
+            yield loss
+
+    loop = LiveLoop(train, trainer=trainer, view=None, mode="block")
+    now = iter(range(10**6))
+    loop.clock = lambda: next(now)  # every step is a slice, and a snapshot is due after some steps
+    _ended(loop)
+    assert 1 <= loop.snapshots["before nan"].step <= 33
+
+
+@pytest.mark.parametrize("source", ["trainer", "tristep", "torch"])
+def test_a_function_without_yield_is_refused_after_its_first_call(source):
+    _, trainer, train = _training(source, bad=None, steps=20)
+    calls = []
+
+    def training():
+        calls.append(1)
+        for _ in train():
+            pass
+
+    loop = LiveLoop(training, trainer=trainer, view=None, mode="block")
+    with pytest.raises(ValueError, match=r"training\(\) has taken 20 steps .*`yield loss`"):
+        loop.start()
+    assert len(calls) == 1
+
+
+def test_a_function_that_makes_the_generator_is_taken_for_it():
+    _, trainer, train = _training(bad=None, steps=20)
+    loop = LiveLoop(lambda: train(), trainer=trainer, view=None, mode="block").start()
+    assert (loop.status, loop.n_steps, len(loop.run.scalars["loss"])) == ("finished", 20, 20)
