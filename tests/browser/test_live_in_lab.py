@@ -1,7 +1,9 @@
 """Training that is watched and steered in JupyterLab by keys and clicks, with both kernels and both renderers of widgets."""
 
 import json
+import os
 import re
+import signal
 
 import pytest
 
@@ -163,6 +165,25 @@ def test_a_loop_is_watched_and_steered(shared, browser, kernel, renderer):
     browser.run("arguments[0].scrollIntoView()", browser.find(failing.cell))
     browser.keep(f"live-{renderer}-{version}-failed")
     book.run("loop.view.close(); failing.view.close()")
+
+
+@pytest.mark.sample(0)
+def test_a_view_says_that_its_kernel_has_ended(notebook, browser):
+    book = notebook()
+    book.run(BEGIN.format(renderer="canvas"))
+    process = int(book.run(TRAINING + "import os\nprint(os.getpid())", "loop"))
+    seen = Seen(browser, "canvas", "loop")
+    browser.until(lambda: ": running" in seen.words(), "a running loop")
+    os.kill(process, signal.SIGKILL)
+    silence = browser.find(f"{seen.cell} .tristep-silence")
+    browser.until(silence.is_displayed, "words about it", 60)
+    assert "the kernel has ended or been restarted" in silence.text
+    buttons = browser.driver.find_elements("css selector", f"{seen.cell} .tristep-buttons button")
+    assert len(buttons) >= 4
+    assert {button.get_attribute("aria-disabled") for button in buttons} == {"true"}
+    assert len(seen.picture()) > 0
+    browser.keep("live-canvas-killed")
+    browser.complaints()  # of JupyterLab about its kernel
 
 
 def _step(words):

@@ -126,9 +126,73 @@ def test_silence_of_python_is_told_until_it_answers(stage):
     assert not silence.is_displayed()
     stage.browser.keys(stage.browser.find("input"), RIGHT)
     stage.browser.until(silence.is_displayed, "words about it")
-    assert "kernel has been restarted" in silence.text
+    assert "the kernel has ended or been restarted" in silence.text
     stage.browser.run("shown.answered()")
     assert not silence.is_displayed()
+
+
+# Time passes when a test says so: each interval and each wait for an answer is called by hand.
+BY_HAND = """
+const now = performance.now.bind(performance), wait = window.setTimeout.bind(window);
+window.later = 0;
+performance.now = () => now() + window.later;
+window.setInterval = (call) => { window.interval = call; return 0; };
+window.setTimeout = (call, time) => (time === 3000 ? (window.patience = call, 1) : wait(call, time));
+"""
+
+
+def _live_scene(live=True):
+    """Of a running loop: a slider of the browser's, one that Python acts on, and a button."""
+    powers = Control("power", "power", [1, 2], 0), Control("rate", "rate", [0.1, 0.2], 0, remote=True)
+    line = Line([0, 1], [[0, 1], [0, 2]], by=("power",))
+    panel = Panel(Axis("x", 0, 1), Axis("y", 0, 2), [line])
+    return Scene([panel], controls=powers, buttons=[Button("pause", "Pause")], live=live)
+
+
+def _asked(stage):
+    stage.browser.run("later += 6000; interval()")
+    return len(stage.sent("waiting"))
+
+
+def _lost(stage):
+    """What a person sees: whether it is said, whether the button is grey, and whether the remote slider is."""
+    run = stage.browser.run
+    pale = run("return getComputedStyle(document.querySelector('.tristep-remote')).opacity < 1")
+    return (
+        stage.browser.find(".tristep-silence").is_displayed(),
+        stage.browser.find(".tristep-buttons button").get_attribute("aria-disabled") == "true",
+        pale,
+    )
+
+
+def test_a_running_picture_that_gets_no_more_says_so(stage):
+    stage.browser.run(BY_HAND)
+    stage.show(_live_scene())
+    picture = stage.browser.digest(".tristep-picture canvas")
+    stage.browser.run("interval()")
+    assert stage.sent("waiting") == []  # something has just come
+    assert _asked(stage) == _asked(stage) == 1
+    assert _lost(stage) == (False, False, False)
+    stage.browser.run("patience()")
+    assert _lost(stage) == (True, True, True)
+    stage.browser.find(".tristep-buttons button").click()
+    assert stage.sent("button") == []
+    assert stage.browser.digest(".tristep-picture canvas") == picture
+    stage.update(_live_scene())  # another sign than an answer: it was busy
+    assert _lost(stage) == (False, False, False)
+    assert _asked(stage) == 2
+    stage.browser.run("patience(); shown.answered()")
+    assert _lost(stage) == (False, False, False)
+    stage.update(_live_scene(live=False))  # one that waits for a person
+    assert _asked(stage) == 2
+
+
+def test_what_cannot_be_sent_is_said_at_once(stage):
+    stage.browser.run(BY_HAND)
+    stage.show(_live_scene(live=False))
+    stage.browser.run("sent.push = () => { throw new Error('Cannot send'); }")
+    stage.browser.find(".tristep-buttons button").click()
+    assert _lost(stage) == (True, True, True)
 
 
 def test_the_order_of_the_tab_key(stage):

@@ -75,6 +75,7 @@ class LiveView(View):
             buttons=[*scene.buttons, *(button for button, _ in self._actions())],
             height=scene.height + height,
             heights=[height / scene.height * sum(shares), *shares],
+            live=self.is_live(),
             description=self.status() if self._is_default else f"{self.status()}\n{scene.description}",
         )
 

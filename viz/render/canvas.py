@@ -34,6 +34,7 @@ EVENTS: dict[str, dict[str, type]] = {
     "drag": {"name": str, "number": int, "x": float, "y": float},  # point `number` was moved; name is Points.drag
     "entry": {"name": str, "text": str},  # a text was typed into a control's field
     "seen": {},  # a page is open and up to date; sent every few seconds at most
+    "waiting": {},  # nothing has come for a while from a scene that changes by itself; asks for an answer only
 }
 
 
@@ -82,7 +83,7 @@ class SceneWidget(anywidget.AnyWidget):
         event = checked(message)
         if event is not None:
             try:
-                if self._on_event is not None:
+                if self._on_event is not None and event["kind"] != "waiting":
                     self._on_event(event)
             finally:
                 if event["kind"] != "seen":

@@ -83,6 +83,8 @@ class Scene:
         notes: warnings about what the picture shows, each a sentence or a `Note`; they stand below the picture, also in
             images.
         message: an answer to what the user has just done, such as an error; images leave it out.
+        live: whether further pictures come by themselves, such as while a training runs. A page then says so if none does
+            and Python does not answer.
 
     Raises:
         ValueError: a layer, click, legend or note refers to a control or value that does not exist, two controls have the
@@ -111,6 +113,7 @@ class Scene:
     listings: Sequence[Listing] = ()
     message: str = ""
     notes: Sequence[str] = ()
+    live: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.panels, Sequence) or not all(isinstance(each, Panel) for each in self.panels):

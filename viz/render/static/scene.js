@@ -20,6 +20,7 @@ const GAP = 18; // pixels between panels with their words
 const KEY = 17; // pixels of a row of a panel's own legend
 const BEFORE = 44; // pixels that it begins left of the panel
 const PATIENCE = 3000; // milliseconds without an answer of Python until that is said
+const QUIET = 5000; // milliseconds without a picture of something that changes by itself, until Python is asked for a sign
 const FAMILY = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
 const FIXED = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace';
 
@@ -1154,7 +1155,8 @@ const CSS = `
 .tristep-notes button { display: block; padding: 1px 0; border: 0; background: none; color: inherit; font: inherit; text-align: left;
   cursor: pointer; text-decoration: underline dotted; text-underline-offset: 3px; }
 .tristep-notes button:hover { background: var(--tristep-grid); }
-.tristep-silence { margin-top: 6px; font-size: 12px; color: var(--tristep-quiet); }
+.tristep-silence { margin-top: 6px; font-size: 12.5px; color: var(--tristep-ink); }
+.tristep-lost .tristep-remote { opacity: 0.55; }
 .tristep-buttons { grid-column: 1 / -1; display: flex; flex-wrap: wrap; gap: 6px; }
 .jp-OutputArea-child:has(.tristep-pictured) + .jp-OutputArea-child:has(.jp-RenderedImage) { display: none; }
 .tristep-hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
@@ -1184,6 +1186,8 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   let tableTimer = 0;
   let clickTimer = 0;
   let answerTimer = 0;
+  let heardAt = performance.now(); // of Python
+  let isLost = false; // whether Python does not answer
   let arrived = null; // the bytes of a scene that is to be shown from the next frame on
   const hidden = new Set(); // names
   const moved = new Map(); // by layer: places of points since they were moved by hand
@@ -1204,7 +1208,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   const hint = make("div", "tristep-hint");
   const whole = make("button", "", "Show all again");
   const controls = make("div", "tristep-controls");
-  const silence = make("div", "tristep-silence", "Python does not answer: it is busy, or the kernel has been restarted; then run this cell again.");
+  const silence = make("div", "tristep-silence", "Python does not answer: it is busy, or the kernel has ended or been restarted; then run this cell again. This is the last picture that came.");
   silence.setAttribute("role", "status");
   silence.hidden = true;
   const body = make("div", "tristep-body");
@@ -1572,7 +1576,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
       input.dataset.control = control.name;
       input.setAttribute("aria-label", control.label);
       value.htmlFor = id;
-      const line = make("div", "tristep-control");
+      const line = make("div", control.remote ? "tristep-control tristep-remote" : "tristep-control");
       controls.append(line);
       if (control.kind === "text") {
         const field = fieldOf(control);
@@ -1617,7 +1621,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
         const button = make("button", "", label);
         button.type = "button";
         button.dataset.button = name;
-        const isOn = () => scene.buttons.find((each) => each.name === name).enabled;
+        const isOn = () => !isLost && scene.buttons.find((each) => each.name === name).enabled;
         button.addEventListener("click", () => isOn() && tell({ kind: "button", name }));
         inputs.set(`button ${name}`, () => button.setAttribute("aria-disabled", String(!isOn()))); // it keeps the focus
         inputs.get(`button ${name}`)();
@@ -1763,14 +1767,33 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   }
 
   function ask(message) {
-    answerTimer ||= setTimeout(() => (silence.hidden = false), PATIENCE);
-    send(message);
+    answerTimer ||= setTimeout(() => lose(true), PATIENCE);
+    try {
+      send(message);
+    } catch { // as where the kernel has ended
+      lose(true);
+    }
+  }
+
+  /** Say that Python does not answer, and that nothing can be asked of it; or that it does again. */
+  function lose(lost) {
+    if (lost === isLost) return;
+    isLost = lost;
+    silence.hidden = !lost;
+    root.classList.toggle("tristep-lost", lost);
+    inputs.forEach((show) => show());
+  }
+
+  /** Python has given a sign. */
+  function heard() {
+    clearTimeout(answerTimer);
+    answerTimer = 0;
+    heardAt = performance.now();
+    lose(false);
   }
 
   function answered() {
-    clearTimeout(answerTimer);
-    answerTimer = 0;
-    silence.hidden = true;
+    heard();
     if (moved.size) { // where points are now is for Python to say
       moved.clear();
       changed();
@@ -1997,6 +2020,10 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   fillHint();
   fillControls();
   fillListings();
+  const watch = setInterval(() => {
+    const isQuiet = scene.live && !answerTimer && performance.now() - heardAt > QUIET;
+    if (send && isQuiet) ask({ kind: "waiting" });
+  }, QUIET / 5);
   recolour();
   resize();
 
@@ -2036,6 +2063,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   return {
     update(bytes) {
       arrived = bytes; // of many in one frame the last is shown
+      heard();
       changed();
     },
     answered,
@@ -2048,6 +2076,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
       window.removeEventListener("resize", resize);
       cancelAnimationFrame(frameAsked);
       [tableTimer, clickTimer, answerTimer].forEach(clearTimeout);
+      clearInterval(watch);
       playing = null;
       root.remove();
     },
