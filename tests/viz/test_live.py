@@ -285,7 +285,8 @@ def test_what_a_step_raises(mode, capsys):
 
 
 def test_a_generator_that_raised_cannot_be_gone_on_with():
-    loop = Training().loop(1 / number for number in (1, 0, 2))
+    training = Training()
+    loop = training.loop(1 / number for number in (1, 0, 2))
     with pytest.raises(ZeroDivisionError):
         loop.start()
     with pytest.raises(RuntimeError, match="its generator has been ended by the exception"):
