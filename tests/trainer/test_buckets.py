@@ -1,5 +1,7 @@
 """Gradients in buckets: sums over real processes, started while backward runs, whatever parameters a rank uses."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -240,3 +242,53 @@ def _only_halves():
 def test_counts_are_exact_where_gradients_are_not(processes):
     for dtype, counts, values in processes(3).run(_only_halves):
         assert (dtype, counts, values) == ("torch.float32", [3, 2], [9.0, 6.0])
+
+
+class _Stream:
+    """As a stream of a GPU, of which only what it waits for is known."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def wait_stream(self, other):
+        self.log.append(("wait", self, other))
+
+
+def _on_streams():
+    """A pass whose gradients are computed on two streams, as of a model that has used both in its forward pass."""
+    log = []
+    usual, one, two = (_Stream(log) for _ in range(3))
+    here, net = [usual], _plain_net(40, 4)
+    where = {param: (one, two)[k % 2] for k, param in enumerate(net.parameters())}
+    for param, stream in where.items():
+        param.register_post_accumulate_grad_hook(lambda _, stream=stream: here.__setitem__(0, stream))
+    buckets = GradientBuckets(net.parameters(), bucket_bytes=10_000, first_bucket_bytes=10_000)
+    start = buckets.start_sum
+
+    def start_sum(bucket):
+        log.append(("start", bucket, here[0]))
+        return start(bucket)
+
+    with (
+        mock.patch("tristep.kernels.streams.current", side_effect=lambda _: here[0]),
+        mock.patch.object(buckets, "start_sum", start_sum),
+    ):
+        for _ in range(2):  # the first makes the buckets
+            log.clear()
+            net(torch.ones(2, 40)).sum().backward()
+            here[0] = usual
+            buckets.finish([True] * len(where))
+    params, waited, checked = list(net.parameters()), [], 0
+    for what, first, second in log:
+        if what == "wait":
+            waited.append((first, second))
+            continue
+        used = {where[params[member.param]] for member in first.members}
+        assert set(waited) == {(second, stream) for stream in used if stream is not second}
+        checked += len(waited)
+        waited = []
+    return checked
+
+
+def test_a_sum_waits_for_the_streams_on_which_its_gradients_were_computed(processes):
+    assert min(processes(2).run(_on_streams)) > 1

@@ -70,6 +70,7 @@ class Bucket:
         self.shard: torch.Tensor | None = None
         self.handle: Any = None
         self.waiting = 0  # members whose gradient has not been computed yet
+        self.streams: list[Any] = []  # on which gradients of this round have been computed
         self.idle = False  # whether no member requires a gradient, so that the bucket is not summed
         self.started = False
         self.versions: list[int] = []  # of the members' views when the sum was started
@@ -493,13 +494,16 @@ class GradientBuckets:
         for bucket in self.buckets:
             wanted = [member.param for member in bucket.members if self.params[member.param].requires_grad]
             bucket.waiting = sum(not self._arrived[i] for i in wanted)
-            bucket.started = False
+            bucket.started, bucket.streams = False, []
             bucket.idle = not wanted and bucket.extra is None
 
     def _add(self, i: int) -> None:
         """Mark the gradient of parameter `i` as computed, and start the buckets that are complete now."""
         self._arrived[i] = True
         bucket, member = self._members[i]
+        stream = streams.current(bucket.flat.device)
+        if stream is not None and stream not in bucket.streams:
+            bucket.streams.append(stream)
         if member.room.nbytes >= COPIED_AT_ONCE:
             with torch.no_grad():
                 self._copy_in([member])
@@ -550,6 +554,10 @@ class GradientBuckets:
             self._next += 1
             if bucket.idle:
                 continue
+            here = streams.current(bucket.flat.device)
+            for stream in bucket.streams:  # autograd runs a hook on its gradient's stream, and orders no two of them
+                if stream != here:
+                    here.wait_stream(stream)
             if bucket.gaps:
                 torch._foreach_zero_(bucket.gaps)
             self._copy_in([member for member in bucket.members if counted[member.param]])
