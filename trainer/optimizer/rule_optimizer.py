@@ -30,7 +30,8 @@ class RuleOptimizer(Optimizer):
 
     A subclass sets `rule`, takes its hyper-parameters in `__init__` and stores each in an attribute with the name that the
     rule uses. Some names are derived: `lr`, `wd`, `decay` (lr wd) and `clip`, which contain schedule and multipliers,
-    `one_minus_x` from `x`, and the bias corrections `correctionN` from `betaN` (all in `tristep.kernels.language.derived`).
+    `one_minus_x` from `x`, and the bias corrections `correctionN` from `betaN`: factors, 1 / (1 - betaN^t), where papers
+    divide by 1 - betaN^t (all in `tristep.kernels.language.derived`).
     A subclass computes other numbers that depend on the update count in `hyper`. A class attribute made by `fraction()`,
     `positive()`, `not_negative()` or `Setting(check, **limits)` of `tristep.trainer.optimizer.settings` checks an argument
     whenever it is set. Weight decay is decoupled if the rule unpacks `decay`, and coupled, a part of the step, if it unpacks
