@@ -51,13 +51,22 @@ class CapturedStep:
         self._form: Any = None
         self._outputs: Any = None
 
+    @property
+    def normal_steps(self) -> int:
+        """The number of calls that will run normally before the graph is recorded."""
+        return 0 if self.is_recorded else max(self._warmup - self._calls, 0)
+
+    def forget(self) -> None:
+        """Record the graph anew, after some normal calls."""
+        self._graph, self.is_recorded, self._calls = None, False, 0
+
     def __call__(self, *inputs: Any) -> Any:
         """Take one training step and return the results of the function.
 
         Returned tensors are detached, and the next call overwrites them: clone those that you keep. Inputs with other shapes
         or dtypes than the recorded ones, such as a last smaller batch, run without the graph.
         """
-        if not _possible(self._device):
+        if not has_graphs(self._device):
             return self._fn(*inputs)
         with torch.cuda.device(self._device):  # streams and graphs belong to the current device
             return self._step(inputs)
@@ -187,7 +196,8 @@ def _alike(leaf: Any, recorded: Any) -> bool:
     return type(leaf) is type(recorded) and leaf == recorded
 
 
-def _possible(device: torch.device) -> bool:
+def has_graphs(device: torch.device) -> bool:
+    """Return whether work on this device can be recorded; elsewhere a captured function is simply called."""
     return device.type == "cuda"
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from .batch_step import device_of, step_on, unpack_batch
 from .checkpoint.snapshot import Snapshot
-from .fitting import check_batches, check_loss, device_of, step_on, unpack_batch
+from .fitting import check_batches, check_loss
 from .trainer import Trainer
 from .validation import choice, integer, number
 

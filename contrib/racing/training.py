@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...trainer.fitting import device_of, evaluate, unpack_batch
+from ...trainer.batch_step import device_of, unpack_batch
+from ...trainer.fitting import evaluate
 from ...trainer.optimizer import Optimizer
 from ...trainer.sweeping.train import Batches, Look, start, train_separately, train_together
 from ...trainer.trainer import Trainer

@@ -5,13 +5,10 @@ changes memory, and replays these and nothing else, with the kernels in Triton's
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 
-import numpy as np
 import pytest
 import torch
-from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from played_graphs import HAS_GPU, PlayedGraph, played
 
 import tristep
 from tristep import StaleGradientError, Trainer, amp
@@ -20,70 +17,13 @@ from tristep.trainer import capture as capture_module
 launch = pytest.importorskip("tristep.kernels.backends.triton.launch", reason="Triton has builds for Linux only")
 
 FULL = pytest.mark.sample(0)
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
-
-
-class PlayedGraph(TorchDispatchMode):
-    """A CUDA graph on the CPU."""
-
-    recording = None
-    made = 0
-
-    def warm_up(self, run):
-        return run()
-
-    def record(self, run):
-        self.played = []
-        PlayedGraph.recording = self
-        PlayedGraph.made += 1
-        try:
-            with self:
-                return run()
-        finally:
-            PlayedGraph.recording = None
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        kwargs, schema = kwargs or {}, operation._schema
-        if schema.is_mutable:  # whose result is what it changes
-            self.played.append((operation, args, kwargs, None))
-            changed = [a for a, given in zip(schema.arguments, args, strict=False) if a.alias_info is not None]
-            if len(schema.returns) != 1:
-                assert not schema.returns
-                return None
-            return kwargs["out"] if "out" in kwargs else args[[a.name for a in schema.arguments].index(changed[0].name)]
-        result = operation(*args, **kwargs)
-        if not any(each.alias_info is not None for each in schema.returns):  # no view
-            self.played.append((operation, args, kwargs, result))
-        return result
-
-    def replay(self):
-        for operation, args, kwargs, result in self.played:
-            found = operation(*args, **kwargs)
-            if result is not None:
-                for old, new in zip(_pytree.tree_leaves(result), _pytree.tree_leaves(found), strict=True):
-                    if isinstance(old, torch.Tensor):
-                        old.copy_(new)
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture(autouse=True)
 def _graphs(monkeypatch):
     monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", "float16")
-    PlayedGraph.made = 0
-    if not HAS_GPU:
-        call = launch.KernelCall.__call__
-
-        def noted(self):
-            if PlayedGraph.recording is None:
-                call(self)
-            else:
-                PlayedGraph.recording.played.append((call, (self,), {}, None))
-
-        monkeypatch.setattr(launch.KernelCall, "__call__", noted)
-        monkeypatch.setattr(capture_module, "_possible", lambda device: True)
-        monkeypatch.setattr(capture_module, "_new_graph", PlayedGraph)
-        monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    with np.errstate(all="ignore"):  # Triton's interpreter computes in NumPy, which would warn of infinities
+    with played(monkeypatch):
         yield
 
 
@@ -279,7 +219,7 @@ def test_optimizers_with_torchs_interface(name, scaled, monkeypatch):
 
 
 def test_without_graphs_the_function_is_called(monkeypatch):
-    monkeypatch.setattr(capture_module, "_possible", lambda device: False)
+    monkeypatch.setattr(capture_module, "has_graphs", lambda device: False)
     net = network()
     trainer = Trainer(net, "adam")
     x = batches(1)[0]

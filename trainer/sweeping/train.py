@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch.func import functional_call, vmap
 
+from ..batch_step import device_of, unpack_batch
 from ..ensemble import Ensemble
-from ..fitting import device_of, evaluate, unpack_batch
+from ..fitting import evaluate
 from ..optimizer import MultiOptimizer, Optimizer
 from ..optimizer.patterns import layers_of
 from ..trainer import Trainer

@@ -25,9 +25,10 @@ import torch
 from tqdm import tqdm
 
 from ...trainer import CheckpointManager, Trainer
+from ...trainer.batch_step import BatchStep, check_captures
 from ...trainer.checkpoint.snapshot import Snapshot as TrainerSnapshot
 from ...trainer.checkpoint.snapshot import parameters_of
-from ...trainer.fitting import EpochBatches, check_batches, evaluate, saving_with, train_on
+from ...trainer.fitting import EpochBatches, check_batches, evaluate, saving_with
 from ...trainer.interrupts import gets_signals, give_back, handled, uninterrupted
 from ...trainer.metrics import checked_metrics
 from ...trainer.validation import boolean, choice, integer, number
@@ -218,6 +219,7 @@ class LiveLoop:
         num_epoch: int = 1,
         eval_data: Iterable[Any] | None = None,
         eval_metric: Any = None,
+        capture: bool | str = False,
         **options: Any,
     ) -> LiveLoop:
         """Make a loop that trains `net` for some epochs, as `tristep.fit` does. It is not started yet.
@@ -234,6 +236,8 @@ class LiveLoop:
             eval_data: held-out batches, evaluated after each epoch; `data` must have a length then. An epoch's last step
                 yields "val_loss" and, for each metric, "val_" and its name, too.
             eval_metric: metrics to compute on `eval_data`, such as "accuracy"; see `tristep.fit`.
+            capture: whether to record steps as a CUDA graph on a GPU: False, True or "auto", as for `tristep.fit`. The
+                status says why that cannot be.
             **options: other arguments of `LiveLoop`.
 
         Returns:
@@ -255,6 +259,7 @@ class LiveLoop:
         if not isinstance(trainer, (Trainer, torch.optim.Optimizer)):
             raise TypeError(f"trainer must be a Trainer or a torch.optim.Optimizer, got {type(trainer).__name__}")
         num_epoch, metrics = integer("num_epoch", num_epoch, low=1), checked_metrics(eval_metric)
+        check_captures(capture)
         if eval_data is None and metrics:
             raise ValueError("eval_metric without eval_data: there is nothing to evaluate on")
         if eval_data is not None:
@@ -268,9 +273,12 @@ class LiveLoop:
         )  # the loop itself keeps them alive as long as it needs them
 
         def steps() -> Iterator[Any]:
+            step = BatchStep(living_trainer(), living_net(), loss, capture)
             while batches.epoch < num_epoch:
                 for batch in batches:
-                    _, mean, _, _ = train_on(living_trainer(), living_net(), loss, batch)
+                    _, mean, _, _ = step(batch)
+                    if step.why and (loop := made()) is not None:
+                        loop.remark = f"no CUDA graph: {step.why}"
                     if eval_data is None or batches.batch != batches.length:
                         yield mean
                     else:
@@ -278,7 +286,9 @@ class LiveLoop:
                         yield {"loss": mean} | {f"val_{name}": each for name, each in means.items()}
 
         stateful = [net, *options.pop("stateful", ()), batches]
-        return cls(steps, trainer=trainer, stateful=stateful, **options)
+        loop = cls(steps, trainer=trainer, stateful=stateful, **options)
+        made = weakref.ref(loop)
+        return loop
 
     @property
     def mode(self) -> str:

@@ -201,7 +201,7 @@ def late(emulator: Any, event: Callable[[Stream], Any] = Event) -> Iterator[Stre
         with ExitStack() as stack:
             stack.enter_context(mock.patch.multiple(streams, **patches))
             stack.enter_context(mock.patch.multiple(torch.cuda, **cuda))
-            stack.enter_context(mock.patch.object(capture, "_possible", return_value=True))
+            stack.enter_context(mock.patch.object(capture, "has_graphs", return_value=True))
             stack.enter_context(_Operations(stream))
             yield stream
             stream.run()
