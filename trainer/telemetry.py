@@ -181,9 +181,8 @@ class Telemetry:
             after: leave out steps with numbers up to this one.
         """
         steps = self._arrived()
-        numbers = self._step_numbers(steps)
-        first = int(np.searchsorted(numbers, after, side="right"))
-        return {"steps": numbers[first:]} | self._all(steps[first:])
+        first = int(np.searchsorted(self._step_numbers(steps), after, side="right"))
+        return self._read(steps[first:])
 
     def latest(self) -> dict[str, dict[str, Any]]:
         """Return the quantities of the last step that has arrived, by name of the parameter; {} before the first step."""
@@ -213,7 +212,7 @@ class Telemetry:
         """Copy and pickle the settings without the steps. A copied trainer attaches the copy."""
         return Telemetry, (self.every, self.size, self._metrics, self._histograms)
 
-    # Methods for the trainer.
+    # Methods for the trainer, and for recorders.
 
     def _attach(self, names: Sequence[str], params: Sequence[torch.Tensor]) -> None:
         attached = [ref() for ref in self._params]
@@ -240,6 +239,22 @@ class Telemetry:
                 return  # it updated nothing
             self._numbers[place] = number
         self._done += 1
+
+    def _count(self) -> int:
+        """The number of recorded steps so far, also those that have not arrived."""
+        return 0 if self._buffer is None else self._buffer.count
+
+    def _read_from(self, place: int) -> tuple[dict[str, np.ndarray], int]:
+        """Return `read` of the recorded steps that have arrived, from number `place` on, and the place to read next.
+
+        Places count from 0. Unlike the numbers of steps, they also grow when the trainer goes back to an earlier state.
+        """
+        arrived = self._arrived()
+        steps = range(max(arrived.start, place), arrived.stop)
+        return self._read(steps), max(place, arrived.stop)
+
+    def _read(self, steps: range) -> dict[str, np.ndarray]:
+        return {"steps": self._step_numbers(steps)} | self._all(steps)
 
     def _measure_sizes(self) -> None:
         for i, ref in enumerate(self._params):

@@ -50,6 +50,7 @@ def _train(net, step, zero_grad, recorder, steps=9, note=None):
     return np.array(found), losses
 
 
+NOTHING = types.SimpleNamespace(step=lambda **_: None, flush=lambda: None)  # records nothing
 NAMES = ("weight_norm", "gradient_norm", "update_norm", "update_ratio", "cosine")
 
 
@@ -204,7 +205,7 @@ def test_closing_leaves_trainer_and_optimizer_as_they_were(tmp_path):
     trainer = tristep.Trainer(_net(), "sgd")
     with Recorder(trainer) as recorder:
         assert trainer.telemetry is not None
-        with pytest.raises(ValueError, match="source has telemetry already"):
+        with pytest.raises(ValueError, match="source has another recorder"):
             Recorder(trainer)
     assert trainer.telemetry is None
     optimizer = torch.optim.SGD(_net().parameters(), lr=0.1)
@@ -214,6 +215,83 @@ def test_closing_leaves_trainer_and_optimizer_as_they_were(tmp_path):
     assert not optimizer._optimizer_step_post_hooks
     recorder.run.save(tmp_path / "run.safetensors")
     assert Run.load(tmp_path / "run.safetensors").parameters == recorder.run.parameters
+
+
+@pytest.mark.parametrize("histograms", [(), ("gradient",)])
+def test_the_telemetry_of_a_trainer_is_recorded_and_stays_as_it_is(histograms):
+    """A recorder with telemetry of its own, on a twin, gives the numbers; the trainer's has all of its own steps."""
+    runs, telemetry = [], tristep.Telemetry(histograms=histograms)
+    for given in (None, telemetry):
+        net = _net()
+        trainer = tristep.Trainer(net, "adam", {"learning_rate": 0.01}, telemetry=given)
+        own = {"histograms": histograms, "histogram_every": 1} if given is None else {}
+        with Recorder(trainer, **own) as recorder:
+            _train(net, lambda trainer=trainer: trainer.step(1), trainer.zero_grad, recorder)
+        assert trainer.telemetry is given
+        _train(net, lambda trainer=trainer: trainer.step(1), trainer.zero_grad, NOTHING)
+        runs.append(recorder.run)
+    assert runs[0].tensors.keys() == runs[1].tensors.keys()
+    assert runs[0].edges.tolist() == runs[1].edges.tolist()
+    for name, series in runs[0].tensors.items():
+        for one, two in zip(series.recent(), runs[1].tensors[name].recent(), strict=True):
+            np.testing.assert_array_equal(one, two, err_msg=name)
+    assert telemetry.steps.tolist() == list(range(1, 19))
+    np.testing.assert_array_equal(
+        telemetry["gradient_norm"][:9].astype(np.float32), runs[1].tensors["gradient_norm"].recent()[1]
+    )
+
+
+def test_only_steps_of_the_recording_are_taken_from_the_telemetry_of_a_trainer():
+    net = _net()
+    trainer = tristep.Trainer(net, "sgd", telemetry=True)
+    _train(net, lambda: trainer.step(1), trainer.zero_grad, NOTHING, steps=3)
+    before = copy.deepcopy(trainer.state_dict())
+    recorder = Recorder(trainer)
+    found, _ = _train(net, lambda: trainer.step(1), trainer.zero_grad, recorder, steps=4)
+    steps, norms = recorder.run.tensors["weight_norm"].recent()
+    assert steps.tolist() == [4, 5, 6, 7]
+    np.testing.assert_allclose(norms, found[:, :, 0], rtol=1e-5)
+    other = Run("other", recorder.run.parameters)
+    recorder.record_into(other, 3)  # steps 4 and 5 are taken again
+    trainer.load_state_dict(before)
+    found, _ = _train(net, lambda: trainer.step(1), trainer.zero_grad, recorder, steps=2)
+    steps, norms = other.tensors["weight_norm"].recent()
+    assert steps.tolist() == [4, 5]
+    np.testing.assert_allclose(norms, found[:, :, 0], rtol=1e-5)
+
+
+def test_a_trainers_telemetry_sets_how_often_is_measured():
+    net = _net()
+    trainer = tristep.Trainer(net, "sgd", telemetry=tristep.Telemetry(every=4))
+    recorder = Recorder(trainer)
+    _train(net, lambda: trainer.step(1), trainer.zero_grad, recorder)
+    assert recorder.run.tensors["update_ratio"].recent()[0].tolist() == [1, 5, 9]
+
+
+@pytest.mark.parametrize(
+    ("telemetry", "arguments", "message"),
+    [
+        (
+            {"metrics": ["weight_norm", "cosine"]},
+            {},
+            "telemetry without gradient_norm, update_norm, .*add them to its metrics",
+        ),
+        ({"size": 16}, {}, "telemetry of size=16: make one of size >= 128, or set trainer.telemetry = None"),
+        ({}, {"every": 4}, "every=4, but source has telemetry with every=1: leave it out"),
+        ({"every": 4}, {"every": 1}, "every=1, but source has telemetry with every=4"),
+        ({}, {"histograms": ["weight"]}, r"without histograms of weight: give it Telemetry\(histograms=\['weight'\]\)"),
+        ({"histograms": ["weight"]}, {"histogram_every": 8}, "histogram_every=8, but source has telemetry with every=1"),
+    ],
+)
+def test_the_telemetry_of_a_trainer_that_does_not_fit_is_refused(telemetry, arguments, message):
+    given = tristep.Telemetry(**telemetry)
+    trainer = tristep.Trainer(_net(), "sgd", telemetry=given)
+    with pytest.raises(ValueError, match=message):
+        Recorder(trainer, **arguments)
+    assert trainer.telemetry is given
+    assert not given.is_recorders
+    trainer.telemetry = None
+    Recorder(trainer, **arguments)  # as the message says
 
 
 def _recorded():

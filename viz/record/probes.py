@@ -50,23 +50,32 @@ def copy_to_host(value: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | 
 
 
 class TrainerProbe:
-    """Measures with two telemetries that take turns: one for most steps, and one that also counts histograms."""
+    """Reads the trainer's telemetry. A trainer without gets two that take turns, one of which also counts histograms."""
 
-    def __init__(self, trainer: Trainer, every: int, histograms: tuple[str, ...], histogram_every: int | None) -> None:
+    def __init__(
+        self, trainer: Trainer, every: int | None, histograms: tuple[str, ...], histogram_every: int | None
+    ) -> None:
         self.source = weakref.ref(trainer)
-        if trainer.telemetry is not None:
-            raise ValueError(
-                "source has telemetry already, of its own or another recorder's: set trainer.telemetry = None first"
-            )
+        given = trainer.telemetry
+        if given is not None and given.is_recorders:
+            raise ValueError("source has another recorder: close() that one, or set trainer.telemetry = None, first")
         if histogram_every is not None and not (isinstance(histogram_every, int) and histogram_every >= 1):
             raise ValueError(f"histogram_every={histogram_every!r}: must be an integer >= 1, or None for growing intervals")
-        self._plain = Telemetry(every, ROOM, QUANTITIES)
-        self._counting = Telemetry(1, ROOM, QUANTITIES, histograms) if histograms else None
-        self._histogram_every, self._steps, self._counted = histogram_every, 0, 1
-        self._read = [0] * len(self._telemetries())  # for each, the last step that was read
-        self._use(trainer)
+        self._has_own = given is None  # whether the recorder has made its telemetries, and takes them off again
+        self._is_closed = False
+        self._counting: Telemetry | None = None
+        if given is None:
+            self._plain = Telemetry(1 if every is None else every, ROOM, QUANTITIES)
+            self._counting = Telemetry(1, ROOM, QUANTITIES, histograms) if histograms else None
+            self._use(trainer)
+        else:
+            _check_telemetry(given, every, histograms, histogram_every)
+            self._plain = given
+        self._histogram_every = histogram_every
+        self._start(0)
         self.names = list(self._plain.names)
-        self.edges = self._plain.edges if histograms else np.zeros(0)
+        counts = any(name.endswith("_histogram") for telemetry in self._telemetries() for name in telemetry.quantities)
+        self.edges = self._plain.edges if counts else np.zeros(0)
         indices = {id(param): index for index, param in trainer.optimizer.param_dict.items()}
         params = trainer._params
         self.storage = [_storage(part_of(trainer.optimizer, indices[id(param)]), param) for param in params]
@@ -74,11 +83,11 @@ class TrainerProbe:
 
     def go_back(self, number: int) -> None:
         """Continue after update `number`, to which the trainer has been restored."""
-        # Use new ones: those in use hold steps that must not be read again.
-        self._plain = copy.copy(self._plain)
-        self._counting = None if self._counting is None else copy.copy(self._counting)
-        self._read, self._steps, self._counted = [number] * len(self._telemetries()), 0, 1
-        self._use(living(self.source))
+        if self._has_own:  # new ones begin with the next step again
+            self._plain = copy.copy(self._plain)
+            self._counting = None if self._counting is None else copy.copy(self._counting)
+            self._use(living(self.source))
+        self._start(number)
 
     def described(self) -> str:
         """Return the optimizer and its settings as text."""
@@ -118,16 +127,19 @@ class TrainerProbe:
         # Series take steps in order, so a step waits for earlier ones of the other telemetry that have not arrived.
         readings, bound = [], None
         for i, telemetry in enumerate(self._telemetries()):
-            arrays = telemetry.read(after=self._read[i])
+            arrays, self._places[i] = telemetry._read_from(self._places[i])
             if telemetry.pending:
-                last = int(arrays["steps"].max(initial=self._read[i]))
+                last = int(arrays["steps"].max(initial=self._last[i]))
                 bound = last if bound is None else min(bound, last)
             readings.append(arrays)
         for i, arrays in enumerate(readings):
             if bound is not None:
                 complete = arrays["steps"] <= bound
+                self._places[i] -= np.count_nonzero(~complete)
                 readings[i] = arrays = {name: array[complete] for name, array in arrays.items()}
-            self._read[i] = int(arrays["steps"].max(initial=self._read[i]))
+            self._last[i] = int(arrays["steps"].max(initial=self._last[i]))
+        if not readings:
+            return
         steps = np.concatenate([arrays["steps"] for arrays in readings])
         if len(steps):
             order = np.argsort(steps)
@@ -144,10 +156,17 @@ class TrainerProbe:
             telemetry.flush()
 
     def close(self) -> None:
-        """Detach from the trainer."""
+        """Take the recorder's own telemetry off the trainer, or read no more of the trainer's."""
         trainer = self.source()
-        if trainer is not None and trainer.telemetry in self._telemetries():
+        if self._has_own and trainer is not None and trainer.telemetry in self._telemetries():
             trainer.telemetry = None
+        self._is_closed = True
+
+    def _start(self, number: int) -> None:
+        """Read only what is measured from now on, after update `number`."""
+        self._last = [number] * len(self._telemetries())  # for each, the last step that was read
+        self._places = [telemetry._count() for telemetry in self._telemetries()]
+        self._steps, self._counted = 0, 1
 
     def _use(self, trainer: Trainer) -> None:
         """Attach all telemetries to the trainer; the last one stays in use."""
@@ -156,6 +175,8 @@ class TrainerProbe:
             telemetry.is_recorders = True
 
     def _telemetries(self) -> list[Telemetry]:
+        if self._is_closed:
+            return []
         return [self._plain] + ([] if self._counting is None else [self._counting])
 
 
@@ -282,6 +303,29 @@ def living(source: weakref.ref[Any]) -> Any:
             "what this Recorder records is gone: a recorder does not keep its Trainer or optimizer; keep it in a variable"
         )
     return target
+
+
+def _check_telemetry(
+    telemetry: Telemetry, every: int | None, histograms: tuple[str, ...], histogram_every: int | None
+) -> None:
+    """Raise if the telemetry that a trainer was given does not measure what a recorder needs."""
+    own = "or set trainer.telemetry = None, so that the recorder measures by itself"
+    if missing := [name for name in QUANTITIES if name not in telemetry.quantities]:
+        raise ValueError(f"source has telemetry without {', '.join(missing)}: add them to its metrics, {own}")
+    if telemetry.size < ROOM:
+        raise ValueError(f"source has telemetry of size={telemetry.size}: make one of size >= {ROOM}, {own}")
+    if every not in (None, telemetry.every):
+        raise ValueError(f"every={every!r}, but source has telemetry with every={telemetry.every}: leave it out, {own}")
+    if missing := [what for what in histograms if f"{what}_histogram" not in telemetry.quantities]:
+        raise ValueError(
+            f"histograms={histograms!r}, but source has telemetry without histograms of {', '.join(missing)}: "
+            f"give it Telemetry(histograms={list(histograms)!r}), {own}"
+        )
+    if histogram_every not in (None, telemetry.every):
+        raise ValueError(
+            f"histogram_every={histogram_every!r}, but source has telemetry with every={telemetry.every}: "
+            f"leave it out, {own}"
+        )
 
 
 def _storage(optimizer: Optimizer, weight: torch.Tensor) -> str:

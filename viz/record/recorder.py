@@ -31,16 +31,20 @@ SECONDS = 0.1  # between two calls of `look`
 class Recorder:
     """Records a training run: the numbers passed to `step`, and what each step does to each parameter.
 
-    With a `Trainer`, the fused update measures the parameters (see `tristep.Telemetry`), and the recorder becomes the
-    trainer's telemetry. With a torch optimizer, norms are computed before and after every k-th step, which reads all weights
-    and gradients again. Norms of a DTensor are those of the whole tensor, summed over ranks, so every rank needs a recorder.
+    With a `Trainer`, the fused update measures the parameters (see `tristep.Telemetry`). A trainer that was made with
+    telemetry keeps it, and the recorder reads it; `telemetry=True` measures all that is needed. A trainer without telemetry
+    gets the recorder's, until `close`. With a torch optimizer, norms are computed before and after every k-th step, which
+    reads all weights and gradients again. Norms of a DTensor are those of the whole tensor, summed over ranks, so every rank
+    needs a recorder.
 
     Args:
         source: a `Trainer` or a `torch.optim.Optimizer` without another recorder. It is referenced weakly: a recorder keeps
             what it has recorded, and not the model.
         name: the name of the run.
-        every: measure the parameters at the first step and then at every k-th, >= 1. None means 1 with a trainer, else 16.
-        histograms: which of "weight", "gradient" and "update" to count in histograms; only with a trainer.
+        every: measure the parameters at the first step and then at every k-th, >= 1. None means as the trainer's telemetry
+            does, 1 for a trainer without, and 16 for a torch optimizer.
+        histograms: which of "weight", "gradient" and "update" to count in histograms; only with a trainer. If that has
+            telemetry with histograms, all of these are recorded.
         histogram_every: count histograms at the first step and then at every k-th; such a step costs several times as much.
             None means growing intervals, a sixteenth of the steps so far: 65 histograms in 200 steps, 130 in 10,000.
         weights: single elements to follow: for each parameter name, their indices in the flattened parameter.
@@ -100,7 +104,7 @@ class Recorder:
             )
         measuring: TrainerProbe | OptimizerProbe
         if isinstance(source, Trainer):
-            measuring = TrainerProbe(source, 1 if every is None else every, tuple(histograms), histogram_every)
+            measuring = TrainerProbe(source, every, tuple(histograms), histogram_every)
         else:
             if tuple(histograms):
                 raise ValueError(
