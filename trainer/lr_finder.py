@@ -13,7 +13,7 @@ import torch
 
 from .batch_step import device_of, step_on, unpack_batch
 from .checkpoint.snapshot import Snapshot
-from .fitting import check_batches, check_loss
+from .fitting import check_batches
 from .trainer import Trainer
 from .validation import choice, integer, number
 
@@ -210,9 +210,14 @@ def _stepper(source: Trainer | torch.optim.Optimizer, step: Any) -> Callable[[],
 
 
 def _train_on(source: Trainer | torch.optim.Optimizer, net: Any, loss: Any, data: Any) -> Callable[[], Any]:
-    if not isinstance(net, torch.nn.Module):
-        raise TypeError(f"net must be a torch.nn.Module, got {type(net).__name__}")
-    check_loss(loss)
+    is_net = isinstance(net, torch.nn.Module)
+    trains_loss = is_net and isinstance(loss, torch.nn.Module) and _is_trainable(loss) and not _is_trainable(net)
+    if not (is_net and callable(loss) and isinstance(data, Iterable)) or trains_loss:
+        got = ", ".join(type(each).__name__ for each in (net, loss, data))
+        raise TypeError(
+            f"step=({got}): must be (net, loss, data) in this order: the torch.nn.Module to train, a function of outputs "
+            "and labels, and batches (inputs, labels)"
+        )
     if isinstance(data, Iterator):
         batches = data
     else:
@@ -225,6 +230,10 @@ def _train_on(source: Trainer | torch.optim.Optimizer, net: Any, loss: Any, data
         return step_on(source, value, len(inputs[0]))
 
     return take
+
+
+def _is_trainable(module: torch.nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 def _again_and_again(data: Iterable[Any]) -> Iterator[Any]:

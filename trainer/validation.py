@@ -134,6 +134,21 @@ def absolute_path(name: str, value: Any) -> Path:
         ) from None
 
 
+def refuse_arguments(function: str, unknown: Mapping[str, Any], allowed: Iterable[str], instead: str = "") -> None:
+    """Raise TypeError if there are unknown keyword arguments.
+
+    Args:
+        function: what was called, for the message.
+        unknown: the arguments that it does not take, by name.
+        allowed: the names of the arguments that it takes.
+        instead: what to write for the first of them; "" names arguments with similar names.
+    """
+    for name, value in unknown.items():
+        allowed = list(allowed)
+        hint = f" {instead}" if instead else did_you_mean(name, allowed)
+        raise TypeError(f"{function} has no argument {name}={value!r}: there are {', '.join(allowed)}.{hint}")
+
+
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     """Return " Did you mean ...?" with the allowed names most like `name`; "" if none is similar."""
     near = difflib.get_close_matches(name, list(allowed), n=3, cutoff=0.5)

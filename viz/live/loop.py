@@ -1160,9 +1160,12 @@ def _is_number(value: Any) -> bool:
 
 def _check_arguments(steps: Any, trainer: Any, recorder: Any, stateful: Sequence[Any], view: Any, checkpoint: Any) -> None:
     """Raise TypeError or ValueError if an argument of `LiveLoop` is invalid."""
-    if not callable(steps) and not isinstance(steps, Iterable):
+    results = (torch.Tensor, str, Mapping)  # can be iterated, but are what a step returns
+    if not callable(steps) and (isinstance(steps, results) or not isinstance(steps, Iterable)):
+        called = isinstance(steps, torch.Tensor) or _is_number(steps) or steps is None
         raise TypeError(
-            f"steps is a {type(steps).__name__}: must be a generator function, an iterator or a callable that takes one"
+            f"steps={steps!r:.80}: must be a generator function, an iterator or a callable that takes one step"
+            + "; give the function itself, such as LiveLoop(step) instead of LiveLoop(step())" * called
         )
     if trainer is not None and not isinstance(trainer, (Trainer, torch.optim.Optimizer)):
         raise TypeError(f"trainer must be a Trainer, a torch.optim.Optimizer or None, got {type(trainer).__name__}")

@@ -121,18 +121,20 @@ class Recorder:
         self._now = _Recording(Run(name, measuring.names, measuring.edges, notes, measuring.storage), measuring, loggers)
         self._looked = time.monotonic()
 
-    def step(self, **scalars: float | torch.Tensor) -> None:
+    def step(self, *unnamed: float | torch.Tensor, **scalars: float | torch.Tensor) -> None:
         """Record the step that has just been taken. Call it once after each step; the learning rate is recorded, too.
 
         Args:
+            *unnamed: refused: a number needs a name, as in `step(loss=loss)`.
             **scalars: numbers of the step by name, such as the loss, or tensors of one element. Tensors on a GPU are copied
                 asynchronously.
 
         Raises:
-            TypeError, ValueError: a value is not a single number, or no step has been taken since the last call; nothing has
-                been recorded.
+            TypeError, ValueError: a value has no name or is not a single number, or no step has been taken since the last
+                call; nothing has been recorded.
             RuntimeError: the trainer or optimizer has been deleted.
         """
+        _check_names("step", unnamed)
         living(self._now.measuring.source)
         number = self._now.measuring.number
         if number <= self._now.last:
@@ -150,16 +152,18 @@ class Recorder:
         if time.monotonic() - self._looked > SECONDS or self._now.measuring.is_pressed() or is_late:
             self.look()
 
-    def note(self, **scalars: float | torch.Tensor) -> None:
+    def note(self, *unnamed: float | torch.Tensor, **scalars: float | torch.Tensor) -> None:
         """Add numbers to the last recorded step, for values that are known later or rarely, such as "val_loss".
 
         Args:
+            *unnamed: refused, as by `step`.
             **scalars: numbers by name, as for `step`.
 
         Raises:
-            TypeError, ValueError: a value is not a single number, no step has been recorded yet, or the step already has a
-                number of this name.
+            TypeError, ValueError: a value has no name or is not a single number, no step has been recorded yet, or the step
+                already has a number of this name.
         """
+        _check_names("note", unnamed)
         values = checked_scalars(scalars)
         if not self._now.last:
             raise ValueError("note() before the first step: it adds to what step() has noted")
@@ -310,6 +314,13 @@ class _Recording:
             steps.append(self.scalars.next_step - 1)
         self.sent = min(steps)
         self.loggers.send(self.run, self.sent)
+
+
+def _check_names(method: str, unnamed: tuple[Any, ...]) -> None:
+    if unnamed:
+        example = {"step": "loss=loss", "note": "val_loss=loss"}[method]
+        values = ", ".join(f"{value!r:.80}" for value in unnamed)
+        raise TypeError(f"{method}({values}): give each number by its name, such as {method}({example})")
 
 
 def _elements(param: torch.Tensor | None, places: torch.Tensor) -> torch.Tensor:

@@ -231,6 +231,8 @@ class Expression:
             return self._binary(text, node, depth, at)
         if isinstance(node, ast.Call):
             return self._call(text, node, depth, at)
+        if isinstance(node, ast.Attribute) and node.attr in _CONSTANTS:
+            raise _refusal(text, at, f"write {node.attr} instead of {ast.unparse(node)}")
         raise _refusal(text, at, "this is not allowed; there are numbers, x, y, + - * / **, parentheses and functions")
 
     def _binary(self, text: str, node: ast.BinOp, depth: int, at: int) -> Any:
@@ -243,6 +245,8 @@ class Expression:
                 raise _refusal(text, place, f"an exponent must be from -{LARGEST_POWER} to {LARGEST_POWER}")
             return self._add("power", left, right)
         name = _ARITHMETIC.get(type(node.op))
+        if isinstance(node.op, ast.BitXor):
+            raise _refusal(text, text.index("^", at), "^ is no power here; write **, such as x**2")
         if name is None:
             raise _refusal(text, at, "this operation is not allowed; there are + - * / and **")
         return self._add(name, left, right)
@@ -250,6 +254,9 @@ class Expression:
     def _call(self, text: str, node: ast.Call, depth: int, at: int) -> Any:
         if not isinstance(node.func, ast.Name) or node.func.id not in {*_OF_ONE, *_OF_TWO}:
             what = f"there is no function {node.func.id!r}" if isinstance(node.func, ast.Name) else "this cannot be called"
+            if isinstance(node.func, ast.Attribute) and node.func.attr in {*_OF_ONE, *_OF_TWO}:
+                inner = "x, y" if node.func.attr in _OF_TWO else "x"
+                what = f"write {node.func.attr}({inner}) instead of {ast.unparse(node.func)}({inner})"
             raise _refusal(text, at, f"{what}; there are {', '.join(sorted({*_OF_ONE, *_OF_TWO}))}")
         name, needed = node.func.id, 1 if node.func.id in _OF_ONE else 2
         if node.keywords or len(node.args) != needed or any(isinstance(each, ast.Starred) for each in node.args):

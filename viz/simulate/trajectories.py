@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
 
 from ...trainer.interrupts import interrupts_wait
-from ...trainer.validation import integer
+from ...trainer.validation import integer, refuse_arguments
 from .candidates import Candidate, named_optimizers, settings_to_try
 from .catalog import function
 from .functions import Function
@@ -120,6 +121,7 @@ def simulate(
     sweep: Mapping[str, Sequence[Any]] | None = None,
     seed: int = 0,
     engine: str | None = None,
+    **unknown: Any,
 ) -> Trajectories:
     """Run optimizers on a function of two variables, from every start and with every combination of varied arguments.
 
@@ -140,6 +142,7 @@ def simulate(
         seed: the seed of the gradient noise, for a function that has noise. All optimizers get the same noise at the same
             step from the same start.
         engine: the engine of the updates on the CPU, as for `tristep.kernels.choose_engine`.
+        **unknown: refused, with what to write instead.
 
     Returns:
         The points and losses of all steps.
@@ -155,6 +158,12 @@ def simulate(
         >>> found.diverged[:, :, 0].tolist()
         [[False, False, True], [False, False, False]]
     """
+    if unknown:
+        name, value = next(iter(unknown.items()))
+        name = "learning_rate" if name == "lr" else name
+        of_one = 'optimizers={"adam": {' + f'"{name}": {value!r}' + "}} for one of them"
+        of_all = f"learning_rates=[{value!r}]" if name == "learning_rate" else 'sweep={"' + f'{name}": [{value!r}]' + "}"
+        refuse_arguments("simulate()", unknown, signature(Simulation).parameters, f"Give {of_all} for all, or {of_one}.")
     return Simulation(
         on, optimizers, steps, learning_rates=learning_rates, relative=relative, sweep=sweep, seed=seed, engine=engine
     ).run(start)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +40,8 @@ class LossView(RunView):
     Learning rates are step curves.
 
     Args:
-        runs: a `Recorder`, a `Run`, a `LiveLoop`, a `RunSet`, or an iterable of recorders, runs and loops.
+        runs: a `Recorder`, a `Run`, a `LiveLoop`, a `RunSet`, or an iterable of recorders, runs and loops; or a mapping from
+            names to the losses of steps 1, 2, ..., such as {"adam": [1.0, 0.5]}.
         scalars: the names of the scalars to draw; a run may lack some of them. None draws all recorded scalars.
         smoothing: the initial width of the window in steps, >= 0, which a slider changes; 0 draws no average. None is about
             a twentieth of the number of values of the longest curve, and a larger share for short curves.
@@ -49,7 +50,7 @@ class LossView(RunView):
         **settings: `name`, `theme` and `budget` of `View`.
 
     Raises:
-        TypeError: `runs` is or contains something else.
+        TypeError: `runs` is or contains something else, or a loss is no number.
         ValueError: `runs` or `scalars` is empty, or another argument is out of its range.
 
     Example:
@@ -63,7 +64,7 @@ class LossView(RunView):
 
     def __init__(
         self,
-        runs: Runs,
+        runs: Runs | Mapping[str, Sequence[float]],
         scalars: Sequence[str] | None = None,
         *,
         smoothing: float | None = None,
@@ -79,6 +80,8 @@ class LossView(RunView):
         self._smoothing = smoothing
         self.scale = choice("scale", scale, ("log", "linear"))
         self.axis = choice("axis", axis, ("step", "epoch", "seconds"))
+        if isinstance(runs, Mapping):
+            runs = [_run_of(name, losses) for name, losses in runs.items()]
         super().__init__(runs, **settings)
         if self.axis not in self._axes():
             raise ValueError(f"axis={axis!r}: no scalar of this name was recorded, so it must be 'step'")
@@ -159,6 +162,18 @@ class LossView(RunView):
         rates = [(i, run, run.scalars.get("learning_rate", Series())) for i, run in enumerate(self.runs)]
         curves = [(i, run, series.curve()) for i, run, series in rates if len(series)]
         return [("", curve, self._along(run, curve), i * max(len(self.scalars), 1)) for i, run, curve in curves]
+
+
+def _run_of(name: Any, losses: Any) -> Run:
+    """Return a run with the losses of steps 1, 2, ..."""
+    run = Run(str(name))
+    try:
+        numbers = [float(loss) for loss in losses]
+    except (TypeError, ValueError, RuntimeError):  # the last from tensors of several numbers
+        raise TypeError(f"runs[{name!r}]={losses!r:.80}: must be a list of losses, one number for each step") from None
+    for step, number in enumerate(numbers, 1):
+        run.add_scalars(step, {"loss": number})
+    return run
 
 
 def _stacked(panels: list[Panel], reach: Axis, rates: list[Drawn]) -> tuple[list[Panel], tuple[float, ...]]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -52,6 +52,10 @@ class Playground(TrajectoryView):
     Raises:
         TypeError: `optimizer` is neither a name nor a subclass of `Optimizer`.
     """
+
+    instead_of: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("lr", "learning_rate"), 'Write settings={"learning_rate": 0.1}.'
+    )
 
     def __init__(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -57,6 +57,10 @@ class TrajectoryView(View):
     Raises:
         ValueError: `factors` do not increase or lack 1, or another argument is out of its range.
     """
+
+    instead_of: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("lr", "learning_rate", "learning_rates"), 'Write optimizers={"adam": {"learning_rate": 0.1}}.'
+    )
 
     def __init__(
         self,

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import inspect
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...trainer.checkpoint import files
+from ...trainer.validation import refuse_arguments
 from ..render.characters import in_characters
 from ..render.notebook import JUPYTER, UNKNOWN
 from ..render.renderers import Capabilities, canvas_module, capabilities
@@ -51,11 +53,13 @@ class View(ABC):
         name: identifies the view; an open view of the same name is closed. None replaces no view.
         theme: the theme of static pictures, "light" or "dark"; a canvas follows the theme of its page.
         budget: limits how often and for how long the view is redrawn; None is `FrameBudget()`.
+        **unknown: refused, with the names of the arguments that the view has.
 
     Attributes:
         display: the `Display` that holds the open widgets, which `refresh` redraws.
 
     Raises:
+        TypeError: there is no such argument.
         ValueError: `theme` is not "light" or "dark".
 
     Example:
@@ -71,7 +75,14 @@ class View(ABC):
         The loss is 1.5 after 3 updates.
     """
 
-    def __init__(self, *, name: str | None = None, theme: str = "light", budget: FrameBudget | None = None) -> None:
+    instead_of: ClassVar[Mapping[str, str]] = {}  # what to write for arguments that users expect, but the view has not
+
+    def __init__(
+        self, *, name: str | None = None, theme: str = "light", budget: FrameBudget | None = None, **unknown: Any
+    ) -> None:
+        if unknown:
+            hint = self.instead_of.get(next(iter(unknown)), "")
+            refuse_arguments(type(self).__name__, unknown, _arguments_of(type(self)), hint)
         if theme not in THEMES:
             raise ValueError(f"theme={theme!r}: must be one of {', '.join(map(repr, THEMES))}")
         self.name, self.theme = name, theme
@@ -294,6 +305,12 @@ class View(ABC):
                 yield self._shared
             finally:
                 self._shared = previous
+
+
+def _arguments_of(kind: type[View]) -> list[str]:
+    """Return the names of the arguments of a view's constructor, and of those that it passes on to `View`."""
+    parameters = inspect.signature(kind).parameters | inspect.signature(View).parameters
+    return [each.name for each in parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
 
 
 _NAMED: weakref.WeakValueDictionary[str, View] = weakref.WeakValueDictionary()
