@@ -71,18 +71,22 @@ class Dashboard(OneRunView):
         across = Axis.over("step", steps[[0, -1]], margin=0.01)
         kinds = histogram_control([run])
         histograms = kept_histograms(self._kept, run, rows, kinds)
-        if histograms is not None:  # recorded seldom; the shared axis aligns their steps with the other panels
-            histograms = replace(histograms, x=across)
         panels: list[list[Panel]] = [
             [
-                scalar_panel(group[0], over_steps({name: run.scalars[name].curve() for name in group}), across, smoothing)
+                scalar_panel(
+                    group[0],
+                    over_steps({name: run.scalars[name].curve() for name in group}),
+                    across,
+                    smoothing,
+                    names_width=False,  # the control below does
+                )
                 for group in groups
             ]
             + ([rate_panel(over_steps({"": rate.curve()}), across)] if len(rate) else []),
             heat_panels([run], rows, [self.quantity])[0] if len(run.tensors.get(self.quantity, ())) else [],
             [panel for panel in (histograms, norm_panel(run, rows)) if panel is not None],
         ]
-        if (ratios := ratio_panel(run)) is not None:
+        if (ratios := ratio_panel(run, is_small=True)) is not None:
             panels[1].append(ratios)
         chosen = bool(panels[1] or panels[2])
         panels = [row for row in panels if row]
@@ -90,22 +94,24 @@ class Dashboard(OneRunView):
         readout = Text(self._readouts(steps, scalars), 0.0, 0.5, by=("step",), size=9.5, style="ink")
         placed = [words_panel(readout, columns=COLUMNS)]
         for i, row in enumerate(panels):
-            wide = COLUMNS // len(row)
+            # The first panel has the left half, above those below it, and four share the width equally.
+            half, n = COLUMNS // 2, len(row)
+            spans = [half, *[half // (n - 1)] * (n - 1)] if n in (2, 3) else [COLUMNS // n] * n
             for k, panel in enumerate(row):
-                if i + 1 < len(panels):
-                    panel = replace(panel, x=replace(panel.x, label=""))  # only the last row labels the axis
+                # The shared axis aligns steps, also of histograms, which are counted seldom. Only the last row labels it.
+                panel = replace(panel, x=across if i + 1 == len(panels) else replace(across, label=""))
                 click = panel.click or Click("step", "x")
                 layers = [*panel.layers, mark]
                 panel = replace(panel, layers=layers, click=click, legend="step")
-                placed.append(replace(panel, row=i + 1, column=k * wide, columns=wide))
+                placed.append(replace(panel, row=i + 1, column=sum(spans[:k]), columns=spans[k]))
         controls = [Control("step", "step", steps.tolist(), len(steps) - 1)]
         if groups:
             controls.append(smoothing)
         controls += kinds
         if chosen:
             controls.append(Control("layer", "tensor", rows.choices, 0, "choice"))
-        heights = 0.15, *[1.0] * len(panels)
-        scene = Scene(placed, self.title("Training"), controls, width=11.0, height=1.9 * len(panels) + 0.4, heights=heights)
+        heights = 0.02, *[1.0] * len(panels)
+        scene = Scene(placed, self.title("Training"), controls, width=11.0, height=2.4 * len(panels) + 0.1, heights=heights)
         return self.said(scene)
 
     def _readouts(self, steps: np.ndarray, scalars: list[str]) -> list[str]:

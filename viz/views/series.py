@@ -115,7 +115,14 @@ def smoothing_of(widths: Sequence[float], index: int, unit: str = "step") -> Con
 
 
 def scalar_panel(
-    name: str, drawn: Sequence[Drawn], across: Axis, smoothing: Control, *, label: str | None = None, scale: str = "log"
+    name: str,
+    drawn: Sequence[Drawn],
+    across: Axis,
+    smoothing: Control,
+    *,
+    label: str | None = None,
+    scale: str = "log",
+    names_width: bool = True,
 ) -> Panel:
     """Return a panel of scalars over the steps: faint lines as recorded, strong lines averaged, and bands.
 
@@ -128,6 +135,7 @@ def scalar_panel(
         smoothing: the control that chooses the width of the average; see `smoothing_control`.
         label: the label of the vertical axis; None makes it from the name.
         scale: "log" for a log scale if it fits the name and the values, or "linear".
+        names_width: whether the legend names the width of the average.
     """
     layers: list[Layer] = []
     limits: list[np.ndarray] = []
@@ -138,9 +146,9 @@ def scalar_panel(
             layers.append(Band(x, drawable(curve.low), drawable(curve.high), style=style, alpha=0.12))
         layers.append(Line(x, drawable(curve.mean), style=style, width=0.6, alpha=0.35))
         strong = Line(x, drawable(means), name=legend, style=style, by=("smoothing",), marker=is_sparse(curve))
-        layers.append(strong if len(drawn) > 1 else replace(strong, legend_by="smoothing"))
+        layers.append(replace(strong, legend_by="smoothing") if names_width and len(drawn) == 1 else strong)
         limits += [means[smoothing.index], percentiles(curve.mean)]
-    if len(drawn) > 1:  # the legend explains the strong lines once for all curves
+    if names_width and len(drawn) > 1:  # the legend explains the strong lines once for all curves
         layers.append(
             Line(drawn[0][2][:1], np.array([np.nan]), name="strong lines", style=SOLID_GREY, legend_by="smoothing")
         )

@@ -11,7 +11,7 @@ from ..record import Run, Series
 from ..record.diagnosis import nonfinite_gradients
 from ..record.series import POINTS
 from ..record.statistics import quantiles
-from ..scene import Axis, Band, Control, Layer, Line, Panel, RefLine, Scene
+from ..scene import Axis, Band, Control, Layer, Line, Panel, RefLine, Scene, Text
 from .rows import Rows
 from .run_view import OneRunView
 from .series import NOWHERE_FINITE, SOLID_GREY, crosses, drawable, empty_scene, middle_steps, not_positive
@@ -153,33 +153,44 @@ def bad_gradients(run: Run, rows: Rows | None, across: Axis, vertical: Axis) -> 
     return crosses(across, vertical, places, style=1, by=() if rows is None else ("layer",))
 
 
-def ratio_panel(run: Run) -> Panel | None:
-    """Return a panel of the tensors' update ratios; None if no update ratio was recorded."""
+def ratio_panel(run: Run, is_small: bool = False) -> Panel | None:
+    """Return a panel of the tensors' update ratios; None if no update ratio was recorded.
+
+    Args:
+        run: the recorded run.
+        is_small: whether the panel is one of several, so that its legend is short and names at most 3 of many tensors.
+    """
     series = run.tensors.get("update_ratio")
     if series is None or not len(series):
         return None
     x, ratios = series.means(512 if series.shape[0] > MOST_NAMED else POINTS)
     across = Axis.over("step", x[[0, -1]], margin=0.01)
+    usual = "" if is_small else "usual"
     layers: list[Layer] = [
-        Band([across.low, across.high], [TARGET[0]] * 2, [TARGET[2]] * 2, style="quiet", alpha=0.13, name="usual"),
+        Band([across.low, across.high], [TARGET[0]] * 2, [TARGET[2]] * 2, style="quiet", alpha=0.13, name=usual),
     ]
     positive = np.where((ratios > 0) & np.isfinite(ratios), ratios, np.nan)
     shown = dict(farthest_ratios(run))
     marker = len(x) == 1
     if ratios.shape[1] > MOST_NAMED:
         low, middle, high = quantiles(positive, (0.1, 0.5, 0.9))
-        layers.append(Band(x, low, high, style=SOLID_GREY, name="80 % of tensors"))
-        layers.append(Line(x, middle, style=SOLID_GREY, width=1.2, name="median", marker=marker))
-        names = list(shown)[:5]
+        layers.append(Band(x, low, high, style=SOLID_GREY, name="" if is_small else "80 % of tensors"))
+        middle = np.where((ratios == 0).all(axis=1), 0.0, middle)
+        name = "median and 80 %" if is_small else "median"
+        layers.append(Line(x, middle, style=SOLID_GREY, width=1.2, name=name, marker=marker))
+        names = list(shown)[: 3 if is_small else 5]
     else:
         names = run.parameters
     for i, name in enumerate(names):
-        layers.append(
-            Line(x, drawable(positive[:, run.parameters.index(name)]), style=i, width=1.2, name=name, marker=marker)
-        )
-    vertical = Axis.over("update norm / weight norm", positive, np.array([1e-4, 1e-2]), scale="log")
+        layers.append(Line(x, drawable(ratios[:, run.parameters.index(name)]), style=i, width=1.2, name=name, marker=marker))
+    label = "update / weight" if is_small else "update norm / weight norm"
+    vertical = Axis.over(label, positive, np.array([1e-4, 1e-2]), scale="log")
+    if is_small:
+        place = np.log(TARGET[1] / vertical.low) / np.log(vertical.high / vertical.low)
+        layers.append(Text("usual", 0.01, place, style="quiet", size=8))
     columns = (ratios[:, run.parameters.index(name)] for name in names)
-    layers += not_positive(across, vertical, [([x[column <= 0]], i) for i, column in enumerate(columns)])
+    rings = not_positive(across, vertical, [([x[column <= 0]], i) for i, column in enumerate(columns)])
+    layers += [replace(ring, name="") for ring in rings] if is_small else rings
     layers += bad_gradients(run, None, across, vertical)
     if not np.isfinite(ratios).any():
         layers.append(NOWHERE_FINITE)

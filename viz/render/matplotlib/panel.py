@@ -19,7 +19,7 @@ from .scales import ScaleArtist
 from .text import agg_renderer, put, text_size, wrapped
 from .ticks import choose_ticks, set_ticks
 
-__all__ = ["PanelAxes"]
+__all__ = ["PanelAxes", "scaled_images"]
 
 BAR = 0.12  # width of a colour bar, in inches
 EDGE = 0.03  # half the width of what is drawn on the edge of a panel, in inches
@@ -66,26 +66,25 @@ class PanelAxes:
         axes.add_artist(self.scales[axes])
 
     def add_bars(self) -> None:
-        for layer in self.panel.layers:
-            if isinstance(layer, Heatmap) and layer.label and layer.palette != "categories":
-                bar = self.figure.add_axes((0.9, 0.1, 0.02, 0.8))
-                if not self._quick:
-                    quieten(bar, size=8, theme=self.theme)
-                bar.set_yscale(layer.scale)
-                ramp = AxesImage(bar, extent=(0, 1, 0, 1), origin="lower", interpolation="nearest", zorder=1)
-                ramp.set_data(layer.colours(self.theme)[:, None])
-                ramp.set_transform(bar.transAxes)
-                bar.add_image(ramp)
-                bar.set_xlim(0, 1)
-                self.bars.append(bar)
-                if self._quick:
-                    self._scale(bar, size=8.0, right=True)
-                    continue
-                bar.set_xticks([])
-                bar.yaxis.tick_right()
-                bar.yaxis.set_label_position("right")
-                for spine in bar.spines.values():
-                    spine.set_visible(False)
+        for layer in self._with_bars():
+            bar = self.figure.add_axes((0.9, 0.1, 0.02, 0.8))
+            if not self._quick:
+                quieten(bar, size=8, theme=self.theme)
+            bar.set_yscale(layer.scale)
+            ramp = AxesImage(bar, extent=(0, 1, 0, 1), origin="lower", interpolation="nearest", zorder=1)
+            ramp.set_data(layer.colours(self.theme)[:, None])
+            ramp.set_transform(bar.transAxes)
+            bar.add_image(ramp)
+            bar.set_xlim(0, 1)
+            self.bars.append(bar)
+            if self._quick:
+                self._scale(bar, size=8.0, right=True)
+                continue
+            bar.set_xticks([])
+            bar.yaxis.tick_right()
+            bar.yaxis.set_label_position("right")
+            for spine in bar.spines.values():
+                spine.set_visible(False)
 
     def set_limits(self, panel: Panel) -> None:
         self.panel = panel
@@ -96,8 +95,8 @@ class PanelAxes:
         for bar, layer in zip(self.bars, self._with_bars(), strict=True):
             bar.set_ylim(*limits_of(layer))
 
-    def place(self, left: float, bottom: float, right: float, top: float) -> None:
-        """Place the axes between these edges, in inches, with as many ticks and labels as fit."""
+    def place(self, left: float, bottom: float, right: float, top: float, with_x: bool = True) -> None:
+        """Place the axes between these edges, in inches, with as many ticks and labels as fit; x has labels if `with_x`."""
         width, height = self.figure.get_size_inches()
         self.axes.set_position((left / width, bottom / height, (right - left) / width, (top - bottom) / height))
         self.axes.apply_aspect()
@@ -108,10 +107,13 @@ class PanelAxes:
         if self.axes in self.scales:
             scale = self.scales[self.axes]
             scale.x = choose_ticks(self.figure, self.panel.x, across, True)
+            if not with_x:
+                scale.x = scale.x._replace(words=[""] * len(scale.x.words))
             scale.y = choose_ticks(self.figure, self.panel.y, upwards, False)
             scale.labels = labels
         elif self.panel.frame or not self._quick:
             set_ticks(self.axes.xaxis, self.panel.x, across)
+            self.axes.tick_params(axis="x", labelbottom=with_x)
             set_ticks(self.axes.yaxis, self.panel.y, upwards)
             put(self.axes.xaxis.label, labels[0])
             put(self.axes.yaxis.label, labels[1])
@@ -158,8 +160,8 @@ class PanelAxes:
         return sorted(artists, key=lambda artist: artist.get_zorder())
 
     def _with_bars(self) -> list[Heatmap]:
-        images = [layer for layer in self.panel.layers if isinstance(layer, Heatmap)]
-        return [layer for layer in images if layer.label and layer.palette != "categories"]
+        """Return the layers with a bar of colours beside the axes; a panel's own legend has them instead, as it is wider."""
+        return scaled_images(self.panel) if self.panel.legend is None else []
 
     def _sizes(self, axes: Axes) -> tuple[float, float, float, float]:
         if self._quick:
@@ -180,3 +182,9 @@ class PanelAxes:
             line, _ = text_size(self.figure, 10.5)
             top = max(top, 5 / 72 + line * (1 + 1.2 * self.title.get_text().count("\n")))
         return max(left, EDGE), max(bottom, EDGE), max(right, EDGE), max(top, EDGE)
+
+
+def scaled_images(panel: Panel) -> list[Heatmap]:
+    """Return the heatmaps whose colours need a scale: a bar, or an entry in the panel's own legend."""
+    images = [layer for layer in panel.layers if isinstance(layer, Heatmap)]
+    return [layer for layer in images if layer.label and layer.palette != "categories"]

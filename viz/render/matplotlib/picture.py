@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import fields
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.collections import PatchCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text as MatplotlibText
 
 from ...scene import Arrows, Band, Heatmap, Layer, Line, Panel, Points, RefLine, Scene, State
 from ...style import THEMES
-from .artists import colour_and_dashes
+from .artists import colour_and_dashes, limits_of
 from .figure import LOCK, Figure
-from .panel import PanelAxes
+from .panel import PanelAxes, scaled_images
 from .png import encode_png
 from .text import agg_canvas, agg_renderer, put, shortened, text_height, text_width, wrapped
 
@@ -196,21 +199,27 @@ class Picture:
         lines = [wrapped(self.figure, note, scene.width - 2 * MARGIN, 9) for note in scene.notes]
         noted = [self._text(MARGIN, 0, words, size=9, va="bottom", color=theme.ink) for words in lines]
         heights = [text_height(note) + 0.06 for note in noted]
-        height = scene.height + sum(heights)  # notes do not make panels smaller
+        words = wrapped(self.figure, scene.title, scene.width - 2 * MARGIN, 13, "bold")
+        title = self._text(MARGIN, 0, words, size=13, weight="bold", color=theme.ink)
+        shared = [panel for panel in scene.panels if panel.legend is None]
+        rows = self._legend_rows(scene.legend(shared), scene.width - 2 * MARGIN, LARGE)
+        put(self._values, self._said())
+        free = scene.width - 2 * MARGIN - text_width(self.figure, scene.title, 13, "bold")
+        is_beside = text_width(self.figure, self._said(), 8.5) + 0.3 < free  # the title
+        bottom = MARGIN if is_beside else 0.06 + text_height(self._values) + 0.06
+        titled = text_height(title) + 0.08 if words else text_height(self._values) + 0.08 if is_beside else 0.0
+        named = len(rows) * LARGE * ROW + (0.07 if rows else 0)
+        own = {panel.row for panel in scene.panels if panel.legend is not None and (_ramps(panel) or scene.legend([panel]))}
+        # Words do not make panels smaller.
+        height = scene.height + titled + named + len(own) * SMALL * ROW + bottom - MARGIN + sum(heights)
         self.figure.set_size_inches(scene.width, height)
         top = height - MARGIN
-        if scene.title:
-            words = wrapped(self.figure, scene.title, scene.width - 2 * MARGIN, 13, "bold")
-            title = self._text(MARGIN, top, words, size=13, weight="bold", color=theme.ink)
-            self._words.append(title)
-            top -= text_height(title) + 0.08
-        shared = [panel for panel in scene.panels if panel.legend is None]
-        rows = self._legend_rows(shared, scene.width - 2 * MARGIN, LARGE)
-        self._add_legend(rows, MARGIN, top, LARGE)
-        top -= len(rows) * LARGE * ROW + (0.07 if rows else 0)
-        put(self._values, self._said())
-        self._values.set_position((MARGIN, 0.06))
-        bottom = 0.06 + text_height(self._values) + 0.06 if self._values.get_text() else MARGIN
+        title.set_position((MARGIN, top))
+        self._words.append(title)
+        self._values.set(x=scene.width - MARGIN if is_beside else MARGIN, ha="right" if is_beside else "left")
+        self._values.set(y=top - 0.02 if is_beside else 0.06, va="top" if is_beside else "bottom")
+        self._add_legend(rows, MARGIN, top - titled, LARGE)
+        top -= titled + named
         for note, high in zip(reversed(noted), reversed(heights), strict=True):
             note.set_position((MARGIN, bottom))
             bottom += high
@@ -229,16 +238,16 @@ class Picture:
                 below[last_row] = max(below[last_row], room[1])
                 after[last_column] = max(after[last_column], room[2])
                 above[panel.row] = max(above[panel.row], room[3])
-            free = scene.width - 2 * MARGIN - before.sum() - after.sum() - GAP * (n_columns - 1)
+            free = scene.width - 2 * MARGIN - before.sum() - after.sum() - GAP[0] * (n_columns - 1)
             x = widths * max(free, 0.3 * n_columns)
-            free = top - bottom - above.sum() - below.sum() - GAP * (n_rows - 1)
+            free = top - bottom - above.sum() - below.sum() - GAP[1] * (n_rows - 1)
             y = tall * max(free, 0.3 * n_rows)
-            left = MARGIN + np.cumsum(before + x + after + GAP) - GAP - after - x
-            high = top - np.cumsum(above + y + below + GAP) + GAP + below + y
+            left = MARGIN + np.cumsum(before + x + after + GAP[0]) - GAP[0] - after - x
+            high = top - np.cumsum(above + y + below + GAP[1]) + GAP[1] + below + y
             for panel, drawn in zip(scene.panels, self._panels, strict=True):
                 last_column, last_row = panel.column + panel.columns - 1, panel.row + panel.rows - 1
                 right, low = left[last_column] + x[last_column], high[last_row] - y[last_row]
-                drawn.place(left[panel.column], low, right, high[panel.row])
+                drawn.place(left[panel.column], low, right, high[panel.row], not self._repeats_x(panel))
             if turn < 2:
                 given, around = around, [drawn.measure() for drawn in self._panels]
                 for k, drawn in enumerate(self._panels):
@@ -252,31 +261,66 @@ class Picture:
                 rows, (left, _, _, over), box = self._own_rows(drawn), drawn.measure(), drawn.axes.get_position()
                 self._add_legend(rows, box.x0 * scene.width - left, box.y1 * height + over + len(rows) * SMALL * ROW, SMALL)
 
-    def _own_rows(self, drawn: PanelAxes) -> list[list[_Key]]:
-        """Return the rows of a panel's own legend, as wide as the panel with its labels."""
-        left, _, right, _ = drawn.measure()
-        return self._legend_rows([drawn.panel], drawn.axes.get_position().width * self.scene.width + left + right, SMALL)
+    def _repeats_x(self, panel: Panel) -> bool:
+        """Return whether the panel below has the same x axis at the same place, and so shows its numbers, too."""
+        return not panel.x.label and any(
+            (below.row, below.column, below.columns) == (panel.row + panel.rows, panel.column, panel.columns)
+            and (below.x.low, below.x.high, below.x.scale) == (panel.x.low, panel.x.high, panel.x.scale)
+            and below.frame
+            and below.x.ticks is None is panel.x.ticks
+            for below in self.scene.panels
+        )
 
-    def _legend_rows(self, panels: Sequence[Panel], width: float, size: float) -> list[list[_Key]]:
-        """Arrange the legend of these panels in rows of this width."""
+    def _own_rows(self, drawn: PanelAxes) -> list[list[_Key]]:
+        """Return a panel's own legend, at most two rows, as wide as the panel with its labels.
+
+        Values are left out where they would need a second row, and names are shortened where they would need a third.
+        """
+        left, _, right, _ = drawn.measure()
+        width = drawn.axes.get_position().width * self.scene.width + left + right
+        entries = _ramps(drawn.panel) | self.scene.legend([drawn.panel])
+        rows = self._legend_rows(entries, width, SMALL, drawn.panel.legend)
+        if len(rows) > 1:
+            rows = self._legend_rows(entries, width, SMALL)
+        if len(rows) > 2:
+            room = width / -(-len(entries) // 2) - SAMPLES[SMALL] - 2 * BESIDE[SMALL] - 0.01
+            rows = self._legend_rows(entries, width, SMALL, most=max(room, 0.3))
+        return rows[:2]
+
+    def _legend_rows(
+        self,
+        entries: Mapping[tuple[str, int | str], Layer],
+        width: float,
+        size: float,
+        at: str | None = None,
+        most: float = math.inf,
+    ) -> list[list[_Key]]:
+        """Arrange a legend in rows of this width.
+
+        Args:
+            entries: the layers by name and style.
+            width: the width, in inches.
+            size: the font size.
+            at: the `legend` of the only panel, for values of its lines.
+            most: the largest width of a name.
+        """
         rows: list[list[_Key]] = []
         left = 0.0
-        for (name, style), layer in self.scene.legend(panels).items():
-            at, control = (
-                panels[0].legend,
-                next((each for each in self.scene.controls if each.name == layer.legend_by), None),
-            )
+        for (name, style), layer in entries.items():
+            control = next((each for each in self.scene.controls if each.name == layer.legend_by), None)
             if control is not None:
                 states = [{control.name: index} for index in range(len(control.values))]
                 name = max((self.scene.named(layer, state) for state in states), key=len)
             if is_live := control is not None or bool(at and isinstance(layer, Line)):
-                name += " 0.00012" if at else ""
-            name = shortened(self.figure, name, width - SAMPLE - 0.08, size)
-            long = SAMPLE * size / LARGE + 0.08 + text_width(self.figure, name, size) + 0.022 * size
-            if not rows or left + long - 0.022 * size > width:
+                if at:  # values that change must not move the legend
+                    name = f"{name} 0.00012" if self._quick else self.scene.named(layer, self.state, at)
+            sample = SAMPLES[size] * (4 if style == RAMP else 1)
+            name = shortened(self.figure, name, min(width - sample - BESIDE[size], most), size)
+            long = sample + text_width(self.figure, name, size) + 2 * BESIDE[size]
+            if not rows or left + long - BESIDE[size] > width:
                 rows.append([])
                 left = 0.0
-            rows[-1].append(_Key(left, name, style, layer, at, is_live))
+            rows[-1].append(_Key(left, sample, name, style, layer, at, is_live))
             left += long
         return rows
 
@@ -285,11 +329,11 @@ class Picture:
         y = top - size * ROW / 2
         for row in rows:
             for key in row:
-                for artist in _samples(key.layer, key.style, self._theme, x + key.left, y, SAMPLE * size / LARGE):
+                for artist in _samples(key.layer, key.style, self._theme, x + key.left, y, key.sample):
                     artist.set_transform(self.figure.dpi_scale_trans)
                     self._words.append(self.figure.add_artist(artist))
                 look = {"size": size, "color": THEMES[self._theme].ink, "va": "center_baseline"}
-                words = self._text(x + key.left + SAMPLE * size / LARGE + 0.08, y, key.name, **look)
+                words = self._text(x + key.left + key.sample + 0.6 * BESIDE[size], y, key.name, **look)
                 if key.is_live:
                     self._named.append((words, key.layer, key.at))
                 else:
@@ -314,6 +358,7 @@ class _Key(NamedTuple):
     """The entry of a layer in a legend."""
 
     left: float  # distance from the left end of the row, in inches
+    sample: float  # length of the sample
     name: str  # the longest one, if it changes
     style: int | str
     layer: Layer
@@ -322,15 +367,34 @@ class _Key(NamedTuple):
 
 
 LARGE, SMALL = 9.5, 8.0  # font sizes of legends: of the whole picture, of a panel
+RAMP = "ramp"  # the style of a legend's entry for the colours of an image
 # Lengths in inches.
 ROW = 0.0221  # height of a legend's row per point of its font size
 MARGIN = 0.12  # around the picture
-GAP = 0.16  # between panels with their labels
-SAMPLE = 0.4  # length of a line's sample in the legend
+GAP = 0.16, 0.08  # between panels with their labels, side by side and one below the other
+SAMPLES = {LARGE: 0.4, SMALL: 0.22}  # length of a line's sample in a legend, by its font size
+BESIDE = {
+    LARGE: 0.145,
+    SMALL: 0.095,
+}  # 0.6 of it is between sample and name, the rest and as much again before the next sample
+
+
+def _ramps(panel: Panel) -> dict[tuple[str, int | str], Layer]:
+    """Return the legend's entries for the colours of images, by name and style."""
+    entries: dict[tuple[str, int | str], Layer] = {}
+    for image in scaled_images(panel):
+        low, high = (f"{end:.2g}" if abs(end) < 1000 else f"{end:,.0f}" for end in limits_of(image))
+        entries[f"{image.label}: {low} to {high}", RAMP] = image
+    return entries
 
 
 def _samples(layer: Layer, style: int | str, theme: str, x: float, y: float, wide: float) -> list[Artist]:
     """Make the sample of a layer before its name in the legend: left end at (x, y), this width, in inches."""
+    if isinstance(layer, Heatmap) and style == RAMP:
+        colours = layer.colours(theme) / 255
+        edges = np.linspace(x, x + wide, len(colours) + 1)
+        boxes = [Rectangle((left, y - 0.05), right - left, 0.1) for left, right in pairwise(edges)]
+        return [PatchCollection(boxes, facecolors=colours, linewidths=0)]
     colour, dashes = colour_and_dashes(style, theme)
     if isinstance(layer, Heatmap) and layer.palette != "categories":
         colour = "#" + bytes(layer.colours(theme)[-1]).hex()

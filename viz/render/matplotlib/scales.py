@@ -63,7 +63,7 @@ class ScaleArtist(Artist):
         for at, length in zip(self._shares(self.x, "x"), lengths, strict=True):
             before, after = (length * math.cos(TURN), 0.0) if self.x.turned else (length / 2, length / 2)
             left, right = max(left, before - at * width), max(right, at * width + after - width)
-        if lengths:
+        if any(lengths):
             bottom = gap + (max(lengths) * math.sin(TURN) + line / 2 if self.x.turned else line)
         bottom += self._label_room(self.labels[0])
         ends = [at * height for at in self._shares(self.y, "y")]

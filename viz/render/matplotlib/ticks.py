@@ -41,7 +41,7 @@ def set_ticks(axis: AxesAxis, spec: Axis, length: float) -> None:
         _set_given_ticks(axis, _given_ticks(figure, spec, length, across))
         return
     axis.set_major_locator(_locator(spec, length, across))
-    axis.set_major_formatter(_Numbers(spec.scale == "log"))
+    axis.set_major_formatter(_Numbers())
 
 
 def choose_ticks(figure: Figure, spec: Axis, length: float, across: bool) -> Ticks:
@@ -51,7 +51,7 @@ def choose_ticks(figure: Figure, spec: Axis, length: float, across: bool) -> Tic
     reach = 1e-9 * (spec.high - spec.low)
     values = [float(value) for value in _locator(spec, length, across).tick_values(spec.low, spec.high)]
     values = [value for value in values if spec.low - reach <= value <= spec.high + reach]
-    return Ticks(values, _Numbers(spec.scale == "log").format_ticks(values))
+    return Ticks(values, _Numbers().format_ticks(values))
 
 
 def _locator(spec: Axis, length: float, across: bool) -> Locator:
@@ -106,10 +106,7 @@ def _fit(places: Sequence[float], needed: Sequence[float]) -> bool:
 
 
 class _Numbers(Formatter):
-    """A formatter of short tick labels, which uses powers of ten if a label would be long without them."""
-
-    def __init__(self, log: bool) -> None:
-        self._log = log  # there each tick is of another size, and each is written by itself
+    """A formatter of short tick labels, all with powers of ten if one would be long without them."""
 
     def __call__(self, value: float, pos: Any = None) -> str:
         return self.format_ticks([value])[0]
@@ -118,6 +115,5 @@ class _Numbers(Formatter):
         words = [f"{value:.10g}" for value in values]
         if any("e" in word or len(word.lstrip("-")) > 6 for word in words):
             parts = [f"{value:.9e}".partition("e") for value in values]
-            short = [f"{float(mantissa):.10g}e{int(power)}" if float(mantissa) else "0" for mantissa, _, power in parts]
-            words = [a if self._log and "e" not in a and len(a) <= 6 else b for a, b in zip(words, short, strict=True)]
+            words = [f"{float(mantissa):.10g}e{int(power)}" if float(mantissa) else "0" for mantissa, _, power in parts]
         return [word.replace("-", "−") for word in words]
