@@ -112,7 +112,10 @@ def run(source: Path) -> nbformat.NotebookNode:
     for cell in notebook.cells:
         outputs = cell.get("outputs", [])
         for output, after in zip(list(outputs), [*outputs, {}][1:], strict=True):
-            compiled = output.get("name") == "stderr" and output.text.startswith("tristep: compiling")  # in a first run
+            if output.get("name") == "stdout":  # in a first run
+                lines = output.text.splitlines(keepends=True)
+                output.text = "".join(line for line in lines if not line.startswith("tristep: compiling for the CPU"))
+            compiled = output.get("name") == "stdout" and not output.text
             if compiled or (WIDGET in output.get("data", {}) and "image/png" in after.get("data", {})):
                 outputs.remove(output)
     notebook.metadata.language_info = {"name": "python"}  # else with the version of the interpreter

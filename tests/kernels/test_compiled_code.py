@@ -164,14 +164,17 @@ step()
 @pytest.mark.sample(0)
 @needs_numba
 @pytest.mark.skipif(os.name != "posix", reason="needs a terminal of POSIX")
-@pytest.mark.parametrize("looked_at", [True, False], ids=["terminal", "file"])
-def test_a_slow_first_step_says_once_that_it_compiles(looked_at, tmp_path):
-    """To a terminal; a file of many ranks is left alone."""
+@pytest.mark.parametrize("where", ["terminal", "file", "notebook"])
+def test_a_slow_first_step_says_once_that_it_compiles(where, tmp_path):
+    """To a terminal, or in a notebook as plain output, never as an error; a file of many ranks is left alone."""
     script, cache = tmp_path / "script.py", tmp_path / "cache"
-    script.write_text(STEP + NOTE, encoding="utf-8")
-    there, here = os.openpty() if looked_at else os.pipe()
+    in_notebook = "import builtins\nbuiltins.__IPYTHON__ = True\n" * (where == "notebook")
+    script.write_text(in_notebook + STEP + NOTE, encoding="utf-8")
+    there, here = os.openpty() if where == "terminal" else os.pipe()
     environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
-    subprocess.run([sys.executable, script], env=environment, stderr=here, check=True)
+    ran = subprocess.run(
+        [sys.executable, script], env=environment, stdout=subprocess.PIPE, stderr=here, text=True, check=True
+    )
     os.write(here, b"end")
     said = ""
     while not said.endswith("end"):
@@ -179,7 +182,9 @@ def test_a_slow_first_step_says_once_that_it_compiles(looked_at, tmp_path):
     os.close(here)
     os.close(there)
     note = f"tristep: compiling for the CPU; later runs find the code in {cache}"
-    assert said.split("\r\n") == [note, "end"] if looked_at else said == "end"
+    assert said.split("\r\n") == [note, "end"] if where == "terminal" else said == "end"
+    assert ran.stdout.splitlines().count(note) == (where == "notebook")
+    assert "compiling" not in ran.stdout.replace(note, "")
 
 
 READ_ONLY = """

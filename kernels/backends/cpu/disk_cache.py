@@ -136,7 +136,9 @@ def compiling() -> Iterator[None]:
 
 
 def _tell() -> None:
-    print(f"tristep: compiling for the CPU; later runs find the code in {cache_folder()}", file=sys.stderr, flush=True)
+    stream = sys.stderr if sys.stderr.isatty() else sys.stdout  # a notebook shows stderr in red, as if something were wrong
+    stream.write(f"tristep: compiling for the CPU; later runs find the code in {cache_folder()}\n")
+    stream.flush()
 
 
 @contextlib.contextmanager
