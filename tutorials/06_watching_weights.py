@@ -166,6 +166,18 @@ print(f"{page.name}: {page.stat().st_size / 1000:.0f} kB")
 dashboard
 
 # %% [markdown]
+# The grey band, "usual", is a rule of thumb: a ratio of 1e-3, within half a decade. This network is healthy, and yet above
+# it for more than half of the training. The formulas from before say why. The first updates of such weights have a ratio of
+# 0.012 at the rate 0.001, whatever the gradient is, and those of noise alone have 0.0026, just inside the band. So the lines
+# come down into it as the signal in the gradients gives way to noise. With larger weights, or a lower rate at the end, they
+# would lie deeper in it. A line above the band alone is no fault: look for one that stays a decade above it, or far from the
+# other lines, as the first of the sick networks has.
+
+# %%
+is_above = (ratio > 3e-3).mean(axis=1) > 0.5  # 3e-3 is half a decade above 1e-3
+print(f"most tensors are above the band in {is_above.sum()} of {len(is_above)} steps, {is_above[-40:].sum()} of the last 40")
+
+# %% [markdown]
 # ## Four sick networks
 #
 # Each has one fault. `notes` reads a run and says in sentences what looks wrong, with the numbers; of the healthy run it has
@@ -334,6 +346,9 @@ assert (measured("spike", "update_ratio")[-1] < 0.8 * measured("healthy", "updat
 assert all(is_right[number](answer) for number, answer in {1: 0.055, 2: 0.000036, 3: 0.071}.items())
 row = healthy.parameters.index
 assert accuracy > 0.9
+assert is_above[:40].all()
+assert is_above.mean() > 0.5
+assert not is_above[-10:].any()
 assert found["healthy"] == []
 assert found["fast"][0].startswith("second.weight: update ratio")
 assert "rate is too high" in found["fast"][0]

@@ -81,10 +81,10 @@ Markdown(view.table())
 # ## In a training
 #
 # A network on handwritten digits, trained by `Trainer` with Muon for the matrix in the middle. Muon is for hidden
-# layers: the first and last layer and the biases have AdamW, in the same Trainer. After every update the singular
-# values of the hidden weight's last step are taken: with AdamW a few directions get nearly all of the step, with Muon
-# most have nearly equal shares. The last ones are directions in which there is hardly any gradient, as of neurons that
-# are never active.
+# layers: the first and last layer and the biases have AdamW, in the same Trainer. The right picture
+# has the singular values of the hidden weight's last step: with AdamW a few directions get nearly all of the step, with
+# Muon most have nearly equal shares. The last ones are directions in which there is hardly any gradient, as of neurons
+# that are never active.
 
 # %%
 images, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
