@@ -42,8 +42,10 @@ def test_an_output_has_its_renderers_data_and_all_below_and_no_html(renderer, ki
     if renderer != "text":
         picture = Pixels.open(io.BytesIO(base64.b64decode(data["image/png"])))
         assert picture.format == "PNG"
-        assert picture.size == ((450, 300) if renderer == "matplotlib" else (300, 200))
-        assert about["image/png"] == {"width": 300, "height": 200, "alt": view.scene().alt}
+        height = about["image/png"]["height"]
+        assert 200 < height < 230  # with the values of the controls
+        assert picture.size == ((450, pytest.approx(1.5 * height, abs=1)) if renderer == "matplotlib" else (300, height))
+        assert about["image/png"] == {"width": 300, "height": height, "alt": view.scene().alt}
         assert "It rises to 1" in about["image/png"]["alt"]
     if WIDGET in kinds:
         (widget,) = view.display.widgets

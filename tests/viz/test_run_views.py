@@ -88,7 +88,7 @@ def test_a_view_of_one_s_own_keeps_its_words_before_those_about_the_run(own):
 
 
 def _strong(scene):
-    (line,) = (line for line in layers_of(scene, Line, None) if line.legend_by == "smoothing")
+    (line,) = (line for line in layers_of(scene, Line, None) if line.by == ("smoothing",))
     return line
 
 
@@ -143,13 +143,13 @@ def test_a_straight_loss_lies_on_its_average_and_gaps_stay_gaps():
 
 def test_the_legend_names_the_width_of_the_average():
     run = make_run(1000)
-    for view in (LossView(run), Dashboard(run)):
+    for view, named in ((LossView(run), "loss ({})"), (Dashboard(run), "smoothing: {}")):
         scene = view.scene()
         smoothing = next(control for control in scene.controls if control.name == "smoothing")
         figure = draw(scene, {"smoothing": 4})
         said = " / ".join(text.get_text() for text in figure.texts)
-        assert f"loss (average of {smoothing.values[4]:g} steps)" in said
-        assert "loss (as recorded)" in " / ".join(text.get_text() for text in draw(scene, {"smoothing": 0}).texts)
+        assert named.format(f"average of {smoothing.values[4]:g} steps") in said
+        assert named.format("as recorded") in " / ".join(text.get_text() for text in draw(scene, {"smoothing": 0}).texts)
 
 
 def test_a_spike_stays_a_spike_and_reaches_half_a_width():
@@ -256,8 +256,8 @@ def test_one_slider_moves_a_line_through_all_panels_of_a_dashboard():
             marks = [layer for layer in panel.layers if isinstance(layer, RefLine) and layer.by == ("step",)]
             assert [mark.chosen("at", scene.state(step=30)).tolist() for mark in marks] == [[step.values[30]]]
     labels = [panel.y.label for panel in scene.panels if panel.frame]
-    assert labels == ["loss", "learning rate", "", "update norm / weight norm", "values in the gradient", "norm"]
-    (readout,) = layers_of(scene, Text)
+    assert labels == ["loss", "learning rate", "", "update / weight", "values in the gradient", "norm"]
+    (readout,) = (text for text in layers_of(scene, Text) if text.by == ("step",))
     at = int(step.values[30])
     assert readout.chosen("texts", scene.state(step=30)) == f"step {at}   loss {1 / at:.4g}   learning rate {at / 5e3:.4g}"
     clicks = [(panel.click.control, panel.click.along) for panel in scene.panels if panel.frame]

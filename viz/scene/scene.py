@@ -76,7 +76,8 @@ class Scene:
         panels: the panels, at least one.
         title: stands above the picture.
         controls, buttons: stand below the picture, in this order.
-        width, height: the size of the picture in inches, without the controls.
+        width, height: the size of the picture in inches, without the controls. Images are higher by their title, their
+            legends, the values of the controls and the notes.
         widths, heights: the relative sizes of the grid's columns and rows; empty for equal ones.
         description: the picture in words, for screen readers.
         listings: text to copy, below the controls; images leave it out.

@@ -288,10 +288,12 @@ def _bin_ticks(edges: np.ndarray, low: int, high: int, zero: int, more: int) -> 
     ticks = [(zero - low + (more + 1) / 2, "0")] if low <= zero < high else []
     both = {sign * 10.0**power: place(sign * 10.0**power) for power in range(-9, 1) for sign in (-1, 1)}
     decades = sorted({abs(value) for value, at in both.items() if at is not None})
-    for decade in decades[-1 :: -max(len(decades) // 2, 1)][:2]:
+    shown = decades[-1 :: -max(len(decades) // 2, 1)][:2]
+    are_short = all(decade >= 1e-4 for decade in shown)
+    for decade in shown:
         for value, minus in ((decade, ""), (-decade, "−")):
             if (at := both[value]) is not None:
-                ticks.append((at, minus + f"{decade:g}".replace("e-0", "e-")))
+                ticks.append((at, minus + (f"{decade:g}" if are_short else f"1e{round(np.log10(decade))}")))
     return sorted(ticks)
 
 
