@@ -6,7 +6,21 @@ if not __name__.startswith("tristep."):
 from . import compress, rules, transforms
 from .backends import ENGINES, choose_engine
 from .functional import update
-from .language import Function, Metric, Reduction, Rule, TensorRule, jit, metric, reduction, rule, tensor_rule, tl
+from .language import (
+    Function,
+    Metric,
+    Reduction,
+    Rule,
+    ShapedRule,
+    TensorRule,
+    jit,
+    metric,
+    reduction,
+    rule,
+    rule_by_shape,
+    tensor_rule,
+    tl,
+)
 from .metrics import MetricsBuffer
 from .norms import clip_adaptively_, clip_by_global_norm_, clip_by_norm_, clip_by_value_, global_norm
 from .update import Update

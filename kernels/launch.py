@@ -20,9 +20,10 @@ from .guards import Reference
 from .language import Rule, TensorRule
 from .layouts import compute_dtype, dense_strides, same_order
 from .metrics import MetricsBuffer
+from .parts import Parts
 from .states import PerTensorStates
 
-WEIGHT, GRADIENT, FIRST_STATE = 0, 1, 2  # rows of `addresses`; the states follow, and last the master weights if any
+WEIGHT, GRADIENT, FIRST_STATE = 0, 1, 2  # rows of `addresses`; the states follow, then the masters if any, then `Parts`
 _data_ptr = torch.Tensor.data_ptr
 
 
@@ -53,7 +54,9 @@ class Launch:
 
     Attributes:
         weights: dense tensors, walked in memory order; the states have the same strides.
-        addresses: int64 [2 + n_states (+ 1 with masters), n_tensors]; a gradient address of 0 skips the tensor.
+        addresses: int64 [2 + n_states (+ 1 with masters), n_tensors]; a gradient address of 0 skips the tensor. The rows of
+            `Parts.addresses` follow if there are any.
+        parts: the rows, columns or slices that the rule's means are over; None for a rule without means.
         sizes: int64 [n_tensors], numbers of elements.
         storage: the encodings of weights and states.
         hyper: float32 or float64 [n_tensors, 1 + n_hyper (+ 2)]: rescale_grad, the rule's hyper-parameters and, if rounding
@@ -61,9 +64,9 @@ class Launch:
         tiles: int32 [n_tiles, 2]: index of the tensor, index of the tile in it.
         gradients: for each tensor a function that returns its gradient, or None if it is skipped. Holds no gradient alive.
         totals: for each reduction of the rule the values that it summed, [n_tensors, n_values], in the arithmetic's type, on
-            the device. For a reduction over all tensors the rows are equal.
-        sums: for each reduction the numbers that the rule receives, [n_tensors, n_results]; the same tensor as in `totals`
-            if the rule receives the sums alone.
+            the device. For a reduction over all tensors the rows are equal. Means are in `parts`.
+        sums: for each reduction the numbers that the rule receives, [n_tensors, n_results], without those that are vectors;
+            the same tensor as in `totals` if the rule receives the sums alone.
         numbers: for each reduction its `PerTensorStates`, or None if it keeps nothing.
     """
 
@@ -132,12 +135,15 @@ class Launch:
         self._counts = counts = list(map(len, weights)) if stacked else [1] * len(weights)  # rows of each weight
         *self._starts, n_rows = accumulate(counts, initial=0)
         self.gradients: list[Callable[[], torch.Tensor | None] | None] = [None] * n_rows
+        self.parts = Parts(rule, weights, self.states, self.dtype) if isinstance(rule, Rule) and rule.parts else None
         self.addresses = np.zeros((FIRST_STATE + n_states + (masters is not None), n_rows), dtype=np.int64)
         self.addresses[WEIGHT] = _addresses_of(self.weights, stacked)
         for k in range(n_states):
             self.addresses[FIRST_STATE + k] = _addresses_of([row[k] for row in states], stacked)
         if masters is not None:
             self.addresses[-1] = _addresses_of(masters, stacked)
+        if self.parts is not None:
+            self.addresses = np.concatenate([self.addresses, self.parts.addresses()])
         self.sizes = np.repeat(np.array([weight.numel() for weight in weights], dtype=np.int64) // counts, counts)
         self.n_elements = int(self.sizes.sum())
         self.tile = self.tile_for(self.n_elements, any(kind in storage.PACKED for kind in types))
@@ -149,15 +155,15 @@ class Launch:
         self._packed_row = struct.Struct(f"{width}{self.hyper.dtype.char}").pack
         self._hyper_bytes = self.hyper.data.cast("B") if self.hyper.size else memoryview(bytearray())
 
-        self.totals = [self._room(reduction.n_values) for reduction in rule.reductions]
+        self.totals = [self._room(0 if reduction.op == "mean" else reduction.n_values) for reduction in rule.reductions]
         self.sums = [
-            total if reduction.finished is None and not reduction.feeds_next else self._room(reduction.n_results)
+            total if reduction.finished is None and not reduction.feeds_next else self._room(reduction.n_scalar_results)
             for total, reduction in zip(self.totals, rule.reductions, strict=True)
         ]
         self.numbers: list[PerTensorStates | None] = []
         for reduction in rule.reductions:
             numbers = [row[n_states : n_states + len(reduction.kept)] for row in self.states]
-            self.numbers.append(PerTensorStates(numbers) if reduction.kept else None)
+            self.numbers.append(PerTensorStates(numbers) if reduction.kept and reduction.op != "mean" else None)
             n_states += len(reduction.kept)
         self._active: tuple[list[bool], torch.Tensor] | None = None
         self._prepare()
@@ -322,7 +328,9 @@ def group_keys(
     masters: Sequence[torch.Tensor | None],
     stacked: bool,
 ) -> list[tuple[Any, ...]]:
-    """Return device, dtypes, alignment and rule of each weight with its gradient and states; equal keys share a launch.
+    """Return what tensors must have in common to share a launch, for each weight with its gradient and states.
+
+    That is device, dtypes, alignment, rule, and whether a rule with means can walk the elements matrix by matrix.
 
     Args:
         rule: the rule of the update.
@@ -347,8 +355,22 @@ def group_keys(
             (*(state.dtype for state in states[i]), None if master is None else master.dtype),
             is_aligned,
             rule.rule_for(weight.shape),
+            in_matrices(rule, weight, states[i]),
         )
     return [keys[kind] for kind in zip(first, aligned.tolist(), strict=True)]
+
+
+def in_matrices(rule: Rule | TensorRule, weight: torch.Tensor, states: Sequence[torch.Tensor]) -> bool:
+    """Return whether engines can walk a weight matrix by matrix, if its rule has means over parts of them.
+
+    They walk memory, so its elements must be in C's order, or have gaps, as then they are copied.
+    """
+    if rule.rule_for(weight.shape).parts is None:
+        return True
+    order = torch.empty(weight.shape, device="meta").stride()
+    # States of another shape than the weight's are those of the parts, or have no elements.
+    parts_are_dense = all(state.is_contiguous() for state in states if state.shape != weight.shape)
+    return parts_are_dense and same_order(weight.shape, dense_strides(weight), order)
 
 
 def tiles_of(sizes: np.ndarray, tile: int) -> np.ndarray:

@@ -17,7 +17,6 @@ Decide = Callable[[Sequence[torch.Tensor]], None]
 
 def run_reductions(
     launches: Sequence[Launch],
-    reductions: Sequence[Reduction],
     n_weights: int,
     all_reduce_global: Join | None,
     all_reduce_per_tensor: Join | None,
@@ -28,7 +27,6 @@ def run_reductions(
 
     Args:
         launches: the launches of an update, one or more, with bound gradients and hyper-parameters.
-        reductions: the reductions of the rule, in order.
         n_weights: number of weights of all launches together.
         all_reduce_global: reduces results over all tensors across processes, in place, by "sum" or "max"; or None.
         all_reduce_per_tensor: reduces results per tensor, [n_weights, n_values], across processes, in place; or None.
@@ -36,17 +34,19 @@ def run_reductions(
         begun: whether the caller has run the first reduction, joined its results, and decided.
     """
     limits = launches[0].rule.limits
-    for k, reduction in enumerate(reductions):
+    for k in range(max((len(launch.rule.reductions) for launch in launches))):
+        # Rules chosen by shape may have more or fewer reductions; those over all tensors come first, and all have them.
+        launches = [launch for launch in launches if len(launch.rule.reductions) > k]
+        reduction = launches[0].rule.reductions[k]
         if k or not begun:
-            run_reduction(launches, k, reduction)
+            run_reduction(launches, k)
             if reduction.scope == "global" and (len(launches) > 1 or all_reduce_global is not None):
                 join_totals([launch.totals[k] for launch in launches], reduction.op, all_reduce_global)
             if decide is not None and any(limit.told for limit in limits[k : k + 1]):
                 decide([launch.totals[k] for launch in launches])
         if reduction.scope == "tensor" and all_reduce_per_tensor is not None:
             _all_reduce_each(launches, k, reduction, n_weights, all_reduce_per_tensor)
-        if reduction.finished is not None:
-            _finish(launches, k, reduction)
+        _finish([each for each in launches if each.numbers[k] is not None], k)
         for launch in launches:  # of those for a rule of whole tensors, only the elementwise ones pass results on
             if launch.rule.reductions[k].feeds_next:
                 _append_previous(launch, k)
@@ -74,12 +74,25 @@ def reduce_nothing(
                 decide([total])
 
 
-def run_reduction(launches: Sequence[Launch], stage: int, reduction: Reduction) -> None:
-    """Run reduction number `stage` of a rule for each launch by itself."""
+def run_reduction(launches: Sequence[Launch], stage: int) -> None:
+    """Run reduction number `stage` of the rule of each launch by itself."""
     for launch in launches:
+        reduction = launch.rule.reductions[stage]
         if "kept" in reduction.extras:
             _load(launch, stage)
+        if reduction.op == "mean" and reduction.kept:
+            _tell_skipped(launch, launches)
         launch.run_reduction(stage)
+
+
+def _tell_skipped(launch: Launch, launches: Sequence[Launch]) -> None:
+    """Let a launch, one of `launches`, know whether the states of its parts stay as they are, because a step is skipped."""
+    assert launch.parts is not None
+    proceeds, control = _proceeds(launches), launch.grad_scale_and_skip
+    if control is not None:
+        launch.parts.skipped.copy_(control[1:])
+    if proceeds is not None:
+        launch.parts.skipped.masked_fill_(~proceeds.to(launch.device), 1.0)
 
 
 def join_totals(totals: Sequence[torch.Tensor], by: str, all_reduce_global: Join | None = None) -> None:
@@ -147,10 +160,12 @@ def _proceeds(launches: Sequence[Launch]) -> torch.Tensor | None:
     return proceeds
 
 
-def _finish(launches: Sequence[Launch], stage: int, reduction: Reduction) -> None:
+def _finish(launches: Sequence[Launch], stage: int) -> None:
     """Compute and store the per-tensor states of a reduction from its sums."""
+    if not launches:
+        return
     proceeds = _proceeds(launches)
-    if reduction.scope == "tensor":
+    if launches[0].rule.reductions[stage].scope == "tensor":
         for launch in launches:  # a tensor without gradient keeps its states
             new, active = _finished(launch, stage, slice(None)), launch.active_on_device()[:, None]
             _store(launch, stage, torch.where(active, new, _states(launch, stage)), proceeds)
@@ -178,8 +193,8 @@ def _store(launch: Launch, stage: int, new: torch.Tensor, proceeds: torch.Tensor
 def _append_previous(launch: Launch, stage: int) -> None:
     """Append the results of the reduction before this one to its own."""
     reduction = launch.rule.reductions[stage]
-    n = reduction.n_own_results
-    if reduction.finished is None:
+    n = reduction.own_scopes.count("tensor")
+    if reduction.finished is None and reduction.op != "mean":
         launch.sums[stage][:, :n] = launch.totals[stage]
     launch.sums[stage][:, n:] = launch.sums[stage - 1]
 

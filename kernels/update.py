@@ -27,7 +27,7 @@ from .checks import (
 from .graphs import RecordedUpdate, current_recording
 from .guards import GradLayouts, PointerGuard, Reference, gradient_references
 from .language import Rule, TensorRule
-from .launch import Launch, group_keys
+from .launch import Launch, group_keys, in_matrices
 from .metrics import MetricsBuffer
 from .reductions import Decide, reduce_nothing, run_reduction, run_reductions
 
@@ -97,6 +97,8 @@ class Update:
     ) -> None:
         if not isinstance(rule, (Rule, TensorRule)):
             raise TypeError(f"rule must be made with @rule or @tensor_rule, got {type(rule).__name__}")
+        if isinstance(rule, Rule) and rule.parts is not None:
+            raise TypeError(f"rule {rule.name!r} has means over parts of tensors: choose it in a @rule_by_shape")
         self.rule = rule
         self._reduces = bool(rule.reductions)
         self.weights = list(weights)
@@ -175,8 +177,13 @@ class Update:
 
     def engines(self) -> list[str]:
         """Return the names of the engines that the steps use, sorted."""
-        rules = [(self.rule.rule_for(weight.shape), weight.device) for weight in self.weights]
-        return sorted({engine_for(rule, device, self.engine) for rule, device in rules})
+        rule = self.rule
+        return sorted(
+            {
+                engine_for(rule.rule_for(weight.shape), weight.device, self.engine, in_matrices(rule, weight, row))
+                for weight, row in zip(self.weights, self.states, strict=True)
+            }
+        )
 
     @property
     def references(self) -> list[Reference]:
@@ -344,9 +351,12 @@ class Update:
 
     def _launch(self, key: Any, indices: list[int]) -> Launch:
         """Return the launch of the weights at these indices, which have this group key in common."""
-        device, _, gradient_dtype, types, aligned, rule = key
-        make = launch_class(engine_for(rule, device, self.engine), isinstance(rule, TensorRule))
+        device, _, gradient_dtype, types, aligned, rule, in_order = key
+        make = launch_class(engine_for(rule, device, self.engine, in_order), isinstance(rule, TensorRule))
         weights, states, masters = ([of[i] for i in indices] for of in (self.weights, self._states, self._masters))
+        if rule.slots != self.rule.slots:  # a rule for these shapes, which has some of the states
+            places = list(map(self.rule.slots.index, rule.slots))
+            states = [tuple(row[place] for place in places) for row in states]
         rows: Any = slice(None)
         if len(indices) < len(self.weights):
             counts = list(map(len, self.weights)) if self.stacked else 1
@@ -413,11 +423,10 @@ class Update:
             self._revive()
         for group in self._groups:
             group.begin(self.hyper)
-        first = self.rule.reductions[0]
-        run_reduction(self._groups, 0, first)
+        run_reduction(self._groups, 0)
         self._begun = True
         if not self._groups and self.elsewhere is not None:
-            return [self.elsewhere.new_zeros(1, first.n_values)]
+            return [self.elsewhere.new_zeros(1, self.rule.reductions[0].n_values)]
         return [group.totals[0] for group in self._groups]
 
     def _revive(self) -> None:
@@ -454,7 +463,7 @@ class Update:
             group.begin(hyper)
         joins = self.all_reduce_global, self.all_reduce_per_tensor
         if self._groups:
-            run_reductions(self._groups, self.rule.reductions, len(self.weights), *joins, self.decide, self._begun)
+            run_reductions(self._groups, len(self.weights), *joins, self.decide, self._begun)
         elif self.elsewhere is not None and self.all_reduce_global is not None:
             reduce_nothing(self.rule, self.elsewhere, self.all_reduce_global, self.decide, self._begun)
         self._begun = False

@@ -95,10 +95,13 @@ def _warn(device: torch.device, problem: str) -> None:
     )
 
 
-def engine_for(rule: Rule | TensorRule, device: torch.device, asked: str | None) -> str:
-    """Return the engine for a rule: "eager" for a rule of whole tensors, else the result of `choose_engine`."""
+def engine_for(rule: Rule | TensorRule, device: torch.device, asked: str | None, in_order: bool = True) -> str:
+    """Return the engine for a rule: "eager" for a rule of whole tensors, else the result of `choose_engine`.
+
+    It is "eager", too, for tensors that are not `in_order`: only torch finds the rows of matrices in any order of elements.
+    """
     chosen = choose_engine(device, asked)
-    return "eager" if isinstance(rule, TensorRule) else chosen
+    return "eager" if isinstance(rule, TensorRule) or not in_order else chosen
 
 
 def launch_class(engine: str, whole: bool = False) -> Any:

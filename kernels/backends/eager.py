@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .. import storage
-from ..launch import Launch
+from ..launch import Launch, itself
 from ..layouts import widest
 from ..metrics import MetricsBuffer
 from ..transforms.limited import factor_of
@@ -140,23 +140,32 @@ class _TorchLaunch(Launch):
 
 
 class EagerLaunch(_TorchLaunch):
-    """Runs an elementwise rule as torch operations: large CPU tensors in tiles, small tensors concatenated."""
+    """Runs an elementwise rule as torch operations: large CPU tensors in tiles, small tensors concatenated.
+
+    A rule with means gets tensors in their own shape, with those of rows and columns to be broadcast.
+    """
 
     def _prepare(self) -> None:
+        self._walked = _flat if self.parts is None else itself
         self.replace_weights(self.weights)
-        self._masters = None if self.masters is None else [_flat(master) for master in self.masters]
-        self._states = [dict(zip(self.rule.state, map(_flat, row), strict=False)) for row in self.states]
+        self._masters = None if self.masters is None else [self._walked(master) for master in self.masters]
+        self._states = [dict(zip(self.rule.state, map(self._walked, row), strict=False)) for row in self.states]
+        self._vectors: list[list[torch.Tensor]] = [[] for _ in self.weights]  # of each tensor, in the rule's order
 
     def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
-        self._weights = [_flat(weight.detach()) for weight in weights]
+        self._weights = [self._walked(weight.detach()) for weight in weights]
 
     def run_reduction(self, stage: int) -> None:
         reduction = self.rule.reductions[stage]
+        if reduction.op == "mean":
+            self._run_means(stage)
+            return
         largest, totals = reduction.op == "max", self.totals[stage].zero_()
         for i, gradient, part in self._parts():
             values = reduction(*self._arguments(reduction, i, gradient, part))
             spread = [
-                torch.as_tensor(value, dtype=totals.dtype, device=totals.device).expand(gradient.shape) for value in values
+                torch.as_tensor(value, dtype=totals.dtype, device=totals.device).expand(gradient.shape).reshape(-1)
+                for value in values
             ]
             if largest:
                 totals[i] = torch.maximum(totals[i], torch.stack([value.amax() for value in spread]))
@@ -164,6 +173,26 @@ class EagerLaunch(_TorchLaunch):
                 totals[i] += torch.stack([sum_of(value) for value in spread])
         if reduction.scope == "global":
             totals[:] = totals.amax(dim=0) if largest else totals.sum(dim=0, dtype=widest(totals.device))
+
+    def _run_means(self, stage: int) -> None:
+        """Average the values of a reduction over parts of each tensor, and finish these means and their states."""
+        reduction, parts, n_before = self.rule.reductions[stage], self.parts, len(self.rule.reductions[stage].vectors)
+        assert parts is not None
+        for i, gradient, part in self._parts():
+            values = reduction(*self._arguments(reduction, i, gradient, part))
+            results = [
+                _mean_over(scope, self._spread(value, gradient))
+                for value, scope in zip(values, reduction.scope, strict=True)
+            ]
+            if reduction.finished is not None:
+                kept, numbers = parts.kept[stage][i], dict(zip(self.rule.hyper, self._numbers(i), strict=True))
+                hyper = tuple(numbers[name] for name in reduction.finish_hyper)
+                results = list(reduction.finished(tuple(results), tuple(kept), hyper))
+                means = [results[reduction.kept.index(name)].mean(-2, keepdim=True) for name in reduction.means]
+                for old, new in zip(kept, results, strict=False):
+                    old.copy_(torch.where(parts.skipped[0] != 0, old, new))
+                results += means
+            self._vectors[i][n_before:] = results
 
     @torch.no_grad()
     def compute(self) -> None:
@@ -189,6 +218,10 @@ class EagerLaunch(_TorchLaunch):
         gradients = [None if gradient is None else gradient() for gradient in self.gradients]
         for i, gradient in enumerate(gradients):
             if gradient is not None:
+                if self.parts is not None:
+                    if self.sizes[i]:
+                        yield i, gradient, slice(None)
+                    continue
                 step = TILE if self.device.type == "cpu" else max(int(self.sizes[i]), 1)
                 flat = _flat(gradient)
                 for start in range(0, int(self.sizes[i]), step):
@@ -200,9 +233,13 @@ class EagerLaunch(_TorchLaunch):
         hyper = dict(zip(rule.hyper, self._numbers(i), strict=True))
         extras: list[Any] = []
         if function.numbers_from is not None:
-            extras.append(tuple(self.sums[function.numbers_from][i].unbind()))
+            scalars, vectors = self.sums[function.numbers_from][i].unbind(), self._vectors[i]
+            places = function.numbers if self.parts is not None else ()
+            found = tuple(scalars[place] if scope == "tensor" else vectors[place] for scope, place in places)
+            extras.append(scalars if self.parts is None else found)
         if "index" in function.extras:
-            extras.append(torch.arange(part.start, part.start + gradient.numel(), device=self.device))
+            start = part.start or 0
+            extras.append(torch.arange(start, start + gradient.numel(), device=self.device).view(gradient.shape))
         return (
             self._weight(i, part),
             gradient.to(self.dtype) * self._factor(i),
@@ -233,15 +270,22 @@ class EagerLaunch(_TorchLaunch):
         return torch.from_numpy(self.hyper[i, 1 : self.width]).unbind()
 
     def _weight(self, i: int, part: slice = slice(None)) -> torch.Tensor:
-        return storage.combined(self._weights[i][part], None if self._masters is None else self._masters[i][part])
+        master = None if self._masters is None else self._piece(self._masters[i], part)
+        return storage.combined(self._piece(self._weights[i], part), master)
 
     def _state(self, i: int, name: str, part: slice = slice(None)) -> torch.Tensor:
         """Return a part of a state, decoded if it is packed, in the arithmetic's dtype."""
         state = self._states[i][name]
         if storage.is_packed(state):
             start, stop, _ = part.indices(int(self.sizes[i]))
-            return storage.decode(*self._packed(state, i, part), name in self.rule.nonnegative, state.dtype, stop - start)
-        return state[part].to(self.dtype)
+            n, unsigned = stop - start, name in self.rule.nonnegative
+            decoded = storage.decode(*self._packed(state, i, part), unsigned, state.dtype, n)
+            return decoded if self.parts is None else decoded.view(self.weights[i].shape)
+        return self._piece(state, part).to(self.dtype)
+
+    def _piece(self, tensor: torch.Tensor, part: slice) -> torch.Tensor:
+        """Return a part of a tensor as it is walked; the whole, which may have no dimensions, for a rule with means."""
+        return tensor[part] if self.parts is None else tensor
 
     def _packed(self, state: torch.Tensor, i: int, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Return views of the codes and the scales of a part, which must begin at the start of a block."""
@@ -254,13 +298,14 @@ class EagerLaunch(_TorchLaunch):
     def _keep(self, i: int, part: slice, inputs: tuple[Any, ...], w: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
         """Store a new weight and new states; `inputs` are the weight and the gradient that the rule got."""
         start, states_of, rows = part.start or 0, self._states[i], []
-        weight = self._weights[i][part]
+        weight = self._piece(self._weights[i], part)
         for k, (name, value) in enumerate(zip(self.rule.state, states, strict=True)):
             if storage.is_packed(states_of[name]) and name in self.rule.changed:
                 self._pack(i, start, k, self._spread(value, weight), self._packed(states_of[name], i, part))
             elif name in self.rule.changed:
-                rows.append((k, states_of[name][part], value))
-        self._store(i, start, (*inputs, w), [weight, *([] if self._masters is None else [self._masters[i][part]])], rows)
+                rows.append((k, self._piece(states_of[name], part), value))
+        masters = [] if self._masters is None else [self._piece(self._masters[i], part)]
+        self._store(i, start, (*inputs, w), [weight, *masters], rows)
 
 
 class WholeLaunch(_TorchLaunch):
@@ -399,6 +444,13 @@ class WholeLaunch(_TorchLaunch):
             most = max(1, limit.stack // self._largest[group[0]])
             stacks += [group[start : start + most] for start in range(0, len(group), most)]
         return stacks
+
+
+def _mean_over(scope: str, value: torch.Tensor) -> torch.Tensor:
+    """Return the means over the parts of a tensor, in the shape of their states."""
+    if scope == "slice":
+        return value.mean(tuple(range(1, value.dim())), keepdim=True) if value.dim() > 1 else value
+    return value.mean(-1 if scope == "row" else -2, keepdim=True)
 
 
 def sum_of(value: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The language of update rules: `rule`, `reduction`, `tensor_rule`, `metric`, `jit` and `tl`.
+"""The language of update rules: `rule`, `reduction`, `rule_by_shape`, `tensor_rule`, `metric`, `jit` and `tl`.
 
 A rule is a few lines of arithmetic on values, which every backend compiles or runs. `derived` has the table of
 hyper-parameters that are derived from others. The `tl` of this package is the torch implementation. Rules run without triton
@@ -11,6 +11,7 @@ from .metric import Metric, metric
 from .ops import OPS, tl
 from .reduction import Reduction, reduction
 from .rule import Limit, Rule, rule
+from .shaped_rule import ShapedRule, rule_by_shape
 from .tensor_rule import TensorRule, tensor_rule
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Metric",
     "Reduction",
     "Rule",
+    "ShapedRule",
     "TensorRule",
     "derivation",
     "derivations",
@@ -28,6 +30,7 @@ __all__ = [
     "metric",
     "reduction",
     "rule",
+    "rule_by_shape",
     "tensor_rule",
     "tl",
 ]

@@ -144,3 +144,21 @@ def _uses_beyond_return(tree: ast.FunctionDef, argument: str) -> bool:
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple) and len(node.value.elts) == 2
     }
     return any(isinstance(node, ast.Name) and node.id == argument and id(node) not in returned for node in ast.walk(tree))
+
+
+def names_behind(tree: ast.FunctionDef) -> list[set[str]]:
+    """Return for each element of the returned tuple all names that it is computed from, directly or through others."""
+    behind: dict[str, set[str]] = {}
+
+    def of(node: ast.AST) -> set[str]:
+        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        return names.union(*(behind.get(name, set()) for name in names))
+
+    for statement in tree.body[:-1]:
+        if isinstance(statement, ast.Assign):
+            names = of(statement.value)
+            for target in ast.walk(statement.targets[0]):
+                if isinstance(target, ast.Name):
+                    behind[target.id] = names
+    returned = tree.body[-1].value  # type: ignore[attr-defined]
+    return [of(element) for element in returned.elts]

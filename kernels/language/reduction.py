@@ -1,23 +1,39 @@
-"""`reduction`: define values that are summed over each tensor, or over all tensors, before a rule runs."""
+"""`reduction`: define values that are summed over tensors, or averaged over rows and columns, before a rule runs."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from .checks import unpacked_names
+from .checks import names_behind, unpacked_names
 from .function import Function
+
+ALONG = ("row", "column", "slice")  # scopes of a mean; each divides a tensor into parts with a mean of their own
+
+
+class Number(NamedTuple):
+    """Where a function finds one of its `sums`.
+
+    Attributes:
+        scope: "tensor" for a number of the whole tensor; "row", "column", "slice" or "matrix" for one of a vector, which has
+            a number for each row, column, slice or matrix of the tensor.
+        place: index among the tensor's numbers, or among the rule's vectors.
+    """
+
+    scope: str
+    place: int
 
 
 def reduction(
     fn: Callable[..., Any] | None = None,
     *,
     reduction: Reduction | None = None,
-    scope: str = "tensor",
+    scope: str | Sequence[str] = "tensor",
     feeds_next: bool = False,
     op: str = "sum",
+    means: Sequence[str] = (),
 ) -> Any:
     """Make a reduction from a function `(w, g, state, hyper) -> (a, b, ...)`: its values are summed over each tensor.
 
@@ -29,20 +45,29 @@ def reduction(
     states, and its results replace the sums. A tensor without gradient keeps its states. For a reduction over all tensors
     the states are equal for all, computed with the hyper-parameters of the first tensor that has a gradient.
 
+    With `op="mean"` values are averaged over parts of each tensor, and the rule gets for each element the means of its parts:
+    over the rows and columns of the matrices in the last two dimensions, or over slices along the first dimension. The
+    states that `finish` keeps are vectors then, of the shape of these means: the weight's with a size of 1 in the dimensions
+    averaged over. Each result of `finish` is for the parts whose means and states it is computed from; results after the new
+    states are passed to the rule, but not kept. A rule with such a reduction is used through `rule_by_shape`.
+
     Args:
         fn: the function. It may have two more arguments: `sums`, the results of the reduction before it, or in its place
             `kept`, the per-tensor states that its `finish` returned in the previous step; and `index`, the element's index.
         reduction: a reduction that runs before this one and provides `sums`. Default: none.
-        scope: "tensor" (default) sums over each tensor, "global" over all tensors of the update together.
+        scope: "tensor" (default) sums over each tensor, "global" over all tensors of the update together. With `op="mean"`,
+            for each value the parts that it is averaged over: "row", "column" or "slice"; "slice" not with others.
         feeds_next: whether the results of `reduction` are passed on, after this reduction's own. Default: False.
-        op: "sum" (default), or "max", the largest of values >= 0, which is NaN if any value is NaN.
+        op: "sum" (default), or "max", the largest of values >= 0, which is NaN if any value is NaN; or "mean".
+        means: names of states of rows, given by `finish`, whose mean over the rows of each matrix is passed to the rule,
+            after the other results. Default: none.
 
     Returns:
         The `Reduction`, or, if only keyword arguments are given, a decorator that makes it.
 
     Raises:
         TypeError: the function has another form or uses a name that backends do not know.
-        ValueError: `scope` or `op` has another value.
+        ValueError: `scope` or `op` has another value, or they do not go together.
 
     Example:
         >>> import tristep
@@ -53,11 +78,18 @@ def reduction(
         >>> norms.n_values
         2
     """
-    if scope not in ("tensor", "global"):
-        raise ValueError(f"scope={scope!r}: must be 'tensor' or 'global'")
-    if op not in ("sum", "max"):
-        raise ValueError(f"op={op!r}: must be 'sum' or 'max'")
-    make = partial(Reduction, reduction=reduction, scope=scope, feeds_next=feeds_next, op=op)
+    if op not in ("sum", "max", "mean"):
+        raise ValueError(f"op={op!r}: must be 'sum', 'max' or 'mean'")
+    if op == "mean":
+        parts = (scope,) if isinstance(scope, str) else tuple(scope)
+        if not parts or not set(parts) <= set(ALONG) or ("slice" in parts and set(parts) != {"slice"}):
+            raise ValueError(
+                f"scope={scope!r}: with op='mean' it must have 'row' or 'column' for each value, or 'slice' for each"
+            )
+        scope = parts
+    elif scope not in ("tensor", "global"):
+        raise ValueError(f"scope={scope!r}: must be 'tensor' or 'global', or with op='mean' 'row', 'column' or 'slice'")
+    make = partial(Reduction, reduction=reduction, scope=scope, feeds_next=feeds_next, op=op, means=means)
     return make if fn is None else make(fn)
 
 
@@ -121,8 +153,23 @@ class ElementwiseFunction(Function):
 
     @property
     def n_numbers(self) -> int:
-        """Number of values of each tensor that this function receives in `sums` or `kept`."""
+        """Number of values that this function receives in `sums` or `kept`."""
         return 0 if self.reduction is None else self.reduction.n_results
+
+    @property
+    def numbers(self) -> list[Number]:
+        """Where these values are, in their order."""
+        return [] if self.reduction is None else self.reduction.results
+
+    @property
+    def n_scalars(self) -> int:
+        """Number of these values that are one for the whole tensor."""
+        return sum(number.scope == "tensor" for number in self.numbers)
+
+    @property
+    def vectors(self) -> list[str]:
+        """The scopes of the vectors that the reductions before it result in, in order."""
+        return [scope for stage in self.reductions for scope in stage.own_scopes if scope != "tensor"]
 
 
 class Reduction(ElementwiseFunction):
@@ -130,11 +177,13 @@ class Reduction(ElementwiseFunction):
 
     Attributes:
         n_values: number of values that it sums.
-        scope: "tensor" or "global".
-        op: "sum" or "max".
+        scope: "tensor" or "global"; for means a tuple of the scope of each value.
+        op: "sum", "max" or "mean".
         feeds_next: whether the results of the reduction before it are passed on after its own.
+        means: names of states of rows whose means over each matrix are results, too.
         finished: the function given to `finish`, or None.
-        kept: names of its per-tensor states.
+        kept: names of its per-tensor states, or of its states of rows, columns or slices.
+        own_scopes: the scope of each of its own results, "tensor" also for one that is equal for all tensors.
     """
 
     kind = "reduction"
@@ -144,12 +193,14 @@ class Reduction(ElementwiseFunction):
         self,
         fn: Callable[..., Any],
         reduction: Reduction | None = None,
-        scope: str = "tensor",
+        scope: str | tuple[str, ...] = "tensor",
         feeds_next: bool = False,
         op: str = "sum",
+        means: Sequence[str] = (),
     ) -> None:
         self.scope = scope
         self.op = op
+        self.means = tuple(means)
         self.feeds_next = feeds_next and reduction is not None
         self.finished: Function | None = None
         self._used_by: str | None = None
@@ -163,6 +214,16 @@ class Reduction(ElementwiseFunction):
         self.n_values = len(returned.elts)
         self.kept: tuple[str, ...] = ()
         self.finish_hyper: tuple[str, ...] = ()
+        self.own_scopes: tuple[str, ...] = ("tensor",) * self.n_values
+        if isinstance(self.scope, tuple):
+            if "kept" in self.extras:
+                raise TypeError(f"reduction {self.name!r} takes kept, which reductions with op='mean' cannot")
+            if len(self.scope) != self.n_values:
+                raise TypeError(
+                    f"reduction {self.name!r} returns {self.n_values} values, and scope={self.scope!r} is for "
+                    f"{len(self.scope)}: must be as many"
+                )
+            self.own_scopes = self.scope
         if self.finished is not None:
             self._read_finish(self.finished)
 
@@ -200,12 +261,35 @@ class Reduction(ElementwiseFunction):
                 f"{function.name!r} unpacks {arguments[1]} into {', '.join(kept) or 'nothing'}: reduction {self.name!r} has "
                 f"{', '.join(read)}"
             )
-        if not kept or len(set(kept)) < len(kept) or not isinstance(returned, ast.Tuple) or len(returned.elts) != len(kept):
+        n_new = len(returned.elts) if isinstance(returned, ast.Tuple) else 0
+        averages = isinstance(self.scope, tuple)
+        if not kept or len(set(kept)) < len(kept) or (n_new < len(kept) if averages else n_new != len(kept)):
             raise TypeError(
                 f"{function.name!r} must unpack {arguments[1]} into the names of one number or more, and end by returning a "
                 f"tuple of as many, as in `return (new_{', new_'.join(kept) or 'number'},)`"
             )
         self.kept, self.finish_hyper = kept, hyper
+        self.own_scopes = ("tensor",) * len(kept)
+        if averages:
+            self.own_scopes = self._scopes_of(function, sums, kept)
+            of_rows = [name for name, scope in zip(kept, self.own_scopes, strict=False) if scope == "row"]
+            if unknown := [name for name in self.means if name not in of_rows]:
+                raise TypeError(f"means={self.means!r}: reduction {self.name!r} has no state of rows {unknown[0]!r}")
+            self.own_scopes += ("matrix",) * len(self.means)
+
+    def _scopes_of(self, function: Function, sums: tuple[str, ...], kept: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the scope of each result of the function that finishes means, which its text must show."""
+        behind = names_behind(function.tree)
+        known = dict(zip(sums, self.scope, strict=False))
+        for name, names in zip(kept, behind, strict=False):
+            known |= dict.fromkeys([name], next((known[other] for other in sums if other in names), ""))
+        scopes = [{known[name] for name in names if name in known} for names in behind]
+        if wrong := [k for k, each in enumerate(scopes) if len(each) != 1 or "" in each]:
+            raise TypeError(
+                f"result {wrong[0]} of {function.name!r} is computed from means over {sorted(scopes[wrong[0]] - {''})}: it must "
+                "be from means and states of rows, or of columns, or of slices alone, and from one mean at least"
+            )
+        return tuple(scope for (scope,) in scopes)
 
     @property
     def numbers_from(self) -> int | None:
@@ -218,6 +302,15 @@ class Reduction(ElementwiseFunction):
         return len(self.kept) + (self.reduction.n_results if self.reduction is not None else 0)
 
     @property
+    def numbers(self) -> list[Number]:
+        before = [] if self.reduction is None else self.reduction.results
+        if "kept" not in self.extras:
+            return before
+        n = len(self.kept)
+        own = [Number("tensor", k) for k in range(n)]
+        return own + [number._replace(place=n + number.place) if number.scope == "tensor" else number for number in before]
+
+    @property
     def reads(self) -> tuple[str, ...]:
         """The arguments, among "w", "g" and "state", that its values depend on."""
         arguments = [argument.arg for argument in self.tree.args.args]
@@ -226,11 +319,27 @@ class Reduction(ElementwiseFunction):
 
     @property
     def n_own_results(self) -> int:
-        """Number of its own results: its per-tensor states if it has a `finish`, else its sums."""
-        return self.n_values if self.finished is None else len(self.kept)
+        """Number of its own results: what its `finish` returns, and means, or without one its sums."""
+        return len(self.own_scopes)
 
     @property
     def n_results(self) -> int:
         """Number of results that it passes to the rule: its own and, if it feeds the next, those before it."""
         passed_on = self.reduction.n_results if self.reduction is not None and self.feeds_next else 0
         return self.n_own_results + passed_on
+
+    @property
+    def n_scalar_results(self) -> int:
+        """Number of its results that are one for the whole tensor."""
+        return sum(number.scope == "tensor" for number in self.results)
+
+    @property
+    def results(self) -> list[Number]:
+        """Where its results are, in their order."""
+        n_vectors, n_scalars, results = len(self.vectors), 0, []
+        passed_on = self.reduction.results if self.reduction is not None and self.feeds_next else []
+        for scope in (*self.own_scopes, *(number.scope for number in passed_on if number.scope == "tensor")):
+            results.append(Number(scope, n_scalars if scope == "tensor" else n_vectors))
+            n_scalars, n_vectors = n_scalars + (scope == "tensor"), n_vectors + (scope != "tensor")
+        own, scalars = results[: self.n_own_results], iter(results[self.n_own_results :])
+        return own + [next(scalars) if number.scope == "tensor" else number for number in passed_on]

@@ -76,7 +76,7 @@ class Rule(ElementwiseFunction):
 
     Attributes:
         state: names of the state tensors, in order.
-        kept: names of the per-tensor states, one number for each tensor, in order.
+        kept: names of the per-tensor states, one number for each tensor, and of states of rows, columns or slices, in order.
         slots: names of states and per-tensor states together.
         hyper: names of the hyper-parameters: first those that the rule unpacks, then those that only its reductions need.
         reduction: the reduction that runs before it, or None.
@@ -86,6 +86,7 @@ class Rule(ElementwiseFunction):
         nonnegative: names of the states that are never negative.
         starts_as_weight: names of the states that must start equal to the weight, not from zeros.
         limits: the `Limit` of each of the rule's first reductions that is the sum of squares of all gradients.
+        parts: what its means are over: "matrix" for rows and columns, "slice", or None if it has none.
     """
 
     starts_as_weight: tuple[str, ...] = ()
@@ -115,6 +116,11 @@ class Rule(ElementwiseFunction):
         self.changed = tuple(name for name in self.state if name not in unchanged)
         self.used = tuple(name for name in self.state if name in self.changed or name in read)
         self.kept = tuple(name for stage in self.reductions for name in stage.kept)
+        self._kept_scopes = tuple(scope for stage in self.reductions for scope in stage.own_scopes[: len(stage.kept)])
+        scopes = set(self.vectors)
+        if "slice" in scopes and len(scopes) > 1:
+            raise TypeError(f"rule {self.name!r} has means over slices and over rows or columns: it must have either")
+        self.parts = ("slice" if "slice" in scopes else "matrix") if scopes else None
         self.slots = self.state + self.kept
         needed = (name for stage in self.reductions for name in (*stage.own_hyper, *stage.finish_hyper))
         self.hyper = tuple(dict.fromkeys((*self.own_hyper, *needed)))
@@ -129,7 +135,7 @@ class Rule(ElementwiseFunction):
 
     def shapes(self, shape: torch.Size) -> list[torch.Size]:
         """Return the shapes of states and per-tensor states for a weight of this shape, in the order of `slots`."""
-        return [shape] * len(self.state) + [torch.Size()] * len(self.kept)
+        return [shape] * len(self.state) + [part_shape(scope, shape) for scope in self._kept_scopes]
 
     def cost(self, shape: torch.Size) -> float:
         """Return the relative cost of updating a weight of this shape: its number of elements."""
@@ -141,3 +147,12 @@ class Rule(ElementwiseFunction):
 
     def __repr__(self) -> str:
         return f"<rule {self.name}: state ({', '.join(self.slots)}), hyper ({', '.join(self.hyper)})>"
+
+
+def part_shape(scope: str, shape: torch.Size) -> torch.Size:
+    """Return the shape of a state with a number for each part, of this scope, of a weight of this shape."""
+    if scope == "tensor":
+        return torch.Size()
+    if scope == "slice":
+        return torch.Size([*shape[:1], *[1] * len(shape[1:])])
+    return torch.Size([*shape[:-1], 1] if scope == "row" else [*shape[:-2], 1, shape[-1]])

@@ -81,6 +81,7 @@ class TensorRule(OfText):
     """
 
     kept: tuple[str, ...] = ()
+    parts: str | None = None
     reductions: tuple[Reduction, ...] = ()
     starts_as_weight: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()

@@ -1,9 +1,7 @@
 """AdaGrad: the learning rate of each element falls with the sum of its squared gradients."""
 
-import torch
-
-from ..language import rule, tensor_rule, tl
-from .common import decayed_after_clip, limited, weighted
+from ..language import reduction, rule, rule_by_shape, tl
+from .common import clipped, decayed_after_clip, weighted
 
 
 @rule(full_precision=("history",), nonnegative=("history",))
@@ -19,15 +17,34 @@ def adagrad(w, g, state, hyper):
     return w - (lr * g / (tl.sqrt(history + epsilon) + epsilon_outside) + weighted(decay, w)), (history,)
 
 
-@tensor_rule(
-    shapes=lambda shape: {"history": (*shape[:1], *[1] * len(shape[1:]))}, batched=True, full_precision=("history",)
-)
-def group_adagrad(w, g, state, hyper):
-    """AdaGrad with one sum for each row, of its mean squared gradients; no decay. Matches MXNet 1.9.1 GroupAdaGrad."""
-    (history,) = state
+@reduction(op="mean", scope="slice")
+def slice_square(w, g, state, hyper):
+    """Average the squares of the gradient over each slice."""
+    (clip,) = hyper
+    g = clipped(g, clip)
+    return (g * g,)
+
+
+@slice_square.finish
+def slice_history(sums, kept, hyper):
+    """Add the mean to the slice's history."""
+    (square,) = sums
+    (history,) = kept
+    return (history + square,)
+
+
+@rule(reduction=slice_square)
+def adagrad_of_slices(w, g, state, hyper, sums):
+    """w <- w - lr g / sqrt(h + epsilon), with the history h of the element's slice."""
     lr, clip, epsilon = hyper
-    g = limited(g, clip)
-    square = g * g
-    others = tuple(range(2, g.dim()))
-    history = history + (square.mean(dim=others, keepdim=True) if others else square)  # or each element is a row
-    return torch.mul(g, -lr / (history + epsilon).sqrt(), out=square).add_(w), (history,)
+    (history,) = sums
+    return w - lr * clipped(g, clip) / tl.sqrt(history + epsilon), state
+
+
+@rule_by_shape(adagrad_of_slices, state=("history",))
+def group_adagrad(shape):
+    """AdaGrad with one sum for each row, of its mean squared gradients; no decay. Matches MXNet 1.9.1 GroupAdaGrad.
+
+    A row is a slice along the first dimension.
+    """
+    return adagrad_of_slices

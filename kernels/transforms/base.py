@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..language import Function, Limit, Reduction, Rule, TensorRule, jit
+from ..language import Function, Limit, Reduction, Rule, ShapedRule, TensorRule, jit
 from ..language.codegen import RuleSource, tuple_text
 from .whole import Around, ComposedTensorRule
 
@@ -83,8 +83,8 @@ class _ReductionAfter(ComposedReduction):
     _kept_and_sums = True
 
     def __init__(self, fn: types.FunctionType, sums: Reduction, of: Reduction) -> None:
-        super().__init__(fn, sums, of.scope, feeds_next=True, op=of.op)
-        self.finished, self.kept, self.finish_hyper = of.finished, of.kept, of.finish_hyper
+        super().__init__(fn, sums, of.scope, feeds_next=True, op=of.op, means=of.means)
+        self.finished, self.kept, self.finish_hyper, self.own_scopes = of.finished, of.kept, of.finish_hyper, of.own_scopes
 
 
 def check_rule(rule: Any, whole: bool = False) -> None:
@@ -119,7 +119,9 @@ def transformed(
     check_rule(rule, around is not None)
     key, how = (transform, options), (transform, (rule, *options))
     if key not in rule.made_of_it:
-        if isinstance(rule, TensorRule):
+        if isinstance(rule, ShapedRule):
+            rule.made_of_it[key] = rule.transformed(lambda chosen: transform(chosen, *options), how)
+        elif isinstance(rule, TensorRule):
             assert around is not None
             inner = rule.elementwise_rule
             elementwise = None if inner is None else transform(inner, *options)

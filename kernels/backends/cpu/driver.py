@@ -20,9 +20,9 @@ from .disk_cache import cached, compiling
 TILE = 65536  # elements of one call of the inner loop, and the unit of work of a thread
 # The places of a loop's arguments in an int64 array that the threads share: first the next tile to take, then the addresses
 # and widths of the arrays, the size of a piece, and the address of the function that computes a piece.
-TICKET, ADDRESSES, GRADIENTS, SIZES, HYPER, TILES, SUMS, PARTIALS = range(8)
-N_TENSORS, N_HYPER, N_SUMS, N_VALUES, N_TILES, N_BLOCK, COMPUTE = range(8, 15)
-INT64, _INT32, FLOAT64 = (np.empty(0, dtype=kind) for kind in (np.int64, np.int32, np.float64))
+TICKET, ADDRESSES, GRADIENTS, SIZES, HYPER, TILES, SUMS, PARTIALS, PARTS = range(9)
+N_TENSORS, N_HYPER, N_SUMS, N_VALUES, N_TILES, N_BLOCK, COMPUTE = range(9, 16)
+INT64, FLOAT64 = (np.empty(0, dtype=kind) for kind in (np.int64, np.float64))
 
 
 @intrinsic
@@ -71,17 +71,17 @@ def driver() -> tuple[int, Callable[[int], None]]:
 
 def _drive(shared):
     # No constant of another file is used here, since numba's cache would not notice that it has changed.
-    gradients, sizes = pointer(shared[GRADIENTS], INT64), pointer(shared[SIZES], INT64)
-    tiles, partials = pointer(shared[TILES], _INT32), pointer(shared[PARTIALS], FLOAT64)
+    gradients = pointer(shared[GRADIENTS], INT64)
+    tiles, partials = pointer(shared[TILES], INT64), pointer(shared[PARTIALS], FLOAT64)
     n_values, block = shared[N_VALUES], shared[N_BLOCK]
     j = take_ticket(shared)
     while j < shared[N_TILES]:
-        t, tile = np.int64(tiles[2 * j]), np.int64(tiles[2 * j + 1])
+        t = tiles[3 * j]
         if gradients[t] != 0:
             for k in range(n_values):
                 partials[j * n_values + k] = 0.0
-            end = min((tile + 1) * TILE, sizes[t])
-            for start in range(tile * TILE, end, block):
+            end = tiles[3 * j + 2]
+            for start in range(tiles[3 * j + 1], end, block):
                 call_address(shared[COMPUTE], shared, t, j, start, min(block, end - start))
         j = take_ticket(shared)
 

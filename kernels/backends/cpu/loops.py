@@ -37,20 +37,26 @@ from .driver import (
 )
 from .intrinsics import REORDERED, TO, double_of_bits, float_of_bits, larger_of_double, larger_of_float, same
 from .low_precision import LOAD, MEMORY, PACKING, STORE, lost_bfloat16, lost_float16
+from .means import finish_source, first_row, loop_by_rows, sum_lines, vector
 from .ops import bind
 
 BLOCK = (
     4096  # elements that are summed in the arithmetic's type; longer sums of low-precision numbers drift by parts in 10^5
 )
+# A tile of means begins anywhere, packed states are unpacked from the start of a block on.
+LEAD = f"\n    lead = start % {storage.BLOCK}\n    start -= lead\n    n += lead"
 UNPACKED = 8192  # elements whose packed states are unpacked at a time; they stay in the second-level cache
 loops: dict[tuple[Any, ...], Any] = {}
 compile_lock = threading.Lock()
 
 
-def compiled_loop(launch: Launch, function: Rule | Reduction | RuleWithMetric) -> Any:
-    """Return the compiled loop that runs a rule, a rule with a metric, or a reduction on a piece of a tile."""
+def compiled_loop(launch: Launch, function: Rule | Reduction | RuleWithMetric, finishes: bool = False) -> Any:
+    """Return the compiled loop that runs a rule, a rule with a metric, or a reduction on a piece of a tile.
+
+    If it `finishes`, return the loop that finishes the means of a reduction, for some matrices.
+    """
     zero_grads = launch.zero_grads and not isinstance(function, Reduction)
-    key: Any = (function, launch.rule, launch.weight_dtype, launch.gradient_dtype, launch.storage, zero_grads)
+    key: Any = (function, launch.rule, launch.weight_dtype, launch.gradient_dtype, launch.storage, zero_grads, finishes)
     with compile_lock:
         if key not in loops:
             with compiling():
@@ -65,13 +71,20 @@ def _compile(
     gradient_dtype: torch.dtype,
     stored: Storage,
     zero_grads: bool,
+    finishes: bool,
 ) -> Any:
     dtype = torch.float64 if weight_dtype == torch.float64 else torch.float32
     scalar = np.float64 if dtype == torch.float64 else np.float32
-    source = _loop_source(function, rule, weight_dtype, stored, zero_grads)
+    bound: Any = function
+    if finishes:
+        assert isinstance(function, Reduction)
+        source, bound = finish_source(function, rule, bool(stored.master)), function.finished
+    else:
+        source = _loop_source(function, rule, weight_dtype, stored, zero_grads)
     names = {
         **{name: value for name, value in vars(low_precision).items() if name[0] != "_"},
-        "function": bind(function, scalar),
+        "function": None if bound is None else bind(bound, scalar),
+        "real": scalar,
         "load_weight": same if stored.master == MasterKind.FULL else LOAD.get(weight_dtype, same),
         "store_weight": STORE.get(weight_dtype, same),
         "load_gradient": LOAD.get(gradient_dtype, TO[scalar]),
@@ -92,6 +105,7 @@ def _compile(
         "REAL": np.empty(0, dtype=MEMORY[dtype]),
         "HALF": np.empty(0, dtype="u2"),
         "BYTE": np.empty(0, dtype="u1"),
+        "FLAG": np.empty(0, dtype="f4"),
         "ZERO": scalar(0),
         "ONE": scalar(1),
         "NOTHING": np.dtype(f"u{scalar(0).itemsize}").type(0),
@@ -101,7 +115,8 @@ def _compile(
         "entry": entry(*[numba.types.int64] * 4, fastmath=False if isinstance(function, Rule) else REORDERED),
     }
     # numba's cache does not see the functions that a cached one calls: everything that decides goes into the file name.
-    key = repr((source, function.source, str(weight_dtype), str(gradient_dtype), stored, engine_text()))
+    text = function.source if bound is None else bound.source
+    key = repr((source, text, str(weight_dtype), str(gradient_dtype), stored, engine_text()))
     name = f"{function.name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     return import_generated(name, source, names)
 
@@ -228,12 +243,16 @@ def _loop_source(
         for a in arrays
         if a not in packed
     )
+    averages = isinstance(function, Reduction) and function.op == "mean"
     hyper = "".join(f"h{k}, " for k in range(len(function.own_hyper)))
     given += "".join(f"\n    h{k} = hyper[{1 + rule.hyper.index(name)}]" for k, name in enumerate(function.own_hyper))
-    if function.n_numbers:
+    places = function.numbers
+    if any(scope == "tensor" for scope, _ in places):
         given += f"\n    sums = pointer(shared[{SUMS}] + t * shared[{N_SUMS}] * REAL.itemsize, REAL)"
-        given += "".join(f"\n    sum{k} = sums[{k}]" for k in range(function.n_numbers))
-    sums = "".join(f"sum{k}, " for k in range(function.n_numbers))
+    for k, (scope, place) in enumerate(places):
+        address = f"pointer({vector(place, rule, bool(stored.master))}, REAL)"
+        given += f"\n    sum{k} = sums[{place}]" if scope == "tensor" else f"\n    v{k} = {address}"
+    sums = "".join(f"v{k}[i + shift], " if scope == "column" else f"sum{k}, " for k, (scope, _) in enumerate(places))
     weight = {
         MasterKind.FULL: "load_weight(m[i])",
         MasterKind.SPLIT: "joined(w[i], m[i])",
@@ -253,6 +272,8 @@ def _loop_source(
     lines = [] if isinstance(function, Reduction) else _stores(rule, weight_dtype, stored, states, halves)
     if isinstance(function, Rule):
         lines.insert(0, f"value, new = function({values})")
+    elif averages:
+        lines = [f"each = function({values})", *sum_lines(function)]
     else:
         result = "each" if isinstance(function, Reduction) else "value, new, each"
         lines.insert(0, f"{result} = function({values})")
@@ -271,18 +292,21 @@ def _loop_source(
             together = f"maximum(partials[{k}], number(a{k}))" if most else f"partials[{k}] + a{k}"
             after += f"\n    partials[{k}] = {together}"
     lines += ["g[i] = 0"] * zero_grads
-    inner = "\n        ".join(lines)
+    if averages or any(scope != "tensor" for scope, _ in places):
+        loop = loop_by_rows(function, lines, first_row(rule, bool(stored.master)), averages and bool(packed))
+    else:
+        loop = "\n        ".join(["    for i in range(n):", *lines])
     key = n if stored.stochastic else None
     pack = "" if isinstance(function, Reduction) else _pack_lines(rule, stored, states, packed, row, key)
     room, unpack = _unpack_lines(rule, stored, dict(zip(states, function.state, strict=True)), packed, row)
+    lead = LEAD if averages and packed else ""
     return f'''"""Generated by tristep from {function.kind} {function.name}; safe to delete."""
 
 
 @entry
 def compute(shared, t, j, start, n):
     addresses = pointer(shared[{ADDRESSES}], INT64)
-    hyper = pointer(shared[{HYPER}] + t * shared[{N_HYPER}] * REAL.itemsize, REAL)
+    hyper = pointer(shared[{HYPER}] + t * shared[{N_HYPER}] * REAL.itemsize, REAL){lead}
     rescale = hyper[0]{given}{room}{unpack}{before}
-    for i in range(n):
-        {inner}{after}{pack}
+{loop}{after}{pack}
 '''

@@ -24,6 +24,7 @@ BLOCKS_OF_SUMS = 4  # fewest blocks per program of a reduction
 MANY_SUMS = 16, 96
 MOST_BLOCKS, MOST_PACKED = 2, 16  # most blocks per program, without and with packed states
 ENOUGH = 2048  # programs: twice as many as the largest GPUs run at a time
+SCOPES = {"tensor": 0, "row": 1, "slice": 1, "column": 2, "matrix": 3}  # as `Arguments.scopes` has them
 INTERPRETED = GPUTarget("cuda", 90, 32)  # for Triton's interpreter, which ignores it
 
 
@@ -114,11 +115,15 @@ def kernel_constants(
         aligned=aligned,
         block=BLOCK,
         sharing=storage.BLOCK * threads_for(function, types, stored) // BLOCK,
+        parts=2 + len(rule.vectors) if rule.parts else 0,
     )
+    scopes = tuple(SCOPES[number.scope] for number in function.numbers)
     arguments = Arguments(
         states=tuple(rule.state.index(name) for name in function.state),
         hyper=tuple(1 + rule.hyper.index(name) for name in function.own_hyper),
-        sums=tuple(range(function.n_numbers)),
+        sums=tuple(number.place for number in function.numbers),
+        n_sums=function.n_scalars,
+        scopes=scopes if any(scopes) else (),
         takes_index="index" in function.extras,
         counts_unchanged=isinstance(function, RuleWithMetric) and function.metric.counts_unchanged,
     )

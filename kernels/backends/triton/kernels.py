@@ -58,7 +58,7 @@ def update_kernel(
     n_tensors = n_tensors.to(tl.int64)  # makes offsets int64, which may exceed 2^31
     tensor, gradient, tile, left = _tile_of(tiles, gradients, sizes, control, blocks, LAYOUT)
     pointers = load_addresses(addresses + tensor, n_tensors, LAYOUT)
-    hyper_row, sums_row = hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * len(ARGUMENTS.sums)
+    hyper_row, sums_row = hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * ARGUMENTS.n_sums
     numbers = load_numbers(hyper_row, sums_row, control, ARGUMENTS, LAYOUT)
     accumulators = new_accumulators(len(SUMMED) + len(MAXIMA), LAYOUT)
     at = 0
@@ -116,7 +116,7 @@ def sums_kernel(
     n_tensors = n_tensors.to(tl.int64)
     tensor, gradient, tile, _ = _tile_of(tiles, gradients, sizes, control, blocks, LAYOUT)
     pointers = load_addresses(addresses + tensor, n_tensors, LAYOUT)
-    hyper_row, sums_row = hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * len(ARGUMENTS.sums)
+    hyper_row, sums_row = hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * ARGUMENTS.n_sums
     numbers = load_numbers(hyper_row, sums_row, control, ARGUMENTS, LAYOUT)
     accumulators = new_accumulators(len(SUMMED) + len(MAXIMA), LAYOUT)
     at = 0

@@ -15,10 +15,24 @@ from ... import streams
 from ...language import Metric, Reduction, Rule
 from ...launch import Launch, tiles_of
 from ...metrics import MetricsBuffer, RuleWithMetric, with_metric
+from ...parts import walked_as
 from .compile import BLOCK, BLOCKS_OF_SUMS, kernel_constants, options_for, options_of, target_of, tile_for
 from .kernels import sums_kernel, update_kernel
+from .means import (
+    ITEMS,
+    TileSums,
+    chunks_of,
+    finish_kernel,
+    finish_of,
+    means_kernel,
+    means_of_rows_kernel,
+    sizes_of_means,
+    together_for,
+)
+from .ops import bind
 from .reduce import totals_kernel
 from .start import unhooked
+from .tile import place_of_parts
 from .upload import Uploader
 
 TOTALS = 4096  # results of tiles that one program adds up
@@ -40,6 +54,7 @@ class TritonLaunch(Launch):
         self._n_tiles = len(self.tiles)
         self._update = self._call_of(update_kernel, self.rule, self._tiles, self.tile // BLOCK)
         self._with_metric: tuple[torch.Tensor, KernelCall, list[KernelCall]] | None = None
+        self._kept_alive: list[Any] = []  # what kernels know the addresses of
         self._reductions = [self._calls_of_sums(stage) for stage in range(len(self.rule.reductions))]
 
     def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
@@ -112,8 +127,65 @@ class TritonLaunch(Launch):
         numbers = len(self.sizes), blocks, self.grad_scale_and_skip
         return KernelCall(kernel, len(tiles), (*arguments, *numbers), constants, options)
 
+    def _calls_of_means(self, stage: int) -> list[KernelCall]:
+        """Return the calls that average the values of a reduction over rows and columns, and finish these means."""
+        reduction, parts = self.rule.reductions[stage], self.parts
+        assert parts is not None
+        target = target_of(self.device)
+        types = self.weight_dtype, self.gradient_dtype, self.dtype
+        constants = kernel_constants(reduction, self.rule, types, self.storage, self.aligned, False)
+        layout = constants["LAYOUT"]
+        tiles = TileSums(parts, reduction, layout.block, self.dtype, self.device)
+        kept = np.array([[state.data_ptr() for state in row] for row in parts.kept[stage]], dtype=np.int64)
+        partials, states = _copied(tiles.addresses, self.device), _copied(kept.T.copy(), self.device)
+        self._kept_alive += [tiles, parts]
+        sums = self._upload.hyper if reduction.numbers_from is None else self.sums[reduction.numbers_from]
+        tables = self._addresses, self._upload.gradients, self._upload.hyper
+        of_rows = tuple(int(walked_as(scope) == "row") for scope in reduction.scope)
+        shared = {name: constants[name] for name in ("FUNCTION", "ARGUMENTS", "LAYOUT")}
+        calls = [
+            KernelCall(
+                means_kernel,
+                len(places),
+                (
+                    *tables,
+                    self._sizes,
+                    _copied(places, self.device),
+                    sums,
+                    partials,
+                    len(self.sizes),
+                    self.grad_scale_and_skip,
+                ),
+                shared | {"BLOCK": block, "OF_ROWS": of_rows},
+                options_for(reduction, types, self.storage, target),
+            )
+            for block, places in tiles.tiles.items()
+        ]
+        first, options = place_of_parts(layout) + 1, options_of(128, target)  # a gradient's row comes after the weight's
+        function = None if reduction.finished is None else bind(reduction.finished)
+        for scope in sorted(set(map(walked_as, reduction.scope))):
+            counts, together = parts.counts[scope], together_for(tiles, scope)
+            chunks = chunks_of(counts, ITEMS // together, counts, tiles.counts[scope])
+            arguments = (*tables, _copied(chunks, self.device), partials, states, parts.skipped, len(self.sizes))
+            finish = finish_of(reduction, self.rule.hyper, first, scope)
+            numbers = {"N_HYPER": self.hyper.shape[1], "TOGETHER": together, "ITEMS": ITEMS // together}
+            made = {"FUNCTION": function, "FINISH": finish} | numbers
+            calls.append(KernelCall(finish_kernel, len(chunks), arguments, made, options))
+        if reduction.means:
+            matrices, *sizes = sizes_of_means(parts, ITEMS)
+            place = first + 2 + len(reduction.vectors)
+            from_rows = tuple(place + reduction.kept.index(name) for name in reduction.means)
+            to = tuple(place + reduction.n_own_results - len(reduction.means) + k for k in range(len(reduction.means)))
+            made = {"FIRST": first, "FROM": from_rows, "TO": to, "TYPE": layout.compute}
+            made |= dict(zip(("MATRICES", "ROWS"), sizes, strict=True))
+            arguments = self._addresses, self._sizes, _copied(matrices, self.device), len(self.sizes)
+            calls.append(KernelCall(means_of_rows_kernel, len(matrices), arguments, made, options))
+        return calls
+
     def _calls_of_sums(self, stage: int) -> list[KernelCall]:
         reduction = self.rule.reductions[stage]
+        if reduction.op == "mean":
+            return self._calls_of_means(stage)
         n_tensors, n_values = self.totals[stage].shape
         blocks = max(self.tile // BLOCK, BLOCKS_OF_SUMS)
         tiles = tiles_of(self.sizes, blocks * BLOCK)

@@ -134,6 +134,30 @@ def unpack(address, at, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, A
 
 
 @triton.jit
+def unpack_at(address, places, valid, n, TYPE: tl.constexpr):
+    # The elements at any places of a packed state of `n` elements, decoded as `unpack` does.
+    CUT: tl.constexpr = _for_type(_CUT, TYPE)
+    MOST: tl.constexpr = _for_type(_MOST, TYPE)
+    SIGNED: tl.constexpr = tl.int8 == TYPE or tl.int16 == TYPE
+    codes = address.to(tl.pointer_type(tl.uint8))
+    if tl.int16 == TYPE or tl.uint16 == TYPE:
+        code = tl.load(codes + places // 2, mask=valid, other=0).to(tl.int32)
+        code = tl.where(places % 2 == 0, code & 15, code >> 4)
+        room = ((n + 1) // 2 + 15) // 16 * 16
+    else:
+        code = tl.load(codes + places, mask=valid, other=0).to(tl.int32)
+        room = (n + 15) // 16 * 16
+    if SIGNED:
+        BITS: tl.constexpr = 8 if tl.int8 == TYPE else 4
+        bits = ((code << (32 - BITS)) >> (32 - BITS - CUT)) & _signed(MOST, CUT)
+    else:
+        bits = code << CUT
+    scales = (address + room).to(tl.pointer_type(tl.float32))
+    scale = tl.load(scales + places // _BLOCK, mask=valid, other=0.0)
+    return bits.to(tl.float32, bitcast=True) * _LARGEST_POWER * (2.0 * scale)
+
+
+@triton.jit
 def pack(
     address, value, at, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr,
     AT_RANDOM: tl.constexpr, words, SLOT: tl.constexpr, SHARING: tl.constexpr,

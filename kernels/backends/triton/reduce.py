@@ -16,7 +16,7 @@ def _is_in(k, numbers):
 
 
 @triton.jit
-def _spread(value, offsets, COMPUTE: tl.constexpr):
+def spread(value, offsets, COMPUTE: tl.constexpr):
     # Expand to one number per element, also a constant or a comparison.
     return value + tl.zeros_like(offsets).to(COMPUTE)
 
@@ -59,7 +59,7 @@ def accumulate(accumulators, values, at, tile, LAYOUT: tl.constexpr, MAXIMA: tl.
     offsets = at + tl.arange(0, LAYOUT.block)
     result = ()
     for k in tl.static_range(len(values)):
-        value = _spread(values[k], offsets, LAYOUT.compute)
+        value = spread(values[k], offsets, LAYOUT.compute)
         if not FULL:
             value = tl.where(offsets < tile[1], value, 0.0)
         value = tl.reshape(value, (LAYOUT.block // _TOGETHER, _TOGETHER))
@@ -124,6 +124,6 @@ def totals_kernel(
     copied = 0
     while copied < n_copies:
         copies = copied + tl.arange(0, BLOCK).to(tl.int64)
-        value = _spread(total, copies, totals.dtype.element_ty)
+        value = spread(total, copies, totals.dtype.element_ty)
         tl.store(totals + (first + copies) * row_step, value, mask=copies < n_copies)
         copied += BLOCK

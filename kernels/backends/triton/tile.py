@@ -21,6 +21,7 @@ from .memory import (
     rounded_to_24_bits,
     store,
     unpack,
+    unpack_at,
 )
 
 _FULL, _SPLIT, _KAHAN, _SPLIT8 = (
@@ -41,6 +42,7 @@ class Layout(NamedTuple):
         aligned: whether all addresses are multiples of 16 bytes.
         block: elements that a program updates at a time.
         sharing: number of threads that hold the elements of one scale of packed states.
+        parts: number of rows of the address table that `Parts` adds; 0 if the rule has no means.
     """
 
     weight: Any
@@ -54,6 +56,7 @@ class Layout(NamedTuple):
     aligned: bool
     block: int
     sharing: int
+    parts: int
 
 
 class Arguments(NamedTuple):
@@ -62,6 +65,9 @@ class Arguments(NamedTuple):
     Attributes:
         states: indices of the function's states among the rule's.
         hyper, sums: indices of its hyper-parameters, and of the reduction's results that it takes, in their rows.
+        n_sums: number of results in a row.
+        scopes: for each result 0; or if it is a vector, whose index among the rule's is in `sums`: 1 if it is one of rows, 2 of
+            columns, 3 of matrices. () if there are no vectors.
         takes_index: whether it takes the elements' indices.
         counts_unchanged: whether its metric's last value counts the elements whose stored value has not changed.
     """
@@ -69,15 +75,18 @@ class Arguments(NamedTuple):
     states: tuple[int, ...]
     hyper: tuple[int, ...]
     sums: tuple[int, ...]
+    n_sums: int
+    scopes: tuple[int, ...]
     takes_index: bool
     counts_unchanged: bool
 
 
 @triton.jit
 def load_addresses(column, n_tensors, LAYOUT: tl.constexpr):
-    # Addresses of the weight, the states and the master. `column`: pointer to the tensor's column of the address table.
+    # Addresses of the weight, the states and the master, and the rows of `Parts`. `column`: pointer to the tensor's column of
+    # the address table.
     addresses = (tl.load(column),)
-    for k in tl.static_range(len(LAYOUT.states) + (LAYOUT.master != 0)):
+    for k in tl.static_range(len(LAYOUT.states) + (LAYOUT.master != 0) + LAYOUT.parts):
         addresses = addresses + (tl.load(column + (2 + k) * n_tensors),)  # type: ignore[assignment]
     return addresses
 
@@ -93,7 +102,61 @@ def load_numbers(row, sums, control, ARGUMENTS: tl.constexpr, LAYOUT: tl.constex
     key = tl.full((), 0, tl.uint32)
     if LAYOUT.stochastic:
         key = load_key(row, LAYOUT.n_hyper)
-    return rescale, _load_all(row, HYPER), _load_all(sums, SUMS), key
+    if len(ARGUMENTS.scopes) > 0:
+        return rescale, _load_all(row, HYPER), _load_scalars(sums, ARGUMENTS), key
+    else:
+        return rescale, _load_all(row, HYPER), _load_all(sums, SUMS), key
+
+
+@triton.jit
+def _load_scalars(row, ARGUMENTS: tl.constexpr):
+    # The results that are one for the tensor; 0 for vectors, which `_with_vectors` loads.
+    values = ()
+    for k in tl.static_range(len(ARGUMENTS.scopes)):
+        if ARGUMENTS.scopes[k] == 0:
+            values = values + (tl.load(row + ARGUMENTS.sums[k]),)  # type: ignore[assignment]
+        else:
+            values = values + (0.0,)  # type: ignore[assignment]
+    return values
+
+
+@triton.constexpr_function
+def place_of_parts(layout):  # in what `load_addresses` returns
+    return 1 + len(layout.states) + (layout.master != 0)
+
+
+@triton.jit
+def _with_vectors(sums, addresses, places, valid, ARGUMENTS: tl.constexpr, LAYOUT: tl.constexpr):
+    # The results with each element's numbers of the vectors. `places`: its row, column and matrix in them.
+    FIRST: tl.constexpr = place_of_parts(LAYOUT)
+    values = ()
+    for k in tl.static_range(len(ARGUMENTS.scopes)):
+        if ARGUMENTS.scopes[k] == 0:
+            values = values + (sums[k],)  # type: ignore[assignment]
+        else:
+            vector = addresses[FIRST + 2 + ARGUMENTS.sums[k]].to(tl.pointer_type(LAYOUT.compute))
+            value = tl.load(vector + places[ARGUMENTS.scopes[k] - 1], mask=valid, other=1.0)
+            values = values + (value,)  # type: ignore[assignment]
+    return values
+
+
+@triton.jit
+def _places(addresses, at, tile, LAYOUT: tl.constexpr):
+    # The row, column and matrix in vectors of each element of a block. Only short rows need a division per element.
+    FIRST: tl.constexpr = place_of_parts(LAYOUT)
+    columns, size = addresses[FIRST], addresses[FIRST + 1]
+    rows, start = size // columns, tile[0] + at
+    row, matrix = start // columns, start // size
+    across, inside = start - row * columns + tl.arange(0, LAYOUT.block), row - matrix * rows
+    if columns >= LAYOUT.block:
+        down = (across >= columns).to(tl.int32)
+    else:
+        down = across.to(tl.int32) // columns.to(tl.int32)
+    if rows > LAYOUT.block:
+        over = (inside + down >= rows).to(tl.int32)
+    else:
+        over = (inside.to(tl.int32) + down) // rows.to(tl.int32)
+    return row + down, (matrix + over) * columns + across - down * columns, matrix + over
 
 
 @triton.jit
@@ -134,7 +197,11 @@ def _call(FUNCTION: tl.constexpr, w, g, states, hyper, sums, index, ARGUMENTS: t
 @triton.jit
 def load_weight(addresses, at, tile, LAYOUT: tl.constexpr, FULL: tl.constexpr):
     # The weight as stored: a full master alone, or the weight and the other kinds of master.
-    offsets = at + tl.arange(0, LAYOUT.block)
+    return _load_weight(addresses, at + tl.arange(0, LAYOUT.block), tile, LAYOUT, FULL)
+
+
+@triton.jit
+def _load_weight(addresses, offsets, tile, LAYOUT: tl.constexpr, FULL: tl.constexpr):
     master = addresses[len(LAYOUT.states) + (LAYOUT.master != 0)]
     if LAYOUT.master == _FULL:
         stored = (load(master, offsets, tile, LAYOUT.compute, LAYOUT.compute, FULL, LAYOUT.aligned),)
@@ -179,7 +246,43 @@ def compute_block(
     w = _combined(stored, LAYOUT)
     g = load(gradient, offsets, tile, LAYOUT.gradient, LAYOUT.compute, FULL, LAYOUT.aligned) * numbers[0]
     states = _load_states(addresses, at, offsets, tile, ARGUMENTS, LAYOUT, FULL)
-    return _call(FUNCTION, w, g, states, numbers[1], numbers[2], indices(at, tile, LAYOUT.block), ARGUMENTS)
+    index = indices(at, tile, LAYOUT.block)
+    if len(ARGUMENTS.scopes) > 0:
+        sums = _with_vectors(
+            numbers[2], addresses, _places(addresses, at, tile, LAYOUT), offsets < tile[1], ARGUMENTS, LAYOUT
+        )  # fmt: skip
+        return _call(FUNCTION, w, g, states, numbers[1], sums, index, ARGUMENTS)
+    else:
+        return _call(FUNCTION, w, g, states, numbers[1], numbers[2], index, ARGUMENTS)
+
+
+@triton.jit
+def compute_at(
+    addresses,
+    gradient,
+    numbers,
+    offsets,  # of elements in any order; beyond tile[1] for those that are not there
+    tile,
+    places,  # as `_with_vectors` takes them
+    valid,  # which elements are there
+    FUNCTION: tl.constexpr,
+    ARGUMENTS: tl.constexpr,
+    LAYOUT: tl.constexpr,
+):
+    w = _combined(_load_weight(addresses, offsets, tile, LAYOUT, False), LAYOUT)
+    g = load(gradient, offsets, tile, LAYOUT.gradient, LAYOUT.compute, False, False) * numbers[0]
+    states = ()
+    for k in tl.static_range(len(ARGUMENTS.states)):
+        address = addresses[1 + ARGUMENTS.states[k]]
+        if is_packed(LAYOUT.states[ARGUMENTS.states[k]]):
+            state = unpack_at(address, tile[0] + offsets, valid, tile[2], LAYOUT.states[ARGUMENTS.states[k]])
+        else:
+            state = load(address, offsets, tile, LAYOUT.states[ARGUMENTS.states[k]], LAYOUT.compute, False, False)
+        states = states + (state,)  # type: ignore[assignment]
+    sums = numbers[2]
+    if len(ARGUMENTS.scopes) > 0:
+        sums = _with_vectors(sums, addresses, places, valid, ARGUMENTS, LAYOUT)
+    return _call(FUNCTION, w, g, states, numbers[1], sums, tile[0] + offsets, ARGUMENTS)
 
 
 @triton.jit

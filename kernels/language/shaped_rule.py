@@ -1,0 +1,112 @@
+"""`rule_by_shape`: define an update rule that chooses an elementwise rule by the shape of the weight."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .rule import Rule
+from .tensor_rule import TensorRule
+
+
+def rule_by_shape(*rules: Rule, state: Sequence[str]) -> Callable[[Callable[[torch.Size], Rule]], ShapedRule]:
+    """Make an update rule from a function that returns the elementwise rule for a weight of a given shape.
+
+    The rules may average over rows and columns (see `reduction`), so a weight is always updated as a whole, but on every
+    engine, together with all others. A state that the chosen rule does not have is stored without elements.
+
+    Args:
+        *rules: all elementwise rules that the function may return.
+        state: names of the states of all these rules, in the order of the new rule's states.
+
+    Returns:
+        A decorator for the function, which makes the `ShapedRule`.
+
+    Raises:
+        TypeError: what is decorated is no function, or `state` has other names than the rules' states.
+
+    Example:
+        >>> from tristep.kernels import reduction, rule, rule_by_shape, tl
+        >>> @reduction(op="mean", scope="row")
+        ... def squares(w, g, state, hyper):
+        ...     return (g * g,)
+        >>> @rule(reduction=squares)
+        ... def normalized_rows(w, g, state, hyper, sums):
+        ...     (lr,) = hyper
+        ...     (square,) = sums
+        ...     return w - lr * g / tl.sqrt(square), state
+        >>> @rule
+        ... def signs(w, g, state, hyper):
+        ...     (lr,) = hyper
+        ...     return w - lr * tl.where(g > 0.0, 1.0, -1.0), state
+        >>> @rule_by_shape(normalized_rows, signs, state=())
+        ... def normalized(shape):
+        ...     return normalized_rows if len(shape) > 1 else signs
+    """
+    return lambda fn: ShapedRule(fn, rules, state)
+
+
+class ShapedRule(TensorRule):
+    """An update rule that chooses an elementwise rule by the weight's shape, made by `rule_by_shape`.
+
+    The attributes are those of `TensorRule`; `state` has states and per-tensor states of all rules.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[torch.Size], Rule],
+        rules: Sequence[Rule],
+        state: Sequence[str],
+        how: tuple[Any, ...] | None = None,
+    ) -> None:
+        if not isinstance(fn, types.FunctionType):
+            raise TypeError(f"@rule_by_shape takes a plain Python function, got {type(fn).__name__}")
+        self.fn, self.name, self.batched = fn, fn.__name__, False
+        self.__doc__, self.__module__ = fn.__doc__, fn.__module__
+        self._wanted, self._made_by, self.made_of_it = tuple(state), how, {}
+        self.rules = {rule: rule for rule in rules}  # by the rule that the function returns
+        self._cost, self._elementwise = None, (None, None)
+        self._defined()
+
+    def read(self) -> None:
+        """Read the attributes from those of the rules, and check them."""
+        rules = list(self.rules.values())
+        names = dict.fromkeys(name for rule in rules for name in rule.slots)
+        if set(names) != set(self._wanted):
+            raise TypeError(
+                f"state={self._wanted!r} of {self.name!r}: its rules have the states {', '.join(names) or 'none'}"
+            )
+        self.state = self._wanted
+        self.hyper = self.own_hyper = tuple(dict.fromkeys(name for rule in rules for name in rule.hyper))
+        self.full_precision = tuple(
+            name for name in names if any(name in (*rule.full_precision, *rule.kept) for rule in rules)
+        )
+        self.nonnegative = tuple(name for name in names if any(name in rule.nonnegative for rule in rules))
+        self.starts_as_weight = tuple(name for name in names if any(name in rule.starts_as_weight for rule in rules))
+        self.reductions = max((rule.reductions for rule in rules), key=len)
+        self.limits = rules[0].limits
+
+    def shapes(self, shape: torch.Size) -> list[torch.Size]:
+        rule = self.rule_for(shape)
+        of = dict(zip(rule.slots, rule.shapes(shape), strict=True))
+        return [of.get(name, torch.Size([0])) for name in self.state]
+
+    def rule_for(self, shape: torch.Size) -> Rule:
+        return self.rules[self.fn(shape)]
+
+    def transformed(self, transform: Callable[[Rule], Rule], how: tuple[Any, ...]) -> ShapedRule:
+        """Return the rule that chooses among the transformed rules; `how` makes it again, for pickle."""
+        made = ShapedRule(self.fn, (), self.state, how)
+        made.rules = {chosen: transform(rule) for chosen, rule in self.rules.items()}
+        added = (name for rule in made.rules.values() for name in rule.slots if name not in self.state)
+        made._wanted = (*self.state, *dict.fromkeys(added))
+        return made
+
+    def __call__(self, w: torch.Tensor, g: torch.Tensor, state: Any, hyper: Any, *sums: Any) -> Any:
+        raise TypeError(f"rule {self.name!r} runs in an Update, which computes its reductions: it cannot be called")
+
+    def __repr__(self) -> str:
+        return f"<rule by shape {self.name}: state ({', '.join(self.state)}), hyper ({', '.join(self.hyper)})>"
