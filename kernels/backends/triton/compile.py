@@ -116,6 +116,7 @@ def kernel_constants(
         block=BLOCK,
         sharing=storage.BLOCK * threads_for(function, types, stored) // BLOCK,
         parts=2 + len(rule.vectors) if rule.parts else 0,
+        first_part=1 + len(stored.states) + (stored.master != 0),
     )
     scopes = tuple(SCOPES[number.scope] for number in function.numbers)
     arguments = Arguments(

@@ -32,7 +32,6 @@ from .means import (
 from .ops import bind
 from .reduce import totals_kernel
 from .start import unhooked
-from .tile import place_of_parts
 from .upload import Uploader
 
 TOTALS = 4096  # results of tiles that one program adds up
@@ -161,7 +160,7 @@ class TritonLaunch(Launch):
             )
             for block, places in tiles.tiles.items()
         ]
-        first, options = place_of_parts(layout) + 1, options_of(128, target)  # a gradient's row comes after the weight's
+        first, options = layout.first_part + 1, options_of(128, target)  # a gradient's row comes after the weight's
         function = None if reduction.finished is None else bind(reduction.finished)
         for scope in sorted(set(map(walked_as, reduction.scope))):
             counts, together = parts.counts[scope], together_for(tiles, scope)

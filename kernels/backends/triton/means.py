@@ -16,7 +16,7 @@ import triton.language as tl
 from ...language import Reduction
 from ...parts import MATRICES, ROWS, Parts, walked_as
 from .reduce import spread
-from .tile import compute_at, load_addresses, load_numbers, place_of_parts
+from .tile import compute_at, load_addresses, load_numbers
 
 WIDTH = 128  # most columns of a block: 512 bytes of float32, so rows are read in long pieces
 STEPS = 16  # blocks below each other that a program adds up before it stores sums of columns
@@ -38,7 +38,7 @@ class Finish(NamedTuple):
     """What finishes the means of rows, or of columns; a constant of its kernel.
 
     Attributes:
-        values: for each value of the reduction whether it is averaged over these parts.
+        averaged: for each value of the reduction whether it is averaged over these parts.
         kept: for each state whether it is one of these parts.
         results: for each result its row in the table of addresses; -1 for results of other parts.
         hyper: indices of hyper-parameters in their row.
@@ -46,7 +46,7 @@ class Finish(NamedTuple):
         of_rows: whether the parts are rows.
     """
 
-    values: tuple[bool, ...]
+    averaged: tuple[bool, ...]
     kept: tuple[bool, ...]
     results: tuple[int, ...]
     hyper: tuple[int, ...]
@@ -105,7 +105,7 @@ def finish_of(reduction: Reduction, hyper: tuple[str, ...], first: int, scope: s
     """Return what finishes the means over the parts of this scope, for a rule with these hyper-parameters."""
     n_before, scopes = len(reduction.vectors), list(map(walked_as, reduction.own_scopes))
     return Finish(
-        values=tuple(walked_as(of) == scope for of in reduction.scope),
+        averaged=tuple(walked_as(of) == scope for of in reduction.scope),
         kept=tuple(of == scope for of in scopes[: len(reduction.kept)]),
         results=tuple(first + 2 + n_before + k if of == scope else -1 for k, of in enumerate(scopes)),
         hyper=tuple(1 + hyper.index(name) for name in reduction.finish_hyper),
@@ -153,54 +153,59 @@ def means_kernel(
     pointers = load_addresses(addresses + tensor, n_tensors, LAYOUT)
     hyper_row, sums_row = hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * ARGUMENTS.n_sums
     numbers = load_numbers(hyper_row, sums_row, control, ARGUMENTS, LAYOUT)
-    FIRST: tl.constexpr = place_of_parts(LAYOUT)
-    columns, size = pointers[FIRST], pointers[FIRST + 1]
+    columns, size = pointers[LAYOUT.first_part], pointers[LAYOUT.first_part + 1]
     rows = size // columns
     matrices = tl.where(gradient != 0, n // size, 0)
 
-    local = tl.arange(0, LAYOUT.block)
-    of_matrix = local // (BLOCK.rows * BLOCK.columns)
-    of_row = local // BLOCK.columns % BLOCK.rows
-    of_column = local % BLOCK.columns
-    lines = tl.arange(0, BLOCK.matrices * BLOCK.rows)
+    # Up to 3.6 Triton takes no attribute as a constant.
+    SIZE: tl.constexpr = LAYOUT.block
+    N_MATRICES: tl.constexpr = BLOCK.matrices
+    N_ROWS: tl.constexpr = BLOCK.rows
+    N_COLUMNS: tl.constexpr = BLOCK.columns
+    local = tl.arange(0, SIZE)
+    of_matrix = local // (N_ROWS * N_COLUMNS)
+    of_row = local // N_COLUMNS % N_ROWS
+    of_column = local % N_COLUMNS
+    lines = tl.arange(0, N_MATRICES * N_ROWS)
     accumulators = ()
     for _ in tl.static_range(len(OF_ROWS)):
-        accumulators = accumulators + (tl.zeros((LAYOUT.block,), LAYOUT.compute),)  # type: ignore[assignment]
+        accumulators = accumulators + (tl.zeros((SIZE,), LAYOUT.compute),)  # type: ignore[assignment]
     within = (of_matrix + matrix < matrices) & (of_column + column < columns)
     down = 0
-    while (down < BLOCK.rows * BLOCK.steps) & (row + down < rows):
+    while (down < N_ROWS * BLOCK.steps) & (row + down < rows):
         top = row + down
         valid = within & (of_row + top < rows)
         base = (matrix * rows + top) * columns + column
         offsets = tl.where(valid, (of_matrix * rows + of_row) * columns + of_column, _ANY)
-        places = (matrix + of_matrix) * rows + top + of_row, (matrix + of_matrix) * columns + column + of_column
+        b = matrix + of_matrix
+        places = b * rows + top + of_row, b * columns + column + of_column, b
         values = compute_at(
-            pointers, gradient, numbers, offsets, (base, _ANY, n), (*places, matrix + of_matrix), valid,
+            pointers, gradient, numbers, offsets, (base, _ANY, n), places, valid,
             FUNCTION, ARGUMENTS, LAYOUT,
         )  # fmt: skip
         added = ()
         for k in tl.static_range(len(OF_ROWS)):
             value = tl.where(valid, spread(values[k], local, LAYOUT.compute), 0.0)
             if OF_ROWS[k]:
-                total = tl.sum(tl.reshape(value, (BLOCK.matrices * BLOCK.rows, BLOCK.columns)), axis=1)
+                total = tl.sum(tl.reshape(value, (N_MATRICES * N_ROWS, N_COLUMNS)), axis=1)
                 room = tl.load(partials + k * n_tensors + tensor).to(tl.pointer_type(LAYOUT.compute))
-                room += column // BLOCK.columns * (matrices * rows)
-                i, b = top + lines % BLOCK.rows, matrix + lines // BLOCK.rows
-                tl.store(room + b * rows + i, total, mask=(b < matrices) & (i < rows))
+                room += column // N_COLUMNS * (matrices * rows)
+                i, of_lines = top + lines % N_ROWS, matrix + lines // N_ROWS
+                tl.store(room + of_lines * rows + i, total, mask=(of_lines < matrices) & (i < rows))
                 added = added + (accumulators[k],)  # type: ignore[assignment]
             else:
                 added = added + (accumulators[k] + value,)  # type: ignore[assignment]
         accumulators = added
-        down += BLOCK.rows
-    across = tl.arange(0, BLOCK.matrices * BLOCK.columns)
+        down += N_ROWS
+    across = tl.arange(0, N_MATRICES * N_COLUMNS)
     for k in tl.static_range(len(OF_ROWS)):
         if not OF_ROWS[k]:
-            blocks = tl.reshape(accumulators[k], (BLOCK.matrices, BLOCK.rows, BLOCK.columns))
-            total = tl.reshape(tl.sum(blocks, axis=1), (BLOCK.matrices * BLOCK.columns,))
+            blocks = tl.reshape(accumulators[k], (N_MATRICES, N_ROWS, N_COLUMNS))
+            total = tl.reshape(tl.sum(blocks, axis=1), (N_MATRICES * N_COLUMNS,))
             room = tl.load(partials + k * n_tensors + tensor).to(tl.pointer_type(LAYOUT.compute))
-            room += row // (BLOCK.rows * BLOCK.steps) * (matrices * columns)
-            j, b = column + across % BLOCK.columns, matrix + across // BLOCK.columns
-            tl.store(room + b * columns + j, total, mask=(b < matrices) & (j < columns))
+            room += row // (N_ROWS * BLOCK.steps) * (matrices * columns)
+            j, of_sums = column + across % N_COLUMNS, matrix + across // N_COLUMNS
+            tl.store(room + of_sums * columns + j, total, mask=(of_sums < matrices) & (j < columns))
 
 
 @triton.jit(
@@ -235,8 +240,8 @@ def finish_kernel(
     TYPE: tl.constexpr = hyper.dtype.element_ty
     divisor = (columns if FINISH.of_rows else size // columns).to(TYPE)
     means = ()
-    for k in tl.static_range(len(FINISH.values)):
-        if FINISH.values[k]:
+    for k in tl.static_range(len(FINISH.averaged)):
+        if FINISH.averaged[k]:
             sums = tl.load(partials + k * n_tensors + tensor).to(tl.pointer_type(TYPE))
             total = tl.zeros((ITEMS,), TYPE)
             at = tl.full((), 0, tl.int64)

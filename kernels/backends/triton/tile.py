@@ -43,6 +43,7 @@ class Layout(NamedTuple):
         block: elements that a program updates at a time.
         sharing: number of threads that hold the elements of one scale of packed states.
         parts: number of rows of the address table that `Parts` adds; 0 if the rule has no means.
+        first_part: place of the first of these in what `load_addresses` returns.
     """
 
     weight: Any
@@ -57,6 +58,7 @@ class Layout(NamedTuple):
     block: int
     sharing: int
     parts: int
+    first_part: int
 
 
 class Arguments(NamedTuple):
@@ -120,21 +122,15 @@ def _load_scalars(row, ARGUMENTS: tl.constexpr):
     return values
 
 
-@triton.constexpr_function
-def place_of_parts(layout):  # in what `load_addresses` returns
-    return 1 + len(layout.states) + (layout.master != 0)
-
-
 @triton.jit
 def _with_vectors(sums, addresses, places, valid, ARGUMENTS: tl.constexpr, LAYOUT: tl.constexpr):
     # The results with each element's numbers of the vectors. `places`: its row, column and matrix in them.
-    FIRST: tl.constexpr = place_of_parts(LAYOUT)
     values = ()
     for k in tl.static_range(len(ARGUMENTS.scopes)):
         if ARGUMENTS.scopes[k] == 0:
             values = values + (sums[k],)  # type: ignore[assignment]
         else:
-            vector = addresses[FIRST + 2 + ARGUMENTS.sums[k]].to(tl.pointer_type(LAYOUT.compute))
+            vector = addresses[LAYOUT.first_part + 2 + ARGUMENTS.sums[k]].to(tl.pointer_type(LAYOUT.compute))
             value = tl.load(vector + places[ARGUMENTS.scopes[k] - 1], mask=valid, other=1.0)
             values = values + (value,)  # type: ignore[assignment]
     return values
@@ -143,8 +139,7 @@ def _with_vectors(sums, addresses, places, valid, ARGUMENTS: tl.constexpr, LAYOU
 @triton.jit
 def _places(addresses, at, tile, LAYOUT: tl.constexpr):
     # The row, column and matrix in vectors of each element of a block. Only short rows need a division per element.
-    FIRST: tl.constexpr = place_of_parts(LAYOUT)
-    columns, size = addresses[FIRST], addresses[FIRST + 1]
+    columns, size = addresses[LAYOUT.first_part], addresses[LAYOUT.first_part + 1]
     rows, start = size // columns, tile[0] + at
     row, matrix = start // columns, start // size
     across, inside = start - row * columns + tl.arange(0, LAYOUT.block), row - matrix * rows
