@@ -88,11 +88,12 @@ def run_reduction(launches: Sequence[Launch], stage: int) -> None:
 def _tell_skipped(launch: Launch, launches: Sequence[Launch]) -> None:
     """Let a launch, one of `launches`, know whether the states of its parts stay as they are, because a step is skipped."""
     assert launch.parts is not None
-    proceeds, control = _proceeds(launches), launch.grad_scale_and_skip
+    proceeds, control, skipped = _proceeds(launches), launch.grad_scale_and_skip, launch.parts.skipped
     if control is not None:
-        launch.parts.skipped.copy_(control[1:])
+        skipped.copy_(control[1:])
     if proceeds is not None:
-        launch.parts.skipped.masked_fill_(~proceeds.to(launch.device), 1.0)
+        stops = ~proceeds.to(launch.device)
+        skipped.copy_(stops if control is None else stops | (skipped != 0.0))
 
 
 def join_totals(totals: Sequence[torch.Tensor], by: str, all_reduce_global: Join | None = None) -> None:

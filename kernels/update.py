@@ -391,6 +391,11 @@ class Update:
         if (recording := current_recording.get()) is not None:
             if into is not None:
                 raise RuntimeError("telemetry is written to another place at every step, which a CUDA graph cannot do")
+            if any(group.looks_at_tensors and group.parts is not None for group in self._groups):
+                raise RuntimeError(
+                    f"a weight of rule {self.rule.name!r} does not have its rows one after the other in memory, so torch "
+                    "steps it with numbers from the host, which a CUDA graph would never update: make it contiguous"
+                )
             recording.updates.append(RecordedUpdate(self))
         if into is not None and into is not self._into:
             self._check_rows(into)

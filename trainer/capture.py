@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from ..kernels import Rule
+from ..kernels import Rule, ShapedRule
 from ..kernels.backends import choose_engine
 from ..kernels.graphs import Recording, for_all_steps
 from .interrupts import interrupts_wait
@@ -144,7 +144,7 @@ def check_capture(updater: Updater, device: torch.device, telemetry: Any) -> Non
 
 def check_rule(optimizer: Any, rule: Any) -> None:
     """Raise ValueError if a graph cannot record the updates of an optimizer's rule, because it is not elementwise."""
-    if not isinstance(rule, Rule):
+    if not isinstance(rule, (Rule, ShapedRule)):
         raise ValueError(
             f"capture() with {type(optimizer).__name__}: its step is torch operations with numbers from the host, which "
             "a graph would never update; use an optimizer with an elementwise rule"

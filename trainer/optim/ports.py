@@ -378,7 +378,7 @@ class Rprop(FusedOptimizer, torch.optim.Rprop):
 
 
 class Adafactor(FusedOptimizer, torch.optim.Adafactor):
-    """`torch.optim.Adafactor` on tristep's rule, which updates one tensor after the other."""
+    """`torch.optim.Adafactor` on tristep's rule."""
 
     _keys: ClassVar = {"row": "row_var", "column": "col_var", "var": "variance"}
     _takes_complex = False

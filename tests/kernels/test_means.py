@@ -1,0 +1,190 @@
+"""Reductions over rows, columns and slices, and rules chosen by shape, compared with NumPy."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from tristep.kernels import Update, reduction, rule, rule_by_shape, rules, tl, transforms
+from tristep.kernels.states import states_for
+
+
+@reduction(op="mean", scope=("row", "column"), means=("row",))
+def squares(w, g, state, hyper):
+    return g * g, w * g
+
+
+@squares.finish
+def added(sums, kept, hyper):
+    square, product = sums
+    row, column = kept
+    (beta,) = hyper
+    return beta * row + square, column + product, 2.0 * square
+
+
+@rule(reduction=squares)
+def by_parts(w, g, state, hyper, sums):
+    """Uses each result: of rows, of columns, and of matrices."""
+    (mom,) = state
+    lr, beta = hyper
+    row, column, twice, row_mean = sums
+    mom = beta * mom + g * column + twice
+    return w - lr * (mom + row * row_mean), (mom,)
+
+
+@reduction(op="mean", scope="slice")
+def unfinished(w, g, state, hyper):
+    return (tl.abs(g),)
+
+
+@rule(reduction=unfinished)
+def by_slices(w, g, state, hyper, sums):
+    (lr,) = hyper
+    (size,) = sums
+    return w - lr * g * size, state
+
+
+@rule_by_shape(by_parts, by_slices, state=("mom", "row", "column"))
+def parted(shape):
+    """Matrices by rows and columns, others by slices."""
+    return by_parts if len(shape) > 1 else by_slices
+
+
+def _expected(w, g, mom, row, column):
+    if w.ndim < 2:
+        return w - 0.1 * g * np.abs(g), mom, row, column
+    square = np.mean(g**2, -1, keepdims=True)
+    row, column = 0.5 * row + square, column + np.mean(w * g, -2, keepdims=True)
+    mom = 0.5 * mom + g * column + 2 * square
+    return w - 0.1 * (mom + row * np.mean(row, -2, keepdims=True)), mom, row, column
+
+
+# Small matrices, some in a tile; one cut into tiles across its rows and one across its columns; a row of several pieces.
+SHAPES = [(3, 5), (4, 3, 3), (2, 3, 1, 1), (300, 7), (5, 301), (2, 70, 130), (1, 4500), (4500, 1), (7,), (0, 3)]
+
+
+@pytest.mark.parametrize("state_dtype", [None, torch.bfloat16, torch.uint8, torch.int8], ids=str)
+def test_rows_and_columns_are_averaged(place, state_dtype):
+    """Packed states begin in the middle of a block of codes where a tile does."""
+    rng = np.random.default_rng(0)
+    weights = [place.tensor(rng.normal(size=shape), torch.float32) for shape in SHAPES]
+    states = states_for(parted, weights, state_dtype)
+    for step in range(2):
+        gradients = [place.tensor(rng.normal(size=shape), torch.float32) for shape in SHAPES]
+        if step:
+            gradients[0] = None
+        before = [[tensor.double().cpu().numpy() for tensor in (w, *row)] for w, row in zip(weights, states, strict=True)]
+        if state_dtype is not None and step:
+            break  # the states are rounded: see the parity of storage formats elsewhere
+        run = place.run(
+            parted, weights, gradients, states, [[1.0, *({"lr": 0.1, "beta": 0.5}[n] for n in parted.hyper)]] * 10
+        )
+        assert run.engines() == [place.engine]
+        for i, g in enumerate(gradients):
+            if g is None or not g.numel():
+                continue
+            w, mom, row, column = before[i]
+            if mom.shape != w.shape:
+                mom = np.zeros(w.shape)  # packed zeros, or none
+            found = (weights[i], *states[i])
+            for place_of, (one, other) in enumerate(
+                zip(found, _expected(w, g.double().cpu().numpy(), mom, row, column), strict=True)
+            ):
+                if state_dtype is None or place_of != 1:
+                    np.testing.assert_allclose(
+                        one.double().cpu().numpy().reshape(-1), np.ravel(other)[: one.numel()], rtol=2e-5, atol=2e-5
+                    )
+
+
+@pytest.mark.parametrize("layout", ["transposed", "channels last", "with gaps"])
+def test_matrices_in_any_layout(place, layout):
+    rng = np.random.default_rng(1)
+    shape = (6, 4, 3, 5) if layout == "channels last" else (6, 10)
+    w, g = rng.normal(size=shape), rng.normal(size=shape)
+    weight = place.tensor(w, torch.float32)
+    if layout == "transposed":
+        weight = weight.T.contiguous().T
+    elif layout == "channels last":
+        weight = weight.contiguous(memory_format=torch.channels_last)
+    else:
+        weight = torch.cat([weight, weight], 1)[:, :10]
+    states = states_for(parted, [weight])
+    numbers = [1.0, *({"lr": 0.1, "beta": 0.5}[name] for name in parted.hyper)]
+    run = place.run(parted, [weight], [place.tensor(g, torch.float32)], states, [numbers])
+    assert run.engines() == [place.engine if layout == "with gaps" else "eager"]
+    expected = _expected(w, g, 0.0, np.zeros((*shape[:-1], 1)), np.zeros((*shape[:-2], 1, shape[-1])))
+    for one, other in zip((weight, *states[0]), expected, strict=True):
+        np.testing.assert_allclose(one.double().cpu().numpy(), other, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["adafactor", "came", "group_adagrad"])
+def test_a_skipped_step_changes_no_state_and_the_next_one_does(place, name):
+    made = transforms.limited(getattr(rules, name), True)
+    values = dict.fromkeys(made.hyper, 0.25) | {"clip": math.inf, "clip_norm": math.inf, "skip_square": 1e3}
+    weights = [torch.ones(shape, device=place.device) for shape in [(6, 4), (3, 1, 1), (5,)]]
+    states = states_for(made, weights)
+    run = Update(made, weights, states, engine=place.engine)
+    run.hyper[:] = [1.0, *(values[name] for name in made.hyper)]
+    previous = None
+    for size in (1.0, 1e3, 1.0):
+        run.bind(
+            [
+                torch.full_like(w, size) * (1 + torch.arange(w.numel(), device=place.device).view(w.shape)) / 9
+                for w in weights
+            ]
+        )
+        run()
+        now = [tensor.clone() for tensor in (*weights, *(state for row in states for state in row if state.numel()))]
+        if previous is not None:
+            same = [torch.equal(one, other) for one, other in zip(now, previous, strict=True)]
+            assert all(same) if size > 1 else not any(same[:3])
+            assert size > 1 or not all(same[3:])
+        previous = now
+
+
+def test_many_tensors_are_a_launch_for_each_rule(place):
+    weights = [torch.ones(shape, device=place.device) for shape in [(6, 4), (5, 3), (2, 1, 1), (5,), (), (3, 2)]]
+    run = Update(rules.adafactor, weights, states_for(rules.adafactor, weights), engine=place.engine)
+    run.bind([torch.ones_like(w) for w in weights])
+    assert run.launches == 3
+
+
+def test_rules_by_shape_are_pickled_by_name():
+    assert pickle.loads(pickle.dumps(rules.adafactor)) is rules.adafactor
+    made = transforms.ema(rules.came)
+    assert pickle.loads(pickle.dumps(made)) is made
+    assert made.state[-1] == "ema"
+
+
+REFUSED = {
+    "scope without mean": ('@reduction(scope="row")\ndef refused(w, g, state, hyper):\n    return (g,)\n', ValueError, "scope='row': must be 'tensor'"),
+    "tensor with mean": ('@reduction(op="mean")\ndef refused(w, g, state, hyper):\n    return (g,)\n', ValueError, "with op='mean' it must have 'row'"),
+    "slices and rows": (
+        '@reduction(op="mean", scope=("row", "slice"))\ndef refused(w, g, state, hyper):\n    return g, g\n', ValueError, "or 'slice' for each",
+    ),
+    "too few scopes": (
+        '@reduction(op="mean", scope="row")\ndef refused(w, g, state, hyper):\n    return g, g\n', TypeError, "returns 2 values",
+    ),
+    "mixed": (
+        '@reduction(op="mean", scope=("row", "column"))\ndef pair(w, g, state, hyper):\n    return g, g\n\n\n'
+        "@pair.finish\ndef refused(sums, kept, hyper):\n    a, b = sums\n    (row,) = kept\n    return (row + a * b,)\n",
+        TypeError, r"result 0 of 'refused' is computed from means over \['column', 'row'\]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_is(write_rules, what):
+    text, error, message = REFUSED[what]
+    with pytest.raises(error, match=message):
+        write_rules(text)
+
+
+def test_a_rule_with_means_is_not_used_by_itself():
+    w = torch.ones(3, 4)
+    with pytest.raises(TypeError, match="'by_parts' has means over parts of tensors: choose it in a @rule_by_shape"):
+        Update(by_parts, [w], [(w.clone(), torch.zeros(3, 1), torch.zeros(1, 4))])
+    with pytest.raises(TypeError, match=r"state=\('mom',\) of 'parted': its rules have the states mom, row, column"):
+        rule_by_shape(by_parts, by_slices, state=("mom",))(parted.fn)
