@@ -353,10 +353,11 @@ class Update:
         """Return the launch of the weights at these indices, which have this group key in common."""
         device, _, gradient_dtype, types, aligned, rule, in_order = key
         make = launch_class(engine_for(rule, device, self.engine, in_order), isinstance(rule, TensorRule))
-        weights, states, masters = ([of[i] for i in indices] for of in (self.weights, self._states, self._masters))
+        weights, masters = ([of[i] for i in indices] for of in (self.weights, self._masters))
+        states = [self._states[i] for i in indices]
         if rule.slots != self.rule.slots:  # a rule for these shapes, which has some of the states
             places = list(map(self.rule.slots.index, rule.slots))
-            states = [tuple(row[place] for place in places) for row in states]
+            states = [tuple(map(row.__getitem__, places)) for row in states]
         rows: Any = slice(None)
         if len(indices) < len(self.weights):
             counts = list(map(len, self.weights)) if self.stacked else 1

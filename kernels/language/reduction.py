@@ -45,8 +45,8 @@ def reduction(
     states, and its results replace the sums. A tensor without gradient keeps its states. For a reduction over all tensors
     the states are equal for all, computed with the hyper-parameters of the first tensor that has a gradient.
 
-    With `op="mean"` values are averaged over parts of each tensor, and the rule gets for each element the means of its parts:
-    over the rows and columns of the matrices in the last two dimensions, or over slices along the first dimension. The
+    With `op="mean"` values are averaged over parts of each tensor, and the rule gets for each element the means of its
+    parts: rows and columns of the matrices in the last two dimensions, or slices along the first dimension. The
     states that `finish` keeps are vectors then, of the shape of these means: the weight's with a size of 1 in the dimensions
     averaged over. Each result of `finish` is for the parts whose means and states it is computed from; results after the new
     states are passed to the rule, but not kept. A rule with such a reduction is used through `rule_by_shape`.
@@ -285,8 +285,9 @@ class Reduction(ElementwiseFunction):
             known |= dict.fromkeys([name], next((known[other] for other in sums if other in names), ""))
         scopes = [{known[name] for name in names if name in known} for names in behind]
         if wrong := [k for k, each in enumerate(scopes) if len(each) != 1 or "" in each]:
+            found = sorted(scopes[wrong[0]] - {""})
             raise TypeError(
-                f"result {wrong[0]} of {function.name!r} is computed from means over {sorted(scopes[wrong[0]] - {''})}: it must "
+                f"result {wrong[0]} of {function.name!r} is computed from means over {found}: it must "
                 "be from means and states of rows, or of columns, or of slices alone, and from one mean at least"
             )
         return tuple(scope for (scope,) in scopes)

@@ -269,7 +269,7 @@ def came_of_vectors(w, g, state, hyper, sums):
     step2, count = sums
     g = clipped(g, clip)
     var = average(var, one_minus_beta2, shared_square(g, one_minus_beta2), epsilon1)
-    step, mean = came_mean(g / tl.sqrt(var), mean, beta1, one_minus_beta1, limit, step2, count)
+    _step, mean = came_mean(g / tl.sqrt(var), mean, beta1, one_minus_beta1, limit, step2, count)
     return w - (lr * mean + weighted(decay, w)), (mean, var, unstable_var)
 
 

@@ -1,4 +1,4 @@
-"""Rules of whole matrices: SOAP, and the factored Adafactor and CAME; muon.py has Muon.
+"""The rule of whole matrices SOAP; muon.py has Muon, factored.py Adafactor and CAME.
 
 They are plain torch operations on stacks of tensors of one shape. The first dimension numbers the tensors, and each tensor
 is updated independently. Intermediate results are changed in place, because on a CPU allocating a large tensor costs more
@@ -7,7 +7,6 @@ than computing with it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 
 from ..language import TensorRule, tensor_rule
-from .common import limited
 from .costs import bases_cost
 
 

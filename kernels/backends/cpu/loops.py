@@ -272,7 +272,7 @@ def _loop_source(
     lines = [] if isinstance(function, Reduction) else _stores(rule, weight_dtype, stored, states, halves)
     if isinstance(function, Rule):
         lines.insert(0, f"value, new = function({values})")
-    elif averages:
+    elif isinstance(function, Reduction) and averages:
         lines = [f"each = function({values})", *sum_lines(function)]
     else:
         result = "each" if isinstance(function, Reduction) else "value, new, each"

@@ -11,7 +11,7 @@ import numpy as np
 from ...language import Reduction, Rule
 from ...language.reduction import ElementwiseFunction
 from ...launch import FIRST_STATE
-from ...parts import COLUMNS, MATRICES, ROWS, Parts, walked_as
+from ...parts import COLUMNS, ROWS, Parts, walked_as
 from .driver import ADDRESSES, HYPER, N_HYPER, N_TENSORS, PARTS, TILE, TILES
 
 # Sums of columns are written once for each tile, which costs little for 16 rows, and more than 1,024 would be inexact.

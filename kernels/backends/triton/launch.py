@@ -177,8 +177,8 @@ class TritonLaunch(Launch):
             to = tuple(place + reduction.n_own_results - len(reduction.means) + k for k in range(len(reduction.means)))
             made = {"FIRST": first, "FROM": from_rows, "TO": to, "TYPE": layout.compute}
             made |= dict(zip(("MATRICES", "ROWS"), sizes, strict=True))
-            arguments = self._addresses, self._sizes, _copied(matrices, self.device), len(self.sizes)
-            calls.append(KernelCall(means_of_rows_kernel, len(matrices), arguments, made, options))
+            of_matrices = self._addresses, self._sizes, _copied(matrices, self.device), len(self.sizes)
+            calls.append(KernelCall(means_of_rows_kernel, len(matrices), of_matrices, made, options))
         return calls
 
     def _calls_of_sums(self, stage: int) -> list[KernelCall]:

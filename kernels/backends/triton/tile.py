@@ -68,8 +68,8 @@ class Arguments(NamedTuple):
         states: indices of the function's states among the rule's.
         hyper, sums: indices of its hyper-parameters, and of the reduction's results that it takes, in their rows.
         n_sums: number of results in a row.
-        scopes: for each result 0; or if it is a vector, whose index among the rule's is in `sums`: 1 if it is one of rows, 2 of
-            columns, 3 of matrices. () if there are no vectors.
+        scopes: for each result 0, or if it is a vector, whose index among the rule's is in `sums`, 1 for rows, 2 for
+            columns, 3 for matrices. () if there are no vectors.
         takes_index: whether it takes the elements' indices.
         counts_unchanged: whether its metric's last value counts the elements whose stored value has not changed.
     """
@@ -85,8 +85,8 @@ class Arguments(NamedTuple):
 
 @triton.jit
 def load_addresses(column, n_tensors, LAYOUT: tl.constexpr):
-    # Addresses of the weight, the states and the master, and the rows of `Parts`. `column`: pointer to the tensor's column of
-    # the address table.
+    # Addresses of the weight, the states and the master, and the rows of `Parts`. `column`: pointer to the tensor's column
+    # of the address table.
     addresses = (tl.load(column),)
     for k in tl.static_range(len(LAYOUT.states) + (LAYOUT.master != 0) + LAYOUT.parts):
         addresses = addresses + (tl.load(column + (2 + k) * n_tensors),)  # type: ignore[assignment]
