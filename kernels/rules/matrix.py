@@ -17,11 +17,6 @@ from ..language import TensorRule, tensor_rule
 from .costs import bases_cost
 
 
-def moved(w: torch.Tensor, step: torch.Tensor, lr: float | torch.Tensor, decay: float) -> torch.Tensor:
-    """Return w - lr step - decay w, computed in the memory of `step`."""
-    return step.mul_(-lr).add_(w, alpha=1.0 - decay)
-
-
 LIMIT = 10_000  # the largest dimension for which SOAP has a basis by default
 
 

@@ -17,7 +17,6 @@ from ..layouts import widest
 from .adam import adamw
 from .common import limited
 from .costs import newton_schulz_cost
-from .matrix import moved
 
 Triple = tuple[float, float, float]
 
@@ -239,6 +238,11 @@ def muon_cost(shape: torch.Size, how: Orthogonalization = Orthogonalization()) -
         return float(shape.numel())
     squares, number = sum(c != 0 for *_, c in how.triples), shape.numel() / max(1, math.prod(matrix))
     return number * newton_schulz_cost(*matrix, len(how.triples), squares, how.gram)
+
+
+def moved(w: torch.Tensor, step: torch.Tensor, lr: float | torch.Tensor, decay: float) -> torch.Tensor:
+    """Return w - lr step - decay w, computed in the memory of `step`."""
+    return step.mul_(-lr).add_(w, alpha=1.0 - decay)
 
 
 def is_elementwise(shape: torch.Size, flatten: bool = False) -> bool:
