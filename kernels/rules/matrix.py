@@ -16,7 +16,6 @@ import torch
 from ..language import TensorRule, tensor_rule
 from .costs import bases_cost
 
-
 LIMIT = 10_000  # the largest dimension for which SOAP has a basis by default
 
 

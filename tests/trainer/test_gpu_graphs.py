@@ -108,6 +108,7 @@ CASES = {
         {},
     ),
     "per-tensor state": ("novograd", {}, {}),
+    "states of rows": ("adafactor", {}, {}),
     "per-tensor state of all": ("prodigy", {}, {}),
     "random numbers": ("sgld", {}, {}),
     "stochastic rounding": ("adamw", {"state_dtype": "bfloat16", "stochastic_rounding": True}, {}),
