@@ -47,7 +47,7 @@ class OwnerGroup(NamedTuple):
 def refusal(rule: Rule | TensorRule, parameters: Iterable[torch.Tensor]) -> str | None:
     """Return why one of these parameters, which need owners, cannot have one; None if all can."""
     for parameter in parameters:
-        if rule.reductions:
+        if any(reduction.scope == "global" for reduction in rule.reductions):
             return (
                 f"its rule, {rule.name!r}, needs a sum over all parameters together (as clip_norm does), and each is "
                 "brought to one rank: clip by tristep.optim.clip_grad_norm_ instead"
