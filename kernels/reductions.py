@@ -34,7 +34,7 @@ def run_reductions(
         begun: whether the caller has run the first reduction, joined its results, and decided.
     """
     limits = launches[0].rule.limits
-    for k in range(max((len(launch.rule.reductions) for launch in launches))):
+    for k in range(max(len(launch.rule.reductions) for launch in launches)):
         # Rules chosen by shape may have more or fewer reductions; those over all tensors come first, and all have them.
         launches = [launch for launch in launches if len(launch.rule.reductions) > k]
         reduction = launches[0].rule.reductions[k]
