@@ -127,7 +127,7 @@ def test_low_precision_compiles_everywhere_and_in_reductions(case, code):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", PACKED, ids=lambda case: case.name)
 def test_packed_states_take_one_access(case, code):
-    """Single codes are loaded and stored on the path of other than full tiles alone, once for each element of a thread.
+    """Single codes are loaded and stored where tiles are not full alone, and a thread takes 4 elements at a time.
 
     A block's largest number is found within a warp or half of one, and one of these threads stores the scale; threads wait
     once for the others, until these have read the scales.
@@ -136,8 +136,8 @@ def test_packed_states_take_one_access(case, code):
     each = elements_each([case.weight, case.gradient, case.state], case.rule)
     assert kernel.warps * 32 * each == BLOCK
     of_bytes = changed + (case.masters == "int8")
-    assert kernel.count(r"LDG\.E\.U8.*") == kernel.count(r"STG\.E\.U8") == each * of_bytes
-    assert kernel.count(r"REDUX\.MAX.*") == 2 * changed * each // 4  # of each half of a warp its own
+    assert kernel.count(r"LDG\.E\.U8.*") == kernel.count(r"STG\.E\.U8") == 4 * of_bytes
+    assert kernel.count(r"REDUX\.MAX.*") == changed * (each // 4 + 1)  # of each half of a warp its own in full tiles
     assert kernel.count(r"SHFL.*") == 0
     assert [name for _, name in kernel.full_tile_path if re.match(SHARED, name)] == ["BAR.SYNC.DEFER_BLOCKING"]
     assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
@@ -159,8 +159,8 @@ def test_states_of_4_bits_take_one_access(case, code):
     assert [name for name in names if re.match(SHARED, name)] == ["BAR.SYNC.DEFER_BLOCKING"]
     assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
     assert kernel.count(FLOAT64) == 0
-    assert 16 <= kernel.used("REG") <= (72 if case.masters else 64)
-    assert kernel.in_flight() >= 32 * 1024
+    assert 16 <= kernel.used("REG") <= 64
+    assert kernel.in_flight() >= 44 * 1024
 
 
 @pytest.mark.sample(0)

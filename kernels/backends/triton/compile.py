@@ -22,6 +22,9 @@ BLOCK = 1024  # elements that a program updates at a time
 BLOCKS_OF_SUMS = 4  # fewest blocks per program of a reduction
 # With more than 16 and up to 96 sums the registers are capped: compilers would otherwise keep all values of all elements.
 MANY_SUMS = 16, 96
+# One or two packed states next to a master take a few registers more than the 64 of which an SM has enough for 8 programs of
+# 128 threads. Without a master they take fewer without a cap, with which compilers would load later; three would spill.
+FOR_MASTERS = 64
 MOST_BLOCKS, MOST_PACKED = 2, 16  # most blocks per program, without and with packed states
 ENOUGH = 2048  # programs: twice as many as the largest GPUs run at a time
 SCOPES = {"tensor": 0, "row": 1, "slice": 1, "column": 2, "matrix": 3}  # as `Arguments.scopes` has them
@@ -79,6 +82,10 @@ def threads_for(
     return 256 if wide or n_states > 3 or _sums_of(function) > 2 else 128
 
 
+def _has_packed(stored: Storage) -> bool:
+    return any(map(storage.is_packed, stored.states))
+
+
 def _sums_of(function: Rule | Reduction | RuleWithMetric) -> int:
     return max(function.n_numbers, len(function.metric.names) if isinstance(function, RuleWithMetric) else 0)
 
@@ -100,6 +107,7 @@ def kernel_constants(
 ) -> dict[str, Any]:
     """Return the constants of a kernel, in argument order. `types`: the dtypes of weight, gradient and arithmetic."""
     weight_dtype, gradient_dtype, dtype = types
+    threads = threads_for(function, types, stored)
     layout = Layout(
         weight=TYPES[weight_dtype],
         gradient=TYPES[gradient_dtype],
@@ -114,7 +122,8 @@ def kernel_constants(
         n_hyper=len(rule.hyper) + 2 * stored.stochastic,
         aligned=aligned,
         block=BLOCK,
-        sharing=storage.BLOCK * threads_for(function, types, stored) // BLOCK,
+        tail=4 * threads if isinstance(function, Rule) and _has_packed(stored) else BLOCK,
+        threads=threads,
         parts=2 + len(rule.vectors) if rule.parts else 0,
         first_part=1 + len(stored.states) + (stored.master != 0),
     )
@@ -140,9 +149,13 @@ def options_for(
     target: GPUTarget,
 ) -> dict[str, Any]:
     """Return the compiler options for a kernel of this function."""
-    options = options_of(threads_for(function, types, stored), target)
-    if MANY_SUMS[0] < _sums_of(function) <= MANY_SUMS[1] and target.backend == "cuda":  # other backends lack the option
-        options["maxnreg"] = 128
+    threads = threads_for(function, types, stored)
+    options = options_of(threads, target)
+    if target.backend == "cuda":  # other backends lack the option
+        if MANY_SUMS[0] < _sums_of(function) <= MANY_SUMS[1]:
+            options["maxnreg"] = 128
+        elif threads == 128 and stored.master != storage.MasterKind.NONE and _has_packed(stored) and len(stored.states) < 3:
+            options["maxnreg"] = FOR_MASTERS
     return options
 
 

@@ -32,6 +32,33 @@ def _tile_of(tiles, gradients, sizes, control, blocks, LAYOUT: tl.constexpr):
     return tensor, gradient, (first, tl.where(stepping, left, 0), n), left
 
 
+@triton.jit
+def _update_block(
+    pointers,
+    gradient,
+    numbers,
+    accumulators,
+    at,
+    tile,
+    FUNCTION: tl.constexpr,
+    ARGUMENTS: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    MAXIMA: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    # Returns the accumulators with the block's values of the metric, if there is one.
+    old = load_weight(pointers, at, tile, LAYOUT, FULL)
+    new = compute_block(pointers, old, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, FULL)
+    stored = store_block(pointers, numbers[3], at, tile, new[0], new[1], LAYOUT, FULL)
+    if ARGUMENTS.counts_unchanged:
+        values = new[2] + (count_unchanged(old, stored, LAYOUT),)
+        return accumulate(accumulators, values, at, tile, LAYOUT, MAXIMA, FULL)
+    elif len(accumulators) > 0:
+        return accumulate(accumulators, new[2], at, tile, LAYOUT, MAXIMA, FULL)
+    else:
+        return accumulators
+
+
 # Compiled once for any number of tensors, which also determines the alignment of `hyper` and `sums`.
 @triton.jit(
     do_not_specialize=["n_tensors", "blocks"],
@@ -64,24 +91,15 @@ def update_kernel(
     at = 0
     while at < tile[1]:  # no range(): the interpreter of Triton 3.6 does not accept loaded numbers in it
         if at + LAYOUT.block <= tile[1]:
-            old = load_weight(pointers, at, tile, LAYOUT, True)
-            new = compute_block(pointers, old, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, True)
-            stored = store_block(pointers, numbers[3], at, tile, new[0], new[1], LAYOUT, True)
-            if ARGUMENTS.counts_unchanged:
-                values = new[2] + (count_unchanged(old, stored, LAYOUT),)
-                accumulators = accumulate(accumulators, values, at, tile, LAYOUT, MAXIMA, True)
-            elif len(SUMMED) + len(MAXIMA) > 0:
-                accumulators = accumulate(accumulators, new[2], at, tile, LAYOUT, MAXIMA, True)
+            accumulators = _update_block(
+                pointers, gradient, numbers, accumulators, at, tile, FUNCTION, ARGUMENTS, LAYOUT, MAXIMA, True
+            )
+            at += LAYOUT.block
         else:
-            old = load_weight(pointers, at, tile, LAYOUT, False)
-            new = compute_block(pointers, old, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, False)
-            stored = store_block(pointers, numbers[3], at, tile, new[0], new[1], LAYOUT, False)
-            if ARGUMENTS.counts_unchanged:
-                values = new[2] + (count_unchanged(old, stored, LAYOUT),)
-                accumulators = accumulate(accumulators, values, at, tile, LAYOUT, MAXIMA, False)
-            elif len(SUMMED) + len(MAXIMA) > 0:
-                accumulators = accumulate(accumulators, new[2], at, tile, LAYOUT, MAXIMA, False)
-        at += LAYOUT.block
+            accumulators = _update_block(
+                pointers, gradient, numbers, accumulators, at, tile, FUNCTION, ARGUMENTS, LAYOUT, MAXIMA, False
+            )
+            at += LAYOUT.tail
     store_partials(partials, accumulators, SUMMED, MAXIMA)
     if ZERO:
         if gradient != 0:

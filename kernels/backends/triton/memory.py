@@ -77,7 +77,7 @@ def _signed(most, cut):  # mask of a code's bits in a float32 and of its sign, a
 
 
 @triton.jit
-def _scales(address, at, tile, TYPE: tl.constexpr, ROWS: tl.constexpr):
+def _scales(address, rows, tile, TYPE: tl.constexpr):
     # Shifted as integers, so that the compiler does not see that they are contiguous: it would give several to one thread,
     # although different threads compute the scales.
     if tl.int16 == TYPE or tl.uint16 == TYPE:
@@ -85,7 +85,7 @@ def _scales(address, at, tile, TYPE: tl.constexpr, ROWS: tl.constexpr):
     else:
         codes = tile[2]
     first = address + (codes + 15) // 16 * 16 + tile[0] // _BLOCK * 4
-    return (first + (at // _BLOCK + tl.arange(0, ROWS)) * 4).to(tl.pointer_type(tl.float32))
+    return (first + rows * 4).to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
@@ -126,10 +126,11 @@ def unpack(address, at, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, A
     else:
         bits = code << CUT
     level = bits.to(tl.float32, bitcast=True) * _LARGEST_POWER
+    scales = _scales(address, at // _BLOCK + tl.arange(0, ROWS), tile, TYPE)
     if FULL:
-        scale = tl.load(_scales(address, at, tile, TYPE, ROWS))
+        scale = tl.load(scales)
     else:
-        scale = tl.load(_scales(address, at, tile, TYPE, ROWS), mask=at + tl.arange(0, ROWS) * _BLOCK < tile[1], other=0.0)
+        scale = tl.load(scales, mask=at + tl.arange(0, ROWS) * _BLOCK < tile[1], other=0.0)
     return tl.reshape(tl.reshape(level, (ROWS, _BLOCK)) * (2.0 * scale)[:, None], (offsets.shape[0],))
 
 
@@ -160,7 +161,7 @@ def unpack_at(address, places, valid, n, TYPE: tl.constexpr):
 @triton.jit
 def pack(
     address, value, at, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr,
-    AT_RANDOM: tl.constexpr, words, SLOT: tl.constexpr, SHARING: tl.constexpr,
+    AT_RANDOM: tl.constexpr, words, SLOT: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     ROWS: tl.constexpr = offsets.shape[0] // _BLOCK
     CUT: tl.constexpr = _for_type(_CUT, TYPE)
@@ -194,12 +195,14 @@ def pack(
         LEAST_CODE: tl.constexpr = _shifted(128 << 23, 0 - CUT) + 1
         code = tl.maximum(level >> CUT, tl.minimum(sizes.to(tl.uint32, bitcast=True), LEAST_CODE))
     _put_codes(address, code, at, offsets, tile, TYPE, FULL, ALIGNED)
-    # One column for each thread that has computed the scale, so the scale need not go through shared memory.
-    first = tl.broadcast_to(tl.arange(0, SHARING)[None, :] == 0, (ROWS, SHARING))
+    # An element for each thread, which has computed the scale of its row, so the scales need not go through shared memory.
+    SHARING: tl.constexpr = THREADS // ROWS
+    thread = tl.arange(0, THREADS)
+    row, first = thread // SHARING, thread % SHARING == 0
     if not FULL:
-        first &= (at + tl.arange(0, ROWS) * _BLOCK < tile[1])[:, None]
-    scales = tl.broadcast_to(_scales(address, at, tile, TYPE, ROWS)[:, None], (ROWS, SHARING))
-    tl.store(scales, tl.broadcast_to(scale[:, None], (ROWS, SHARING)), mask=first)
+        first &= at + row * _BLOCK < tile[1]
+    scale = tl.reshape(tl.broadcast_to(scale[:, None], (ROWS, SHARING)), (THREADS,))
+    tl.store(_scales(address, at // _BLOCK + row, tile, TYPE), scale, mask=first)
 
 
 @triton.jit

@@ -41,7 +41,8 @@ class Layout(NamedTuple):
         n_hyper: number of hyper-parameters in a row, after its first element, the gradient's factor.
         aligned: whether all addresses are multiples of 16 bytes.
         block: elements that a program updates at a time.
-        sharing: number of threads that hold the elements of one scale of packed states.
+        tail: elements that it updates at a time where fewer than `block` are left.
+        threads: threads of a program.
         parts: number of rows of the address table that `Parts` adds; 0 if the rule has no means.
         first_part: place of the first of these in what `load_addresses` returns.
     """
@@ -56,7 +57,8 @@ class Layout(NamedTuple):
     n_hyper: int
     aligned: bool
     block: int
-    sharing: int
+    tail: int
+    threads: int
     parts: int
     first_part: int
 
@@ -81,6 +83,11 @@ class Arguments(NamedTuple):
     scopes: tuple[int, ...]
     takes_index: bool
     counts_unchanged: bool
+
+
+@triton.constexpr_function
+def elements_of(LAYOUT, FULL):
+    return LAYOUT.block if FULL else LAYOUT.tail
 
 
 @triton.jit
@@ -137,12 +144,12 @@ def _with_vectors(sums, addresses, places, valid, ARGUMENTS: tl.constexpr, LAYOU
 
 
 @triton.jit
-def _places(addresses, at, tile, LAYOUT: tl.constexpr):
+def _places(addresses, at, tile, LAYOUT: tl.constexpr, FULL: tl.constexpr):
     # The row, column and matrix in vectors of each element of a block. Only short rows need a division per element.
     columns, size = addresses[LAYOUT.first_part], addresses[LAYOUT.first_part + 1]
     rows, start = size // columns, tile[0] + at
     row, matrix = start // columns, start // size
-    across, inside = start - row * columns + tl.arange(0, LAYOUT.block), row - matrix * rows
+    across, inside = start - row * columns + tl.arange(0, elements_of(LAYOUT, FULL)), row - matrix * rows
     if columns >= LAYOUT.block:
         down = (across >= columns).to(tl.int32)
     else:
@@ -192,7 +199,7 @@ def _call(FUNCTION: tl.constexpr, w, g, states, hyper, sums, index, ARGUMENTS: t
 @triton.jit
 def load_weight(addresses, at, tile, LAYOUT: tl.constexpr, FULL: tl.constexpr):
     # The weight as stored: a full master alone, or the weight and the other kinds of master.
-    return _load_weight(addresses, at + tl.arange(0, LAYOUT.block), tile, LAYOUT, FULL)
+    return _load_weight(addresses, at + tl.arange(0, elements_of(LAYOUT, FULL)), tile, LAYOUT, FULL)
 
 
 @triton.jit
@@ -237,14 +244,14 @@ def compute_block(
     LAYOUT: tl.constexpr,
     FULL: tl.constexpr,
 ):
-    offsets = at + tl.arange(0, LAYOUT.block)
+    offsets = at + tl.arange(0, elements_of(LAYOUT, FULL))
     w = _combined(stored, LAYOUT)
     g = load(gradient, offsets, tile, LAYOUT.gradient, LAYOUT.compute, FULL, LAYOUT.aligned) * numbers[0]
     states = _load_states(addresses, at, offsets, tile, ARGUMENTS, LAYOUT, FULL)
-    index = indices(at, tile, LAYOUT.block)
+    index = indices(at, tile, elements_of(LAYOUT, FULL))
     if len(ARGUMENTS.scopes) > 0:
         sums = _with_vectors(
-            numbers[2], addresses, _places(addresses, at, tile, LAYOUT), offsets < tile[1], ARGUMENTS, LAYOUT
+            numbers[2], addresses, _places(addresses, at, tile, LAYOUT, FULL), offsets < tile[1], ARGUMENTS, LAYOUT
         )  # fmt: skip
         return _call(FUNCTION, w, g, states, numbers[1], sums, index, ARGUMENTS)
     else:
@@ -312,14 +319,21 @@ def _store_weight(address, master, w, offsets, tile, words, LAYOUT: tl.constexpr
 
 
 @triton.jit
+def _spread(value, offsets):
+    # Expand to one number per element, also a constant. It adds -0.0, which changes no number, given by its bits: of the
+    # number Triton 3.5 to 3.8 make 0.0, which turns -0.0 into 0.0 and takes an instruction.
+    return value + tl.full(offsets.shape, -(1 << 31), tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def store_block(addresses, key, at, tile, w, states, LAYOUT: tl.constexpr, FULL: tl.constexpr):
     # Returns the weight as it is stored now, in the form of `load_weight`.
-    offsets = at + tl.arange(0, LAYOUT.block)
+    offsets = at + tl.arange(0, elements_of(LAYOUT, FULL))
     if not FULL or has_packed(LAYOUT.states):
         tl.debug_barrier()  # until all have read what other threads are about to write: scales, and masked elements
     words = 0
     if LAYOUT.stochastic:
-        words = random_words(key, at, tile, LAYOUT.block)
+        words = random_words(key, at, tile, elements_of(LAYOUT, FULL))
     if LAYOUT.master == _FULL:
         stored = (store(addresses[1 + len(LAYOUT.states)], w, offsets, tile, LAYOUT.compute, FULL, LAYOUT.aligned),)
     if LAYOUT.master != 0 and LAYOUT.master != _FULL:
@@ -333,8 +347,8 @@ def store_block(addresses, key, at, tile, w, states, LAYOUT: tl.constexpr, FULL:
     for k in tl.static_range(len(LAYOUT.states)):
         if LAYOUT.changed[k] and is_packed(LAYOUT.states[k]):
             pack(
-                addresses[1 + k], states[k] + tl.full(offsets.shape, -0.0, LAYOUT.compute), at, offsets, tile,
-                LAYOUT.states[k], FULL, LAYOUT.aligned, LAYOUT.stochastic > 0, words, k, LAYOUT.sharing,
+                addresses[1 + k], _spread(states[k], offsets), at, offsets, tile,
+                LAYOUT.states[k], FULL, LAYOUT.aligned, LAYOUT.stochastic > 0, words, k, LAYOUT.threads,
             )  # fmt: skip
         elif LAYOUT.changed[k]:
             store(
