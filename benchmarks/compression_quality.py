@@ -32,8 +32,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from environment import machine
 from quality import TASKS
-from timing import machine, write
+from timing import write
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 

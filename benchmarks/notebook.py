@@ -43,9 +43,10 @@ from typing import Any
 import notebook_pictures
 import numpy as np
 import torch
+from environment import machine
 from notebook_timing import Row, Time, Watched, added, fastest, in_turns, row
 from notebook_training import WIDTH, demo_steps, gpt2_steps, training
-from timing import machine, write
+from timing import write
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import cross_entropy

@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from timing import machine, write
+from environment import machine
+from timing import write
 
 from tristep.viz.render.canvas import page
 from tristep.viz.scene import Axis, Control, Heatmap, Line, Panel, Scene

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from timing import machine
+from environment import machine
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention

@@ -51,9 +51,10 @@ from typing import Any
 import registry
 import torch
 import workloads
+from environment import Kernels, conditions, machine, program_of
 from goals import show
 from registry import Step, copy_step
-from timing import SECONDS, in_turns, machine, race, release, write
+from timing import SECONDS, in_turns, race, release, write
 
 import tristep
 from tristep import Trainer
@@ -76,11 +77,14 @@ def main() -> None:
         results = json.loads(arguments.out.read_text(encoding="utf-8"))
     results["machine"] = machine(device)
     print(results["machine"], "\n", sep="")
+    kernels = Kernels(device)
     for part in arguments.only or [part for part in PARTS if part not in _NOT_ON[device]]:
-        begin = time.perf_counter()
+        begin, known = time.perf_counter(), len(kernels.compiled)
         found = PARTS[part](device)
         # Of a machine and a day of its own, since parts can be timed alone.
         results[part] = {"machine": results["machine"], "seconds": round(time.perf_counter() - begin, 1), "found": found}
+        if device == "cuda":
+            results[part] |= {"conditions": conditions(device), "kernels": kernels.since(known)}
         print()
         if arguments.out:  # after each part, so that a run that is cut off leaves what it has seen
             write(arguments.out, results)
@@ -272,6 +276,9 @@ def time_stored(device: str) -> Table:
         per_element = step.moved / workload.elements
         print(f"{name:34}{times[name]:12.1f} µs  {per_element:6.2f} bytes an element  {of_copy:5.2f} of copy")
         found[name] = {"us": times[name], "bytes an element": per_element, "of copy": of_copy, "turns": turns}
+        if device == "cuda" and name in registry.STORED:
+            packed = registry.STORED[name][1].get("state_dtype") in ("8bit", "4bit")
+            found[name] |= program_of(workload.elements, packed)
     return found
 
 

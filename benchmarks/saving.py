@@ -33,7 +33,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import machine, write
+from environment import machine
+from timing import write
 
 import tristep
 

@@ -1,6 +1,8 @@
 """What the kernels cost by their instructions: read off the machine code for four kinds of GPU, so that none is needed.
 
     python benchmarks/static_gpu.py                prints a table, and writes benchmarks/results/static_gpu.json
+    python benchmarks/static_gpu.py --tritons .venv/triton-*
+                                                   the same, and for sm_90 with the Triton in each of these folders, too
 
 For each kernel it follows the path of a full tile through the SASS and counts instructions by the pipe that executes them.
 In a cycle an SM issues 4 instructions, each for 32 threads, and executes as many of each kind as `TARGETS` has (NVIDIA,
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
+import os
 import re
 import subprocess
 import sys
@@ -29,12 +32,14 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from environment import code_hash
 from triton.backends.compiler import GPUTarget
 
 from tristep.kernels import Rule, rules, storage
 from tristep.kernels.backends.triton.compile import BLOCK, MOST_PACKED, compile_for
 from tristep.trainer import Telemetry
 
+SWEPT = "sm_90"  # what other versions of Triton compile for
 RESULTS = Path(__file__).parent / "results" / "static_gpu.json"
 BF16, I16, I8, U8 = torch.bfloat16, torch.int16, torch.int8, torch.uint8
 HALF = {"weight_dtype": BF16, "gradient_dtype": BF16}
@@ -126,8 +131,13 @@ REGISTERS = 65536  # of an SM
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=RESULTS)
-    out = parser.parse_args().out
-    found = {}
+    parser.add_argument("--tritons", type=Path, nargs="*", default=[], help="folders with other versions of Triton")
+    parser.add_argument("--version-only", action="store_true", help="print this Triton's version and counts as JSON")
+    arguments = parser.parse_args()
+    if arguments.version_only:
+        print(json.dumps([triton.__version__, {name: measure(name, SWEPT) for name in KERNELS}]))
+        return
+    out, found = arguments.out, {}
     print(f"{'':56} instructions  registers  bytes  KiB in flight: {', '.join(TARGETS)}  margins: {', '.join(GPUS)}")
     for name in KERNELS:
         row = found[name] = {target: measure(name, target) for target in TARGETS}
@@ -135,9 +145,29 @@ def main() -> None:
         cost += "  ".join(f"{each['in_flight_KiB']:4.0f}" for each in row.values())
         margins = "  ".join(f"{row[gpu.target]['margin'][each]:5.2f}" for each, gpu in GPUS.items())
         print(f"{name:56} {cost}  {margins}  {row['sm_90']['bound']}", flush=True)
+    versions = dict(map(_with_triton, arguments.tritons)) | {
+        triton.__version__: {name: found[name][SWEPT] for name in found}
+    }
+    for name in KERNELS:
+        print(f"{name:56}" + "  ".join(f"{version} {cell(counts[name])}" for version, counts in versions.items()))
     table = {"triton": triton.__version__, "gpus": {name: gpu._asdict() for name, gpu in GPUS.items()}, "kernels": found}
+    table["versions"] = {version: {name: counts[name] for name in KERNELS} for version, counts in versions.items()}
     out.write_text(json.dumps(table, indent=1) + "\n")
     print(f"written to {out}", file=sys.stderr)
+
+
+def _with_triton(folder: Path) -> tuple[str, dict[str, Any]]:
+    """The version of the Triton in a folder, and what it makes of each kernel, found in a process of its own."""
+    paths = os.pathsep.join([str(folder.resolve()), *filter(None, sys.path)])
+    command = [sys.executable, __file__, "--version-only"]
+    run = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, check=True, stdout=subprocess.PIPE, text=True)
+    version, counts = json.loads(run.stdout)
+    return version, counts
+
+
+def cell(counts: dict[str, Any]) -> str:
+    """Registers, barriers of a block, KiB in flight and instructions of an element, as tables show them."""
+    return f"{counts['registers']} / {counts['barriers']} / {counts['in_flight_KiB']:.0f} / {counts['instructions']:.0f}"
 
 
 def measure(name: str, target: str = "sm_90") -> dict[str, Any]:
@@ -145,7 +175,7 @@ def measure(name: str, target: str = "sm_90") -> dict[str, Any]:
     rule, options = KERNELS[name]
     compiled = compile_for(GPUTarget("cuda", int(target[3:]), 32), rule, **options)
     warps, sass, able = compiled.metadata.num_warps, compiled.asm["sass"], TARGETS[target]
-    path = [of(line) for line in full_tile(sass)]
+    path, block = [of(line) for line in full_tile(sass)], [of(line) for line in full_block(sass)]
     elements = MOST_PACKED * BLOCK // (32 * warps)  # of a thread
     counts = Counter(pipe for instruction in path for pipe in pipes_of(instruction))
     read, written = bytes_of(rule, **options)
@@ -158,6 +188,10 @@ def measure(name: str, target: str = "sm_90") -> dict[str, Any]:
         "instructions": counts["issue"] / elements,
         "by_pipe": {pipe: number / elements for pipe, number in threads.items() if pipe != "issue"},
         "registers": registers,
+        "barriers": sum(instruction.startswith("BAR.SYNC") for instruction in block),
+        "exchanged": sum(re.match(r"(LDS|STS|LDSM|STSM)\b", instruction) is not None for instruction in block),
+        "spilled": len(re.findall(r"\b(?:LDL|STL)\b", sass)),
+        "sha256": code_hash(sass),
         "warps": warps,
         "shared": compiled.metadata.shared,
         "bytes": bytes_,
@@ -175,11 +209,9 @@ def in_flight(sass: str, registers: int, warps: int, target: str = "sm_90", wide
     `wide` is an access of several elements that the path of such tiles has.
     """
     resident = min(TARGETS[target].warps, REGISTERS // (32 * -(-registers // 8) * 8)) // warps * warps
-    lines, labels, branches, head = parsed(sass)
-    backwards = {i for i, (_, to) in branches.items() if to == head}
     waiting: dict[str, int] = {}  # bytes by the barrier that says that they are there
     most = 0
-    for line in (lines[i] for i in shortest(lines, branches, head, backwards, wide) if lines[i][:-1] not in labels):
+    for line in full_block(sass, wide):
         awaited, _, barrier, *_ = line.partition("\t")[0].split(":")
         if awaited.strip("-"):
             waiting = {each: size for each, size in waiting.items() if not int(awaited) >> int(each) & 1}
@@ -202,6 +234,13 @@ def full_tile(sass: str) -> list[str]:
     block, last = (shortest(lines, branches, head, to, "STG") for to in (backwards, ends))
     code = [*before[:-1], *block * (MOST_PACKED - 1), *last]
     return [lines[i] for i in code if lines[i][:-1] not in labels]
+
+
+def full_block(sass: str, wide: str = "STG") -> list[str]:
+    """The lines of one block of a full tile, with a `wide` access of several elements, which is not the last block."""
+    lines, labels, branches, head = parsed(sass)
+    backwards = {i for i, (_, to) in branches.items() if to == head}
+    return [lines[i] for i in shortest(lines, branches, head, backwards, wide) if lines[i][:-1] not in labels]
 
 
 def parsed(sass: str) -> tuple[list[str], dict[str, int], dict[int, tuple[str | None, int]], int]:

@@ -1,11 +1,10 @@
-"""Steps timed in turns, what they ran on, and the file that keeps the results."""
+"""Steps timed in turns, and the file that keeps the results."""
 
 from __future__ import annotations
 
 import gc
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Iterable, Mapping
@@ -14,8 +13,6 @@ from typing import Any
 
 import torch
 from registry import Step, copy_step
-
-import tristep
 
 SECONDS = {"cpu": 2.0, "cuda": 0.4}  # for which steps are called in turns
 
@@ -26,23 +23,6 @@ def write(path: Path, results: Mapping[str, Any]) -> None:
     part = path.with_suffix(".part")
     part.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     os.replace(part, path)
-
-
-def machine(device: str) -> str:
-    """One line about the machine and the versions."""
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, tristep {tristep.__version__}"
-    if device == "cuda":
-        import triton
-
-        return f"{torch.cuda.get_device_name()}, {versions}, triton {triton.__version__}"
-    import numba
-
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        name = names[0] if names else name
-    return f"{name}, {torch.get_num_threads()} threads, {platform.system()}, {versions}, numba {numba.__version__}"
 
 
 def race(

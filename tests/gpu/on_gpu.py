@@ -34,7 +34,13 @@ SELECTION = ["-k", "triton or eager or gpu"]
 # nothing for them.
 FOLDERS = {"packaging": None, "browser": None, "viz": "matplotlib", "integrations": "IPython"}
 # Those of these files only compile, for all GPUs, or use a pretended one.
-NOT_FOR_GPUS = {"test_emulator.py", "test_start.py", "test_static_gpu.py", "test_triton_versions.py"}
+NOT_FOR_GPUS = {
+    "test_before_and_after.py",
+    "test_emulator.py",
+    "test_start.py",
+    "test_static_gpu.py",
+    "test_triton_versions.py",
+}
 # The files with most cases begin first, each in several processes where pytest-xdist is there.
 LONGEST = ["test_parity.py", "test_differences.py"]
 OPTIONS = ["-q", "-rs", "--bare", "-o", "addopts=--import-mode=importlib", "-W", "default"]

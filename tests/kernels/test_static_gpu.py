@@ -1,6 +1,8 @@
 """Kernels keep to the numbers of instructions in benchmarks/results/static_gpu.json; see benchmarks/static_gpu.py."""
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,17 +13,17 @@ pytestmark = pytest.mark.slow
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PAGE = BENCHMARKS.parent / "docs" / "gpu.md"
 TABLE = json.loads((BENCHMARKS / "results" / "static_gpu.json").read_text(encoding="utf-8"))
-KNOWN, GPUS = TABLE["kernels"], TABLE["gpus"]
+KNOWN, GPUS, VERSIONS = TABLE["kernels"], TABLE["gpus"], TABLE["versions"]
+PACKED = [name for name in KNOWN if "states 8-bit" in name or "states 4-bit" in name]
 TARGETS = ("sm_75", "sm_80", "sm_90", "sm_100")
 MORE = 1.1  # as ptxas may choose otherwise
 
 # Kernels with less in flight than these GPUs need for their bandwidth; docs/gpu.md says why.
 LESS = {
     "AdamW, float32, states 8-bit": {"B200"},
-    "AdamW, float32, states 8-bit, stochastic": {"H200", "B200"},
-    "AdamW, bfloat16, states 8-bit, stochastic": {"B200"},
+    "AdamW, float32, states 8-bit, stochastic": {"B200"},
     "AdamW, bfloat16, states 4-bit, stochastic": {"B200"},
-    "AdamW, bfloat16, 24-bit master, states 4-bit, stochastic": {"H200", "B200"},
+    "AdamW, bfloat16, 24-bit master, states 4-bit, stochastic": {"B200"},
     "SGLD, float32": {"B200"},
     "AdamW, bfloat16, split master, telemetry": {"H200", "B200"},
     "AdamW, float32, telemetry and histograms": {"H200", "B200"},
@@ -41,8 +43,57 @@ def test_all_kernels_of_the_table_are_known(compiling):
 
 
 def test_the_page_has_the_table():
+    expected = [_row(name, found) for name, found in KNOWN.items()]
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.split(" |")[0].lstrip("| ") in KNOWN]
-    assert rows == [_row(name, found) for name, found in KNOWN.items()]
+    assert [row for row in rows if row.count("|") == expected[0].count("|")] == expected
+
+
+def test_the_page_has_the_table_of_versions():
+    rows = [f"| {name} | {' | '.join(_cell(counts[name]) for counts in VERSIONS.values())} |" for name in KNOWN]
+    assert list(VERSIONS) == ["3.6.0", "3.5.1", "3.7.1", "3.8.0", TABLE["triton"]]
+    assert set(rows) <= set(PAGE.read_text(encoding="utf-8").splitlines())
+
+
+def _cell(counts):
+    return f"{counts['registers']} / {counts['barriers']} / {counts['in_flight_KiB']:.0f} / {counts['instructions']:.0f}"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_packed_states_neither_wait_nor_spill_in_the_table(version):
+    """At most 64 registers, one barrier a block, nothing through shared memory, and enough in flight for an H200."""
+    for name in PACKED:
+        found = VERSIONS[version][name]
+        assert found["registers"] <= 64, name
+        assert (found["barriers"], found["exchanged"], found["spilled"]) == (1, 0, 0), name
+        assert found["in_flight_KiB"] >= GPUS["H200"]["in_flight_KiB"], name
+
+
+COUNT = """
+import json, sys
+sys.path[:0] = [sys.argv[1]]
+import static_gpu
+print(json.dumps([static_gpu.triton.__version__, static_gpu.measure(sys.argv[2])]))
+"""
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("version", [version for version in VERSIONS if version != TABLE["triton"]])
+def test_other_versions_stay_within_the_table(version, name, fresh_python):
+    folder = Path(sys.prefix) / f"triton-{version}"
+    if not folder.exists():
+        pytest.skip(f"{folder} is missing, which `make test` installs")
+    paths = os.pathsep.join([str(folder), str(BENCHMARKS.parent / "src"), *sys.path])
+    caches = Path(os.environ["TRITON_CACHE_DIR"]).parent
+    environment = {"PYTHONPATH": paths, "TRITON_CACHE_DIR": str(caches / f"triton-{version}")}
+    said = fresh_python("-c", COUNT, BENCHMARKS, name, unset=("TRITON_INTERPRET",), **environment)
+    used, found = json.loads(said.splitlines()[-1])
+    known = VERSIONS[version][name]
+    assert used == version
+    assert [found[each] for each in ("barriers", "exchanged", "spilled")] == [1, 0, 0]
+    assert found["registers"] <= 64
+    assert found["instructions"] <= MORE * known["instructions"]
+    assert found["in_flight_KiB"] >= known["in_flight_KiB"] / MORE
 
 
 def _row(name, found):

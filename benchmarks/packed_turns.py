@@ -1,0 +1,216 @@
+"""Times AdamW with packed states as two versions of the code compute it, by turns, on one GPU.
+
+    python benchmarks/packed_turns.py OLD                the working tree against OLD: a commit, or a folder with a checkout
+    python benchmarks/packed_turns.py OLD --static       only whether their kernels differ, for sm_90; needs no GPU
+
+Each version has a process of its own. They take turns, the old one first; a turn's time is the median of its steps.
+
+Before that it compares the machine code of the kernels. A row whose code is equal in both versions is not timed, as a
+difference would be noise. Where no row differs it ends with an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "gpu_packed_turns.json"
+ELEMENTS = 1 << 29
+TURNS, STEPS, WARM_UP = 8, 20, 5  # steps are those of a turn
+# The rows of static_gpu.KERNELS, and the arguments of a Trainer that lead to them.
+HALF = {"stochastic_rounding": True}
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "AdamW, bfloat16, states 8-bit, stochastic": ("bfloat16", {"state_dtype": "8bit", **HALF}),
+    "AdamW, bfloat16, states 4-bit, stochastic": ("bfloat16", {"state_dtype": "4bit", **HALF}),
+    "AdamW, bfloat16, 24-bit master, states 8-bit, stochastic": (
+        "bfloat16",
+        {"multi_precision": "split8", "state_dtype": "8bit", **HALF},
+    ),
+    "AdamW, bfloat16, 24-bit master, states 4-bit, stochastic": (
+        "bfloat16",
+        {"multi_precision": "split8", "state_dtype": "4bit", **HALF},
+    ),
+    "AdamW, bfloat16, split master, states 8-bit, stochastic": (
+        "bfloat16",
+        {"multi_precision": "remainder", "state_dtype": "8bit", **HALF},
+    ),
+    "AdamW, float32, states 8-bit": ("float32", {"state_dtype": "8bit"}),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", help="a commit, or a folder with a checkout")
+    parser.add_argument("--static", action="store_true", help="compare the kernels' machine code only")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--elements", type=int, default=ELEMENTS)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    with ExitStack() as stack:
+        trees = {"old": _tree(arguments.old, stack), "new": ROOT}
+        workers = {name: stack.enter_context(Worker(tree)) for name, tree in trees.items()}
+        code = {name: {row: worker.ask("code", row) for row in arguments.rows} for name, worker in workers.items()}
+        rows = differing(code["old"], code["new"])
+        for row in arguments.rows:
+            print(
+                f"{row:58}" + (f"{code['old'][row][:12]} {code['new'][row][:12]}" if row in rows else "equal code: left out")
+            )
+        if not rows:
+            raise SystemExit(f"the kernels of {arguments.old} and of the working tree have equal code: nothing to compare")
+        if arguments.static:
+            return
+        results: dict[str, Any] = {"old": arguments.old, "elements": arguments.elements, "rows": {}}
+        for row in rows:
+            results["rows"][row] = found = _by_turns(workers, row, arguments.elements)
+            ratio = found["new"]["us"] / found["old"]["us"]
+            print(f"{row:58}{found['old']['us']:9.1f} µs{found['new']['us']:9.1f} µs  {ratio:5.3f}", flush=True)
+            arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")  # whatever comes after
+    print(f"written to {arguments.out}")
+
+
+def differing(old: dict[str, str], new: dict[str, str]) -> list[str]:
+    """The rows whose hash differs, in order."""
+    return [row for row, sha256 in new.items() if old[row] != sha256]
+
+
+def _tree(old: str, stack: ExitStack) -> Path:
+    """The folder with the old version, made of a commit if it is none."""
+    if Path(old).is_dir():
+        return Path(old).resolve()
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    archive = subprocess.run(["git", "-C", str(ROOT), "archive", old], check=True, stdout=subprocess.PIPE).stdout
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
+    return folder
+
+
+def _by_turns(workers: dict[str, Worker], row: str, elements: int) -> dict[str, Any]:
+    found: dict[str, Any] = {name: worker.ask("prepare", row, elements) | {"turns": []} for name, worker in workers.items()}
+    for _ in range(TURNS):
+        for name, worker in workers.items():
+            found[name]["turns"].append(worker.ask("turn"))
+    for name, worker in workers.items():
+        found[name] |= {"us": statistics.median(found[name]["turns"]), **worker.ask("release")}
+    return found
+
+
+class Worker:
+    """A process with the tristep of one tree, and this file's functions below."""
+
+    def __init__(self, tree: Path) -> None:
+        paths = [str(tree / "src"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        command = [sys.executable, "-c", "import packed_turns; packed_turns.serve()"]
+        self._process = subprocess.Popen(
+            command, cwd=Path(__file__).parent, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.communicate()
+
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """What a function of `Turns` returns there.
+
+        Raises:
+            RuntimeError: it raised, and has printed why.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([what, *arguments]) + "\n")
+        self._process.stdin.flush()
+        if not (line := self._process.stdout.readline()):
+            raise RuntimeError(f"{what} of {arguments} has failed in the process of {self._process.args!r}")
+        return json.loads(line)
+
+
+def serve() -> None:
+    answers, sys.stdout = sys.stdout, sys.stderr
+    turns = Turns()
+    for line in sys.stdin:
+        what, *arguments = json.loads(line)
+        print(json.dumps(getattr(turns, what)(*arguments)), file=answers, flush=True)
+
+
+class Turns:
+    """What a worker does."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._step: Any = None
+
+    def code(self, row: str) -> str:
+        """The hash of a row's update kernel, for this GPU, or for sm_90 where there is none."""
+        import static_gpu
+        import torch
+        from environment import code_hash
+        from triton.backends.compiler import GPUTarget
+
+        major, minor = torch.cuda.get_device_capability() if self._device == "cuda" else (9, 0)
+        rule, options = static_gpu.KERNELS[row]
+        compiled = static_gpu.compile_for(GPUTarget("cuda", 10 * major + minor, 32), rule, **options)
+        return code_hash(compiled.asm["sass"])
+
+    def prepare(self, row: str, elements: int) -> dict[str, Any]:
+        """Take the first steps; what ran."""
+        import torch
+        from environment import Kernels, conditions, program_of
+
+        import tristep
+
+        if self._device != "cuda":
+            raise SystemExit("torch sees no GPU here: only --static works without one")
+        dtype, options = ROWS[row]
+        kernels = Kernels(self._device)
+        param = torch.nn.Parameter(torch.randn(elements, device=self._device, dtype=getattr(torch, dtype)))
+        param.grad = torch.randn_like(param)
+        trainer = tristep.Trainer([param], "adamw", {"learning_rate": 1e-3, "wd": 0.01, **options})
+        self._step = lambda: trainer.step(1, ignore_stale_grad=True), param
+        for _ in range(WARM_UP):
+            self._take()
+        return {"kernels": kernels.compiled, "conditions": conditions(self._device), **program_of(elements, True)}
+
+    def turn(self) -> float:
+        """The median µs of the steps of a turn, on the GPU's clock."""
+        return statistics.median(self._take() for _ in range(STEPS))
+
+    def release(self) -> dict[str, Any]:
+        import torch
+        from environment import sm_clock
+
+        clock, self._step = sm_clock(), None
+        torch.cuda.empty_cache()
+        return {"SM clock after, MHz": clock}
+
+    def _take(self) -> float:
+        import torch
+
+        step, param = self._step
+        param.grad.add_(0)  # counts as written
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        step()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e3
+
+
+if __name__ == "__main__":
+    main()
