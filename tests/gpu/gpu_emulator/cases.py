@@ -15,7 +15,6 @@ import torch
 from parity_steps import draw, hyper_row
 
 from tristep.kernels import MetricsBuffer, Rule, Update, compress, rules, storage, transforms
-from tristep.kernels.launch import Launch
 from tristep.kernels.layouts import compute_dtype
 from tristep.trainer import Telemetry
 
@@ -285,9 +284,9 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(torch.where(same, 0.0, ((x - y).abs() / ulp).nan_to_num(float("inf"))).max())
 
 
-def _halve(launches: Sequence[Launch], k: int) -> None:
-    for launch in launches:
-        launch.totals[k].fill_(0.5)
+def _halve(totals: Sequence[torch.Tensor]) -> None:
+    for total in totals:
+        total.fill_(0.5)
 
 
 def _placed(values: torch.Tensor, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
