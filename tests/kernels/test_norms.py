@@ -280,6 +280,6 @@ def test_what_is_refused():
         clip_adaptively_([x, x], [x], 0.1)
     with pytest.raises(ValueError, match=r"shape \(2,\): its weight has \(3,\)"):
         clip_adaptively_([x], [x[:2]], 0.1)
-    with pytest.raises(ValueError, match="op='min': must be 'sum' or 'max'"):
+    with pytest.raises(ValueError, match="op='min': must be 'sum', 'max' or 'mean'"):
         reduction(op="min")
     assert x.tolist() == [1.0] * 3

@@ -199,7 +199,7 @@ def test_a_loop_stops_a_running_one_that_shares_its_trainer_or_its_view(shared, 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"steps": 3}, TypeError, "steps is a int: must be a generator function, an iterator or a callable"),
+        ({"steps": 3}, TypeError, "steps=3: must be a generator function, an iterator or a callable"),
         ({"trainer": "adam"}, TypeError, "trainer must be a Trainer, a torch.optim.Optimizer or None, got str"),
         ({"recorder": 1}, TypeError, "recorder must be a Recorder or None"),
         ({"stateful": [3]}, TypeError, "stateful\\[0\\] is a int: it needs state_dict and load_state_dict"),
