@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from . import storage
-from .backends import choose_engine
 from .language import Rule, TensorRule
-from .layouts import compute_dtype, dense_strides, is_dense, is_wrapper, same_order
+from .layouts import compute_dtype, dense_strides, is_wrapper, same_order
 from .states import slot_shapes
 
 _layout = operator.attrgetter("dtype", "device", "shape")
@@ -89,35 +88,6 @@ def check_tensors(rule: Rule | TensorRule, name: str, weight: Any, states: Seque
             )
         if shape == weight.shape and tensor.stride() != strides and not same_order(shape, tensor.stride(), strides):
             raise ValueError(f"{slot} of {name} has strides {tensor.stride()}: must have {strides}, the weight's")
-
-
-def check_stack(
-    rule: Rule | TensorRule, name: str, stack: Any, states: Sequence[Any], master: Any, engine: str | None
-) -> None:
-    """Raise TypeError or ValueError unless the rule can update this stack of weights with these stacks of states."""
-    together = [stack, *states, *([] if master is None else [master])]
-    if not all(map(stack_length, together)):
-        raise TypeError(
-            f"{name} and its states must be stacks: non-empty tensors with one more axis than the stacked tensors"
-        )
-    plain = isinstance(rule, Rule) and not rule.kept and not any(map(storage.is_packed, states))
-    if not plain or choose_engine(stack.device, engine) == "eager":
-        raise ValueError(
-            f"{name} is a stack, which works neither with the eager engine, nor with rules of whole tensors or with "
-            "per-tensor states, nor with packed states: use unbind()"
-        )
-    first, *companions = (each.detach()[0] for each in together)
-    if not is_dense(first) or any(each.stride(0) == 0 < len(each) - 1 for each in together):
-        raise ValueError(f"the items stacked in {name} have gaps, or share memory: strides {stack.stride()}")
-    for each in together:
-        if len(each) != len(stack):
-            raise ValueError(f"{name} is a stack of {len(stack)}, with states or masters of {len(each)}: must be as many")
-    check_tensors(rule, name, first, companions[: len(states)], None if master is None else companions[-1])
-
-
-def stack_length(stack: Any) -> int:
-    """Return the length of a stack; 0 for anything but a tensor with dimensions."""
-    return len(stack) if isinstance(stack, torch.Tensor) and stack.dim() else 0
 
 
 def allowed_types(rule: Rule | TensorRule, weight: torch.dtype, shape: torch.Size) -> tuple[tuple[torch.dtype, ...], ...]:

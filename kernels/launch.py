@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,6 @@ class Launch:
         grad_scale_and_skip: float32 [2], a factor for gradients in addition to rescale_grad and a flag that skips the step
             if it is not 0; or None.
         zero_grads: whether to fill the gradients with zeros.
-        stacked: whether all tensors are stacks along their first axis; only for backends that work on addresses.
         indices: indices of these weights in their `Update`; default: all.
         rows: rows of these weights in the update's hyper-parameters, gradient addresses and offsets.
         names: names of the hyper-parameters in these rows; default: the rule's.
@@ -85,7 +83,6 @@ class Launch:
         seed: int | storage.CodesOnly | None = None,
         grad_scale_and_skip: torch.Tensor | None = None,
         zero_grads: bool = False,
-        stacked: bool = False,
         indices: Sequence[int] | None = None,
         rows: slice | np.ndarray = slice(None),
         names: tuple[str, ...] | None = None,
@@ -97,7 +94,6 @@ class Launch:
         self.states = [row[: len(rule.slots)] for row in states]
         self.indices = range(len(weights)) if indices is None else indices
         self.rows: Any = rows
-        self._first = int(stacked)
         self._rng_offsets = None if rng_offsets is None else rng_offsets[rows]
         self.device, self.weight_dtype, self.gradient_dtype = weights[0].device, weights[0].dtype, gradient_dtype
         self.dtype = compute_dtype(self.weight_dtype)
@@ -111,12 +107,10 @@ class Launch:
 
         types, n_states = [tensor.dtype for tensor in states[0][: len(rule.state)]], len(rule.state)
         # Elements are walked in the order of the states and masters; packed states have C's order. A rule of whole tensors
-        # keeps each tensor's own order, and so do stacks, whose items have no gaps.
+        # keeps each tensor's own order.
         like = [k for k, dtype in enumerate(types) if dtype not in storage.PACKED] if isinstance(rule, Rule) else []
         if like or masters is not None:
             strides = [row[like[0]].stride() for row in states] if like else [each.stride() for each in self.masters or ()]
-        elif stacked:
-            strides = [weight.stride() for weight in weights]
         elif types and isinstance(rule, Rule):
             strides = [torch.empty(weight.shape, device="meta").stride() for weight in weights]
         else:
@@ -124,7 +118,7 @@ class Launch:
         self.copied = [
             k
             for k, (weight, order) in enumerate(zip(weights, strides, strict=True))
-            if weight.is_neg() or (weight.stride() != order and _differs(weight, order, self._first))
+            if weight.is_neg() or (weight.stride() != order and _differs(weight, order))
         ]
         self.weights = list(weights)
         for k in self.copied:
@@ -132,19 +126,18 @@ class Launch:
             self.weights[k] = empty(weights[k].shape, strides[k])
         self.sources: list[tuple[torch.Tensor, Any]] = []  # dense copies; functions that return the gradients
 
-        self._counts = counts = list(map(len, weights)) if stacked else [1] * len(weights)  # rows of each weight
-        *self._starts, n_rows = accumulate(counts, initial=0)
+        n_rows = len(weights)
         self.gradients: list[Callable[[], torch.Tensor | None] | None] = [None] * n_rows
         self.parts = Parts(rule, weights, self.states, self.dtype) if isinstance(rule, Rule) and rule.parts else None
         self.addresses = np.zeros((FIRST_STATE + n_states + (masters is not None), n_rows), dtype=np.int64)
-        self.addresses[WEIGHT] = _addresses_of(self.weights, stacked)
+        self.addresses[WEIGHT] = _addresses_of(self.weights)
         for k in range(n_states):
-            self.addresses[FIRST_STATE + k] = _addresses_of([row[k] for row in states], stacked)
+            self.addresses[FIRST_STATE + k] = _addresses_of([row[k] for row in states])
         if masters is not None:
-            self.addresses[-1] = _addresses_of(masters, stacked)
+            self.addresses[-1] = _addresses_of(masters)
         if self.parts is not None:
             self.addresses = np.concatenate([self.addresses, self.parts.addresses()])
-        self.sizes = np.repeat(np.array([weight.numel() for weight in weights], dtype=np.int64) // counts, counts)
+        self.sizes = np.array([weight.numel() for weight in weights], dtype=np.int64)
         self.n_elements = int(self.sizes.sum())
         self.tile = self.tile_for(self.n_elements, any(kind in storage.PACKED for kind in types))
         self.tiles = tiles_of(self.sizes, self.tile)
@@ -205,21 +198,21 @@ class Launch:
 
     def bind(self, gradients: Sequence[torch.Tensor | None], references: Sequence[Any]) -> None:
         """Bind the gradients of the update, or None, by their addresses and weak references; copy them where not dense."""
-        stacked, addresses = bool(self._first), []
+        addresses = []
         self.sources, self.gradients = [], []
-        for i, weight, count in zip(self.indices, self.weights, self._counts, strict=True):
+        for i, weight in zip(self.indices, self.weights, strict=True):
             gradient, bound, order = gradients[i], references[i], weight.stride()
             if gradient is None:
                 bound = None
-                addresses += [0] * count
+                addresses.append(0)
             else:
-                if gradient.is_neg() or (gradient.stride() != order and _differs(gradient, order, self._first)):
+                if gradient.is_neg() or (gradient.stride() != order and _differs(gradient, order)):
                     with torch.inference_mode(False):
                         dense = torch.empty_strided(weight.shape, order, dtype=gradient.dtype, device=gradient.device)
                     self.sources.append((dense, bound))
                     gradient, bound = dense, partial(itself, dense)
-                addresses += _addresses_of([gradient], stacked)
-            self.gradients += [bound] * count
+                addresses.append(gradient.data_ptr())
+            self.gradients.append(bound)
         self.addresses[GRADIENT] = addresses
 
     def rebind(self, pointers: np.ndarray, references: Sequence[Reference | None]) -> None:
@@ -285,7 +278,7 @@ class Launch:
     def end(self) -> None:
         """Copy dense copies back to their weights and zero gradients that were copied, after the rule."""
         for k in self.copied:
-            if self.gradients[self._starts[k]] is not None:
+            if self.gradients[k] is not None:
                 self.originals[k].copy_(self.weights[k])
         if self.zero_grads:
             for _, gradient in self.sources:
@@ -326,7 +319,6 @@ def group_keys(
     gradients: Sequence[torch.Tensor | None],
     states: Sequence[tuple[torch.Tensor, ...]],
     masters: Sequence[torch.Tensor | None],
-    stacked: bool,
 ) -> list[tuple[Any, ...]]:
     """Return what tensors must have in common to share a launch, for each weight with its gradient and states.
 
@@ -336,15 +328,11 @@ def group_keys(
         rule: the rule of the update.
         first: for each weight the first one that is alike in all but its addresses.
         weights, gradients, states, masters: the tensors of each weight.
-        stacked: whether they are stacks.
     """
     columns = [weights, gradients, *zip(*states, strict=True), masters]
     # A tensor whose strides differ from the weight's is copied, and fresh memory is aligned.
     addresses = [[0 if tensor is None else tensor.data_ptr() for tensor in column] for column in columns]
     aligned = np.bitwise_or.reduce(np.array(addresses, dtype=np.int64)) & 15 == 0
-    if stacked:
-        stacks = zip(*columns, strict=True)
-        aligned &= [all(t is None or t.stride(0) * t.element_size() % 16 == 0 for t in row) for row in stacks]
     keys: dict[Any, tuple[Any, ...]] = {}
     for i, is_aligned in set(zip(first, aligned.tolist(), strict=True)):
         weight, gradient, master = weights[i], gradients[i], masters[i]
@@ -386,14 +374,10 @@ def itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _addresses_of(tensors: Sequence[torch.Tensor], stacked: bool) -> list[int]:
-    """Return the addresses of the tensors or, if they are stacks, of all items of all stacks."""
-    if not stacked:
-        return list(map(_data_ptr, tensors))
-    steps = [np.arange(len(stack)) * (stack.stride(0) * stack.element_size()) for stack in tensors]
-    return np.concatenate([stack.data_ptr() + step for stack, step in zip(tensors, steps, strict=True)]).tolist()
+def _addresses_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return list(map(_data_ptr, tensors))
 
 
-def _differs(tensor: torch.Tensor, strides: tuple[int, ...], first: int) -> bool:
-    """Return whether the axes from `first` on are stored in another order than in a tensor of these strides."""
-    return not same_order(tensor.shape[first:], tensor.stride()[first:], strides[first:])
+def _differs(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
+    """Return whether the elements are stored in another order than in a tensor of these strides."""
+    return not same_order(tensor.shape, tensor.stride(), strides)

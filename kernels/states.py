@@ -173,15 +173,6 @@ def master_like(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(weight.shape, dense_strides(weight), dtype=dtype, device=weight.device).zero_()
 
 
-def stacked_zeros(n: int, like: torch.Tensor) -> torch.Tensor:
-    """Return a stack [n, *shape] of zeros: one state for each of `n` weights like this one, each aligned."""
-    kind = compute_dtype(like.dtype)
-    step = ALIGNMENT // kind.itemsize
-    room = -(-like.numel() // step) * step
-    arena = torch.zeros(n * room, dtype=kind, device=like.device)
-    return arena.as_strided((n, *like.shape), (room, *dense_strides(like)))
-
-
 def goes_with(tensor: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> bool:
     """Return whether a state or master has the weight's device, this dtype and, if shapes agree, its order of elements."""
     if tensor.device != weight.device or tensor.dtype != dtype:

@@ -18,11 +18,9 @@ from .checks import (
     check_gradient,
     check_memory_of_all,
     check_own_memory,
-    check_stack,
     check_tensors,
     companions_of,
     first_alike,
-    stack_length,
 )
 from .graphs import RecordedUpdate, current_recording
 from .guards import GradLayouts, PointerGuard, Reference, gradient_references
@@ -54,13 +52,10 @@ class Update:
         grad_scale_and_skip: float32 tensor [2], read on the device at every step: a factor for all gradients, applied in
             addition to rescale_grad, and a flag that skips the step if it is not 0. None (default) means 1 and 0.
         zero_grads: fill the gradients with zeros in the same pass, also when the step is skipped. Default: False.
-        stacked: treat each weight, with its states and gradient, as a stack of `len(weight)` weights with separate
-            hyper-parameters, at the host cost of one weight. Not with the eager engine, nor with rules that have
-            per-tensor states. Default: False.
 
     Attributes:
         hyper: float64 array [n_weights, 1 + n_hyper (+ 1 with a seed)]: rescale_grad, the rule's hyper-parameters, and the
-            number of the update. A stack takes `len(stack)` rows. Write it before a step, or call `broadcast_hyper`.
+            number of the update. Write it before a step, or call `broadcast_hyper`.
         rng_offsets: int64 array [n_weights] that selects each weight's random numbers; default 0, 1, ... Write it before
             `bind`.
         active: list of bool, whether each weight has a bound gradient; None if all have one. A new list after a change.
@@ -93,7 +88,6 @@ class Update:
         seed: int | storage.CodesOnly | None = None,
         grad_scale_and_skip: torch.Tensor | None = None,
         zero_grads: bool = False,
-        stacked: bool = False,
     ) -> None:
         if not isinstance(rule, (Rule, TensorRule)):
             raise TypeError(f"rule must be made with @rule or @tensor_rule, got {type(rule).__name__}")
@@ -105,8 +99,7 @@ class Update:
         self.states = list(states)
         self.masters = [None] * len(self.weights) if masters is None else list(masters)
         self.engine = engine
-        self.stacked = stacked
-        n_weights = sum(map(stack_length, self.weights)) if stacked else len(self.weights)
+        n_weights = len(self.weights)
         self.seed, self.rng_offsets = seed, np.arange(n_weights)
         self.grad_scale_and_skip, self.zero_grads, self.host_only = grad_scale_and_skip, zero_grads, False
         self.all_reduce_global: Callable[[torch.Tensor, str], None] | None = None
@@ -145,10 +138,7 @@ class Update:
         for i, first in enumerate(self._first_alike()):  # weights of equal kinds are checked once
             name, weight, row, master = self._names[i], self.weights[i], self.states[i], self.masters[i]
             if first == i or weight.is_inference():
-                if stacked:
-                    check_stack(rule, name, weight, row, master, engine)
-                else:
-                    check_tensors(rule, name, weight, row, master)
+                check_tensors(rule, name, weight, row, master)
                 if weight.device not in devices:
                     choose_engine(weight.device, engine)
                 devices.add(weight.device)
@@ -306,7 +296,7 @@ class Update:
         self._layouts = self._references = None
         self._bind(gradients)
         self._own, self._alive = own, gradients
-        plain = not self.stacked and all(g.aligned and not g.sources and not g.copied for g in self._groups)
+        plain = all(g.aligned and not g.sources and not g.copied for g in self._groups)
         if plain:  # a weight that never had a gradient is grouped as if its gradient had the weight's dtype
             pairs = zip(self.weights, gradients, strict=True)
             like = [weight if gradient is None else gradient for weight, gradient in pairs]
@@ -333,7 +323,7 @@ class Update:
         shape_of = {i: self.weights[i].shape for i in kinds}
         shapes = list(map(shape_of.__getitem__, first))
         states = [row[: len(self.rule.state)] for row in self.states]
-        keys = group_keys(self.rule, first, self.weights, gradients, states, self.masters, self.stacked)
+        keys = group_keys(self.rule, first, self.weights, gradients, states, self.masters)
         if self._keys:  # a skipped weight stays in the group where it was
             keys = [old if gradient is None else new for old, new, gradient in zip(self._keys, keys, gradients, strict=True)]
         if keys != self._keys or shapes != self._shapes or not self.is_in_place():
@@ -360,11 +350,10 @@ class Update:
             states = [tuple(map(row.__getitem__, places)) for row in states]
         rows: Any = slice(None)
         if len(indices) < len(self.weights):
-            counts = list(map(len, self.weights)) if self.stacked else 1
-            rows = np.flatnonzero(np.isin(np.repeat(np.arange(len(self.weights)), counts), indices))
+            rows = np.array(indices)
         return make(
             *(rule, weights, states, None if types[-1] is None else masters, gradient_dtype, aligned),
-            *(self.seed, self.grad_scale_and_skip, self.zero_grads, self.stacked),
+            *(self.seed, self.grad_scale_and_skip, self.zero_grads),
             *(indices, rows, self.rule.hyper, self.rng_offsets),
         )
 
@@ -441,19 +430,18 @@ class Update:
         if self._alive is None or len(_present(self._alive)) < len(self._touched):
             raise RuntimeError("there are no gradients to step with, or some of them have been deleted: bind() them first")
 
-    def repeat(self, same: bool = False) -> None:
-        """Repeat the last step without any check, for benchmarks and simulations: only values may have changed since.
+    def repeat(self, hyper: np.ndarray) -> None:
+        """Repeat the last step without any check, for simulations: only values may have changed since.
 
-        The rule must have no reductions. Call `count_change` after the last repetition.
+        No autograd graph may need the weights, the rule must have no reductions, nothing may be rounded at random, and all
+        tensors must be dense.
 
         Args:
-            same: whether `hyper` has not been written since the last step.
+            hyper: the step's hyper-parameters, as `hyper` has them.
         """
         for group in self._groups:
-            if same and not (group.sources or group.copied):
-                group.compute()
-            else:
-                group.run(self.hyper)
+            group.hyper[:] = hyper[group.rows]
+            group.compute()
 
     def count_change(self) -> None:
         """Count a write to each updated weight, so that autograd notices if an older graph still needs its old value."""

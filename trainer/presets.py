@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from ..kernels import Rule
-from .ensemble import Ensemble, make_optimizer
+from .ensemble import make_optimizer
 from .optimizer import NAG, SGD, Optimizer, registered
+from .optimizer.updater import Updater
 
 __all__ = ["COMPARED", "PRESETS", "label", "named", "plainer"]
 
@@ -111,16 +112,16 @@ def _path(klass: type[Optimizer], arguments: Mapping[str, Any], steps: int) -> n
 
     The signs of gradients change on the way.
     """
-    points = torch.tensor([[0.6, 0.3]])
-    path = [points.clone()]
+    point = torch.tensor([0.6, 0.3])
+    path = [point.clone()]
     try:
-        alone = Ensemble([make_optimizer(klass, {**arguments, "learning_rate": 0.01})], [points], "eager", stacked=True)
+        update = Updater(make_optimizer(klass, {**arguments, "learning_rate": 0.01}), "eager")
         with torch.random.fork_rng(devices=[]):
             for _ in range(steps):
-                x, y = points.T
+                x, y = point
                 slope = 20.0 * (y - x * x)
-                alone.step([torch.stack([x - 2.0 * x * slope, slope], dim=1)])
-                path.append(points.clone())
+                update(0, torch.stack([x - 2.0 * x * slope, slope]), point)
+                path.append(point.clone())
     except (TypeError, ValueError):
         return None
-    return torch.cat(path).numpy()
+    return torch.stack(path).numpy()

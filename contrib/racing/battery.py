@@ -171,18 +171,11 @@ def _trained(
     optimizers = [each.make([rate]) for each in at_rates for rate in rates for _ in range(seeds)]
     many = Ensemble(optimizers, [weights.view(-1, SIZE)], engine, stacked=True)
     gradient, losses = torch.empty_like(weights), torch.empty(steps + 1, *shape)
-    stepping: Any = None
     for step in range(steps):
         losses[step] = drawn.loss(weights, step)
         gradient.copy_(drawn.gradient(weights, step))
-        if stepping is None:
-            many.step([gradient.view(-1, SIZE)])
-            stepping = many.steps()
-        else:
-            next(stepping)
+        many.step(None if step else [gradient.view(-1, SIZE)])
     losses[steps] = drawn.loss(weights, steps)
-    if stepping is not None:
-        stepping.close()
     return _settled(losses.double().numpy(), task.target)
 
 

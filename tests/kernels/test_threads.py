@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tristep.kernels import Update, rules, update
-from tristep.kernels.states import stacked_zeros
 
 INF = math.inf
 
@@ -47,57 +46,6 @@ def test_threads_give_the_serial_result_bit_for_bit(launch, monkeypatch, library
     for _ in range(3):
         assert all(map(torch.equal, _large_step(), serial))
     assert used == [4, 4, 4]
-
-
-def _stack_of(shape, place, aligned):
-    """A stack of random numbers [5, *shape], whose rows begin at multiples of 16 bytes or not."""
-    size = math.prod(shape)
-    room = torch.randn(5, -(-size // 4) * 4 if aligned else size, generator=torch.Generator().manual_seed(size))
-    return room.to(place.device)[:, :size].unflatten(1, shape)
-
-
-@pytest.mark.parametrize("aligned", [True, False])
-@pytest.mark.parametrize("turned", [False, True], ids=["straight", "turned"])
-def test_stacks_are_updated_as_what_is_in_them(compiled_place, aligned, turned):
-    """Each with hyper-parameters of its own; gradients in another order of dimensions, and one that is missing."""
-    place = compiled_place
-    stacks = [_stack_of(shape, place, aligned=aligned) for shape in ((3, 2), (7,), (4, 4))]
-    gradients = [_stack_of(shape[::-1], place, aligned=not aligned) for shape in ((3, 2), (7,), (4, 4))]
-    gradients = [each.mT if each.dim() > 2 and turned else each.reshape(stacks[k].shape) for k, each in enumerate(gradients)]
-    states = [(stacked_zeros(5, each[0]), stacked_zeros(5, each[0])) for each in stacks]
-    others = [[each.clone() for each in stack] for stack in stacks]
-    their_states = [[(torch.zeros_like(each), torch.zeros_like(each)) for each in stack] for stack in others]
-    run = Update(rules.adam, stacks, states, engine=place.engine, stacked=True)
-    flat = [each for stack in others for each in stack]
-    single = Update(rules.adam, flat, [row for rows in their_states for row in rows], engine=place.engine)
-    for each in (run, single):
-        each.hyper[:] = [[1.0, 0.01 * (i + 1), 0.1, INF, 0.9, 0.1, 0.99, 0.01, 1e-8] for i in range(15)]
-    for missing in (None, 1, None):
-        given = [None if k == missing else each for k, each in enumerate(gradients)]
-        run.bind(given)
-        run()
-        rows = [None if stack is None else stack[i] for stack in given for i in range(5)]
-        single.bind(rows)
-        single()
-    assert all(torch.equal(each, torch.stack(row)) for each, row in zip(stacks, others, strict=True))
-    for row, their_rows in zip(states, their_states, strict=True):
-        assert all(map(torch.equal, row, map(torch.stack, zip(*their_rows, strict=True))))
-    assert run.launches == 2  # those of which each begins at a multiple of 16 bytes, and the others
-
-
-def test_stacks_that_cannot_be_taken():
-    with pytest.raises(ValueError, match="have gaps"):
-        Update(rules.sgd, [torch.ones(2, 3, 4)[:, :, ::2]], [()], stacked=True)
-    with pytest.raises(ValueError, match="share memory"):
-        Update(rules.sgd, [torch.ones(3).expand(2, 3)], [()], stacked=True)
-    with pytest.raises(ValueError, match="a stack of 2, with states or masters of 3"):
-        Update(rules.sgd_momentum, [torch.ones(2, 3)], [(torch.zeros(3, 3),)], stacked=True)
-    with pytest.raises(ValueError, match=r"\(4,\) on cpu: must be .* \(3,\)"):
-        Update(rules.sgd_momentum, [torch.ones(2, 3)], [(torch.zeros(2, 4),)], stacked=True)
-    with pytest.raises(ValueError, match="eager engine.*use unbind"):
-        Update(rules.sgd, [torch.ones(2, 3)], [()], engine="eager", stacked=True)
-    with pytest.raises(TypeError, match="must be stacks"):
-        Update(rules.sgd, [torch.ones(())], [()], stacked=True)
 
 
 def test_little_work_is_not_given_to_threads(launch, monkeypatch):

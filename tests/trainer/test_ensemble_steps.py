@@ -10,8 +10,8 @@ from ensembles import RATES, assert_equal, both, rated
 from tristep import optimizer
 from tristep.kernels import rules
 from tristep.trainer import Ensemble
-from tristep.trainer.ensemble import make_optimizer
-from tristep.trainer.lr_scheduler import CosineScheduler, FactorScheduler
+from tristep.trainer.ensemble import JointRows, make_optimizer
+from tristep.trainer.lr_scheduler import FactorScheduler
 from tristep.trainer.optimizer.updater import Updater
 
 
@@ -53,64 +53,11 @@ def test_the_same_gradients_with_other_numbers():
     assert [weight.tolist() for (weight,) in weights] == [[-11.0, -11.0], [-22.0, -22.0]]
 
 
-@pytest.mark.parametrize("options", [{}, {"lookahead": 2, "ema_decay": 0.9}, {"schedule": True}, {"wd": 0.1}], ids=str)
-@pytest.mark.parametrize("name", ["adam", "lamb", "muon", "nadam", "rmsprop", "schedulefreesgd", "sgd", "sgld"])
-def test_steps_one_after_the_other_are_those_of_step(name, options):
-    """The second way is `step`, which the tests above compare with optimizers by themselves."""
-    if name == "muon" and "lookahead" in options:
-        pytest.skip("of single elements only")
-
-    def run(repeated):
-        made = rated(name, **{k: v for k, v in options.items() if k != "schedule"})()
-        if options.get("schedule"):
-            for each, rate in zip(made, RATES, strict=True):
-                each.lr_scheduler = CosineScheduler(max_update=6, base_lr=rate)
-        weights = torch.linspace(-1, 1, 4 * 6).reshape(4, 3, 2).clone()
-        given = torch.empty(4, 3, 2)
-        many = Ensemble(made, [[row] for row in weights])
-        taken = many.steps()
-        for t in range(7):
-            torch.cos((t + 1) * weights, out=given)
-            if t == 0 or not repeated:
-                many.step([[row] for row in given] if t == 0 else None)
-            else:
-                next(taken)
-        taken.close()
-        carried = [each.host_state() for each in made]
-        return weights, [many.updaters[i].states[0] for i in range(4)], [each.counts for each in made], carried
-
-    one, other = run(False), run(True)
-    assert torch.equal(one[0], other[0])
-    assert all(torch.equal(a, b) for x, y in zip(one[1], other[1], strict=True) for a, b in zip(x, y, strict=True))
-    assert one[2:] == other[2:]
-    assert one[2][0] == {0: 7}
-
-
-def test_autograd_and_optimizers_know_of_steps_when_these_end():
-    weight, gradient, own = torch.ones(2, requires_grad=True), torch.ones(2), optimizer.SGD(0.5)
-    many = Ensemble([own], [[weight]])
-    with pytest.raises(RuntimeError, match="there was no step"):
-        next(many.steps())
-    many.step([[gradient]])
-    taken = many.steps()
-    next(taken)
-    squares = (weight * weight).sum()
-    next(taken)
-    taken.close()
-    assert own.num_update == 3
-    assert weight.tolist() == [-0.5, -0.5]
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        squares.backward()
-
-
-def test_rows_that_do_not_use_the_update_count_are_computed_once():
-    asked = []
-
+def test_rows_are_steady_only_if_they_do_not_use_the_update_count():
     class Plain(optimizer.RuleOptimizer):
         rule = rules.sgd
 
         def hyper(self, t, lr, wd):
-            asked.append(t)
             return {"lr": 0.5 * lr}
 
     class Late(Plain):
@@ -121,13 +68,24 @@ def test_rows_that_do_not_use_the_update_count_are_computed_once():
         def hyper(self, t, lr, wd):
             return super().hyper(t, lr, wd) | ({"wd": 0.5} if t == 1 else {})
 
-    for kind, more in ((Plain, 0), (Late, 4), (First, 4)):
-        many, *others = both(lambda kind=kind: [kind(learning_rate=rate) for rate in RATES], steps=2)
-        assert_equal(many, *others)
-        asked.clear()
-        for _ in range(4):
-            many.step()
-        assert len(asked) == more
+    class OfLargest(Plain):
+        def hyper(self, t, lr, wd):
+            return {"lr": lr / (1 + self.num_update)}
+
+    class Counting(Plain):
+        calls = 0
+
+        def hyper(self, t, lr, wd):
+            self.calls += 1
+            return {"lr": lr / self.calls}
+
+    for kind in (Plain, Late, First, OfLargest, Counting):
+        made = [kind(learning_rate=rate) for rate in RATES]
+        for each in made:
+            each.slots(range(1))
+        rows = JointRows(made, 1)
+        assert rows.is_steady(rules.sgd) == (kind is Plain)
+        assert all(vars(each).get("calls", 0) == 0 for each in made)
 
 
 def test_a_class_that_cannot_compute_with_arrays():
@@ -203,31 +161,3 @@ def test_make_optimizer_copies_schedules():
     assert (one.rate_at(1), two.rate_at(1), schedule.base_lr) == (0.1, 0.2, 0.5)
     with pytest.raises(TypeError, match="has no base_lr"):
         make_optimizer("sgd", {"lr_scheduler": lambda t: 0.1, "learning_rate": 0.1})
-
-
-@pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "lion", "rmsprop"])
-def test_a_restart_gives_the_same_weights_as_at_first(name):
-    starts = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-    weights = starts.clone()
-    together = Ensemble([optimizer.create(name, learning_rate=rate) for rate in (0.1, 0.2, 0.3)], [[row] for row in weights])
-    given, found = torch.empty(3, 5), []
-    for turn in range(3):
-        weights.copy_(starts)
-        assert turn == 0 or together.restart()
-        for step in range(4 + turn):  # the later ones go on where the first have stopped
-            given.copy_(weights.cos())
-            together.step([[row] for row in given] if step == 0 else None)
-            if step == 3:
-                found.append(weights.clone())
-        assert [each.num_update for each in together.optimizers] == [4 + turn] * 3
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
-
-
-def test_a_schedule_cannot_be_restarted():
-    schedules = [FactorScheduler(1, 0.5, base_lr=rate) for rate in (0.1, 0.2)]
-    weights = [torch.ones(2), torch.ones(2)]
-    together = Ensemble([optimizer.SGD(lr_scheduler=each) for each in schedules], [[weight] for weight in weights])
-    together.step([[torch.ones(2)], [torch.ones(2)]])
-    assert not together.restart()
-    assert together.optimizers[0].num_update == 1

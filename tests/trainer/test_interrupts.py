@@ -15,10 +15,9 @@ import torch
 
 import tristep
 from tristep import Trainer
-from tristep.kernels import launch
+from tristep.kernels import Update, launch
 from tristep.trainer import Ensemble, interrupts, replica
 from tristep.trainer.checkpoint import snapshot
-from tristep.trainer.ensemble.group import EnsembleGroup
 from tristep.trainer.interrupts import interrupts_wait, uninterrupted
 from tristep.trainer.optim import adapters, base, joined, multi
 from tristep.trainer.optimizer import SGD, get_updater
@@ -104,25 +103,22 @@ def test_a_step_in_backward_is_all_there(interrupted):
     assert all((param == 0.5).all() for param in params)
 
 
-def test_repeated_steps_of_many_are_all_there(monkeypatch):
+def test_a_step_of_many_is_all_there(monkeypatch):
     """The trainings of one `Ensemble` that are no copies of each other have launches of their own."""
     made, weights = [SGD(learning_rate=0.5), SGD(learning_rate=0.5, momentum=0.5)], [torch.ones(3), torch.ones(3)]
-    together, repeat, calls = Ensemble(made, [[weight] for weight in weights]), EnsembleGroup.repeat, []
+    together, step, calls = Ensemble(made, [[weight] for weight in weights]), Update.__call__, []
 
-    def then_interrupt(group):
-        repeat(group)
+    def then_interrupt(update, into=None):
+        step(update, into)
         calls.append(1)
         if len(calls) == 1:
             signal.raise_signal(signal.SIGINT)
 
-    together.step([[torch.ones(3)], [torch.ones(3)]])
-    steps = together.steps()
-    next(steps)
-    monkeypatch.setattr(EnsembleGroup, "repeat", then_interrupt)
+    monkeypatch.setattr(Update, "__call__", then_interrupt)
     with pytest.raises(KeyboardInterrupt):
-        next(steps)
-    assert [each.num_update for each in made] == [3, 3]
-    assert [weight.tolist() for weight in weights] == [[-0.5] * 3, [1 - 0.5 - 0.75 - 0.875] * 3]
+        together.step([[torch.ones(3)], [torch.ones(3)]])
+    assert [each.num_update for each in made] == [1, 1]
+    assert [weight.tolist() for weight in weights] == [[0.5] * 3, [0.5] * 3]
 
 
 @pytest.mark.parametrize("make", [_trainer, _optim, _updater])

@@ -20,7 +20,7 @@ from .base import Optimizer
 from .counts import Index
 from .limits import Limiter, limit_of
 from .multi import MultiOptimizer, part_of, parts_of
-from .plan import CustomPlan, Division, HyperRows, MultiPlan, Plan, StepPlan
+from .plan import CustomPlan, Division, HyperRows, MultiPlan, Plan, Rows, StepPlan
 from .rule_optimizer import RuleOptimizer
 from .sparse import split
 from .states import MASTER, State, apply_once, has_slots, match_states, put_master, states_and_masters
@@ -259,6 +259,7 @@ class UpdaterPlan(StepPlan):
         division: how all parameters of this optimizer are divided among processes; None in a single one.
         alone: whether the parameters of a step are updated by separate calls; see `RuleOptimizer.rows_of_step`.
         own: whether gradients will be the weights' own, `weight.grad`.
+        rows: the source of hyper-parameters; default: the optimizer's `HyperRows`.
     """
 
     def __init__(
@@ -274,6 +275,7 @@ class UpdaterPlan(StepPlan):
         division: Division | None = None,
         alone: bool = False,
         own: bool = False,
+        rows: Rows | None = None,
     ) -> None:
         self._updater, self._indices, self._weights = updater, list(indices), list(weights)
         self.optimizer, self._control = optimizer, control
@@ -285,7 +287,8 @@ class UpdaterPlan(StepPlan):
         every = indices if division is None else division.indices
         at = {index: k for k, index in enumerate(every)}
         places = None if division is None else [at[index] for index in indices]
-        super().__init__(list(map(repr, names)), HyperRows(optimizer, every, alone, places), own)
+        rows = HyperRows(optimizer, every, alone, places) if rows is None else rows
+        super().__init__(list(map(repr, names)), rows, own)
 
     def new_update(self, rule: Rule | TensorRule) -> Update:
         updater, optimizer = self._updater, self.optimizer
@@ -343,6 +346,10 @@ class UpdaterPlan(StepPlan):
 
     def _start(self, i: int, new: State, missing: list[str]) -> None:
         try:
-            self.optimizer.start_state(self._weights[i], new)
+            self._optimizer_of(i).start_state(self._weights[i], new)
         except ValueError as error:
             raise ValueError(f"{self.names[i]}: {error}") from error
+
+    def _optimizer_of(self, i: int) -> RuleOptimizer:
+        """Return the optimizer of the weight at this position."""
+        return self.optimizer

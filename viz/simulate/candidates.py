@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...kernels import Rule
-from ...trainer.ensemble import make_optimizer
+from ...trainer.ensemble import kind_of, make_optimizer
 from ...trainer.optimizer import Optimizer, RuleOptimizer
 from ...trainer.optimizer.counts import StepCounts
 from ...trainer.presets import named
@@ -32,8 +32,8 @@ class Candidate:
         relative: whether their learning rates are factors of the optimizer's own rate.
 
     Attributes:
-        together: whether all starts of a training can be in one weight, because the rule is elementwise; None for torch's
-            optimizers and callables, which `Ensemble` cannot update.
+        elementwise: whether each number is updated independently of the others and of its place, with states that are stored
+            as they are; None for torch's optimizers and callables, which `Ensemble` cannot update.
         trainings: an `Optimizer`, a `TorchFactory` or a `PlainUpdate` for each combination.
         rates: the learning rate of each combination; NaN for a torch optimizer without one.
     """
@@ -54,7 +54,7 @@ class Candidate:
                 training = _at_rate(training, rate * _rate_of(training) if relative else rate)
             self.trainings.append(training)
             self.rates.append(training.rate_at(1) if isinstance(training, Optimizer) else training.rate)
-        self.together = all(map(_is_elementwise, plain)) if isinstance(plain[0], Optimizer) else None
+        self.elementwise = all(map(_is_elementwise, plain)) if isinstance(plain[0], Optimizer) else None
 
     def _make(self, entry: Any, varied: Mapping[str, Any]) -> Optimizer | TorchFactory | PlainUpdate:
         """Make the training at the optimizer's own rate, with `varied` as its other arguments."""
@@ -134,9 +134,10 @@ def _at_rate(training: Any, rate: float) -> Any:
 
 
 def _is_elementwise(optimizer: Any) -> bool:
-    """Return whether each element of a weight is updated independently of the others and of its index."""
     rule = optimizer.composed_rule if isinstance(optimizer, RuleOptimizer) else None
-    return isinstance(rule, Rule) and not rule.reductions and "index" not in rule.extras
+    if not isinstance(rule, Rule) or rule.reductions or "index" in rule.extras or optimizer.narrow is not None:
+        return False
+    return type(optimizer).states_for is RuleOptimizer.states_for and kind_of(optimizer, 0) is not None
 
 
 def named_optimizers(optimizers: Any) -> dict[str, Any]:

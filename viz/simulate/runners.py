@@ -4,83 +4,164 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...trainer.ensemble import Ensemble
-from ...trainer.optimizer import Optimizer
+from ...kernels import Update
+from ...trainer.ensemble import Ensemble, JointRows, kind_of
+from ...trainer.optimizer import Optimizer, RuleOptimizer
 from .candidates import PlainUpdate, TorchFactory
 
-__all__ = ["BatchedRunner", "Runner", "SequentialRunner"]
+__all__ = ["ElementwiseRunner", "EnsembleRunner", "Runner", "SequentialRunner"]
 
 
-class BatchedRunner:
-    """Points updated all at once by an `Ensemble`, as the weights of its trainings.
+class ElementwiseRunner:
+    """Points of elementwise optimizers: a training's points are one weight, and hyper-parameters are computed only once.
 
     Args:
-        optimizers: the optimizer of each training.
+        optimizers: the optimizer of each training, which has taken no step. Counts and schedules move to the last step.
         starts: float32 [n_starts, 2].
-        together: whether a training has all starts in one weight; False makes a training for each start.
+        steps: the number of steps.
         engine: the engine of the updates, as for `tristep.kernels.choose_engine`.
 
     Attributes:
         size: the number of points.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer], starts: np.ndarray, together: bool, engine: str | None) -> None:
-        if not together:
-            optimizers = [copy.deepcopy(each) for each in optimizers for _ in range(len(starts))]
-        self._together, self._n_starts = together, len(starts)
-        n, count = len(optimizers), len(starts)
-        self.size = n * count if together else n
-        # Rows that begin at multiples of 16 bytes, so that all go into one launch.
-        width = count + count % 2 if together else 2
-        weights, gradients = np.zeros((2, n, 2, width), np.float32)
-        if together:
-            self._points, self._slopes = weights[:, :, :count], gradients[:, :, :count]
-        else:
-            weights, gradients = weights[:, 0], gradients[:, 0]
-            self._points, self._slopes = weights[:, :, None], gradients[:, :, None]
-        self._set(starts)
-        self._many = Ensemble(optimizers, [torch.from_numpy(weights)], engine, stacked=True)
-        self._gradients = [torch.from_numpy(gradients)]
-        self._steps: Iterator[None] | None = None  # the steps after the first
+    def __init__(self, optimizers: Sequence[Any], starts: np.ndarray, steps: int, engine: str | None) -> None:
+        self.size, self._n_starts, self._taken = len(optimizers) * len(starts), len(starts), 0
+        self._points, self._slopes = (_aligned(len(optimizers), len(starts)) for _ in range(2))
+        self._weights, self._gradients = self._points.unbind(), self._slopes.unbind()
+        kinds: dict[Any, list[int]] = {}
+        for i, optimizer in enumerate(optimizers):
+            optimizer.slots(range(1))
+            kinds.setdefault(kind_of(optimizer, 1), []).append(i)
+        self._kinds = [_Kind([optimizers[i] for i in members], members, len(starts)) for members in kinds.values()]
+        for kind in self._kinds:
+            kind.prepare(self._weights, self._gradients, steps, engine)
+        self.restart(starts)
 
     def restart(self, starts: np.ndarray) -> bool:
-        """Start again at these points; return False if their number differs or the ensemble cannot restart."""
+        """Start again at these points; return False if their number differs."""
         if len(starts) != self._n_starts:
             return False
-        self._set(starts)
-        return self._many.restart()
-
-    def _set(self, starts: np.ndarray) -> None:
-        if self._together:
-            self._points[:] = starts.T
-        else:
-            self._points[:, :, 0] = np.tile(starts, (len(self._points) // len(starts), 1))
+        self._points.copy_(torch.from_numpy(starts.T.copy()))
+        self._taken = 0
+        for kind in self._kinds:
+            kind.start(self._weights)
+        return True
 
     def read(self, x: np.ndarray, y: np.ndarray) -> None:
         """Write the coordinates of the points into these arrays [size]."""
-        n = len(self._points)
-        x.reshape(n, -1)[:], y.reshape(n, -1)[:] = self._points[:, 0], self._points[:, 1]
+        points, n = self._points.numpy(), self._n_starts
+        x.reshape(-1, n)[:], y.reshape(-1, n)[:] = points[:, 0], points[:, 1]
 
     def step(self, dx: np.ndarray, dy: np.ndarray) -> None:
         """Update the points by their gradients, each array [size]."""
-        n = len(self._points)
-        self._slopes[:, 0], self._slopes[:, 1] = dx.reshape(n, -1), dy.reshape(n, -1)
-        if self._steps is None:
-            self._many.step(self._gradients)
-            self._steps = self._many.steps()
-        else:
-            next(self._steps)
+        slopes, n = self._slopes.numpy(), self._n_starts
+        slopes[:, 0], slopes[:, 1] = dx.reshape(-1, n), dy.reshape(-1, n)
+        t = self._taken
+        self._taken += 1
+        for kind in self._kinds:
+            repeat, rows = kind.steps[t % len(kind.steps)]
+            repeat(rows)
 
     def states(self, training: int) -> list[np.ndarray]:
         """Return copies of a training's states at its first start."""
-        states = [state.detach().float().numpy() for state in self._many.updaters[training].states[0]]
-        return [(state[:, 0] if self._together and state.ndim > 1 else state).copy() for state in states]
+        kind = next(kind for kind in self._kinds if training in kind.members)
+        at = kind.members.index(training)
+        return [state[at, :, 0].numpy().copy() for state in kind.states.values()]
+
+
+class _Kind:
+    """The trainings of an `ElementwiseRunner` whose optimizers are of one `kind_of`.
+
+    Attributes:
+        members: the indices of the trainings.
+        states: their states by name, [n, 2, n_starts].
+        steps: for each step, or once for all, a function that takes it and its argument.
+    """
+
+    def __init__(self, optimizers: list[Any], members: list[int], n_starts: int) -> None:
+        self._optimizers, self.members = optimizers, members
+        self.states = {name: _aligned(len(members), n_starts) for name in optimizers[0].composed_rule.slots}
+        self.steps: list[tuple[Callable[[np.ndarray], None], np.ndarray]] = []
+
+    def prepare(self, weights: Sequence[Any], gradients: Sequence[Any], steps: int, engine: str | None) -> None:
+        """Compute all hyper-parameters, and make an `Update` for each rule."""
+        rows = JointRows(self._optimizers, 1)
+        updates: dict[Any, Update] = {}
+        own_weights, own_gradients = ([each[i] for i in self.members] for each in (weights, gradients))
+        for _ in range(steps):
+            rule = rows.rule()
+            if rule not in updates:
+                columns = [self.states[name].unbind() for name in rule.state]
+                states = list(zip(*columns, strict=True)) or [()] * len(self.members)
+                updates[rule] = Update(rule, own_weights, states, engine=engine)
+                updates[rule].bind(own_gradients)
+            ((_, table),) = rows.form(rule)
+            self.steps.append((updates[rule].repeat, table.astype(np.float32)))
+            if len(self.steps) == 1 and rows.is_steady(rule):
+                break
+            rows.count()
+
+    def start(self, weights: Sequence[Any]) -> None:
+        """Give the states their values before the first step."""
+        for state in self.states.values():
+            state.zero_()
+        first = self._optimizers[0]
+        if type(first).init_state is not RuleOptimizer.init_state or first.composed_rule.starts_as_weight:
+            for i, optimizer, *own in zip(self.members, self._optimizers, *self.states.values(), strict=True):
+                optimizer.start_state(weights[i], dict(zip(self.states, own, strict=True)))
+
+
+def _aligned(n: int, n_starts: int) -> torch.Tensor:
+    """Return zeros [n, 2, n_starts] of which each item begins at a multiple of 16 bytes, so that all go into one launch."""
+    room = -(-2 * n_starts // 4) * 4
+    return torch.zeros(n, room)[:, : 2 * n_starts].unflatten(1, (2, n_starts))
+
+
+class EnsembleRunner:
+    """Points of other optimizers of tristep: each point is the weight of a model of an `Ensemble`.
+
+    Args:
+        optimizers: the optimizer of each training.
+        starts: float32 [n_starts, 2].
+        engine: the engine of the updates, as for `tristep.kernels.choose_engine`.
+
+    Attributes:
+        size: the number of points.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], starts: np.ndarray, engine: str | None) -> None:
+        self.size, self._n_starts = len(optimizers) * len(starts), len(starts)
+        optimizers = [copy.deepcopy(each) for each in optimizers for _ in range(len(starts))]
+        weights, gradients = (_aligned(self.size, 1)[:, :, 0] for _ in range(2))
+        self._points, self._slopes = weights.numpy(), gradients.numpy()
+        self._points[:] = np.tile(starts, (self.size // len(starts), 1))
+        self._many = Ensemble(optimizers, [weights], engine, stacked=True)
+        self._gradients: Any = [gradients]  # until the first step
+
+    def restart(self, starts: np.ndarray) -> bool:
+        return False  # optimizers keep the counts of the last walk
+
+    def read(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Write the coordinates of the points into these arrays [size]."""
+        x[:], y[:] = self._points.T
+
+    def step(self, dx: np.ndarray, dy: np.ndarray) -> None:
+        """Update the points by their gradients, each array [size]."""
+        self._slopes[:, 0], self._slopes[:, 1] = dx, dy
+        self._many.step(self._gradients)
+        self._gradients = None
+
+    def states(self, training: int) -> list[np.ndarray]:
+        """Return copies of a training's states at its first start."""
+        states = self._many.updaters[training * self._n_starts].states[0]
+        return [state.detach().float().numpy().copy() for state in states]
 
 
 class SequentialRunner:
@@ -111,7 +192,7 @@ class SequentialRunner:
             step()
 
 
-Runner = BatchedRunner | SequentialRunner
+Runner = ElementwiseRunner | EnsembleRunner | SequentialRunner
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from ...trainer.validation import integer, refuse_arguments
 from .candidates import Candidate, named_optimizers, settings_to_try
 from .catalog import function
 from .functions import Function
-from .runners import BatchedRunner, Runner, SequentialRunner
+from .runners import ElementwiseRunner, EnsembleRunner, Runner, SequentialRunner
 
 __all__ = ["Simulation", "Trajectories", "checked_starts", "farthest", "one_start", "simulate"]
 
@@ -261,15 +261,15 @@ class Simulation:
     def states(self) -> list[np.ndarray]:
         """Return the current states of the only optimizer, at the first start; it must be a `RuleOptimizer`."""
         (runner,) = self._runners
-        assert isinstance(runner, BatchedRunner)
+        assert not isinstance(runner, SequentialRunner)
         return runner.states(0)
 
     def _make_candidates(self) -> list[Candidate]:
         return [Candidate(name, optimizer, self._values, self._relative) for name, optimizer in self._named.items()]
 
     def _in_order(self) -> list[Candidate]:
-        """Return the candidates by how they are updated: all starts in one weight, one weight per start, or one by one."""
-        return [each for together in (True, False, None) for each in self.candidates if each.together is together]
+        """Return the candidates by how they are updated: elementwise, by an ensemble, or one by one."""
+        return [each for kind in (True, False, None) for each in self.candidates if each.elementwise is kind]
 
     def _put_at(self, starts: np.ndarray) -> None:
         """Put all runners at the starts; make new runners if the last walk's cannot start again."""
@@ -278,12 +278,14 @@ class Simulation:
                 return
             self.candidates = self._make_candidates()  # the old ones hold states of the last walk
         self._runners = []
-        for together, members in itertools.groupby(self._in_order(), key=lambda candidate: candidate.together):
-            if together is None:
-                self._runners += [SequentialRunner(candidate.trainings, starts) for candidate in members]
+        for elementwise, members in itertools.groupby(self._in_order(), key=lambda candidate: candidate.elementwise):
+            trainings = [training for candidate in members for training in candidate.trainings]
+            if elementwise is None:
+                self._runners.append(SequentialRunner(trainings, starts))
+            elif elementwise:
+                self._runners.append(ElementwiseRunner(trainings, starts, self.steps, self._engine))
             else:
-                trainings = [training for candidate in members for training in candidate.trainings]
-                self._runners.append(BatchedRunner(trainings, starts, together, self._engine))
+                self._runners.append(EnsembleRunner(trainings, starts, self._engine))
 
 
 def checked_starts(where: Function, start: Any) -> np.ndarray:
