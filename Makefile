@@ -10,10 +10,11 @@ FLOOR := $(VENV)/floor
 TRITONS := $(addprefix $(VENV)/triton-,3.5.1 3.6.0 3.7.1 3.8.0)
 CPU_RESULTS ?= benchmarks/results/cpu.json
 GPU_RESULTS ?= benchmarks/results/gpu.json
+UNTIMED_RESULTS ?= benchmarks/results/gpu_untimed.json
 OLD ?= 81363fe
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-slice test-floor lint bench lab books docs dist gpu gpu-packed gpu-smoke gpu-test gpu-bench gpu-sanitize clean
+.PHONY: help demo test test-full test-slice test-floor lint bench lab books docs dist gpu gpu-packed gpu-untimed gpu-smoke gpu-test gpu-bench gpu-sanitize clean
 
 help:
 	@echo "make demo    train something small and look at it"
@@ -28,8 +29,9 @@ help:
 	@echo "make books   run the tutorials and write their notebooks, after a change to one"
 	@echo "make docs    build the documentation site into build/site, with all tutorials run"
 	@echo "make dist    build wheel and sdist into dist/, and check them"
-	@echo "make gpu     on a GPU machine: gpu-packed, gpu-smoke, gpu-test and gpu-bench, with its own python3; installs nothing"
-	@echo "             gpu-packed OLD=81363fe times packed states by turns with those of a commit, or of a folder with a checkout;"
+	@echo "make gpu     on a GPU machine, with its own python3, installing nothing: gpu-packed, gpu-untimed, gpu-smoke, gpu-test"
+	@echo "             and gpu-bench. gpu-packed OLD=81363fe times packed states by turns with those of a commit, or of a folder"
+	@echo "             with a checkout; gpu-untimed what no GPU has timed yet; DRY=--dry tries both without a GPU;"
 	@echo "             gpu-smoke takes 3 minutes; gpu-test SHARD=1/4 is a part of the tests, gpu-bench PARTS='steps clip' of the"
 	@echo "             benchmarks; what has passed for this commit is not repeated. gpu-sanitize needs compute-sanitizer"
 	@echo "make clean   remove .venv, builds and caches"
@@ -72,12 +74,17 @@ dist: $(VENV)/with-test
 
 # Nothing is installed there, and its versions are not ours. Each part can be run alone, and goes on where it was ended.
 gpu:
-	$(MAKE) --keep-going gpu-packed gpu-smoke gpu-test gpu-bench
+	$(MAKE) --keep-going gpu-packed gpu-untimed gpu-smoke gpu-test gpu-bench
 
-gpu-packed gpu-smoke gpu-test gpu-bench gpu-sanitize: export PYTHONPATH := $(CURDIR)/src
+gpu-packed gpu-untimed gpu-smoke gpu-test gpu-bench gpu-sanitize: export PYTHONPATH := $(CURDIR)/src
 
 gpu-packed:
-	python3 benchmarks/packed_turns.py $(OLD)
+	python3 benchmarks/packed_turns.py $(OLD) $(DRY)
+
+# The rules that became fused ones, ResNet-50's step, whose host time counts, and a step after states have been loaded.
+gpu-untimed:
+	python3 benchmarks/run.py $(if $(DRY),$(DRY),--gpu --out $(UNTIMED_RESULTS)) --only rules steps new changes \
+	  --rows '^(adafactor|came|group_adagrad|novograd|ResNet-50.*|after loading)$$'
 
 gpu-smoke:
 	python3 tests/gpu/gpu_smoke.py

@@ -2,6 +2,8 @@
 
     python benchmarks/packed_turns.py OLD                the working tree against OLD: a commit, or a folder with a checkout
     python benchmarks/packed_turns.py OLD --static       only whether their kernels differ, for sm_90; needs no GPU
+    python benchmarks/packed_turns.py OLD --dry          all of it without a GPU, to see that it runs: kernels are compiled
+                                                         for sm_90 and launched by a driver that runs nothing
 
 Each version has a process of its own. They take turns, the old one first; a turn's time is the median of its steps.
 
@@ -18,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,13 +57,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", help="a commit, or a folder with a checkout")
     parser.add_argument("--static", action="store_true", help="compare the kernels' machine code only")
+    parser.add_argument("--dry", action="store_true", help="launch small tensors' kernels with a driver that runs nothing")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--elements", type=int, default=ELEMENTS)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, help=f"JSON file to write; by default {RESULTS.name}, with --dry none")
     arguments = parser.parse_args()
+    out = arguments.out or (None if arguments.dry else RESULTS)
     with ExitStack() as stack:
         trees = {"old": _tree(arguments.old, stack), "new": ROOT}
-        workers = {name: stack.enter_context(Worker(tree)) for name, tree in trees.items()}
+        workers = {name: stack.enter_context(Worker(tree, arguments.dry)) for name, tree in trees.items()}
         code = {name: {row: worker.ask("code", row) for row in arguments.rows} for name, worker in workers.items()}
         rows = differing(code["old"], code["new"])
         for row in arguments.rows:
@@ -73,11 +78,12 @@ def main() -> None:
             return
         results: dict[str, Any] = {"old": arguments.old, "elements": arguments.elements, "rows": {}}
         for row in rows:
-            results["rows"][row] = found = _by_turns(workers, row, arguments.elements)
+            results["rows"][row] = found = by_turns(workers, row, 4096 if arguments.dry else arguments.elements)
             ratio = found["new"]["us"] / found["old"]["us"]
             print(f"{row:58}{found['old']['us']:9.1f} µs{found['new']['us']:9.1f} µs  {ratio:5.3f}", flush=True)
-            arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")  # whatever comes after
-    print(f"written to {arguments.out}")
+            if out is not None:
+                out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")  # whatever comes after
+    print(f"written to {out}" if out is not None else "nothing is written")
 
 
 def differing(old: dict[str, str], new: dict[str, str]) -> list[str]:
@@ -95,7 +101,8 @@ def _tree(old: str, stack: ExitStack) -> Path:
     return folder
 
 
-def _by_turns(workers: dict[str, Worker], row: str, elements: int) -> dict[str, Any]:
+def by_turns(workers: dict[str, Worker], row: str, elements: int) -> dict[str, Any]:
+    """What each worker's turns took, with the medians in µs, and what ran."""
     found: dict[str, Any] = {name: worker.ask("prepare", row, elements) | {"turns": []} for name, worker in workers.items()}
     for _ in range(TURNS):
         for name, worker in workers.items():
@@ -108,11 +115,11 @@ def _by_turns(workers: dict[str, Worker], row: str, elements: int) -> dict[str, 
 class Worker:
     """A process with the tristep of one tree, and this file's functions below."""
 
-    def __init__(self, tree: Path) -> None:
+    def __init__(self, tree: Path, dry: bool = False) -> None:
         paths = [str(tree / "src"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         environment["PYTHONPATH"] = os.pathsep.join(paths)
-        command = [sys.executable, "-c", "import packed_turns; packed_turns.serve()"]
+        command = [sys.executable, "-c", f"import packed_turns; packed_turns.serve({dry})"]
         self._process = subprocess.Popen(
             command, cwd=Path(__file__).parent, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -138,9 +145,9 @@ class Worker:
         return json.loads(line)
 
 
-def serve() -> None:
+def serve(dry: bool) -> None:
     answers, sys.stdout = sys.stdout, sys.stderr
-    turns = Turns()
+    turns = Turns(dry)
     for line in sys.stdin:
         what, *arguments = json.loads(line)
         print(json.dumps(getattr(turns, what)(*arguments)), file=answers, flush=True)
@@ -149,11 +156,15 @@ def serve() -> None:
 class Turns:
     """What a worker does."""
 
-    def __init__(self) -> None:
+    def __init__(self, dry: bool) -> None:
         import torch
 
-        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._dry, self._device = dry, "cuda" if torch.cuda.is_available() and not dry else "cpu"
         self._step: Any = None
+        if dry:
+            import fake_driver
+
+            fake_driver.install()
 
     def code(self, row: str) -> str:
         """The hash of a row's update kernel, for this GPU, or for sm_90 where there is none."""
@@ -174,27 +185,28 @@ class Turns:
 
         import tristep
 
-        if self._device != "cuda":
-            raise SystemExit("torch sees no GPU here: only --static works without one")
+        if self._device != "cuda" and not self._dry:
+            raise SystemExit("torch sees no GPU here: only --static and --dry work without one")
         dtype, options = ROWS[row]
-        kernels = Kernels(self._device)
+        kernels = Kernels("cuda")
         param = torch.nn.Parameter(torch.randn(elements, device=self._device, dtype=getattr(torch, dtype)))
         param.grad = torch.randn_like(param)
-        trainer = tristep.Trainer([param], "adamw", {"learning_rate": 1e-3, "wd": 0.01, **options})
+        given = {"learning_rate": 1e-3, "wd": 0.01, **options}
+        trainer = tristep.Trainer([param], "adamw", given, engine="triton")
         self._step = lambda: trainer.step(1, ignore_stale_grad=True), param
         for _ in range(WARM_UP):
             self._take()
         return {"kernels": kernels.compiled, "conditions": conditions(self._device), **program_of(elements, True)}
 
     def turn(self) -> float:
-        """The median µs of the steps of a turn, on the GPU's clock."""
+        """The median µs of the steps of a turn, on the GPU's clock; with --dry on the host's."""
         return statistics.median(self._take() for _ in range(STEPS))
 
     def release(self) -> dict[str, Any]:
         import torch
         from environment import sm_clock
 
-        clock, self._step = sm_clock(), None
+        clock, self._step = None if self._dry else sm_clock(), None
         torch.cuda.empty_cache()
         return {"SM clock after, MHz": clock}
 
@@ -203,6 +215,10 @@ class Turns:
 
         step, param = self._step
         param.grad.add_(0)  # counts as written
+        if self._dry:
+            start = time.perf_counter()
+            step()
+            return (time.perf_counter() - start) * 1e6
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         begin.record()

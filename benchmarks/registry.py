@@ -15,7 +15,7 @@ import workloads
 from workloads import Workload, parameters
 
 import tristep
-from tristep.kernels import Reduction, Rule, TensorRule, Update, compress, rules
+from tristep.kernels import Reduction, Rule, ShapedRule, TensorRule, Update, compress, rules
 from tristep.kernels.functional import hyper_values
 from tristep.kernels.states import states_for
 from tristep.optimizer import RuleOptimizer, registered
@@ -328,9 +328,14 @@ def rule_step(name: str, workload: Workload, device: str) -> Step:
         update()
 
     if isinstance(rule, Rule):
-        n_arrays = sum(map(_arrays_read, (rule, *rule.reductions))) + 1 + len(rule.changed)
-        return Step(step, moved=4 * workload.elements * n_arrays)
-    return Step(step, moved=4 * (3 * workload.elements + 2 * sum(tensor.numel() for row in states for tensor in row)))
+        return Step(step, moved=4 * workload.elements * _arrays_moved(rule))
+    moved, small = 3 * workload.elements, [each for row in states for each in row]
+    if isinstance(rule, ShapedRule):
+        of_shapes = [rule.rule_for(each.shape) for each in weights]
+        moved = sum(each.numel() * _arrays_moved(of) for each, of in zip(weights, of_shapes, strict=True))
+        rows = (dict(zip(rule.state, row, strict=True)) for row in states)
+        small = [row[name] for row, of in zip(rows, of_shapes, strict=True) for name in of.kept]
+    return Step(step, moved=4 * (moved + 2 * sum(each.numel() for each in small)))
 
 
 def peer(name: str) -> tuple[str, str, dict[str, Any]] | None:
@@ -367,6 +372,11 @@ def peer_steps(name: str, workload: Workload, device: str) -> Steps:
             optimizer.train()
         steps[f"torch {way}".strip() if library == "torch.optim" else library] = Step(optimizer.step)
     return steps
+
+
+def _arrays_moved(rule: Rule) -> int:
+    """How many arrays of the weight's size a rule and its reductions read and write."""
+    return sum(map(_arrays_read, (rule, *rule.reductions))) + 1 + len(rule.changed)
 
 
 def _arrays_read(function: Rule | Reduction) -> int:

@@ -3,6 +3,10 @@
     python benchmarks/run.py                 on the CPU, all parts: 8 minutes on two cores
     python benchmarks/run.py --gpu           on the GPU
     python benchmarks/run.py --only rules    one part or several
+    python benchmarks/run.py --only rules steps --rows 'adafactor|ResNet'
+                                             of these parts the rows whose names match
+    python benchmarks/run.py --only steps --dry
+                                             a few small tensors, to see that it runs; its times mean nothing
     python benchmarks/run.py --out FILE      where the JSON goes; of a file that is there, only the parts that are timed
                                              change. A picture of the same name goes next to it
 
@@ -39,6 +43,7 @@ import gc
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -61,14 +66,22 @@ from tristep import Trainer
 from tristep.kernels import compress, rules
 
 Table = dict[str, dict[str, Any]]
+_ALL = re.compile("")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", action="store_true", help="measure on the GPU instead of the CPU")
     parser.add_argument("--only", choices=PARTS, nargs="+", help="measure these parts only")
+    parser.add_argument("--rows", type=re.compile, help=f"a pattern for names; for {', '.join(_BY_ROWS)}")
+    parser.add_argument("--dry", action="store_true", help="time small tensors for a moment")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
+    if arguments.rows and not set(arguments.only or PARTS) <= set(_BY_ROWS):
+        parser.error(f"--rows: name parts that have rows with --only: {', '.join(_BY_ROWS)}")
+    if arguments.dry:
+        workloads.shrink()
+        SECONDS.update(dict.fromkeys(SECONDS, 0.0))
     device = "cuda" if arguments.gpu else "cpu"
     if arguments.gpu and not torch.cuda.is_available():
         parser.error("--gpu: torch sees no GPU here")
@@ -80,7 +93,7 @@ def main() -> None:
     kernels = Kernels(device)
     for part in arguments.only or [part for part in PARTS if part not in _NOT_ON[device]]:
         begin, known = time.perf_counter(), len(kernels.compiled)
-        found = PARTS[part](device)
+        found = PARTS[part](device, arguments.rows) if arguments.rows else PARTS[part](device)
         # Of a machine and a day of its own, since parts can be timed alone.
         results[part] = {"machine": results["machine"], "seconds": round(time.perf_counter() - begin, 1), "found": found}
         if device == "cuda":
@@ -91,6 +104,9 @@ def main() -> None:
         release()
     if arguments.out:
         print(f"written to {arguments.out}")
+    if arguments.rows:
+        return
+    if arguments.out:
         try:
             from plot import draw
         except ImportError as error:
@@ -100,12 +116,12 @@ def main() -> None:
     show(results, device)
 
 
-def time_steps(device: str) -> Table:
+def time_steps(device: str, rows: re.Pattern[str] = _ALL) -> Table:
     """A whole step of AdamW: of `Trainer` and `tristep.optim`, against `torch.optim.AdamW.step`."""
     print("AdamW, gradients kept in place")
     names = ["tristep", "tristep.optim", "torch fused", "torch foreach", "torch loop"]
     found = {}
-    for workload in workloads.STEPS[device]:
+    for workload in filter(lambda each: rows.search(each.name), workloads.STEPS[device]):
         params = workloads.parameters(workload, device)
         large = workload.elements > 2**29  # where a loop, which is like foreach then, would only take memory
         steps = registry.adamw_steps(params, names[:4] if large else names)
@@ -114,12 +130,12 @@ def time_steps(device: str) -> Table:
     return found
 
 
-def time_new(device: str) -> Table:
+def time_new(device: str, rows: re.Pattern[str] = _ALL) -> Table:
     """The same, each step with gradients that are other tensors than those of the step before."""
     print("AdamW, new gradients at every step")
     found = {}
     for workload in workloads.STEPS[device]:
-        if workload.elements <= 10_000_000:
+        if rows.search(workload.name) if rows is not _ALL else workload.elements <= 10_000_000:
             params = workloads.parameters(workload, device)
             found[workload.name] = race(
                 workload.name,
@@ -129,7 +145,7 @@ def time_new(device: str) -> Table:
     return found
 
 
-def time_changes(device: str) -> Table:
+def time_changes(device: str, rows: re.Pattern[str] = _ALL) -> Table:
     """Where something is to be done that a step as the last one does not do."""
     print("AdamW, where something has changed")
     makers: dict[str, Callable[[Any], Any]] = {
@@ -186,7 +202,8 @@ def time_changes(device: str) -> Table:
         "an optimizer each": ("apart", apart),
     }
     found = {}
-    for what, (size, case) in cases.items():
+    for what in filter(rows.search, cases):
+        size, case = cases[what]
         steps = {name: case(make) for name, make in makers.items()}
         found[what] = race(f"{what}, {workloads.CHANGED[size].name}", steps, device)
     return found
@@ -282,7 +299,7 @@ def time_stored(device: str) -> Table:
     return found
 
 
-def time_rules(device: str) -> Table:
+def time_rules(device: str, rows: re.Pattern[str] = _ALL) -> Table:
     """Every rule on one large tensor: its own bytes over its time, as a share of torch's fused AdamW and of a copy.
 
     And its peers' times over its own.
@@ -294,7 +311,7 @@ def time_rules(device: str) -> Table:
     common = registry.adamw_steps(workloads.parameters(workload, device), ["torch fused"])
     common["copy"], _ = copy_step(8 * workload.elements, device)
     found = {}
-    for name in rules.__all__:
+    for name in filter(rows.search, rules.__all__):
         own = registry.rule_workload(name, device)
         peers = registry.peer_steps(name, own, device)
         steps = {"tristep": registry.rule_step(name, own, device)} | peers
@@ -399,7 +416,7 @@ def time_host(device: str) -> dict[str, Any]:
     return found
 
 
-PARTS: dict[str, Callable[[str], Any]] = {
+PARTS: dict[str, Callable[..., Any]] = {
     "steps": time_steps,
     "new": time_new,
     "changes": time_changes,
@@ -417,6 +434,7 @@ PARTS: dict[str, Callable[[str], Any]] = {
     "rules": time_rules,
     "compiled": time_compiled,
 }
+_BY_ROWS = ("steps", "new", "changes", "rules")  # whose functions take a pattern
 _NOT_ON = {"cpu": ("memory", "graph"), "cuda": ("host",)}
 
 

@@ -48,6 +48,8 @@ def race(
     if None not in cold.values():
         line += f"; first of ten {cold[first]:.1f} µs"
         line += "".join(f", x {cold[other] / cold[first]:.2f}" for other in others)  # type: ignore[operator]  # not None
+    if (host := times.get(f"{first} (host)")) is not None:
+        line += f"; host {host:.1f} µs"
     if copy is not None:
         found["of copy"] = times["copy"] / share / times[first]
         line += f"; {found['of copy']:.2f} of copy"
@@ -59,17 +61,19 @@ def in_turns(steps: Mapping[str, Step], device: str, seconds: float, least: int 
     """Median µs of each, called in turn for about this long, at least so many times; and how many times it was.
 
     A step that is shorter than a millisecond is called ten times in a row, as in the loop that trains a small model; the
-    first of these, which finds the processor's caches full of the others' code and data, stands under "(first of ten)".
+    first of these, which finds the processor's caches full of the others' code and data, stands under "(first of ten)". On
+    a GPU "(host)" is the time until the call returned, before the wait for the device.
     """
     times: dict[str, list[float]] = {name: [] for name in steps}
     firsts: dict[str, list[float]] = {}
+    hosts: dict[str, list[float]] = {} if device == "cpu" else {f"{name} (host)": [] for name in steps}
     for name, step in steps.items():
         end = time.perf_counter() + seconds / 4
         took = 0.0
         for k in range(5):
             if k > 1 and took > 100_000 and time.perf_counter() > end:
                 break
-            took = once(step, device)
+            took, _ = once(step, device)
         if took < 1000:
             firsts[f"{name} (first of ten)"] = []
     turns, end = 0, time.perf_counter() + seconds
@@ -78,23 +82,27 @@ def in_turns(steps: Mapping[str, Step], device: str, seconds: float, least: int 
         for name, step in steps.items():
             first = firsts.get(f"{name} (first of ten)")
             if first is not None:
-                first.append(once(step, device))
+                first.append(once(step, device)[0])
             for _ in range(1 if first is None else 9):
-                times[name].append(once(step, device))
-    return {name: statistics.median(values) for name, values in (times | firsts).items()}, turns
+                took, host = once(step, device)
+                times[name].append(took)
+                if hosts:
+                    hosts[f"{name} (host)"].append(host)
+    return {name: statistics.median(values) for name, values in (times | firsts | hosts).items()}, turns
 
 
-def once(step: Step, device: str) -> float:
-    """µs of one step, and of waiting for the device, so that the host's share counts too where it is the larger one."""
+def once(step: Step, device: str) -> tuple[float, float]:
+    """µs of one step with the wait for the device, so that the larger share counts, and µs until the call returned."""
     if step.before is not None:
         step.before()
     if device != "cpu":
         torch.cuda.synchronize()
     begin = time.perf_counter()
     step.run()
+    returned = time.perf_counter()
     if device != "cpu":
         torch.cuda.synchronize()
-    return (time.perf_counter() - begin) * 1e6
+    return (time.perf_counter() - begin) * 1e6, (returned - begin) * 1e6
 
 
 def release(*containers: Iterable[Any]) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "llama_shard",
     "parameters",
     "resnet50",
+    "shrink",
 ]
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -34,6 +35,19 @@ class Workload:
     @property
     def elements(self) -> int:
         return sum(torch.Size(shape).numel() for shape in self.shapes)
+
+
+def shrink() -> None:
+    """Replace all workloads but `MATRICES` by a few small tensors under the same names."""
+    for tables in (STEPS, TENSORS, ELEMENTS, TELEMETRY):
+        tables.update({device: tuple(map(_shrunk, sizes)) for device, sizes in tables.items()})
+    for table in (CHANGED, STORED, RULES, MUON):
+        table.update({name: _shrunk(workload) for name, workload in table.items()})
+    BUCKET.update(dict.fromkeys(BUCKET, 8192))
+
+
+def _shrunk(workload: Workload) -> Workload:
+    return Workload(workload.name, tuple(tuple(min(n, 16) for n in shape) for shape in workload.shapes[:8]))
 
 
 def parameters(workload: Workload, device: str, dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:

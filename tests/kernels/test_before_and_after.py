@@ -45,6 +45,22 @@ def test_results_name_the_kernels_that_were_compiled_or_in_the_cache(compiling):
     assert hashes[0] == hashes[1]
 
 
+def test_turns_run_without_a_gpu(monkeypatch):
+    """With the driver that runs nothing: both versions compile, launch, take turns, and say what ran."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    packed_turns = __import__("packed_turns")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    with packed_turns.Worker(ROOT, dry=True) as old, packed_turns.Worker(ROOT, dry=True) as new:
+        code = new.ask("code", ROW)
+        found = packed_turns.by_turns({"old": old, "new": new}, ROW, 4096)
+    for version in found.values():
+        assert len(version["turns"]) == packed_turns.TURNS
+        assert [each["kernel"] for each in version["kernels"]] == ["update_kernel"]
+        assert version["blocks of a program"] >= 1
+    assert found["old"]["kernels"] == found["new"]["kernels"]
+    assert len(code) == len(found["new"]["kernels"][0]["sha256"]) == 64
+
+
 def test_rows_of_different_code_are_chosen(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     packed_turns = __import__("packed_turns")

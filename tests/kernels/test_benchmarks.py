@@ -5,6 +5,8 @@ What they find of so small tensors means nothing, and is not looked at.
 
 import json
 import math
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -47,10 +49,11 @@ def test_every_rule_can_be_measured(registry, name):
     assert moved >= 2 * 4 * 3007
 
 
-def test_a_rule_of_whole_tensors_moves_its_states_as_they_are(registry):
-    """One number for each row, of which there are two, or for each element of a vector."""
-    step = registry.rule_step("group_adagrad", registry.Workload("small", ((2, 1500), (7,))), "cpu")
-    assert step.moved == 4 * (3 * 3007 + 2 * (2 + 7))
+@pytest.mark.parametrize(("name", "arrays", "kept"), [("group_adagrad", 4, 2), ("adafactor", 6, 1502), ("came", 9, 3004)])
+def test_rules_with_means_move_what_their_reductions_read(registry, name, arrays, kept):
+    """As many arrays as docs/gpu.md says in bytes, and states of two rows and 1,500 columns, which are read and written."""
+    step = registry.rule_step(name, registry.Workload("small", ((2, 1500),)), "cpu")
+    assert step.moved == 4 * (arrays * 3000 + 2 * kept)
 
 
 @pytest.mark.parametrize("name", ["2bit", "1bit"])
@@ -133,6 +136,27 @@ def test_all_parts_run_write_and_are_drawn(benchmarks, monkeypatch, tmp_path, ca
     after = json.loads(out.read_text())
     assert after["rules"] == before
     assert after["new"] != results["new"]
+
+
+def test_what_no_gpu_has_timed_can_be_tried_without_one(benchmarks, monkeypatch, tmp_path):
+    """The arguments are those of `make gpu-untimed`."""
+    workloads, run = benchmarks["workloads"], benchmarks["run"]
+    for name in ("STEPS", "TENSORS", "ELEMENTS", "TELEMETRY", "CHANGED", "STORED", "RULES", "MUON", "BUCKET"):
+        monkeypatch.setattr(workloads, name, dict(getattr(workloads, name)))
+    monkeypatch.setattr(run, "SECONDS", benchmarks["timing"].SECONDS)
+    monkeypatch.setitem(run.SECONDS, "cpu", 2.0)
+    monkeypatch.setitem(run.SECONDS, "cuda", 0.4)
+    (given,) = re.findall(r"\ngpu-untimed:\n(.*?)\n\n", (BENCHMARKS.parent / "Makefile").read_text(), re.DOTALL)
+    options = shlex.split(given.partition(")")[2].partition(") ")[2].replace("\\\n", "").replace("$$", "$"))
+    out = tmp_path / "found.json"
+    monkeypatch.setattr(sys, "argv", ["run.py", "--dry", "--out", str(out), *options])
+    run.main()
+    results = json.loads(out.read_text())
+    assert list(results["rules"]["found"]) == ["adafactor", "came", "group_adagrad", "novograd"]
+    for part in ("steps", "new"):
+        assert list(results[part]["found"]) == ["ResNet-50, 161 tensors"]
+        assert {"tristep", "tristep.optim", "torch fused"} <= results[part]["found"]["ResNet-50, 161 tensors"]["us"].keys()
+    assert list(results["changes"]["found"]) == ["after loading"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
