@@ -23,6 +23,11 @@ def current(device: torch.device) -> Any:
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
+def new_stream(device: torch.device) -> Any:
+    """Return a new stream of this device; None if it is no GPU."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
+
+
 def on_stream(stream: Any) -> AbstractContextManager[Any]:
     """Return a context in which this is the current stream of its device; it does nothing for None."""
     return nullcontext() if stream is None else torch.cuda.stream(stream)

@@ -1,5 +1,7 @@
 """Gradients in buckets: sums over real processes, started while backward runs, whatever parameters a rank uses."""
 
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -8,7 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tristep.trainer import dist_utils
+from tristep.trainer.compression import CompressedAllReduce, Handle
 from tristep.trainer.kvstore.buckets import GradientBuckets
+from tristep.trainer.kvstore.compressed import compressed_sum
 
 
 class Net(nn.Module):
@@ -244,6 +249,77 @@ def test_counts_are_exact_where_gradients_are_not(processes):
         assert (dtype, counts, values) == ("torch.float32", [3, 2], [9.0, 6.0])
 
 
+class _Halves(nn.Module):
+    """Layers that backward reaches in another order on other ranks, and one that rank 1 does not use."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.left, self.right, self.last = (_plain_net(32, 3) for _ in range(3))
+
+    def forward(self, x, rank):
+        first, second = (self.left, self.right) if rank % 2 else (self.right, self.left)
+        x = second(first(x))
+        return x if rank == 1 else self.last(x)
+
+
+_COLLECTIVES = "all_reduce", "all_gather", "all_to_all"
+
+
+def _compressed_overlap(kind, scatter):
+    rank, net = dist.get_rank(), _Halves()
+    params, events = list(net.parameters()), []
+    for param in params:
+        param.register_post_accumulate_grad_hook(lambda _: events.append("arrived"))
+    params_of_sum = {"type": kind, **({"rank": 2} if kind == "powersgd" else {})}
+    reducer = partial(compressed_sum, compression_params=params_of_sum, group=None, engine="eager", scatter=scatter)
+    sizes = {"bucket_bytes": 9_000, "first_bucket_bytes": 4_000}
+    buckets = GradientBuckets(params, reducer=reducer, scatter=scatter, **sizes)
+    with ExitStack() as stack:
+        for name in _COLLECTIVES:
+            real = getattr(dist_utils, name)
+
+            def noted(values, *args, name=name, real=real, **settings):
+                events.append((name, values.numel()))
+                return real(values, *args, **settings)
+
+            stack.enter_context(mock.patch.object(dist_utils, name, noted))
+        start = buckets.start_sum
+        stack.enter_context(mock.patch.object(buckets, "start_sum", lambda each: (events.append("started"), start(each))[1]))
+        for step in range(3):
+            net.zero_grad()
+            loss = net(torch.ones(2, 32) * (1 + step + rank), rank).sum()
+            own = torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True)
+            events.clear()
+            loss.backward()
+            in_backward = list(events)
+            buckets.finish([param.grad is not None for param in params])
+    own = [None if each is None else each.numpy() for each in own]
+    return in_backward, list(events), own, [None if each.grad is None else each.grad.numpy().copy() for each in params]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("kind", "scatter"), [("fp16", False), ("int8", False), ("powersgd", False), ("fp16", True)])
+def test_later_collectives_of_compressed_sums_are_started_in_backward_and_in_one_order(processes, kind, scatter):
+    """Three ranks, of which one uses the layers in another order and leaves one out, so that it starts all in `finish`."""
+    found = processes(3).run(_compressed_overlap, kind, scatter)
+    orders = [[each for each in events if each != "arrived"] for _, events, *_ in found]
+    assert orders[0] == orders[1] == orders[2]
+    in_backward, _, _, sums = found[0]
+    assert in_backward.count("arrived") == 18
+    during = in_backward[: max(k for k, each in enumerate(in_backward) if each == "arrived")]
+    started, collectives = during.count("started"), sum(each not in ("started", "arrived") for each in during)
+    assert started >= 2
+    assert collectives == started if scatter else collectives > started
+    assert "started" not in found[1][0]
+    if scatter or kind != "fp16":
+        return
+    for k, total in enumerate(sums):
+        wanted = sum(own[k].astype(np.float64) for _, _, own, _ in found if own[k] is not None)
+        np.testing.assert_allclose(total, wanted, rtol=0, atol=4e-3 * max(1.0, np.abs(wanted).max()))
+        assert all(total.tobytes() == rank[3][k].tobytes() for rank in found)
+
+
 class _Stream:
     """As a stream of a GPU, of which only what it waits for is known."""
 
@@ -292,3 +368,54 @@ def _on_streams():
 
 def test_a_sum_waits_for_the_streams_on_which_its_gradients_were_computed(processes):
     assert min(processes(2).run(_on_streams)) > 1
+
+
+def _compressed_beside():
+    """What is done on which stream: the log of waits, starts and advances."""
+    log = []
+    usual, hooks, side = (_Stream(log) for _ in range(3))
+    names, here, net = {usual: "usual", hooks: "hooks", side: "side"}, [usual], _plain_net(40, 8)
+    for param in net.parameters():
+        param.register_post_accumulate_grad_hook(lambda _: here.__setitem__(0, hooks))
+    reducer = partial(compressed_sum, compression_params={"type": "fp16"}, group=None, engine="eager")
+    buckets = GradientBuckets(net.parameters(), bucket_bytes=10_000, first_bucket_bytes=10_000, reducer=reducer)
+    start, advance = CompressedAllReduce.start, Handle.advance
+
+    @contextmanager
+    def on_stream(stream):
+        before, here[0] = here[0], stream
+        yield
+        here[0] = before
+
+    def noted(what, real):
+        def call(self, *args):
+            log.append((what, here[0]))
+            return real(self, *args)
+
+        return call
+
+    with (
+        mock.patch("tristep.kernels.streams.current", side_effect=lambda _: here[0]),
+        mock.patch("tristep.kernels.streams.new_stream", return_value=side),
+        mock.patch("tristep.kernels.streams.on_stream", on_stream),
+        mock.patch.object(CompressedAllReduce, "start", noted("start", start)),
+        mock.patch.object(Handle, "advance", noted("advance", advance)),
+    ):
+        for _ in range(2):  # the first makes the buckets
+            log.clear()
+            net(torch.ones(2, 40)).sum().backward()
+            n_in_backward, here[0] = len(log), usual
+            buckets.finish([True] * 16)
+    return [(each[0], *map(names.get, each[1:])) for each in log], n_in_backward
+
+
+def test_compressed_sums_wait_on_a_stream_of_their_own(processes):
+    """Backward's stream waits for none of them; the stream of `finish` waits once, after all of them."""
+    for log, n_in_backward in processes(3).run(_compressed_beside):
+        assert {each[1] for each in log if each[0] != "wait"} == {"side"}
+        starts = [k for k, each in enumerate(log) if each[0] == "start"]
+        assert len(starts) > 2
+        assert all(log[k - 1] == ("wait", "side", "hooks") for k in starts)
+        assert ("advance", "side") in log[:n_in_backward]
+        assert not any(each[:2] == ("wait", "hooks") for each in log)
+        assert [k for k, each in enumerate(log) if each == ("wait", "usual", "side")] == [len(log) - 1]

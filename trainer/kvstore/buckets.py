@@ -4,6 +4,9 @@ A bucket is a flat buffer with a range for the gradient of each of its parameter
 computed, they are copied into the buffer and become views of it, and one collective sums the bucket over the ranks. All
 ranks must start collectives in the same order, so a bucket waits until the earlier ones have been started. `finish` starts
 the buckets that backward left, with zeros for the gradients of unused parameters.
+
+A compressed sum takes several collectives. Its next one is started right after the first one of the next bucket, whether
+backward or `finish` starts that, so the order depends on the buckets alone.
 """
 
 from __future__ import annotations
@@ -22,7 +25,6 @@ from ...kernels import streams
 from ...kernels.guards import copy_all
 from ...kernels.states import PACK_FROM
 from .. import dist_utils
-from ..compression import wait_all
 from ..dist_utils import broadcast_coalesced, check_alike
 from ..params import is_lazy
 from ..validation import integer
@@ -331,6 +333,8 @@ class GradientBuckets:
         self._is_open = False  # whether a round has begun, so that sums may be running
         self._flags: Sequence[int] = ()  # `flag_slots` at the beginning of this round
         self._next = 0  # the bucket to be started next
+        self._running: list[Bucket] = []  # whose compressed sums are not complete, in the order in which they were started
+        self._side_streams: dict[torch.device, Any] = {}  # of each device, on which compressed sums are computed
         self._scatter, self._owners = scatter, owners
         self._limits = integer("bucket_bytes", bucket_bytes, low=1), integer("first_bucket_bytes", first_bucket_bytes, low=1)
         self._reducer, self._step = reducer, step
@@ -490,7 +494,7 @@ class GradientBuckets:
 
     def _begin(self) -> None:
         """Begin a round, at its first gradient."""
-        self._is_open, self._next, self._flags = True, 0, self.flag_slots
+        self._is_open, self._next, self._flags, self._running = True, 0, self.flag_slots, []
         for bucket in self.buckets:
             wanted = [member.param for member in bucket.members if self.params[member.param].requires_grad]
             bucket.waiting = sum(not self._arrived[i] for i in wanted)
@@ -525,7 +529,11 @@ class GradientBuckets:
             self._begin()
         self._start(len(self.buckets), counted)
         started = [bucket for bucket in self.buckets if bucket.started]
-        wait_all([bucket.handle for bucket in started if bucket.reducer is not None])
+        while self._running:
+            self._advance()
+        for device, stream in self._side_streams.items():
+            if stream is not None:
+                streams.current(device).wait_stream(stream)
         for bucket in started:
             if bucket.reducer is None:
                 bucket.handle.wait()
@@ -570,8 +578,35 @@ class GradientBuckets:
                 numbers = self._flags if all(counted) else [*counted, *self._flags]
                 staged = streams.staged(torch.tensor(numbers, dtype=torch.float32), bucket.extra.device)
                 bucket.extra[-len(numbers) :].copy_(staged, non_blocking=True)
-            bucket.handle = self.start_sum(bucket)
+            if bucket.reducer is None:
+                bucket.handle = self.start_sum(bucket)
+            else:
+                self._start_compressed(bucket)
             bucket.started = True
+
+    def _start_compressed(self, bucket: Bucket) -> None:
+        """Start the compressed sum of a bucket, and the next collectives of those that are running.
+
+        They wait for the running ones: on a GPU a stream of their own, on a CPU the host.
+        """
+        device = bucket.flat.device
+        if device not in self._side_streams:
+            self._side_streams[device] = streams.new_stream(device)
+        if (side := self._side_streams[device]) is not None:
+            side.wait_stream(streams.current(device))
+        with streams.on_stream(side):
+            bucket.handle = self.start_sum(bucket)
+        self._advance()
+        self._running.append(bucket)
+
+    def _advance(self) -> None:
+        """Wait for the running collective of each compressed sum, and start the next one."""
+        running = []
+        for bucket in self._running:
+            with streams.on_stream(self._side_streams[bucket.flat.device]):
+                if not bucket.handle.advance():
+                    running.append(bucket)
+        self._running = running
 
     def _copy_in(self, members: Sequence[Member]) -> None:
         """Copy gradients into their buckets, and replace them by the views of the buckets."""
