@@ -14,7 +14,7 @@ UNTIMED_RESULTS ?= benchmarks/results/gpu_untimed.json
 OLD ?= 81363fe
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-slice test-floor lint bench lab books docs dist gpu gpu-packed gpu-untimed gpu-smoke gpu-test gpu-bench gpu-sanitize clean
+.PHONY: help demo test test-full test-slice test-floor lint bench lab books docs dist gpu gpu-packed gpu-untimed gpu-smoke gpu-test gpu-bench gpu-sanitize gpu-multi clean
 
 help:
 	@echo "make demo    train something small and look at it"
@@ -34,6 +34,7 @@ help:
 	@echo "             with a checkout; gpu-untimed what no GPU has timed yet; DRY=--dry tries both without a GPU;"
 	@echo "             gpu-smoke takes 3 minutes; gpu-test SHARD=1/4 is a part of the tests, gpu-bench PARTS='steps clip' of the"
 	@echo "             benchmarks; what has passed for this commit is not repeated. gpu-sanitize needs compute-sanitizer"
+	@echo "make gpu-multi   on a machine with several GPUs; CPU=1 tries it in two processes without one"
 	@echo "make clean   remove .venv, builds and caches"
 
 demo: $(VENV)/with-demo
@@ -76,7 +77,7 @@ dist: $(VENV)/with-test
 gpu:
 	$(MAKE) --keep-going gpu-packed gpu-untimed gpu-smoke gpu-test gpu-bench
 
-gpu-packed gpu-untimed gpu-smoke gpu-test gpu-bench gpu-sanitize: export PYTHONPATH := $(CURDIR)/src
+gpu-packed gpu-untimed gpu-smoke gpu-test gpu-bench gpu-sanitize gpu-multi: export PYTHONPATH := $(CURDIR)/src
 
 gpu-packed:
 	python3 benchmarks/packed_turns.py $(OLD) $(DRY)
@@ -91,6 +92,10 @@ gpu-smoke:
 
 gpu-test:
 	python3 tests/gpu/on_gpu.py $(if $(SHARD),--shard $(SHARD))
+
+# On a machine with two GPUs or more; CPU=1 RANKS=3 tries it in three processes without one.
+gpu-multi:
+	python3 tests/gpu/gpu_multi.py $(if $(CPU),--cpu) $(if $(RANKS),--ranks $(RANKS)) $(if $(PARTS),--parts $(PARTS))
 
 # With torch's kernels watched, too, no tool had ended after two minutes. initcheck has to see their writes, however.
 gpu-sanitize:

@@ -5,8 +5,13 @@ of its own. The tests say where a wait is meant.
 """
 
 import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import gpu_smoke
 import pytest
 import torch
 import torch.distributed as dist
@@ -167,6 +172,19 @@ def test_defects_that_are_planted_are_noticed(emulated):
     assert "an event on cuda:0" in found["record_event"]
     assert "a kernel is launched on cuda:0 with a tensor on cuda:1" in found["on_device"]
     assert "the host waits: tolist() of a tensor on cuda:1" in found["increment_version"]
+
+
+@pytest.mark.sample(0)
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_script_for_several_gpus_passes_over_gloo(ranks, tmp_path):
+    out, script = tmp_path / "found.json", Path(gpu_smoke.__file__).with_name("gpu_multi.py")
+    command = [sys.executable, script, "--cpu", "--ranks", str(ranks), "--out", out]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = json.loads(out.read_text())
+    assert (found["ranks"], found["backend"]) == (ranks, "gloo")
+    assert list(found["parts"]) == ["equal", "unequal", "capture", "overlap", "bytes"]
 
 
 @pytest.mark.parametrize(("late", "missing"), [([2.0, 0.0, 2.0], None), ([2.0, 0.0, 1.0], "'c'")])
