@@ -381,11 +381,7 @@ class Update:
         if (recording := current_recording.get()) is not None:
             if into is not None:
                 raise RuntimeError("telemetry is written to another place at every step, which a CUDA graph cannot do")
-            if any(group.looks_at_tensors and group.parts is not None for group in self._groups):
-                raise RuntimeError(
-                    f"a weight of rule {self.rule.name!r} does not have its rows one after the other in memory, so torch "
-                    "steps it with numbers from the host, which a CUDA graph would never update: make it contiguous"
-                )
+            self._refuse_to_capture_strided()
             recording.updates.append(RecordedUpdate(self))
         if into is not None and into is not self._into:
             self._check_rows(into)
@@ -464,6 +460,23 @@ class Update:
         for group in reversed(self._groups):  # the last group read by the reductions is still in the cache
             group.run_rule(into)
             group.end()
+
+    def _refuse_to_capture_strided(self) -> None:
+        """Raise RuntimeError if torch's operations step a weight, because the compiled engines cannot walk its rows."""
+        if not any(group.looks_at_tensors and group.parts is not None for group in self._groups):
+            return
+        rows = zip(self._names, self.weights, self.states, strict=True)
+        strided = [
+            f"{name} (shape {tuple(weight.shape)}, strides {weight.stride()})"
+            for name, weight, states in rows
+            if not in_matrices(self.rule, weight, states)
+        ]
+        raise RuntimeError(
+            f"{', '.join(strided[:8])}: rule {self.rule.name!r} steps weights whose rows do not follow each other in memory, "
+            "such as transposed or channels_last ones, by torch operations with numbers from the host, which a CUDA graph "
+            "would never update; make the optimizer of weights that are .contiguous(), or of the model after "
+            ".to(memory_format=torch.contiguous_format), or do not capture its steps"
+        )
 
     def _check_rows(self, into: MetricsBuffer) -> None:
         if len({group.device for group in self._groups}) > 1:

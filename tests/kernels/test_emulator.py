@@ -22,7 +22,7 @@ if not has_numba():
     pytest.skip("needs numba, whose loops are what the kernels are compared with", allow_module_level=True)
 
 from gpu_emulator import captured
-from gpu_emulator.cases import CodeCase, RuleCase, cases
+from gpu_emulator.cases import CodeCase, RuleCase, ShapedCase, cases
 
 pytestmark = pytest.mark.slow
 TESTS = Path(__file__).parents[1]
@@ -64,6 +64,8 @@ QUICK = (
     RuleCase("adamw", control=(0.125, 0.0), zero_grads=True),
     RuleCase("adamw", state="uint8", seed=3),
     CodeCase("2bit", 5000, ranks=3),
+    ShapedCase("adafactor", "bfloat16", "uint8"),
+    ShapedCase("group_adagrad"),
 )
 
 

@@ -368,3 +368,40 @@ def test_gradients_that_torch_has_not_seen_written_are_fresh_once_it_is_told():
     torch.autograd.graph.increment_version([weight.grad])
     trainer.step(1)
     assert weight.tolist() == [-3.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"), [("adafactor", "channels_last"), ("came", "transposed"), ("groupadagrad", "transposed")]
+)
+def test_weights_whose_rows_are_apart_are_refused_by_name_and_contiguous_ones_are_not(name, layout):
+    """Before the graph is replayed, as its kernels would take the first learning rate for ever; steps go on without it."""
+    for is_strided in (True, False):
+        torch.manual_seed(0)
+        layers = {"channels_last": torch.nn.Conv2d(2, 3, 3, bias=False), "transposed": torch.nn.Linear(4, 2, bias=False)}
+        net = torch.nn.Sequential(layers[layout]).to(DEVICE)
+        if is_strided and layout == "channels_last":
+            net = net.to(memory_format=torch.channels_last)
+        elif is_strided:
+            net[0].weight.data = net[0].weight.detach().T.contiguous().T
+        trainer = Trainer(net, name, {"learning_rate": 0.01}, engine="triton")
+
+        def train(x, net=net, trainer=trainer):
+            trainer.zero_grad()
+            net(x).square().mean().backward()
+            trainer.step(1)
+
+        step, x = trainer.capture(train, warmup=2), torch.randn(4, 2, 4, 4, device=DEVICE)
+        for _ in range(2):
+            step(x)
+        before = [param.detach().clone() for param in net.parameters()]
+        if not is_strided:
+            step(x)
+            assert step.is_recorded
+            assert not equal(net.parameters(), before)
+            continue
+        named = {"channels_last": r"^'0\.weight' \(shape \(3, 2, 3, 3\)", "transposed": r"^'0\.weight' \(shape \(2, 4\)"}
+        with pytest.raises(RuntimeError, match=named[layout] + r".*make the optimizer of weights that are .contiguous\(\)"):
+            step(x)
+        assert equal(net.parameters(), before)
+        train(x)
+        assert not equal(net.parameters(), before)

@@ -268,6 +268,7 @@ def finish_kernel(
             numbers = numbers + (tl.load(hyper + FINISH.hyper[k]),)  # type: ignore[assignment]
         results = FUNCTION(means, states, numbers)
     changed = items < tl.where(tl.load(skipped) == 0.0, n_active, 0)
+    tl.debug_barrier()  # of few items each warp loads every state, and one stores it
     for k in tl.static_range(len(FINISH.results)):
         if FINISH.results[k] >= 0:
             vector = tl.load(addresses + FINISH.results[k] * n_tensors).to(tl.pointer_type(TYPE))

@@ -14,14 +14,17 @@ import numpy as np
 import torch
 from parity_steps import draw, hyper_row
 
-from tristep.kernels import MetricsBuffer, Rule, Update, compress, rules, storage, transforms
+from tristep.kernels import MetricsBuffer, Rule, ShapedRule, Update, compress, rules, storage, transforms
 from tristep.kernels.layouts import compute_dtype
+from tristep.kernels.states import states_for
 from tristep.trainer import Telemetry
 
-__all__ = ["SIZES", "CodeCase", "RuleCase", "cases", "difference", "largest_difference"]
+__all__ = ["SHAPES", "SIZES", "CodeCase", "RuleCase", "ShapedCase", "cases", "difference", "largest_difference"]
 
 # Below, at and above a block of packed states (128) and a tile (1,024), and several tiles.
 SIZES = (0, 1, 3, 127, 128, 1023, 1024, 1025, 5000, 2048, 129)
+# For means: several matrices in a tile, some cut across their rows or columns, of one element, and tensors that are none.
+SHAPES = ((3, 5), (4, 3, 3), (2, 3, 1, 1), (300, 7), (6, 10), (5, 301), (2, 70, 130), (1, 1), (1100,), (), (0, 3))
 _WITHOUT_GRADIENT = 4
 _EXTENSIVE = ("adamw", "sgd_momentum", "adan", "lamb")  # rules that go through all storage and all that is folded in
 # Rules, and the transforms that are applied to them.
@@ -34,7 +37,7 @@ _TRANSFORMS: dict[str, Callable[[Any], Any]] = {name: getattr(transforms, name) 
 }
 _OF_TRANSFORMS = {"hyperball_lr": 0.1, "agc": 0.1, "clip_norm": 10.0, "skip_square": 1e9}
 _OF_TRANSFORMS |= dict(zip(_OF_ALL, (20.0, 1e9), strict=True))
-_MOST_ULPS = {"exact": 0, "sums": 8, "metrics": 64}
+_MOST_ULPS = {"exact": 0, "sums": 8, "means": 16, "metrics": 64}
 
 Tensors = dict[str, list[torch.Tensor]]
 
@@ -148,6 +151,69 @@ class RuleCase(NamedTuple):
         return _placed(values, gradient, self.offset)
 
 
+class ShapedCase(NamedTuple):
+    """Two steps of a rule that is chosen by the weight's shape, on tensors of `SHAPES`, one of which has no gradient.
+
+    Attributes:
+        rule: its name.
+        weight, state: names of types; the states' default is the weights'.
+        offset: elements by which tensors are off a multiple of 64 bytes.
+        skips: limit the norm of all gradients, and skip the second step, whose gradients are large.
+    """
+
+    rule: str
+    weight: str = "float32"
+    state: str | None = None
+    offset: int = 0
+    skips: bool = False
+    limit = _MOST_ULPS["means"]
+
+    def __str__(self) -> str:
+        given = {k: v for k, v in self._asdict().items() if k != "rule" and v != self._field_defaults[k]}
+        return "-".join([self.rule, *(k if v is True else f"{k}={v}" for k, v in given.items())])
+
+    @property
+    def base(self) -> ShapedRule:
+        """The rule without a limit."""
+        return getattr(rules, self.rule)
+
+    @property
+    def made(self) -> ShapedRule:
+        """The rule as it is stepped."""
+        return transforms.limited(self.base, True) if self.skips else self.base
+
+    def compare(self) -> tuple[float, str]:
+        """The largest difference of the engines in ulps, and where it is."""
+        return largest_difference(self.run("cpu"), self.run("triton"))
+
+    def run(self, engine: str) -> Tensors:
+        """All tensors afterwards, by name."""
+        base, rule, rng = self.base, self.made, np.random.default_rng(5)
+        weight, state = (None if name is None else getattr(torch, name) for name in (self.weight, self.state))
+        dtype = compute_dtype(weight)
+
+        def drawn(name: str, shape: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+            return _placed(torch.as_tensor(draw(rng, base, name, shape)), kind, self.offset)
+
+        weights = [drawn("weight", shape, weight) for shape in SHAPES]
+        states = states_for(rule, weights, state)
+        for name, *column in zip(rule.state, *states, strict=True):
+            for each in column:
+                if each.dtype not in (torch.uint8, torch.int8):  # codes start from zeros
+                    each.copy_(torch.as_tensor(draw(rng, base, name, each.shape)))
+        update = Update(rule, weights, states, engine=engine)
+        update.decide = _halve
+        for step in range(2):
+            size = 1e6 if self.skips and step else 1.0
+            gradients = [drawn("gradient", shape, weight).mul_(size) for shape in SHAPES]
+            for i in range(len(SHAPES)):
+                row = hyper_row(base, i % 2, dtype) | {"clip_norm": 1e3, "skip_square": 1e8}
+                update.hyper[i] = [row[name] for name in ("rescale_grad", *rule.hyper)]
+            update.bind([None if i == _WITHOUT_GRADIENT else each for i, each in enumerate(gradients)])
+            update()
+        return {"weight": weights} | {name: [row[k] for row in states] for k, name in enumerate(rule.state)}
+
+
 class CodeCase(NamedTuple):
     """All that a gradient code does with n values: encode, decode, sum up to a message and to values, and votes.
 
@@ -215,10 +281,18 @@ class CodeCase(NamedTuple):
         return {name: tensors for name, tensors in found.items() if not self.special or tensors[0].is_floating_point()}
 
 
-def cases() -> Iterator[RuleCase | CodeCase]:
+def cases() -> Iterator[RuleCase | ShapedCase | CodeCase]:
     """All cases: each rule in each type, and those of `_EXTENSIVE` with all storage; each code."""
     for name in rules.__all__:
         rule = getattr(rules, name)
+        if isinstance(rule, ShapedRule):
+            yield ShapedCase(name)
+            yield ShapedCase(name, "bfloat16")
+            yield ShapedCase(name, "float16", offset=1)
+            yield ShapedCase(name, "float64", offset=1)
+            yield ShapedCase(name, "bfloat16", "uint8")
+            yield ShapedCase(name, state="int8")
+            yield ShapedCase(name, skips=True)
         if not isinstance(rule, Rule):
             continue
         yield RuleCase(name)

@@ -239,12 +239,29 @@ def _ranges_of(table: Any) -> Iterator[Range]:
         if kind in (torch.uint8, torch.int8):  # codes, the latter two to a byte, and after them the scales of blocks of 128
             codes = sizes if kind == torch.uint8 else -(-sizes // 2)
             rows[2 + k] = -(-codes // 16) * 16 + -(-sizes // 128) * 4
-    if len(table.addresses) > len(rows):
+    if table.storage.master:
         rows.append(sizes * table.masters[0].element_size())
-    for row, (addresses, lengths) in enumerate(zip(table.addresses, rows, strict=True)):
+    named = [(f"row {row}", *pair) for row, pair in enumerate(zip(table.addresses, rows, strict=False))]
+    if table.parts is not None:
+        named += _of_parts(table)
+    for name, addresses, lengths in named:
         for i, (address, length) in enumerate(zip(addresses.tolist(), lengths.tolist(), strict=True)):
             if address:
-                yield Range(address, length, f"row {row} of tensor {i}")
+                yield Range(address, length, f"{name} of tensor {i}")
+
+
+def _of_parts(table: Any) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """The memory that means over parts of tensors are in, and that of their states: names, addresses and bytes by tensor."""
+    parts = table.parts
+    for k, (vector, scope) in enumerate(zip(parts.vectors, parts.scopes, strict=True)):
+        yield f"vector {k}", parts.addresses_in(vector, scope), parts.counts[scope] * vector.element_size()
+    for kept in parts.kept:
+        for k, states in enumerate(zip(*kept, strict=True)):
+            yield f"kept {k}", np.array([each.data_ptr() for each in states]), np.array([each.nbytes for each in states])
+    for sums in table._kept_alive:
+        for k, room in enumerate(getattr(sums, "_rooms", ())):
+            ends = np.append(sums.addresses[k][1:], room.data_ptr() + room.nbytes)
+            yield f"sums of tiles {k}", sums.addresses[k], ends - sums.addresses[k]
 
 
 @cache

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,8 +27,11 @@ from tristep.kernels.backends.triton.compile import compile_for, options_of
 from tristep.kernels.compress.triton import compile_for as compile_code
 from tristep.trainer import Telemetry
 
-from .cases import CodeCase, RuleCase, cases
+from .cases import CodeCase, RuleCase, ShapedCase, cases
 from .driver import install
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+import fake_driver  # noqa: E402
 
 __all__ = ["TARGETS", "main"]
 
@@ -43,6 +47,16 @@ SAMPLE = (
     RuleCase("lamb", "bfloat16", metrics=True),
     CodeCase("int8", 5000, "bfloat16", ranks=3),
     CodeCase("2bit", 5000, ranks=3),
+    ShapedCase("adafactor", "bfloat16", "uint8"),
+    ShapedCase("came", "bfloat16"),
+    ShapedCase("group_adagrad"),
+)
+# Of rules with means, whose kernels depend on the tensors' shapes: these are launched by a driver that runs nothing.
+MEANS = (
+    ShapedCase("adafactor"),
+    ShapedCase("group_adagrad"),
+    ShapedCase("came", "bfloat16", "uint8"),
+    ShapedCase("adafactor", "float64", offset=1),
 )
 
 
@@ -59,9 +73,20 @@ def main() -> None:
             except Exception as error:  # whatever a compiler raises; all of it is reported
                 failed.append(f"{target} {name}: {type(error).__name__}: {_cause(error)}")
                 continue
-            threads = found.num_warps * TARGETS[target].warp_size
-            if threads > THREADS or found.shared > SHARED[target]:
-                failed.append(f"{target} {name}: {threads} threads, {found.shared} bytes of shared memory")
+            failed += _too_large(target, name, found.num_warps, found.shared)
+        launched: set[str] = set()
+        for case in MEANS:
+            try:
+                kernels = _launched(case, TARGETS[target])
+            except Exception as error:
+                failed.append(f"{target} {case}: {type(error).__name__}: {_cause(error)}")
+                continue
+            compiled += len(kernels)
+            launched |= {each["name"] for each in kernels}
+            for each in kernels:
+                failed += _too_large(target, f"{case}, {each['name']}", each["num_warps"], each["shared"])
+        if missing := {"update_kernel", "means_kernel", "finish_kernel", "means_of_rows_kernel"} - launched:
+            failed.append(f"{target}: rules with means have launched no {', '.join(sorted(missing))}")
     emulator, emulated = install(), 0
     for case in SAMPLE:
         emulator.defects.clear()
@@ -73,9 +98,30 @@ def main() -> None:
     print(json.dumps({"triton": triton.__version__, "compiled": compiled, "emulated": emulated, "failed": failed}))
 
 
+def _too_large(target: str, name: str, warps: int, shared: int) -> list[str]:
+    threads = warps * TARGETS[target].warp_size
+    if threads <= THREADS and shared <= SHARED[target]:
+        return []
+    return [f"{target} {name}: {threads} threads, {shared} bytes of shared memory"]
+
+
+def _launched(case: ShapedCase, target: GPUTarget) -> list[dict[str, Any]]:
+    """The metadata of the kernels that steps of a rule with means launch: compiled for a target, and not run."""
+    found: list[dict[str, Any]] = []
+    fake_driver.install(target)
+    triton.knobs.compilation.listener = lambda *, metadata, **others: found.append(metadata)
+    try:
+        case.run("triton")
+    finally:
+        triton.knobs.compilation.listener = None
+    return found
+
+
 def _compiled_cases() -> Iterator[RuleCase | CodeCase]:
     """All rules in three types, all storage of those rules that have each, codes in two forms."""
     for case in cases():
+        if isinstance(case, ShapedCase):
+            continue  # see _launched
         if isinstance(case, CodeCase):
             if case.n == 5000:
                 yield case
