@@ -472,9 +472,9 @@ class Update:
             if not in_matrices(self.rule, weight, states)
         ]
         raise RuntimeError(
-            f"{', '.join(strided[:8])}: rule {self.rule.name!r} steps weights whose rows do not follow each other in memory, "
-            "such as transposed or channels_last ones, by torch operations with numbers from the host, which a CUDA graph "
-            "would never update; make the optimizer of weights that are .contiguous(), or of the model after "
+            f"{', '.join(strided[:8])}: rule {self.rule.name!r} steps weights whose rows do not follow each other in "
+            "memory, such as transposed or channels_last ones, by torch operations with numbers from the host, which a "
+            "CUDA graph would never update; make the optimizer of weights that are .contiguous(), or of the model after "
             ".to(memory_format=torch.contiguous_format), or do not capture its steps"
         )
 
