@@ -102,9 +102,12 @@ class Registry(dict[str, T]):
         if entry is not None:
             return entry
         names = self.names()
+        guess = did_you_mean(self._key(name).removesuffix(self.suffix), names)
+        package = f", one in a package the entry points {self.group!r}" if self.hint and self.group else ""
+        hint = f" {self.hint}{package}." if self.hint else ""
         raise ValueError(
-            f"{argument}={name!r}: no {self.kind} is registered by that name; there are {', '.join(names) or 'none'}."
-            f"{did_you_mean(self._key(name).removesuffix(self.suffix), names)} {self.hint}".rstrip()
+            f"{argument}={name!r}: no {self.kind} is registered by that name.{guess}{hint} "
+            f"There are {', '.join(names) or 'none'}"
         )
 
     def find(self, name: str) -> T | None:

@@ -357,7 +357,7 @@ def test_bad_metrics_and_metadata(tmp_path):
         ({"metrics": {"accuracy": 1}}, ValueError, "metrics lack 'loss'"),
         ({"metrics": {"loss": "1"}}, TypeError, r"metrics\['loss'\]"),
         ({"metrics": {"loss": torch.ones(2)}}, ValueError, "must be one number"),
-        ({"metrics": 3}, TypeError, "metrics must be numbers by name"),
+        ({"metrics": 3}, TypeError, "metrics=3: must be numbers by name"),
         ({"metadata": {1, 2}}, TypeError, "must be data that JSON has"),
     ):
         with pytest.raises(error, match=message):

@@ -25,7 +25,7 @@ class Base:
 
 @pytest.fixture
 def registry():
-    return Registry("shape", Base, argument="form", suffix="shape", hint="Write a class.")
+    return Registry("shape", Base, argument="form", suffix="shape", hint="Write a class")
 
 
 @pytest.mark.parametrize("name", ["round", "Round", "roundshape", "ROUNDSHAPE"])
@@ -55,11 +55,11 @@ def test_unknown_name_lists_known_and_nearest(registry):
     class RoundShape(Base):
         pass
 
-    with pytest.raises(ValueError, match=r"^form='Rond': no shape is registered by that name; there are none\. Write a"):
+    with pytest.raises(ValueError, match=r"^form='Rond': no shape is registered by that name\. Write a class\. There are none$"):
         registry.lookup("Rond")
     registry.register(RoundShape)
     registry.register(RoundShape, "ball", "Circle")
-    expected = r"form='Rond': .*; there are ball, circle, round\. Did you mean 'round'\? Write a class\.$"
+    expected = r"form='Rond': .* name\. Did you mean 'round'\? Write a class\. There are ball, circle, round$"
     with pytest.raises(ValueError, match=expected):
         registry.lookup("Rond")
     with pytest.raises(ValueError, match="given='Rond': no shape"):

@@ -345,7 +345,9 @@ def _print_error(outcome: futures.Future[None]) -> None:
 
 def _checked(metrics: Mapping[str, Any] | None, needed: str | None) -> dict[str, Any]:
     if metrics is not None and not isinstance(metrics, Mapping):
-        raise TypeError(f"metrics must be numbers by name, got {type(metrics).__name__}")
+        raise TypeError(
+            f"metrics={metrics!r:.200}: must be numbers by name, such as {{'loss': 0.5}}; the step is the trainer's own"
+        )
     values: dict[str, Any] = {}
     for name, value in (metrics or {}).items():
         if isinstance(value, torch.Tensor):

@@ -97,6 +97,10 @@ class SGD(FusedOptimizer, torch.optim.SGD):
 class Adam(FusedOptimizer, torch.optim.Adam):
     """`torch.optim.Adam` with a fused step.
 
+    Averages of bfloat16 and float16 parameters are float32, where torch's have the parameters' dtype. The parameters
+    themselves are rounded to nearest as torch's are, so an update of less than half their last digit is lost;
+    `as_torch(tristep.optimizer.Adam)` has options against that, such as `multi_precision` and `stochastic_rounding`.
+
     Args:
         state_dtype: the storage of the averages: None or "float32", "bfloat16", "8bit" or "4bit"; see
             `tristep.optimizer.RuleOptimizer`. A group may have its own. Other arguments are torch's.
@@ -145,6 +149,10 @@ class Adam(FusedOptimizer, torch.optim.Adam):
 
 class AdamW(Adam, torch.optim.AdamW):
     """`torch.optim.AdamW` with a fused step.
+
+    Averages of bfloat16 and float16 parameters are float32, where torch's have the parameters' dtype. The parameters
+    themselves are rounded to nearest as torch's are, so an update of less than half their last digit is lost;
+    `as_torch(tristep.optimizer.AdamW)` has options against that, such as `multi_precision` and `stochastic_rounding`.
 
     Args:
         state_dtype: the storage of the averages: None or "float32", "bfloat16", "8bit" or "4bit"; see
