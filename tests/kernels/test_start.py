@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,17 @@ def test_a_triton_without_a_backend_for_the_gpu_is_left_alone(monkeypatch):
     with pytest.raises(RuntimeError, match="engine='triton' cannot run on xpu:0: .* no backend named 'intel'"):
         choose_engine(device, "triton")
     backends._warn.cache_clear()
+
+
+def test_a_triton_that_is_too_old_is_told_of(monkeypatch):
+    """As torch 2.8's Triton 3.4, which lacks what kernels call."""
+    monkeypatch.delenv("TRISTEP_ENGINE", raising=False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.delattr("triton.constexpr_function")
+    with pytest.warns(UserWarning, match=r"Triton .* is older than 3\.5, which torch 2\.9 brings: update torch"):
+        assert choose_engine(torch.device("cuda", 3)) == "eager"
+    backends._warn.cache_clear()
+    import_module("tristep.kernels.backends.triton.start").problem_of.cache_clear()
 
 
 def test_a_triton_that_cannot_be_imported_is_told_of(monkeypatch):

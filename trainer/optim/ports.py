@@ -24,6 +24,19 @@ from .groups import Group, Numbers, name_of
 
 _TorchAdam = torch.optim.Adam  # by another name, because a user may set `torch.optim.Adam` to the class below
 
+
+class _NoMuon(torch.optim.Optimizer):
+    """The base of `Muon` where torch has none."""
+
+    def __init__(self, *_arguments: Any, **_options: Any) -> None:
+        raise RuntimeError(
+            f"tristep.optim.Muon is torch.optim.Muon, which torch 2.9 brought, and this is torch {torch.__version__}: update "
+            "torch, or use tristep.optim.as_torch(tristep.optimizer.Muon)"
+        )
+
+
+_TorchMuon: Any = getattr(torch.optim, "Muon", _NoMuon)
+
 __all__ = [
     "ASGD",
     "SGD",
@@ -409,7 +422,7 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
         }
 
 
-class Muon(FusedOptimizer, torch.optim.Muon):
+class Muon(FusedOptimizer, _TorchMuon):
     """`torch.optim.Muon` on tristep's rule, for matrices only; `tristep.optimizer.Muon` takes all tensors.
 
     `ns_coefficients` may also be the name of a list, such as "polar_express", or a list of triples, one for each step;

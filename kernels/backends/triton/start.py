@@ -23,6 +23,8 @@ def problem_of(device: torch.device) -> str:
     Each device is tried once. If Triton's folder for compiled code cannot be written, it gets a temporary one, with a
     warning.
     """
+    if not hasattr(triton, "constexpr_function"):  # which kernels call
+        return f"Triton {triton.__version__} is older than 3.5, which torch 2.9 brings: update torch"
     needed = {"cuda": "amd" if torch.version.hip else "nvidia", "xpu": "intel"}[device.type]
     if needed not in backends:
         names = ", ".join(backends) or "none"
