@@ -116,7 +116,7 @@ def histogram(what: str) -> Metric:
 
 
 def bins_of(counts: np.ndarray) -> np.ndarray:
-    """Return the number of elements in each bin between `EDGES`, [..., BINS], from values of `histogram`."""
+    """Turn the cumulative counts of `histogram`, elements at or above each edge, into a count for each bin, [..., BINS]."""
     bins = counts.copy()
     bins[..., 1:-1] -= counts[..., 2:]
     return bins

@@ -197,7 +197,7 @@ class Telemetry:
 
     @property
     def pending(self) -> bool:
-        """Whether recorded steps have not arrived on the host yet."""
+        """Whether at least one recorded step is still on the device."""
         return self._buffer is not None and self._buffer.arrived().stop < self._buffer.count
 
     def flush(self) -> None:

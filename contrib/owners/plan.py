@@ -148,7 +148,7 @@ class OwnedPlan(GroupPlan):
         self._fill_new([shard is not None for shard in self._shards_of_gradients])
 
     def send_back(self) -> None:
-        """Start to send the shards of the new weights back."""
+        """Start to send each rank its shard of the weights that this rank has updated."""
         if self._back is not None:
             self._back.start()
 

@@ -46,7 +46,7 @@ class BatteryResult:
 
     @property
     def labels(self) -> list[str]:
-        """The names for tables; with `same_as`, as "muon (= adam)"."""
+        """Names for tables. An optimizer that updates vectors as a plainer one does says so: "muon (= adam)"."""
         return [label(name, self.same_as.get(name)) for name in self.names]
 
     @property

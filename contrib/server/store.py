@@ -230,8 +230,8 @@ class ServerStore(KVStore):
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Send an optimizer to all servers, which update stored values by it from now on, with new states.
 
-        One worker may call it, or all: the first nth call of any worker sets the nth optimizer. Other workers need a
-        `barrier` between that and their next push.
+        One worker may call it, or all. Calls are matched by number: whoever makes its nth call first sets the nth optimizer,
+        and the others' nth calls do nothing. Other workers need a `barrier` between that and their next push.
 
         Raises:
             TypeError: `optimizer` is not an `Optimizer`, or cannot be sent: its attributes must be plain data, and its class

@@ -280,7 +280,10 @@ def came_of_vectors(w, g, state, hyper, sums):
     state=("mean", "row", "column", "var", "unstable_row", "unstable_column", "unstable_var"),
 )
 def came(shape):
-    """CAME: Adafactor with momentum, divided by a factored average of its instability. Luo et al. (2023), alg. 2."""
+    """CAME: an average of Adafactor's steps, divided by the root of a factored average of (step - average)^2.
+
+    Vectors skip the division. Luo et al. (2023), alg. 2.
+    """
     if len(shape) < 2:
         return came_of_vectors
     return came_of_elements if tuple(shape[-2:]) == (1, 1) else came_of_matrices

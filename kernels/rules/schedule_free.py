@@ -20,7 +20,7 @@ def schedule_free_sgd(w, g, state, hyper):
 
 @rule(full_precision=("z",), nonnegative=("var",))
 def schedule_free_adamw(w, g, state, hyper):
-    """Schedule-free AdamW: the gradient over Adam's denominator; `correction2` is 1 / (1 - beta2^t)."""
+    """Schedule-free AdamW: as `schedule_free_sgd`, with the gradient divided by sqrt(corrected var), then the decay."""
     z, var = state
     lr, wd, clip, beta, beta2, one_minus_beta2, epsilon, correction2, share = hyper
     g = clipped(g, clip)

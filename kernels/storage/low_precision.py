@@ -28,7 +28,7 @@ class CodesOnly(NamedTuple):
 def keys(seed: int | CodesOnly, updates: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Return a 32-bit random key for each of n tensors: float64 [n, 2], the low and the high 16 bits.
 
-    The halves fit into float32, which hyper-parameters may be, and the keys are passed among them.
+    A key travels as two columns of `hyper`. These may be float32, which holds 16 bits exactly, but not 32.
 
     Args:
         seed: the seed of the run.

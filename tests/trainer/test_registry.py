@@ -55,7 +55,9 @@ def test_unknown_name_lists_known_and_nearest(registry):
     class RoundShape(Base):
         pass
 
-    with pytest.raises(ValueError, match=r"^form='Rond': no shape is registered by that name\. Write a class\. There are none$"):
+    with pytest.raises(
+        ValueError, match=r"^form='Rond': no shape is registered by that name\. Write a class\. There are none$"
+    ):
         registry.lookup("Rond")
     registry.register(RoundShape)
     registry.register(RoundShape, "ball", "Circle")

@@ -267,8 +267,7 @@ class ReplicasSync(GradientSync):
        then the local replicas are updated, and `end_step()` is called.
 
     `Trainer.allreduce_grads()` makes the calls 1, 2 (without the error) and `reduce`; its `update()` makes 3 and the update
-    only. If a step that failed after `reduce` is repeated, `reduce` is called without the parameters whose gradients are
-    sums already.
+    only. After a step that failed late some gradients are sums already; the next `reduce` is not given these.
 
     Gradients that several backward passes have accumulated are reduced as they are. A subclass that reduces while backward
     runs must not do so inside `accumulate()`. It may ignore `fresh` if its hooks know better which gradients are fresh.

@@ -30,8 +30,8 @@ class _NoMuon(torch.optim.Optimizer):
 
     def __init__(self, *_arguments: Any, **_options: Any) -> None:
         raise RuntimeError(
-            f"tristep.optim.Muon is torch.optim.Muon, which torch 2.9 brought, and this is torch {torch.__version__}: update "
-            "torch, or use tristep.optim.as_torch(tristep.optimizer.Muon)"
+            f"tristep.optim.Muon is torch.optim.Muon, which torch 2.9 brought, and this is torch {torch.__version__}: "
+            "update torch, or use tristep.optim.as_torch(tristep.optimizer.Muon)"
         )
 
 

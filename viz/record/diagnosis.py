@@ -184,7 +184,8 @@ def _dead(run: Run, curve: Curve) -> Iterator[Finding]:
 
 def _ratios(run: Run, curve: Curve) -> Iterator[Finding]:
     ratios = curve.high
-    # By quarters of the run, because weights whose learning rate is too high soon grow until it fits.
+    # Judged by quarters: a rate that is too high makes the weights grow, which lowers the ratio, so that a mean over the run
+    # would hide it.
     quarters = np.array_split(np.arange(len(ratios)), 4)
     typical = np.concatenate([quantiles(ratios[quarter].T, (0.5,)) for quarter in quarters])
     finite = np.isfinite(typical)

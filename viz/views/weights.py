@@ -45,7 +45,7 @@ class UpdateRatioView(OneRunView):
         return self.said(Scene([panel], self.title("How far each update moves its tensor")))
 
     def description(self) -> str:
-        """Return `description` of `RunView`, and the tensors with the update ratios farthest from 1e-3."""
+        """Describe the run, and name the five tensors whose update ratio is farthest from 1e-3, the usual size."""
         worst = [f"{name} {ratio:.1g}" for name, ratio in farthest_ratios(self.run)[:5]]
         return super().description() + (f"\nfarthest from 1e-3: {', '.join(worst)}" if worst else "")
 
