@@ -38,8 +38,14 @@ _viz.views.view.View._ipython_display_ = _show
 _get_ipython().events.register("post_run_cell", _write)
 """
 FRAME = """<iframe class="view" src="{page}" title="An interactive view" loading="lazy"
-style="width: 100%; height: 560px; border: 0"
-onload="try {{ this.style.height = this.contentDocument.documentElement.scrollHeight + 'px' }} catch (e) {{}}"></iframe>"""
+style="width: 100%; height: 560px; border: 0"></iframe>"""
+# Each frame is as high as its page says that it is, also from the disk, where no page sees into another.
+FITTED = """<script>
+addEventListener("message", ({ data, source }) => {
+  const frame = [...document.querySelectorAll("iframe.view")].find((each) => each.contentWindow === source);
+  if (frame && data.tristepHeight > 0) frame.style.height = data.tristepHeight + "px";
+});
+</script>"""
 
 
 def write(tutorials: Path, pages: Path, live: list[str]) -> list[dict[str, str]]:
@@ -63,7 +69,8 @@ def write(tutorials: Path, pages: Path, live: list[str]) -> list[dict[str, str]]
         page = f"tutorials/{name}.md"
         shown = [cell for cell in notebook.cells if cell.get("id") != "install"]  # which is for those who run the notebook
         text = "\n\n".join(filter(None, (_cell(cell, number, files) for number, cell in enumerate(shown))))
-        (pages / page).write_text(f"{_links(text)}\n", encoding="utf-8")
+        script = f"{FITTED}\n\n" if '<iframe class="view"' in text else ""
+        (pages / page).write_text(f"{script}{_links(text)}\n", encoding="utf-8")
         found = re.search(r"^# (.+)$", text, re.MULTILINE)
         assert found is not None, f"{name} has no title"
         contents.append({f"{int(name[:2])}. {found[1]}": page})
@@ -92,9 +99,14 @@ def _cell(cell: Any, number: int, files: Path) -> str:
 
 def _with_formulas(text: str) -> str:
     """LaTeX between dollars as MathML, which browsers show without a script."""
-    text = re.sub(r"\$\$(.+?)\$\$", lambda match: f"<div>{convert(match[1], display='block')}</div>", text, flags=re.DOTALL)
+    text = re.sub(r"\$\$(.+?)\$\$", _displayed, text, flags=re.DOTALL)
     # A line that begins with <math> would be a paragraph of its own.
     return re.sub(r"\$([^$]+?)\$", lambda match: f"<span>{convert(match[1])}</span>", text)
+
+
+def _displayed(match: re.Match[str]) -> str:
+    """A formula on lines of its own, which is moved sideways where the page is narrower."""
+    return f'<div style="overflow-x: auto">{convert(match[1], display="block")}</div>'
 
 
 def _output(output: Any, name: str, files: Path) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from functools import cache
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ WIDE, HIGH = 1000, 700  # pixels of an output in JupyterLab on such a screen, an
 SIZE = "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return [box.width, box.height]"
 
 
+@cache
 def _views():
     """One of each kind, with as much as it may have."""
     run, other = make_run(name="adam"), make_run(name="lion")
@@ -105,6 +107,49 @@ def test_each_view_fits_the_screen(stage):
     finally:
         stage.browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert {name: height for name, height in high.items() if height > HIGH} == {}
+
+
+# The panels of the others stand one below the other where a page is narrow.
+SMALL = ("LiveView", "LossView", "Playground", "TrajectoryView", "SweepView", "ScheduleView", "LossPlaneView", "WeightsView")
+
+
+def test_a_picture_and_its_sliders_fit_a_small_screen(stage):
+    """800 x 600 pixels, which are also those of 1,200 x 900 at 150 %: a notebook's cell has some 640 of them, and 500."""
+    stage.browser.driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 800, "height": 600, "deviceScaleFactor": 1.5, "mobile": False}
+    )
+    stage.browser.run("document.body.style.margin = 0; document.getElementById('stage').style.width = '640px'")
+    high = {}
+    try:
+        views = _views()
+        for name in SMALL:
+            stage.show(views[name].scene())
+            wide, picture = stage.browser.run(SIZE, ".tristep-picture canvas")
+            assert wide > 570
+            assert picture > 220
+            high[name] = stage.browser.run(SIZE, ".tristep-body")[1]
+            stage.browser.keep(f"small-{name}")
+    finally:
+        stage.browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert {name: height for name, height in high.items() if height > 470} == {}
+
+
+def test_a_view_takes_the_width_of_its_cell(stage):
+    stage.browser.driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 1920, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    )
+    stage.browser.run("document.body.style.margin = 0; document.getElementById('stage').style.width = '1812px'")
+    try:
+        views = _views()
+        for name in ("LiveView", "LossView", "Dashboard", "Playground"):
+            stage.show(views[name].scene())
+            wide, _ = stage.browser.run(SIZE, ".tristep-picture canvas")
+            beside, _ = stage.browser.run(SIZE, ".tristep-controls") if name == "Playground" else (0, 0)
+            assert wide + beside > 0.95 * 1812, name
+            assert stage.browser.run(SIZE, ".tristep")[1] < 0.8 * 1000
+            stage.browser.keep(f"wide-{name}")
+    finally:
+        stage.browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 @pytest.mark.sample(0)

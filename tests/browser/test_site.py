@@ -35,3 +35,47 @@ def test_a_view_in_a_tutorial_answers_to_its_slider(browser, tmp_path_factory):
     browser.keys(slider, "\ue012")  # the left arrow: it is at its end
     browser.until(lambda: browser.digest() != before, "another picture")
     browser.driver.switch_to.default_content()
+
+
+@pytest.fixture
+def phone(browser):
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    yield browser
+    browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.sample(0)
+def test_no_page_pans_on_a_phone(phone, tmp_path_factory):
+    site = built(tmp_path_factory, "--live", "none", "--optimizers", "adam")
+    wide = {}
+    for page in [*(site / f"{name}.html" for name in PAGES), *sorted((site / "tutorials").glob("*.html"))]:
+        phone.driver.get(page.as_uri())
+        wide[page.stem] = phone.run("return document.documentElement.scrollWidth")
+    assert len(wide) > 15
+    assert {name: width for name, width in wide.items() if width > 390} == {}
+
+
+@pytest.mark.sample(0)
+def test_the_frame_of_a_view_is_as_high_as_its_content(phone, tmp_path_factory):
+    site = built(tmp_path_factory, "--live", "13", "--optimizers", "none")
+    phone.driver.get((site / "tutorials" / "13_what_muon_does.html").as_uri())
+    frame = phone.find("iframe.view")
+    phone.run("arguments[0].scrollIntoView()", frame)
+    content = "const { scrollHeight, scrollWidth } = document.documentElement; return [scrollHeight, scrollWidth]"
+    for width in (390, 820):  # as when the phone is turned
+        size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+        phone.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+        def is_fitted():
+            height, wide = phone.run("return [arguments[0].clientHeight, arguments[0].clientWidth]", frame)
+            phone.driver.switch_to.frame(frame)
+            try:
+                shown = phone.run("return document.querySelector('canvas')?.getBoundingClientRect().height ?? 0")
+                within = phone.run("return document.documentElement.getBoundingClientRect().height")
+                return shown > 100 and phone.run(content) == [height, wide] and abs(within - height) <= 1
+            finally:
+                phone.driver.switch_to.default_content()
+
+        phone.until(is_fitted, "a frame that fits")
+        phone.keep(f"site-phone-{width}")

@@ -113,6 +113,8 @@ def checked(message: object) -> Event | None:
 def page(payload: bytes, title: str, description: str) -> str:
     """Return an HTML page that shows a scene by itself, also from a disk: it contains the script and the data.
 
+    In a frame it posts {tristepHeight: pixels} to the page around whenever its height changes.
+
     Arrays are rounded to five digits where that is not visible: integers are not, nor are values that lie close together. A
     sweep of 41 rates, 8 optimizers and 200 steps takes 0.2 to 0.3 MB.
 
@@ -186,6 +188,11 @@ body {{ margin: 16px; background: light-dark({light}, {dark}); font-family: syst
 const packed = Uint8Array.from(atob(document.getElementById("payload").textContent), (sign) => sign.charCodeAt(0));
 const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
 mount(document.getElementById("scene"), unpack(await new Response(unpacked).arrayBuffer()));
+if (parent !== window) {{ // in a frame, whose page may make it as high as this is
+  const all = document.documentElement;
+  const tell = () => parent.postMessage({{ tristepHeight: Math.ceil(all.getBoundingClientRect().height) }}, "*");
+  new ResizeObserver(tell).observe(all);
+}}
 </script>
 </body>
 </html>

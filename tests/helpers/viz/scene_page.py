@@ -52,7 +52,9 @@ class Stage:
         module = MODULE.read_text(encoding="utf-8")
         file = folder / "stage.html"
         file.write_text(
-            '<!DOCTYPE html><meta charset="utf-8"><link rel="icon" href="data:,"><body><div id="stage"></div>'
+            '<!DOCTYPE html><meta charset="utf-8"><link rel="icon" href="data:,">'
+            "<style>#stage { width: var(--wide) }</style>"
+            '<body><div id="stage"></div>'
             f'<script type="module">{module}\nObject.assign(window, {{ {names} }});\n'
             "window.bytes = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0)).buffer;\n"
             f"window.sent = [];\n{RECORDED}</script>",
@@ -61,13 +63,16 @@ class Stage:
         browser.driver.get(file.as_uri())
 
     def show(self, scene: Any, remote: bool = True, theme: str = "auto") -> None:
+        """Show a scene at its own size, in 96 pixels an inch, unless a test has given the stage a width."""
         self.browser.run(
+            "document.getElementById('stage').style.setProperty('--wide', `${arguments[3]}px`);"
             "window.sent = []; window.shown?.destroy(); written.clear();"
             "window.shown = mount(document.getElementById('stage'), bytes(arguments[0]),"
             " {send: arguments[1] ? (message) => sent.push(message) : null, theme: arguments[2]})",
             base64.b64encode(scene.to_bytes()).decode(),
             remote,
             theme,
+            96 * scene.width + 20,
         )
 
     def update(self, scene: Any) -> None:

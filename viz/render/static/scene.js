@@ -14,6 +14,9 @@ const MOST_LISTED = 24; // values of a choice; more are searched
 const MOST_BELOW = 4; // controls below the picture; more are next to it where the page is this wide
 const WIDE = 780; // pixels
 const ASIDE = 308; // pixels that they take there
+const SEEN_SHARE = 0.78; // of the window's height that a view takes at most: the rest is the notebook's, and the cell's code
+const LOWEST = 220; // pixels of a picture's height, however low the window
+const STRETCH = 1.2; // how much wider than its own proportions a picture gets in which circles are round
 const NARROW = 280; // pixels of a panel with its words, below which panels stand one below the other
 const LEAST = 110; // pixels of a panel's height
 const GAP = 18; // pixels between panels with their words
@@ -271,13 +274,15 @@ function isNarrow(scene, width) {
 
 /**
  * The panels' frames and axes on a canvas of this width, and how high it is: {places, height}. They stand in the scene's
- * grid, or one below the other where that would be too narrow; frames in one column, or row, begin and end together.
+ * grid, at most so many pixels high, or one below the other where that would be too narrow; frames in one column, or row,
+ * begin and end together.
  */
-function arrange(scene, width, pen, zoomed, least) {
+function arrange(scene, width, most, pen, zoomed, least) {
   const grid = gridOf(scene);
   let { across } = grid;
   let panels = scene.panels.map((panel, k) => ({ ...panel, ...zoomed[k], keys: keyWidths(scene, panel, pen) }));
-  let outer = grid.down.map((share) => (share * scene.height * width) / scene.width); // heights of the rows
+  const high = Math.min(most, (scene.height * width) / scene.width);
+  let outer = grid.down.map((share) => share * high); // heights of the rows
   if (isNarrow(scene, width)) {
     const order = panels.map((_, k) => k).sort((a, b) => panels[a].row - panels[b].row || panels[a].column - panels[b].column);
     panels = panels.map((panel, k) => ({ ...panel, row: order.indexOf(k), rows: 1, column: 0, columns: 1 }));
@@ -304,7 +309,7 @@ function arrange(scene, width, pen, zoomed, least) {
     const xs = tracks(split(width, across, room.left, room.right), room.left, room.right);
     const high = split(total(outer, 0, rows), shares(outer, rows), room.top, room.bottom);
     panels.forEach((panel, k) => {
-      if (panel.rows === 1) high[panel.row] = Math.max(high[panel.row], leastHeight(panel, wideOf(panel, xs), pen));
+      if (panel.rows === 1) high[panel.row] = Math.max(high[panel.row], leastHeight(panel, wideOf(panel, xs), most, pen));
     });
     const ys = tracks(high, room.top, room.bottom);
     height = Math.round(ys.at(-1).to + room.bottom.at(-1));
@@ -336,8 +341,8 @@ function arrange(scene, width, pen, zoomed, least) {
 }
 
 /** How high a panel has to be in which something is to be read: a curve, or all lines of a text. */
-function leastHeight(panel, width, pen) {
-  if (panel.frame) return LEAST;
+function leastHeight(panel, width, most, pen) {
+  if (panel.frame) return Math.min(LEAST, most / 6);
   const high = panel.layers.filter(({ kind }) => kind === "text").map((layer) => {
     const all = [layer.texts].flat(Infinity);
     const { lines, step } = pen.fitted(layer, all.reduce((a, b) => (b.length > a.length ? b : a)), width);
@@ -1099,7 +1104,7 @@ const CSS = `
 .tristep-legend button[aria-pressed="false"] svg { opacity: 0.25; }
 .tristep-legend button[aria-pressed="false"] span { text-decoration: line-through; }
 .tristep-legend svg { flex: none; }
-.tristep-picture { position: relative; }
+.tristep-picture { position: relative; max-width: 100%; }
 .tristep-picture canvas { display: block; width: 100%; }
 .tristep-picture canvas + canvas { position: absolute; inset: 0; pointer-events: none; }
 .tristep-picture canvas:first-child { touch-action: pan-y; border-radius: 3px; }
@@ -1112,12 +1117,11 @@ const CSS = `
 .tristep-readout b { font-weight: 600; }
 .tristep-readout i { display: inline-block; width: 9px; height: 9px; margin-right: 6px; border-radius: 5px; }
 .tristep-readout div { color: var(--tristep-quiet); }
-.tristep-controls { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)); gap: 3px 24px;
-  align-items: center; margin-top: 2px; font-size: 12.5px; }
+.tristep-controls { display: flex; flex-wrap: wrap; gap: 3px 24px; align-items: center; margin-top: 2px; font-size: 12.5px; }
 .tristep-controls:empty { display: none; }
-.tristep-control { max-width: 520px; display: grid; grid-template-columns: fit-content(40%) minmax(80px, 1fr) fit-content(40%); gap: 0 10px; align-items: center; }
-.tristep-aside .tristep-body { display: grid; grid-template-columns: minmax(0, 1fr) 290px; gap: 0 18px; }
-.tristep-aside .tristep-controls { grid-template-columns: minmax(0, 1fr); align-content: start; gap: 5px; margin: 0; }
+.tristep-control { flex: 1 1 290px; max-width: min(100%, 520px); display: grid; grid-template-columns: fit-content(36%) minmax(80px, 1fr) fit-content(36%); gap: 0 10px; align-items: center; }
+.tristep-aside .tristep-body { display: grid; grid-template-columns: auto minmax(290px, 1fr); gap: 0 18px; }
+.tristep-aside .tristep-controls { display: grid; grid-template-columns: minmax(0, 1fr); align-content: start; gap: 5px; margin: 0; }
 .tristep-aside .tristep-control { grid-template-columns: 92px minmax(60px, 1fr) fit-content(40%); gap: 0 8px; }
 .tristep-controls output { min-width: 64px; font-variant-numeric: tabular-nums; }
 .tristep-controls input[type="text"] { font: inherit; color: inherit; background: var(--tristep-background); width: 76px; padding: 1px 5px;
@@ -1157,7 +1161,7 @@ const CSS = `
 .tristep-notes button:hover { background: var(--tristep-grid); }
 .tristep-silence { margin-top: 6px; font-size: 12.5px; color: var(--tristep-ink); }
 .tristep-lost .tristep-remote { opacity: 0.55; }
-.tristep-buttons { grid-column: 1 / -1; display: flex; flex-wrap: wrap; gap: 6px; }
+.tristep-buttons { flex: 0 0 100%; display: flex; flex-wrap: wrap; gap: 6px; }
 .jp-OutputArea-child:has(.tristep-pictured) + .jp-OutputArea-child:has(.jp-RenderedImage) { display: none; }
 .tristep-hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
 `;
@@ -1177,6 +1181,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   let places = []; // of the panels on the canvas
   let zoomed = scene.panels.map(() => null);
   let [width, height, ratio] = [0, 0, 1];
+  let most = Infinity; // pixels that the picture may be high
   let covered = null; // pixels of the screen, [wide, high]; null: not known yet
   let [colouring, backIsOld, frameAsked, pen] = ["light", true, 0, null];
   let cursor = null; // of the keyboard: {k, x, y}, a panel's number and pixels
@@ -1248,7 +1253,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     const scale = isNarrow(scene, width) ? 1 : Math.max(0.9, Math.min(1, width / (scene.width * PIXELS_PER_INCH)));
     pen = penFor(back.getContext("2d"), scene.style, colouring, scale, ratio);
     // While a point is held the panels do not move under the hand, however long the numbers next to them get.
-    const made = arrange(scene, width, pen, zoomed, held ? places[0].least : {});
+    const made = arrange(scene, width, most, pen, zoomed, held ? places[0].least : {});
     places = made.places;
     if (made.height !== height) {
       height = made.height;
@@ -1359,12 +1364,26 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
 
   // -- Size and colours
 
+  /** The picture is as wide as its cell, and no higher than leaves its controls on the screen. */
   function resize() {
-    const beside = root.clientWidth - 20 - ASIDE;
-    root.classList.toggle("tristep-aside", isLong() && root.clientWidth >= WIDE && !isNarrow(scene, beside));
-    const wide = Math.min(picture.clientWidth, scene.width * PIXELS_PER_INCH);
-    if (wide === width && ratio === devicePixelRatio) return;
-    [width, ratio] = [wide, devicePixelRatio || 1];
+    const room = root.clientWidth - 20;
+    if (room <= 0) return;
+    const isAside = isLong() && root.clientWidth >= WIDE && !isNarrow(scene, room - ASIDE);
+    root.classList.toggle("tristep-aside", isAside);
+    let wide = isAside ? room - ASIDE : room;
+    // The height of a frame in a page tells nothing: it may follow its content.
+    const seen = SEEN_SHARE * (window === window.top ? innerHeight : screen.availHeight - 120);
+    const heightOf = (...parts) => parts.reduce((sum, part) => sum + part.offsetHeight, 0);
+    // As they were given, for the picture is not to move when one is unfolded.
+    const lines = scene.listings.reduce((sum, { text: all, folded }) => sum + 26 + (folded ? 0 : Math.min(260, 18 * all.split("\n").length)), 0);
+    const below = Math.min(0.25 * seen, heightOf(notes, message) + lines);
+    const around = 40 + heightOf(title, legends[0], hint) + (isAside ? 0 : heightOf(controls)) + below;
+    const high = isNarrow(scene, wide) ? Infinity : Math.max(LOWEST, seen - around);
+    if (scene.panels.some(({ equal: round }) => round)) wide = Math.min(wide, (STRETCH * high * scene.width) / scene.height);
+    wide = Math.floor(wide);
+    if (wide === width && high === most && ratio === devicePixelRatio) return;
+    [width, most, ratio] = [wide, high, devicePixelRatio || 1];
+    picture.style.width = isAside || wide < room ? `${width}px` : ""; // a page may give it parts of a pixel
     covered = cursor = null;
     backIsOld = true;
     paint(); // at once: a canvas that has got a new size is empty
@@ -1478,7 +1497,6 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   }
 
   function fillWords() {
-    root.style.maxWidth = `${scene.width * PIXELS_PER_INCH + 20 + (isLong() ? ASIDE : 0)}px`;
     message.textContent = scene.message;
     const wanted = JSON.stringify(scene.notes);
     if (wanted !== notedFor) notes.replaceChildren(...scene.notes.map(noted)); // else one may be about to be clicked
@@ -2003,7 +2021,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   // -- Life
 
   const sizes = new ResizeObserver(resize);
-  sizes.observe(picture);
+  sizes.observe(root);
   const pixels = new ResizeObserver(sharpen);
   try {
     pixels.observe(front, { box: "device-pixel-content-box" });
