@@ -80,7 +80,7 @@ class LRFinder:
 def lr_find(
     source: Trainer | torch.optim.Optimizer,
     step: Callable[[], Any] | Iterator[Any] | tuple[torch.nn.Module, Callable[[Any, Any], torch.Tensor], Iterable[Any]],
-    *,
+    *refused: Any,
     low: float = 1e-7,
     high: float = 10.0,
     n: int = 100,
@@ -113,6 +113,7 @@ def lr_find(
         step: a function that takes one training step with `source` and returns the loss, a number or a tensor of one
             element; or an iterator, such as a generator, that takes a step for each loss it yields; or (net, loss, data) as
             for `tristep.fit`. It must not step a schedule or record.
+        *refused: nothing; the net, the loss and the data are one tuple.
         low, high: the first and the last rate, 0 < low < high.
         n: the number of steps, >= 4.
         spacing: "exponential" (a constant ratio of consecutive rates) or "linear".
@@ -137,6 +138,9 @@ def lr_find(
     Source: Smith (2017), "Cyclical Learning Rates for Training Neural Networks", section 3.3, for the test; the stopping
     rule is Gugger's (2018), "How Do You Find A Good Learning Rate"; the suggestions are those of fastai's `lr_find`.
     """
+    if refused:
+        kinds = ", ".join(type(each).__name__ for each in (source, step, *refused))
+        raise TypeError(f"lr_find({kinds}): must be a trainer and what to train with, lr_find(trainer, (net, loss, data))")
     if not isinstance(source, (Trainer, torch.optim.Optimizer)):
         raise TypeError(f"source must be a Trainer or a torch.optim.Optimizer, got {type(source).__name__}")
     low = number("low", low, above=0)

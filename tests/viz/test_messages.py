@@ -23,6 +23,11 @@ def _found(order):
     return tristep.lr_find(tristep.Trainer(net, "sgd"), tuple(things[name] for name in order.split()))
 
 
+def _trained():
+    net = torch.nn.Linear(2, 1)
+    return tristep.Trainer(net, "sgd"), net, torch.nn.MSELoss(), [(torch.ones(4, 2), torch.zeros(4, 1))] * 3
+
+
 def _recorder():
     net = torch.nn.Linear(2, 1)
     trainer = tristep.Trainer(net, "sgd")
@@ -41,6 +46,27 @@ def _recorder():
             lambda: LiveLoop("step"),
             "steps='step': must be a generator function, an iterator or a callable that takes one step$",
         ),
+        (
+            lambda: tristep.lr_find(*_trained()),
+            "lr_find(Trainer, Linear, MSELoss, list): must be a trainer and .*, lr_find(trainer, (net, loss, data))",
+        ),
+        (
+            lambda: tristep.lr_find(*_trained()[1:], _trained()[0]),
+            "lr_find(Linear, MSELoss, list, Trainer): must be a trainer and .*, lr_find(trainer, (net, loss, data))",
+        ),
+        (
+            lambda: simulate("beale", "sgd", learning_rates=0.1),
+            "learning_rates=0.1: must be a list .*, such as learning_rates=[0.1]",
+        ),
+        (
+            lambda: simulate("beale", "sgd", sweep={"momentum": 0.5}),
+            "sweep['momentum']=0.5: must be a list of the values to try, such as sweep={'momentum': [0.5]}",
+        ),
+        (
+            lambda: LossView([[1.0, 0.5], [2.0, 1.0]]),
+            "runs must be .*, got list: .* {'adam': [1.0, 0.5], 'sgd': [1.0, 0.8]}",
+        ),
+        (lambda: LossView(0.5), "runs must be a Recorder, .*, got float: LossView takes losses as numbers"),
         (lambda: _found("net data loss"), "step=(Linear, list, MSELoss): must be (net, loss, data) in this order"),
         (lambda: _found("loss net data"), "step=(MSELoss, Linear, list): must be (net, loss, data) in this order"),
         (lambda: _found("data loss net"), "step=(list, MSELoss, Linear): must be (net, loss, data) in this order"),
@@ -114,3 +140,19 @@ def test_losses_by_name_are_drawn(kind):
 def test_a_view_of_one_run_names_what_it_takes():
     with pytest.raises(TypeError, match="run must be a Recorder, a Run or a LiveLoop, got dict"):
         Dashboard({"a": [1.0, 0.5]})
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [1.0, 0.5, 0.25],
+        (1, 0.5, 0.25),
+        np.array([1, 0.5, 0.25]),
+        torch.tensor([1, 0.5, 0.25]),
+        [torch.tensor(1.0), torch.tensor(0.5), 0.25],
+    ],
+)
+def test_numbers_alone_are_the_losses_of_one_run(losses):
+    (run,) = LossView(losses).runs
+    assert run.scalars["loss"].curve().mean.tolist() == [1.0, 0.5, 0.25]
+    assert LossView(losses).describe() == "run: 3 steps, loss from 1 to 0.25"

@@ -7,7 +7,7 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -165,13 +165,21 @@ def one_optimizer(optimizer: Any) -> dict[str, Any]:
     return {optimizer: {}} if isinstance(optimizer, str) else {"optimizer": optimizer}
 
 
+def _several(argument: str, key: str | None, values: Any) -> list[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        given = f"{argument}={values!r}" if key is None else f"{argument}[{key!r}]={values!r}"
+        instead = f"{argument}=[{values!r}]" if key is None else f"{argument}={{{key!r}: [{values!r}]}}"
+        raise TypeError(f"{given}: must be a list of the values to try, such as {instead}")
+    return list(values)
+
+
 def settings_to_try(rates: Sequence[float] | None, sweep: Mapping[str, Sequence[Any]] | None) -> list[dict[str, Any]]:
     """Return all combinations of the arguments in `sweep` and the learning rates; the rate varies fastest."""
-    axes = {name: list(values) for name, values in (sweep or {}).items()}
+    axes = {name: _several("sweep", name, values) for name, values in (sweep or {}).items()}
     if rates is not None:
         if "learning_rate" in axes:
             raise ValueError("learning_rate is given twice, in sweep and in learning_rates: leave one out")
-        axes["learning_rate"] = [number("learning_rates", rate, low=0) for rate in rates]
+        axes["learning_rate"] = [number("learning_rates", rate, low=0) for rate in _several("learning_rates", None, rates)]
     for name, values in axes.items():
         if not values:
             raise ValueError(f"{name}: no values to try")

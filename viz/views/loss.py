@@ -41,7 +41,7 @@ class LossView(RunView):
 
     Args:
         runs: a `Recorder`, a `Run`, a `LiveLoop`, a `RunSet`, or an iterable of recorders, runs and loops; or a mapping from
-            names to the losses of steps 1, 2, ..., such as {"adam": [1.0, 0.5]}.
+            names to the losses of steps 1, 2, ..., such as {"adam": [1.0, 0.5]}; or the losses of one run, such as [1.0, 0.5].
         scalars: the names of the scalars to draw; a run may lack some of them. None draws all recorded scalars.
         smoothing: the initial width of the window in steps, >= 0, which a slider changes; 0 draws no average. None is about
             a twentieth of the number of values of the longest curve, and a larger share for short curves.
@@ -64,7 +64,7 @@ class LossView(RunView):
 
     def __init__(
         self,
-        runs: Runs | Mapping[str, Sequence[float]],
+        runs: Runs | Mapping[str, Sequence[float]] | Sequence[float],
         scalars: Sequence[str] | None = None,
         *,
         smoothing: float | None = None,
@@ -82,6 +82,8 @@ class LossView(RunView):
         self.axis = choice("axis", axis, ("step", "epoch", "seconds"))
         if isinstance(runs, Mapping):
             runs = [_run_of(name, losses) for name, losses in runs.items()]
+        elif _are_losses(runs):
+            runs = [_run_of("run", runs)]
         super().__init__(runs, **settings)
         if self.axis not in self._axes():
             raise ValueError(f"axis={axis!r}: no scalar of this name was recorded, so it must be 'step'")
@@ -162,6 +164,13 @@ class LossView(RunView):
         rates = [(i, run, run.scalars.get("learning_rate", Series())) for i, run in enumerate(self.runs)]
         curves = [(i, run, series.curve()) for i, run, series in rates if len(series)]
         return [("", curve, self._along(run, curve), i * max(len(self.scalars), 1)) for i, run, curve in curves]
+
+
+def _are_losses(runs: Any) -> bool:
+    """Return whether these are numbers: a list, an array or a tensor of them."""
+    if isinstance(runs, (list, tuple)):
+        return bool(runs) and all(isinstance(each, (int, float, np.number)) or hasattr(each, "item") for each in runs)
+    return getattr(runs, "ndim", None) == 1
 
 
 def _run_of(name: Any, losses: Any) -> Run:

@@ -167,7 +167,12 @@ def checked_runs(runs: Any) -> tuple[list[Recorder], list[Run]]:
     )
     if listed is None or not all(isinstance(each, (Recorder, Run)) for each in listed):
         wrong = runs if listed is None else next(each for each in listed if not isinstance(each, (Recorder, Run)))
-        raise TypeError(f"runs must be a Recorder, a Run, a LiveLoop, a RunSet or several, got {type(wrong).__name__}")
+        hint = ""
+        if isinstance(wrong, (int, float, list, tuple)) or hasattr(wrong, "item"):
+            hint = (
+                ": LossView takes losses as numbers, of several runs by their names: {'adam': [1.0, 0.5], 'sgd': [1.0, 0.8]}"
+            )
+        raise TypeError(f"runs must be a Recorder, a Run, a LiveLoop, a RunSet or several, got {type(wrong).__name__}{hint}")
     if not listed:
         raise ValueError("runs is empty: there is nothing to draw")
     recorders = [each for each in listed if isinstance(each, Recorder)]
