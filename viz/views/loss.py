@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class LossView(RunView):
 
     Args:
         runs: a `Recorder`, a `Run`, a `LiveLoop`, a `RunSet`, or an iterable of recorders, runs and loops; or a mapping from
-            names to the losses of steps 1, 2, ..., such as {"adam": [1.0, 0.5]}; or the losses of one run, such as [1.0, 0.5].
+            names to the losses of steps 1, 2, ..., such as {"adam": [1.0, 0.5]}; or the losses of one run.
         scalars: the names of the scalars to draw; a run may lack some of them. None draws all recorded scalars.
         smoothing: the initial width of the window in steps, >= 0, which a slider changes; 0 draws no average. None is about
             a twentieth of the number of values of the longest curve, and a larger share for short curves.
@@ -84,7 +84,7 @@ class LossView(RunView):
             runs = [_run_of(name, losses) for name, losses in runs.items()]
         elif _are_losses(runs):
             runs = [_run_of("run", runs)]
-        super().__init__(runs, **settings)
+        super().__init__(cast(Runs, runs), **settings)
         if self.axis not in self._axes():
             raise ValueError(f"axis={axis!r}: no scalar of this name was recorded, so it must be 'step'")
 
