@@ -63,8 +63,14 @@ assert torch.allclose(unit.weight, expected)
 print(f"{unit.weight.data}, and the loss went from {loss_before:.4f} to {loss_after:.4f}")
 
 # %% [markdown]
-# A second `step` without a new `backward` would use the same gradients again. That is nearly always a mistake, so it is an
-# error, and nothing has changed when it is raised.
+# *Guess:* now a second `trainer.step(batch_size=8)`, with no `backward` in between. What does it do to the weight?
+#
+# <details><summary>Answer</summary>
+#
+# Nothing. It would use the same gradients again, which is nearly always a mistake, so it is an error, and nothing has
+# changed when it is raised. torch's own optimizers take the step.
+#
+# </details>
 
 # %%
 try:
@@ -134,6 +140,15 @@ print(f"{loop.status} after {steps[-1]} steps; loss {losses[-1]:.3f}, test accur
 # lists what there is; arguments have MXNet's names and defaults. To change the optimizer in the midst of a training, make a
 # new trainer of the same network: the weights are the network's, and stay. Here Adam goes on where SGD has stopped, and
 # next to it Adam starts again.
+#
+# *Guess:* in its first steps, does the loss of the Adam that goes on jump up, for it knows nothing yet of the gradients?
+#
+# <details><summary>Answer</summary>
+#
+# It does not: Adam's averages begin with the first gradient, corrected for being few, and its steps are no longer than
+# the rate from the first one on. Tutorial 2 looks at that correction.
+#
+# </details>
 
 # %%
 runs = viz.RunSet([loop.run])
@@ -202,12 +217,66 @@ folder.cleanup()
 print("Going on and resuming gave the same weights:", same)
 
 # %% [markdown]
-# ## From here
+# ## What is open
 #
-# Tutorials 2 to 4 compare optimizers, draw schedules and find learning rates; tutorial 6 looks into a network while it
-# trains; tutorial 7 makes an optimizer of a formula that you type. What this notebook has said, once more as checks:
+# Adam was ahead of SGD here. But each had one rate, which somebody had chosen. Would SGD have won at another one?
+# Tutorial 2 begins with this question.
+#
+# ## Exercises
+#
+# 1. Gradients are sums over a batch of 32. The rate is 0.5, and the step is `step(batch_size=32)`. With which rate does
+#    `step(batch_size=1)` take the same step?
+# 2. The loss is a mean over the batch of 32 already. Which `batch_size` makes a step of the whole learning rate?
+# 3. After how many epochs did the rate change by hand above?
+#
+# Put your answers in place of `None`, and run the cell: it tries them.
+#
+# <details><summary>Solutions</summary>
+#
+# 1. $0.5 / 32 = 0.015625$: a step is the rate times the gradient over the batch's size.
+# 2. 1: the mean has been divided by 32 before.
+# 3. 8: an epoch has $1344 / 64 = 21$ steps, and $168 / 21 = 8$.
+#
+# </details>
 
 # %%
+answers = {1: None, 2: None, 3: None}
+
+
+def moved(rate, batch_size, gradient=1.0):
+    """How far a weight goes in a step."""
+    weight = nn.Parameter(torch.zeros(1))
+    weight.grad = torch.full((1,), gradient)
+    tristep.Trainer([weight], "sgd", {"learning_rate": rate}).step(batch_size=batch_size)
+    return -weight.item()
+
+
+steps_an_epoch = len(training.split(64))
+is_right = {
+    1: lambda rate: abs(moved(rate, 1) / moved(0.5, 32) - 1) < 1e-3,
+    2: lambda size: abs(moved(0.5, size) - 0.5) < 1e-6,
+    3: lambda epochs: epochs * steps_an_epoch == 168,
+}
+hints = {
+    1: lambda rate: f"this step is {moved(rate, 1) / moved(0.5, 32):.3g} times as long: what does batch_size divide?",
+    2: lambda size: (
+        f"with it the mean is divided once more, by {size}, and the step is {moved(0.5, size):.3g} instead of 0.5"
+    ),
+    3: lambda epochs: f"{epochs} epochs are {epochs * steps_an_epoch} steps; the rate changed after step 168",
+}
+for number, answer in answers.items():
+    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
+    print(f"exercise {number}: {said}")
+
+# %% [markdown]
+# What this notebook has said, once more as checks.
+
+# %%
+assert all(is_right[number](answer) for number, answer in {1: 0.015625, 2: 1, 3: 8}.items())
+wrong = {1: (0.5, 16.0), 2: (32, 2), 3: (12, 168)}
+for number, others in wrong.items():
+    assert not any(is_right[number](answer) for answer in others)
+    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
 assert torch.allclose(unit.weight, expected)
 assert loss_after < loss_before
 assert "backward" in stale

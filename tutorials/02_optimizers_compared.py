@@ -11,6 +11,9 @@
 # %% [markdown]
 # # Optimizers compared: which one, and at what rate?
 #
+# Tutorial 1 left a question open: Adam was ahead of SGD, each at a rate that somebody had chosen; is it the better one, or
+# the one with the better rate? To compare them one has to know what a rate does.
+#
 # First three questions that a bowl answers with pencil and paper: how large a rate may be, why some problems take so many
 # steps, and what momentum does about it. Then several optimizers run on functions of two variables, each at its own best
 # learning rate, and curves and maps show how they do at other learning rates and from other starts. One of them is opened
@@ -352,7 +355,9 @@ for name, score in scores.items():
 
 # %% [markdown]
 # The short answer: compare optimizers only with each at its own rate, look at how wide the trough is and not only how deep,
-# and expect little difference on a task as easy as this one.
+# and expect little difference on a task as easy as this one. That answers tutorial 1: at its own rate each of them does it.
+#
+# All of these rates were the same from the first update to the last. Should they be? Tutorial 3 asks that.
 #
 # ## Exercises
 #
@@ -403,13 +408,40 @@ is_right = {
     3: lambda momentum: abs(momentum - fastest_momentum()) < 0.02,  # so many steps are not yet the long run
     4: lambda times: abs(times / too_long(0.5, 0.9) - 1) < 0.01,
 }
+hints = {
+    1: lambda rate: (
+        "at this rate the loss grows; which of the two curvatures sets the limit?"
+        if grows(rate)
+        else "this rate converges, but larger ones do, too: when is the factor 1 - rate * curvature exactly -1?"
+    ),
+    2: lambda rate: (
+        "at this rate the loss grows, also with momentum: how many times larger is the limit with it?"
+        if grows(rate, 0.8)
+        else "larger rates converge, too: momentum beta moves the limit from 2 / L to 2 (1 + beta) / L"
+    ),
+    3: lambda momentum: (
+        "with less momentum it is faster: put the root of the condition number, 10, into the formula"
+        if momentum > fastest_momentum()
+        else "with more momentum it is faster: have you squared the quotient once too often, or forgotten the root?"
+    ),
+    4: lambda times: (
+        "longer than 1, for the root of the second average is too small by more than the first average is"
+        if times < 1
+        else "the averages begin with 0.5 of the gradient and 0.1 of its square: which quotient is the step?"
+    ),
+}
 for number, answer in answers.items():
-    print(f"exercise {number}:", "open" if answer is None else "right" if is_right[number](answer) else "not yet")
+    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
+    print(f"exercise {number}: {said}")
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
+wrong = {1: (0.01, 0.5), 2: (0.04, 0.2), 3: (0.3, 0.9), 4: (0.5, 5.0)}
+for number, others in wrong.items():
+    assert not any(is_right[number](answer) for answer in others)
+    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
 for rate, path in zip(few_rates, descents, strict=True):
     assert abs(path[1] / path[0] - [1 - rate, 1 - 100 * rate]).max() < 1e-4
 assert [round(math.log(1000) / math.log((k + 1) / (k - 1)) + 0.5) for k in needed] == list(needed.values())

@@ -11,6 +11,8 @@
 # %% [markdown]
 # # Finding a rate: how large may the learning rate be?
 #
+# The schedules of tutorial 3 all began at a rate that was given, 0.2. Where does such a number come from?
+#
 # `tristep.lr_find` tries rising rates for a hundred updates, suggests one, and puts everything back as it was. This
 # notebook first measures where the limit of a rate comes from. It trains with what the finder suggests and with ten times
 # less and more, tries several optimizers in one picture, and then asks the same question the long way: `tristep.sweep`
@@ -276,6 +278,9 @@ for momentum, losses in zip(sweep.axes["momentum"], table, strict=True):
 # to unfold, and in the test each rate is there for one. And of the momentum itself the test says nothing. So take the scale
 # from the finder, and choose around it with a sweep, if a sweep can be paid.
 #
+# All of this was measured at a network's first weights, where the finder begins. What do these decide? Tutorial 5 looks at
+# them.
+#
 # ## Exercises
 #
 # 1. SGD with a momentum of 0.9 has the rate 0.05. At which rate is plain SGD as fast in the long run, down an even slope?
@@ -311,8 +316,25 @@ is_right = {
     2: lambda step: lengths[1, step - 2] < lengths[1, -1] / 2 <= lengths[1, step - 1],
     3: lambda rate: diverges(1.02 * rate) and not diverges(0.98 * rate),
 }
+hints = {
+    1: lambda rate: (
+        f"its last step is {last_step({'learning_rate': rate}) / last_step({'momentum': 0.9, 'learning_rate': 0.05}):.2g} "
+        "times as long: how many steps of plain SGD does momentum add up in the long run?"
+    ),
+    2: lambda step: (
+        "an earlier step has half of it, too: where does 1 - 0.97^t pass 1/2?"
+        if step > 23
+        else f"1 - 0.97^{step} is {1 - 0.97**step:.2f}, which is less than half"
+    ),
+    3: lambda rate: (
+        "it diverges: which factor does momentum give the limit 2 / L of plain SGD?"
+        if diverges(rate)
+        else "larger rates do not diverge either: without momentum the limit would be 2 / 3.9 = 0.51"
+    ),
+}
 for number, answer in answers.items():
-    print(f"exercise {number}:", "open" if answer is None else "right" if is_right[number](answer) else "not yet")
+    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
+    print(f"exercise {number}: {said}")
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
@@ -326,6 +348,10 @@ assert losses_at[1.6][-1] < losses_at[1.6][0] / 10
 for momentum, each in zip((0.9, 0.97), lengths, strict=True):
     assert abs(each - (1 - momentum ** np.arange(1, 201)) / (1 - momentum)).max() < 1e-3
 assert all(is_right[number](answer) for number, answer in {1: 0.5, 2: 23, 3: 0.97}.items())
+wrong = {1: (0.05, 0.1), 2: (10, 40), 3: (0.51, 2.0)}
+for number, others in wrong.items():
+    assert not any(is_right[number](answer) for answer in others)
+    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
 assert same == {"a Trainer": True, "torch.optim": True}
 assert set(found.suggestions) == {"valley", "slide", "minimum", "steep"}
 assert accuracies["suggested"] > accuracies["too small"] > accuracies["too large"]

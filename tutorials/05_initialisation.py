@@ -11,6 +11,8 @@
 # %% [markdown]
 # # Initialisation: why the first weights matter
 #
+# Tutorial 4 tried its rates at the first weights of a network. How are these to be drawn, that any rate does?
+#
 # Each layer of a network multiplies the size of what passes through it, and twenty layers multiply it twenty times. This
 # notebook derives by how much, measures it for six ways to draw the first weights, forwards and backwards, and compares.
 # Then it shows how this changes in the first hundred updates, and how to write your own initializer.
@@ -268,6 +270,9 @@ initializer.initialize(net, mixed)
 print("biases of the first layer:", net[0].bias[:3].tolist(), "of the second:", net[2].bias[:3].tolist())
 
 # %% [markdown]
+# These are the first hundred updates. Much can go wrong in the thousands after them, in one layer of many. How would one see
+# it? Tutorial 6 looks into trainings.
+#
 # ## Exercises
 #
 # 1. A leaky ReLU multiplies negative sums by 0.2 instead of 0. Which variance of the weights gives the factor 1?
@@ -297,19 +302,40 @@ def layer_factor(variance, activation):
     return (activation(inputs @ weights.T).square().mean() / inputs.square().mean()).item()
 
 
+dropped = nn.Sequential(nn.ReLU(), nn.Dropout(0.5))
 is_right = {
     1: lambda variance: abs(layer_factor(variance, nn.LeakyReLU(0.2)) - 1) < 0.03,
-    2: lambda variance: abs(layer_factor(variance, nn.Sequential(nn.ReLU(), nn.Dropout(0.5))) - 1) < 0.03,
+    2: lambda variance: abs(layer_factor(variance, dropped) - 1) < 0.03,
     3: lambda layers: 0.5**layers < 0.001 <= 0.5 ** (layers - 1),
 }
+hints = {
+    1: lambda variance: (
+        f"this variance multiplies the mean square by {layer_factor(variance, nn.LeakyReLU(0.2)):.2f}; of the negative half "
+        "0.2 squared is left"
+    ),
+    2: lambda variance: (
+        f"this variance multiplies the mean square by {layer_factor(variance, dropped):.2f}; "
+        "what does dropout do to a mean square by itself?"
+    ),
+    3: lambda layers: (
+        f"behind {layers} layers it is {0.5**layers:.2g}, not yet below a thousandth"
+        if 0.5**layers >= 0.001
+        else f"behind {layers - 1} layers it is {0.5 ** (layers - 1):.2g}, below a thousandth already"
+    ),
+}
 for number, answer in answers.items():
-    print(f"exercise {number}:", "open" if answer is None else "right" if is_right[number](answer) else "not yet")
+    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
+    print(f"exercise {number}: {said}")
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
 assert all(is_right[number](answer) for number, answer in {1: 0.0192, 2: 0.01, 3: 10}.items())
+wrong = {1: (0.01, 0.02), 2: (0.02, 0.04), 3: (9, 12)}
+for number, others in wrong.items():
+    assert not any(is_right[number](answer) for answer in others)
+    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
 assert all(0.6 < way / theory < 1.5 for theory, *ways in measured.values() for way in ways)
 assert forward["Zero"][0] == back["Zero"][0] == 0
 assert forward["Xavier"][-2] < 1e-4 * forward["MSRAPrelu (He)"][-2] < 1e-4 * forward["Normal(0.2)"][-2]

@@ -11,6 +11,8 @@
 # %% [markdown]
 # # Watching weights, and finding a sick layer
 #
+# Tutorial 5 saw to it that a training begins well. How does one see, later on, that a layer is sick, and which?
+#
 # This notebook records what every step of a training does to every weight tensor, and shows it: losses, norms, update
 # ratios, histograms, single weights. It derives how large Adam's updates are, to know what to expect. Then four networks get
 # a fault each, and you see how pictures and notes lead to the layer. It needs no GPU and less than a minute.
@@ -285,6 +287,9 @@ viz.UpdateRatioView(loaded["spike"])
 viz.TensorHeatmap(loaded["root"])
 
 # %% [markdown]
+# How long an update is was decided by Adam's formula, whatever the network. What if you want another formula? You write it
+# down, in tutorial 7.
+#
 # ## Exercises
 #
 # 1. A layer `nn.Linear(256, 256)` has fresh weights, and every gradient is not 0. What is the update ratio of its first step
@@ -327,8 +332,22 @@ is_right = {
     2: lambda rate: abs(first_ratio(rate) / 0.001 - 1) < 0.03,
     3: lambda length: abs(length / noise_of(0.99) - 1) < 0.1,
 }
+hints = {
+    1: lambda ratio: (
+        "1/16 is the largest weight: what is the root mean square of numbers that are even between -1/16 and 1/16?"
+        if abs(ratio / 0.032 - 1) < 0.03
+        else f"{ratio / first_ratio(0.002):.2g} times what is measured: the first step moves every weight by the rate"
+    ),
+    2: lambda rate: f"this rate gives the ratio {first_ratio(rate):.2g}, and the ratio is proportional to the rate",
+    3: lambda length: (
+        "shorter: an average over more steps leaves less of the noise"
+        if length > noise_of(0.99)
+        else "longer: (1 - beta) / (1 + beta) is the mean square, so take its root"
+    ),
+}
 for number, answer in answers.items():
-    print(f"exercise {number}:", "open" if answer is None else "right" if is_right[number](answer) else "not yet")
+    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
+    print(f"exercise {number}: {said}")
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
@@ -344,6 +363,10 @@ assert all(abs(ratio[0, i] / foretold[name] - 1) < 0.05 for name, i in place.ite
 assert abs(measured_alone / noise_alone - 1) < 0.03
 assert (measured("spike", "update_ratio")[-1] < 0.8 * measured("healthy", "update_ratio")[-1])[list(place.values())].all()
 assert all(is_right[number](answer) for number, answer in {1: 0.055, 2: 0.000036, 3: 0.071}.items())
+wrong = {1: (0.032, 0.002), 2: (0.001, 0.002), 3: (0.005, 0.1)}
+for number, others in wrong.items():
+    assert not any(is_right[number](answer) for answer in others)
+    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
 row = healthy.parameters.index
 assert accuracy > 0.9
 assert is_above[:40].all()

@@ -11,6 +11,9 @@
 # %% [markdown]
 # # Your own optimizer
 #
+# Tutorial 6 has shown that the formula decides how long updates are. How does one try another formula, on whole models and
+# without losing speed?
+#
 # An update rule that you type in a cell becomes one fused kernel for whole models: a native loop on the CPU, a Triton
 # kernel on a GPU. This notebook types in a formula from a paper, which the library also has as `grams`, checks its first
 # steps in NumPy, trains with it, and compares it with Adam, on paper, too. It also looks at what was compiled, and shows
@@ -309,6 +312,9 @@ print(*refused, sep="\n\n")
 # at the first step, which says its name. For rules that need norms or whole matrices there are `tristep.kernels.reduction`
 # and `tensor_rule`.
 #
+# On paper a formula has real numbers. In a computer they have an end: what of a gradient that is too large, or too small for
+# the weight that it should move? Tutorial 8 is about that.
+#
 # ## Exercises
 #
 # 1. Write a rule and its class: the average $m \leftarrow \beta m + (1 - \beta) g$, and then
@@ -346,14 +352,14 @@ print(*refused, sep="\n\n")
 answers = {1: None, 2: None, 3: None}
 
 
-def follows_the_sign_of_the_mean(optimizer):
+def follows_the_sign_of_the_mean(optimizer, beta=0.9):
     weight = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
     trainer = tristep.Trainer([weight], optimizer(learning_rate=0.1))
     expected, average = weight.detach().double().numpy(), 0.0
     for g in np.random.default_rng(1).normal(size=(20, 3)):
         weight.grad = torch.tensor(g, dtype=torch.float32)
         trainer.step(batch_size=1)
-        average = 0.9 * average + 0.1 * g
+        average = beta * average + (1 - beta) * g
         expected = expected - 0.1 * np.sign(average)
     return np.abs(weight.detach().numpy() - expected).max() < 1e-5
 
@@ -369,8 +375,26 @@ is_right = {
     2: lambda length: abs(length / adams_step(0.5) - 1) < 0.02,
     3: lambda size: abs(size - (states["mean"].nbytes + states["var"].nbytes) / (64 * 128)) < 0.01,
 }
+hints = {
+    1: lambda optimizer: (
+        "it takes the sign of the gradient: average first, and then take the sign"
+        if follows_the_sign_of_the_mean(optimizer, beta=0.0)
+        else "its steps are not the rate times the sign of the average: print a few, with gradients of your own"
+    ),
+    2: lambda length: (
+        "Adam divides by the root of the mean *square*, which has the noise and the mean in it"
+        if abs(length - 0.5) < 0.02
+        else f"{length / 0.447:.2g} times the right one: the mean is 0.5, and the mean square 0.25 + 1"
+    ),
+    3: lambda size: (
+        "the codes alone: each block of 128 has a float32 next to them, in either state"
+        if abs(size - 2) < 0.01
+        else "a byte for each of the two states, and a float32 for every 128 of these bytes"
+    ),
+}
 for number, answer in answers.items():
-    print(f"exercise {number}:", "open" if answer is None else "right" if is_right[number](answer) else "not yet")
+    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
+    print(f"exercise {number}: {said}")
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
@@ -394,6 +418,10 @@ class SignOfMean(tristep.optimizer.RuleOptimizer):
 
 
 assert all(is_right[number](answer) for number, answer in {1: SignOfMean, 2: 0.447, 3: 2.06}.items())
+wrong = {2: (0.5, 0.25), 3: (2, 8)}
+for number, others in wrong.items():
+    assert not any(is_right[number](answer) for answer in others)
+    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
 assert all(abs(progress[s][0] / (s / (s**2 + 1) ** 0.5) - 1) < 0.1 for s in progress)
 assert progress[0.1][1] < progress[0.1][0] / 2
 assert max(differences) < 1e-6

@@ -11,6 +11,8 @@
 # %% [markdown]
 # # Clipping, mixed precision, and states of few bits
 #
+# The rules of tutorial 7 were written as if numbers had no end.
+#
 # Numbers in a computer have an end, and this notebook shows what that means for training: gradients that are too large, too
 # small for float16, or too small to change a weight of 16 bits. For each it shows the option that helps: clipping, a loss
 # scale, other rounding, and derives why it does. At the end the memory of seven ways to store weights and states is counted
@@ -375,6 +377,9 @@ figure
 # a bit more than a third of its bytes. What such a network can tell about larger ones is limited; the repository's
 # `benchmarks/quality.py` measures more of them.
 #
+# Weights and states have become small. Gradients that several workers send each other still have 32 bits each: do they need
+# them? Tutorial 9 sends two.
+#
 # ## Exercises
 #
 # 1. A weight of bfloat16 is 8, and is rounded to the nearest. Which is the largest step down that never changes it?
@@ -429,14 +434,41 @@ is_right = {
     3: lambda count: abs(count - kept()) < 0.01,
     4: lambda element: abs(element - clipped()) < 0.01,
 }
+hints = {
+    1: lambda step: (
+        "this step changes it: how far from 8 is the next number below, and where is the middle?"
+        if moves(step)
+        else "longer steps do not change it either: below 8 numbers are 8 / 256 apart"
+    ),
+    2: lambda scale: (
+        f"float16 makes 0 of {tiny.item() * scale:.2g}: its least number is 2^-24"
+        if (tiny * scale).half() == 0
+        else "half of this scale is enough"
+    ),
+    3: lambda count: (
+        "of the master only the 16 bits are stored that the weight does not have"
+        if count > kept()
+        else "there are a weight, the missing bits of its master, and two states: 2, 2, 4 and 4 bytes make how many?"
+    ),
+    4: lambda element: (
+        "the norm is 3, so that something must be clipped"
+        if element == 2
+        else "clip_norm looks at all elements together: it multiplies each by the same number, 1.5 over the norm"
+    ),
+}
 for number, answer in answers.items():
-    print(f"exercise {number}:", "open" if answer is None else "right" if is_right[number](answer) else "not yet")
+    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
+    print(f"exercise {number}: {said}")
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
 assert all(is_right[number](answer) for number, answer in {1: 1 / 64, 2: 2**6, 3: 12, 4: 1}.items())
+wrong = {1: (1 / 256, 1 / 8), 2: (2**4, 2**10), 3: (8, 14), 4: (2, 1.5)}
+for number, others in wrong.items():
+    assert not any(is_right[number](answer) for answer in others)
+    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
 assert abs(1 - unchanged["stochastic"] - 0.128) < 0.01
 assert torch.equal(steps["plain"], gradient)
 assert torch.equal(steps["clip_gradient=2"], torch.tensor([2.0, 2.0]))

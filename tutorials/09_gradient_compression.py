@@ -11,6 +11,8 @@
 # %% [markdown]
 # # Gradient compression: two bits instead of thirty-two
 #
+# Tutorial 8 stored weights and states in few bits. Can the gradients that travel between workers have few bits, too?
+#
 # Several workers that train one model send each other their gradients at every step, and on a slow link they wait for that.
 # This notebook shows how training changes when less is sent: 2 bits or 1 bit for each number as in MXNet, signs, 8-bit
 # integers, or only the largest ones. It shows why what is not sent must be kept and sent later, and asks a model of
@@ -37,6 +39,15 @@ torch.set_num_threads(1)  # layers this small gain nothing from more
 # The code "2bit" knows three values: the threshold, its negative, and zero. What it leaves out is the *residual*, which is
 # added to the next gradient. Here a worker has the same gradient of three numbers six times. `CompressedAllReduce` is what a
 # process sums up its gradients with; alone, as here, it gives back what it would have sent.
+#
+# *Guess:* the second number, -0.7, is larger than the threshold. What becomes of its residual?
+#
+# <details><summary>Answer</summary>
+#
+# Each step sends -0.5 of it and keeps -0.2 more, so it is -1.2 after six steps, and grows for ever: the threshold limits
+# how fast anything can be sent.
+#
+# </details>
 
 # %%
 gradient = torch.tensor([0.3, -0.7, 0.1])
@@ -110,6 +121,15 @@ viz.plot_training(as_mxnet, title="The threshold of 2bit")
 # Between processes, with `kvstore="dist_sync"`, there are more types. Their compressors can be used in one process, too: in
 # the next cell each of four workers has one of its own, and the sum of what they send becomes the gradient. The other half
 # of the experiment throws the residuals away, `error_feedback=False`.
+#
+# *Guess:* which of "int8", "2bit", "sign", "1bit" and "topk" hardly needs its residual?
+#
+# <details><summary>Answer</summary>
+#
+# "int8": it has 255 values, and what it rounds off is small. "2bit", "sign" and "topk" without residuals never send what is
+# small in every step, however long it adds up.
+#
+# </details>
 
 
 # %%
@@ -243,9 +263,73 @@ print("NVLink, 2bit:", plans["NVLink"]["2bit"].verdict)
 #
 # or `{"type": "auto"}`, which measures the link at the first step and chooses. docs/scaling.md has more.
 #
+# Here all workers were played by one process. How do several really share a training, and does it stay the same training?
+# That is tutorial 10.
+#
+# ## Exercises
+#
+# 1. A gradient is 0.03 in every step, and the threshold of "2bit" is 0.5. In which step is it sent for the first time?
+# 2. A gradient is 0.8 in every step, with the same threshold. What is its residual after 10 steps?
+# 3. How many bytes does a worker send in a step with "2bit", if a model has 1,000,000 parameters?
+#
+# Put your answers in place of `None`, and run the cell: it tries them.
+#
+# <details><summary>Solutions</summary>
+#
+# 1. In the 17th: $17 \cdot 0.03 = 0.51$, and $16 \cdot 0.03 = 0.48$ is not enough.
+# 2. $10 \cdot (0.8 - 0.5) = 3$.
+# 3. $2 \cdot 1{,}000{,}000 / 8 = 250{,}000$, a sixteenth of float32.
+#
+# </details>
+
+# %%
+answers = {1: None, 2: None, 3: None}
+
+
+def sent_and_kept(value, steps):
+    """What "2bit" sends of a number in each step, and its residual after the last one."""
+    reduce = kvstore.CompressedAllReduce({"type": "2bit", "threshold": 0.5}, numel=1)
+    buckets = []
+    for _ in range(steps):
+        bucket = torch.tensor([value])
+        reduce.start(bucket).wait()
+        buckets.append(bucket.item())
+    return buckets, reduce.state_dict()["worker"].item()
+
+
+first_sent = next(k for k, value in enumerate(sent_and_kept(0.03, 50)[0], start=1) if value)
+in_bytes = kvstore.CompressedAllReduce({"type": "2bit", "threshold": 0.5}, 1_000_000)
+in_bytes = in_bytes.compressor.encode(torch.zeros(1_000_000))
+in_bytes = in_bytes.numel() * in_bytes.itemsize
+is_right = {
+    1: lambda step: step == first_sent,
+    2: lambda residual: abs(residual - sent_and_kept(0.8, 10)[1]) < 0.01,
+    3: lambda count: abs(count / in_bytes - 1) < 0.01,
+}
+hints = {
+    1: lambda step: (
+        f"by then {0.03 * step:.2f} have come together: that is {'not yet' if 0.03 * step < 0.5 else 'long'} the threshold"
+    ),
+    2: lambda residual: (
+        "something is left over: a step cannot send more than 0.5"
+        if residual < 0.5
+        else f"{residual / 10:.2g} a step would have to be left over: how much of 0.8 is sent?"
+    ),
+    3: lambda count: f"that is {8 * count / 1e6:.3g} bits for each parameter",
+}
+for number, answer in answers.items():
+    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
+    print(f"exercise {number}: {said}")
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
+assert all(is_right[number](answer) for number, answer in {1: 17, 2: 3.0, 3: 250000}.items())
+wrong = {1: (16, 20), 2: (0.3, 8.0), 3: (4_000_000, 500_000)}
+for number, others in wrong.items():
+    assert not any(is_right[number](answer) for answer in others)
+    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
 assert torch.allclose(total + residual, 6 * gradient, atol=1e-6)
 ends = {name: sum(losses[-20:]) / 20 for name, losses in as_mxnet.items()}
 assert ends["2bit, 0.5"] < min(ends["2bit, 0.05"], ends["2bit, 5"])

@@ -11,6 +11,9 @@
 # %% [markdown]
 # # Many GPUs, tried on none
 #
+# The workers of tutorial 9 lived in one process. How do several devices, or processes, share a training so that it stays the
+# same training?
+#
 # Training on several devices means that each sees a part of every batch, and that all end with the same weights. This
 # notebook does it in one process with several copies of a model, then in several processes that torchrun starts, and checks
 # that each way gives the weights that one device with the whole batch would give. The devices are CPUs that stand in for
@@ -74,6 +77,15 @@ for batch in batches:
 # As in Gluon: `replicate` makes a copy of the model for each device, `split_and_load` cuts a batch into parts and moves each
 # to its device, and the trainer is given all copies. `step` takes the size of the whole batch, for the store adds gradients
 # up. On a machine with GPUs only the first line would be another one: `devices = ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]`.
+#
+# *Guess:* after 84 steps, how far are the four copies from each other, and how far from the one device?
+#
+# <details><summary>Answer</summary>
+#
+# From each other not by a bit: all get the same sum. From one device by rounding, some $10^{-7}$: four partial sums are
+# added up in another order than one sum of 64.
+#
+# </details>
 
 # %%
 devices = ["cpu"] * 4
@@ -155,6 +167,14 @@ print(printed)
 # The next cell writes a script that does all four in turn, and has two processes run it. Each takes the mean over its half
 # of a batch: the stores of tristep add these up, so that two processes make a step with `batch_size=2`; DDP and FSDP average
 # them.
+#
+# *Guess:* the model has 4,810 weights. How many numbers of SGD's momentum has each of two processes with FSDP?
+#
+# <details><summary>Answer</summary>
+#
+# Half of them, 2,405. It is the same with ZeRO-1, which cuts the states only.
+#
+# </details>
 
 # %%
 SCRIPT = """
@@ -254,16 +274,78 @@ figure
 # the backend `nccl`, which the stores choose by themselves, in several. docs/scaling.md says how to start on more machines
 # than one, and when compressed gradients pay.
 #
+# `replicate`, `split_and_load`, `kvstore`, `update_on_kvstore`: these words are Gluon's. What does a script become that was
+# written for Gluon itself? Tutorial 11 takes one apart.
+#
+# ## Exercises
+#
+# 1. Each of four processes takes the *mean* over its 16 images, and the store adds up the four. Which `batch_size` makes a
+#    step with the mean over all 64?
+# 2. Adam has two float32 states. How many GB of them does each of 8 GPUs keep with ZeRO-1, for 124.4 million parameters?
+# 3. How many GB does each of 8 GPUs send in a step with all-reduce, if gradients are float32?
+#
+# Put your answers in place of `None`, and run the cell: it tries them.
+#
+# <details><summary>Solutions</summary>
+#
+# 1. 4: the sum of four means is four times the mean of all.
+# 2. $124.4 \cdot 10^6 \cdot 8 / 8 = 0.124$ GB: 8 bytes for each parameter, an eighth on each GPU.
+# 3. $2 \cdot \tfrac{7}{8} \cdot 124.4 \cdot 10^6 \cdot 4 = 0.87$ GB: in a ring each sends seven eighths of the gradients
+#    once to add them up, and once to hand the sums out.
+#
+# </details>
+
+# %%
+answers = {1: None, 2: None, 3: None}
+
+
+def step_of_means(batch_size):
+    """How far a weight goes, over what it should, if the sum of four means of 1 is its gradient."""
+    weight = nn.Parameter(torch.zeros(1))
+    weight.grad = torch.full((1,), 4.0)
+    tristep.Trainer([weight], "sgd", {"learning_rate": 1.0}).step(batch_size=batch_size)
+    return -weight.item()
+
+
+by_name = {row.name: row for row in rows}
+kept_states, sent = by_name["ZeRO-1"].states / 1e9, by_name["all-reduce"].wire / 1e9
+is_right = {
+    1: lambda size: abs(step_of_means(size) - 1) < 1e-6,
+    2: lambda count: abs(count / kept_states - 1) < 0.02,
+    3: lambda count: abs(count / sent - 1) < 0.02,
+}
+hints = {
+    1: lambda size: f"this step is {step_of_means(size):.3g} times as long as with the mean over all",
+    2: lambda count: (
+        "all of the states are 0.995 GB; which part has one of 8 GPUs?"
+        if count > kept_states
+        else f"{count * 8e9 / 124.4e6:.2g} bytes for each parameter would that be, all GPUs together: two float32 have 8"
+    ),
+    3: lambda count: (
+        "the gradients are 0.5 GB, which in a ring go round twice, but for an eighth"
+        if count < sent
+        else f"that is {count / 0.4976:.2g} times the gradients; a ring sends fewer than 2 times"
+    ),
+}
+for number, answer in answers.items():
+    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
+    print(f"exercise {number}: {said}")
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
+assert all(is_right[number](answer) for number, answer in {1: 4, 2: 0.1244, 3: 0.87}.items())
+wrong = {1: (64, 1), 2: (0.995, 0.06), 3: (0.5, 1.0)}
+for number, others in wrong.items():
+    assert not any(is_right[number](answer) for answer in others)
+    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
 assert apart == 0
 assert max(furthest(alone, copies[0]), furthest(alone, each[0])) < 1e-4
 assert all(abs(a - b) < 1e-4 for a, b in zip(*losses.values(), strict=True))
 assert not Path("several_processes.py").exists() or "weights of all processes are the same bits: True" in printed
 assert held == [(2405, 4810), (2405, 4810)]
 assert max(distances.values()) < 1e-4
-by_name = {row.name: row for row in rows}
 assert by_name["ZeRO-1"].states == by_name["all-reduce"].states / 8
 assert by_name["ZeRO-1"].wire == by_name["all-reduce"].wire
 assert by_name["ZeRO-3 (FSDP)"].memory < by_name["ZeRO-1"].memory < by_name["all-reduce"].memory

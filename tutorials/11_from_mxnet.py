@@ -11,6 +11,8 @@
 # %% [markdown]
 # # From MXNet Gluon to tristep
 #
+# Tutorial 10 used words of Gluon. What has to change in a script that was written for Gluon, and do its numbers stay?
+#
 # This notebook takes a training script for MXNet Gluon apart and puts the tristep version of each piece below it: imports,
 # model and initializer, schedule and trainer, the loop, saving. Layers, losses and gradients become PyTorch's; the trainer,
 # its optimizers, schedules and initializers keep their names, defaults and numbers. To check that, it then repeats optimizer
@@ -153,6 +155,14 @@ print("goes on at update", resumed.optimizer.num_update, "with the rate", resume
 # and the weights that MXNet made of them. The next cell gives the same gradients to tristep's optimizers, with the arguments
 # that MXNet was given, and compares all weights after all steps. Float32 has about seven digits, and the two programs add in
 # different orders, so differences near one in a million are rounding.
+#
+# *Guess:* how many of these twelve optimizers differ by more than rounding?
+#
+# <details><summary>Answer</summary>
+#
+# None: all that differs is rounding.
+#
+# </details>
 
 # %%
 GOLDEN = Path("..", "tests", "golden")  # next to the folder of this notebook
@@ -237,7 +247,13 @@ figure
 # | several machines | `launch.py` and `DMLC_ROLE` | torchrun |
 # | `amp.init()` | changes operators | torch's `autocast` chooses types; the loss scale is the same |
 #
-# Asking for a second step without a backward pass between, for instance:
+# *Guess:* a second step is asked for, without a backward pass in between. What are the weights afterwards?
+#
+# <details><summary>Answer</summary>
+#
+# What they were: it is an error, and nothing has changed when it is raised.
+#
+# </details>
 
 # %%
 before = [parameter.detach().clone() for parameter in net.parameters()]
@@ -248,9 +264,77 @@ except tristep.StaleGradientError as error:
     print(message)
 
 # %% [markdown]
+# That was for those who come from MXNet. Most scripts have `torch.optim`; what do these become? Tutorial 12 changes one
+# import.
+#
+# ## Exercises
+#
+# 1. Which rate has update 121 of the schedule above? It is a cosine from 0.01 to 0.0001 behind 22 updates of warm-up.
+# 2. A ported loop forgets `zero_grad`. After three backward passes with the same batch and weights, how many times its
+#    gradient is in `.grad`?
+# 3. `Xavier(magnitude=2.24)` draws evenly up to $\sqrt{2.24 / n}$, with the mean $n$ of the numbers of inputs and outputs.
+#    Up to what for `nn.Dense(64)` with 64 inputs?
+#
+# Put your answers in place of `None`, and run the cell: it tries them.
+#
+# <details><summary>Solutions</summary>
+#
+# 1. $(0.01 + 0.0001) / 2 = 0.00505$: it is 99 of 198 updates behind the warm-up, in the middle of the cosine.
+# 2. 3: torch adds gradients up, where Gluon replaces them.
+# 3. $\sqrt{2.24 / 64} = 0.187$.
+#
+# </details>
+
+# %%
+answers = {1: None, 2: None, 3: None}
+
+
+def gradient_after(passes):
+    """The gradient after some backward passes, over that of one."""
+    weight = nn.Parameter(torch.ones(1))
+    for _ in range(passes):
+        (3 * weight).sum().backward()
+    return weight.grad.item() / 3
+
+
+drawn = nn.Linear(64, 64)
+initializer.initialize(drawn, initializer.Xavier(magnitude=2.24), torch.Generator().manual_seed(1))
+end = drawn.weight.abs().max().item()  # of 4,096 even numbers
+is_right = {
+    1: lambda rate: abs(rate / schedule(121) - 1) < 0.01,
+    2: lambda times: times == gradient_after(3),
+    3: lambda most: abs(most / end - 1) < 0.01,
+}
+hints = {
+    1: lambda rate: (
+        "that is the middle between 0.01 and 0, but it ends at 0.0001"
+        if abs(rate - 0.005) < 1e-9
+        else f"{rate} comes {'earlier' if rate > schedule(121) else 'later'}: 121 is the middle of what follows the warm-up"
+    ),
+    2: lambda times: (
+        "so it would be in Gluon, which replaces a gradient by the next"
+        if times == 1
+        else "each of the three adds one gradient"
+    ),
+    3: lambda most: (
+        f"{most:.3g} is the root mean square of such numbers, or a variance: where do they end?"
+        if most < end
+        else "n is the mean of inputs and outputs, 64, and a root is taken of all"
+    ),
+}
+for number, answer in answers.items():
+    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
+    print(f"exercise {number}: {said}")
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
+assert all(is_right[number](answer) for number, answer in {1: 0.00505, 2: 3, 3: 0.187}.items())
+wrong = {1: (0.005, 0.01), 2: (1, 2), 3: (0.035, 1.5)}
+for number, others in wrong.items():
+    assert not any(is_right[number](answer) for answer in others)
+    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
 assert biases_start_at_zero
 assert rates == [schedule(n) for n in range(1, 221)]
 assert accuracy > 0.85

@@ -11,6 +11,8 @@
 # %% [markdown]
 # # What Muon does to a matrix
 #
+# Tutorial 12 left out optimizers of whole matrices. What can these do that a rule of single elements cannot?
+#
 # Most optimizers treat a weight matrix as a list of numbers. Muon treats it as a matrix: it takes the momentum
 # $M = U S V^T$ and steps along $U V^T$, which has the same singular vectors, but singular values of 1. So directions that
 # gradients seldom point to count as much as those that they always point to. This notebook looks at the singular
@@ -36,6 +38,15 @@ torch.set_num_threads(1)  # matrices this small gain nothing from more
 # A random matrix, a gradient of rank 8 with some noise, and what Muon makes of both. There is no singular value
 # decomposition in it: the iteration of Newton and Schulz is products of matrices only, $X \leftarrow a X + (b X X^T + c
 # (X X^T)^2) X$, which does the polynomial $a x + b x^3 + c x^5$ to each singular value and leaves the vectors alone.
+#
+# *Guess:* the gradients get ten times as large. How much longer are Muon's steps?
+#
+# <details><summary>Answer</summary>
+#
+# Not at all: the matrix is divided by its norm first, and all singular values of the step are about 1. So Muon, as Adam,
+# has a rate that says how long steps are.
+#
+# </details>
 
 # %%
 torch.manual_seed(0)
@@ -81,10 +92,19 @@ Markdown(view.table())
 # ## In a training
 #
 # A network on handwritten digits, trained by `Trainer` with Muon for the matrix in the middle. Muon is for hidden
-# layers: the first and last layer and the biases have AdamW, in the same Trainer. The right picture
-# has the singular values of the hidden weight's last step: with AdamW a few directions get nearly all of the step, with
-# Muon most have nearly equal shares. The last ones are directions in which there is hardly any gradient, as of neurons
-# that are never active.
+# layers: the first and last layer and the biases have AdamW, in the same Trainer.
+#
+# *Guess:* AdamW's last step is a matrix, too. How many of its 64 directions get more than a tenth of what the first gets?
+#
+# <details><summary>Answer</summary>
+#
+# At most 16. With Muon the 17th still gets more than half.
+#
+# </details>
+#
+# The right picture has the singular values of the hidden weight's last step: with AdamW a few directions get nearly all of
+# the step, with Muon most have nearly equal shares. The last ones are directions in which there is hardly any gradient, as
+# of neurons that are never active.
 
 # %%
 images, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
@@ -178,9 +198,68 @@ figure
 # - `state_dtype="8bit"` stores the momentum in a byte for each element.
 
 # %% [markdown]
+# Muon's loss fell faster than AdamW's here, from one start, at rates that somebody had chosen. May one say that it is
+# better? Tutorial 14 holds a race.
+#
+# ## Exercises
+#
+# 1. What does one step with the coefficients of "quintic", 3.4445, -4.7750 and 2.0315, make of a singular value of 0.1?
+# 2. A step $U V^T$ of a matrix of 64 x 128 has singular values of 1. What is its norm, the root of the sum of squares of all
+#    elements?
+# 3. A gradient of 64 x 128 has the rank 8 exactly. How many singular values of its step are about 1?
+#
+# Put your answers in place of `None`, and run the cell: it tries them.
+#
+# <details><summary>Solutions</summary>
+#
+# 1. $3.4445 \cdot 0.1 - 4.775 \cdot 0.001 + 2.0315 \cdot 0.00001 = 0.3397$.
+# 2. $\sqrt{64} = 8$: the sum of squares of the elements is that of the singular values, and there are 64.
+# 3. 8: the polynomial has no constant term, so 0 stays 0.
+#
+# </details>
+
+# %%
+answers = {1: None, 2: None, 3: None}
+
+a, b, c = COEFFICIENTS["quintic"][0]
+once = float(
+    singular_values((lambda x: a * x + b * x @ x.T @ x + c * x @ x.T @ x @ x.T @ x)(0.1 * torch.eye(3).double()))[0]
+)
+orthogonal = orthogonalized(matrices["random"][None], COEFFICIENTS["deepseekv4"], 1e-7)[0]
+of_rank_8 = orthogonalized((torch.randn(64, 8) @ torch.randn(8, 128))[None], COEFFICIENTS["quintic"], 1e-7)[0]
+is_right = {
+    1: lambda value: abs(value / once - 1) < 0.01,
+    2: lambda norm: abs(norm / orthogonal.norm().item() - 1) < 0.02,
+    3: lambda count: count == (singular_values(of_rank_8) > 0.5).sum().item(),
+}
+hints = {
+    1: lambda value: (
+        "the linear term alone; the cube of 0.1 counts, too"
+        if abs(value - 0.34445) < 1e-4
+        else f"{'too large' if value > once else 'too small'}: it is a x + b x^3 + c x^5, at x = 0.1"
+    ),
+    2: lambda norm: (
+        "take the root" if norm > 12 else f"its square would be {norm**2:.3g}: how many singular values of 1 are there?"
+    ),
+    3: lambda count: (
+        "what is 0 stays 0: a polynomial without a constant term makes nothing of nothing"
+        if count > 8
+        else f"{count} would be a gradient of rank {count}"
+    ),
+}
+for number, answer in answers.items():
+    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
+    print(f"exercise {number}: {said}")
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
+assert all(is_right[number](answer) for number, answer in {1: 0.3397, 2: 8, 3: 8}.items())
+wrong = {1: (0.34445, 0.1), 2: (64, 1), 3: (64, 1)}
+for number, others in wrong.items():
+    assert not any(is_right[number](answer) for answer in others)
+    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
 bands = {row.name: row.spectrum for row in view.found}
 products = {row.name: row.products for row in view.found}
 assert 0.4 < bands["quintic"][0] < bands["quintic"][1] < 1.25

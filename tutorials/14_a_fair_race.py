@@ -11,6 +11,9 @@
 # %% [markdown]
 # # A fair race: does Adam beat SGD on a transformer?
 #
+# In tutorial 13 Muon was ahead of AdamW, and in tutorial 1 Adam ahead of SGD: one start, and rates that somebody had chosen.
+# When may one say that an optimizer is better?
+#
 # A new optimizer's paper says that it needs fewer steps. Fewer than what, tuned how, from how many seeds? This notebook
 # races optimizers as it should be done, and reproduces a published ranking on a small transformer:
 #
@@ -110,6 +113,15 @@ print(f"{len(text):,} characters, {len(characters)} different ones; {size:,} wei
 # trained; the number of steps and who takes part after a first try, so that all can reach it, and in a minute. AdamW and
 # Muon, which took part in that, are left out here.
 #
+# *Guess:* the network has attention and learns text. How many times as many steps as Adam does SGD with momentum need?
+#
+# <details><summary>Answer</summary>
+#
+# Nearly two times, and all of the interval is above 1. Tutorial 2's digits showed no such difference:
+# it depends on the task.
+#
+# </details>
+#
 # `folder="..."` would write each training to a file, so that a second call goes on after an interruption, or with more
 # seeds; and without `progress=False` there is a bar.
 
@@ -177,6 +189,14 @@ for target, compared in at.items():
 # `tristep.battery` asks a simpler question, in seconds: how many steps does an optimizer need on six tasks of 20 weights,
 # each of which has one difficulty of training networks, at its best of eight learning rates? The score is the fewest steps
 # of all over its own.
+#
+# *Guess:* which has the higher mean score, SGD or Adam?
+#
+# <details><summary>Answer</summary>
+#
+# SGD, although it lost the race: a task with one difficulty is no network.
+#
+# </details>
 
 # %%
 contenders = {
@@ -198,9 +218,62 @@ tasks
 # gradients whose scale changes. Signs alone pay for noise, since a step has the same length however small the gradient is.
 # None of it says which is good for a network: on the battery SGD is ahead of Adam, and on the transformer behind.
 #
+# So tutorial 1's question has its answer: Adam is better than SGD here, on this network, to this target, with this much
+# tuning, and your network may answer otherwise.
+#
+# ## Exercises
+#
+# 1. A held-out loss is 2.7 at step 40 and 2.5 at step 44. After how many steps is the target of 2.6 reached?
+# 2. From four seeds an optimizer needs 1, 2, 2 and 4 times the baseline's steps. What is the ratio that a race reports?
+# 3. On a task of the battery the best optimizer needs 15 steps, and another 60. What is the score of the other?
+#
+# Put your answers in place of `None`, and run the cell: it tries them.
+#
+# <details><summary>Solutions</summary>
+#
+# 1. After 42: a straight line between the two measurements is at 2.6 in the middle.
+# 2. $(1 \cdot 2 \cdot 2 \cdot 4)^{1/4} = 2$, the geometric mean. The arithmetic one, 2.25, would be another number if the
+#    baseline and the other were exchanged.
+# 3. $15 / 60 = 0.25$.
+#
+# </details>
+
+# %%
+answers = {1: None, 2: None, 3: None}
+
+
+ratios = torch.tensor([1.0, 2.0, 2.0, 4.0])
+is_right = {
+    1: lambda steps: abs(steps - (40 + 4 * (2.7 - 2.6) / (2.7 - 2.5))) < 0.01,
+    2: lambda ratio: abs(ratio - ratios.log().mean().exp().item()) < 0.01,
+    3: lambda score: abs(score - 15 / 60) < 0.001,
+}
+hints = {
+    1: lambda steps: (
+        "that is where it was looked at; between two looks there is a straight line"
+        if steps in (40, 44)
+        else f"on the straight line the loss is {2.7 - 0.05 * (steps - 40):.3g} there"
+    ),
+    2: lambda ratio: (
+        "the arithmetic mean: exchange the two optimizers, and it is not the reciprocal"
+        if abs(ratio - 2.25) < 0.01
+        else f"its fourth power is {ratio**4:.3g}, and the product of the four is 16"
+    ),
+    3: lambda score: "the best has 1, so that the others have less" if score > 1 else f"60 times {score:.3g} are not 15",
+}
+for number, answer in answers.items():
+    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
+    print(f"exercise {number}: {said}")
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
+assert all(is_right[number](answer) for number, answer in {1: 42, 2: 2.0, 3: 0.25}.items())
+wrong = {1: (44, 41), 2: (2.25, 3.0), 3: (4, 0.5)}
+for number, others in wrong.items():
+    assert not any(is_right[number](answer) for answer in others)
+    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
 adam, sign, sgd = (found.compare(name) for name in found.names)
 assert adam.reached == sign.reached == sgd.reached == 5
 assert 1 < sign.low < sign.ratio < sgd.ratio

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...viz.scene import Axis, Band, Control, Layer, Line, Panel, Points, RefLine, Scene, Text
+from ...viz.views.run_table import with_table
 from ...viz.views.view import View
 from .result import RaceResult, settings_text, with_interval
 
@@ -51,7 +52,12 @@ class RaceView(View):
         panels = [self._curves(), self._ratios(), self._tuning()]
         height = max(5.6, 3.8 + 0.3 * len(self.result.names))
         shape: dict[str, Any] = {"width": 11, "height": height, "widths": (1.25, 1)}
-        return Scene(panels, self._title(), [measure], description=self.describe(), notes=self.result.warnings(), **shape)
+        scene = Scene(panels, self._title(), [measure], description=self.describe(), notes=self.result.warnings(), **shape)
+        result = self.result
+        ratios = [result.compare(name, "steps").ratio for name in result.names]
+        columns: dict[str, Any] = {f"steps, times {result.baseline}": ratios}
+        columns["learning rate"] = [result.settings(name).get("learning_rate", math.nan) for name in result.names]
+        return with_table(scene, result.names, columns, ratios)
 
     def describe(self) -> str:
         result = self.result
@@ -87,9 +93,9 @@ class RaceView(View):
         middle = losses[:, (len(result.seeds) - 1) // 2]
         for i in range(len(result.names)):
             if len(result.seeds) > 1:
-                layers.append(Band(result.measured, losses[i, 0], np.fmax.reduce(losses[i]), style=i))
+                layers.append(Band(result.measured, losses[i, 0], np.fmax.reduce(losses[i]), style=i, run=i))
         layers += [
-            Line(result.measured, middle[i], name=name, style=i, marker=len(result.measured) < 3)
+            Line(result.measured, middle[i], name=name, style=i, marker=len(result.measured) < 3, run=i)
             for i, name in enumerate(result.names)
         ]
         layers.append(RefLine([result.target], axis="y", label="target", style="quiet"))
@@ -136,8 +142,9 @@ class RaceView(View):
             k = int(result.chosen[i])
             tried = [{key: values[j] for key, values in result.searched[i].items()} for j in range(len(rates[i]))]
             words = [f"{name}, {settings_text(each)}: {final[i, j]:.4g}" for j, each in enumerate(tried)]
-            layers.append(Points(rates[i], np.minimum(final[i], top), style=i, size=6, words=words))
-            layers.append(Points([rates[i][k]], [min(final[i, k], top)], style=i, marker="ring", size=14, words=[words[k]]))
+            layers.append(Points(rates[i], np.minimum(final[i], top), style=i, size=6, words=words, run=i))
+            at = [rates[i][k]], [min(final[i, k], top)]
+            layers.append(Points(*at, style=i, marker="ring", size=14, words=[words[k]], run=i))
         x = Axis.over("learning rate", *rates, scale="log")
         return Panel(x, self._axis(final), layers, title="tuning: loss at the end", row=1, column=1)
 

@@ -7,7 +7,7 @@ pytest.importorskip("anywidget")
 
 from scene_cases import DOWN, ENTER, LEFT, LIGHT, RIGHT, colour_at, one, swept
 
-from tristep.viz.scene import Axis, Button, Control, Line, Note, Panel, Points, Scene
+from tristep.viz.scene import Axis, Button, Control, Line, Note, Panel, Points, RunTable, Scene
 
 
 def test_a_key_on_the_slider_changes_the_picture_and_back_gives_the_same(stage):
@@ -305,3 +305,62 @@ def test_a_choice_of_many_is_searched(stage):
     stage.browser.run("document.activeElement.blur()")
     assert field.get_attribute("value") == "block7.bias3"
     assert len(stage.sent("control")) == 1
+
+
+def _table_of(n=12):
+    lines = [Line([0, 1], [k, k], name=f"run {k}", style=k, run=k, width=4) for k in range(n)]
+    losses = [float((5 * k) % n) for k in range(n)]
+    losses[3] = float("nan")
+    made = one(*lines, x=Axis("step", 0, 1), y=Axis("loss", -1, n))
+    table = RunTable([f"run {k}" for k in range(n)], {"loss": losses, "rule": ["adam", "sgd"] * (n // 2)}, [0, 1])
+    return Scene(made.panels, runs=table)
+
+
+def test_a_table_of_runs_is_searched_and_sorted_and_chooses_what_is_drawn(stage):
+    stage.show(_table_of())
+    browser = stage.browser
+    rows = "[...document.querySelectorAll('.tristep-runs tbody tr:not([hidden]) label')]"
+    listed = f"return {rows}.map((label) => label.innerText.trim())"
+    search, status = browser.find(".tristep-runs input[type=search]"), browser.find(".tristep-runs [role=status]")
+    assert (search.accessible_name, status.text) == ("Search runs", "2 of 12 drawn")
+    assert browser.run("return document.querySelector('.tristep-legend').innerText") == ""  # they are in the table
+    before = browser.digest()
+    box = browser.find("input[data-run='4']")
+    assert (box.accessible_name, box.is_selected()) == ("run 4", False)
+    browser.keys(box, " ")
+    browser.until(lambda: browser.digest() != before, "another line")
+    assert stage.sent("runs")[-1] == {"kind": "runs", "shown": [0, 1, 4]}
+    browser.keys(box, " ")
+    browser.until(lambda: browser.digest() == before, "the same picture")
+    browser.keys(box, DOWN)
+    assert browser.run("return document.activeElement.dataset.run") == "5"
+    search.send_keys("sgd 1")  # in any column: losses are 5 k modulo 12
+    assert browser.run(listed) == ["run 1", "run 5", "run 7", "run 11"]
+    assert status.text == "2 of 12 drawn, 4 found"
+    every = browser.find("input[aria-label='Draw all runs found']")
+    every.click()
+    assert stage.sent("runs")[-1]["shown"] == [0, 1, 5, 7, 11]
+    search.clear()
+    search.send_keys(" ")
+    heading = browser.find(".tristep-runs th:nth-child(2) button")
+    for sign, state in ((1, "ascending"), (-1, "descending")):
+        heading.click()
+        expected = sorted((k for k in range(12) if k != 3), key=lambda k: sign * ((5 * k) % 12)) + [3]
+        assert browser.run(listed) == [f"run {k}" for k in expected]
+        assert browser.find(".tristep-runs th:nth-child(2)").get_attribute("aria-sort") == state
+    browser.keep("runs-table")
+    # A later scene with more runs keeps what was chosen.
+    stage.update(_table_of(14))
+    assert status.text == "5 of 14 drawn"
+
+
+def test_a_table_of_runs_stands_beside_the_picture(stage):
+    browser = stage.browser
+    browser.run("document.getElementById('stage').style.width = '1000px'")
+    stage.show(_table_of())
+    edges = "const b = document.querySelector(arguments[0]).getBoundingClientRect(); return [b.left, b.right, b.top]"
+    picture, table = browser.run(edges, ".tristep-picture"), browser.run(edges, ".tristep-runs")
+    assert picture[1] <= table[0] < table[1] <= 1000
+    browser.run("document.getElementById('stage').style.width = '390px'")
+    browser.until(lambda: browser.run(edges, ".tristep-runs")[0] < 20, "the table below")
+    assert browser.run(edges, ".tristep-runs")[1] <= 390

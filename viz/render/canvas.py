@@ -34,6 +34,7 @@ EVENTS: dict[str, dict[str, type]] = {
     "drag": {"name": str, "number": int, "x": float, "y": float},  # point `number` was moved; name is Points.drag
     "entry": {"name": str, "text": str},  # a text was typed into a control's field
     "seen": {},  # a page is open and up to date; sent every few seconds at most
+    "runs": {"shown": list},  # the runs of these numbers are drawn
     "waiting": {},  # nothing has come for a while from a scene that changes by itself; asks for an answer only
 }
 
@@ -103,6 +104,8 @@ def checked(message: object) -> Event | None:
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)  # JSON writes 1.0 as 1
         if not isinstance(value, kind) or isinstance(value, bool):
+            return None
+        if isinstance(value, list) and not all(type(each) is int and each >= 0 for each in value):
             return None
         if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, int) and value < 0):
             return None

@@ -18,6 +18,7 @@ MARKERS = {"dot": "o", "ring": "O", "cross": "x", "star": "*"}
 def in_characters(scene: Scene) -> str:
     """Return the panels as text, one below the other, each with the ends of its axes and a legend."""
     state = scene.state()
+    scene = scene.without_table()
     pictures = [_panel(scene, panel, state) for panel in scene.panels if panel.frame]
     return "\n\n".join([scene.title] * bool(scene.title) + pictures)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import ipywidgets
 
-from ..scene import Control, Listing, Scene, State
+from ..scene import Control, Listing, RunTable, Scene, State
 
 __all__ = ["ControlRows", "close_all", "structure_of"]
 
@@ -39,6 +39,8 @@ class ControlRows:
         self._fields: dict[str, Any] = {}
         self._filling = False
         self.widgets += [self._row(control, state) for control in scene.controls if _is_set(control)]
+        if scene.runs is not None:
+            self.widgets.append(self._runs(scene.runs))
         self._buttons = [self._button(button.name, button.label) for button in scene.buttons]
         if self._buttons:
             self.widgets.append(ipywidgets.HBox(self._buttons, layout=ipywidgets.Layout(flex_flow="row wrap")))
@@ -124,6 +126,18 @@ class ControlRows:
         self.links.append(ipywidgets.jslink((play, "value"), (selector, "index")))
         return ipywidgets.HBox([play, selector], layout=ipywidgets.Layout(flex_flow="row wrap"))
 
+    def _runs(self, runs: RunTable) -> Any:
+        """Make the list from which the runs that are drawn are chosen."""
+        shown, label = tuple(runs.shown), f"runs, {len(runs.names)}"
+        entries = [f"{name}: {_in_words(runs, k)}" for k, name in enumerate(runs.names)]
+        options = list(zip(entries, range(len(entries)), strict=True))
+        layout = ipywidgets.Layout(width="100%", max_width="40em")
+        several = ipywidgets.SelectMultiple(
+            options=options, value=shown, rows=min(len(entries), 12), description=label, tooltip=label, layout=layout
+        )
+        several.observe(lambda change: self._tell({"kind": "runs", "shown": sorted(change["new"])}), names="value")
+        return several
+
     def _place(self, event: str, x_label: str, y_label: str) -> Any:
         """Make two number fields and a button that do what a click does."""
         style = {"description_width": "initial"}
@@ -149,6 +163,11 @@ class _Listing(ipywidgets.Accordion):
         self._text.value, self._text.rows = listing.text, listing.text.count("\n") + 1
 
 
+def _in_words(runs: RunTable, k: int) -> str:
+    each = ((heading, values[k]) for heading, values in runs.columns.items())
+    return ", ".join(f"{heading} {value if isinstance(value, str) else format(value, '.4g')}" for heading, value in each)
+
+
 def structure_of(scene: Scene) -> list[Any]:
     """Return what determines a scene's widgets: scenes with equal structures can share them."""
     controls = [
@@ -158,7 +177,8 @@ def structure_of(scene: Scene) -> list[Any]:
     ]
     clicks = [(panel.click.event, panel.x.label, panel.y.label) for panel in scene.panels if panel.click is not None]
     listings = [(listing.title, listing.folded) for listing in scene.listings]
-    return [controls, [(button.name, button.label) for button in scene.buttons], clicks, listings, _says(scene)]
+    runs = None if scene.runs is None else scene.runs.names
+    return [controls, [(button.name, button.label) for button in scene.buttons], clicks, listings, _says(scene), runs]
 
 
 def _says(scene: Scene) -> bool:

@@ -22,6 +22,7 @@ from .matplotlib import Picture
 __all__ = ["Event", "SceneBox"]
 
 MOST_BELOW = 4  # rows of controls below the picture; more stand next to it
+HIGHEST = "580px"  # of a picture, so that its controls are on the screen with it
 MOST_FRAMES = 64  # frames sent beforehand, some 40 kB each
 ROOM, MOST_ROOM, MARGIN = 0.15, 0.5, 0.01  # shares of an axis: extra room when it grows, and what may be cut off
 PICTURED = "tristep-pictured"
@@ -53,7 +54,7 @@ class SceneBox(ipywidgets.VBox):
         self._hiding: list[Any] = []
         local = [control for control in scene.controls if not control.remote and len(control.values) > 1]
         self._rows = self._new_rows()
-        if len(local) == 1 and len(local[0].values) <= MOST_FRAMES:
+        if len(local) == 1 and len(local[0].values) <= MOST_FRAMES and scene.runs is None:
             self._shown = self._frames(local[0])
         else:
             self._shown = self._image()
@@ -99,7 +100,13 @@ class SceneBox(ipywidgets.VBox):
         return self._rows.links
 
     def _new_rows(self) -> ControlRows:
-        return ControlRows(self.scene, self._state, self._set, self._on_event)
+        return ControlRows(self.scene, self._state, self._set, self._tell)
+
+    def _tell(self, event: Event) -> None:
+        if event["kind"] == "runs":
+            self.scene = self.scene.choosing(event["shown"])
+            self._draw()
+        self._on_event(event)
 
     def _put_together(self) -> None:
         rows = [*self._rows.widgets, *self._rows.about]
@@ -134,7 +141,8 @@ class SceneBox(ipywidgets.VBox):
     def _framed(self, png: bytes) -> ipywidgets.Image:
         width = f"{100 * self.scene.width:.0f}px"
         image = _Image(value=png, format="png", tooltip=_in_words(self.scene))
-        image.layout = ipywidgets.Layout(width=width, max_width="100%", height="auto", object_fit="contain")
+        look = {"width": width, "max_width": "100%", "height": "auto", "max_height": HIGHEST}
+        image.layout = ipywidgets.Layout(**look, object_fit="contain", object_position="left top")
         return image
 
     def _draw(self) -> None:

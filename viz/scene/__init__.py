@@ -1,6 +1,6 @@
 """Scenes describe pictures as plain data, which renderers draw."""
 
-from .controls import Axis, Button, Click, Control, Listing, Note
+from .controls import Axis, Button, Click, Control, Listing, Note, RunTable
 from .layers import Arrows, Band, Heatmap, Layer, Line, Points, RefLine, State, Text
 from .scene import Panel, Scene
 from .surface import level_lines, surface_layers
@@ -20,6 +20,7 @@ __all__ = [
     "Panel",
     "Points",
     "RefLine",
+    "RunTable",
     "Scene",
     "State",
     "Text",

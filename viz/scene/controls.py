@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Axis", "Button", "Click", "Control", "Listing", "Note"]
+__all__ = ["Axis", "Button", "Click", "Control", "Listing", "Note", "RunTable"]
 
 KINDS = ("slider", "choice", "play", "text")
 
@@ -191,3 +191,44 @@ class Note(str):
         note = super().__new__(cls, words)
         note.sets, note.x = dict(sets or {}), x
         return note
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """A table of runs beside the picture, searched and sorted by the user, which chooses the runs that are drawn.
+
+    The layers of run i have `run=i`. They are in the table rather than in the legend; pictures without a table, such as
+    images, draw those of `shown` alone and have them in the legend.
+
+    Args:
+        names: the runs' names, one for each row.
+        columns: the further columns by their headings: a number or words for each run.
+        shown: the numbers of the runs that are drawn at first.
+
+    Raises:
+        ValueError: a column has not one entry for each run, or `shown` has a number without a run.
+    """
+
+    names: Sequence[str]
+    columns: Mapping[str, Sequence[float | str]]
+    shown: Sequence[int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", [str(name) for name in self.names])
+        columns = {heading: [_entry(value) for value in values] for heading, values in self.columns.items()}
+        object.__setattr__(self, "columns", columns)
+        object.__setattr__(self, "shown", sorted({int(k) for k in self.shown}))
+        for heading, values in self.columns.items():
+            if len(values) != len(self.names):
+                raise ValueError(
+                    f"columns[{heading!r}] has {len(values)} entries: must be one for each of {len(self.names)} runs"
+                )
+        if wrong := [k for k in self.shown if not 0 <= k < len(self.names)]:
+            raise ValueError(f"shown has {wrong[0]}: runs have the numbers 0 to {len(self.names) - 1}")
+
+
+def _entry(value: Any) -> float | str:
+    """Return a table's entry as JSON can have it."""
+    if isinstance(value, str):
+        return value
+    return float(value) if math.isfinite(value) else "not finite"

@@ -28,6 +28,7 @@ class Layer:
         style: the number of a line style (colour and dashes), >= 0, or "ink", "quiet" or "grid".
         by: names of the controls that choose what is drawn.
         legend_by: the name of a control whose value follows the name in the legend; None for none.
+        run: the row of the scene's `RunTable` that chooses whether it is drawn; None always draws it.
 
     Raises:
         ValueError: `style` is invalid, or an array has the wrong number of dimensions.
@@ -37,6 +38,7 @@ class Layer:
     legend_by: str | None = field(default=None, kw_only=True)
     style: int | str = field(default=0, kw_only=True)
     by: tuple[str, ...] = field(default=(), kw_only=True)
+    run: int | None = field(default=None, kw_only=True)
 
     arrays: ClassVar[Mapping[str, int]] = {}  # the fields that are arrays, and their dimensions without controls
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from ..style import DASHES, THEMES
-from .controls import Axis, Button, Click, Control, Listing, Note
+from .controls import Axis, Button, Click, Control, Listing, Note, RunTable
 from .layers import LAYERS, Heatmap, Layer, Line, State, Text
 from .palettes import palette_in_hex
 
@@ -86,6 +86,7 @@ class Scene:
         message: an answer to what the user has just done, such as an error; images leave it out.
         live: whether further pictures come by themselves, such as while a training runs. A page then says so if none does
             and Python does not answer.
+        runs: the table that chooses the runs that are drawn; None draws all.
 
     Raises:
         ValueError: a layer, click, legend or note refers to a control or value that does not exist, two controls have the
@@ -115,6 +116,7 @@ class Scene:
     message: str = ""
     notes: Sequence[str] = ()
     live: bool = False
+    runs: RunTable | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.panels, Sequence) or not all(isinstance(each, Panel) for each in self.panels):
@@ -136,6 +138,10 @@ class Scene:
             if panel.legend and panel.legend not in sizes:
                 raise ValueError(f"a legend is to show values at {panel.legend!r}: there is no such control")
             for layer in panel.layers:
+                if self.runs is not None and layer.run is not None and not 0 <= layer.run < len(self.runs.names):
+                    raise ValueError(
+                        f"{type(layer).__name__} {layer.name!r} is of run {layer.run}: the table has no such row"
+                    )
                 more = [layer.legend_by, layer.upto if isinstance(layer, Line) else None]
                 asked = [*layer.by, *(each for each in more if each is not None)]
                 if missing := [name for name in asked if name not in sizes]:
@@ -148,6 +154,21 @@ class Scene:
                             f"{type(layer).__name__} {layer.name!r}: {name} has shape {shape}, but its controls "
                             f"{', '.join(map(repr, layer.by))} have {expected} values"
                         )
+
+    def choosing(self, shown: Sequence[int]) -> Scene:
+        """Return the scene with these runs chosen in its table; numbers without a run are ignored."""
+        if self.runs is None:
+            return self
+        return replace(self, runs=replace(self.runs, shown=[k for k in shown if 0 <= k < len(self.runs.names)]))
+
+    def without_table(self) -> Scene:
+        """Return the scene with the chosen runs alone, and a note that says how many of them there are."""
+        if self.runs is None:
+            return self
+        shown = {None, *self.runs.shown}
+        panels = [replace(panel, layers=[each for each in panel.layers if each.run in shown]) for panel in self.panels]
+        drawn = f"{len(self.runs.shown)} of {len(self.runs.names)} runs are drawn; the table of the interactive view chooses"
+        return replace(self, panels=panels, runs=None, notes=[drawn, *self.notes])
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -244,6 +265,8 @@ class Scene:
                     places[id(value)] = len(buffers)
                     buffers.append(np.ascontiguousarray(value).reshape(value.shape))  # it turns shape [] into [1]
                 return {"array": places[id(value)]}
+            if isinstance(value, RunTable):
+                return {"names": value.names, "columns": list(value.columns.items()), "shown": value.shown}
             if isinstance(value, (Layer, Panel, Axis, Control, Button, Click, Listing)):
                 kind: Any = type(value)
                 named = {name: plain(getattr(value, name)) for name in _field_names(kind)}

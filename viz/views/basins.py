@@ -106,7 +106,7 @@ class BasinMap(View):
         )  # fmt: skip
         panels = [
             function_panel(self.function, [heatmap, stars], title="which minimum is reached", row=0),
-            function_panel(self.function, [duration, stars], title="how soon", row=0, column=1),
+            function_panel(self.function, [duration, stars], title="how soon", row=0, column=1, legend=""),
             words_panel(notes, row=1, columns=2),
         ]
         return Scene(
@@ -114,8 +114,8 @@ class BasinMap(View):
             f"Where optimizers end on {self.function.name}",
             [choice, rate],
             width=11,
-            height=5.4,
-            heights=(12, 1),
+            height=5.8,
+            heights=(14, 1),
             description=self.describe(),
             notes=self._notes,
         )

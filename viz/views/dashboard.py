@@ -111,7 +111,7 @@ class Dashboard(OneRunView):
         if chosen:
             controls.append(Control("layer", "tensor", rows.choices, 0, "choice"))
         heights = 0.02, *[1.0] * len(panels)
-        scene = Scene(placed, self.title("Training"), controls, width=11.0, height=2.15 * len(panels) + 0.1, heights=heights)
+        scene = Scene(placed, self.title("Training"), controls, width=11.0, height=2.6 * len(panels) + 0.1, heights=heights)
         return self.said(scene)
 
     def _readouts(self, steps: np.ndarray, scalars: list[str]) -> list[str]:

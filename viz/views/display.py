@@ -43,6 +43,7 @@ class Display:
         self._handling = threading.RLock()  # held while an event is handled, which may wait for a step that draws
         self._lock = threading.RLock()  # held to make and send a frame; its holder never waits for another thread
         self._event_loop = running_event_loop()
+        self._chosen: list[int] | None = None  # in the table of runs; None: as the scene says
         self._answering = False  # whether an event is being handled; one frame after it serves all refreshes meanwhile
         self._at_once = False  # whether refreshes draw immediately, as the last frame
         self._unseen_since: float | None = None
@@ -86,6 +87,10 @@ class Display:
         self._open.append((widget, watch_cell()))
         self._shown_view = self.view
         return widget
+
+    def chosen(self, scene: Scene) -> Scene:
+        """Return the scene with the runs that the user has chosen in its table."""
+        return scene if self._chosen is None else scene.choosing(self._chosen)
 
     def refresh(self) -> None:
         """Draw now, or as soon as the budget allows."""
@@ -149,7 +154,7 @@ class Display:
         self._forget_closed()
         with self.budget.frame():
             is_all = self.view.take_in(wait)
-            self.shown = scene = self.view.scene()
+            self.shown = scene = self.chosen(self.view.scene())
             for widget, _ in self._open:
                 widget.show(scene, live)
                 if widget.tells and self._unseen_since is None:
@@ -200,6 +205,10 @@ class Display:
                     self.view.catch_up()
 
     def _hand_on(self, event: dict[str, Any]) -> None:
+        if event["kind"] == "runs":  # the page has drawn them; figures and saved pictures follow
+            self._chosen = event["shown"]
+            self.shown = None if self.shown is None else self.chosen(self.shown)
+            return
         view, kind, name = self.view, event["kind"], event["name"]
         if kind == "button":
             view.on_button(name)

@@ -79,7 +79,7 @@ def ways(trajectories: Trajectories, labels: Mapping[str, str], values: Any, by:
     path_lines, loss_lines = list[Line](), list[Line]()
     for i, name in enumerate(trajectories.names):
         path, losses = trajectories.paths[i, values, 0], loss_above(trajectories.losses[i, values, 0], trajectories)
-        look: dict[str, Any] = {"name": labels[name], "style": i, "by": by, "upto": "step"}
+        look: dict[str, Any] = {"name": labels[name], "style": i, "by": by, "upto": "step", "run": i}
         path_lines.append(Line(path[..., 0], path[..., 1], head=True, **look))
         loss_lines.append(Line(np.arange(trajectories.steps + 1), losses, **look))
     return [path_lines, loss_lines]

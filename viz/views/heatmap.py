@@ -78,29 +78,32 @@ class TensorHeatmap(RunView):
         kinds = histogram_control(runs)
         controls += kinds
         details = [kept_histograms(self._kept, run, rows, kinds) or norm_panel(run, rows) for run in runs]
-        upper, lower, n = _height(len(rows.names)), 2.2 if any(details) else 0.0, len(runs)
-        panels = [replace(heat, column=k) for k, heat in enumerate(heats)]
-        panels += [] if bar is None else [replace(bar, column=n)]
+        upper, lower, n = _height(len(rows.names)), 2.6 if any(details) else 0.0, len(runs)
+        above = int(bar is not None)  # rows: the colour bars stand above the maps, which leaves these the width
+        panels = [] if bar is None else [replace(bar, columns=n)]
+        for k, (heat, detail) in enumerate(zip(heats, details, strict=True)):
+            x = heat.x if detail is None else replace(heat.x, label="")  # the panel below has it
+            panels.append(replace(heat, row=above, column=2 * k, columns=2, x=x))
         label = ""
         for k, (detail, heat) in enumerate(zip(details, heats, strict=True)):
             if detail is None:
                 continue
             layers = [*detail.layers]
             if isinstance(image := layers[0], Heatmap) and (bar is not None or k + 1 < n):
-                # A bar of its own would push the panel out of line with the one above, so `_bar` draws it too.
+                # A bar of its own would push the panel out of line with the one above.
                 layers[0], label = replace(image, label=""), image.label if bar is not None else ""
             # The same horizontal axis, so that steps are aligned.
-            panels.append(replace(detail, row=1, column=k, x=heat.x, layers=layers))
+            panels.append(replace(detail, row=above + 1, column=2 * k, columns=2, x=heat.x, layers=layers))
         if label:
-            panels.append(replace(_bar([["1", "100", "10,000"]], [label], lower), row=1, column=n))
+            panels.append(replace(_bar([["1", "10,000"]], [label]), column=n, columns=n))
+        heights = [upper, *([lower] if lower else [])]
         scene = Scene(
             panels,
             self.title("Tensors over steps"),
             controls,
             width=9.0 if n == 1 else 11.0,
-            height=upper + lower + 0.3,
-            widths=(*[1.0] * n, 0.17 if n == 1 else 0.16 * n) if bar is not None else (),
-            heights=(upper, lower) if lower else (),
+            height=(upper + lower + 0.1) * (1.0 if n == 1 else 1.25),
+            heights=[0.2, *heights] if bar is not None else heights,
         )
         return self.said(scene)
 
@@ -130,10 +133,10 @@ def heat_panels(runs: list[Run], rows: Rows, quantities: list[str]) -> tuple[lis
     if len(quantities) == 1:
         return panels, None
     values = [
-        [f"{_value(share, *ends, QUANTITIES[name][0]):.2g}" for share in (0.0, 0.5, 1.0)]
+        [f"{_value(share, *ends, QUANTITIES[name][0]):.2g}" for share in (0.0, 1.0)]
         for name, ends in zip(quantities, limits, strict=True)
     ]
-    return panels, _bar(values, [QUANTITIES[name][1] for name in quantities], _height(len(rows.names)), by=("quantity",))
+    return panels, _bar(values, [QUANTITIES[name][1] for name in quantities], by=("quantity",))
 
 
 def _steps_of(run: Run, quantities: list[str]) -> np.ndarray:
@@ -191,19 +194,20 @@ def _heat_panel(
 
 def _height(n_rows: int) -> float:
     """Return the height of a heat map with its labels, in inches."""
-    return min(max(2.2, 0.17 * n_rows + 0.8), 3.6)
+    return min(max(2.8, 0.17 * n_rows + 0.8), 4.2)
 
 
-def _bar(values: list[list[str]], labels: list[str], height: float, by: tuple[str, ...] = ()) -> Panel:
-    """Return a colour bar with a label and three values for each choice of the controls `by`."""
-    inch = 1 / (height - 0.7)  # as a fraction of the panel's height, without the labels below
-    steps, top = np.linspace(0.0, 1.0, 256)[:, None], 1 - 0.4 * inch
-    layers: list[Layer] = [Heatmap(steps, [0.0, 0.12], [0.0, top], limits=(0.0, 1.0))]
-    for k, place in enumerate((0.05 * inch, top / 2, top - 0.05 * inch)):
-        texts = [row[k] for row in values]
-        layers.append(Text(texts if by else texts[0], 0.2, place, by=by, size=8, style="quiet"))
-    layers.append(Text(labels if by else labels[0], 0.0, 1 - 0.17 * inch, by=by, size=8, style="ink"))
-    return words_panel(*layers, column=1)
+def _bar(values: list[list[str]], labels: list[str], by: tuple[str, ...] = ()) -> Panel:
+    """Return a colour bar in a line, with its label and the values at its ends for each choice of the controls `by`."""
+    layers: list[Layer] = [Heatmap(np.linspace(0.0, 1.0, 256)[None], [0.52, 0.82], [0.15, 0.85], limits=(0.0, 1.0))]
+    for texts, place, align in (
+        (labels, 0.0, "left"),
+        ([row[0] for row in values], 0.51, "right"),
+        ([row[-1] for row in values], 0.83, "left"),
+    ):
+        style = "ink" if texts is labels else "quiet"
+        layers.append(Text(texts if by else texts[0], place, 0.5, by=by, size=8, style=style, align=align))
+    return words_panel(*layers)
 
 
 def histogram_control(runs: Iterable[Run]) -> list[Control]:
@@ -373,5 +377,5 @@ def _bad_cells(run: Run, rows: Rows, edges: np.ndarray) -> tuple[np.ndarray, np.
     return np.concatenate(marks), np.repeat(np.arange(len(marks), dtype=np.float64), list(map(len, marks)))
 
 
-def _shortened(name: str, longest: int = 28) -> str:
+def _shortened(name: str, longest: int = 22) -> str:
     return name if len(name) <= longest else f"{name[: longest // 2 - 1]}…{name[-(longest // 2) :]}"

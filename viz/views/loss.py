@@ -11,6 +11,7 @@ import numpy as np
 from ...trainer.validation import choice
 from ..record import Curve, Run, Series
 from ..scene import Axis, Control, Panel, RefLine, Scene
+from .run_table import MOST_IN_LEGEND, with_table
 from .run_view import Runs, RunView
 from .series import (
     Drawn,
@@ -111,6 +112,8 @@ class LossView(RunView):
         along = {i: self._along(scalars[i][0], curve) for i, curve in curves.items()}
         reach = Axis.over(self.axis, *(x[[0, -1]] for x in along.values()), margin=0.01)
         epochs, rates = self._epoch_marks(), self._rates()
+        many = len(self.runs) > MOST_IN_LEGEND
+        rows = lambda numbers: [i // len(names) for i in numbers] if many else []  # noqa: E731
         panels = []
         for group in grouped(names):
             members = [i for i in curves if scalars[i][1] in group]
@@ -121,16 +124,27 @@ class LossView(RunView):
                 run, scalar, _ = scalars[i]
                 name = scalar if len(self.runs) == 1 else f"{run.name}, {scalar}" if len(names) > 1 else run.name
                 drawn.append((name, curves[i], along[i], i))
-            panel = scalar_panel(group[0], drawn, reach, smoothing, label=", ".join(group), scale=self.scale)
+            panel = scalar_panel(
+                group[0], drawn, reach, smoothing, label=", ".join(group), scale=self.scale, runs=rows(members)
+            )
             marks = [] if epochs is None else [RefLine(epochs, style="grid", name="epochs")]
             panels.append(replace(panel, layers=[*panel.layers, *marks]))
-        panels, heights = _stacked(panels, reach, rates)
+        panels, heights = _stacked(panels, reach, rates, rows([style for *_, style in rates]))
         controls = [smoothing]
         if len(axes := self._axes()) > 1:
             controls.append(Control("axis", "over", axes, axes.index(self.axis), "choice", remote=True))
         title = self.title("Loss" if all(map(is_loss, names)) else "Scalars")
         shares = heights if len(heights) > 1 else ()
-        return self.said(Scene(panels, title, controls, height=sum(heights) + 0.1, heights=shares), self.axis)
+        scene = Scene(panels, title, controls, height=sum(heights) + 0.1, heights=shares)
+        return self.said(self._tabled(scene, names) if many else scene, self.axis)
+
+    def _tabled(self, scene: Scene, names: Sequence[str]) -> Scene:
+        """Return the scene with a table of the runs: their steps, and the last value of each scalar."""
+        columns: dict[str, list[float]] = {"steps": [float(run.last_step or 0) for run in self.runs]}
+        for name in names:
+            columns[name.replace("_", " ")] = [_last(run.scalars.get(name, Series())) for run in self.runs]
+        first = names[0]
+        return with_table(scene, [run.name for run in self.runs], columns, columns[first.replace("_", " ")], is_loss(first))
 
     def _axes(self) -> list[str]:
         return ["step", *(name for name in ("epoch", "seconds") if all(name in run.scalars for run in self.runs))]
@@ -185,7 +199,15 @@ def _run_of(name: Any, losses: Any) -> Run:
     return run
 
 
-def _stacked(panels: list[Panel], reach: Axis, rates: list[Drawn]) -> tuple[list[Panel], tuple[float, ...]]:
+def _last(series: Series) -> float:
+    values = series.curve().mean if len(series) else np.zeros(0)
+    finite = values[np.isfinite(values)]
+    return float(finite[-1]) if finite.size else float("nan")
+
+
+def _stacked(
+    panels: list[Panel], reach: Axis, rates: list[Drawn], rows: Sequence[int] = ()
+) -> tuple[list[Panel], tuple[float, ...]]:
     """Place the first panel at the top, the next panels side by side below it, and learning rates at the bottom.
 
     Returns:
@@ -198,6 +220,6 @@ def _stacked(panels: list[Panel], reach: Axis, rates: list[Drawn]) -> tuple[list
     placed += [replace(panel, row=1, column=k, x=blank if rates else reach) for k, panel in enumerate(lower)]
     heights = [2.4, 1.6] if lower else [4.0 if not rates else 3.75]
     if rates:
-        placed.append(replace(rate_panel(rates, reach), row=len(heights), columns=columns))
+        placed.append(replace(rate_panel(rates, reach, runs=rows), row=len(heights), columns=columns))
         heights.append(1.25)
     return placed, tuple(heights)

@@ -53,7 +53,14 @@ class LossPlaneView(View):
             layers.append(Points(path[:1, 0], path[:1, 1], style="ink", marker="ring", size=5, words=[f"{name}, start"]))
         across, up = self._labels()
         panels = [
-            Panel(Axis(across, plane.x[0], plane.x[-1]), Axis(up, plane.y[0], plane.y[-1]), layers, equal=True, columns=1)
+            Panel(
+                Axis(across, plane.x[0], plane.x[-1]),
+                Axis(up, plane.y[0], plane.y[-1]),
+                layers,
+                equal=True,
+                columns=1,
+                legend="",
+            )
         ]
         if curves:
             losses = np.concatenate(list(plane.losses.values()))
@@ -64,7 +71,7 @@ class LossPlaneView(View):
             panels,
             self.title,
             controls,
-            width=10.5 if curves else 6.5,
+            width=10.5 if curves else 5.6,
             height=5.2,
             widths=(1.25, 1) if curves else (),
             description=self.describe(),

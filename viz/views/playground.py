@@ -108,7 +108,7 @@ class Playground(TrajectoryView):
             width=8.8,
             height=5.9,
             widths=(1.2, 1),
-            heights=(3, 2.5),
+            heights=(3.6, 1.9),
             description=self.describe(),
             listings=[Listing("its rule, as it is compiled", _source(self._klass))],
             message=self._why or self.found,

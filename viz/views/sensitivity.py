@@ -13,6 +13,7 @@ from ..scene import Axis, Band, Layer, Line, Panel, Points, Scene
 from ..simulate import Sensitivity, function, tune_learning_rates
 from ..simulate.candidates import named_optimizers
 from .functions import LEAST, On, loss_label, plainer_ones, starts_around
+from .run_table import with_table
 from .view import View
 
 __all__ = ["SensitivityView"]
@@ -67,18 +68,17 @@ class SensitivityView(View):
             else 1.0
         )
         shown = np.where(np.isfinite(quartiles), np.minimum(quartiles, 30 * top), np.nan)
-        layers: list[Layer] = []
-        best_x, best_y, words = [], [], []
+        layers, stars = list[Layer](), list[Layer]()
         for i, name in enumerate(tuning.names):
             low, middle, high = shown[i].T
-            layers.append(Band(tuning.learning_rates, low, high, style=i))
-            layers.append(Line(tuning.learning_rates, middle, name=self._labels[name], style=i))
+            layers.append(Band(tuning.learning_rates, low, high, style=i, run=i))
+            layers.append(Line(tuning.learning_rates, middle, name=self._labels[name], style=i, run=i))
             if np.isfinite(tuning.best[i]):
                 k = int(np.argmin(np.abs(tuning.learning_rates - tuning.best[i])))
-                best_x.append(tuning.best[i])
-                best_y.append(middle[k])
-                words.append(f"{name}: best rate {tuning.best[i]:.3g}")
-        layers.append(Points(best_x, best_y, style="ink", marker="star", size=9, words=words))
+                words = [f"{name}: best rate {tuning.best[i]:.3g}"]
+                star = Points([tuning.best[i]], [middle[k]], style="ink", marker="star", size=9, words=words, run=i)
+                stars.append(star)
+        layers += stars
         rates = tuning.learning_rates
         panel = Panel(
             Axis("learning rate", float(rates.min()), float(rates.max()), scale="log"),
@@ -86,7 +86,10 @@ class SensitivityView(View):
             layers,
         )
         title = f"Which rates work on {where.name}"
-        return Scene([panel], title, width=8.5, height=4.8, description=self.describe(), notes=self._notes)
+        scene = Scene([panel], title, width=8.5, height=4.8, description=self.describe(), notes=self._notes)
+        least_medians = np.nanmin(np.where(np.isfinite(quartiles), quartiles, np.nan)[:, :, 1], axis=1, initial=np.inf)
+        columns = {"best rate": tuning.best.tolist(), "loss": least_medians.tolist()}
+        return with_table(scene, [self._labels[name] for name in tuning.names], columns, columns["loss"])
 
     def describe(self) -> str:
         """Return a sentence for each optimizer with its best rate, and with the range of rates that work about as well."""

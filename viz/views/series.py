@@ -123,6 +123,7 @@ def scalar_panel(
     label: str | None = None,
     scale: str = "log",
     names_width: bool = True,
+    runs: Sequence[int | None] = (),
 ) -> Panel:
     """Return a panel of scalars over the steps: faint lines as recorded, strong lines averaged, and bands.
 
@@ -136,16 +137,18 @@ def scalar_panel(
         label: the label of the vertical axis; None makes it from the name.
         scale: "log" for a log scale if it fits the name and the values, or "linear".
         names_width: whether the legend names the width of the average.
+        runs: for each curve the row of the table of runs; empty without a table.
     """
+    of = [*runs, *[None] * (len(drawn) - len(runs))]
     layers: list[Layer] = []
     limits: list[np.ndarray] = []
     scale = scale if fits_log(name, *(curve.mean for _, curve, _, _ in drawn)) else "linear"
-    for legend, curve, x, style in drawn:
+    for (legend, curve, x, style), run in zip(drawn, of, strict=True):
         means = smoothed(middle_steps(curve), curve.mean, [float(width) for width in smoothing.values])
         if (curve.low < curve.high).any():
-            layers.append(Band(x, drawable(curve.low), drawable(curve.high), style=style, alpha=0.12))
-        layers.append(Line(x, drawable(curve.mean), style=style, width=0.6, alpha=0.35))
-        strong = Line(x, drawable(means), name=legend, style=style, by=("smoothing",), marker=is_sparse(curve))
+            layers.append(Band(x, drawable(curve.low), drawable(curve.high), style=style, alpha=0.12, run=run))
+        layers.append(Line(x, drawable(curve.mean), style=style, width=0.6, alpha=0.35, run=run))
+        strong = Line(x, drawable(means), name=legend, style=style, by=("smoothing",), marker=is_sparse(curve), run=run)
         layers.append(replace(strong, legend_by="smoothing") if names_width and len(drawn) == 1 else strong)
         limits += [means[smoothing.index], percentiles(curve.mean)]
     if names_width and len(drawn) > 1:  # the legend explains the strong lines once for all curves
@@ -153,8 +156,12 @@ def scalar_panel(
             Line(drawn[0][2][:1], np.array([np.nan]), name="strong lines", style=SOLID_GREY, legend_by="smoothing")
         )
     vertical = Axis.over(name.replace("_", " ") if label is None else label, *limits, scale=scale, margin=0.06)
-    marks = not_finite(across, vertical, [(x, curve.mean, curve.nonfinite, style) for _, curve, x, style in drawn])
-    marks += not_positive(across, vertical, [([x[curve.low <= 0]], style) for _, curve, x, style in drawn])
+    marks = list[Layer]()
+    for run in dict.fromkeys(of):  # all at once without a table
+        own = [each for each, other in zip(drawn, of, strict=True) if other == run]
+        found = not_finite(across, vertical, [(x, curve.mean, curve.nonfinite, style) for _, curve, x, style in own])
+        found += not_positive(across, vertical, [([x[curve.low <= 0]], style) for _, curve, x, style in own])
+        marks += [replace(mark, run=run) for mark in found]
     return Panel(across, vertical, [*layers, *marks])
 
 
@@ -163,11 +170,11 @@ def over_steps(curves: Mapping[str, Curve]) -> list[Drawn]:
     return [(name, curve, middle_steps(curve), i) for i, (name, curve) in enumerate(curves.items())]
 
 
-def rate_panel(drawn: Sequence[Drawn], across: Axis, label: str = "learning rate") -> Panel:
+def rate_panel(drawn: Sequence[Drawn], across: Axis, label: str = "learning rate", runs: Sequence[int | None] = ()) -> Panel:
     """Return a panel of learning rates as step curves, on which each rate holds until the next one."""
     lines = []
-    for legend, curve, x, style in drawn:
-        lines.append(Line(*held(x, drawable(curve.mean)), name=legend, style=style, marker=len(curve.first) == 1))
+    for (legend, curve, x, style), run in zip(drawn, [*runs, *[None] * (len(drawn) - len(runs))], strict=True):
+        lines.append(Line(*held(x, drawable(curve.mean)), name=legend, style=style, marker=len(curve.first) == 1, run=run))
     return Panel(across, axis_from_zero(label, *(curve.mean for _, curve, _, _ in drawn)), lines)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from ...trainer import Sweep
 from ..scene import Axis, Band, Click, Control, Heatmap, Layer, Line, Panel, Points, RefLine, Scene, Text, level_lines
 from ..simulate import Trajectories
 from .functions import function_layers, function_panel, loss_above, loss_panel
+from .run_table import MOST_IN_LEGEND, with_table
 from .series import words_panel
 from .trajectories import moments_of
 from .view import View
@@ -19,6 +21,7 @@ __all__ = ["SweepView"]
 
 MOST = 512  # the largest number of points of a curve; each training run has one
 ENOUGH = 0.1  # the fraction of paths that must settle for a map of their numbers of steps
+MOST_TABLED = 400  # trainings whose curves the table offers, besides the selected one
 TICKS = 9  # the largest number of labels along a side of the map
 
 
@@ -117,15 +120,27 @@ class SweepView(View):
             controls.append(Control("step", "step", moments, len(moments) - 1, kind="play"))
             panels += self._path(names, self.trajectories, len(panels))
             heights = (1.5, 1, 0.16)
-        return Scene(
+        scene = Scene(
             panels,
             self._title(),
             controls,
             width=11 if names else 7,
-            height=4.8 if self.trajectories is None else 5.6,
+            height=4.8 if self.trajectories is None else 7.2,
             widths=(1.1, 1) if names else (),
             heights=heights,
             description=self.describe(),
+        )
+        if self.trajectories is not None or self._table.size > MOST_TABLED:
+            return scene
+        runs, values = self._runs(), self._table.reshape(-1)
+        columns: dict[str, Any] = {
+            _in_words(name): [_entry(run[name]) for run in runs]
+            for name, several in self.sweep.axes.items()
+            if len(several) > 1
+        }
+        columns[self.by] = values.tolist()
+        return with_table(
+            scene, [f"training {k + 1}" for k in range(len(runs))], columns, values.tolist(), self.by != "accuracy"
         )
 
     def describe(self) -> str:
@@ -232,7 +247,7 @@ class SweepView(View):
             _side(self._across, sides[0]),
             _side(self._up, sides[1]),
             [image, *borders, selected, star],
-            title="" if self.trajectories is not None else self._measure(),
+            legend="",
             click=Click(control=self._across, along="x", other=self._up),
             rows=3 if self.trajectories is not None else 1,
         )
@@ -293,15 +308,28 @@ class SweepView(View):
             _side(self._across, values), Axis.over(self._measure(), self._shown(table), scale=scale), layers, click=click
         )
 
+    def _runs(self) -> list[dict[str, Any]]:
+        """Return the settings of each training, in the order of the table of values."""
+        return [dict(zip(self.sweep.axes, each, strict=True)) for each in itertools.product(*self.sweep.axes.values())]
+
+    def _name(self, run: Mapping[str, Any]) -> str:
+        return ", ".join(f"{_in_words(name)} {_word(each)}" for name, each in run.items() if len(self.sweep.axes[name]) > 1)
+
     def _curves(self, names: Sequence[str]) -> Panel:
         number, means = self._means()
         scale = "log" if np.nanmin(means, initial=np.inf) > 0 else "linear"
         layers: list[Layer] = []
         seeds = self.sweep.axes["seed"]
+        has_table = MOST_IN_LEGEND < self._table.size <= MOST_TABLED
         for i, seed in enumerate(seeds):
             y = self._of_axes(names, means[..., i, :])
             name = f"seed {seed}" if len(seeds) > 1 else "training loss"
-            layers.append(Line(number, y, name=name, style=i, by=tuple(names)))
+            is_alone = len(seeds) == 1 and has_table
+            look: dict[str, Any] = {"style": "ink", "width": 2.6} if is_alone else {"style": i}
+            layers.append(Line(number, y, name=name, by=tuple(names), **look))
+        if has_table:
+            for k, (run, losses) in enumerate(zip(self._runs(), means.reshape(-1, len(number)), strict=True)):
+                layers.append(Line(number, losses, name=self._name(run), style=k, width=1.0, run=k))
         top = self._top()
         axis = Axis.over("loss of a batch", np.where(means <= top, means, np.nan), [top], scale=scale)
         return Panel(
@@ -311,6 +339,10 @@ class SweepView(View):
             title="the training pointed at" if names else "",
             column=int(bool(names)),
         )
+
+
+def _entry(value: Any) -> float | str:
+    return float(value) if isinstance(value, (int, float)) else str(value)
 
 
 def _as_sweep(result: Trajectories) -> Sweep:

@@ -24,6 +24,7 @@ from .functions import (
     ways,
     with_rate,
 )
+from .run_table import with_table
 from .series import spread, words_panel
 from .view import View
 
@@ -116,19 +117,24 @@ class TrajectoryView(View):
             ]
             panels.append(words_panel(Text(rates, 0.0, 0.5, by=("rate",), size=9, style="ink"), row=1, columns=2))
             heights = (12, 0.7)
-        return Scene(
+        lost, ends = trajectories.diverged[:, self._one, 0], trajectories.losses[:, self._one, 0, -1].astype(np.float64)
+        ends = np.where(lost, np.nan, ends)
+        names = [self._labels[name] for name in trajectories.names]
+        columns = {"learning rate": [self._rates[name] for name in trajectories.names], "loss": ends.tolist()}
+        scene = Scene(
             panels,
             self.function.name,
             [rate, step],
             [Button("best", "find the best rates from here")],
             width=11,
-            height=5.2,
+            height=6.0,
             widths=(1.2, 1),
             heights=heights,
             description=self.describe(),
             message=self.found,
             notes=self._notes,
         )
+        return with_table(scene, names, columns, ends.tolist())
 
     def describe(self) -> str:
         """Return a sentence for each optimizer with its rate and its final loss, the lowest loss first."""

@@ -294,7 +294,7 @@ class View(ABC):
         scene: Any = self.scene()
         if not isinstance(scene, Scene):
             raise TypeError(f"{type(self).__name__}.scene() returned {scene!r}: it must return a Scene")
-        return scene
+        return self.display.chosen(scene)
 
     @contextmanager
     def _sharing(self) -> Iterator[Scene]:

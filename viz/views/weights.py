@@ -88,7 +88,7 @@ class WeightsView(OneRunView):
         first = next((rows.choice_of(name) for name in followed), 0)
         layer = Control("layer", "tensor", rows.choices, first, "choice")
         title = self.title("Weights, gradients and updates")
-        return self.said(Scene(placed, title, [layer], width=4.2 * len(placed), height=3.9))
+        return self.said(Scene(placed, title, [layer], width=max(6.5, 4.4 * len(placed)), height=4.5))
 
     def _followed(self, followed: Mapping[str, Series], rows: Rows) -> Panel:
         layers: list[Layer] = []

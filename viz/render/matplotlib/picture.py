@@ -92,6 +92,7 @@ class Picture:
             raise ValueError(f"theme={theme!r}: must be one of {', '.join(map(repr, THEMES))}")
         self._theme, self._dpi, self._with_values, self._quick = theme, dpi, values, quick
         with LOCK:
+            scene = scene.without_table()
             self._begin(scene, scene.state(**(state or {})))
 
     def show(self, scene: Scene | None = None, state: State | None = None) -> None:
@@ -102,7 +103,7 @@ class Picture:
             state: index of the value of each control, by the control's name. Default: the controls' first settings.
         """
         with LOCK:
-            scene = self.scene if scene is None else scene
+            scene = self.scene if scene is None else scene.without_table()
             wanted = scene.state(**(state or {}))
             if scene is not self.scene and _structure(scene) != _structure(self.scene):
                 self._begin(scene, wanted)

@@ -13,6 +13,8 @@ const SEEN = 5000; // milliseconds at least between two messages that a page is 
 const MOST_LISTED = 24; // values of a choice; more are searched
 const MOST_BELOW = 4; // controls below the picture; more are next to it where the page is this wide
 const WIDE = 780; // pixels
+const ROOM_OF_RUNS = 420; // pixels that a table of runs takes there
+const LEAST_OF_RUNS = 150; // pixels of its rows' height
 const ASIDE = 308; // pixels that they take there
 const SEEN_SHARE = 0.78; // of the window's height that a view takes at most: the rest is the notebook's, and the cell's code
 const LOWEST = 220; // pixels of a picture's height, however low the window
@@ -115,10 +117,10 @@ export function valueAt(scene, layer, state, name) {
 }
 
 /** What a legend of these panels has: layers of different names or styles. Words of categories have numbers as styles. */
-function keysOf(panels) {
+function keysOf({ runs }, panels) {
   const found = new Map();
   for (const layer of panels.flatMap(({ layers }) => layers)) {
-    if (layer.kind === "text") continue;
+    if (layer.kind === "text" || (runs && layer.run !== null)) continue; // which are in the table
     const words = layer.palette === "categories" ? layer.words.map((name, style) => ({ ...layer, name, style, fixed: true })) : [];
     for (const each of [layer, ...words]) {
       const key = JSON.stringify([each.name, each.style]);
@@ -425,7 +427,7 @@ function margins(panel, { width, height }, pen) {
 function keyWidths(scene, panel, pen) {
   if (panel.legend === null) return [];
   const control = (layer) => scene.controls.find(({ name }) => name === layer.legend_by);
-  return keysOf([panel]).map((layer) => {
+  return keysOf(scene, [panel]).map((layer) => {
     const longest = control(layer)?.values.map((_, k) => ` (${words(control(layer), k)})`).reduce((a, b) => (b.length > a.length ? b : a));
     return 40 + pen.nameWidth(layer.name + (longest ?? "") + (panel.legend && layer.kind === "line" ? " 0.00012" : ""));
   });
@@ -1016,8 +1018,8 @@ function nearestOnSegment(x, y, x0, y0, x1, y1) {
 }
 
 /** The point of a draggable or spoken-of layer, or of a line, nearest to a place; else the image's cell; else null. */
-function lookAt(place, x, y, { scene, state, hidden, moved }) {
-  const shown = place.panel.layers.filter((layer) => !hidden.has(layer.name));
+function lookAt(place, x, y, { scene, state, isDrawn, moved }) {
+  const shown = place.panel.layers.filter(isDrawn);
   let best = null;
   const offer = (found) => {
     if (!best || found.far < best.far) best = found;
@@ -1120,7 +1122,29 @@ const CSS = `
 .tristep-controls { display: flex; flex-wrap: wrap; gap: 3px 24px; align-items: center; margin-top: 2px; font-size: 12.5px; }
 .tristep-controls:empty { display: none; }
 .tristep-control { flex: 1 1 290px; max-width: min(100%, 520px); display: grid; grid-template-columns: fit-content(36%) minmax(80px, 1fr) fit-content(36%); gap: 0 10px; align-items: center; }
-.tristep-aside .tristep-body { display: grid; grid-template-columns: auto minmax(290px, 1fr); gap: 0 18px; }
+.tristep-aside .tristep-body { display: grid; grid-template-columns: auto minmax(290px, 1fr); grid-template-rows: auto 1fr; gap: 0 18px; }
+.tristep-aside .tristep-picture { grid-row: 1 / -1; }
+.tristep-aside .tristep-runs { grid-column: 2; }
+.tristep-runs { min-width: 0; margin-top: 4px; font-size: 12.5px; }
+.tristep-runs[hidden] { display: none; }
+.tristep-runs-head { display: flex; gap: 10px; align-items: center; margin-bottom: 4px; }
+.tristep-runs-head input { flex: 1 1 100px; min-width: 60px; max-width: 260px; font: inherit; color: inherit; padding: 2px 6px;
+  background: var(--tristep-background); border: 1px solid var(--tristep-edge); border-radius: 4px; }
+.tristep-runs-head span { color: var(--tristep-quiet); white-space: nowrap; }
+.tristep-runs-rows { overflow: auto; max-height: var(--tristep-rows); border: 1px solid var(--tristep-grid); border-radius: 4px; }
+.tristep-runs table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
+.tristep-runs th { font-weight: inherit; text-align: left; }
+.tristep-runs td { text-align: right; white-space: nowrap; }
+.tristep-runs th, .tristep-runs td { padding: 1px 6px; }
+.tristep-runs thead th { position: sticky; top: 0; background: var(--tristep-background); border-bottom: 1px solid var(--tristep-grid); }
+.tristep-runs thead button { padding: 0; border: 0; background: none; color: var(--tristep-quiet); font: inherit; cursor: pointer; text-align: left; }
+.tristep-runs tbody tr:hover { background: var(--tristep-grid); }
+.tristep-runs label { display: inline-flex; align-items: center; gap: 6px; cursor: pointer; }
+.tristep-runs label svg { flex: none; }
+.tristep-runs label span { max-width: 180px; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.tristep-runs tr[data-drawn="false"] { color: var(--tristep-quiet); }
+.tristep-runs tr[data-drawn="false"] svg { opacity: 0.25; }
+.tristep-runs tr[hidden] { display: none; }
 .tristep-aside .tristep-controls { display: grid; grid-template-columns: minmax(0, 1fr); align-content: start; gap: 5px; margin: 0; }
 .tristep-aside .tristep-control { grid-template-columns: 92px minmax(60px, 1fr) fit-content(40%); gap: 0 8px; }
 .tristep-controls output { min-width: 64px; font-variant-numeric: tabular-nums; }
@@ -1195,6 +1219,8 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   let isLost = false; // whether Python does not answer
   let arrived = null; // the bytes of a scene that is to be shown from the next frame on
   const hidden = new Set(); // names
+  let chosen = new Set(scene.runs?.shown); // numbers of runs that are drawn
+  const order = { column: null, down: false }; // by which the table of runs is sorted: -1 is that of names
   const moved = new Map(); // by layer: places of points since they were moved by hand
   const waiting = new Map(); // by what they tell of: messages that follow when Python has had a moment
   const inputs = new Map(); // by control: what shows a state
@@ -1217,6 +1243,9 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   silence.setAttribute("role", "status");
   silence.hidden = true;
   const body = make("div", "tristep-body");
+  const runs = make("div", "tristep-runs");
+  runs.setAttribute("role", "group");
+  runs.setAttribute("aria-label", "Runs");
   const notes = make("div", "tristep-notes");
   notes.setAttribute("aria-live", "polite");
   const message = make("div", "tristep-message");
@@ -1231,11 +1260,12 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   whole.type = "button";
   whole.addEventListener("click", () => zoom(null));
   picture.append(front, over, readout, hint);
-  body.append(picture, controls);
+  body.append(picture, controls, runs);
   root.append(style, title, legends[0], body, notes, message, listings, silence, table, voice);
   element.replaceChildren(root);
 
-  const look = () => ({ scene, state, hidden, moved, taken: [] });
+  const isDrawn = ({ name, run }) => !hidden.has(name) && (run === null || !scene.runs || chosen.has(run));
+  const look = () => ({ scene, state, isDrawn, moved, taken: [] });
 
   // -- Drawing, at most once a frame
 
@@ -1259,6 +1289,8 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
       height = made.height;
       covered = cursor = null;
       for (const canvas of [front, over]) canvas.style.height = `${height}px`;
+      const free = root.classList.contains("tristep-aside") ? height - controls.offsetHeight - 40 : 0;
+      runs.style.setProperty("--tristep-rows", `${Math.max(LEAST_OF_RUNS, free)}px`);
     }
     const [wide, high] = covered ?? [Math.round(width * ratio), Math.round(height * ratio)];
     for (const canvas of [front, over, back]) {
@@ -1309,7 +1341,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     const { context } = pen;
     const { x, y, width: wide, height: high } = place.frame;
     for (const layer of layers) {
-      if (hidden.has(layer.name)) continue;
+      if (!isDrawn(layer)) continue;
       context.save();
       if (layer.kind !== "points" && layer.kind !== "text") { // these are whole also where they lie on the edge
         context.beginPath();
@@ -1368,9 +1400,10 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   function resize() {
     const room = root.clientWidth - 20;
     if (room <= 0) return;
-    const isAside = isLong() && root.clientWidth >= WIDE && !isNarrow(scene, room - ASIDE);
+    const aside = scene.runs ? Math.min(ROOM_OF_RUNS, 0.4 * room) : ASIDE;
+    const isAside = (isLong() || scene.runs !== null) && root.clientWidth >= WIDE && !isNarrow(scene, room - aside);
     root.classList.toggle("tristep-aside", isAside);
-    let wide = isAside ? room - ASIDE : room;
+    let wide = isAside ? room - aside : room;
     // The height of a frame in a page tells nothing: it may follow its content.
     const seen = SEEN_SHARE * (window === window.top ? innerHeight : screen.availHeight - 120);
     const heightOf = (...parts) => parts.reduce((sum, part) => sum + part.offsetHeight, 0);
@@ -1407,6 +1440,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
       if (typeof value === "string") root.style.setProperty(`--tristep-${name}`, value);
     }
     fillLegend();
+    fillRuns();
     changed({ back: true });
   }
 
@@ -1433,7 +1467,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   }
 
   function fillBox(box, panels) {
-    const shown = keysOf(panels);
+    const shown = keysOf(scene, panels);
     const wanted = JSON.stringify([colouring, scene.style, shown.map(({ kind, name, style: look, alpha, marker, head }) => [kind, name, look, alpha, marker, head])]);
     if (wanted !== box.filledFor) { // else it is left alone, for somebody may be about to release a button
       const focused = [...box.children].indexOf(box.getRootNode().activeElement);
@@ -1537,6 +1571,148 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   }
 
   let listedFor = "";
+
+  let tabledFor = "";
+  let [search, count, every, rows] = [null, null, null, []];
+
+  /** The table of runs: a search, headings that sort, and for each run a box that draws it. */
+  function fillRuns() {
+    runs.hidden = !scene.runs;
+    if (!scene.runs) return;
+    const { names, columns } = scene.runs;
+    const wanted = JSON.stringify([colouring, names, columns.map(([heading]) => heading)]);
+    if (wanted !== tabledFor) makeRuns(names, columns); // else somebody may be about to set a box
+    tabledFor = wanted;
+    rows.forEach(({ cells }, k) => cells.forEach((cell, column) => (cell.textContent = tabled(columns[column][1][k]))));
+    sortRuns();
+    showRuns();
+  }
+
+  function tabled(value) {
+    return typeof value === "string" ? value : number(Number(value.toPrecision(4)));
+  }
+
+  function makeSearch() {
+    const head = make("div", "tristep-runs-head");
+    search = make("input");
+    Object.assign(search, { type: "search", placeholder: "search runs", spellcheck: false });
+    search.setAttribute("aria-label", "Search runs");
+    search.addEventListener("input", showRuns);
+    count = make("span");
+    count.setAttribute("role", "status");
+    head.append(search, count);
+    runs.append(head);
+  }
+
+  function makeRuns(names, columns) {
+    const focused = rows.findIndex(({ box }) => box === root.getRootNode().activeElement);
+    if (!search) makeSearch();
+    every = make("input");
+    every.type = "checkbox";
+    every.setAttribute("aria-label", "Draw all runs found");
+    every.addEventListener("change", () => chooseRuns(rows.filter(({ line }) => !line.hidden).map(({ k }) => k), every.checked));
+    const titles = make("tr");
+    titles.append(...["run", ...columns.map(([heading]) => heading)].map((heading, k) => {
+      const cell = make("th");
+      const button = make("button", "", heading);
+      cell.scope = "col";
+      button.type = "button";
+      button.addEventListener("click", () => {
+        Object.assign(order, { column: k - 1, down: order.column === k - 1 && !order.down });
+        sortRuns();
+      });
+      cell.append(...(k ? [] : [every, " "]), button);
+      return cell;
+    }));
+    const top = make("thead");
+    top.append(titles);
+    rows = names.map((name, k) => runRow(name, k, columns.length));
+    const list = make("tbody");
+    // At first those that are drawn stand above the others.
+    list.append(...[...rows].sort((a, b) => chosen.has(b.k) - chosen.has(a.k)).map(({ line }) => line));
+    list.addEventListener("keydown", (event) => {
+      const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+      if (!step) return;
+      const boxes = [...list.querySelectorAll("tr:not([hidden]) input")];
+      boxes[boxes.indexOf(event.target) + step]?.focus();
+      event.preventDefault();
+    });
+    const all = make("table");
+    all.append(top, list);
+    const frame = make("div", "tristep-runs-rows");
+    frame.append(all);
+    runs.querySelector(".tristep-runs-rows")?.remove();
+    runs.append(frame);
+    rows[focused]?.box.focus();
+  }
+
+  function runRow(name, k, n) {
+    const [line, header, label, box] = [make("tr"), make("th"), make("label"), make("input")];
+    const layer = scene.panels.flatMap(({ layers }) => layers).find((each) => each.run === k && each.name);
+    header.scope = "row";
+    box.type = "checkbox";
+    box.dataset.run = k;
+    box.addEventListener("change", () => chooseRuns([k], box.checked));
+    label.title = name;
+    label.append(box, ...(layer ? [swatch(layer, scene.style, colouring)] : []), make("span", "", name));
+    header.append(label);
+    const cells = Array.from({ length: n }, () => make("td"));
+    line.append(header, ...cells);
+    return { k, name, line, box, cells };
+  }
+
+  function chooseRuns(numbers, isOn) {
+    for (const k of numbers) {
+      if (isOn) chosen.add(k);
+      else chosen.delete(k);
+    }
+    showRuns();
+    tell({ kind: "runs", shown: [...chosen].sort((a, b) => a - b) }, "runs");
+    changed({ back: true });
+  }
+
+  /** Which rows have what is searched for, which are drawn, and how many. */
+  function showRuns() {
+    const asked = search.value.trim().toLowerCase();
+    for (const { k, name, line, box, cells } of rows) {
+      const all = [name, ...cells.map(({ textContent }) => textContent)].join(" ").toLowerCase();
+      line.hidden = !asked.split(/\s+/).every((part) => all.includes(part));
+      box.checked = chosen.has(k);
+      line.dataset.drawn = box.checked;
+    }
+    const found = rows.filter(({ line }) => !line.hidden);
+    const drawnOf = (several) => several.filter(({ box }) => box.checked).length;
+    every.checked = found.length > 0 && drawnOf(found) === found.length;
+    every.indeterminate = !every.checked && drawnOf(found) > 0;
+    const said = `${drawnOf(rows)} of ${rows.length} drawn` + (asked ? `, ${found.length} found` : "");
+    if (count.textContent !== said) count.textContent = said;
+  }
+
+  /** Sort the rows: numbers before words, and the least first, or the other way round. */
+  function sortRuns() {
+    const { column, down } = order;
+    runs.querySelectorAll("thead th").forEach((cell, k) => {
+      const isIt = k - 1 === column;
+      cell.setAttribute("aria-sort", !isIt ? "none" : down ? "descending" : "ascending");
+      const button = cell.querySelector("button");
+      button.textContent = button.textContent.replace(/ [▴▾]$/, "") + (isIt ? (down ? " ▾" : " ▴") : "");
+    });
+    if (column === null) return;
+    const { names, columns } = scene.runs;
+    const values = column < 0 ? names : columns[column][1];
+    const compare = (a, b) => {
+      const [one, other] = [values[a.k], values[b.k]];
+      if (typeof one !== typeof other) return typeof one === "number" ? -1 : 1; // what is not finite is last both ways
+      const sign = typeof one === "number" ? one - other : one.localeCompare(other, undefined, { numeric: true });
+      return (down ? -sign : sign) || a.k - b.k;
+    };
+    const list = runs.querySelector("tbody");
+    const sorted = [...rows].sort(compare).map(({ line }) => line);
+    if (sorted.every((line, k) => line === list.children[k])) return;
+    const focused = root.getRootNode().activeElement;
+    list.append(...sorted);
+    if (list.contains(focused)) focused.focus(); // which moving it has taken away
+  }
 
   /** Listings stay folded, or not, as they are; their lines may change. */
   function fillListings() {
@@ -1748,7 +1924,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     const rows = [];
     for (const panel of scene.panels) {
       for (const layer of panel.layers) {
-        if (layer.kind !== "line" || !layer.name || hidden.has(layer.name)) continue;
+        if (layer.kind !== "line" || !layer.name || !isDrawn(layer)) continue;
         const ys = part(layer, "y", state);
         let k = drawn(scene, layer, state) - 1;
         while (k >= 0 && !Number.isFinite(ys[k])) k--;
@@ -1848,7 +2024,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     if (!send) return null;
     let best = null;
     for (const layer of places[k].panel.layers) {
-      if (layer.kind !== "points" || layer.drag === null || hidden.has(layer.name)) continue;
+      if (layer.kind !== "points" || layer.drag === null || !isDrawn(layer)) continue;
       const [xs, ys] = [part(layer, "x", state), part(layer, "y", state)];
       for (let number = 0; number < xs.length; number++) {
         const [vx, vy] = moved.get(layer)?.[number] ?? [xs[number], ys[number]];
@@ -2071,7 +2247,11 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     if (places.length !== scene.panels.length) cursor = pressed = null;
     fillWords();
     fillHint();
+    // Runs stay as they were chosen; those that are new, as the scene says.
+    const had = before.runs?.names.length ?? 0;
+    chosen = new Set([...[...chosen].filter((k) => k < had), ...(scene.runs?.shown ?? []).filter((k) => k >= had)]);
     fillControls();
+    fillRuns();
     fillListings();
     fillLegend();
     backIsOld = true;
