@@ -95,3 +95,28 @@ def test_what_does_not_fit_is_refused():
     panel = Panel(Axis("x", 0, 1), Axis("y", 0, 1), [line])
     with pytest.raises(ValueError, match="Line 'a' is of run 3: the table has no such row"):
         Scene([panel], runs=RunTable(["a"], {}, [0]))
+
+
+def test_core_widgets_have_a_list_of_several():
+    pytest.importorskip("ipywidgets")
+    from tristep.viz.render.ipywidgets import SceneBox
+
+    told = []
+    box = SceneBox(LossView(_runs()).scene(), told.append)
+    several = next(widget for widget in box._rows.widgets if "run" in widget.description)
+    assert several.value == (0, 1, 3, 5, 6, 7, 8, 9)
+    assert several.options[2][0].startswith("run 2: steps 3, loss not finite")
+    before = box._shown.value
+    several.value = (10,)
+    assert told == [{"kind": "runs", "shown": [10]}]
+    assert box._shown.value != before
+    box.close()
+
+
+@pytest.mark.parametrize("shown", [[0, -1], [1.5], ["1"], [True], "1", None])
+def test_what_no_page_tells_is_ignored(shown):
+    pytest.importorskip("anywidget")
+    from tristep.viz.render.canvas import checked
+
+    assert checked({"kind": "runs", "shown": shown}) is None
+    assert checked({"kind": "runs", "shown": [2, 0]}) == {"kind": "runs", "shown": [2, 0]}
