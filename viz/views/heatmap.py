@@ -80,10 +80,12 @@ class TensorHeatmap(RunView):
         details = [kept_histograms(self._kept, run, rows, kinds) or norm_panel(run, rows) for run in runs]
         upper, lower, n = _height(len(rows.names)), 2.6 if any(details) else 0.0, len(runs)
         above = int(bar is not None)  # rows: the colour bars stand above the maps, which leaves these the width
-        panels = [] if bar is None else [replace(bar, columns=n)]
+        panels = list[Panel]()
         for k, (heat, detail) in enumerate(zip(heats, details, strict=True)):
             x = heat.x if detail is None else replace(heat.x, label="")  # the panel below has it
             panels.append(replace(heat, row=above, column=2 * k, columns=2, x=x))
+        if bar is not None:
+            panels.append(replace(bar, columns=n))
         label = ""
         for k, (detail, heat) in enumerate(zip(details, heats, strict=True)):
             if detail is None:
@@ -200,11 +202,8 @@ def _height(n_rows: int) -> float:
 def _bar(values: list[list[str]], labels: list[str], by: tuple[str, ...] = ()) -> Panel:
     """Return a colour bar in a line, with its label and the values at its ends for each choice of the controls `by`."""
     layers: list[Layer] = [Heatmap(np.linspace(0.0, 1.0, 256)[None], [0.52, 0.82], [0.15, 0.85], limits=(0.0, 1.0))]
-    for texts, place, align in (
-        (labels, 0.0, "left"),
-        ([row[0] for row in values], 0.51, "right"),
-        ([row[-1] for row in values], 0.83, "left"),
-    ):
+    low, high = ([row[k] for row in values] for k in (0, -1))
+    for texts, place, align in ((low, 0.51, "right"), (high, 0.83, "left"), (labels, 0.0, "left")):
         style = "ink" if texts is labels else "quiet"
         layers.append(Text(texts if by else texts[0], place, 0.5, by=by, size=8, style=style, align=align))
     return words_panel(*layers)
