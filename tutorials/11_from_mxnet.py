@@ -301,7 +301,7 @@ drawn = nn.Linear(64, 64)
 initializer.initialize(drawn, initializer.Xavier(magnitude=2.24), torch.Generator().manual_seed(1))
 end = drawn.weight.abs().max().item()  # of 4,096 even numbers
 is_right = {
-    1: lambda rate: abs(rate / schedule(121) - 1) < 0.01,
+    1: lambda rate: abs(rate / schedule(121) - 1) < 0.005,
     2: lambda times: times == gradient_after(3),
     3: lambda most: abs(most / end - 1) < 0.01,
 }

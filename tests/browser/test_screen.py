@@ -125,7 +125,7 @@ def test_a_picture_and_its_sliders_fit_a_small_screen(stage):
         for name in SMALL:
             stage.show(views[name].scene())
             wide, picture = stage.browser.run(SIZE, ".tristep-picture canvas")
-            assert wide > 570
+            assert wide > 500  # the plane of losses is as high as it is wide
             assert picture > 220
             high[name] = stage.browser.run(SIZE, ".tristep-body")[1]
             stage.browser.keep(f"small-{name}")
