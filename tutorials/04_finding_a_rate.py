@@ -208,7 +208,7 @@ viz.LRFinderView(several)
 # The test is short and sees one setting only. A sweep trains to the end with all combinations: nine rates of SGD, four
 # values of momentum, two starts. The copies run as one: their weights are stacked, and one launch updates them all. What
 # diverges does not disturb the others. The star is the best training, and the ring the one whose curves are shown, both
-# starts.
+# starts. The thin curves are those of the eight best; in JupyterLab a table beside the picture chooses among all 72.
 
 # %%
 sweep = tristep.sweep(

@@ -57,8 +57,8 @@ class BatteryView(View):
         across = Axis("", -0.5, columns - 0.5, ticks=[(k, TASKS[task].name) for k, task in enumerate(result.tasks)])
         mean = scores.mean(axis=1)
         up = Axis("", -0.5, rows - 0.5, ticks=[(i, f"{name}  {mean[i]:.2f}") for i, name in enumerate(names)])
-        height = 1.6 + 0.36 * rows
-        panel = Panel(across, up, layers, title="steps to solve each task, and the mean score")
+        height = 1.7 + 0.45 * rows
+        panel = Panel(across, up, layers, title="steps to solve each task, and the mean score", legend="")
         return Scene([panel], self._title(), width=9, height=height, description=self.describe())
 
     def describe(self) -> str:
