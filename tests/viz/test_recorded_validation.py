@@ -169,7 +169,7 @@ def test_heat_maps_of_several_runs_share_their_colours():
     runs = [_run("small"), _run("large", 100.0)]
     scene = TensorHeatmap(runs).scene()
     heats = [panel for panel in scene.panels if panel.title in ("small", "large")]
-    assert [panel.column for panel in heats] == [0, 1]
+    assert [(panel.column, panel.columns) for panel in heats] == [(0, 2), (2, 2)]
     small, large = (panel.layers[0] for panel in heats)
     assert small.limits == large.limits
     assert (small.label, large.label) == ("", "norm of the gradient")
@@ -179,7 +179,7 @@ def test_heat_maps_of_several_runs_share_their_colours():
     np.testing.assert_allclose(small.values, np.clip(cells[:2], *small.limits), rtol=1e-5)
     np.testing.assert_allclose(large.values, np.clip(cells[2:], *small.limits), rtol=1e-5)
     details = [panel for panel in scene.panels if panel.row == 1]
-    assert [panel.column for panel in details] == [0, 1]
+    assert [panel.column for panel in details] == [0, 2]
     TensorHeatmap(runs).figure()
     other = Run("other", ["b"])
     with pytest.raises(ValueError, match="runs: 'other' has other tensors than 'small'"):

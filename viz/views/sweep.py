@@ -31,8 +31,8 @@ class SweepView(View):
     A click on the map, a drag across it, or its sliders select the training run. If the sweep varies only one setting, a
     curve replaces the map; further settings have a choice each. With several seeds, the map shows medians, and the curves of
     all seeds are drawn. The loss axes end a fifth above the largest initial loss, so that diverging runs leave room for the
-    others; the description says how many runs go beyond. With more than 8 trainings (and at most 400) a table chooses further
-    ones whose curves are drawn.
+    others; the description says how many runs go beyond. With more than 8 trainings, and at most 400, a table chooses
+    further ones whose curves are drawn.
 
     For trajectories on a function of two variables, the map shows the number of steps until the loss above the minimum is a
     millionth of its initial value, or the final loss if few paths reach that. Lines on the map bound the regions where paths
