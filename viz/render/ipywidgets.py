@@ -22,7 +22,7 @@ from .matplotlib import Picture
 __all__ = ["Event", "SceneBox"]
 
 MOST_BELOW = 4  # rows of controls below the picture; more stand next to it
-HIGHEST = "580px"  # of a picture, so that its controls are on the screen with it
+HIGHEST = "490px"  # of a picture, so that its controls are on the screen with it
 MOST_FRAMES = 64  # frames sent beforehand, some 40 kB each
 ROOM, MOST_ROOM, MARGIN = 0.15, 0.5, 0.01  # shares of an axis: extra room when it grows, and what may be cut off
 PICTURED = "tristep-pictured"
