@@ -76,7 +76,7 @@ class GroupPlan(StepPlan):
         states = match_states(rule, self._weights, present, self._narrow, make, self._start, masters)
         for i, (old, new) in enumerate(zip(present, states, strict=True)):
             if new is not old:
-                self._show(i, {slot: tensor for slot, tensor in new.items() if tensor is not old.get(slot)})
+                self._show(rule, i, {slot: tensor for slot, tensor in new.items() if tensor is not old.get(slot)})
         self._join_numbers(rule, states)
         self._tensors = [*self._weights, *chain.from_iterable(map(dict.values, states))]
         self._guard = PointerGuard(self._tensors)  # users may offload states, which gives them other memory
@@ -194,17 +194,18 @@ class GroupPlan(StepPlan):
     def _start(self, i: int, new: State, missing: list[str]) -> None:
         self._optimizer._first_states(self._groups[i], self._weights[i], new)
 
-    def _show(self, i: int, new: State) -> None:
+    def _show(self, rule: Rule | TensorRule, i: int, new: State) -> None:
         """Put new states or a new master into the optimizer's `state`."""
-        optimizer, parameter, weight = self._optimizer, self._parameters[i], self._weights[i]
-        row = optimizer.state[parameter]
+        optimizer, parameter = self._optimizer, self._parameters[i]
+        row, wholes = optimizer.state[parameter], dict(zip(rule.slots, rule.shapes(parameter.shape), strict=True))
         for slot, tensor in new.items():
             if slot == MASTER:
-                key, shown = master_key(weight, tensor.dtype)[0], tensor
+                key, shown = master_key(self._weights[i], tensor.dtype)[0], tensor
             else:
                 key, is_complex = optimizer._keys.get(slot, slot), self._complex and parameter.is_complex() and tensor.dim()
                 shown = torch.view_as_complex(tensor) if is_complex else tensor
-            if tensor.numel() or not weight.numel():  # an unused factored state has no elements
+            # An unused factored state has no elements; of others an empty shard has none.
+            if tensor.numel() or not parameter.numel() or slot == MASTER or wholes[slot].numel():
                 row[key] = shards.placed_as(parameter, shown) if self.sharded else shown
 
     def _join_numbers(self, rule: Rule | TensorRule, states: list[State]) -> None:

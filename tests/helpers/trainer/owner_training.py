@@ -32,6 +32,7 @@ OTHERS = [(5,), (2, 3, 2), (1,), (4, 3, 1, 2)]
 RULES = {
     "muon of torch": (lambda groups: tristep.optim.Muon(groups, lr=0.02, weight_decay=0.1), MATRICES),
     "muon": (lambda groups: AnyMuon(groups, lr=0.02, weight_decay=0.1), MATRICES + OTHERS),
+    "normuon": (lambda groups: tristep.optim.NorMuon(groups, lr=0.02, weight_decay=0.1), MATRICES + OTHERS),
     "masters": (lambda groups: AnyMuon(groups, lr=0.02, flatten=True, multi_precision=True), MATRICES + OTHERS),
     "soap": (lambda groups: tristep.optim.SOAP(groups, lr=0.02, precondition_frequency=2), MATRICES + OTHERS),
     "pulled": (lambda groups: tristep.optim.as_torch(Pulled)(groups, lr=0.02), MATRICES + OTHERS),
