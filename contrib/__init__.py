@@ -21,9 +21,15 @@ PLUGINS = {
         "lstmbias": "tristep.contrib.initializers:LSTMBias",
         "rnnfused": "tristep.contrib.initializers:RNNFused",
     },
+    "tristep.optim": {
+        "dion2": "tristep.contrib.dion.optim:Dion2",
+        "nordion2": "tristep.contrib.dion.optim:NorDion2",
+    },
     "tristep.optimizers": {
         "ccsgd": "tristep.contrib.optimizers:ccSGD",
+        "dion2": "tristep.contrib.dion:Dion2",
         "lbsgd": "tristep.contrib.optimizers:LBSGD",
+        "nordion2": "tristep.contrib.dion:NorDion2",
         "test": "tristep.contrib.optimizers:Test",
     },
     "tristep.plans": {

@@ -9,7 +9,8 @@ import textwrap
 from pathlib import Path
 
 from tristep.kernels import Rule
-from tristep.trainer.optim import adapters, ports
+from tristep.trainer import optim
+from tristep.trainer.optim import ports
 from tristep.trainer.optimizer import Optimizer, RuleOptimizer, create, registered
 from tristep.trainer.optimizer.muon import Muon, WithOrthogonalization
 from tristep.trainer.optimizer.options import OPTIONS
@@ -100,13 +101,14 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
 
 def page() -> str:
     """The whole page."""
+    own = set(optim.__all__) - set(ports.__all__)
     turned = [each for each in OPTIONS if each.changes_rule or (each.of and each.of != "stochastic_rounding")]
     lists = {
         "options": textwrap.fill(", ".join(each.name for each in turned[:-1]), 118, subsequent_indent="  ")
         + f" and {turned[-1].name}",
         "whole": ", ".join(each.name for each in OPTIONS if each.changes_rule and each.takes(Muon())),
         "classic": ", ".join(ports.__all__),
-        "own": ", ".join(n for n in adapters.__all__ if n[0].isupper()),
+        "own": ", ".join(cls.__name__ for cls in registered().values() if cls.__name__ in own),
     }
     return HEAD.format(**lists, quality=_quality()) + "".join(
         row(name, cls) for name, cls in registered().items() if cls.__module__.startswith("tristep.")

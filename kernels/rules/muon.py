@@ -162,14 +162,13 @@ def _multiplied(x: torch.Tensor) -> Callable[..., torch.Tensor]:
     return torch.baddbmm if x.dim() == 3 else torch.addmm
 
 
-def orthogonal_blocks(tensors: torch.Tensor, how: Orthogonalization, split: int, epsilon: float) -> list[torch.Tensor]:
-    """Split matrices into blocks of rows, and return each block orthogonalized.
+def blocks_of(tensors: torch.Tensor, how: Orthogonalization, split: int) -> Sequence[torch.Tensor]:
+    """Split matrices into the blocks of rows that are orthogonalized separately.
 
     Args:
         tensors: [n, rows, ...], or [n, matrices, rows, columns].
         how: the settings.
         split: index into `how.splits`.
-        epsilon: the smallest norm to divide by.
 
     Returns:
         Matrices [n, rows of the block, columns].
@@ -178,15 +177,25 @@ def orthogonal_blocks(tensors: torch.Tensor, how: Orthogonalization, split: int,
     sizes = how.splits[split]
     if isinstance(sizes, int):
         sizes = (matrices.shape[1] // sizes,) * sizes
-    if len(sizes) < 2:
-        return [orthogonalized(matrices, how.triples, epsilon, how.gram)]
-    blocks = matrices.split(sizes, dim=1)
-    orthogonal: dict[int, torch.Tensor] = {}
-    for size in dict.fromkeys(sizes):  # equal blocks are computed together
-        members = [k for k, rows in enumerate(sizes) if rows == size]
+    return [matrices] if len(sizes) < 2 else matrices.split(sizes, dim=1)
+
+
+def orthogonal(blocks: Sequence[torch.Tensor], how: Orthogonalization, epsilon: float) -> list[torch.Tensor]:
+    """Return each of these stacks of matrices, [n, rows, columns], orthogonalized; those of one shape are computed together.
+
+    Args:
+        blocks: the stacks.
+        how: the settings.
+        epsilon: the smallest norm to divide by.
+    """
+    if len(blocks) == 1:
+        return [orthogonalized(blocks[0], how.triples, epsilon, how.gram)]
+    results: dict[int, torch.Tensor] = {}
+    for shape in dict.fromkeys(block.shape for block in blocks):
+        members = [k for k, block in enumerate(blocks) if block.shape == shape]
         together = orthogonalized(torch.cat([blocks[k] for k in members]), how.triples, epsilon, how.gram)
-        orthogonal |= zip(members, together.split(len(matrices)), strict=True)
-    return [orthogonal[k] for k in range(len(sizes))]
+        results |= zip(members, together.split(shape[0]), strict=True)
+    return [results[k] for k in range(len(blocks))]
 
 
 def joined(blocks: Sequence[torch.Tensor], ratios: Sequence[float], out: torch.Tensor) -> tuple[torch.Tensor, float]:
@@ -280,7 +289,7 @@ def muon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never
     mean, var = state
     lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, epsilon, scale, split = hyper
     direction, mean = accumulated(limited(g, clip), mean, momentum, one_minus_momentum, of_gradient, of_mean)
-    blocks = orthogonal_blocks(direction, how, int(split), epsilon)
+    blocks = orthogonal(blocks_of(direction, how, int(split)), how, epsilon)
     step, ratio = joined(blocks, [step_ratio(block, scale) for block in blocks], out=direction)
     return moved(w, step, lr * ratio, decay), (mean, var)
 
@@ -326,7 +335,7 @@ def normuon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # ne
         one_minus_row_beta,
     ) = hyper  # fmt: skip
     direction, mean = accumulated(limited(g, clip), mean, momentum, one_minus_momentum, of_gradient, of_mean)
-    blocks = [block.to(w.dtype) for block in orthogonal_blocks(direction, how, int(split), epsilon)]
+    blocks = [block.to(w.dtype) for block in orthogonal(blocks_of(direction, how, int(split)), how, epsilon)]
     squares = torch.cat([block.square().mean(dim=-1, keepdim=True) for block in blocks], dim=1)
     row = (row_beta * row).add_(squares.view(row.shape), alpha=one_minus_row_beta)
     rows = row.view(squares.shape).split([block.shape[1] for block in blocks], dim=1)

@@ -1,8 +1,11 @@
-"""Drop-in replacements of `torch.optim`'s classes: the names of `tristep.trainer.optim`."""
+"""Drop-in replacements of `torch.optim`'s classes: the module `tristep.trainer.optim`."""
 
 from typing import TYPE_CHECKING
 
-from .trainer.optim import *
+from .aliases import also_import_as
+from .trainer import optim
 
-if not TYPE_CHECKING:  # mypy takes an imported list for an empty one
-    from .trainer.optim import __all__ as __all__
+if TYPE_CHECKING:
+    from .trainer.optim import *
+else:  # the module itself, which imports names of `tristep.contrib` on first use
+    also_import_as(__name__, optim)

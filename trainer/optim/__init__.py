@@ -5,7 +5,7 @@
 It has torch's optimizers (`ports`), and tristep's other optimizers with torch's interface (`adapters`).
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .adapters import *
 from .base import FusedOptimizer as FusedOptimizer
@@ -13,7 +13,20 @@ from .clip_grad import clip_grad_norm_ as clip_grad_norm_
 from .multi import MultiOptimizer as MultiOptimizer
 from .ports import *
 
-if not TYPE_CHECKING:  # mypy does not evaluate this list; without it, all names imported above are exported
-    from . import adapters, ports
+if TYPE_CHECKING:
+    from ...contrib.dion.optim import Dion2 as Dion2
+    from ...contrib.dion.optim import NorDion2 as NorDion2
 
-    __all__ = ["FusedOptimizer", "MultiOptimizer", "clip_grad_norm_", *adapters.__all__, *ports.__all__]
+if not TYPE_CHECKING:  # mypy does not evaluate this list; without it, all names imported above are exported
+    from . import adapters, multi, ports
+
+    _PLUGINS = ["Dion2", "NorDion2"]
+    __all__ = ["FusedOptimizer", "MultiOptimizer", "clip_grad_norm_", *_PLUGINS, *adapters.__all__, *ports.__all__]
+
+    def __getattr__(name: str) -> Any:
+        """The class of a plugin, which is imported."""
+        klass = multi.plugin(name) if name in _PLUGINS else None
+        if klass is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = klass
+        return klass

@@ -20,7 +20,9 @@ from .groups import name_of
 from .joined import JoinedOptimizers
 from .saved import check_numbers, shown_states
 
-_classes: Registry[type[torch.optim.Optimizer]] = Registry("optimizer of tristep.optim", torch.optim.Optimizer)
+_classes: Registry[type[torch.optim.Optimizer]] = Registry(
+    "optimizer of tristep.optim", torch.optim.Optimizer, group="tristep.optim", own_name=lambda klass: klass.__name__.lower()
+)
 for _name in (*ports.__all__, *adapters.__all__):
     _class = getattr(ports, _name, None) or getattr(adapters, _name)
     if isinstance(_class, type) and issubclass(_class, torch.optim.Optimizer):
@@ -225,6 +227,11 @@ class MultiOptimizer(JoinedOptimizers):
         return f"{type(self).__name__}([{', '.join(f'({pattern!r}, {each!r})' for pattern, each in pairs)}])"
 
 
+def plugin(name: str) -> type[torch.optim.Optimizer] | None:
+    """Return the class with torch's interface that a plugin has by this name; None if there is none."""
+    return _classes.find(name)
+
+
 def optimizer_class(optimizer: str | type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """Return an optimizer class with torch's interface, by its name, in any case; a class is returned as it is.
 
@@ -238,7 +245,7 @@ def optimizer_class(optimizer: str | type[torch.optim.Optimizer]) -> type[torch.
     klass: Any = optimizer
     if isinstance(optimizer, str):
         klass = gluon.registered().get(optimizer.lower())
-        if klass is not None and not klass.__module__.startswith(f"{gluon.__name__}."):
+        if klass is not None and not klass.__module__.startswith((f"{gluon.__name__}.", "tristep.contrib.")):
             return adapters.as_torch(klass)
         klass = _classes.lookup(optimizer)
     if not (isinstance(klass, type) and issubclass(klass, torch.optim.Optimizer)):

@@ -26,6 +26,8 @@ from .updater import Updater as Updater
 from .updater import get_updater as get_updater
 
 if TYPE_CHECKING:
+    from ...contrib.dion import Dion2 as Dion2
+    from ...contrib.dion import NorDion2 as NorDion2
     from ...contrib.optimizers import LBSGD as LBSGD
     from ...contrib.optimizers import Test as Test
     from ...contrib.optimizers import ccSGD as ccSGD
@@ -34,8 +36,10 @@ if not TYPE_CHECKING:  # mypy understands no sum of lists; without one, what is 
     from . import adam_variants, adaptive, ftrl, gradient_descent, layerwise, matrix, modern, muon, schedule_free
 
     __all__ = [
+        "Dion2",
         "LBSGD",
         "MultiOptimizer",
+        "NorDion2",
         "Option",
         "Optimizer",
         "RuleOptimizer",
