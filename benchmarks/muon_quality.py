@@ -8,9 +8,9 @@ The model is the transformer of `quality.py` on the reference manual of Python. 
 with weight decay and a cosine schedule; embeddings, scores and vectors get AdamW in all trainings. The rate of the hidden
 matrices is the best of three on a start that is not among the others.
 
-"Equal steps": every training takes as many steps. "Equal time": every training takes so many steps as AdamW's time allows, by
-the median times of a step, which are measured by turns in one process with one thread; its schedule ends there. The loss is that
-of text that was not trained on, the mean over the seeds; after it stands its standard error.
+"Equal steps": every training takes as many steps. "Equal time": every training takes as many steps as AdamW's time allows;
+its schedule ends there. The times are medians, measured by turns in one process with one thread. The loss is that of text
+that was not trained on, the mean over the seeds; after it stands its standard error.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def measured() -> dict[str, Any]:
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         tried = [(name, rate, STEPS, -1) for name in OPTIMIZERS for rate in rates(name)]
         losses = dict(zip(tried, pool.map(train, *zip(*tried, strict=True)), strict=True))
-        best = {name: min(rates(name), key=lambda rate: losses[name, rate, STEPS, -1][-1]) for name in OPTIMIZERS}  # noqa: B023
+        best = {name: min(rates(name), key=lambda rate: losses[name, rate, STEPS, -1][-1]) for name in OPTIMIZERS}
         steps = {name: max(EVERY, round(STEPS * times["AdamW"]["whole"] / times[name]["whole"])) for name in OPTIMIZERS}
         jobs = [(name, best[name], n, seed) for name in OPTIMIZERS for n in {STEPS, steps[name]} for seed in range(SEEDS)]
         curves = dict(zip(jobs, pool.map(train, *zip(*jobs, strict=True)), strict=True))
@@ -85,7 +85,7 @@ def measured() -> dict[str, Any]:
             row[what] = {
                 "steps": n,
                 "losses": [curve[-1] for curve in each],
-                "curve": list(map(statistics.fmean, zip(*each))),
+                "curve": list(map(statistics.fmean, zip(*each, strict=True))),
             }
         found[name] = row
         texts = [with_error(row[what]["losses"]) for what in ("equal steps", "equal time")]

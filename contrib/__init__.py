@@ -24,6 +24,7 @@ PLUGINS = {
     "tristep.optim": {
         "dion2": "tristep.contrib.dion.optim:Dion2",
         "nordion2": "tristep.contrib.dion.optim:NorDion2",
+        "sam": "tristep.contrib.sam:SAM",
     },
     "tristep.optimizers": {
         "ccsgd": "tristep.contrib.optimizers:ccSGD",

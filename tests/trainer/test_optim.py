@@ -205,6 +205,29 @@ def test_flags_about_speed_change_no_number(flag):
     assert torch.equal(*runs)
 
 
+@pytest.mark.parametrize("name", classes_with_argument("capturable"))
+def test_capturable_changes_no_number_and_goes_to_torch_and_back(name):
+    """Steps on the CPU; torch's has the numbers without the flag, which it refuses there at the step."""
+    ours, plain, torchs = ([torch.nn.Parameter(torch.linspace(-1, 1, 7))] for _ in range(3))
+    optimizers = [
+        getattr(tristep.optim, name)(ours, lr=0.1, capturable=True),
+        getattr(tristep.optim, name)(plain, lr=0.1),
+        getattr(torch.optim, name)(torchs, lr=0.1),
+    ]
+    for step in range(4):
+        for optimizer, (parameter,) in zip(optimizers, (ours, plain, torchs), strict=True):
+            parameter.grad = torch.linspace(1, 3, 7) * (-1.0) ** step
+            optimizer.step()
+        if step == 1:
+            saved = copy.deepcopy(optimizers[0].state_dict())
+            assert saved["param_groups"][0]["capturable"] is True
+            getattr(torch.optim, name)([torch.nn.Parameter(torch.ones(7))], capturable=True).load_state_dict(saved)
+            optimizers[0].load_state_dict(saved)
+    assert torch.equal(ours[0], plain[0])
+    torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-6)
+    optimizers[0].add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "capturable": True})
+
+
 @pytest.mark.parametrize("name", sorted(set(ARGUMENTS) - {"SparseAdam"}))
 def test_a_closure_is_called_once_with_gradients_enabled(name):
     parameter = torch.nn.Parameter(torch.ones(2, 2))

@@ -17,7 +17,8 @@ from tristep.kernels import tl
 OURS = [
     name
     for name in tristep.optim.__all__
-    if not hasattr(torch.optim, name) and name not in ("as_torch", "clip_grad_norm_", "FusedOptimizer", "MultiOptimizer")
+    if not hasattr(torch.optim, name)
+    and name not in ("as_torch", "clip_grad_norm_", "FusedOptimizer", "MultiOptimizer", "SAM")
 ]
 
 

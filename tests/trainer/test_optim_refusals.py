@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch_peers import ARGUMENTS, all_data_of, classes_with_argument
+from torch_peers import ARGUMENTS, all_data_of
 
 import tristep
 
@@ -75,14 +75,6 @@ def test_what_torch_refuses_is_refused_with_an_error_of_its_type(name):
     refused = {str(case): error for case in cases if (error := _error_of(torch.optim, name, **case))}
     assert len(refused) >= 10
     assert {str(case): _error_of(tristep.optim, name, **case) for case in cases if str(case) in refused} == refused
-
-
-@pytest.mark.parametrize("name", classes_with_argument("capturable"))
-def test_capture_in_a_graph_is_refused(name):
-    optimizer = getattr(tristep.optim, name)([torch.nn.Parameter(torch.ones(1))])
-    with pytest.raises(NotImplementedError, match=f"capturable=True: {name} cannot"):
-        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "capturable": True})
-    assert len(optimizer.param_groups) == 1
 
 
 def test_a_step_that_one_group_makes_impossible_changes_nothing():

@@ -12,7 +12,7 @@ import tristep
 
 TORCHS = [name for name in tristep.optim.__all__ if hasattr(torch.optim, name)]
 
-OTHERS = ("as_torch", "clip_grad_norm_", "FusedOptimizer", "MultiOptimizer")
+OTHERS = ("as_torch", "clip_grad_norm_", "FusedOptimizer", "MultiOptimizer", "SAM")
 OURS = [name for name in tristep.optim.__all__ if name not in (*TORCHS, *OTHERS)]
 
 # Of each, arguments that give it all the states that it may have.

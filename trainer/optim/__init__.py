@@ -16,11 +16,12 @@ from .ports import *
 if TYPE_CHECKING:
     from ...contrib.dion.optim import Dion2 as Dion2
     from ...contrib.dion.optim import NorDion2 as NorDion2
+    from ...contrib.sam import SAM as SAM
 
 if not TYPE_CHECKING:  # mypy does not evaluate this list; without it, all names imported above are exported
     from . import adapters, multi, ports
 
-    _PLUGINS = ["Dion2", "NorDion2"]
+    _PLUGINS = ["SAM", "Dion2", "NorDion2"]
     __all__ = ["FusedOptimizer", "MultiOptimizer", "clip_grad_norm_", *_PLUGINS, *adapters.__all__, *ports.__all__]
 
     def __getattr__(name: str) -> Any:

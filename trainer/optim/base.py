@@ -35,10 +35,13 @@ class FusedOptimizer(GroupOptimizer):
     can load a `state_dict`. Each rank updates its own shards of DTensors, see shards.py; if the rule needs whole tensors,
     one rank updates each tensor, see contrib/owners.
 
+    `capturable=True` is accepted where torch has it, and changes nothing: `capture` records a step in a
+    CUDA graph with or without it. A step in a graph that is captured by other means raises an error.
+
     Raises:
         ValueError: `differentiable=True`, because a fused step records no graph; a sparse parameter; an unknown
             `state_dtype`, or one that does not fit the rule's states or a parameter.
-        NotImplementedError: `capturable=True`, see `capture` instead; or DTensors that the rule cannot update.
+        NotImplementedError: DTensors that the rule cannot update.
         TypeError: a parameter of a dtype that cannot be trained.
     """
 
@@ -137,11 +140,6 @@ class FusedOptimizer(GroupOptimizer):
             if options.get("differentiable"):
                 raise ValueError(
                     f"differentiable=True: the fused step of {name} records no graph; use torch.optim.{name} for that"
-                )
-            if options.get("capturable"):
-                raise NotImplementedError(
-                    f"capturable=True: {name} cannot be captured in a CUDA graph by itself; optimizer.capture(function) "
-                    "does that, with all hyper-parameters live"
                 )
         super().add_param_group(param_group)
         added = self.param_groups[-1]

@@ -221,7 +221,7 @@ class GroupPlan(StepPlan):
         for i, row in enumerate(joined):
             new = dict(zip(names, row, strict=True))
             states[i] = states[i] | new
-            self._show(i, new)
+            self._show(rule, i, new)
 
 
 def check_shards(optimizer: GroupOptimizer, rule: Rule | TensorRule, parameters: Sequence[torch.Tensor]) -> None:
