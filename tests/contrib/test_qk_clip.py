@@ -1,0 +1,359 @@
+"""QKClip: logits against NumPy and the modules' own, weights after a step, and a model that blows up without it."""
+
+import doctest
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+import tristep
+from tristep.contrib.qk_clip import HeadRows, QKClip
+from tristep.contrib.qk_clip import clip as module
+from tristep.contrib.qk_clip.heads import largest_logits
+
+SIZE, HEADS, N = 16, 4, 6
+
+
+class Own(nn.Module):
+    """A user's attention with one matrix for queries, keys and values; keys of fewer heads if `keys` is less than HEADS."""
+
+    def __init__(self, keys=HEADS, bias=True):
+        super().__init__()
+        self.keys, each = keys, SIZE // HEADS
+        self.qkv = nn.Linear(SIZE, SIZE + 2 * keys * each, bias=bias)
+        self.rows = [HeadRows("qkv.weight", rows=(0, SIZE)), HeadRows("qkv.weight", rows=(SIZE, SIZE + keys * each))]
+
+    def heads(self, x):
+        each = SIZE // HEADS
+        parts = self.qkv(x).split([SIZE, self.keys * each, self.keys * each], dim=-1)
+        return [part.unflatten(-1, (-1, each)).transpose(1, 2) for part in parts]
+
+    def forward(self, x):
+        out = scaled_dot_product_attention(*self.heads(x), is_causal=True, enable_gqa=self.keys != HEADS)
+        return out.transpose(1, 2).flatten(-2)
+
+
+def by_numpy(query, key, scale, allowed):
+    """The largest logit of each head, in float64."""
+    logits = np.einsum("bhqd,bhkd->bhqk", query, key) * scale
+    return np.where(allowed, logits, -np.inf).max(axis=(0, 2, 3))
+
+
+def scaled_up(net, factor=6.0):
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(factor)
+    return net
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "bool", "float"])
+@pytest.mark.parametrize("keys", [4, 2])
+def test_largest_logits_like_numpy(keys, mask):
+    torch.manual_seed(0)
+    query, key = torch.randn(3, 4, 5, 8), torch.randn(3, keys, 7, 8)
+    allowed = {"none": torch.ones(5, 7) > 0, "causal": torch.ones(5, 7).tril() > 0}.get(mask, torch.rand(3, 1, 5, 7) > 0.4)
+    given = {"bool": allowed, "float": torch.where(allowed, 0.5, -math.inf)}.get(mask)
+    found = largest_logits(query, key, 0.3, given, mask == "causal")
+    repeated = key.double().numpy().repeat(4 // keys, axis=1)
+    np.testing.assert_allclose(found, by_numpy(query.double().numpy(), repeated, 0.3, allowed.numpy()), rtol=1e-5)
+
+
+MULTIHEAD = {
+    "plain": {},
+    "batch first": {"batch_first": True},
+    "other sizes": {"kdim": 5, "vdim": 5},
+    "no bias": {"bias": False},
+    "more keys": {"add_bias_kv": True},
+}
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("case", MULTIHEAD)
+def test_multihead_attention_is_clipped_to_tau(case, need_weights):
+    """Its own attention weights after clipping are those of the clipped logits, of which the largest of a head is tau."""
+    torch.manual_seed(0)
+    net = scaled_up(nn.MultiheadAttention(SIZE, HEADS, **MULTIHEAD[case]), 3.0)
+    query, key = torch.randn(5, 3, SIZE), torch.randn(7, 3, MULTIHEAD[case].get("kdim", SIZE))
+    if MULTIHEAD[case].get("batch_first"):
+        query, key = query.transpose(0, 1), key.transpose(0, 1)
+    mask, padding = torch.rand(5, 7) > 0.7, torch.zeros(3, 7, dtype=torch.bool)
+    padding[1, 5:] = True
+    arguments = {"attn_mask": mask, "key_padding_mask": padding, "need_weights": need_weights}
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    clip = QKClip(net, tau=1.0)
+    net(query, key, key, **arguments)
+    largest = clip.step()[""]
+    assert (largest > 1.0).any()
+    _, weights = net(query, key, key, attn_mask=mask, key_padding_mask=padding, average_attn_weights=False)
+    largest_now = clip.step()[""]
+    torch.testing.assert_close(largest_now, largest.clamp(max=1.0), rtol=1e-5, atol=1e-5)
+    assert torch.isfinite(weights).all()
+    after = [parameter.detach().clone() for parameter in net.parameters()]
+    changed = [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+    assert any(changed)
+    assert torch.equal(net.out_proj.weight, dict(zip(dict(net.named_parameters()), before, strict=True))["out_proj.weight"])
+
+
+def test_multihead_logits_are_those_of_its_weights():
+    """log(weight) differs from the logit by a number for each row, so differences of logits are those of logarithms."""
+    torch.manual_seed(0)
+    net = nn.MultiheadAttention(SIZE, HEADS, batch_first=True).double()
+    x = torch.randn(1, 2, SIZE, dtype=torch.float64)
+    clip = QKClip(net, tau=100)
+    _, weights = net(x, x, x, average_attn_weights=False)
+    largest = clip.step()[""]
+    q, k, _ = (
+        part.unflatten(-1, (HEADS, -1))[0]
+        for part in nn.functional.linear(x, net.in_proj_weight, net.in_proj_bias).chunk(3, -1)
+    )
+    logits = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(SIZE // HEADS)
+    torch.testing.assert_close(logits.softmax(-1), weights[0])
+    torch.testing.assert_close(largest.double(), logits.flatten(1).amax(1), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_users_module_is_clipped_head_by_head(bias):
+    torch.manual_seed(0)
+    net = scaled_up(nn.Sequential(Own(bias=bias)), 3.0)
+    x = torch.randn(2, N, SIZE)
+    weight = net[0].qkv.weight.detach().clone()
+    clip = QKClip(net, tau=4.0, modules={"0": net[0].rows})
+    net(x)
+    largest = clip.step()["0"]
+    assert int((largest > 4.0).sum()) > 0
+    factors = (4.0 / largest).clamp(max=1.0).sqrt().repeat_interleave(SIZE // HEADS)
+    expected = weight * torch.cat([factors, factors, torch.ones(SIZE)])[:, None]
+    torch.testing.assert_close(net[0].qkv.weight.detach(), expected)
+    net(x)
+    torch.testing.assert_close(clip.step()["0"], largest.clamp(max=4.0), rtol=1e-5, atol=1e-5)
+
+
+def test_heads_below_tau_keep_their_bits_and_largest_is_of_all_passes():
+    torch.manual_seed(0)
+    net = Own()
+    before = net.qkv.weight.detach().clone()
+    clip = QKClip(net, tau=100, modules={"": net.rows})
+    x = torch.randn(2, N, SIZE)
+    net(3.0 * x)
+    net(x)
+    net.eval()
+    net(100.0 * x)  # an evaluation does not count
+    net.train()
+    largest = clip.step()[""]
+    assert torch.equal(net.qkv.weight, before)
+    query, key, _ = (part.detach().double().numpy() for part in net.heads(3.0 * x))
+    np.testing.assert_allclose(largest, by_numpy(query, key, 0.5, np.tril(np.ones((N, N))) > 0), rtol=1e-5)
+
+
+def test_shared_keys_are_left_to_the_queries():
+    torch.manual_seed(0)
+    net = scaled_up(Own(keys=2), 4.0)
+    x = torch.randn(2, N, SIZE)
+    clip = QKClip(net, tau=2.0, modules={"": [HeadRows("qkv.weight", rows=(SIZE, SIZE + 6))]})
+    net(x)
+    with pytest.raises(ValueError, match="Keys that several heads share"):
+        clip.step()
+    clip.remove()
+    clip = QKClip(net, tau=2.0, modules={"": [net.rows[0]._replace(power=1.0)]})
+    net(x)
+    largest = clip.step()[""]
+    net(x)
+    torch.testing.assert_close(clip.step()[""], largest.clamp(max=2.0), rtol=1e-5, atol=1e-5)
+
+
+HUGGING_FACE = {
+    "llama": ("LlamaConfig", "LlamaModel", {"num_key_value_heads": 4}),
+    "grouped": ("LlamaConfig", "LlamaModel", {"num_key_value_heads": 2}),
+    "mla": (
+        "DeepseekV3Config",
+        "DeepseekV3Model",
+        {
+            "q_lora_rank": 8,
+            "kv_lora_rank": 8,
+            "qk_nope_head_dim": 4,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 4,
+            "first_k_dense_replace": 2,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "mla, whole queries": (
+        "DeepseekV3Config",
+        "DeepseekV3Model",
+        {
+            "q_lora_rank": None,
+            "kv_lora_rank": 8,
+            "qk_nope_head_dim": 4,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 4,
+            "first_k_dense_replace": 2,
+            "num_key_value_heads": 4,
+        },
+    ),
+}
+
+
+@pytest.fixture
+def transformers(monkeypatch):
+    """Imported without the folder of the project in `sys.path`, where it would take `kernels` for a package of that name."""
+    root = Path(__file__).resolve().parents[2]
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path).resolve() != root])
+    module = pytest.importorskip("transformers", reason="not installed")
+    for _, name, _ in HUGGING_FACE.values():
+        getattr(module, name)  # imports the model
+    return module
+
+
+@pytest.mark.parametrize("case", HUGGING_FACE)
+def test_hugging_faces_attention_is_clipped_to_tau(case, transformers):
+    config, model, arguments = HUGGING_FACE[case]
+    sizes = {
+        "vocab_size": 32,
+        "hidden_size": SIZE,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    torch.manual_seed(0)
+    config = getattr(transformers, config)(**sizes, max_position_embeddings=32, attn_implementation="sdpa", **arguments)
+    net = getattr(transformers, model)(config).train()
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if any(each in name for each in ("q_proj", "k_proj", "q_b_proj", "kv_b_proj")):
+                parameter.mul_(40.0)
+    clip, tokens = QKClip(net, tau=3.0), torch.randint(0, 32, (2, N))
+    net(input_ids=tokens)
+    largest = clip.step()
+    assert sorted(largest) == ["layers.0.self_attn", "layers.1.self_attn"]
+    first = largest["layers.0.self_attn"]  # later layers get other inputs after clipping
+    assert (first > 3.0).any()
+    net(input_ids=tokens)
+    torch.testing.assert_close(clip.step()["layers.0.self_attn"], first.clamp(max=3.0), rtol=1e-4, atol=1e-4)
+
+
+def test_attention_that_is_not_seen_is_an_error(transformers):
+    sizes = {
+        "vocab_size": 32,
+        "hidden_size": SIZE,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+    }
+    net = transformers.LlamaModel(transformers.LlamaConfig(**sizes, attn_implementation="eager")).train()
+    clip = QKClip(net)
+    net(input_ids=torch.zeros(1, 3, dtype=torch.long))
+    with pytest.raises(
+        RuntimeError, match="no attention has been seen in 'layers.0.self_attn'.*attn_implementation=\"sdpa\""
+    ):
+        clip.step()
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.out = Own(bias=False), nn.Linear(SIZE, 8)
+
+    def forward(self, x):
+        return self.out(self.attention(x).mean(dim=1))
+
+
+def _trained(tau):
+    torch.manual_seed(0)
+    net, x = Classifier(), torch.randn(64, N, SIZE)
+    y = torch.randint(0, 8, (64,))
+    trainer = tristep.Trainer(net, "muon", {"learning_rate": 0.3})
+    clip = QKClip(net, tau=tau, modules={"attention": net.attention.rows})
+    logits, losses = [], []
+    for _ in range(60):
+        trainer.zero_grad()
+        loss = nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        trainer.step(1)
+        logits.append(max(each.max().item() for each in clip.step().values()))
+        losses.append(loss.item())
+    return logits, losses
+
+
+def test_logits_that_blow_up_are_held():
+    free, _ = _trained(1e9)
+    held, losses = _trained(30.0)
+    assert max(free) > 10 * 30.0
+    assert max(held) < 3 * 30.0  # a step may raise the logits from tau
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("torchs", [False, True])
+def test_masters_are_scaled_too(torchs):
+    """A bfloat16 weight is the rounded master, so a weight scaled alone would come back at the next step."""
+    torch.manual_seed(0)
+    net = scaled_up(Own(bias=False), 4.0).bfloat16()
+    if torchs:
+        trainer = tristep.optim.as_torch(tristep.optimizer.SGD)(net.parameters(), lr=0.0, multi_precision=True)
+    else:
+        trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.0, "multi_precision": True})
+    clip = QKClip(net, tau=2.0, modules={"": net.rows}, trainer=trainer)
+    x = torch.randn(2, N, SIZE, dtype=torch.bfloat16)
+    for _ in range(2):
+        trainer.zero_grad()
+        net(x).sum().backward()
+        trainer.step(*() if torchs else (1,))
+        largest = clip.step()[""]
+    assert largest.max() < 2.0 * 1.02
+
+
+def test_non_finite_logits_leave_a_head_alone():
+    net = Own()
+    before = net.qkv.weight.detach().clone()
+    clip = QKClip(net, tau=1.0, modules={"": net.rows})
+    net(torch.full((1, N, SIZE), math.inf))
+    assert not torch.isfinite(clip.step()[""]).any()
+    assert torch.equal(net.qkv.weight, before)
+
+
+def _on_ranks():
+    torch.manual_seed(0)
+    net = scaled_up(Own(), 3.0)
+    clip = QKClip(net, tau=2.0, modules={"": net.rows})
+    torch.manual_seed(torch.distributed.get_rank())
+    net(torch.randn(2, N, SIZE))
+    return clip.step()[""].tolist(), net.qkv.weight.detach().numpy()
+
+
+@pytest.mark.sample(0)
+def test_ranks_agree(processes):
+    (largest, weight), (other_largest, other_weight) = processes(2).run(_on_ranks)
+    assert largest == other_largest
+    assert weight.tobytes() == other_weight.tobytes()
+
+
+class Normalized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj, self.q_norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "error", "message"),
+    [
+        (Own, {"tau": 0}, ValueError, "tau=0: must be"),
+        (Own, {}, ValueError, "no attention is found"),
+        (Own, {"modules": {"attn": []}}, ValueError, r"\['attn'\] of modules= or skip="),
+        (Own, {"modules": {"": [HeadRows("q.weight")]}}, ValueError, "Own has no parameter 'q.weight'"),
+        (Own, {"modules": {"": ["qkv"]}}, TypeError, "must be a HeadRows"),
+        (Normalized, {}, ValueError, "normalizes queries or keys"),
+    ],
+)
+def test_what_is_refused(make, arguments, error, message):
+    with pytest.raises(error, match=message):
+        QKClip(make(), **arguments)
+
+
+def test_the_docstrings_example():
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
