@@ -1,12 +1,14 @@
 """Trains a small language model by AdamW, Muon, Dion2 and NorDion2, at equal steps and at equal time.
 
-    python benchmarks/muon_quality.py             all of it
-    python benchmarks/muon_quality.py --draw      draw the picture of the JSON file again
-    python benchmarks/muon_quality.py --out FILE  where the JSON goes; the picture gets its name
+    python benchmarks/muon_quality.py                          all of it
+    python benchmarks/muon_quality.py --steps 120 --seeds 2    shorter and fewer trainings
+    python benchmarks/muon_quality.py --optimizer Muon         this one and AdamW; may be repeated
+    python benchmarks/muon_quality.py --draw                   draw the picture of the JSON file again
+    python benchmarks/muon_quality.py --out FILE               where the JSON goes; the picture gets its name
 
 The model is the transformer of `quality.py` on the reference manual of Python. The hidden matrices get the optimizer,
 with weight decay and a cosine schedule; embeddings, scores and vectors get AdamW in all trainings. The rate of the hidden
-matrices is the best of three on a start that is not among the others.
+matrices is the better of two on a start that is not among the others.
 
 "Equal steps": every training takes as many steps. "Equal time": every training takes as many steps as AdamW's time allows;
 its schedule ends there. The times are medians, measured by turns in one process with one thread. The loss is that of text
@@ -41,8 +43,8 @@ from tristep.viz.style import INK, QUIET, line_style
 
 RESULTS = Path(__file__).parent / "results" / "muon_quality_cpu.json"
 STEPS, SEEDS, EVERY, TURNS = 250, 3, 25, 40
-RATES = {"adamw": (0.003, 0.006, 0.012)}
-ORTHOGONAL = (0.01, 0.02, 0.04)
+RATES = {"adamw": (0.003, 0.006)}
+ORTHOGONAL = (0.02, 0.04)
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "AdamW": ("adamw", {"beta2": 0.95}),
     "Muon": ("muon", {}),
@@ -56,32 +58,36 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file to write")
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps of a training")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="trainings of each kind, >= 2")
+    parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), action="append", help="this one and AdamW only")
     parser.add_argument("--draw", action="store_true", help="only draw the picture again")
     arguments = parser.parse_args()
     if not arguments.draw:
-        write(arguments.out, measured())
+        names = [name for name in OPTIMIZERS if name in ("AdamW", *(arguments.optimizer or OPTIMIZERS))]
+        write(arguments.out, measured(names, arguments.steps, arguments.seeds))
     draw(json.loads(arguments.out.read_text(encoding="utf-8")), arguments.out.with_suffix(".png"))
 
 
-def measured() -> dict[str, Any]:
-    """Train everything, print the table, and return what goes into the file."""
+def measured(names: list[str], n_steps: int, seeds: int) -> dict[str, Any]:
+    """Train with these optimizers, print the table, and return what goes into the file."""
     torch.set_num_threads(1)
     start, found = time.perf_counter(), dict[str, Any]()
-    results: dict[str, Any] = {"machine": machine("cpu"), "steps": STEPS, "seeds": SEEDS, "found": found}
+    results: dict[str, Any] = {"machine": machine("cpu"), "steps": n_steps, "seeds": seeds, "found": found}
     print(results["machine"])
-    times = step_times()
+    times = step_times(names)
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        tried = [(name, rate, STEPS, -1) for name in OPTIMIZERS for rate in rates(name)]
+        tried = [(name, rate, n_steps, -1) for name in names for rate in rates(name)]
         losses = dict(zip(tried, pool.map(train, *zip(*tried, strict=True)), strict=True))
-        best = {name: min(rates(name), key=lambda rate: losses[name, rate, STEPS, -1][-1]) for name in OPTIMIZERS}
-        steps = {name: max(EVERY, round(STEPS * times["AdamW"]["whole"] / times[name]["whole"])) for name in OPTIMIZERS}
-        jobs = [(name, best[name], n, seed) for name in OPTIMIZERS for n in {STEPS, steps[name]} for seed in range(SEEDS)]
+        best = {name: min(rates(name), key=lambda rate: losses[name, rate, n_steps, -1][-1]) for name in names}
+        steps = {name: max(EVERY, round(n_steps * times["AdamW"]["whole"] / times[name]["whole"])) for name in names}
+        jobs = [(name, best[name], n, seed) for name in names for n in {n_steps, steps[name]} for seed in range(seeds)]
         curves = dict(zip(jobs, pool.map(train, *zip(*jobs, strict=True)), strict=True))
     print(f"{'':<16}{'rate':>7}{'ms, step':>10}{'of it own':>10}{'equal steps':>20}{'equal time':>20}{'steps':>7}")
-    for name in OPTIMIZERS:
-        row = {"rate": best[name], "ms": times[name], "rates": {r: losses[name, r, STEPS, -1][-1] for r in rates(name)}}
-        for what, n in (("equal steps", STEPS), ("equal time", steps[name])):
-            each = [curves[name, best[name], n, seed] for seed in range(SEEDS)]
+    for name in names:
+        row = {"rate": best[name], "ms": times[name], "rates": {r: losses[name, r, n_steps, -1][-1] for r in rates(name)}}
+        for what, n in (("equal steps", n_steps), ("equal time", steps[name])):
+            each = [curves[name, best[name], n, seed] for seed in range(seeds)]
             row[what] = {
                 "steps": n,
                 "losses": [curve[-1] for curve in each],
@@ -116,7 +122,7 @@ def trainer_of(net: nn.Module, name: str, rate: float, steps: int) -> Trainer:
 def train(name: str, rate: float, steps: int, seed: int) -> list[float]:
     """The loss of text that was not trained on, at every `EVERY` steps and at the end."""
     torch.manual_seed(seed)
-    task = text(seed, steps)
+    task = text(seed)
     net = task.network()
     trainer, held_out = trainer_of(net, name, rate, steps), task.held_out()
     losses = []
@@ -132,12 +138,12 @@ def train(name: str, rate: float, steps: int, seed: int) -> list[float]:
     return losses
 
 
-def step_times() -> dict[str, dict[str, float]]:
+def step_times(names: list[str]) -> dict[str, dict[str, float]]:
     """The median milliseconds of a whole step of training, and of the optimizer's part of it, by turns."""
-    task = text(0, STEPS)
-    nets = {name: task.network() for name in OPTIMIZERS}
+    task = text(0)
+    nets = {name: task.network() for name in names}
     trainers = {name: trainer_of(net, name, rates(name)[0], STEPS) for name, net in nets.items()}
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in OPTIMIZERS}
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for k in range(TURNS + 5):
         inputs, targets = task.batch()
         for name, net in nets.items():
@@ -151,7 +157,7 @@ def step_times() -> dict[str, dict[str, float]]:
                 taken[name].append((middle - began, ended - middle))
     passes = statistics.median(first for each in taken.values() for first, _ in each)  # the same for all
     own = {name: statistics.median(second for _, second in each) for name, each in taken.items()}
-    return {name: {"whole": 1e3 * (passes + own[name]), "own": 1e3 * own[name]} for name in OPTIMIZERS}
+    return {name: {"whole": 1e3 * (passes + own[name]), "own": 1e3 * own[name]} for name in names}
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:

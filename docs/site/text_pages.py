@@ -19,6 +19,11 @@ HOW_TOS = {  # file, title, the guide's sections, further pages
         ("integrations.md", "tutorials/12_from_torch_optim.md"),
     ),
     "several-optimizers": ("Several optimizers", ("Several optimizers in one",), ("optimizers/muon.md",)),
+    "fused-matrices": (
+        "Parts of fused matrices",
+        ("Parts of fused matrices",),
+        ("optimizers/muon.md", "tutorials/13_what_muon_does.md"),
+    ),
     "own-rule": ("Your own rule", ("Writing your own rule",), ("tutorials/07_your_own_optimizer.md", "contributing.md")),
     "low-precision": (
         "Low precision",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -64,6 +65,45 @@ COEFFICIENTS: dict[str, tuple[Triple, ...]] = {
 }
 
 
+@dataclass(frozen=True)
+class RowPattern:
+    """Where the rows of separate matrices are among the rows of a fused one.
+
+    Attributes:
+        lengths: the lengths of the axes that number the rows, the slowest first; -1 for one that follows from the rows.
+        order: the axes in the order in which they number the rows of all separate matrices, one matrix after the other.
+        leading: how many of the axes in `order` number the matrices; the others number the rows of each.
+    """
+
+    lengths: tuple[int, ...]
+    order: tuple[int, ...]
+    leading: int
+
+    def sizes(self, rows: int) -> tuple[int, ...]:
+        """Return the lengths of the axes for so many rows."""
+        given = -math.prod(self.lengths) if -1 in self.lengths else math.prod(self.lengths)
+        return tuple(rows // given if length == -1 else length for length in self.lengths)
+
+    def parts(self, rows: int) -> int:
+        """Return the number of separate matrices."""
+        sizes = self.sizes(rows)
+        return math.prod(sizes[axis] for axis in self.order[: self.leading])
+
+    def arranged(self, matrices: torch.Tensor) -> torch.Tensor:
+        """Return [n, rows, columns] with the rows of each separate matrix next to each other."""
+        return self._permuted(matrices, self.sizes(matrices.shape[1]), self.order)
+
+    def restored(self, matrices: torch.Tensor) -> torch.Tensor:
+        """Return [n, rows, columns] in the order of the fused matrix: the inverse of `arranged`."""
+        sizes = self.sizes(matrices.shape[1])
+        inverse = tuple(self.order.index(axis) for axis in range(len(sizes)))
+        return self._permuted(matrices, [sizes[axis] for axis in self.order], inverse)
+
+    def _permuted(self, matrices: torch.Tensor, sizes: Sequence[int], order: Sequence[int]) -> torch.Tensor:
+        axes = matrices.unflatten(1, tuple(sizes))
+        return axes.permute(0, *(axis + 1 for axis in order), -1).reshape(matrices.shape)
+
+
 class Orthogonalization(NamedTuple):
     """Settings of Muon's orthogonalization.
 
@@ -71,14 +111,15 @@ class Orthogonalization(NamedTuple):
         triples: coefficients (a, b, c) of the iteration's polynomials, one triple per step.
         gram: whether to iterate on the Gram matrix of the rows; None means if one side is more than twice the other.
         flatten: whether a tensor of more than two dimensions is one matrix with its first dimension as the rows.
-        splits: ways to split a matrix into blocks of rows that are orthogonalized separately: a number of equal blocks, or
-            the number of rows of each block; () means no split. A tensor's hyper-parameter `split` indexes this tuple.
+        splits: ways to split a matrix into blocks of rows that are orthogonalized separately: a number of equal blocks, the
+            number of rows of each block, or a `RowPattern`; () means no split. A tensor's hyper-parameter `split` indexes
+            this tuple.
     """
 
     triples: tuple[Triple, ...] = COEFFICIENTS["quintic"]
     gram: bool | None = None
     flatten: bool = False
-    splits: tuple[int | tuple[int, ...], ...] = ((),)
+    splits: tuple[int | tuple[int, ...] | RowPattern, ...] = ((),)
 
 
 def orthogonalized(
@@ -175,6 +216,8 @@ def blocks_of(tensors: torch.Tensor, how: Orthogonalization, split: int) -> Sequ
     """
     matrices = matrices_of(tensors, how)
     sizes = how.splits[split]
+    if isinstance(sizes, RowPattern):
+        matrices, sizes = sizes.arranged(matrices), sizes.parts(matrices.shape[1])
     if isinstance(sizes, int):
         sizes = (matrices.shape[1] // sizes,) * sizes
     return [matrices] if len(sizes) < 2 else matrices.split(sizes, dim=1)
@@ -198,14 +241,18 @@ def orthogonal(blocks: Sequence[torch.Tensor], how: Orthogonalization, epsilon: 
     return [results[k] for k in range(len(blocks))]
 
 
-def joined(blocks: Sequence[torch.Tensor], ratios: Sequence[float], out: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Concatenate the blocks of rows in `out`; return it and the factor that the caller still has to apply.
+def joined(
+    blocks: Sequence[torch.Tensor], ratios: Sequence[float], out: torch.Tensor, how: Orthogonalization, split: int
+) -> tuple[torch.Tensor, float]:
+    """Put the blocks of `blocks_of` back in `out`; return it and the factor that the caller still has to apply.
 
     Blocks with different ratios are multiplied by them here, and the factor is 1; a common ratio is returned as the factor.
     """
     if len(set(ratios)) > 1:
         blocks, ratios = [block * ratio for block, ratio in zip(blocks, ratios, strict=True)], [1.0]
-    whole = blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), dim=1)
+    whole, pattern = blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), dim=1), how.splits[split]
+    if isinstance(pattern, RowPattern):
+        whole = pattern.restored(whole)
     return out.copy_(whole.reshape(out.shape)), ratios[0]
 
 
@@ -290,7 +337,7 @@ def muon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never
     lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, epsilon, scale, split = hyper
     direction, mean = accumulated(limited(g, clip), mean, momentum, one_minus_momentum, of_gradient, of_mean)
     blocks = orthogonal(blocks_of(direction, how, int(split)), how, epsilon)
-    step, ratio = joined(blocks, [step_ratio(block, scale) for block in blocks], out=direction)
+    step, ratio = joined(blocks, [step_ratio(block, scale) for block in blocks], direction, how, int(split))
     return moved(w, step, lr * ratio, decay), (mean, var)
 
 
@@ -336,11 +383,13 @@ def normuon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # ne
     ) = hyper  # fmt: skip
     direction, mean = accumulated(limited(g, clip), mean, momentum, one_minus_momentum, of_gradient, of_mean)
     blocks = [block.to(w.dtype) for block in orthogonal(blocks_of(direction, how, int(split)), how, epsilon)]
-    squares = torch.cat([block.square().mean(dim=-1, keepdim=True) for block in blocks], dim=1)
-    row = (row_beta * row).add_(squares.view(row.shape), alpha=one_minus_row_beta)
-    rows = row.view(squares.shape).split([block.shape[1] for block in blocks], dim=1)
+    squares = [block.square().mean(dim=-1, keepdim=True) for block in blocks]
+    square, _ = joined(squares, [1.0], torch.empty_like(row), how, int(split))
+    row = (row_beta * row).add_(square, alpha=one_minus_row_beta)
+    rows = blocks_of(row, how, int(split))
     blocks = [evened(block, own, scale) for block, own in zip(blocks, rows, strict=True)]
-    step, ratio = joined(blocks, [1.0 if scale else step_ratio(block, 0.0) for block in blocks], out=direction)
+    ratios = [1.0 if scale else step_ratio(block, 0.0) for block in blocks]
+    step, ratio = joined(blocks, ratios, direction, how, int(split))
     return moved(w, step, lr * ratio, decay), (mean, var, row)
 
 

@@ -42,9 +42,10 @@ def _all_trained(names, *given):
         (2, (-1,), torch.bfloat16, None),
         pytest.param(2, (-1,), torch.float32, torch.bfloat16, marks=mixed_types),
         (4, (2, 2), torch.float32, None),
+        (3, (-1,), torch.float32, None),
         (4, (-1,), torch.float32, None),
     ],
-    ids=["float32", "float64", "bfloat16", "bfloat16 gradients", "copies of shards", "four ranks"],
+    ids=["float32", "float64", "bfloat16", "bfloat16 gradients", "copies of shards", "three ranks", "four ranks"],
 )
 def test_whole_tensors_train_as_on_one_process_to_the_bit(processes, ranks, shape, dtype, gradient_dtype):
     answers = processes(ranks).run(_all_trained, tuple(RULES), shape, dtype, gradient_dtype)

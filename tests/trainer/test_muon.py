@@ -167,6 +167,61 @@ def test_momentum_in_low_precision(state_dtype, apart, tmp_path):
     assert all(map(torch.equal, ours, again))
 
 
+# By pattern the rows of each part, of 12.
+PARTS = {
+    "(row part=2) -> part row": [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11]],
+    "part=3 row -> part row": [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]],
+    "(head=2 part=3 row) -> part (head row)": [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]],
+    "(head=2 part=3 row=2) -> part head row": [[0, 1], [6, 7], [2, 3], [8, 9], [4, 5], [10, 11]],
+    "(group gate=2 half=3) -> gate (half group)": [[0, 6, 1, 7, 2, 8], [3, 9, 4, 10, 5, 11]],
+    "(row) -> row": [list(range(12))],
+}
+
+
+@pytest.mark.parametrize("pattern", PARTS)
+@pytest.mark.parametrize("name", ["muon", "normuon", "dion2", "nordion2"])
+def test_each_part_of_a_pattern_takes_the_step_that_it_would_take_alone(name, pattern):
+    """Also of a stack of matrices; and a saved training goes on."""
+    (whole, stack) = parameters((12, 8), (2, 12, 8))
+    arguments = {"learning_rate": 0.01, "wd": 0.1, "match_adamw": True, "nesterov": False}
+    make = lambda: Trainer([whole, stack], name, {**arguments, "split": pattern})  # noqa: E731
+    trainer = make()
+    matrices = lambda one, many: [matrix[rows] for matrix in (one, *many) for rows in PARTS[pattern]]  # noqa: E731
+    alone = [torch.nn.Parameter(part.clone()) for part in matrices(whole.detach(), stack.detach())]
+    other = Trainer(alone, name, arguments)
+    torch.manual_seed(1)
+    for step in range(3):
+        whole.grad, stack.grad = torch.randn_like(whole), torch.randn_like(stack)
+        for param, gradient in zip(alone, matrices(whole.grad, stack.grad), strict=True):
+            param.grad = gradient.clone()
+        trainer.step(1)
+        other.step(1)
+        if step == 1:
+            saved = trainer.state_dict()
+            trainer = make()
+            trainer.load_state_dict(saved)
+            assert trainer.optimizer.split == pattern
+    torch.testing.assert_close(matrices(whole.detach(), stack.detach()), [each.detach() for each in alone], **CLOSE)
+
+
+def test_patterns_by_name_and_in_torchs_interface():
+    net, copied = Attention(), Attention()
+    pattern = "(head=2 part=3 row) -> part head row"
+    trainer = Trainer(net, [("*weight", "muon", {"learning_rate": 0.1, "split": {"qkv*": pattern}}), ("*", "sgd")])
+    groups = [{"params": [copied.qkv.weight], "split": pattern}, {"params": [copied.out.weight]}]
+    own = tristep.optim.Muon(groups, lr=0.1, weight_decay=0.0)
+    for seed in range(3):
+        for each in (net, copied):
+            torch.manual_seed(seed)
+            for param in (each.qkv.weight, each.out.weight, each.qkv.bias, each.out.bias):
+                param.grad = torch.randn_like(param)
+        trainer.step(1)
+        own.step()
+    torch.testing.assert_close(net.qkv.weight, copied.qkv.weight, **CLOSE)
+    with pytest.raises(ValueError, match=r"split: the lengths of its axes make 5 rows, but params\[0\] has 12"):
+        own.add_param_group({"params": parameters((12, 4)), "split": "(row part=5) -> part row"})
+
+
 REFUSED = {
     "unknown list": ({"coefficients": "polar"}, ValueError, "coefficients='polar': must be one of 'quintic'"),
     "no list": ({"coefficients": 3}, TypeError, r"coefficients=3: must be one of .* or a list of triples"),
@@ -182,7 +237,13 @@ REFUSED = {
     "own list cut short": ({"coefficients": [(2, -1, 0)] * 3, "steps": 2}, ValueError, "steps=2: your list .* has 3 steps"),
     "no steps": ({"steps": 0}, ValueError, "steps=0: must be 1 or more"),
     "gram": ({"gram": 1}, TypeError, "gram=1: must be True or False"),
-    "split by a name": ({"split": "qkv"}, TypeError, "split='qkv': must be a number of equal blocks"),
+    "split by a name": ({"split": "qkv"}, ValueError, "split='qkv': must be the axes of the rows, '->'"),
+    "an axis twice": ({"split": "(a=2 a) -> a a"}, ValueError, "'a=2 a' must be different names"),
+    "no length": ({"split": "(a=0 b) -> a b"}, ValueError, "each with a length >= 1"),
+    "two free lengths": ({"split": "(a b c=2) -> a b c"}, ValueError, "2 axes have no length"),
+    "other axes": ({"split": "(a=2 b) -> a c"}, ValueError, "must stand a, b, each once and without a length, not a, c"),
+    "a length on the right": ({"split": "(a b) -> a=2 b"}, ValueError, "2 axes have no length"),
+    "rows that are not last": ({"split": "(a=2 b=3 c) -> (a b) c"}, ValueError, "must be the axes of the rows"),
     "no blocks": ({"split": {"*": 0}}, ValueError, r"split\['\*'\]=0: must be 1 or more"),
     "no pattern": ({"split": {}}, ValueError, "split={}: must have at least one pattern"),
 }
@@ -203,6 +264,11 @@ UNFIT = {
     "a pattern after another": ({"*": 2, "*qkv*": 3}, r"split\['\*qkv\*'\]: is the first pattern of no matrix"),
     "no divisor": ({"*qkv*": 5}, r"split\['\*qkv\*'\]=5: 'qkv.weight' has 12 rows, shape \(12, 4\), which are not"),
     "other rows": ({"*out*": [1, 2]}, r"split\['\*out\*'\]=\[1, 2\]: these are 3 rows, but 'out.weight' has 4"),
+    "no multiple": ({"*qkv*": "(row part=5) -> part row"}, r"split\['\*qkv\*'\]: .* 5 rows, but 'qkv.weight' has 12"),
+    "other lengths": (
+        {"*qkv*": "(row=2 part=3) -> part row"},
+        r"axes make 6 rows, but 'qkv.weight' has 12, shape \(12, 4\)$",
+    ),
     "a function's": (lambda name, shape: 5, r"split\('out.weight', \(4, 4\)\)=5: 'out.weight' has 4 rows"),
 }
 

@@ -428,7 +428,7 @@ class Muon(FusedOptimizer, _TorchMuon):
     `ns_coefficients` may also be the name of a list, such as "polar_express", or a list of triples, one for each step;
     `ns_steps` may be None, for as many steps as the list has. A group may have three options that torch does not have, see
     `tristep.optimizer.Muon`: "gram", by default False, with which numbers are torch's; "split", a number of equal blocks of
-    rows or a list of their rows; and "state_dtype".
+    rows, a list of their rows, or a pattern of rows; and "state_dtype".
     """
 
     _keys: ClassVar = {"mean": "momentum_buffer"}

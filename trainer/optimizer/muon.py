@@ -14,7 +14,7 @@ from ...kernels.rules.muon import COEFFICIENTS, Orthogonalization, Triple, matri
 from ..validation import boolean, choice, integer, number
 from .base import register
 from .counts import Index
-from .row_splits import Blocks, blocks_by_parameter, check_rows, checked_split, needs_names
+from .row_splits import Blocks, blocks_by_parameter, check_rows, checked_blocks, checked_split, needs_names
 from .rule_optimizer import RuleOptimizer
 from .settings import Setting, fraction, not_negative, positive, switch
 
@@ -87,9 +87,10 @@ class WithOrthogonalization(RuleOptimizer):
             that are orthogonalized one by one, as in Jordan's code, and tensors of more dimensions take AdamW's step; a
             Conv1d then needs `flatten=True` or AdamW.
         split: blocks of rows that are orthogonalized separately, such as the heads of a projection: a number of equal
-            blocks, or a list with the number of rows of each block. Under a Trainer also a mapping from patterns of
-            parameter names to these, such as {"*qkv.weight": [64, 64, 64], "*out|*proj": 4}, or a function from name and
-            shape to one of these or None. None means that matrices are not split.
+            blocks, a list with the number of rows of each block, or a pattern of rows, such as "(row part=2) -> part row"
+            for two matrices with rows in turn (see `docs/guide.md`, "Parts of fused matrices"). Under a Trainer also a
+            mapping from patterns of parameter names to these, such as {"*qkv.weight": [64, 64, 64], "*out|*proj": 4}, or a
+            function from name and shape to one of these or None. None means that matrices are not split.
         **kwargs: arguments of `RuleOptimizer`.
     """
 
@@ -120,7 +121,7 @@ class WithOrthogonalization(RuleOptimizer):
     def check_settings(self) -> None:
         triples_of(self.coefficients, self.steps)
         if self.uniform_hyper:
-            self._blocks = (() if self.split is None else self.split,)
+            self._blocks = (() if self.split is None else checked_blocks("split", self.split),)
         super().check_settings()
 
     @property
@@ -155,7 +156,7 @@ class WithOrthogonalization(RuleOptimizer):
     def check_storage(self, name: str, weight: torch.Tensor) -> None:
         super().check_storage(name, weight)
         if self.uniform_hyper and self.split is not None and (matrix := matrix_shape(weight.shape, self.flatten)):
-            check_rows("split", self.split, name, weight.shape, matrix[0])
+            check_rows("split", checked_blocks("split", self.split), name, weight.shape, matrix[0])
 
 
 @register

@@ -2,31 +2,76 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any
 
 import torch
 
+from ...kernels.rules.muon import RowPattern
 from ..validation import did_you_mean, integer
 
-Blocks = int | tuple[int, ...]  # a number of equal blocks, or the rows of each
+Blocks = int | tuple[int, ...] | RowPattern  # a number of equal blocks, the rows of each, or where their rows are
+_AXIS = re.compile(r"([A-Za-z_]\w*)(?:=(\d+))?")
 
 
 def checked_blocks(argument: str, value: Any) -> Blocks:
-    """Return a checked description of blocks of rows: a number of equal blocks, or a tuple of the rows of each block.
+    """Return a checked description of blocks of rows: a number of equal blocks, the rows of each block, or a `RowPattern`.
 
     Raises:
-        TypeError: `value` is neither an int nor a list of ints.
-        ValueError: a number is less than 1.
+        TypeError: `value` is neither an int, nor a list of ints, nor a string.
+        ValueError: a number is less than 1, or a string is no pattern of rows.
     """
+    if isinstance(value, str):
+        return row_pattern(argument, value)
     if isinstance(value, (list, tuple)) and value:
         return tuple(integer(f"{argument}[{k}]", rows, low=1) for k, rows in enumerate(value))
-    if isinstance(value, (list, tuple, str, Mapping)) or callable(value):
+    if isinstance(value, (list, tuple, Mapping)) or callable(value):
         raise TypeError(
-            f"{argument}={value!r}: must be a number of equal blocks of rows, or a list of the rows of each block"
+            f"{argument}={value!r}: must be a number of equal blocks of rows, a list of the rows of each block, or a "
+            "pattern of rows such as '(row part=2) -> part row'"
         )
     return integer(argument, value, low=1)
+
+
+@cache
+def row_pattern(argument: str, text: str) -> RowPattern:
+    """Return the `RowPattern` of a string such as "(head=8 part=2 row) -> part (head row)".
+
+    Left of the arrow stand the axes that number the rows of the fused matrix, the slowest first, each with its length but
+    for one, which follows from the rows. Right of it stand the same axes: first those that number the separate matrices,
+    and last the axis, or the axes in parentheses, of the rows of each.
+
+    Raises:
+        ValueError: the string is no such pattern.
+    """
+    left, arrow, right = text.partition("->")
+    left, right = left.strip(), right.strip()
+    composed = re.fullmatch(r"([^()]*?)(?:\(([^()]+)\)|([^()\s]+))", right)
+    if not arrow or composed is None:
+        raise ValueError(
+            f"{argument}={text!r}: must be the axes of the rows, '->', the axes that number the matrices, and last the axis "
+            "of the rows of each, as in '(row part=2) -> part row' or '(head=8 part=2 row) -> part (head row)'"
+        )
+    if left.startswith("(") and left.endswith(")"):
+        left = left[1:-1]
+    axes = [_AXIS.fullmatch(word) for word in left.split()]
+    leading, rows = composed[1].split(), (composed[2] or composed[3]).split()
+    names = [axis[1] for axis in axes if axis is not None]
+    lengths = [int(axis[2]) if axis[2] else -1 for axis in axes if axis is not None]
+    if None in axes or len(set(names)) < len(names) or 0 in lengths:
+        raise ValueError(f"{argument}={text!r}: {left!r} must be different names, each with a length >= 1, as in 'head=8'")
+    if lengths.count(-1) > 1:
+        raise ValueError(f"{argument}={text!r}: {lengths.count(-1)} axes have no length; at most one may have none")
+    if sorted(leading + rows) != sorted(names):
+        raise ValueError(
+            f"{argument}={text!r}: right of '->' must stand {', '.join(names)}, each once and without a length, not "
+            f"{', '.join(leading + rows)}"
+        )
+    return RowPattern(tuple(lengths), tuple(map(names.index, leading + rows)), len(leading))
 
 
 def check_rows(argument: str, blocks: Blocks, name: str, shape: Sequence[int], rows: int) -> None:
@@ -34,7 +79,7 @@ def check_rows(argument: str, blocks: Blocks, name: str, shape: Sequence[int], r
 
     Args:
         argument: the argument name to show in messages.
-        blocks: a number of equal blocks, or the rows of each block.
+        blocks: a number of equal blocks, the rows of each block, or where their rows are.
         name, shape: the parameter's name and shape, for messages.
         rows: the number of rows of the matrix.
 
@@ -47,6 +92,13 @@ def check_rows(argument: str, blocks: Blocks, name: str, shape: Sequence[int], r
                 f"{argument}={blocks}: {name} has {rows} rows, shape {tuple(shape)}, which are not that many equal blocks: "
                 "must divide them, or be a list of the rows of each block"
             )
+    elif isinstance(blocks, RowPattern):
+        given = math.prod(length for length in blocks.lengths if length > 0)
+        if rows % given or (-1 not in blocks.lengths and rows != given):
+            raise ValueError(
+                f"{argument}: the lengths of its axes make {given} rows, but {name} has {rows}, shape {tuple(shape)}"
+                f"{', which is no multiple of that' if -1 in blocks.lengths else ''}"
+            )
     elif sum(blocks) != rows:
         raise ValueError(
             f"{argument}={list(blocks)}: these are {sum(blocks)} rows, but {name} has {rows}, shape {tuple(shape)}"
@@ -54,14 +106,15 @@ def check_rows(argument: str, blocks: Blocks, name: str, shape: Sequence[int], r
 
 
 def checked_split(name: str, value: Any) -> Any:
-    """Return the argument `split`, checked: blocks for all matrices, a mapping from name patterns to blocks, or a function.
+    """Return the argument `split`, checked: blocks, a mapping from patterns of names to blocks, or a function.
 
     Raises:
         TypeError: `value` has another type.
         ValueError: a mapping is empty, or a number is less than 1.
     """
     if not needs_names(value):
-        return checked_blocks(name, value)
+        blocks = checked_blocks(name, value)
+        return value if isinstance(blocks, RowPattern) else blocks  # a string, as it is saved
     if isinstance(value, Mapping):
         if not value:
             raise ValueError(f"{name}={{}}: must have at least one pattern, or be None")

@@ -33,6 +33,10 @@ RULES = {
     "muon of torch": (lambda groups: tristep.optim.Muon(groups, lr=0.02, weight_decay=0.1), MATRICES),
     "muon": (lambda groups: AnyMuon(groups, lr=0.02, weight_decay=0.1), MATRICES + OTHERS),
     "normuon": (lambda groups: tristep.optim.NorMuon(groups, lr=0.02, weight_decay=0.1), MATRICES + OTHERS),
+    "parts": (
+        lambda groups: AnyMuon(groups, lr=0.02, split="(row part=2) -> part row"),  # rows in turn, which shards cut
+        [(8, 4), (6, 9), (12, 2), (2, 3), (6, 8)],
+    ),
     "masters": (lambda groups: AnyMuon(groups, lr=0.02, flatten=True, multi_precision=True), MATRICES + OTHERS),
     "soap": (lambda groups: tristep.optim.SOAP(groups, lr=0.02, precondition_frequency=2), MATRICES + OTHERS),
     "pulled": (lambda groups: tristep.optim.as_torch(Pulled)(groups, lr=0.02), MATRICES + OTHERS),
