@@ -162,8 +162,8 @@ class SAM(JoinedOptimizers):
         """Take a step.
 
         Args:
-            closure: a function that sets gradients to zero, evaluates the model, calls `backward` and returns the loss, as
-                torch's; it is called twice. None: the gradients are those after `ascend`.
+            closure: a function that evaluates the model, calls `backward` and returns the loss. It is called twice, and the
+                gradients of its first call are removed in between. None: the gradients are those after `ascend`.
 
         Returns:
             The loss at the weights from which the step is taken, the first result of `closure`; None without it.
@@ -179,6 +179,7 @@ class SAM(JoinedOptimizers):
                 loss = closure()
             self.ascend()
             try:
+                self.zero_grad()  # the closure may leave that to its caller
                 with torch.enable_grad():
                     closure()
             except BaseException:

@@ -125,6 +125,16 @@ def test_groups_have_their_own_distance_and_one_norm():
     assert [group["lr"] for group in optimizer.base.param_groups] == [group["lr"] for group in torchs.param_groups]
 
 
+def test_a_closure_may_leave_zeroing_to_its_caller():
+    ours, others = parameters(), parameters()
+    optimizers = [tristep.optim.SAM(each, "SGD", rho=0.3, lr=0.1) for each in (ours, others)]
+    for _ in range(3):
+        optimizers[0].step(closure_of(optimizers[0], ours))
+        optimizers[1].zero_grad()
+        optimizers[1].step(lambda: loss_of(others).backward())
+    assert all(map(torch.equal, ours, others))
+
+
 def test_complex_weights():
     ours, theirs = ([torch.nn.Parameter(torch.tensor([3.0 + 4.0j, -1.0j], dtype=torch.complex128))] for _ in range(2))
     optimizer = tristep.optim.SAM(ours, "SGD", rho=0.3, lr=0.1)
