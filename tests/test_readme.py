@@ -87,8 +87,9 @@ def test_lion_can_be_had_by_its_name(cells):
 
 
 def test_parameters_get_the_optimizers_of_their_patterns(cells):
-    (text,) = [text for text in _blocks("python") if '"muon"' in text]
+    text, fused = [text for text in _blocks("python") if '"muon"' in text]
     names = {"torch": torch, "tristep": tristep}
+    _run(fused, names, "<README, fused matrices>")
     _run(text, names, "<README, several optimizers>")
     got = {row[0]: row[2] for row in names["several"].optimizer.table()[1:]}
     assert [name for name, optimizer in got.items() if optimizer == "muon"] == ["hidden.weight"]
