@@ -8,7 +8,7 @@
 
 The model is the transformer of `quality.py` on the reference manual of Python. The hidden matrices get the optimizer,
 with weight decay and a cosine schedule; embeddings, scores and vectors get AdamW in all trainings. The rate of the hidden
-matrices is the better of two on a start that is not among the others.
+matrices is the better of two on a start that is not among the others; halves of these were worse in an earlier run.
 
 "Equal steps": every training takes as many steps. "Equal time": every training takes as many steps as AdamW's time allows;
 its schedule ends there. The times are medians, measured by turns in one process with one thread. The loss is that of text
