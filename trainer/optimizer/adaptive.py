@@ -20,8 +20,8 @@ __all__ = ["AdaBelief", "AdaDelta", "AdaGrad", "Adam", "AdamW", "Adamax", "Group
 def bias_correction(beta1: Any, beta2: Any, t: Any) -> Any:
     """Return the factor that corrects Adam's learning rate at update `t` for averages that started at zero.
 
-    Each argument may be a NumPy array of Python numbers, for several optimizers or updates at once; the result is then a
-    float64 array. Source: Kingma & Ba (2015), section 2.
+    Arguments may be NumPy arrays of Python numbers, for several optimizers or updates at once; the result is then float64.
+    Source: Kingma & Ba (2015), section 2.
     """
     square, correction = 1.0 - beta2**t, 1.0 - beta1**t
     if isinstance(square, np.ndarray) or isinstance(correction, np.ndarray):

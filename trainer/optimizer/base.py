@@ -533,12 +533,7 @@ class Optimizer:
 
 
 def listed_arguments(index: Any, weight: Any, grad: Any, state: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """Return the arguments of `update` as lists; for a single parameter, lists of one.
-
-    Raises:
-        TypeError: `index` is a list, but another argument is not.
-        ValueError: the lists have different lengths, or an index occurs twice.
-    """
+    """Return the arguments of `update` as lists, checked; for a single parameter, lists of one."""
     if not isinstance(index, (list, tuple)):
         return [index], [weight], [grad], [state]
     for name, values in {"index": index, "weight": weight, "grad": grad, "state": state}.items():

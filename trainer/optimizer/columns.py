@@ -14,9 +14,7 @@ _EXACT = (np.add, np.subtract, np.multiply, np.true_divide, np.negative, np.posi
 class Column(np.ndarray):
     """A float64 array [n] with exact arithmetic only: other operations might differ from those of n numbers, and raise.
 
-    Raises:
-        TypeError, ValueError: an operation other than `+ - * /`, a sign or `abs`, or one that needs a single number.
-        FloatingPointError: a division by 0, which raises ZeroDivisionError for single numbers.
+    Allowed are `+ - * /`, signs and `abs`. Division by 0 raises FloatingPointError; single numbers raise ZeroDivisionError.
     """
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:

@@ -12,19 +12,12 @@ Index = int | str
 class StepCounts:
     """Update counts of parameters in one array; a parameter's position in it is called its slot.
 
-    Args:
-        largest: initial value of the attribute `largest`.
-
-    Attributes:
-        values: int64 array, the count in each slot. May be replaced, for instance by a row of a larger array.
-        largest: the largest count of any parameter so far, MXNet's `num_update`.
-
     Source: MXNet 1.9.1, `Optimizer._update_count`.
     """
 
     def __init__(self, largest: int = 0) -> None:
-        self.values = np.zeros(0, dtype=np.int64)
-        self.largest = largest
+        self.values = np.zeros(0, dtype=np.int64)  # the count in each slot; may be replaced by a row of a larger array
+        self.largest = largest  # of any parameter so far, MXNet's `num_update`
         self._slots: dict[Index, int] = {}
 
     def slots(self, indices: Sequence[Index], begin: int = 0) -> np.ndarray:
@@ -37,7 +30,7 @@ class StepCounts:
         return np.array([self._slots[index] for index in indices], dtype=np.int64)
 
     def largest_after(self, slots: np.ndarray) -> int:
-        """Return what `largest` would be after an update of the parameters in these slots; changes nothing."""
+        """Return what `largest` would be after an update of the parameters in these slots."""
         return max(self.largest, int(self.values[slots].max(initial=-1)) + 1)
 
     def advance(self, slots: np.ndarray | slice, largest: int) -> None:
@@ -46,11 +39,9 @@ class StepCounts:
         self.largest = max(self.largest, largest)
 
     def as_dict(self) -> dict[Index, int]:
-        """Return the counts as a dict by parameter index."""
         return {index: int(self.values[slot]) for index, slot in self._slots.items()}
 
     def copy(self) -> StepCounts:
-        """Return an independent copy."""
         other = StepCounts(self.largest)
         other.values, other._slots = self.values.copy(), dict(self._slots)
         return other

@@ -22,11 +22,7 @@ _SKIP_RATE = 0.2  # recommended by Andrew et al.
 
 
 def limit_of(optimizer: Any) -> tuple[bool, bool] | None:
-    """Return two arguments of `transforms.limited`, `skips` and `told`, for the next step; None if nothing is limited.
-
-    Args:
-        optimizer: has the options that `by_norm` marks in `OPTIONS`.
-    """
+    """Return `skips` and `told` of `transforms.limited` for the next step; None if nothing is limited."""
     spikes_skip, counts = optimizer.skip_percentile is not None, optimizer.counts_as_step
     skips = optimizer.skip_nonfinite or optimizer._skips_overflow or optimizer.skip_norm is not None or spikes_skip
     told = counts and (optimizer.zclip is not None or spikes_skip)
@@ -36,13 +32,12 @@ def limit_of(optimizer: Any) -> tuple[bool, bool] | None:
 
 
 def limited(rule: Any, optimizer: Any, names: tuple[str, str] = OWN) -> Any:
-    """Return the rule with the limits that the options of an optimizer ask for. `names`: of its two hyper-parameters."""
+    """Return the rule with the limits that an optimizer's options ask for; `names`: of its two hyper-parameters."""
     limit = limit_of(optimizer)
     return rule if limit is None else transforms.limited(rule, *limit, names)
 
 
 def limit_values(optimizer: Any, names: tuple[str, str] = OWN) -> dict[str, float]:
-    """Return the hyper-parameters of the limits, under these names."""
     if not optimizer.counts_as_step:
         return dict.fromkeys(names, math.inf)
     norm, skip_norm = optimizer.clip_norm, optimizer.skip_norm
@@ -53,10 +48,9 @@ def limit_values(optimizer: Any, names: tuple[str, str] = OWN) -> dict[str, floa
 
 
 def square_limit(norm: float) -> float:
-    """Return the limit for the square of a norm that is equivalent to the limit `norm`, also after rounding to float32.
+    """Return the limit for the square of a norm: just below the middle between the float32 norm^2 and the next float32.
 
-    It lies just below the middle between norm^2 in float32 and the next larger float32 number. A square in float64
-    and the same square rounded to float32 lie on the same side of it, so ranks with different dtypes decide alike.
+    A square in float64 and the same rounded to float32 lie on one side of it, so ranks with different dtypes decide alike.
     """
     with np.errstate(over="ignore"):
         limit = np.float32(norm * norm)
@@ -67,14 +61,9 @@ def square_limit(norm: float) -> float:
 
 
 class Limiter:
-    """Decides on the factor of a step's gradients, with running statistics of the norms of earlier steps.
+    """Decides on the factor of a step's gradients, from running statistics of norms, for `zclip` and `skip_percentile`.
 
-    `zclip` and `skip_percentile` need them. The other limits follow from the present norm alone, and rules compute them by
-    themselves; see `transforms.limited`.
-
-    Args:
-        optimizer: has the options.
-        engine: the engine of the updates; see `Update`.
+    The other limits follow from the present norm alone, and rules compute them by themselves; see `transforms.limited`.
     """
 
     def __init__(self, optimizer: Any, engine: str | None = None) -> None:
@@ -104,11 +93,9 @@ class Limiter:
 
     @torch.inference_mode(False)
     def load(self, numbers: Mapping[str, Any], like: torch.Tensor | None = None) -> None:
-        """Continue from these numbers, the result of `state` or `numbers`, or of a part of them.
+        """Continue from the result of `state` or `numbers`, or a part of it; the rest is 0.
 
-        Args:
-            numbers: the numbers; others are 0.
-            like: the first of the weights, where the numbers are to be; None leaves that to the next step.
+        The numbers go to the device of the weight `like`; without it, the next step moves them.
         """
         self._memory = self._update = None
         if numbers:
@@ -137,22 +124,18 @@ class Limiter:
 
     @torch.no_grad()
     def replace(self, totals: Sequence[torch.Tensor]) -> None:
-        """Learn from a sum of squares, and replace it by the factor of the gradients, or by -1 to skip the step.
+        """Learn from a sum of squares, and replace it by the factor of the gradients, -1 to skip the step.
 
-        Args:
-            totals: the same sum several times, in tensors [n, 1].
+        `totals`: the same sum several times, in tensors [n, 1].
         """
         factor = self._factor(totals[0][0])
         for total in totals:
             total.copy_(factor)
 
     def look(self, updates: Sequence[Update], more: Sequence[torch.Tensor], all_reduce: Join | None) -> None:
-        """Begin a step of several updates whose rules have this limit, together, as their first.
+        """Begin a step of several updates that have this limit together; the next call of each update finishes its step.
 
-        Args:
-            updates: the updates, with bound gradients and hyper-parameters; the next call of each finishes its step.
-            more: sums of squares [1, 1] of gradients that no update has. They become the sum of all, or the factor.
-            all_reduce: reduces a sum across processes, in place; or None.
+        `more`: sums of squares [1, 1] of gradients that no update has; they become the sum of all, or the factor.
         """
         totals = [*(total for update in updates for total in update.look()), *more]
         join_totals(totals, "sum", all_reduce)

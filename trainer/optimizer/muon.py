@@ -27,12 +27,7 @@ MAY_BE_CUT = ("quintic", "polar_express")
 
 
 def checked_coefficients(argument: str, value: Any) -> str | tuple[Triple, ...]:
-    """Return the argument `coefficients`, checked: a known name, or a tuple of triples of floats.
-
-    Raises:
-        TypeError: `value` is neither a string nor a list of triples of numbers.
-        ValueError: there is no list of that name, or the list is empty or has entries that are not triples.
-    """
+    """Return the argument `coefficients`, checked: a known name, or a tuple of triples of floats."""
     if isinstance(value, str):
         return choice(argument, value, COEFFICIENTS)
     allowed = f"one of {', '.join(map(repr, COEFFICIENTS))}, or a list of triples, [(a, b, c), ...], one for each step"
@@ -53,14 +48,9 @@ def checked_coefficients(argument: str, value: Any) -> str | tuple[Triple, ...]:
 
 @cache
 def triples_of(coefficients: str | tuple[Triple, ...], steps: int | None) -> tuple[Triple, ...]:
-    """Return the polynomial coefficients of each Newton-Schulz step, one triple per step.
+    """Return the polynomial coefficients of each Newton-Schulz step; the last triple is repeated if `steps` is larger.
 
-    Args:
-        coefficients: the name of a list of triples, or the triples.
-        steps: the number of steps; the last triple is repeated if there are more. None means the default of the list.
-
-    Raises:
-        ValueError: `steps` is less than the length of a list that must not be cut short.
+    A list that is not in `MAY_BE_CUT` must not be cut short.
     """
     triples = COEFFICIENTS[coefficients] if isinstance(coefficients, str) else coefficients
     if steps is None:

@@ -101,13 +101,7 @@ def _refuse_state_dtype(optimizer: Any) -> None:
 
 
 def check_state_dtype(value: Any, name: str, rule: Any) -> None:
-    """Raise ValueError if a rule has no state that could be stored in low precision.
-
-    Args:
-        value: the value of `state_dtype`, for the message.
-        name: the name of the optimizer, for the message.
-        rule: the rule.
-    """
+    """Raise ValueError if a rule has no state that could be stored in low precision; `name` is the optimizer's."""
     if not set(rule.state) - set(rule.full_precision):
         why = "as all its states are weights or sums over all steps" if rule.state else "as it has no states"
         if isinstance(rule, TensorRule):
@@ -159,15 +153,7 @@ def _refuse_peak(optimizer: Any) -> None:
 
 
 def wd_at(optimizer: Any, lr: Any, wd: Any) -> Any:
-    """Return the weight decay whose product with the learning rate is what `decay_schedule` prescribes.
-
-    Args:
-        optimizer: the optimizer.
-        lr, wd: learning rate and weight decay, before multipliers.
-
-    Raises:
-        ValueError: the peak learning rate is not known, or below `lr`.
-    """
+    """Return the weight decay whose product with the learning rate is as `decay_schedule` prescribes, before multipliers."""
     kind = optimizer.decay_schedule
     if kind is None:
         return wd

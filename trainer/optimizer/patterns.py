@@ -45,17 +45,10 @@ Pattern = str | re.Pattern[str] | Callable[[Parameter], bool]
 def matcher(pattern: Pattern) -> Callable[[Parameter], bool]:
     """Return a function that tells whether a `Parameter` matches a pattern.
 
-    Args:
-        pattern: a string, a compiled regular expression that is searched in the name, or a function from `Parameter` to
-            bool. A string consists of alternatives separated by "|", of which one must hold; an alternative consists of
-            terms separated by "&", which all must hold; "!" before a term negates it. A term is one of: a whole name, in
-            which case matters and *, ? and [...] are the shell's wildcards; a comparison (<, <=, >, >=, == or !=) of
-            `ndim`, `numel` or `shape[k]` with an integer, such as "ndim<2" or "shape[0]>=50000"; or a comparison (== or !=)
-            of the layer's class or its base classes, such as "layer==Embedding".
-
-    Raises:
-        TypeError: `pattern` has another type.
-        ValueError: a string contains an empty term or an invalid comparison.
+    A pattern is a string, a compiled regular expression to search in the name, or a function from `Parameter` to bool. In a
+    string, alternatives are separated by "|", and the terms of each by "&"; "!" before a term negates it. A term is a whole
+    name (case matters; *, ? and [...] are the shell's wildcards), a comparison of `ndim`, `numel` or `shape[k]` with an
+    integer, such as "shape[0]>=50000", or a comparison (== or !=) of the layer's class or its bases, as "layer==Embedding".
     """
     if isinstance(pattern, re.Pattern):
         return lambda parameter: pattern.search(parameter.name) is not None
@@ -71,14 +64,9 @@ def matcher(pattern: Pattern) -> Callable[[Parameter], bool]:
 
 
 def read_entry(called: str, entry: Any) -> tuple[Pattern, Any, dict[str, Any]]:
-    """Return (pattern, optimizer, arguments) of an entry of `MultiOptimizer`; arguments may contain "optional".
+    """Return (pattern, optimizer, arguments) of an entry of `MultiOptimizer`; `called` names the entry in messages.
 
-    Args:
-        called: the name to show in messages, such as "optimizer[0]".
-        entry: (pattern, optimizer) or (pattern, optimizer, arguments).
-
-    Raises:
-        TypeError, ValueError: the entry has another form, or its pattern is not allowed.
+    The arguments, {} if the entry has none, may contain "optional".
     """
     if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
         raise TypeError(f"{called}={entry!r}: must be (pattern, optimizer) or (pattern, optimizer, arguments)")
@@ -93,7 +81,6 @@ def read_entry(called: str, entry: Any) -> tuple[Pattern, Any, dict[str, Any]]:
 
 
 def pattern_text(pattern: Pattern) -> str:
-    """Return the text of a pattern for messages and tables."""
     if isinstance(pattern, str):
         return pattern
     return pattern.pattern if isinstance(pattern, re.Pattern) else getattr(pattern, "__name__", repr(pattern))
@@ -125,17 +112,9 @@ def assign(
     layers: Mapping[int, torch.nn.Module] | None = None,
     optional: Collection[int] = (),
 ) -> list[int]:
-    """Return, for each parameter, the position of the first pattern that it matches.
+    """Return, for each parameter, the position of the first pattern that it matches; raise if there is none.
 
-    Args:
-        patterns: patterns as described in `matcher`.
-        names, params: the parameters and their names.
-        layers: the result of `layers_of`; None if there is no module.
-        optional: positions of the patterns that may match no parameter.
-
-    Raises:
-        TypeError: a pattern has a wrong type.
-        ValueError: a pattern that is not optional gets no parameter, or no pattern matches a parameter.
+    Also raise if a pattern gets no parameter, unless its position is in `optional`. `layers`: the result of `layers_of`.
     """
     matchers = [matcher(pattern) for pattern in patterns]
     parameters = [Parameter(*pair, (layers or {}).get(id(pair[1]))) for pair in zip(names, params, strict=True)]

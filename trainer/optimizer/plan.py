@@ -29,17 +29,11 @@ COLUMNS_FROM = 4  # sets of parameters with other multipliers; fewer rows are fa
 
 
 class Division(NamedTuple):
-    """How the parameters of a step are divided among processes; each counts the updates of all, and updates its own.
+    """How the parameters of a step are divided among processes; each counts the updates of all, and updates its own."""
 
-    Attributes:
-        indices: the indices of all parameters.
-        all_reduce: reduces a result over all tensors across processes, in place; see `Update.all_reduce_global`.
-        like: a tensor with the device and the dtype of such results.
-    """
-
-    indices: Sequence[Index]
-    all_reduce: Join
-    like: torch.Tensor
+    indices: Sequence[Index]  # of all parameters
+    all_reduce: Join  # in place, of a result over all tensors; see `Update.all_reduce_global`
+    like: torch.Tensor  # has the device and the dtype of such results
 
 
 class Plan:
@@ -58,25 +52,18 @@ class Plan:
         return None
 
     def step(self, grads: Sequence[torch.Tensor | None], into: MetricsBuffer | None = None) -> None:
-        """Update all weights that have a gradient; takes the arguments of `prepare` and `run`."""
         self.prepare(grads)
         self.run(into)
 
     def prepare(self, grads: Sequence[torch.Tensor | None], active: list[bool] | None = None) -> None:
-        """Bind the gradients of the next step, and raise if they would make it fail. No weight changes.
+        """Bind the gradients of the next step, None for weights to leave alone, and raise if they would make it fail.
 
-        Args:
-            grads: one gradient for each weight; None leaves the weight alone.
-            active: with a `Division`: for each of all parameters, whether the step updates it.
+        No weight changes. `active`, with a `Division`: for each of all parameters, whether the step updates it.
         """
         raise NotImplementedError
 
     def run(self, into: MetricsBuffer | None = None) -> None:
-        """Update all weights that were given a gradient by `prepare`.
-
-        Args:
-            into: buffer for measurements of the update, in the rows given by its `rng_offsets`; None means no measurements.
-        """
+        """Update all weights that have a gradient; measurements go to the rows of `into` given by `rng_offsets`."""
         raise NotImplementedError
 
 
@@ -88,13 +75,10 @@ class StepPlan(Plan):
         rows: the source of their hyper-parameters.
         own: whether gradients will be the weights' own, `weight.grad`.
         elements: whether a sparse gradient that lists single elements updates only these, not their whole rows.
-
-    Attributes:
-        limiter: has what steps keep of the limits by the norm of all gradients; None without such limits.
     """
 
     update: Update
-    limiter: Limiter | None = None
+    limiter: Limiter | None = None  # None without limits by the norm of all gradients
 
     def __init__(self, names: list[str], rows: Rows, own: bool = False, elements: bool = False) -> None:
         self.names, self.rows, self._own = names, rows, own
@@ -136,14 +120,7 @@ class StepPlan(Plan):
         rule: Rule | TensorRule | None = None,
         in_place: bool = False,
     ) -> None:
-        """Bind the gradients of the next step, and raise if they would make it fail. No weight changes.
-
-        Args:
-            grads: one gradient for each weight; None leaves the weight alone.
-            active: with a `Division`: for each of all parameters, whether the step updates it.
-            rule: the rule of the step; default: the rule that `rows` chooses.
-            in_place: whether the gradients are the same tensors as at the last step; see `Update.rebind`.
-        """
+        """As `Plan.prepare`, with another rule than `rows` chooses if given, and `in_place` as in `Update.rebind`."""
         rule, update, switched = self.rows.rule() if rule is None else rule, self.update, False
         if update.rule is not rule:
             update, switched, in_place = self._use(rule), True, False
@@ -185,27 +162,13 @@ class StepPlan(Plan):
         rows: Sequence[np.ndarray],
         into: MetricsBuffer | None = None,
     ) -> None:
-        """Update the weights that have a gradient, with a rule and rows of hyper-parameters that have been formed before.
-
-        Update counts are not changed.
-
-        Args:
-            grads: one gradient for each weight; None leaves the weight alone.
-            rule: the rule of the step.
-            rows: the row of hyper-parameters of each weight.
-            into: buffer for measurements of the update; None means no measurements.
-        """
+        """Update the weights that have a gradient, by a rule and rows of hyper-parameters formed before; counts stay."""
         self.prepare(grads, rule=rule)
         self.update.hyper[:] = rows
         self._sparse.run(self.update, into, self.limiter)
 
     def host_step(self, update: Update, active: list[bool]) -> None:
-        """Do the host's part of a step whose kernels a CUDA graph replays: hyper-parameters and counts.
-
-        Args:
-            update: the update that was captured.
-            active: for each weight, whether the step updates it.
-        """
+        """Do the host's part, hyper-parameters and counts, of a step of the captured `update` that a CUDA graph replays."""
         if self.update is not update:
             self.update = update
             self.rows.forget()
@@ -219,7 +182,7 @@ class StepPlan(Plan):
             self.limiter.host_step()
 
     def _use(self, rule: Rule | TensorRule) -> Update:
-        """Switch to another rule and return its `Update`, made before if it still works on the right states."""
+        """Switch to another rule and its `Update`, made before if it still works on the right states."""
         update = self._updates.get(rule)
         if update is None or not self.is_current(update):
             return self._make_update(rule)
@@ -235,13 +198,7 @@ class StepPlan(Plan):
 class CustomPlan(Plan):
     """Plan of a user-defined optimizer, whose `update` in plain torch is called for one parameter after the other.
 
-    Args:
-        state: the states by index; missing states are created at once.
-        optimizer: the optimizer of these parameters.
-        indices, weights: the parameters and their indices.
-        control: float32 tensor [2] or None, a factor of the gradients and whether to skip the step (1.0).
-        zero_grads: whether a step fills the gradients with zeros.
-        division: how all parameters of this optimizer are divided among processes; None in a single one.
+    Missing states are created in `state` at once. `control` is as in `UpdaterPlan`.
     """
 
     def __init__(
@@ -271,12 +228,7 @@ class CustomPlan(Plan):
 
     @torch.no_grad()
     def run(self, into: MetricsBuffer | None = None, limit: torch.Tensor | None = None) -> None:
-        """Update all weights that were given a gradient by `prepare`.
-
-        Args:
-            into: nothing is measured.
-            limit: another factor of the gradients, negative to skip the step; None means 1.
-        """
+        """Update all weights that have a gradient, multiplied by `limit`, negative to skip the step; measures nothing."""
         grads, self._grads = self._grads, ()
         optimizer, control = self.optimizer, self._control
         rescale_grad, (factor, skip) = optimizer.rescale_grad, (1.0, 0.0) if control is None else control.tolist()
@@ -331,20 +283,7 @@ class CustomPlan(Plan):
 
 
 class MultiPlan(Plan):
-    """Plan of the parameters of a `MultiOptimizer`: one plan for each of its optimizers, whose steps count together.
-
-    Args:
-        optimizer: the `MultiOptimizer`.
-        indices: the indices of the parameters.
-        limiter: has what steps keep of the limits over all parameters.
-        device: the device of the parameters.
-        division: how all parameters are divided among processes; None in a single one.
-
-    Attributes:
-        parts: for each optimizer its plan, the positions of its parameters in `indices`, and those in `division.indices`;
-            filled by the caller.
-        limiter: see above.
-    """
+    """Plan of the parameters of a `MultiOptimizer`: one plan for each of its optimizers, whose steps count together."""
 
     def __init__(
         self,
@@ -354,6 +293,7 @@ class MultiPlan(Plan):
         device: torch.device,
         division: Division | None = None,
     ) -> None:
+        # For each optimizer its plan, and its parameters' positions in `indices` and in `division.indices`; the caller's.
         self.parts: list[tuple[StepPlan | CustomPlan, list[int], list[int]]] = []
         self._optimizer, self._n, self.limiter = optimizer, len(indices), limiter
         self._slots = optimizer.slots(indices if division is None else division.indices)
@@ -380,11 +320,7 @@ class MultiPlan(Plan):
         self._active_slots = self._slots[[grad is not None for grad in grads] if active is None else active]
 
     def run(self, into: MetricsBuffer | None = None) -> None:
-        """Update all weights that were given a gradient; user-defined optimizers first, since their steps may fail.
-
-        Args:
-            into: buffer for measurements of the updates; None means no measurements.
-        """
+        """As `Plan.run`; user-defined optimizers come first, since their steps may fail."""
         number = self._optimizer.step_counts.largest_after(self._active_slots)
         begun: list[StepPlan] = []
         launched: list[StepPlan] = []
@@ -423,18 +359,11 @@ class MultiPlan(Plan):
 class Rows:
     """Base class of the hyper-parameters of a list of parameters: at each step a row for each set that shares one.
 
-    A subclass compares parameters, makes the rows and counts the step.
-
-    Args:
-        n: the number of parameters.
-        rule: a function that returns the rule of the next step.
-
-    Attributes:
-        active: for each parameter, whether the next step updates it.
+    A subclass compares parameters, makes the rows and counts the step. `rule` returns the rule of the next step.
     """
 
     def __init__(self, n: int, rule: Callable[[], Any]) -> None:
-        self.active, self.rule = [True] * n, rule
+        self.active, self.rule = [True] * n, rule  # which parameters the next step updates
         # For each set of parameters that share a row: their positions, None for all, and what the subclass needs.
         self._sets: list[tuple[Any, ...]] = []
         self._basis: Any = _UNKNOWN  # `_sets` is right for a step if this is equal: multipliers, or counts
@@ -442,13 +371,8 @@ class Rows:
     def form(self, rule: Any, number: int | None = None) -> list[tuple[Any, Any]]:
         """Return the rows of the next step as pairs (positions of the parameters that share it, None for all; row).
 
-        In place of the row there may be an array, with a row for each of these parameters.
-
-        Finds the sets of parameters that share a row again if they may be others than at the last step.
-
-        Args:
-            rule: the rule of the step.
-            number: the update count after the step, if the step also updates parameters of other plans.
+        In place of the row there may be an array, with a row for each of these parameters. Sets are found again if they may
+        have changed. `number`: the update count after the step, if the step also updates parameters of other plans.
         """
         raise NotImplementedError
 
@@ -491,8 +415,6 @@ class HyperRows(Rows):
     """Rows of parameters of a `RuleOptimizer`, from its counts, multipliers and schedule.
 
     Args:
-        optimizer: the optimizer.
-        indices: the indices of the parameters.
         alone: whether the parameters of a step are updated by separate calls; see `RuleOptimizer.rows_of_step`.
         places: the positions in `indices` of an update's weights, if it has others than all of them in this order.
     """
@@ -528,10 +450,7 @@ class HyperRows(Rows):
         return [(where, row) for (where, *_), row in zip(self._sets, rows, strict=True)]
 
     def table(self, rule: Any, number: int | None = None) -> np.ndarray:
-        """Return the rows of the next step in one array, [n, n_numbers]; those of parameters that are not active are 0.
-
-        It takes the arguments of `form`, and some parameter must be active.
-        """
+        """Return `form`'s rows as one array [n, n_numbers], 0 for inactive parameters; some parameter must be active."""
         rows = self.form(rule, number)
         table = np.zeros((len(self._indices), np.shape(rows[0][1])[-1]))
         for where, row in rows:

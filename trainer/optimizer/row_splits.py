@@ -19,12 +19,7 @@ _AXIS = re.compile(r"([A-Za-z_]\w*)(?:=(\d+))?")
 
 
 def checked_blocks(argument: str, value: Any) -> Blocks:
-    """Return a checked description of blocks of rows: a number of equal blocks, the rows of each block, or a `RowPattern`.
-
-    Raises:
-        TypeError: `value` is neither an int, nor a list of ints, nor a string.
-        ValueError: a number is less than 1, or a string is no pattern of rows.
-    """
+    """Return checked blocks of rows: a number of equal blocks, the rows of each block, or a `RowPattern`."""
     if isinstance(value, str):
         return row_pattern(argument, value)
     if isinstance(value, (list, tuple)) and value:
@@ -44,9 +39,6 @@ def row_pattern(argument: str, text: str) -> RowPattern:
     Left of the arrow stand the axes that number the rows of the fused matrix, the slowest first, each with its length but
     for one, which follows from the rows. Right of it stand the same axes: first those that number the separate matrices,
     and last the axis, or the axes in parentheses, of the rows of each.
-
-    Raises:
-        ValueError: the string is no such pattern.
     """
     left, arrow, right = text.partition("->")
     left, right = left.strip(), right.strip()
@@ -75,17 +67,7 @@ def row_pattern(argument: str, text: str) -> RowPattern:
 
 
 def check_rows(argument: str, blocks: Blocks, name: str, shape: Sequence[int], rows: int) -> None:
-    """Raise if blocks do not add up to the rows of a matrix.
-
-    Args:
-        argument: the argument name to show in messages.
-        blocks: a number of equal blocks, the rows of each block, or where their rows are.
-        name, shape: the parameter's name and shape, for messages.
-        rows: the number of rows of the matrix.
-
-    Raises:
-        ValueError: the blocks do not add up to `rows`, or `rows` cannot be divided into so many equal blocks.
-    """
+    """Raise ValueError if blocks do not add up to the rows of a matrix; `name` and `shape` are the parameter's."""
     if isinstance(blocks, int):
         if rows % blocks:
             raise ValueError(
@@ -106,12 +88,7 @@ def check_rows(argument: str, blocks: Blocks, name: str, shape: Sequence[int], r
 
 
 def checked_split(name: str, value: Any) -> Any:
-    """Return the argument `split`, checked: blocks, a mapping from patterns of names to blocks, or a function.
-
-    Raises:
-        TypeError: `value` has another type.
-        ValueError: a mapping is empty, or a number is less than 1.
-    """
+    """Return the argument `split`, checked: blocks, a mapping from patterns of names to blocks, or a function."""
     if not needs_names(value):
         blocks = checked_blocks(name, value)
         return value if isinstance(blocks, RowPattern) else blocks  # a string, as it is saved
@@ -138,14 +115,8 @@ def blocks_by_parameter(
 ) -> list[Blocks]:
     """Return the blocks of each parameter, an empty tuple for parameters that are not split.
 
-    Args:
-        split: a mapping from name patterns to blocks, of which the first matching pattern counts (a pattern may have
-            alternatives separated by `|`); or a function from a parameter's name and shape to its blocks or None.
-        params, names: the parameters and their names.
-        matrix_shape: function from a tensor's shape to its (rows, columns) as a matrix, or None if it cannot be split.
-
-    Raises:
-        TypeError, ValueError: no matrix has a pattern as its first match, or blocks do not add up to a parameter's rows.
+    Of a mapping the first matching pattern counts; raise ValueError if some pattern is never the first. `matrix_shape`
+    returns (rows, columns) of a tensor as a matrix, or None if it cannot be split.
     """
     all_blocks: list[Blocks] = []
     used: set[str] = set()

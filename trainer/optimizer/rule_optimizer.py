@@ -678,11 +678,7 @@ def register_option(option: Option) -> Option:
 
 
 def find_option(name: str) -> Option | None:
-    """Return the option of this name, which a plugin may have; None if there is none.
-
-    Raises:
-        ImportError, TypeError, ValueError: what a plugin declares by the name cannot be imported, or is no such option.
-    """
+    """Return the option of this name, which a plugin may have; None if there is none."""
     if name not in _BY_NAME and (option := plugins.load("tristep.options", name)) is not None:
         if getattr(option, "name", None) != name:
             raise ValueError(f"{name!r} in the entry points 'tristep.options' is {option!r}: must be an Option of that name")

@@ -32,11 +32,7 @@ def check_grad_req(name: Index, value: Any) -> None:
 
 
 def split_master(name: str, value: Any) -> bool | str:
-    """Check and return a value of `multi_precision`: True, False, or "remainder" or "split8", kinds of masters.
-
-    Raises:
-        TypeError: the value is none of these.
-    """
+    """Check and return a value of `multi_precision`: True, False, or "remainder" or "split8", kinds of masters."""
     if not isinstance(value, str):
         return boolean(name, value)
     if value not in SPLIT_MASTERS:
@@ -79,11 +75,7 @@ class Setting(Generic[_T]):
             optimizer.set_together({self.name: value})
 
     def checked(self, value: Any) -> _T:
-        """Return the value to store for an assigned value.
-
-        Raises:
-            TypeError, ValueError: the value is not allowed.
-        """
+        """Return the value to store for an assigned value."""
         if value is None and self._optional:
             return value  # type: ignore[return-value]  # an optional setting may be None
         return self._check(self.name, value, **self._limits)
@@ -185,10 +177,7 @@ def first_argument_in_mxnet(name: str) -> Callable[[Callable[_P, None]], Callabl
 
 
 def also_called(**names: str) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
-    """Return a decorator of constructors that accepts other names of arguments: `epsilon="eps"` passes epsilon as eps.
-
-    The decorated constructor raises TypeError if an argument is given under both names.
-    """
+    """Return a decorator of constructors that accepts other names of arguments: `epsilon="eps"` passes epsilon as eps."""
 
     def wrap(init: Callable[_P, None]) -> Callable[_P, None]:
         places = list(inspect.signature(init).parameters)
@@ -221,10 +210,7 @@ def warn_once(message: str, key: str | None = None) -> None:
 
 
 def stacklevel_of_caller() -> int:
-    """Return the `stacklevel` that makes `warnings.warn` name the line outside this package that led to the warning.
-
-    Constructors are skipped, too, so that a warning about an argument names the line that gave it.
-    """
+    """Return the `stacklevel` of a warning that is to name the line outside this package and its callers' constructors."""
     frame, level, package = inspect.currentframe(), 0, __name__.partition(".")[0]
     while frame is not None and (
         frame.f_code.co_name == "__init__" or frame.f_globals.get("__name__", "").partition(".")[0] == package

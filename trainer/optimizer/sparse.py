@@ -23,14 +23,9 @@ Places = tuple[torch.Tensor, ...]  # indices along a tensor's first dimensions
 class SparseRows:
     """Runner of an `Update` whose gradients may be sparse: it updates the rows listed by sparse gradients separately.
 
-    Args:
-        names: names of the weights, for messages.
-        split: function of all gradients, called if some are sparse. It returns the gradients to use as a whole, with None
-            for the rest, and the positions of the gradients to use by row; it raises for gradients that are not supported.
-        elements: whether a gradient that lists single elements updates only these, not their whole rows.
-
-    Attributes:
-        met: whether there has been a sparse gradient; only then are later gradients inspected.
+    `split` is called with all gradients if some are sparse, and raises for gradients that are not supported. It returns the
+    gradients to use as a whole, with None for the rest, and the positions of the gradients to use by row. With `elements`, a
+    gradient that lists single elements updates only these, not their whole rows.
     """
 
     def __init__(
@@ -39,19 +34,14 @@ class SparseRows:
         split: Callable[[Sequence[torch.Tensor | None]], tuple[list[torch.Tensor | None], list[int]]],
         elements: bool = False,
     ) -> None:
+        # Gradients are inspected only if there has been a sparse one, when `met` is True.
         self._names, self._split, self._elements, self.met = list(names), split, elements, False
         self._by_row: tuple[Update, list[int]] | None = None  # an update of copies, and the positions of their weights
         self._copies: list[tuple[torch.Tensor, Places, torch.Tensor]] = []  # (whole tensor, rows, copy of the rows)
         self._alive: list[torch.Tensor] = []  # sparse gradients and their values, kept alive while bound
 
     def bind(self, update: Update, gradients: Sequence[torch.Tensor | None], own: bool) -> None:
-        """Bind gradients to an update; some may be sparse. Checks everything, and changes no weight.
-
-        Args:
-            update: the update of all weights.
-            gradients: a gradient for each weight, None for weights to leave alone.
-            own: whether the gradients are the weights' own, `weight.grad`.
-        """
+        """Bind gradients, some of which may be sparse, to the update of all weights; check everything, change no weight."""
         self._by_row = None
         if not (self.met and any(map(is_sparse, gradients))):
             try:
@@ -104,12 +94,9 @@ class SparseRows:
 
     @torch.no_grad()
     def run(self, update: Update, into: MetricsBuffer | None = None, limiter: Any = None) -> None:
-        """Update all weights that have a gradient, after `bind`.
+        """Update all weights that have a gradient, after `bind`; rows of sparse gradients are not measured.
 
-        Args:
-            update: the update given to `bind`.
-            into: where to put measurements of the update; None means nowhere. Rows of sparse gradients are not measured.
-            limiter: the `Limiter` of a rule that has a limit and was not looked at; None for another.
+        `limiter`: of a rule that has a limit and was not looked at; None for another.
         """
         updates = self.updates(update)
         if self._by_row is None:
@@ -128,7 +115,6 @@ class SparseRows:
 
 
 def is_sparse(gradient: Any) -> bool:
-    """Return whether a gradient is a tensor of the layout `torch.sparse_coo`."""
     return isinstance(gradient, torch.Tensor) and gradient.layout == torch.sparse_coo
 
 
@@ -141,16 +127,8 @@ def split(
 ) -> tuple[list[torch.Tensor | None], list[int]]:
     """Return (gradients to use as a whole, with None for the rest; positions of the gradients to use by row).
 
-    Without `lazy_update`, a sparse gradient is converted to a dense one, and with a warning, once for each class, if the
-    optimizer cannot update rows on their own.
-
-    Args:
-        optimizer: a `RuleOptimizer`.
-        indices, names, weights, gradients: the parameters, and a gradient or None for each.
-
-    Raises:
-        ValueError: a sparse gradient does not match its weight in shape or device, or the optimizer's options or weight
-            decay do not support sparse gradients.
+    Without `lazy_update`, a sparse gradient is converted to a dense one. So it is, with a warning once for each class, if
+    the optimizer cannot update rows on their own. Raise ValueError if options or weight decay do not support sparse ones.
     """
     whole, by_row = list(gradients), []
     for i, gradient in enumerate(gradients):

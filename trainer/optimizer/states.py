@@ -27,10 +27,7 @@ def has_slots(rule: Rule | TensorRule, state: Mapping[str, Any]) -> bool:
 
 
 def current_state(optimizer: RuleOptimizer, index: Index, weight: torch.Tensor, state: State) -> State:
-    """Return the states and master with which the next step of a parameter will start.
-
-    They are `state` itself, or newly created states if the optimizer's rule has changed since the last step.
-    """
+    """Return the states and master of a parameter's next step: `state`, or new ones if the rule has changed."""
     rule = optimizer.composed_rule
     if has_slots(rule, state):
         return state
@@ -53,13 +50,9 @@ def match_states(
     A tensor that fits its weight is kept; a dictionary of which all tensors fit is returned itself.
 
     Args:
-        rule: the rule that is going to use the states.
-        weights: the weights.
-        states: for each weight, the dictionary of its existing states by slot, and its master.
         narrow: the dtype in which to store states that allow it; None for the dtype of the arithmetic.
-        make: function that returns zero-filled states of each of a list of weights, in few memory blocks.
-        start: function of (i, states, slots) that fills the new states of weight `i`, of which `slots` will not be converted
-            from existing ones.
+        make: returns zero-filled states of each of a list of weights, in few memory blocks.
+        start: fills the new states of weight `i`, given (i, states, slots that will not be converted from existing ones).
         masters: for each weight, the dtype of the master that it must have; None for no master.
     """
     columns = [[state.get(slot) for state in states] for slot in rule.slots]
@@ -126,13 +119,7 @@ def apply_once(
 
 
 def new_master(weight: torch.Tensor, old: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return a new master of this dtype for a weight, with the value that weight and old master have together.
-
-    Args:
-        weight: the weight.
-        old: its master so far, or None.
-        dtype: the dtype of the new master.
-    """
+    """Return a new master of this dtype, with the value that a weight and its old master have together."""
     if old is not None and storage.kind_of(weight.dtype, old.dtype) is None:  # made for the weight's former dtype
         old = None
     master = master_like(weight, dtype)

@@ -246,14 +246,10 @@ class Updater:
 
 
 class UpdaterPlan(StepPlan):
-    """Plan of the parameters of a `RuleOptimizer`, with states held by an `Updater`.
+    """Plan of the parameters of a `RuleOptimizer`, with states held by an `Updater`; missing states are created at once.
 
     Args:
-        updater: the holder of the states; missing states are created at once.
-        optimizer: the optimizer of these parameters.
-        indices, weights, names: the parameters, their indices, and their names for messages.
         control: float32 tensor [2] or None, a factor of the gradients and whether to skip the step (1.0).
-        zero_grads: whether a step fills the gradients with zeros.
         rng_offsets: int array, the offset of each parameter's random numbers; default: the indices, so that random numbers
             do not depend on which parameters are updated together.
         division: how all parameters of this optimizer are divided among processes; None in a single one.
@@ -351,5 +347,4 @@ class UpdaterPlan(StepPlan):
             raise ValueError(f"{self.names[i]}: {error}") from error
 
     def _optimizer_of(self, i: int) -> RuleOptimizer:
-        """Return the optimizer of the weight at this position."""
         return self.optimizer
