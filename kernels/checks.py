@@ -41,7 +41,6 @@ def _kinds(tensors: Sequence[Any]) -> Iterable[Any]:
 
 
 def check_tensors(rule: Rule | TensorRule, name: str, weight: Any, states: Sequence[Any], master: Any) -> None:
-    """Raise TypeError or ValueError unless the rule can update this weight with these states and this master."""
     if not isinstance(weight, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(weight).__name__}")
     if is_wrapper(weight):
@@ -113,7 +112,6 @@ def companions_of(
 
 
 def check_memory_of_all(names: Iterable[str], tensors: Sequence[Any]) -> None:
-    """Raise TypeError or ValueError for the first tensor that has elements but no memory."""
     try:
         if 0 not in map(torch.Tensor.data_ptr, tensors):
             return
@@ -142,7 +140,6 @@ def check_memory(name: str, tensor: Any) -> None:
 
 
 def check_gradient(name: str, weight: torch.Tensor, gradient: Any) -> None:
-    """Raise TypeError or ValueError unless the gradient is a dense tensor of the weight's shape and device."""
     if not isinstance(gradient, torch.Tensor):
         raise TypeError(f"the gradient of {name} must be a tensor or None, got {type(gradient).__name__}")
     if gradient.layout != torch.strided:
@@ -173,7 +170,6 @@ def check_own_memory(names: Sequence[str], gradients: Sequence[Any]) -> None:
 
 
 def check_list(argument: str, tensors: Sequence[Any]) -> None:
-    """Raise TypeError or ValueError unless all are dense floating-point tensors with memory and no overlaps."""
     for i, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{argument}[{i}] must be a tensor, got {type(tensor).__name__}")

@@ -59,11 +59,7 @@ def update(
 
 
 def hyper_values(rule: Rule | TensorRule, values: Mapping[str, float]) -> list[float]:
-    """Return the rule's hyper-parameters in order. A missing `one_minus_x` is computed from `x`, in float64.
-
-    Raises:
-        TypeError: a hyper-parameter is missing or no number.
-    """
+    """Return the rule's hyper-parameters in order. A missing `one_minus_x` is computed from `x`, in float64."""
     row = []
     for name in rule.hyper:
         if name in values:

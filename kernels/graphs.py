@@ -19,7 +19,6 @@ class Recording:
     """The updates and steps that ran while a CUDA graph was captured; the graph does not contain their uploads.
 
     Attributes:
-        updates: a `RecordedUpdate` for each call of an `Update`.
         owners: for each step two functions: whether it can be repeated unchanged, and the host's part of repeating it.
     """
 
@@ -29,7 +28,6 @@ class Recording:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Return a context in which updates and steps of this thread are recorded here."""
         before = current_recording.set(self)
         try:
             yield
@@ -51,7 +49,6 @@ class RecordedUpdate:
         return self.update.groups is self._groups and self.update.is_in_place()
 
     def upload(self) -> None:
-        """Copy the tables that the kernels read to the device; `hyper` has been written already."""
         for group, addresses in zip(self._groups, self._gradients, strict=True):
             group.addresses[GRADIENT] = addresses
             group.upload()

@@ -23,11 +23,7 @@ _version = operator.attrgetter("_version")
 
 
 class PointerGuard:
-    """Detects tensors whose data pointers or strides have changed, as when a matrix is transposed in place.
-
-    Args:
-        tensors: strided tensors.
-    """
+    """Detects tensors whose data pointers or strides have changed, as when a matrix is transposed in place."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._pointers = list(map(_data_ptr, tensors))
@@ -36,7 +32,6 @@ class PointerGuard:
         self._strides = [tensors[i].stride() for i in self._multidimensional]
 
     def passes(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether these tensors have the pointers and strides of the tensors given to `__init__`."""
         try:
             unmoved = list(map(_data_ptr, tensors)) == self._pointers
             return unmoved and [tensors[i].stride() for i in self._multidimensional] == self._strides
@@ -45,11 +40,9 @@ class PointerGuard:
 
 
 class GradLayouts:
-    """Dtypes, strides and sizes of a list of gradients, to recognize new gradients that differ only in their pointers.
+    """Recognizes new gradients that differ from these only in their pointers: same dtypes, strides and sizes.
 
-    Args:
-        gradients: strided tensors.
-        own: whether each is its weight's `.grad`, so that torch has checked its shape and device.
+    `own` means each is its weight's `.grad`, so that torch has checked its shape and device.
     """
 
     def __init__(self, gradients: Sequence[torch.Tensor], own: bool) -> None:
@@ -57,12 +50,9 @@ class GradLayouts:
         self._single = [i for i, gradient in enumerate(gradients) if gradient.numel() == 1]
 
     def pointers(self, gradients: Sequence[Any], own: bool, present: Sequence[bool] | None = None) -> np.ndarray | None:
-        """Return the data pointers of these gradients, int64 [n], or None if one has another layout than before.
+        """Return the data pointers of these gradients, int64 [n], or None if a layout, or `own`, differs from before.
 
-        Args:
-            gradients: as many as were given to `__init__`.
-            own: whether each is its weight's `.grad`; None is returned if that differs from before.
-            present: for each gradient whether it is given, not None; the pointer of a missing one is 0. Default: all are.
+        `present` tells which gradients are not None (default: all); the pointer of a missing one is 0.
         """
         if own != self._own:
             return None
@@ -104,10 +94,6 @@ class GradGuard:
 
     A gradient counts as written if it is another tensor than the one used, or if torch has counted a write to it. The guard
     keeps no gradient alive.
-
-    Args:
-        parameters: tensors; their `.grad` are checked.
-        names: names of the parameters in error messages.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], names: Sequence[str]) -> None:
@@ -116,7 +102,6 @@ class GradGuard:
         self._versions = [-1] * len(parameters)
 
     def collect(self) -> list[Any]:
-        """Return the gradient of each parameter, or None."""
         return [parameter.grad for parameter in self._parameters]
 
     def collect_written(self) -> tuple[list[Any], list[int]] | None:
@@ -135,11 +120,7 @@ class GradGuard:
         return gradients, versions
 
     def written(self, gradients: Sequence[torch.Tensor | None]) -> list[bool]:
-        """Return for each parameter whether it requires grad and its gradient was written since a step used it.
-
-        Raises:
-            ValueError: a gradient is an inference tensor, whose writes torch does not count.
-        """
+        """Return for each parameter whether it requires grad and its gradient was written since a step used it."""
         for name, gradient in zip(self._names, gradients, strict=True):
             if gradient is not None and gradient.is_inference():
                 raise ValueError(
@@ -156,12 +137,9 @@ class GradGuard:
         versions: list[int] | None = None,
         references: list[Reference] | None = None,
     ) -> None:
-        """Mark these gradients as used by a step.
+        """Mark these gradients as used by a step; None marks a parameter that the step did not update.
 
-        Args:
-            gradients: for each parameter its gradient, or None if the step did not update it.
-            versions: versions of all gradients, if the caller has them and none is None.
-            references: weak references to all gradients, if the caller has them and none is None.
+        Callers that already have all versions and references, and no None, pass them.
         """
         if versions is not None and references is not None:
             self._used, self._versions = references, versions
@@ -172,15 +150,12 @@ class GradGuard:
                 self._used[i], self._versions[i] = weakref.ref(gradient), gradient._version
 
     def snapshot(self) -> Any:
-        """Return the state of the guard, for `restore`."""
         return self._used, self._versions
 
     def restore(self, snapshot: Any) -> None:
-        """Return to the state of a `snapshot`."""
         self._used, self._versions = snapshot
 
     def _are_other(self, gradients: Sequence[Any], versions: Sequence[int]) -> list[bool]:
-        """Return for each gradient whether it is another tensor than the used one, or has another version."""
         return [
             gradient is not used() or version != before
             for gradient, used, version, before in zip(gradients, self._used, versions, self._versions, strict=True)
@@ -188,13 +163,13 @@ class GradGuard:
 
 
 def copy_all(into: list[torch.Tensor], values: list[torch.Tensor], non_blocking: bool = False) -> None:
-    """Copy each value to its tensor and count the writes, which `torch._foreach_copy_` does not do on a GPU."""
+    """Copy and count the writes, which `torch._foreach_copy_` does not do on a GPU."""
     torch._foreach_copy_(into, values, non_blocking=non_blocking)
     increment_version(into)
 
 
 def zero_all(tensors: list[torch.Tensor]) -> None:
-    """Fill tensors with zeros and count the writes, which `torch._foreach_zero_` does not do on a GPU."""
+    """Fill with zeros and count the writes, which `torch._foreach_zero_` does not do on a GPU."""
     torch._foreach_zero_(tensors)
     increment_version(tensors)
 

@@ -33,18 +33,11 @@ class Launch:
     back. A backend's subclass defines `tile_for`, `_prepare` and the methods that compute.
 
     Args:
-        rule: the update rule.
-        weights: tensors of one dtype and device.
-        states: for each weight the rule's state tensors, then its per-tensor states. All tensors of a slot have one dtype:
-            `compute_dtype`, bfloat16 or packed.
-        masters: for each weight its master, all of one dtype: `compute_dtype` or another of storage/master.py. None if there
-            are no masters.
-        gradient_dtype: the dtype of all gradients.
+        states: for each weight the rule's state tensors, then its per-tensor states; one dtype for each slot.
+        masters: all of one dtype, `compute_dtype` or another of storage/master.py; None if there are no masters.
         aligned: whether every address is a multiple of 16 bytes.
         seed: seed for rounding bfloat16 and packed states stochastically; None rounds to nearest.
-        grad_scale_and_skip: float32 [2], a factor for gradients in addition to rescale_grad and a flag that skips the step
-            if it is not 0; or None.
-        zero_grads: whether to fill the gradients with zeros.
+        grad_scale_and_skip: as in `Update`; float32 [2] or None.
         indices: indices of these weights in their `Update`; default: all.
         rows: rows of these weights in the update's hyper-parameters, gradient addresses and offsets.
         names: names of the hyper-parameters in these rows; default: the rule's.
@@ -56,7 +49,6 @@ class Launch:
             `Parts.addresses` follow if there are any.
         parts: the rows, columns or slices that the rule's means are over; None for a rule without means.
         sizes: int64 [n_tensors], numbers of elements.
-        storage: the encodings of weights and states.
         hyper: float32 or float64 [n_tensors, 1 + n_hyper (+ 2)]: rescale_grad, the rule's hyper-parameters and, if rounding
             is stochastic, the two halves of a key.
         tiles: int32 [n_tiles, 2]: index of the tensor, index of the tile in it.
@@ -165,7 +157,6 @@ class Launch:
 
     @staticmethod
     def tile_for(elements: int, packed: bool = False) -> int:
-        """Return the tile size, in elements, for a launch of `elements` elements; `packed`: whether a state is packed."""
         raise NotImplementedError
 
     def _prepare(self) -> None:
@@ -173,7 +164,6 @@ class Launch:
         raise NotImplementedError
 
     def compute(self) -> None:
-        """Update the weights with the present addresses and hyper-parameters."""
         raise NotImplementedError
 
     def compute_with_metric(self, into: MetricsBuffer, rows: np.ndarray) -> None:
@@ -185,7 +175,7 @@ class Launch:
         raise NotImplementedError
 
     def hyper_on_device(self) -> torch.Tensor:
-        """Return `hyper` as a tensor on the device, [n_tensors, width]."""
+        """Return [n_tensors, width]."""
         return torch.from_numpy(self.hyper).to(self.device)
 
     def upload(self) -> None:
@@ -216,7 +206,7 @@ class Launch:
         self.addresses[GRADIENT] = addresses
 
     def rebind(self, pointers: np.ndarray, references: Sequence[Reference | None]) -> None:
-        """Take new addresses, 0 for a missing gradient, if the gradients differ from the bound ones in nothing else."""
+        """Take new addresses, 0 for a missing gradient; the gradients must differ from the bound ones in nothing else."""
         self.addresses[GRADIENT] = pointers[self.rows]
         self.gradients = list(references) if isinstance(self.rows, slice) else [references[i] for i in self.indices]
 
@@ -235,7 +225,6 @@ class Launch:
                 self.run_rule(into)
 
     def run_rule(self, into: MetricsBuffer | None) -> None:
-        """Update the weights and, if `into` is given, compute its metric in the same pass."""
         if into is None:
             self.compute()
             return
@@ -285,7 +274,6 @@ class Launch:
                 gradient().zero_()
 
     def zero_gradients(self) -> None:
-        """Fill the bound gradients with zeros, by torch."""
         for bound in self.gradients:
             if bound is not None and (gradient := bound()) is not None:
                 gradient.zero_()
@@ -297,11 +285,10 @@ class Launch:
 
     @cached_property
     def rows_on_device(self) -> slice | torch.Tensor:
-        """`rows` as a slice or as an index tensor on the device."""
         return self.rows if isinstance(self.rows, slice) else torch.from_numpy(self.rows).to(self.device)
 
     def active_on_device(self) -> torch.Tensor:
-        """Return whether each tensor has a gradient, as a bool tensor on the device."""
+        """Return whether each tensor has a gradient."""
         active = [gradient is not None for gradient in self.gradients]
         if self._active is None or active != self._active[0]:
             staged = streams.staged(torch.tensor(active, device="cpu"), self.device)
@@ -320,14 +307,9 @@ def group_keys(
     states: Sequence[tuple[torch.Tensor, ...]],
     masters: Sequence[torch.Tensor | None],
 ) -> list[tuple[Any, ...]]:
-    """Return what tensors must have in common to share a launch, for each weight with its gradient and states.
+    """Return for each weight what it must share with others of a launch: device, dtypes, alignment, rule, and `in_matrices`.
 
-    That is device, dtypes, alignment, rule, and whether a rule with means can walk the elements matrix by matrix.
-
-    Args:
-        rule: the rule of the update.
-        first: for each weight the first one that is alike in all but its addresses.
-        weights, gradients, states, masters: the tensors of each weight.
+    `first` has for each weight the first one that is alike in all but its addresses.
     """
     columns = [weights, gradients, *zip(*states, strict=True), masters]
     # A tensor whose strides differ from the weight's is copied, and fresh memory is aligned.
@@ -362,7 +344,7 @@ def in_matrices(rule: Rule | TensorRule, weight: torch.Tensor, states: Sequence[
 
 
 def tiles_of(sizes: np.ndarray, tile: int) -> np.ndarray:
-    """Return all tiles of tensors of these sizes, int32 [n_tiles, 2]: index of the tensor, index of the tile in it."""
+    """Return int32 [n_tiles, 2]: index of the tensor, index of the tile in it."""
     counts = -(-sizes // tile)
     tensor = np.repeat(np.arange(len(sizes)), counts)
     first = np.repeat(np.cumsum(counts) - counts, counts)
@@ -379,5 +361,4 @@ def _addresses_of(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _differs(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
-    """Return whether the elements are stored in another order than in a tensor of these strides."""
     return not same_order(tensor.shape, tensor.stride(), strides)

@@ -99,14 +99,11 @@ _VALUES = {"weight": "w", "gradient": "g", "update": "new_w - w"}
 
 @lru_cache(maxsize=len(_VALUES))
 def histogram(what: str) -> Metric:
-    """Return a metric for a histogram of elements; `bins_of` converts its values to counts between `EDGES`.
+    """Return a metric for a histogram of "weight", "gradient" or "update"; `bins_of` converts its values to counts.
 
     Its values, `gradient_from_0` and so on, are the number of elements below the first edge, and for each edge the number
     of elements at or above it, which takes half the instructions of counting between two edges. NaN is not counted; use
     `gradient_nonfinite` for it.
-
-    Args:
-        what: "weight", "gradient" or "update".
     """
     counts = [f"tl.where(x < {EDGES[0]!r}, 1.0, 0.0)", *(f"tl.where(x >= {edge!r}, 1.0, 0.0)" for edge in EDGES)]
     name = f"{what}_histogram"
@@ -124,11 +121,7 @@ def bins_of(counts: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def joined(*metrics: Metric) -> Metric:
-    """Return one metric that computes the values of several, in order; the same object for the same metrics.
-
-    Raises:
-        ValueError: two of the metrics have a value of the same name.
-    """
+    """Return one metric that computes the values of several, in order; the same object for the same metrics."""
     if len(metrics) == 1:
         return metrics[0]
     metrics = tuple(sorted(metrics, key=lambda metric: metric.counts_unchanged))  # backends add this value last
@@ -147,12 +140,7 @@ def joined(*metrics: Metric) -> Metric:
 
 
 class RuleWithMetric(ElementwiseFunction):
-    """A rule with a metric: a function that returns the new weight, the new states and the metric's values.
-
-    Attributes:
-        rule: the rule.
-        metric: the metric.
-    """
+    """A rule with a metric: a function that returns the new weight, the new states and the metric's values."""
 
     kind = "rule with a metric"
 
@@ -302,6 +290,5 @@ class MetricsBuffer:
         self._sent = self.count
 
     def _look(self) -> None:
-        """Count the copies that have finished as arrived."""
         while self._events and self._events[0][1].query():
             self._arrived = self._events.pop(0)[0]

@@ -160,13 +160,7 @@ def scale_to_norm_(
 ) -> torch.Tensor:
     """Multiply all tensors by min(1, max_norm / (norm + epsilon)), in place, and return their norm before clipping.
 
-    Args:
-        argument: name of `tensors` in error messages.
-        tensors: dense floating-point tensors.
-        max_norm: upper limit for the norm.
-        ord: 1, 2 (default) or inf.
-        epsilon: number that is added to the norm. Default: 1e-6.
-        decide: function of the norm; if it returns False, nothing is scaled. Default: always scale.
+    `argument` names the tensors in errors. If `decide` returns False for the norm, nothing is scaled.
     """
     chosen, max_norm = _rule_of(ord), _number("max_norm", max_norm)
     with _taken(argument, chosen, tensors) as plan:
@@ -278,14 +272,12 @@ class _Plan:
         return True
 
     def release(self) -> None:
-        """Drop all references to the tensors."""
         self._copies = []
         self._tensors = []
         for launch in self._launches:
             launch.release()
 
     def norm(self, ord: float) -> torch.Tensor:
-        """Run the reduction and return the norm of all tensors together."""
         self.run_reduction()
         if not self._launches:
             return torch.zeros((), dtype=torch.float32)
@@ -307,7 +299,6 @@ class _Plan:
             increment_version(self._tensors)
 
     def run_reduction(self) -> None:
-        """Run the reduction of the rule."""
         for launch in self._launches:
             launch.run_reduction(0)
         if len(self._launches) > 1 and self._rule.reductions[0].scope == "global":

@@ -17,13 +17,7 @@ class Parts:
     """The parts of tensors that the means of a rule are over, and vectors with a number for each part of all tensors.
 
     Elements of a tensor are those of matrices, one after the other, each row by row. A tensor whose slices are averaged is
-    one matrix with a row for each slice.
-
-    Args:
-        rule: a rule with means.
-        weights: the tensors, walked in C's order.
-        states: for each weight its states, then those that the rule's reductions keep.
-        dtype: the type of the arithmetic.
+    one matrix with a row for each slice. The weights must be walked in C's order.
 
     Attributes:
         sizes: int64 [n_tensors, 3], numbers of matrices, of their rows, and of their columns; no matrices without elements.
@@ -73,7 +67,7 @@ class Parts:
         return vector.data_ptr() + self.starts[scope] * vector.element_size()
 
     def addresses(self) -> np.ndarray:
-        """Return the rows that a table of addresses has in addition, int64 [2 + n_vectors, n_tensors].
+        """Return further rows of the table of addresses, int64 [2 + n_vectors, n_tensors].
 
         They are the sizes of rows and of matrices in elements, and the addresses of the vectors.
         """

@@ -26,14 +26,9 @@ _MASK = 0xFFFFFFFF
 
 
 def normal(key0: int, key1: int, index: torch.Tensor) -> torch.Tensor:
-    """Return a standard normal float32 number for each index, always the same for the same keys.
+    """Return a standard normal float32 number for each index >= 0, int64, always the same for the same 32-bit keys.
 
-    The method is that of Box and Muller (1958): Philox makes four words for `index // 4`, and two words make two numbers, by
-    cosine and sine.
-
-    Args:
-        key0, key1: integers in [0, 2^32).
-        index: int64 tensor of any shape, values >= 0.
+    Box and Muller (1958): Philox makes four words for `index // 4`; cosine and sine of two words make two numbers.
     """
     words = _philox(key0, key1, index >> 2)
     first, second = (torch.where((index & 2) == 0, words[k], words[k + 2]) for k in (0, 1))

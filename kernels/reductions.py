@@ -25,13 +25,8 @@ def run_reductions(
 ) -> None:
     """Run all reductions of a rule and write the results into `totals` and `sums` of the launches.
 
-    Args:
-        launches: the launches of an update, one or more, with bound gradients and hyper-parameters.
-        n_weights: number of weights of all launches together.
-        all_reduce_global: reduces results over all tensors across processes, in place, by "sum" or "max"; or None.
-        all_reduce_per_tensor: reduces results per tensor, [n_weights, n_values], across processes, in place; or None.
-        decide: see `Update`; or None.
-        begun: whether the caller has run the first reduction, joined its results, and decided.
+    The launches have bound gradients and hyper-parameters. `begun` means the caller has run the first reduction, joined its
+    results, and decided. `all_reduce_global`, `all_reduce_per_tensor` and `decide` are those of `Update`.
     """
     limits = launches[0].rule.limits
     for k in range(max(len(launch.rule.reductions) for launch in launches)):
@@ -61,10 +56,7 @@ def reduce_nothing(
 ) -> None:
     """Take part in the sums over all tensors of all processes, in one that has no tensors; the others wait for it.
 
-    Args:
-        rule: the rule of the other processes' tensors.
-        like: a tensor with their device and the dtype of their results.
-        all_reduce_global, decide, begun: as in `run_reductions`.
+    `like` has the device of the other processes' tensors and the dtype of their results.
     """
     for k, reduction in enumerate(rule.reductions):
         if reduction.scope == "global" and (k or not begun):
@@ -75,7 +67,6 @@ def reduce_nothing(
 
 
 def run_reduction(launches: Sequence[Launch], stage: int) -> None:
-    """Run reduction number `stage` of the rule of each launch by itself."""
     for launch in launches:
         reduction = launch.rule.reductions[stage]
         if "kept" in reduction.extras:
@@ -97,13 +88,7 @@ def _tell_skipped(launch: Launch, launches: Sequence[Launch]) -> None:
 
 
 def join_totals(totals: Sequence[torch.Tensor], by: str, all_reduce_global: Join | None = None) -> None:
-    """Reduce the totals of all launches to one sum or maximum, and write it into every row of each launch's totals.
-
-    Args:
-        totals: for each launch a tensor [n_tensors, n_values] with equal rows.
-        by: "sum" or "max".
-        all_reduce_global: reduces the result across processes, in place. Default: a single process.
-    """
+    """Reduce all totals, [n_tensors, n_values] with equal rows, by "sum" or "max", and write the result into every row."""
     first = totals[0].device
     rows = torch.stack([total[0].to(widest(total.device)).to(first) for total in totals])
     together = rows.sum(dim=0) if by == "sum" else rows.amax(dim=0)
@@ -192,7 +177,6 @@ def _store(launch: Launch, stage: int, new: torch.Tensor, proceeds: torch.Tensor
 
 
 def _append_previous(launch: Launch, stage: int) -> None:
-    """Append the results of the reduction before this one to its own."""
     reduction = launch.rule.reductions[stage]
     n = reduction.own_scopes.count("tensor")
     if reduction.finished is None and reduction.op != "mean":
@@ -201,7 +185,7 @@ def _append_previous(launch: Launch, stage: int) -> None:
 
 
 def _finished(launch: Launch, stage: int, rows: slice) -> torch.Tensor:
-    """Return the new per-tensor states of these tensors, computed from their sums, [n_rows, n]."""
+    """Return the new per-tensor states of these tensors, [n_rows, n]."""
     reduction, before = launch.rule.reductions[stage], _states(launch, stage, rows)
     assert reduction.finished is not None
     columns = [1 + launch.rule.hyper.index(name) for name in reduction.finish_hyper]
@@ -213,12 +197,11 @@ def _finished(launch: Launch, stage: int, rows: slice) -> torch.Tensor:
 
 
 def _states(launch: Launch, stage: int, rows: slice = slice(None)) -> torch.Tensor:
-    """Return the per-tensor states of a reduction, [n_tensors, n]."""
+    """Return [n_tensors, n]."""
     numbers = launch.numbers[stage]
     assert numbers is not None
     return numbers.read(rows)
 
 
 def _first_active(launch: Launch) -> int | None:
-    """Return the index of the first tensor that has a gradient, or None."""
     return next((i for i, gradient in enumerate(launch.gradients) if gradient is not None), None)

@@ -28,11 +28,7 @@ def slot_dtypes(
 ) -> tuple[torch.dtype, ...]:
     """Return the dtypes of a rule's states and per-tensor states for one weight.
 
-    Args:
-        rule: the update rule.
-        weight_dtype: dtype of the weight.
-        state_dtype: low-precision dtype for the states that may have it; default: all states have `compute_dtype`.
-        shape: shape of the weight; needed for a rule of whole tensors.
+    `state_dtype` is for the states that may have low precision. A rule of whole tensors needs `shape`.
     """
     dtype = compute_dtype(weight_dtype)
     if state_dtype is None or dtype != torch.float32:
@@ -108,17 +104,11 @@ def per_tensor_states(weights: Sequence[torch.Tensor], n: int) -> list[tuple[tor
 def allocate_states(
     weights: Sequence[torch.Tensor], n_states: int, dtype: torch.dtype | None = None, apart: bool = False
 ) -> list[tuple[torch.Tensor, ...]]:
-    """Return `n_states` tensors of zeros in the shape of each weight.
+    """Return `n_states` tensors of zeros for each weight, in its shape, in `dtype` or else its `compute_dtype`.
 
-    One arena per device, dtype and state serves all weights: few allocations, always aligned. The state of a dense weight
-    has the weight's strides, so that both can be walked as one stretch of memory.
-
-    Args:
-        weights: tensors of any dtype and layout.
-        n_states: number of states of each weight.
-        dtype: low-precision dtype of the states of weights that compute in float32; uint8 and int8 mean one-dimensional
-            packed states, except for weights that `state_type` excludes. Default: `compute_dtype`.
-        apart: whether each tensor has memory of its own, without an arena.
+    One arena per device, dtype and state serves all weights (not if `apart`): few allocations, always aligned. The state of
+    a dense weight has its strides, so both can be walked as one stretch of memory. Packed states (uint8, int8) are
+    one-dimensional, except for weights that `state_type` excludes. A low-precision `dtype` is for float32 arithmetic only.
     """
     return list(zip(*_columns(weights, n_states, dtype, apart), strict=True)) or [()] * len(weights)
 
@@ -126,7 +116,7 @@ def allocate_states(
 def _columns(
     weights: Sequence[torch.Tensor], n_states: int, dtype: torch.dtype | None, apart: bool
 ) -> list[list[torch.Tensor]]:
-    """Return the result of `allocate_states` by state, one list for each; weights of equal kinds are served together."""
+    """Return for each state the tensors of all weights; weights of equal kinds are served together."""
     kinds: dict[Any, list[int]] = {}
     for i, weight in enumerate(weights):
         kind = compute_dtype(weight.dtype)
@@ -185,14 +175,8 @@ def goes_with(tensor: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) ->
 class PerTensorStates:
     """The per-tensor states of a list of weights, tensors without dimensions, read and written together as an array.
 
-    If all share a storage, as `states_for` makes them, that takes one or two torch operations for any number of weights.
-    Else it takes as few calls, but on a GPU one launch for about every 64 numbers.
-
-    Args:
-        rows: for each weight its per-tensor states, all of one dtype.
-
-    Attributes:
-        is_joined: whether all share a storage.
+    If all share a storage (`is_joined`), as `states_for` makes them, that takes one or two torch operations for any number
+    of weights. Else it takes as few calls, but on a GPU one launch for about every 64 numbers.
     """
 
     def __init__(self, rows: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -214,7 +198,7 @@ class PerTensorStates:
             self._places = streams.staged(torch.from_numpy(places), first.device).to(first.device, non_blocking=True)
 
     def read(self, rows: slice = slice(None)) -> torch.Tensor:
-        """Return the per-tensor states of the weights in this slice, [n_weights, n]."""
+        """Return [n_weights, n]."""
         if self._array is not None:
             return self._array[rows]
         if self.is_joined:
@@ -222,7 +206,7 @@ class PerTensorStates:
         return torch.stack(self._numbers).view(self._shape)[rows]
 
     def write(self, values: torch.Tensor) -> None:
-        """Write the per-tensor states of all weights, [n_weights, n]."""
+        """Write [n_weights, n]."""
         if self._array is not None:
             self._array.copy_(values)
         elif self.is_joined:

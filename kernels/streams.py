@@ -19,22 +19,18 @@ def on_device(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def current(device: torch.device) -> Any:
-    """Return the current stream of this device; None if it is no GPU."""
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 def new_stream(device: torch.device) -> Any:
-    """Return a new stream of this device; None if it is no GPU."""
     return torch.cuda.Stream(device) if device.type == "cuda" else None
 
 
 def on_stream(stream: Any) -> AbstractContextManager[Any]:
-    """Return a context in which this is the current stream of its device; it does nothing for None."""
     return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Return whether the device's current stream is being captured in a CUDA graph."""
     if not is_asynchronous(device):
         return False
     if device.index in (None, torch.cuda.current_device()):
@@ -51,7 +47,7 @@ def pinned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 def staged(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a host tensor that `.to(device, non_blocking=True)` copies without making the host wait.
 
-    For a GPU this is a copy in page-locked memory, which torch reuses only after the copy to the device has finished.
+    For a GPU it is page-locked, and torch reuses its memory only after the copy to the device has finished.
     """
     if not is_asynchronous(device):
         return tensor

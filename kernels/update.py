@@ -340,7 +340,6 @@ class Update:
             group.bind(gradients, self._references)
 
     def _launch(self, key: Any, indices: list[int]) -> Launch:
-        """Return the launch of the weights at these indices, which have this group key in common."""
         device, _, gradient_dtype, types, aligned, rule, in_order = key
         make = launch_class(engine_for(rule, device, self.engine, in_order), isinstance(rule, TensorRule))
         weights, masters = ([of[i] for i in indices] for of in (self.weights, self._masters))

@@ -88,7 +88,6 @@ def _problem_of_triton(device: torch.device) -> str:
 
 @cache
 def _warn(device: torch.device, problem: str) -> None:
-    """Warn once that torch computes the steps, and why."""
     warnings.warn(
         f"Triton cannot run on {device}, where torch computes steps instead, more slowly (engine='eager'): {problem}",
         stacklevel=3,
@@ -96,21 +95,15 @@ def _warn(device: torch.device, problem: str) -> None:
 
 
 def engine_for(rule: Rule | TensorRule, device: torch.device, asked: str | None, in_order: bool = True) -> str:
-    """Return the engine for a rule: "eager" for a rule of whole tensors, else the result of `choose_engine`.
+    """Return `choose_engine`, but "eager" for a rule of whole tensors and for tensors that are not `in_order`.
 
-    It is "eager", too, for tensors that are not `in_order`: only torch finds the rows of matrices in any order of elements.
+    Only torch finds the rows of matrices in any order of elements.
     """
     chosen = choose_engine(device, asked)
     return "eager" if isinstance(rule, TensorRule) or not in_order else chosen
 
 
 def launch_class(engine: str, whole: bool = False) -> Any:
-    """Return the engine's subclass of `Launch`.
-
-    Args:
-        engine: one of `ENGINES`.
-        whole: whether the rule is a rule of whole tensors. Default: False.
-    """
     # Imported here, because backends that are not used should cost nothing.
     if engine == "triton":
         from .triton.launch import TritonLaunch

@@ -34,8 +34,6 @@ STACKS_ON_CPU, STACKS_ELSEWHERE = Limit(2**16, 2**18), Limit(2**21, 2**24)
 
 
 class MetricTotals:
-    """The values of a metric for each tensor of a launch, collected during one step."""
-
     def __init__(self, into: MetricsBuffer, launch: Launch) -> None:
         ring, metric = into.ring(launch.device), into.metric
         self._slot, self._metric, self._scale_and_skip = ring[into.slot], metric, launch.grad_scale_and_skip
@@ -43,13 +41,10 @@ class MetricTotals:
         self._largest = torch.tensor([by == "max" for by in metric.by], device=ring.device)
 
     def take(self, i: int, seen: Sequence[Any], stored: Sequence[torch.Tensor], values: Sequence[Any]) -> None:
-        """Compute the metric on a stretch of a tensor.
+        """Compute the metric on a stretch of tensor `i`.
 
-        Args:
-            i: the tensor's number.
-            seen: the weight, the gradient and the new weight in the arithmetic's dtype.
-            stored: the stored weight, and its master if there is one.
-            values: the new values of `stored`.
+        `seen` are weight, gradient and new weight in the arithmetic's dtype, `stored` the weight and its master, `values`
+        their new values.
         """
         w, computed = seen[0], list(self._metric(*seen))
         if self._metric.counts_unchanged:
@@ -87,7 +82,6 @@ class _TorchLaunch(Launch):
             self._metric_totals = None
 
     def _factor(self, i: int) -> Any:
-        """Return the factor of the gradient of tensor `i`: a number, or a tensor with the gradient scale."""
         rescale = float(self.hyper[i, 0])
         return rescale if self.grad_scale_and_skip is None else self.grad_scale_and_skip[0].to(self.dtype) * rescale
 
@@ -98,14 +92,10 @@ class _TorchLaunch(Launch):
         return storage.random_bits(low, high, index, slot).view(value.shape)
 
     def _store(self, i: int, start: int, seen: tuple[Any, ...], stored: list[torch.Tensor], states: list[Any]) -> None:
-        """Store new values of tensor `i`, split or rounded if the storage format requires it, and compute the metric.
+        """Store new values of tensor `i` from element `start` on, split or rounded as stored, and compute the metric.
 
-        Args:
-            i: the tensor's number.
-            start: the first element.
-            seen: the weight and the gradient that the rule got, and the new weight.
-            stored: the stored weight, and its master if there is one; both are written.
-            states: (number, stored state, new value) of each changed state that is not packed.
+        `seen` are the weight and the gradient that the rule got, and the new weight, `stored` the weight and its master, if
+        any, and `states` (number, stored state, new value) of each changed state that is not packed.
         """
         kind, w, n_states = self.storage.master, seen[2], len(self.rule.state)
         at_random = self.storage.stochastic and not self.storage.codes_only
@@ -135,7 +125,6 @@ class _TorchLaunch(Launch):
             place.copy_(new if self.grad_scale_and_skip is None else _chosen(self.grad_scale_and_skip, place, new))
 
     def _spread(self, value: Any, like: torch.Tensor) -> torch.Tensor:
-        """Expand a tensor or a plain number to the shape of `like`."""
         return torch.as_tensor(value, dtype=self.dtype, device=self.device).expand(like.shape)
 
 
@@ -175,7 +164,6 @@ class EagerLaunch(_TorchLaunch):
             totals[:] = totals.amax(dim=0) if largest else totals.sum(dim=0, dtype=widest(totals.device))
 
     def _run_means(self, stage: int) -> None:
-        """Average the values of a reduction over parts of each tensor, and finish these means and their states."""
         reduction, parts, n_before = self.rule.reductions[stage], self.parts, len(self.rule.reductions[stage].vectors)
         assert parts is not None
         for i, gradient, part in self._parts():
@@ -214,7 +202,7 @@ class EagerLaunch(_TorchLaunch):
             self.zero_gradients()
 
     def _parts(self) -> Iterator[tuple[int, torch.Tensor, slice]]:
-        """Yield (tensor's index, gradient of a piece, slice of the piece) for each piece of each tensor with a gradient."""
+        """Yield (tensor's index, gradient of a piece, slice of the piece)."""
         gradients = [None if gradient is None else gradient() for gradient in self.gradients]
         for i, gradient in enumerate(gradients):
             if gradient is not None:
@@ -249,7 +237,6 @@ class EagerLaunch(_TorchLaunch):
         )
 
     def _compute_joined(self, members: list[tuple[int, torch.Tensor]]) -> None:
-        """Update tensors with equal hyper-parameters as one concatenated tensor."""
         w = torch.cat([self._weight(i) for i, _ in members])
         g = torch.cat([gradient for _, gradient in members]).to(self.dtype) * self._factor(members[0][0])
         used = self.rule.used
@@ -274,7 +261,6 @@ class EagerLaunch(_TorchLaunch):
         return storage.combined(self._piece(self._weights[i], part), master)
 
     def _state(self, i: int, name: str, part: slice = slice(None)) -> torch.Tensor:
-        """Return a part of a state, decoded if it is packed, in the arithmetic's dtype."""
         state = self._states[i][name]
         if storage.is_packed(state):
             start, stop, _ = part.indices(int(self.sizes[i]))
@@ -405,11 +391,7 @@ class WholeLaunch(_TorchLaunch):
             self.zero_gradients()
 
     def _computed_with(self, g: torch.Tensor, compute: Any, before: torch.Tensor, old: Any, hyper: tuple[float, ...]) -> Any:
-        """Run the rule with the user's gradient, or with a copy until the rule is known not to write to it.
-
-        Raises:
-            RuntimeError: the rule wrote to the gradient, which it did not do at an earlier step.
-        """
+        """Run the rule with the user's gradient, or with a copy until the rule is known not to write to it."""
         copies = not self._leaves_gradients.get(g.shape, False)
         gradient = g.clone() if copies else g
         version = None if gradient.is_inference() else gradient._version
@@ -425,7 +407,6 @@ class WholeLaunch(_TorchLaunch):
         return result
 
     def _read(self, i: int, k: int) -> torch.Tensor:
-        """Return state `k` of tensor `i`, decoded if it is packed, in the arithmetic's dtype."""
         state = self.states[i][k]
         if not storage.is_packed(state):
             return state.to(self.dtype)
@@ -461,7 +442,6 @@ def sum_of(value: torch.Tensor) -> torch.Tensor:
 
 
 def _with_sums(compute: Any, sums: tuple[torch.Tensor, ...], w: Any, g: Any, states: Any, hyper: Any) -> Any:
-    """Call a rule that has reductions with their results `sums`."""
     return compute(w, g, states, hyper, sums)
 
 
@@ -499,5 +479,4 @@ def _vector(value: Any) -> Any:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a dense tensor's elements in memory order, [n]."""
     return tensor.as_strided((tensor.numel(),), (1,))

@@ -19,12 +19,7 @@ def absolute_folder(path: Path) -> Path:
 
 @cache
 def usable_folder(wanted: Path, variable: str) -> Path | None:
-    """Return a folder for compiled code: `wanted`, else a temporary one, with a warning, or None if none can be written.
-
-    Args:
-        wanted: the preferred folder, which is made if it does not exist.
-        variable: name of the environment variable that sets the folder, for the warning.
-    """
+    """Return `wanted`, made if missing; else, with a warning that names `variable`, a temporary folder or None."""
     try:
         wanted.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=wanted).close()

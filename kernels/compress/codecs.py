@@ -135,7 +135,6 @@ def mean_of_shares(total, largest):
 
 @jit
 def left_over(x, value):
-    """Return the residual x - value."""
     return x - value
 
 
@@ -211,15 +210,13 @@ class Job(NamedTuple):
     """One pass of a backend over n values of one or more chunks.
 
     It reads the values of `source`, or sums the values of its messages, adds the residual, writes the result to `target`,
-    and updates the residual.
+    and updates the residual. "values" are [n], "messages" and "votes" uint8 [chunks, size] or, as a source of several ranks,
+    [ranks, size].
 
     Attributes:
-        code: the code.
-        source: values, [n]; messages, uint8 [chunks, size] or, of several ranks, [ranks, size]; or messages of votes.
-        residual: float32 [n or more], read and written; None for no error feedback.
-        target: values, [n]; messages, uint8 [chunks, size]; or messages of votes.
-        n: the number of values; the rest of the chunks counts as zeros.
         chunk: the length of a chunk.
+        residual: float32 [n or more], read and written; None for no error feedback.
+        n: the number of values; the rest of the chunks counts as zeros.
         parameter: the code's parameter, such as a threshold.
         ranks: the number of messages to sum for each chunk; for votes, the number of ranks in the sums.
         reads, writes: the format of source and target: "values", "messages" or "votes".
@@ -238,6 +235,5 @@ class Job(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """The number of chunks."""
         messages = self.target if self.reads == "values" else self.source
         return 1 if self.reads == "messages" and self.ranks > 1 else messages.shape[0]

@@ -40,7 +40,6 @@ PARAMETER, SEVERAL, WIDTH, ROOM, RANKS, AT_ONCE, COMPUTE = range(8, 15)
 
 
 def run(job: Job) -> None:
-    """Encode, decode or sum gradients as `job` says, in place; on several threads if there are enough values."""
     key = job.code.name, job.source.dtype, job.residual is not None, job.target.dtype, job.reads, job.writes
     with compile_lock:
         if key not in _loops:
@@ -63,7 +62,6 @@ def run(job: Job) -> None:
 
 @cache
 def _driver() -> tuple[int, Callable[[int], None]]:
-    """Return the loop over the pieces: its address, and a Python callable that takes the address of its arguments."""
     address = entry()(_drive).address
     return address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 

@@ -9,7 +9,6 @@ from .codecs import BLOCK, Code, Job, mean_of_shares, share_of_largest
 
 @torch.no_grad()
 def run(job: Job) -> None:
-    """Run the job in torch operations, on the device of its tensors."""
     code, chunk, room = job.code, job.chunk, job.chunks * job.chunk
     if job.reads == "values":
         x = torch.nn.functional.pad(job.source.to(torch.float32), (0, room - job.n))
@@ -60,7 +59,6 @@ def _rounded(parameter: float) -> float:
 
 
 def _pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Pack codes into bytes, the first code in the highest bits."""
     groups = codes.view(-1, 8 // bits)
     return sum(groups[:, k] << (8 - bits * (k + 1)) for k in range(8 // bits)).to(torch.uint8)  # type: ignore[union-attr]
 

@@ -72,11 +72,7 @@ def check_form(tree: ast.FunctionDef) -> None:
 
 
 def unpacked_names(tree: ast.FunctionDef, argument: str, may_return: bool = False) -> tuple[str, ...]:
-    """Return the names into which an argument is unpacked; () if it is unused or, with `may_return`, only returned.
-
-    Raises:
-        TypeError: the argument is used in another way.
-    """
+    """Return the names into which an argument is unpacked; () if it is unused or, with `may_return`, only returned."""
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name):
             target = statement.targets[0]
@@ -137,7 +133,6 @@ def names_read(tree: ast.FunctionDef, states: tuple[str, ...]) -> set[str]:
 
 
 def _uses_beyond_return(tree: ast.FunctionDef, argument: str) -> bool:
-    """Return whether `argument` is used elsewhere than as the second value of a return."""
     returned = {
         id(node.value.elts[1])
         for node in ast.walk(tree)

@@ -136,5 +136,4 @@ class RuleSource:
 
 
 def tuple_text(names: Iterable[str]) -> str:
-    """Return the text of a tuple of these names."""
     return f"({''.join(f'{name}, ' for name in names)})"

@@ -9,17 +9,13 @@ from typing import Any
 
 
 def is_number(value: Any) -> bool:
-    """Return whether the value is an integer or a float, not a boolean."""
     return type(value) in (int, float)
 
 
 def name_literals(tree: ast.FunctionDef, file: str) -> tuple[types.CodeType, dict[str, float]]:
-    """Compile a function with a global name in place of each numeric literal.
+    """Compile a function with a global name in place of each numeric literal, and return the values of these names, too.
 
     Expressions of literals are folded first, as Python does: 1 / 3 is one number. Defaults of arguments become None.
-
-    Returns:
-        The code object, and the values of the global names.
     """
     tree = copy.deepcopy(tree)
     tree.args.defaults = [ast.Constant(None) for _ in tree.args.defaults]

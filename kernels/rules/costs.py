@@ -11,14 +11,9 @@ TURNED_EVERY = 10  # steps between updates of the bases: SOAP's default
 def newton_schulz_cost(rows: int, columns: int, steps: int, squares: int, gram: bool | None = None) -> float:
     """Return the number of floating-point operations that orthogonalizing a matrix by Newton-Schulz steps takes.
 
-    With m <= n, each step takes two products of 2 m^2 n operations, and one of 2 m^3 if its polynomial has a fifth power.
-    The Gram form takes two products of 2 m^2 n, and two more at each restart; its other products take 2 m^3.
-
-    Args:
-        rows, columns: the shape of the matrix; m is the smaller number, n the larger.
-        steps: the number of steps of the iteration.
-        squares: the number of steps with a fifth power.
-        gram: whether the iteration works on the Gram matrix of the rows; None means if n > 2 m.
+    With m <= n, each step takes two products of 2 m^2 n operations, and one of 2 m^3 if its polynomial has a fifth power, as
+    `squares` of the steps have. The Gram form (`gram` None: if n > 2 m) takes two products of 2 m^2 n, and two more at each
+    restart; its other products take 2 m^3.
 
     Source: Jordan et al. (2024), "Muon: An optimizer for hidden layers in neural networks", section "Runtime analysis";
     Zhang et al. (2026), "Gram Newton-Schulz".
@@ -35,13 +30,9 @@ def newton_schulz_cost(rows: int, columns: int, steps: int, squares: int, gram: 
 def bases_cost(shape: Sequence[int], sides: Sequence[int]) -> float:
     """Return the average number of floating-point operations that a SOAP step of a tensor takes.
 
-    Per dimension with a basis of side s: the gradient, its mean and the step are rotated, and the Gram matrix is formed,
-    which takes four products of 2 s operations per element. Every `TURNED_EVERY` steps a product and a QR decomposition with
-    Q, about (2 + 8/3) s^3 operations, update the basis.
-
-    Args:
-        shape: the shape of the tensor.
-        sides: the side of each dimension's basis; 0 for a dimension without a basis.
+    Per dimension with a basis, of side s > 0: the gradient, its mean and the step are rotated, and the Gram matrix is
+    formed, which takes four products of 2 s operations per element. Every `TURNED_EVERY` steps a product and a QR
+    decomposition with Q, about (2 + 8/3) s^3 operations, update the basis.
 
     Source: Vyas et al. (2024), alg. 3 and 4; Golub & Van Loan (2013), "Matrix Computations", section 5.2.
     """

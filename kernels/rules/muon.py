@@ -204,16 +204,7 @@ def _multiplied(x: torch.Tensor) -> Callable[..., torch.Tensor]:
 
 
 def blocks_of(tensors: torch.Tensor, how: Orthogonalization, split: int) -> Sequence[torch.Tensor]:
-    """Split matrices into the blocks of rows that are orthogonalized separately.
-
-    Args:
-        tensors: [n, rows, ...], or [n, matrices, rows, columns].
-        how: the settings.
-        split: index into `how.splits`.
-
-    Returns:
-        Matrices [n, rows of the block, columns].
-    """
+    """Split [n, rows, ...] or [n, matrices, rows, columns] into the blocks of rows that are orthogonalized separately."""
     matrices = matrices_of(tensors, how)
     sizes = how.splits[split]
     if isinstance(sizes, RowPattern):
@@ -224,13 +215,7 @@ def blocks_of(tensors: torch.Tensor, how: Orthogonalization, split: int) -> Sequ
 
 
 def orthogonal(blocks: Sequence[torch.Tensor], how: Orthogonalization, epsilon: float) -> list[torch.Tensor]:
-    """Return each of these stacks of matrices, [n, rows, columns], orthogonalized; those of one shape are computed together.
-
-    Args:
-        blocks: the stacks.
-        how: the settings.
-        epsilon: the smallest norm to divide by.
-    """
+    """Return each of these stacks, [n, rows, columns], orthogonalized; those of one shape are computed together."""
     if len(blocks) == 1:
         return [orthogonalized(blocks[0], how.triples, epsilon, how.gram)]
     results: dict[int, torch.Tensor] = {}
@@ -246,7 +231,7 @@ def joined(
 ) -> tuple[torch.Tensor, float]:
     """Put the blocks of `blocks_of` back in `out`; return it and the factor that the caller still has to apply.
 
-    Blocks with different ratios are multiplied by them here, and the factor is 1; a common ratio is returned as the factor.
+    Blocks with different ratios are multiplied by them here, and the factor is 1.
     """
     if len(set(ratios)) > 1:
         blocks, ratios = [block * ratio for block, ratio in zip(blocks, ratios, strict=True)], [1.0]
@@ -349,12 +334,10 @@ def normuon_shapes(shape: torch.Size, flatten: bool = False) -> dict[str, Any]:
 
 
 def evened(block: torch.Tensor, row: torch.Tensor, scale: float) -> torch.Tensor:
-    """Divide each row of orthogonal matrices by the root of its average mean square, and restore the matrices' norms.
+    """Divide each row of orthogonal matrices by the root of `row`, [n, rows, 1], and restore the matrices' norms.
 
-    Args:
-        block: [n, rows, columns].
-        row: the running average of each row's mean square, [n, rows, 1].
-        scale: if not 0, the root mean square that the result gets instead of its old norm, as in alg. 1.
+    `row` is the running average of each row's mean square. If `scale` is not 0, the result gets it as its root mean square
+    instead of its old norm, as in alg. 1.
     """
     even = block / (row.sqrt() + 1e-10)
     size = scale * math.sqrt(block[0].numel()) if scale else torch.linalg.matrix_norm(block, keepdim=True)

@@ -137,11 +137,7 @@ def transformed(
 def after_first(rule: Rule, what: str, first: Reduction, change: Change) -> Reduction:
     """Return the last reduction of a new chain: `first`, then the rule's reductions, which pass the results of `first` on.
 
-    Args:
-        rule: the rule whose reductions follow.
-        what: suffix of the names of the new reductions.
-        first: the reduction that runs first.
-        change: how the gradient of the rule's reductions is changed.
+    `what` is a suffix of the names of the new reductions, which see the gradient as `change` has it.
     """
     before = first
     for stage in rule.reductions:
@@ -157,11 +153,7 @@ def after_first(rule: Rule, what: str, first: Reduction, change: Change) -> Redu
 def changed_gradient(rule: Rule, what: str, first: Reduction, change: Change) -> Made:
     """Return the parts of the rule applied to gradients that are changed by the results of a first reduction.
 
-    Args:
-        rule: the rule.
-        what: suffix of the names of the new rule and reductions.
-        first: the reduction that runs first.
-        change: how its results change the gradient.
+    `what` is a suffix of the names of the new rule and reductions.
     """
     sums = after_first(rule, what, first, change)
     text = RuleSource(rule, *change.hyper, **change.helpers)
@@ -216,5 +208,4 @@ def changed_step(
 
 @jit
 def interpolated(slow, w, alpha):
-    """Return slow + alpha (w - slow)."""
     return slow + alpha * (w - slow)

@@ -55,13 +55,7 @@ def factor_or_skip(total, clip_norm, skip_square):
 
 
 def factor_of(limit: Limit, number: Any, hyper: Any) -> Any:
-    """Return the factor of the gradients, negative if the step is skipped.
-
-    Args:
-        limit: the limit.
-        number: the result of its reduction.
-        hyper: the rule's hyper-parameters by name.
-    """
+    """Return the factor of the gradients by the result of the limit's reduction, negative if the step is skipped."""
     if limit.told:
         return number
     return (factor_or_skip if limit.skips else clip_factor)(number, *(hyper[name] for name in limit.hyper))

@@ -15,10 +15,9 @@ Around = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
 
 
 class ComposedTensorRule(TensorRule):
-    """A rule of whole tensors made from another one, whose elementwise rule is transformed in the same way.
+    """A rule of whole tensors made from another one, `of`, whose elementwise rule is transformed in the same way.
 
     Args:
-        of: the rule to be transformed.
         how: function and its arguments that make this rule again, for pickle.
         around: the function around a step.
         elementwise: the transformed elementwise rule of `of`, or None. Its states become the first states of this rule.

@@ -45,7 +45,7 @@ def cache_folder() -> Path | None:
 
 
 def cached(decorator: Any, *arguments: Any, **options: Any) -> Any:
-    """Return one of numba's decorators, with these arguments, that caches compiled code in `cache_folder`.
+    """Return a numba decorator that caches compiled code in `cache_folder`.
 
     By default numba caches it next to the source, where it would remain after the package is uninstalled.
     """
@@ -82,15 +82,7 @@ def entry(*numbers: Any, fastmath: Any = False) -> Any:
 
 
 def import_generated(name: str, source: str, names: dict[str, Any]) -> Any:
-    """Run generated source and return its function `compute`.
-
-    The source is imported from a file in the cache folder; if that cannot be written, it is run in memory.
-
-    Args:
-        name: the name of the file and of the module.
-        source: the source text.
-        names: the global names that the source uses.
-    """
+    """Run generated source with these globals, from a file in the cache folder if possible, and return its `compute`."""
     folder = cache_folder()
     path = None if folder is None else folder / f"{name}.py"
     if path is None or not _has_text(path, source):  # no folder to write to: compile in memory, every time

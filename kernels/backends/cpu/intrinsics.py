@@ -23,8 +23,8 @@ jit_separate = numba.njit(error_model="numpy", nogil=True)
 def jit_variant(name: str) -> Any:
     """`jit_separate` for functions that a factory makes several times from one source; `name` distinguishes them.
 
-    The symbols of compiled code consist of the function's name and a counter of the process. Two variants that two processes
-    have cached may have equal symbols, and a third process that loads both would run one instead of the other.
+    Symbols of compiled code consist of the function's name and a counter of the process. Variants cached by two processes
+    may have equal symbols, and a process that loads both would run one instead of the other.
     """
 
     def decorate(fn: Any) -> Any:

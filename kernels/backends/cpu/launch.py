@@ -93,7 +93,7 @@ class CpuLaunch(Launch):
         parts: np.ndarray | None = None,
         finishes: bool = False,
     ) -> Callable[[], None]:
-        """Return a function without arguments that runs `function`, or finishes its means, over all tiles or these spans."""
+        """Return a call that runs `function`, or finishes its means, over all tiles or these spans."""
         compute = compiled_loop(self, function, finishes)
         address, call = driver()
         nothing = np.zeros((0, 0), dtype=self.hyper.dtype)

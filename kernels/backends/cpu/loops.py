@@ -51,10 +51,7 @@ compile_lock = threading.Lock()
 
 
 def compiled_loop(launch: Launch, function: Rule | Reduction | RuleWithMetric, finishes: bool = False) -> Any:
-    """Return the compiled loop that runs a rule, a rule with a metric, or a reduction on a piece of a tile.
-
-    If it `finishes`, return the loop that finishes the means of a reduction, for some matrices.
-    """
+    """Return the loop over a piece of a tile or, if it `finishes`, the one that finishes means, for some matrices."""
     zero_grads = launch.zero_grads and not isinstance(function, Reduction)
     key: Any = (function, launch.rule, launch.weight_dtype, launch.gradient_dtype, launch.storage, zero_grads, finishes)
     with compile_lock:
@@ -126,13 +123,10 @@ def _stored_as(stored: Storage, rule: Rule, name: str) -> torch.dtype:
 
 
 def _multipliers(slot: int) -> tuple[int, ...]:
-    """Return the multipliers of a group's hash for its four elements."""
     return tuple(storage.multiplier(slot, element) for element in range(4))
 
 
 def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list[str], halves: list[str]) -> list[str]:
-    """Return the lines that store an element's new values."""
-
     stochastic = stored.stochastic and not stored.codes_only
 
     def at_random(value: str, slot: int, store: str = "store_at_random") -> str:
@@ -159,12 +153,10 @@ def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list
 
 
 def _address(row: int) -> str:
-    """Return the expression for the address of the tensor in this row of the address table."""
     return f"addresses[{row} * shared[{N_TENSORS}] + t]"
 
 
 def _kind_of_code(dtype: torch.dtype, unsigned: bool) -> str:
-    """Return the suffix of the names of functions for this code."""
     return "_unsigned" * unsigned + f"_{storage.CODES[dtype][0].bits}"
 
 
@@ -208,7 +200,6 @@ def _pack_lines(
 
 
 def block_size(function: Rule | Reduction | RuleWithMetric, stored: Storage) -> int:
-    """Return the number of elements of one call of the inner loop."""
     if any(map(storage.is_packed, stored.states)) and not isinstance(function, Reduction):
         return UNPACKED
     return TILE if isinstance(function, Rule) else BLOCK

@@ -139,10 +139,7 @@ def lost_float16(value, rounded):
 
 
 def _packing(dtype: torch.dtype, unsigned: bool) -> tuple[Any, Any, Any]:
-    """Return functions that unpack states, pack them rounded to nearest, and pack them rounded stochastically.
-
-    storage/packed.py describes the format.
-    """
+    """Return functions that unpack states, pack them rounded to nearest, and pack them rounded stochastically."""
     code = storage.CODES[dtype][unsigned]
     block, cut, first, most = storage.BLOCK, np.uint32(code.cut), np.uint32(code.first), np.uint32(code.most)
     nearest, room = np.uint32(1 << (code.cut - 1)), np.int32((1 << code.cut) - 1)

@@ -107,13 +107,10 @@ def sum_lines(reduction: Reduction) -> list[str]:
 
 
 def loop_by_rows(function: ElementwiseFunction, lines: list[str], row: int, at_lead: bool) -> str:
-    """Return the loop over the elements, row by row, with these lines, for means or for a function that gets vectors.
+    """Return the loop over the elements, row by row, for means or for a function that gets vectors.
 
-    Args:
-        function: the function.
-        lines: the lines for one element; they take the numbers of its column themselves.
-        row: the row of the table of addresses where those of `Parts` begin.
-        at_lead: whether the first `lead` elements only complete a block of packed states.
+    `lines`, for one element, take the numbers of its column themselves. `row` is that of `first_row`. With `at_lead` the
+    first `lead` elements only complete a block of packed states.
     """
     text = [
         f"columns = addresses[{row} * shared[{N_TENSORS}] + t]",
@@ -166,7 +163,6 @@ def finish_source(reduction: Reduction, rule: Rule, master: bool) -> str:
     hyper = "".join(f"h{k}, " for k in range(len(reduction.finish_hyper)))
 
     def lines(scope: str, sums: str, divisor: str, place: str, indent: str) -> str:
-        """Return the lines that finish one row or column."""
         mean = [f"{sums.format(k)} / {divisor}, " if of == scope else "ZERO, " for k, of in enumerate(scopes)]
         of_kept = zip(range(n_kept), results, strict=False)
         kept = [f"kept{k}[{place}], " if of == scope else "ZERO, " for k, of in of_kept]

@@ -32,10 +32,10 @@ INTERPRETED = GPUTarget("cuda", 90, 32)  # for Triton's interpreter, which ignor
 
 
 def tile_for(elements: int, packed: bool = False) -> int:
-    """Return the number of elements that one program updates, for a launch of `elements` elements.
+    """Return the number of elements that one program updates: few blocks, as other programs load and store meanwhile.
 
-    A program has few blocks, because others load and store while it waits. With packed states, where arithmetic takes most
-    of the time, it has many blocks, to repeat less work in each program. Measurements are in docs/gpu.md.
+    With packed states, where arithmetic takes most of the time, it is many blocks, to repeat less work in each program.
+    Measurements are in docs/gpu.md.
     """
     blocks = MOST_PACKED if packed else MOST_BLOCKS
     while blocks > 1 and elements < ENOUGH * blocks * BLOCK:
@@ -44,7 +44,6 @@ def tile_for(elements: int, packed: bool = False) -> int:
 
 
 def target_of(device: torch.device) -> GPUTarget:
-    """Return the target for which Triton compiles on this device."""
     if triton.knobs.runtime.interpret:
         return INTERPRETED
     with streams.on_device(device):
@@ -66,11 +65,11 @@ def threads_for(
     """Return the threads of a program: 256, with 4 elements of a block each, or 128, with 8.
 
     A thread accesses at most 128 bits at once, 4 elements of 32 bits. With 8 such elements the compiler would load the
-    second half only after computing with the first, so that fewer loads are in flight, and would exchange layouts of
+    second half only after computing with the first, so fewer loads would be in flight, and would exchange layouts of
     different widths through shared memory. A thread gets 8 elements if nothing stored is wider than 16 bits, which fills an
     access and takes less arithmetic per element. It also gets 8 if the rule has no states, and weight and gradient are
     equally wide, because 4 of each leave too few loads in flight. With more than three states, or more than two sums as
-    arguments or results, 8 elements would need too many registers. Measurements are in docs/gpu.md.
+    arguments or results, 8 would need too many registers. Measurements are in docs/gpu.md.
     """
     weight_dtype, gradient_dtype, dtype = types
     stored_dtypes = [weight_dtype, gradient_dtype, *stored.states]
@@ -91,7 +90,7 @@ def _sums_of(function: Rule | Reduction | RuleWithMetric) -> int:
 
 
 def _reduced_by(function: Rule | Reduction | RuleWithMetric, how: str) -> tuple[int, ...]:
-    """Return the indices of the function's values that are reduced by `how`, "sum" or "max"."""
+    """Return the indices of the values that are reduced by `how`, "sum" or "max"."""
     if isinstance(function, Reduction):
         return tuple(range(function.n_values)) if function.op == how else ()
     return tuple(k for k, by in enumerate(function.metric.by) if by == how) if isinstance(function, RuleWithMetric) else ()
@@ -148,7 +147,6 @@ def options_for(
     stored: Storage,
     target: GPUTarget,
 ) -> dict[str, Any]:
-    """Return the compiler options for a kernel of this function."""
     threads = threads_for(function, types, stored)
     options = options_of(threads, target)
     if target.backend == "cuda":  # other backends lack the option

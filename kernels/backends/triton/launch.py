@@ -77,7 +77,7 @@ class TritonLaunch(Launch):
             self._upload()
 
     def compute(self) -> None:
-        """Update the weights on the current stream of the device, without waiting for it."""
+        """Update the weights without waiting for the device."""
         if not self._n_tiles:
             return
         if self._elsewhere:
@@ -89,7 +89,6 @@ class TritonLaunch(Launch):
             self._update()
 
     def compute_with_metric(self, into: MetricsBuffer, rows: np.ndarray) -> None:
-        """Update the weights and reduce the metric with one or more further kernels."""
         with self._device():
             ring = into.ring(self.device)
             if self._with_metric is None or self._with_metric[0] is not ring:
@@ -103,7 +102,7 @@ class TritonLaunch(Launch):
             totals[-1](into.slot)
 
     def hyper_on_device(self) -> torch.Tensor:
-        """Return the hyper-parameters as they were last uploaded, [n_tensors, width]."""
+        """Return the hyper-parameters as they were last uploaded."""
         return self._upload.hyper.view(self.hyper.shape)
 
     def _device(self) -> Any:
@@ -127,7 +126,6 @@ class TritonLaunch(Launch):
         return KernelCall(kernel, len(tiles), (*arguments, *numbers), constants, options)
 
     def _calls_of_means(self, stage: int) -> list[KernelCall]:
-        """Return the calls that average the values of a reduction over rows and columns, and finish these means."""
         reduction, parts = self.rule.reductions[stage], self.parts
         assert parts is not None
         target = target_of(self.device)
@@ -251,16 +249,11 @@ def _calls_of_totals(
     n_copies: int = 1,
     *slot: int,
 ) -> list[KernelCall]:
-    """Return the kernel calls that reduce the results of tiles to sums or maxima.
+    """Return the kernel calls that reduce the results of tiles, [n_values, n_tiles], by "sum" or "max" for each value.
 
-    Args:
-        partials: the results of tiles, [n_values, n_tiles].
-        firsts: index of the first tile of each result, and the end of the last.
-        by: for each value "sum" or "max".
-        totals: receives the results, [n_slots, n_rows, n_values] or [n_rows, n_values].
-        rows: the row of each result.
-        n_copies: number of rows, from that row on, that receive the result. Default: 1.
-        slot: index of the slot in `totals`; if it is left out, pass it to the last call.
+    Result i reduces the tiles from `firsts[i]` to before `firsts[i + 1]`. It goes into `n_copies` rows, from `rows[i]` on,
+    of `totals`, [n_slots, n_rows, n_values] or [n_rows, n_values]. If `slot`, an index into `totals`, is left out, the last
+    call takes it.
     """
     device, n_values, launches = partials.device, len(by), []
     largest = _copied(np.array([how == "max" for how in by], dtype=np.int32), device)

@@ -43,7 +43,6 @@ class Finish(NamedTuple):
         results: for each result its row in the table of addresses; -1 for results of other parts.
         hyper: indices of hyper-parameters in their row.
         first: row of the table of addresses with the sizes of rows; the sizes of matrices follow.
-        of_rows: whether the parts are rows.
     """
 
     averaged: tuple[bool, ...]
@@ -102,7 +101,6 @@ def chunks_of(counts: np.ndarray, items: int, *columns: np.ndarray) -> np.ndarra
 
 
 def finish_of(reduction: Reduction, hyper: tuple[str, ...], first: int, scope: str) -> Finish:
-    """Return what finishes the means over the parts of this scope, for a rule with these hyper-parameters."""
     n_before, scopes = len(reduction.vectors), list(map(walked_as, reduction.own_scopes))
     return Finish(
         averaged=tuple(walked_as(of) == scope for of in reduction.scope),

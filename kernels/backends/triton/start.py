@@ -18,10 +18,9 @@ from ..folders import absolute_folder, usable_folder
 
 @cache
 def problem_of(device: torch.device) -> str:
-    """Return why Triton can run no kernel on this GPU, and what to do; "" if it can.
+    """Return why Triton can run no kernel on this GPU, and what to do; "" if it can. Each device is tried once.
 
-    Each device is tried once. If Triton's folder for compiled code cannot be written, it gets a temporary one, with a
-    warning.
+    If Triton's folder for compiled code cannot be written, it gets a temporary one, with a warning.
     """
     if not hasattr(triton, "constexpr_function"):  # which kernels call
         return f"Triton {triton.__version__} is older than 3.5, which torch 2.9 brings: update torch"

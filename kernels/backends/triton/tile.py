@@ -42,7 +42,6 @@ class Layout(NamedTuple):
         aligned: whether all addresses are multiples of 16 bytes.
         block: elements that a program updates at a time.
         tail: elements that it updates at a time where fewer than `block` are left.
-        threads: threads of a program.
         parts: number of rows of the address table that `Parts` adds; 0 if the rule has no means.
         first_part: place of the first of these in what `load_addresses` returns.
     """
@@ -72,7 +71,6 @@ class Arguments(NamedTuple):
         n_sums: number of results in a row.
         scopes: for each result 0, or if it is a vector, whose index among the rule's is in `sums`, 1 for rows, 2 for
             columns, 3 for matrices. () if there are no vectors.
-        takes_index: whether it takes the elements' indices.
         counts_unchanged: whether its metric's last value counts the elements whose stored value has not changed.
     """
 

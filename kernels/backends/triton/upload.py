@@ -13,14 +13,10 @@ from ...launch import GRADIENT, Launch
 
 
 class Uploader:
-    """Keeps device copies of a launch's gradient addresses and hyper-parameters.
+    """Keeps `gradients`, int64 addresses [n_tensors], and `hyper`, [n_tensors, 1 + n_hyper], of a launch on the device.
 
     Both are in one buffer, copied asynchronously out of a ring of page-locked buffers, so the host waits only if it is a
     whole ring ahead of the device.
-
-    Attributes:
-        gradients: int64 [n_tensors], on the device.
-        hyper: [n_tensors, 1 + n_hyper] in the arithmetic's type, on the device.
     """
 
     RING = 8
@@ -43,11 +39,7 @@ class Uploader:
         self.hyper = self._device[self._split :].view(launch.dtype)
 
     def __call__(self) -> None:
-        """Copy both to the device, on the current stream, if they have changed since the last call.
-
-        Raises:
-            RuntimeError: a CUDA graph is being captured by other means than `capture`.
-        """
+        """Copy both to the device, on the current stream, if they have changed since the last call."""
         if current_recording.get() is not None:
             return
         if self._is_asynchronous and streams.is_capturing(self._on):
