@@ -270,11 +270,7 @@ class FusedOptimizer(GroupOptimizer):
 class Plans:
     """The plans of an optimizer's step: one for all parameters, of any group, that share a rule and the storage of states.
 
-    Args:
-        optimizer: the optimizer; missing numbers in its `state` are made.
-
-    Attributes:
-        records_nothing: whether a step calls no operations that autograd would record.
+    Missing numbers in the optimizer's `state` are made.
     """
 
     def __init__(self, optimizer: GroupOptimizer) -> None:
@@ -310,6 +306,7 @@ class Plans:
         self._sharded = [parameter for plan in self._plans for parameter in plan.sharded]
         self._groups = [(group, group["params"], optimizer._rule(group)) for group in optimizer.param_groups]
         self._parameters = [parameter for _, params, _ in self._groups for parameter in params]
+        # Whether a step calls no operations that autograd would record.
         self.records_nothing = not (self._sharded or any(parameter.is_complex() for parameter in self._parameters))
         self._state = optimizer.state
         self._rows = [row for row in map(optimizer.state.get, self._parameters) if row is not None]

@@ -47,10 +47,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _hyper(self, group: Group, numbers: Numbers) -> Mapping[str, float]:
-        """Return the rule's hyper-parameters by name, without `clip`, at the step of number `numbers["step"]`.
-
-        Changes of `numbers` are kept for the next step.
-        """
+        """Return the hyper-parameters by name, without `clip`, at step `numbers["step"]`; `numbers` is kept, if changed."""
         raise NotImplementedError
 
     def _row(self, group: Group, numbers: Numbers, rule: Rule | TensorRule, rounds: bool) -> list[float]:
@@ -116,14 +113,7 @@ class GroupOptimizer(torch.optim.Optimizer):
 
 
 class GroupRows(Rows):
-    """Writes the hyper-parameters of parameters in groups into an update.
-
-    Args:
-        optimizer: the optimizer of the groups, whose `state` has the numbers of `_shown`.
-        rule: the rule of all these groups.
-        parameters: the parameters.
-        groups: for each parameter its group.
-    """
+    """The hyper-parameters of parameters in groups with one rule; the optimizer's `state` has the numbers of `_shown`."""
 
     def __init__(
         self,
@@ -207,11 +197,7 @@ class GroupRows(Rows):
 
 
 def _check_numbers(optimizer: GroupOptimizer, group: Group) -> None:
-    """Check the options of a group, which may have been set between steps.
-
-    Raises:
-        TypeError, ValueError: an option that must be a finite number is not.
-    """
+    """Raise if an option that must be a finite number is not: it may have been set between steps."""
     for name, default in optimizer.defaults.items():
         value = group.get(name)
         if isinstance(default, (tuple, list)):
@@ -233,15 +219,9 @@ class NumberTensors:
     separately; so is one of another type than the array's, where counts were saved in several.
 
     Args:
-        optimizer: the optimizer of the parameters.
-        parameters: the parameters.
         name: the key in `state[parameter]`.
         first: for each parameter the number if its state has none yet.
         rounds: whether random numbers depend on the count, which then must not end at 2^24 as torch's do in float32.
-
-    Attributes:
-        array: the numbers after `read`, [n].
-        apart: the indices of tensors with memory of their own, for `write`.
     """
 
     def __init__(
@@ -263,6 +243,7 @@ class NumberTensors:
         kept = _COUNTS if name == "step" else ()
         dtypes: list[Any] = [getattr(row.get(name), "dtype", None) for row in rows]
         dtypes = [default if dtype not in kept or (exact and dtype == torch.float32) else dtype for dtype in dtypes]
+        # The numbers after `read`, [n].
         self.array: np.ndarray = np.array(values, dtype=np.result_type(*(_COUNTS[dtype] for dtype in set(dtypes))))
         optimizer._number_arrays = [*optimizer._number_arrays, self.array]
         with torch.inference_mode(False):  # the tensors outlive the step
@@ -279,10 +260,9 @@ class NumberTensors:
             ):
                 tensor.data = own_tensor
         self._tensors: list[torch.Tensor] = [row[name] for row in rows]
-        self.apart: list[int] = []
+        self.apart: list[int] = []  # the indices of tensors with memory of their own, for `write`
 
     def read(self) -> None:
-        """Read the numbers from the tensors."""
         pointers = list(map(_data_ptr, self._tensors))
         if pointers != self._pointers:
             self._pointers = pointers
@@ -291,11 +271,9 @@ class NumberTensors:
             self.array[self.apart] = [self._tensors[i].item() for i in self.apart]
 
     def write(self, changed: Sequence[Any], counted: bool) -> None:
-        """Write changed numbers to the tensors with memory of their own.
+        """Write changed numbers to the tensors with memory of their own; `changed`: their indices in `array`.
 
-        Args:
-            changed: the indices of changed numbers in `array`.
-            counted: whether the change is + 1, which is then added to the tensor: another process may add to it, too.
+        If `counted`, the change is + 1, which is added to the tensor: another process may add to it, too.
         """
         written = np.zeros(len(self.array), dtype=bool)
         for rows in changed:
@@ -309,7 +287,6 @@ class NumberTensors:
 
 
 def name_of(group: Group, k: int) -> str:
-    """Return the name of a group's parameter for messages."""
     return repr(group["param_names"][k]) if "param_names" in group else f"params[{k}]"
 
 
@@ -343,7 +320,6 @@ def held_master(
 
 
 def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Return whether two sequences have identical objects."""
     return len(a) == len(b) and all(map(is_, a, b))
 
 

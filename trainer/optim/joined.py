@@ -21,10 +21,7 @@ class JoinedOptimizers(torch.optim.Optimizer):
     Groups, and the entries of `state`, are the same objects here and in the optimizer that updates them. Changes of the list
     or of `state` reach the optimizers by `share`, which the methods here call first; changes that an optimizer makes, for
     example when it is stepped alone, are visible here at once. `defaults` has the names common to all optimizers, with the
-    last one's values.
-
-    Attributes:
-        optimizers: the optimizers; a subclass sets them before it calls the constructor.
+    last one's values. A subclass sets `optimizers` before it calls the constructor.
     """
 
     optimizers: list[Any]
@@ -146,11 +143,7 @@ class JoinedOptimizers(torch.optim.Optimizer):
                     stack.callback(method)
 
     def owner_of(self, i: int, group: Group) -> int:
-        """Return the index of the optimizer that updates group `i`, or will after `share`.
-
-        Raises:
-            ValueError: its parameters are of several optimizers, or of none.
-        """
+        """Return the index of the optimizer that updates group `i`, or will after `share`."""
         owners = {k for k, share in enumerate(self._agreed["param_groups"][1:]) if any(group is each for each in share)}
         owners = owners or {self._owners[parameter] for parameter in group["params"] if parameter in self._owners}
         if len(self.optimizers) > 1 and len(owners) != 1:

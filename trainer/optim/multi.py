@@ -237,10 +237,6 @@ def optimizer_class(optimizer: str | type[torch.optim.Optimizer]) -> type[torch.
 
     A name may be of a class in `tristep.optim`, or of a subclass of `tristep.optimizer.RuleOptimizer` that a user has
     registered, for which `as_torch` makes a class.
-
-    Raises:
-        ValueError: there is no such name.
-        TypeError: `optimizer` is neither a name nor a class with torch's interface.
     """
     klass: Any = optimizer
     if isinstance(optimizer, str):
@@ -254,11 +250,7 @@ def optimizer_class(optimizer: str | type[torch.optim.Optimizer]) -> type[torch.
 
 
 def checked_entry(k: int, entry: Any) -> tuple[Pattern, type[torch.optim.Optimizer], dict[str, Any]]:
-    """Return the pattern, the class and the arguments of entry `k` of a `MultiOptimizer`.
-
-    Raises:
-        TypeError, ValueError: the entry is no (pattern, optimizer) or (pattern, optimizer, arguments).
-    """
+    """Return the pattern, the class and the arguments of entry `k` of a `MultiOptimizer`."""
     pattern, chosen, arguments = read_entry(f"entries[{k}]", entry)
     try:
         return pattern, optimizer_class(chosen), arguments

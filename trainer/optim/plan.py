@@ -23,23 +23,11 @@ from .groups import MASTER_KEYS, Group, GroupOptimizer, GroupRows, as_real, mast
 
 
 class GroupPlan(StepPlan):
-    """The plan for parameters with one rule, in groups with the same storage of states.
-
-    Args:
-        optimizer: the optimizer of the parameters.
-        rule: the rule of the groups.
-        parameters: the parameters.
-        groups: for each parameter its group.
-        names: the names of the parameters for messages.
-
-    Attributes:
-        rows: the hyper-parameters.
-        sharded: the DTensors among the parameters.
-        exchanges: whether ranks exchange tensors in a step: `start` sends, `arrive` receives before the launch, `send_back`
-            sends after it, and `finish` receives, after the launches of all plans.
-    """
+    """The plan for parameters with one rule, in groups with the same storage of states."""
 
     rows: GroupRows
+    # Whether ranks exchange tensors in a step: `start` sends, `arrive` receives before the launch, `send_back` sends after
+    # it, and `finish` receives, after the launches of all plans.
     exchanges = False
 
     def __init__(
@@ -126,7 +114,6 @@ class GroupPlan(StepPlan):
     def finish(self) -> None: ...
 
     def gradients(self) -> list[torch.Tensor | None]:
-        """Return the gradients of the parameters, as an `Update` needs them."""
         if self.limiter is not None:
             self.limiter.optimizer = self._optimizer.limits_of(self._groups[0])
         gradients: list[Any] = [parameter.grad for parameter in self._parameters]
@@ -195,7 +182,6 @@ class GroupPlan(StepPlan):
         self._optimizer._first_states(self._groups[i], self._weights[i], new)
 
     def _show(self, rule: Rule | TensorRule, i: int, new: State) -> None:
-        """Put new states or a new master into the optimizer's `state`."""
         optimizer, parameter = self._optimizer, self._parameters[i]
         row, wholes = optimizer.state[parameter], dict(zip(rule.slots, rule.shapes(parameter.shape), strict=True))
         for slot, tensor in new.items():

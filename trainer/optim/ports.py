@@ -467,7 +467,6 @@ class Muon(FusedOptimizer, _TorchMuon):
 
 
 def _orthogonalization(group: Group) -> Orthogonalization:
-    """Return the Newton-Schulz iteration of a group's options."""
     coefficients, steps = group["ns_coefficients"], group["ns_steps"]
     if not isinstance(coefficients, str) and all(isinstance(number, (int, float)) for number in coefficients):
         coefficients = (coefficients,)  # torch's form, one triple for all steps

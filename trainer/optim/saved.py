@@ -27,11 +27,7 @@ def shown_states(optimizer: GroupOptimizer, only: Collection[str] | None = None)
     """Inside this context, `optimizer.state` has the format of `state_dict`; all ranks must enter it.
 
     8-bit and 4-bit states become bfloat16 tensors of the parameter's shape, and states that only one rank has become
-    DTensors.
-
-    Args:
-        optimizer: the optimizer.
-        only: the keys of states and masters to convert; None: all.
+    DTensors. `only`: the keys of states and masters to convert; None: all.
     """
     states, owners = optimizer.state, optimizer._owners or {}
     shown = copy.copy(states)  # rows without a conversion stay the same objects, as in torch
@@ -84,18 +80,10 @@ def converted(optimizer: GroupOptimizer, saved: Mapping[str, Any]) -> dict[str, 
 
 
 def check_numbers(optimizer: GroupOptimizer, saved: Mapping[str, Any], shown: Collection[str]) -> None:
-    """Check the options, step counts and states of a saved state, before anything is loaded.
+    """Raise if a saved state has invalid options or step counts, or another optimizer's states; before anything is loaded.
 
     torch checks the number of groups and parameters. Values of states may be NaN, as after a training that diverged.
-
-    Args:
-        optimizer: the optimizer that will load it.
-        saved: the result of `state_dict`.
-        shown: the keys of the numbers in a parameter's state that depend on its step count and options only.
-
-    Raises:
-        ValueError, TypeError: the optimizer's constructor would refuse an option, a step count is impossible, or states are
-            another optimizer's.
+    `shown`: the keys of the numbers in a parameter's state that depend on its step count and options only.
     """
     saved = converted(optimizer, saved)
     groups, state = saved.get("param_groups"), saved.get("state")

@@ -25,16 +25,13 @@ Cut = tuple[tuple[Any, int], ...]
 
 
 def is_dtensor(tensor: Any) -> bool:
-    """Return whether this is a `torch.distributed.tensor.DTensor`."""
     module = sys.modules.get("torch.distributed.tensor")  # not imported: there are no DTensors
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's shard of a DTensor, always the same object, or a plain tensor itself.
-
-    (`to_local` returns a new object at each call, in some versions of torch.)
-    """
+    """Return this rank's shard of a DTensor, always the same object, or a plain tensor itself."""
+    # `to_local` returns a new object at each call, in some versions of torch.
     return tensor._local_tensor if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
@@ -53,12 +50,7 @@ def local_gradient(name: str, parameter: torch.Tensor, gradient: torch.Tensor | 
 
 
 def placed_as(parameter: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """Return a state as a DTensor placed as its parameter; as it is, if the parameter is plain or shapes differ.
-
-    Args:
-        parameter: the parameter.
-        state: this rank's part of the state.
-    """
+    """Return this rank's part of a state as a DTensor placed as its parameter; unchanged for plain ones or other shapes."""
     if not is_dtensor(parameter) or state.shape != local(parameter).shape:
         return state
     like: Any = parameter
