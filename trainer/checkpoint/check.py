@@ -106,8 +106,7 @@ def check(optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Ten
 def shares(optimizer: Optimizer, names: Sequence[str], saved: Mapping[str, Any]) -> list[tuple[Optimizer, dict[str, Any]]]:
     """Return each optimizer with its part of a saved state; a `MultiOptimizer` has several.
 
-    Raises:
-        ValueError: the saved optimizers, or their parameters, are not those of `optimizer`.
+    Raise ValueError if the saved optimizers, or their parameters, are not those of `optimizer`.
     """
     if not isinstance(optimizer, MultiOptimizer):
         return [(optimizer, dict(saved))]

@@ -39,17 +39,8 @@ class Trainer(Protocol):
 class Ranks:
     """The processes that train together with this one.
 
-    Args:
-        trainer: the trainer of this process.
-
     Attributes:
         alone: whether this process trains without others. In a group of one process it does not.
-        count: the number of processes.
-        rank: the number of this process.
-
-    Raises:
-        ValueError: the trainer's store has processes that are at different steps.
-        TypeError: the trainer's store cannot save its states.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -66,15 +57,12 @@ class Ranks:
         self.alone, self._trainer = not together, trainer
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks."""
         return [value] if self.alone else dist_utils.all_gather_objects(value, self._group)
 
     def from_first(self, value: Any) -> Any:
-        """Return the value of rank 0."""
         return value if self.alone else dist_utils.broadcast_object(value, self._group)
 
     def largest(self, value: int) -> int:
-        """Return the largest value of all ranks."""
         if self.alone:
             return value
         values = torch.tensor([value], device=self._trainer.replicas[0].params[0].device)
@@ -82,7 +70,6 @@ class Ranks:
         return int(values)
 
     def wait(self) -> None:
-        """Wait until all ranks have called this."""
         if not self.alone:
             dist_utils.barrier(self._group)
 
@@ -91,15 +78,8 @@ class Training:
     """Everything of a training that checkpoints save, in this process.
 
     Args:
-        trainer: the trainer.
         net: the model, or the list of its replicas. None: only the trainer's parameters are saved.
         stateful: other objects with `state_dict` and `load_state_dict`.
-
-    Attributes:
-        tensors: by name, each weight and buffer of all replicas in this process.
-
-    Raises:
-        TypeError, ValueError: `net` is not the trainer's model, or has something that cannot be saved.
     """
 
     def __init__(self, trainer: Trainer, net: Any, stateful: Sequence[Any] = ()) -> None:
@@ -113,6 +93,7 @@ class Training:
                 raise ValueError(
                     f"net does not have the parameter {missing[0]!r} of the trainer: give the model that it trains"
                 )
+        # By name, each weight and buffer of all replicas in this process.
         self.tensors = {name: [tensors[name] for tensors in by_replica] for name in by_replica[0]}
         self._extra = [_with_extra_state(module) for module in modules]
 
@@ -131,11 +112,8 @@ class Training:
     def load(self, content: Content, ranks: Ranks) -> None:
         """Load a checkpoint. All checks come first, and the random generators are set last.
 
-        Raises:
-            ValueError: the checkpoint is of another training. Nothing has been changed.
-
-        Warns:
-            UserWarning: the states of other objects, or random numbers, are not restored.
+        If it is of another training, raise ValueError; nothing has been changed. Warn if the states of other objects, or
+        random numbers, are not restored.
         """
         self._check_weights(content.model)
         saved = content.ranks[ranks.rank if ranks.rank < len(content.ranks) else 0]
@@ -227,7 +205,6 @@ def _modules(trainer: Trainer, net: Any) -> list[torch.nn.Module]:
 
 
 def _state_of(i: int, stateful: Any) -> dict[str, Any]:
-    """Return the `state_dict` of an object in `stateful`."""
     state = stateful.state_dict()
     if not isinstance(state, Mapping):
         raise TypeError(

@@ -43,20 +43,11 @@ _MOST_TEXT = 1 << 24  # bytes of JSON in an npz file; parsed, they take some twe
 
 
 def replace(argument: str, path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]) -> None:
-    """Write a file atomically: a temporary file gets its name when it is complete and on the disk.
+    """Write a file atomically: a temporary file gets its name when it is complete and on the disk; an error changes nothing.
 
     For a symbolic link, the file that it leads to is replaced. The new file has the mode of the old one. Temporary files of
-    this name that killed processes left are removed.
-
-    Args:
-        argument: the name of `path` in error messages.
-        path: the name of the file.
-        write: called with a temporary file, open in binary mode for writing and reading.
-
-    Raises:
-        FileNotFoundError: the folder does not exist.
-        IsADirectoryError, ValueError: there is a folder, a device or a pipe of this name.
-        OSError: the file cannot be written; the old file is unchanged.
+    this name that killed processes left are removed. `write` gets the temporary file, open in binary mode for writing and
+    reading. `argument` is the name of `path` in error messages.
     """
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
@@ -103,15 +94,7 @@ def sync_folder(path: str | os.PathLike[str]) -> None:
 def contents(argument: str, path: str | os.PathLike[str], what: str) -> Iterator[None]:
     """Return a context for reading a file, in which any error of bad contents becomes a ValueError that names the file.
 
-    Args:
-        argument: the name of `path` in error messages.
-        path: the name of the file.
-        what: the kind of file that is expected, for error messages.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: the path is not of a file, or the contents are not as expected.
-        OSError: the file cannot be read, as with PermissionError.
+    `what` is the kind of file that is expected, for messages. An OSError, as with PermissionError, stays one.
     """
     name = f"{argument}={str(path)!r}"
     if not os.path.exists(path):
@@ -135,17 +118,9 @@ def write(
     """Write a safetensors file with a JSON header, completely or not at all.
 
     The header tells what is stored in another form, because safetensors cannot represent it: complex128 as pairs of numbers,
-    and a tensor with a name that is not allowed, as half of a surrogate pair, under the JSON text of that name.
-
-    Args:
-        argument: the name of `path` in error messages.
-        path: the name of the file.
-        header: data for JSON; the names "names", "dtypes" and "checksums" are taken.
-        tensors: dense tensors by name, for which `check_writable` does not raise.
-
-    Raises:
-        ValueError: names and header take more than 100 MB, the most that safetensors reads.
-        OSError: the errors of `replace`.
+    and a tensor with a name that is not allowed, as half of a surrogate pair, under the JSON text of that name. Its names
+    "names", "dtypes" and "checksums" are taken. Names and header may take 100 MB, the most that safetensors reads.
+    `check_writable` must not raise for the tensors.
     """
     names, forms = dict[str, str](), dict[str, torch.Tensor]()  # by key; without memory, as they will be stored
     for key, tensor in tensors.items():
@@ -192,12 +167,8 @@ def write_arrays(
 ) -> None:
     """Write NumPy arrays to a safetensors file, completely or not at all; `read_arrays` reads it.
 
-    Args:
-        argument: the name of `path` in error messages.
-        path: the name of the file.
-        kind: tells this file from files of other kinds, such as "runs".
-        about: data for the header; the text of an object stands for it if JSON cannot represent it.
-        arrays: arrays of numbers by name.
+    `kind` tells this file from files of other kinds, such as "runs". In `about`, data for the header, the text of an object
+    stands for it if JSON cannot represent it.
     """
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}  # copies, which may be written to
     write(argument, path, {"kind": kind, "about": json.loads(json.dumps(about, default=repr))}, tensors)
@@ -218,15 +189,11 @@ def read(
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
     """Return the header and the tensors that `write` wrote, or None for another program's file. Call it within `contents`.
 
-    The file is opened once, so that another process may replace it meanwhile. We read it ourselves, because a library that
-    calls back reports a KeyboardInterrupt from a signal's handler as an error of the file.
-
-    Args:
-        path: the name of the file.
-        with_tensors: whether to read the tensors, too.
-        mapped: whether tensors stay in the file, where all has been checked, until they are copied by `mapping.copy`. They
-            are for reading only, and nobody must keep them: what is written over the file would change them.
+    `mapped` tensors stay in the file, where all has been checked, until they are copied by `mapping.copy`. They are for
+    reading only, and nobody must keep them: what is written over the file would change them.
     """
+    # Opened once, so that another process may replace it meanwhile. We read it ourselves, because a library that calls back
+    # reports a KeyboardInterrupt from a signal's handler as an error of the file.
     with open(path, "rb") as file:
         return _read(file, with_tensors, mapped)
 
@@ -381,12 +348,9 @@ def _parsed(text: str | bytes) -> Any:
 
 
 def _checksum(tensor: torch.Tensor, form: torch.Tensor | None = None, write: Callable[[Any], Any] | None = None) -> int:
-    """Return a checksum of a tensor's dtype, shape and bytes, in the form that a file has, which may be given.
+    """Return a checksum of a tensor's dtype, shape and bytes, as in a file; `write` is called with the bytes of each part.
 
-    Args:
-        tensor: a tensor on any device, or in a mapped file.
-        form: a tensor, such as one without memory, of the dtype and shape that a file has; None: the tensor itself is.
-        write: called with the bytes of each part of it, in their order.
+    `form`: a tensor, such as one without memory, of the dtype and shape that a file has; None: the tensor itself is.
     """
     form = tensor if form is None else form
     checksum = zlib.crc32(f"{form.dtype}{list(form.shape)}".encode())

@@ -51,39 +51,23 @@ class Checkpoint(NamedTuple):
 
 
 class Content(NamedTuple):
-    """All of a checkpoint.
-
-    Attributes:
-        about: its step, metrics, metadata and path.
-        model: weights and buffers of the model by name.
-        states: what `Trainer.state_dict` returned.
-        ranks: for each process what `Training.collect` returned: random generators, other objects, buffers of its replicas.
-    """
+    """All of a checkpoint."""
 
     about: Checkpoint
-    model: dict[str, torch.Tensor]
-    states: dict[str, Any]
-    ranks: list[dict[str, Any]]
+    model: dict[str, torch.Tensor]  # weights and buffers by name
+    states: dict[str, Any]  # what `Trainer.state_dict` returned
+    ranks: list[dict[str, Any]]  # for each process what `Training.collect` returned
 
 
 class Claim:
     """A lock on a folder: no other process saves there, and one training of this process at a time.
 
-    Args:
-        path: of the file that is locked while it is open. A lock of `lockf` stays with the process that has taken it.
-
-    Attributes:
-        trainer: a weak reference to the trainer whose checkpoints are saved.
-        writing: a lock for the threads that write.
-
-    Raises:
-        RuntimeError: another process saves here.
-        OSError: the lock file cannot be opened or locked.
+    The file `path` is locked while it is open. A lock of `lockf` stays with the process that has taken it.
     """
 
     def __init__(self, path: Path) -> None:
-        self.trainer: Callable[[], Any] = lambda: None
-        self.writing = threading.Lock()
+        self.trainer: Callable[[], Any] = lambda: None  # a weak reference to the trainer whose checkpoints are saved
+        self.writing = threading.Lock()  # for the threads that write
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         if fcntl is None:
             return
@@ -114,16 +98,10 @@ _claims: dict[str, Claim] = {}  # by real path
 
 
 def claim(folder: Path, trainer: Any, before: Claim | None) -> Claim:
-    """Take the lock of a folder, which no other process gets until this one ends or calls `disclaim`.
+    """Take the lock of a folder, made if need be, which no other process gets until this one ends or calls `disclaim`.
 
-    Args:
-        folder: the folder; made if it does not exist.
-        trainer: the trainer whose checkpoints are saved; it takes over from another one of this process.
-        before: what the last call for this trainer returned; None: there was none.
-
-    Raises:
-        RuntimeError: another process saves here, or another trainer of this process has taken over since the last call.
-        OSError: the folder or its lock file cannot be made.
+    The trainer takes over from another one of this process. `before` is what the last call for this trainer returned, None
+    if there was none; raise RuntimeError if another trainer has taken over since.
     """
     folder.mkdir(parents=True, exist_ok=True)
     key, path = os.path.realpath(folder), folder / ".lock"
@@ -189,11 +167,7 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
 def newest(folder: Path) -> Content | None:
     """Read the newest checkpoint in a folder, or the one that the folder itself is. None: there is no checkpoint.
 
-    Raises:
-        ValueError: all checkpoints are damaged.
-
-    Warns:
-        UserWarning: newer checkpoints are damaged.
+    Warn if newer ones are damaged; raise ValueError if all are.
     """
     damaged: dict[Path, str] = {}
     while paths := [each for each in _paths(folder) if each not in damaged]:
@@ -218,11 +192,7 @@ def newest(folder: Path) -> Content | None:
 
 
 def read_checkpoint(path: Path) -> Content:
-    """Read a checkpoint, with the tensors of the model and the states in mapped files.
-
-    Raises:
-        FileNotFoundError, ValueError: the folder is not a checkpoint, or is damaged.
-    """
+    """Read a checkpoint, with the tensors of the model and the states in mapped files."""
     with files.contents("checkpoint", path / _REST, _PART):
         header, tensors = _read(path / _REST)
         about, ranks = _about(path, header), unpack(header["ranks"], tensors)
@@ -241,12 +211,9 @@ def read_checkpoint(path: Path) -> Content:
 
 
 def write_checkpoint(folder: Path, content: Content) -> Checkpoint:
-    """Write a checkpoint. It gets its name when it is complete and on the disk.
+    """Write a checkpoint. It gets its name when it is complete and on the disk; after an error there is no new checkpoint.
 
     Leftovers of killed processes are removed first: the caller has the folder's lock, so nobody else writes there.
-
-    Raises:
-        OSError: a file cannot be written; there is no new checkpoint.
     """
     _remove_leftovers(folder)
     step, identity = content.about.step, uuid.uuid4().hex
@@ -280,13 +247,9 @@ def write_checkpoint(folder: Path, content: Content) -> Checkpoint:
 
 
 def prune(folder: Path, keep: int | None, best: tuple[str, str] | None, newest: Path | None) -> None:
-    """Remove checkpoints. Damaged ones do not count, and only folders that certainly are checkpoints are removed.
+    """Remove all checkpoints but `newest`, the last `keep` (None: all), and the best by a metric and "min" or "max".
 
-    Args:
-        folder: has the checkpoints.
-        keep: how many of the newest stay; None: all.
-        best: name of a metric, and "min" or "max": the best checkpoint stays, too. None: none does.
-        newest: a checkpoint that stays, too.
+    Damaged ones do not count, and only folders that certainly are checkpoints are removed.
     """
     if keep is None:
         return

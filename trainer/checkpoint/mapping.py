@@ -22,7 +22,7 @@ _mappings: WeakKeyDictionary[mmap.mmap, list[int]] = WeakKeyDictionary()
 
 
 def map_file(file: IO[bytes]) -> mmap.mmap | None:
-    """Map a file that is open, for reading; None where the system or the file system cannot do that.
+    """Map an open file for reading; None where the system or the file system cannot do that.
 
     The mapping stays as long as a tensor of it, also if the file is replaced or removed. On Windows that would be an error.
     """
@@ -37,7 +37,6 @@ def map_file(file: IO[bytes]) -> mmap.mmap | None:
 
 
 def is_mapped(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's values are in a mapped file."""
     return tensor.device.type == "cpu" and any(
         start <= tensor.data_ptr() < start + len(view) for view, (start, _) in list(_mappings.items())
     )

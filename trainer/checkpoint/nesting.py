@@ -31,7 +31,6 @@ def flatten(state: Any, path: str, into: dict[str, torch.Tensor]) -> Any:
 
 
 def tensor_names(layout: Any) -> list[str]:
-    """Return the names of the tensors in a layout."""
     if layout is None or isinstance(layout, str):
         return [] if layout is None else [layout]
     items = next(iter(layout.values())) if isinstance(layout, dict) else layout
@@ -62,16 +61,10 @@ def check_layout(name: str, layout: Any, depth: int = 0) -> None:
 
 
 def pack(value: Any, tensors: dict[str, torch.Tensor], what: str, depth: int = 0) -> Any:
-    """Return a value as data for JSON, and put its tensors into the dict `tensors`, without a copy.
+    """Return a value as data for JSON, and put its tensors into the dict `tensors`, named by numbers, without a copy.
 
-    Args:
-        value: None, a bool, number, string, tensor or array of numbers; or a list or tuple of these, or a dict with strings
-            or integers as its keys, nested up to 50 deep.
-        tensors: gets the tensors, with numbers as names.
-        what: the name of the value in error messages.
-
-    Raises:
-        TypeError: the value, or something in it, is of another type, or is a tensor that files cannot have.
+    The value is None, a bool, number, string, tensor or array of numbers; or a list or tuple of these, or a dict with
+    strings or integers as its keys, nested up to 50 deep. Else raise TypeError, which names the value `what`.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -99,11 +92,7 @@ def pack(value: Any, tensors: dict[str, torch.Tensor], what: str, depth: int = 0
 
 
 def unpack(data: Any, tensors: Mapping[str, torch.Tensor], depth: int = 0) -> Any:
-    """Make the value that `pack` split.
-
-    Raises:
-        ValueError, TypeError, KeyError: `pack` cannot have returned `data`.
-    """
+    """Make the value that `pack` split; raise ValueError, TypeError or KeyError if it cannot have returned `data`."""
     if isinstance(data, _PLAIN):
         return data
     if depth > _MOST_DEPTH:

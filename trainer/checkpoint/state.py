@@ -33,11 +33,7 @@ def collect(
 ) -> dict[str, Any]:
     """Return the state of an updater as a dict of plain data, and of tensors under "state".
 
-    Args:
-        updater: has the optimizer and the states.
-        names: of the parameters, in the dict.
-        params: the parameters.
-        indices: their names in the updater; None: 0, 1, and so on.
+    `names` are the parameters' in the dict, `indices` in the updater (None: 0, 1, and so on).
 
     Keys: "format", "optimizer" (name of its class), "settings", "lr_scheduler" (None where there is none, "callable" where
     it is or has a function without a name to be saved by, or {"callable": name of its class, "state": attributes} if such an
@@ -96,17 +92,9 @@ def restore(
     saved: Mapping[str, Any],
     indices: Sequence[Index] | None = None,
 ) -> None:
-    """Load the result of `collect` into an updater. Tensors of a mapped file are copied into states of the same form.
+    """Load the result of `collect`, or raise if it does not fit; then nothing has been changed. Arguments are as there.
 
-    Args:
-        updater: the updater of the optimizer.
-        names: the name of each parameter.
-        params: the parameters, in the same order.
-        saved: the result of `collect`.
-        indices: the index of each parameter in the updater; None means its position.
-
-    Raises:
-        ValueError, TypeError: `saved` does not fit the optimizer or the parameters. Nothing has been changed.
+    Tensors of a mapped file are copied into states of the same form.
     """
     check_form(saved)
     optimizer, saved = updater.optimizer, with_limits(saved)
@@ -233,11 +221,7 @@ def _schedule_of(optimizer: Optimizer) -> dict[str, Any] | str | None:
 
 
 def _saved_schedule(optimizer: Optimizer, saved: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the schedule that was saved, and {}; or if it cannot be made, the optimizer's own and its saved attributes.
-
-    Raises:
-        ValueError: the optimizer has no such schedule, or the data are not of a schedule.
-    """
+    """Return the schedule that was saved, and {}; or if it cannot be made, the optimizer's own and its saved attributes."""
     own = optimizer.lr_scheduler
     if saved is None:
         return None, {}
@@ -276,12 +260,7 @@ def write(path: str | os.PathLike[str], collected: Mapping[str, Any]) -> None:
 
 
 def read(path: str | os.PathLike[str], mapped: bool = False) -> dict[str, Any]:
-    """Read a file of `write`, and return what `collect` returned; `mapped` as in `files.read`.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: the file is damaged, or is not one of `write`.
-    """
+    """Read a file of `write`, and return what `collect` returned; `mapped` as in `files.read`."""
     with files.contents("fname", path, f"a state file of tristep{_hint(path)}"):
         content = files.read(path, mapped=mapped)
         if content is not None:
