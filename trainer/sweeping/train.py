@@ -28,11 +28,7 @@ class NotStackableError(RuntimeError):
 
 
 def start(make_model: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
-    """Return the untrained network of a seed; the global generators of torch keep their states.
-
-    Raises:
-        TypeError: `make_model` is no function, or returned something else than a module.
-    """
+    """Return the untrained network of a seed; the global generators of torch keep their states."""
     if not callable(make_model) or isinstance(make_model, torch.nn.Module):
         raise TypeError(f"make_model must be a function that makes a network, got {type(make_model).__name__}")
     with torch.random.fork_rng():
@@ -44,25 +40,13 @@ def start(make_model: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Modu
 
 
 class Batches:
-    """The batches of a number of epochs, or of a number of steps.
-
-    Args:
-        data: batches, iterated again in every epoch.
-        epochs: the number of epochs; None: as many as `steps` needs.
-        steps: the number of batches; None: all batches of `epochs`.
-
-    Attributes:
-        per_epoch: the number of batches in an epoch: `len(data)`, or for data without a length, the batches of the longest
-            epoch so far, which `steps` may have ended early.
-
-    Raises:
-        ValueError: neither `epochs` nor `steps` is given, so that the batches would never end.
-    """
+    """The batches of a number of epochs (None: as many as `steps` needs), or of a number of steps (None: of all epochs)."""
 
     def __init__(self, data: Iterable[Any], epochs: int | None, steps: int | None) -> None:
         if epochs is None and steps is None:
             raise ValueError("epochs=None together with steps=None: give one of them, or the batches never end")
         self._data, self._epochs, self._steps = data, epochs, steps
+        # Batches in an epoch; for data without a length, of the longest so far, which `steps` may have ended early.
         self.per_epoch = _length(data)
 
     def __iter__(self) -> Iterator[Any]:
@@ -101,20 +85,12 @@ def train_together(
 ) -> tuple[np.ndarray, dict[str, torch.Tensor], int]:
     """Train all networks at once, each with its optimizer, on the same batches.
 
-    Args:
-        models: the untrained networks, which are not changed; one object may occur several times.
-        optimizers: one for each network.
-        loss: a function of (outputs, labels) that returns one loss for each sample, or their mean.
-        batches: the batches of the whole training.
-        engine: the engine of the updates; None: the fastest that is available.
-        watch: called with the number of the step and a function that evaluates all networks.
+    The networks are not changed, and one object may occur several times. `watch` is called with the number of the step and a
+    function that evaluates all networks. Raise NotStackableError if `torch.func.vmap` cannot run them; no step was taken.
 
     Returns:
         The losses, float32 [n, steps]; the entries of the state_dicts by name, each stacked along a first axis of length n;
         and the number of steps in an epoch.
-
-    Raises:
-        NotStackableError: `torch.func.vmap` cannot run the networks; no step was taken.
     """
     first, device = copy.deepcopy(models[0]), device_of(models[0])
     trained = [name for name, parameter in first.named_parameters() if parameter.requires_grad]
@@ -198,7 +174,7 @@ def train_separately(
     engine: str | None,
     watch: Watch | None = None,
 ) -> tuple[np.ndarray, dict[str, torch.Tensor], int]:
-    """Train the networks one after the other, each with a `Trainer`; arguments and results of `train_together`.
+    """Train the networks one after the other, each with a `Trainer`; arguments and results are `train_together`'s.
 
     `watch` is called for each network in turn, with a function that evaluates this network.
     """
