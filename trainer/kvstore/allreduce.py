@@ -55,7 +55,6 @@ class CollectiveStore(LocalStore):
 
     @classmethod
     def open(cls, name: str, timeout: float | None = None) -> KVStore:
-        """Return a new store of type `name`; see `KVStore.open`."""
         return cls(name) if cls is CollectiveStore and timeout is None else super().open(name, timeout)
 
     def __init__(self, type: str = "dist_sync", group: Any = None) -> None:
@@ -185,14 +184,8 @@ _MOST_EXACT = 2**12  # ranks up to which the sums of flags are exact in float32
 class AllReduceSync(ReplicasSync):
     """The synchronization of `dist_sync` with `update_on_kvstore=False`: each rank updates with all-reduced gradients.
 
-    Sums are started in buckets while backward runs, and are complete after `count_fresh`.
-
-    Args:
-        group: the process group.
-        replica: the model's only replica in this process.
-        optimizer: the optimizer, with equal settings on all ranks.
-        compression_params: the compression of the sums; None for no compression.
-        engine: the engine of compression and updates; see `tristep.kernels.choose_engine`.
+    Sums are started in buckets while backward runs, and are complete after `count_fresh`. All ranks have an optimizer with
+    equal settings; `compression_params` None means no compression.
     """
 
     reduces = True
@@ -253,7 +246,6 @@ class AllReduceSync(ReplicasSync):
             )
 
     def _make(self, reducer: Callable[[Bucket], Any] | None) -> GradientBuckets:
-        """Return the buckets of the parameters' gradients."""
         params: Any = self._replica.params
         return GradientBuckets(params, self._names, self.group, reducer=reducer)
 
@@ -312,10 +304,6 @@ class AllReduceSync(ReplicasSync):
         """Return the number of ranks on which each gradient was fresh, without waiting for a GPU if this rank had all.
 
         In that case a gradient missing on another rank is reported there at once, and here one step later.
-
-        Raises:
-            ValueError: settings of the last step differed between ranks.
-            RuntimeError: the last step differed between ranks, and weights may differ now.
         """
         if self._late is not None:
             numbers, event, trained = self._late
@@ -357,7 +345,6 @@ class AllReduceSync(ReplicasSync):
 
 
 def _settings(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the settings of an optimizer that must be equal on all ranks."""
     return optimizer.settings() | {"num_update": optimizer.num_update}
 
 

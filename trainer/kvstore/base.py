@@ -237,14 +237,8 @@ def registered() -> dict[str, type[KVStore]]:
 def pairs(key: Any, value: Any, what: str) -> list[tuple[Key, list[torch.Tensor]]]:
     """Return the keys of a call, each with its list of tensors.
 
-    Args:
-        key: a key or a list of keys.
-        value: a tensor or a list of tensors for a single key; for a list of keys a list with one of these for each.
-        what: the name of the argument `value` in messages.
-
-    Raises:
-        TypeError: a key is neither int nor str, or a value is no tensor.
-        ValueError: the numbers of keys and values differ, or a key has an empty list.
+    `value` is a tensor or a list of tensors for a single key; for a list of keys a list with one of these for each. `what`
+    is the name of the argument in messages.
     """
     if isinstance(key, (list, tuple)):
         if not isinstance(value, (list, tuple)) or len(key) != len(value):
@@ -268,16 +262,7 @@ def pairs(key: Any, value: Any, what: str) -> list[tuple[Key, list[torch.Tensor]
 
 
 def new_values(key: Any, value: Any, known: Collection[Key]) -> dict[Key, torch.Tensor]:
-    """Return the tensor of each new key in a call of `init`.
-
-    Args:
-        key, value: the arguments of `KVStore.init`.
-        known: the keys that are stored already.
-
-    Raises:
-        TypeError: a value is no tensor, or keys are neither all int nor all str.
-        ValueError: a key is stored already or comes twice, or has several tensors.
-    """
+    """Return the tensor of each new key in a call of `init`; raise if a key is in `known` or comes twice."""
     entries = pairs(key, value, "value")
     keys = [name for name, _ in entries]
     for name, tensors in entries:
@@ -291,12 +276,7 @@ def new_values(key: Any, value: Any, known: Collection[Key]) -> dict[Key, torch.
 
 
 def known_values(key: Any, value: Any, what: str, stored: Mapping[Key, Any]) -> list[tuple[Key, list[torch.Tensor]]]:
-    """Return the keys of a call with their tensors, as `pairs` does, after checking them against the stored values.
-
-    Raises:
-        TypeError: a key is neither int nor str, or a value is no tensor.
-        ValueError: a key is not stored, or a tensor has another shape than the stored value.
-    """
+    """Return the keys of a call with their tensors, as `pairs` does; raise if a key is not stored or a shape differs."""
     entries = pairs(key, value, what)
     for name, tensors in entries:
         same_shapes(name, tensors, known_value(name, stored), what)

@@ -35,12 +35,9 @@ BLOCK = 128  # the same for large parameters and ranks' parts: the size of a blo
 
 
 class Member(NamedTuple):
-    """The range of a bucket that holds the gradient of one parameter.
+    """The range of a bucket that holds the gradient of one parameter, from the bucket's element `start` on.
 
     Attributes:
-        param: the parameter's index.
-        start: the range's first element in the bucket.
-        size: the number of elements.
         view: the gradient, with the shape and strides of the parameter and a version counter of its own.
         room: the same memory as a flat tensor, which shares the bucket's version counter.
     """
@@ -56,10 +53,8 @@ class Bucket:
     """A flat buffer of gradients that are summed by one collective.
 
     Attributes:
-        flat: the buffer.
         bounds: the first element of each rank's part, then the buffer's length.
         weight_dtype: the dtype of the parameters; None if there are no parameters.
-        members: the ranges of the parameters, sorted by start.
         extra: elements after the members that are summed with them; None if there are no such elements.
         shard: this rank's part of the sum if the bucket is reduce-scattered; otherwise None. A view of `flat` if a reducer
             sums the whole bucket, else memory of its own.
@@ -86,7 +81,6 @@ class Bucket:
 
     @property
     def parts(self) -> list[int]:
-        """The number of elements of each rank's part."""
         return [end - start for start, end in zip(self.bounds, self.bounds[1:], strict=False)]
 
 
@@ -107,11 +101,8 @@ def make_buckets(
     Parameters that require no gradient are in buckets of their own, which come first, as nothing has to be waited for.
 
     Args:
-        params: all parameters.
         order: the parameters' indices in the order in which backward computes their gradients.
-        trained: for each parameter whether it requires a gradient.
         limits: bytes at which a bucket is full; the second number is for the first bucket of each device and dtype.
-        ranks: the number of ranks among which a bucket is divided.
         owners: for each parameter the rank whose part holds all of it; None to divide buckets into equal parts.
         extra: the number of extra elements, float32 or float64, after the last bucket's members.
         exact: whether float32 and float64 sums are exact and go to all ranks. Otherwise the extra elements get a bucket of
@@ -157,7 +148,7 @@ def _bucket(
     step: int,
     extra: int = 0,
 ) -> Bucket:
-    """Return a bucket for the gradients of these parameters; `kind` is device, gradient dtype and parameter dtype."""
+    """Return a bucket for these parameters' gradients; `kind` is device, gradient dtype and parameter dtype."""
     device, dtype, weight_dtype = kind
     parts = [members] if owners is None else [[i for i in members if owners[i] == r] for r in range(ranks)]
     starts, bounds, end = {}, [0], 0
@@ -193,17 +184,7 @@ def gaps_of(bucket: Bucket) -> list[torch.Tensor]:
 
 
 def check_gradient(name: str, view: torch.Tensor, gradient: Any) -> None:
-    """Check that a gradient can be copied to `view`, its range of a bucket.
-
-    Args:
-        name: the parameter's name, for messages.
-        view: the range of the bucket.
-        gradient: the parameter's gradient.
-
-    Raises:
-        TypeError: the gradient is sparse, or has another dtype or device than its bucket.
-        ValueError: the gradient is None, or requires a gradient itself.
-    """
+    """Raise TypeError or ValueError if a gradient cannot be copied to `view`, its range of a bucket."""
     if gradient is None:
         raise ValueError(f"the gradient of {name!r} was set to None after backward: leave gradients alone until the step")
     if gradient.layout != torch.strided:
@@ -264,8 +245,6 @@ class GradientBuckets:
 
     Args:
         params: the parameters, all initialized. A gradient has the dtype `grad_dtype` of its parameter if that is set.
-        names: the parameters' names in messages; default "0", "1" and so on.
-        group: the process group; None for the group of all ranks.
         bucket_bytes: bytes of gradients at which a bucket is full, >= 1.
         first_bucket_bytes: the same for the first bucket, whose sum can start sooner if it is small.
         scatter: whether each rank gets only its own part of each bucket's sum, in `Bucket.shard`; `parameter.grad` is then
@@ -278,10 +257,6 @@ class GradientBuckets:
         step: with `scatter`, equal parts of ranks are multiples of so many elements.
 
     Attributes:
-        group: the process group.
-        rank: the number of this process in the group.
-        ranks: the number of processes in the group.
-        pool: reusable buffers for messages.
         buckets: the buckets in the order in which they are started; empty before the first `finish`.
         plan: what the buckets are made from: the parameters' indices in the order in which backward computes their
             gradients, then for each parameter 1 if it requires a gradient, else 0. Empty before; if it is set then, the
@@ -289,11 +264,6 @@ class GradientBuckets:
         used: for each parameter whether any rank had a gradient for it in the last `finish`.
         flag_slots: four user-defined integers below 2^12 that are summed along with the gradients; 0 unless set.
         flag_sums: the sums of `flag_slots` over all ranks in the last `finish`, float32 or float64 [4].
-
-    Raises:
-        TypeError: a size is no integer.
-        ValueError: `params` is empty or has uninitialized parameters, `names` has another length, a size is below 1, or
-            `owners` is given without `scatter`.
     """
 
     def __init__(
@@ -346,10 +316,9 @@ class GradientBuckets:
         weakref.finalize(self, _remove, self._hooks)
 
     def broadcast_weights(self) -> None:
-        """Replace the parameters by rank 0's, in place. To be called on all ranks.
+        """Replace the parameters by rank 0's, in place. All ranks call it.
 
-        Raises:
-            ValueError: names, shapes or dtypes differ between ranks; raised on all ranks, and nothing has been changed.
+        If names, shapes or dtypes differ between ranks, all ranks raise ValueError, and nothing has been changed.
         """
         check_alike("parameter", dict(zip(self.names, self.params, strict=True)), self.group)
         broadcast_coalesced(self.params, self.group)
@@ -377,11 +346,6 @@ class GradientBuckets:
         Returns:
             The number of ranks on which each parameter had a gradient, float32 or float64 [n_params] on the parameters'
             device. Reading it waits for the device; `used` often tells enough without waiting.
-
-        Raises:
-            RuntimeError: a gradient was changed or replaced after its sum was started.
-            TypeError: a gradient is sparse, or has another dtype or device than its bucket.
-            ValueError: a gradient is None although `fresh` or a hook announced it, or requires a gradient itself.
         """
         dist_utils.refuse_lost(self.group)
         states = zip(self._arrived, fresh, self.params, strict=True)
@@ -409,8 +373,7 @@ class GradientBuckets:
     def put_sums_back(self, indices: Collection[int]) -> bool:
         """Replace gradients by this rank's part of their last sums, and zeros elsewhere, so that they sum to the same again.
 
-        Returns:
-            True; False, and nothing is done, if sums have replaced the gradients on all ranks already.
+        Do nothing and return False if sums have replaced the gradients on all ranks already.
         """
         summed = [bucket for bucket in self.buckets if bucket.members]
         if any(bucket.shard is None or _is_view(bucket.shard, bucket.flat) for bucket in summed):
@@ -428,8 +391,7 @@ class GradientBuckets:
     def discard(self) -> None:
         """End a round without using its gradients, after a backward pass that no step follows. To be called on all ranks.
 
-        Sums that have been started cannot be cancelled, so this takes as long as `finish`. Gradients are undefined
-        afterwards.
+        Sums that have been started cannot be cancelled, so this takes as long as `finish`, and leaves gradients undefined.
         """
         if self.buckets and self.ranks > 1:
             with torch.no_grad():
@@ -465,13 +427,7 @@ class GradientBuckets:
         self._members = [by_param[i] for i in range(n)]
 
     def on_gradient(self, i: int) -> None:
-        """Note that autograd has accumulated the gradient of parameter `i`, and start the sums that are now complete.
-
-        The autograd hooks call it.
-
-        Raises:
-            RuntimeError: the parameter had a gradient in this round already, outside `accumulate()`.
-        """
+        """Start the sums that are complete with the gradient of parameter `i`; the autograd hooks call it."""
         with self._lock:  # backward has a thread for each device
             dist_utils.refuse_lost(self.group)
             alone = self.ranks == 1  # then there are no sums
@@ -493,7 +449,6 @@ class GradientBuckets:
             self._arrived[i] = True
 
     def _begin(self) -> None:
-        """Begin a round, at its first gradient."""
         self._is_open, self._next, self._flags, self._running = True, 0, self.flag_slots, []
         for bucket in self.buckets:
             wanted = [member.param for member in bucket.members if self.params[member.param].requires_grad]
@@ -542,7 +497,6 @@ class GradientBuckets:
         return extra.clone()
 
     def _check_unchanged(self) -> None:
-        """Raise RuntimeError if a gradient was changed or replaced after its sum was started."""
         for bucket in self.buckets if self._is_open else ():
             if not bucket.started:
                 continue
@@ -609,7 +563,6 @@ class GradientBuckets:
         self._running = running
 
     def _copy_in(self, members: Sequence[Member]) -> None:
-        """Copy gradients into their buckets, and replace them by the views of the buckets."""
         views: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         for index, _, _, view, _ in members:

@@ -20,12 +20,7 @@ _IN_RESIDUALS = {"worker", "server", "type", "rank", "ranks", "numel"}
 
 
 def check_compression(compression_params: Any) -> None:
-    """Check the `compression_params` of synchronous processes; None is allowed.
-
-    Raises:
-        TypeError: `compression_params` is neither None nor a dict, or an option has a wrong type.
-        ValueError: the type or an option is unknown or out of range.
-    """
+    """Check the `compression_params` of synchronous processes; None is allowed."""
     if choice_of(compression_params) is not None:
         if extra := [key for key in compression_params if key != "type"]:
             raise ValueError(
@@ -48,13 +43,7 @@ def choice_of(compression_params: Any) -> Any:
 def compressed_sum(
     bucket: Bucket, compression_params: Mapping[str, Any], group: Any, engine: str | None, scatter: bool = False
 ) -> CompressedAllReduce:
-    """Return the compressed sum of a bucket.
-
-    Args:
-        bucket: the bucket.
-        compression_params, group, engine: the arguments of `AllReduceSync`.
-        scatter: whether a rank needs the sum of its own part only.
-    """
+    """Return the compressed sum of a bucket; with `scatter`, a rank needs the sum of its own part only."""
     first, *gaps = gaps_of(bucket)
     shapes = [first.shape]
     for member, gap in zip(bucket.members, gaps, strict=True):
@@ -142,9 +131,6 @@ def load_sums(buckets: GradientBuckets, saved: Mapping[str, Any]) -> None:
 
     If it was saved on another number of ranks, each rank gets an equal share of the sum. A missing residual becomes 0.
     Reducers' other state is loaded only if the buckets, and the compression, are as they were.
-
-    Raises:
-        ValueError: the reducers' state does not fit the buckets that it is said to be of.
     """
     buckets.make()
     plain, residuals = saved.get("buckets"), saved.get("residuals", {})

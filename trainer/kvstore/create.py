@@ -88,18 +88,9 @@ def check_one_reduces(kvstore: Any) -> None:
 
 
 def check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, replicas: int) -> str | KVStore | None:
-    """Check a trainer's arguments about stores, and return what it needs.
+    """Check a trainer's arguments about stores, with so many `replicas` in this process.
 
-    Args:
-        kvstore, compression_params, update_on_kvstore: the trainer's arguments.
-        replicas: the number of replicas in this process.
-
-    Returns:
-        The name of a store in lower case, or the store that was given; None if a single replica needs no store.
-
-    Raises:
-        TypeError: an argument has a wrong type, or the class of the store lacks a method.
-        ValueError: an argument is unknown or out of range, or does not go with the others.
+    Return the name of a store in lower case, or the store that was given; None if a single replica needs no store.
     """
     asked: Any = kvstore  # a class or an instance of one
     if kvstore is not None and not isinstance(kvstore, KVStore):
@@ -166,13 +157,7 @@ def sync_for(
 ) -> GradientSync:
     """Return the synchronization of gradients for a trainer.
 
-    Args:
-        kvstore: what `check_store` returned.
-        replicas: the replicas of the model in this process.
-        optimizer, compression_params, update_on_kvstore, engine: the trainer's arguments.
-
-    Raises:
-        ValueError: there are several replicas in a process that shares a store of synchronous processes.
+    `kvstore` is the result of `check_store`; `replicas` are those in this process.
     """
     if kvstore is None:
         return (ReplicasSync if len(replicas) > 1 else GradientSync)(replicas, optimizer)

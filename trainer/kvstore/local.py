@@ -35,7 +35,6 @@ class LocalStore(KVStore):
 
     @classmethod
     def open(cls, name: str, timeout: float | None = None) -> KVStore:
-        """Return a new store of type `name`; see `KVStore.open`."""
         return cls(name) if cls is LocalStore and timeout is None else super().open(name, timeout)
 
     def __init__(self, type: str = "local") -> None:
@@ -177,7 +176,6 @@ class LocalStore(KVStore):
         self._use(get_updater(optimizer))
 
     def set_updater(self, updater: Callable[[Key, torch.Tensor, torch.Tensor], None]) -> None:
-        """Update stored values by `updater(key, pushed, stored)` from now on; it changes `stored` in place."""
         if not callable(updater):
             raise TypeError(f"updater must be a function (key, pushed, stored), got {type(updater).__name__}")
         self._use(updater)
@@ -360,7 +358,6 @@ class TestStore(KVStore):
 
     @torch.no_grad()
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Copy the value of each key to its tensors in `out`."""
         values = new_values(key, value, ())
         for name, outs in known_values(key, out, "out", values):
             for tensor in outs:
@@ -368,7 +365,6 @@ class TestStore(KVStore):
 
     @torch.no_grad()
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Copy the sum of each key's values to its tensors in `out`; None copies to the values themselves."""
         entries = pairs(key, value, "value")
         known_values(key, value, "value", {name: tensors[0] for name, tensors in entries})
         totals = {

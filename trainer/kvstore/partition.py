@@ -14,10 +14,7 @@ from ..optimizer.multi import part_of
 
 
 def can_cut(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer's parameters can be cut at any element.
-
-    They can if its rule is elementwise and does not read the element's index.
-    """
+    """Return whether parameters can be cut at any element: the rule is elementwise and does not read an element's index."""
     if not isinstance(optimizer, RuleOptimizer) or not isinstance(optimizer.composed_rule, Rule):
         return False
     rule = optimizer.composed_rule
@@ -39,13 +36,8 @@ def costs_of(optimizer: Optimizer, params: Sequence[torch.Tensor]) -> list[float
 def owners_of(costs: Sequence[float], ranks: int, loads: Sequence[float] | None = None) -> list[int]:
     """Return the rank that each parameter is assigned to, so that the ranks' total costs are balanced.
 
-    Parameters are assigned in descending order of cost, each to the rank with the least total cost so far. From zero
-    loads, the largest total is at most 4/3 of the smallest possible.
-
-    Args:
-        costs: the cost of each parameter's update.
-        ranks: the number of ranks.
-        loads: the total cost that each rank has already; default 0.
+    Parameters are assigned in descending order of cost, each to the rank with the least total cost so far, which begins at
+    `loads` (default 0). From zero loads, the largest total is at most 4/3 of the smallest possible.
 
     Source: Graham (1969), "Bounds on Multiprocessing Timing Anomalies", theorem 2.
     """

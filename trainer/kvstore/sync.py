@@ -379,7 +379,6 @@ class ReplicasSync(GradientSync):
         return (plan.total() if self.reduces else None), gradients
 
     def _prepared(self, used: Sequence[Sequence[bool]]) -> list[list[Any]]:
-        """Prepare the replicas' updates with the present gradients, and return these."""
         gradients = self._gradients_of(used)
         for replica, grads in zip(self._replicas, gradients, strict=True):
             (replica.plan or replica.make_plan()).prepare(grads)
@@ -390,7 +389,7 @@ class ReplicasSync(GradientSync):
         return [replica.gradients(chosen) for replica, chosen in zip(self._replicas, used, strict=True)]
 
     def _wanted(self, counts: Sequence[int]) -> list[bool]:
-        """Return which parameters a step updates, if their gradients are fresh in so many replicas."""
+        """Return which parameters a step updates, by the number of replicas in which each gradient is fresh."""
         return [param.requires_grad and count > 0 for param, count in zip(self._replicas[0].params, counts, strict=True)]
 
     def _counts_after_reduce(self, fresh: Sequence[Sequence[bool]]) -> list[int]:
@@ -550,18 +549,10 @@ class KVStoreSync(ReplicasSync):
 def updates_on_store(
     kvstore: str | KVStore, store: Any, update_on_kvstore: bool | None, sparse: bool = False, largest: int = 0
 ) -> bool:
-    """Return whether the store, rather than the trainer, updates the weights.
+    """Return whether the store (`store`, or its class), rather than the trainer, updates the weights.
 
-    Args:
-        kvstore: the trainer's argument: a name in lower case, or the store itself.
-        store: the store, or its class.
-        update_on_kvstore: the trainer's argument; None for the default of the kind of store, unless the environment
-            variable MXNET_UPDATE_ON_KVSTORE is 0, which means False.
-        sparse: whether there are sparse gradients.
-        largest: the number of elements of the largest parameter.
-
-    Raises:
-        ValueError: the store cannot do what `update_on_kvstore` says, or the environment variable is neither 0 nor 1.
+    `update_on_kvstore` None means the default of the kind of store, unless the environment variable MXNET_UPDATE_ON_KVSTORE
+    is 0, which means False. `largest` is the number of elements of the largest parameter.
 
     Source: MXNet 1.9.1, `gluon.Trainer._init_kvstore` and `model._create_kvstore`.
     """
@@ -624,7 +615,6 @@ def _pushpull(
 
 
 def _everywhere(replicas: Sequence[Replica], keys: Sequence[int]) -> list[list[torch.Tensor]]:
-    """Return the weights of these keys in all replicas, by key."""
     return [[replica.params[key].detach() for replica in replicas] for key in keys]
 
 

@@ -48,13 +48,10 @@ _Placed = list[tuple[int, torch.Tensor]]  # weights, each after the index of its
 
 
 class Piece(NamedTuple):
-    """The range of a parameter's elements that belongs to one rank.
+    """The range of a parameter's elements that belongs to one rank: from `start` to `stop`, counted in memory order.
 
     Attributes:
-        param: the parameter's index.
         bucket: the index of the bucket that holds the parameter's gradient.
-        start: the range's first element in the parameter, counted in memory order.
-        stop: the element after the range's last one, counted alike.
         at: the range's first element in the bucket.
     """
 
@@ -68,8 +65,7 @@ class Piece(NamedTuple):
 class ZeroSync(AllReduceSync):
     """The synchronization of `dist_sync` with `update_on_kvstore=True`: each rank updates its share of the weights (ZeRO 1).
 
-    Attributes:
-        updater: holds the states of this rank's pieces, by parameter index.
+    Its `updater` holds the states of this rank's pieces, by parameter index.
     """
 
     updates = True
@@ -150,7 +146,7 @@ class ZeroSync(AllReduceSync):
         self._gather([True] * len(self._names))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of whole parameters, in the same form as without sharding, with tensors on the CPU."""
+        """Return the states of whole parameters, as without sharding, with tensors on the CPU."""
         whole = self._for_whole_states()
         has_states = torch.tensor([float(bool(self.updater.state))], device=self._device)
         dist_utils.all_reduce(has_states, dist.ReduceOp.MAX, self.group)
@@ -181,7 +177,7 @@ class ZeroSync(AllReduceSync):
 
     @torch.no_grad()
     def masters(self, new: Mapping[int, torch.Tensor] | None = None) -> Mapping[Any, torch.Tensor]:
-        """Return the masters of whole parameters by index, on the CPU; with `new`, load this rank's pieces of it instead."""
+        """Return whole masters, on the CPU; with `new`, load this rank's pieces of it instead."""
         if new is not None:
             self._find_pieces()
             self._load_masters(new)
@@ -213,8 +209,7 @@ class ZeroSync(AllReduceSync):
     def _follow(self) -> list[torch.Tensor]:
         """Find where the weights lie in memory now, and return the gradients of this rank's pieces.
 
-        Raises:
-            ValueError: parameters are cut, and the strides of one have changed.
+        Raise ValueError if parameters are cut and the strides of one have changed.
         """
         gradients, params, cuts, rank = self._find_pieces(), self._live.params, self._cuts, self._live.rank
         if cuts and [param.stride() for param in params] != self._strides:
@@ -275,7 +270,6 @@ class ZeroSync(AllReduceSync):
             self._land(*landing)
 
     def _land(self, work: Any, stage: torch.Tensor, stretches: Sequence[torch.Tensor], remote: _Placed) -> None:
-        """Wait for an all-gather, and copy the other ranks' weights to the parameters."""
         work.wait()
         if remote:
             copy_all([weight for _, weight in remote], self._places(stretches, remote))
@@ -314,7 +308,7 @@ class ZeroSync(AllReduceSync):
         return whole
 
     def _load_masters(self, masters: Mapping[Any, torch.Tensor]) -> None:
-        """Load this rank's pieces of the masters of whole parameters, which are given by index."""
+        """Load this rank's pieces of whole masters, which are given by parameter index."""
         weights, pieces = {}, {}
         for piece in self._pieces if masters else ():
             i, param = piece.param, self._live.params[piece.param]
@@ -344,9 +338,7 @@ class ZeroSync(AllReduceSync):
     def _whole_tensors(self, local: Mapping[Any, torch.Tensor], unsigned: bool | None) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield each parameter's index and whole tensor, gathered from all ranks' pieces, on the CPU in its compute dtype.
 
-        Args:
-            local: this rank's pieces of states or masters, by parameter.
-            unsigned: whether the states are never negative; None for masters.
+        `local` has this rank's pieces by parameter; `unsigned` says whether the states are never negative, None for masters.
         """
         pieces: dict[int, list[Piece]] = {}
         for piece in self._pieces:
@@ -426,7 +418,6 @@ class ZeroSync(AllReduceSync):
 
 
 def _pieces_of(buckets: Sequence[Bucket], rank: int) -> list[Piece]:
-    """Return a rank's pieces of all parameters, sorted by parameter."""
     pieces = []
     for k, bucket in enumerate(buckets):
         low, high = bucket.bounds[rank], bucket.bounds[rank + 1]
@@ -439,6 +430,5 @@ def _pieces_of(buckets: Sequence[Bucket], rank: int) -> list[Piece]:
 
 
 def _owner_of(bucket: Bucket, element: int) -> int:
-    """Return the lowest rank whose part of the bucket ends after this element."""
     ends = bucket.bounds[1:]
     return next((rank for rank, end in enumerate(ends) if end > element), len(ends) - 1)
