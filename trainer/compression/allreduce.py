@@ -59,7 +59,6 @@ class Handle:
 
     @property
     def done(self) -> bool:
-        """Whether the bucket holds the sum."""
         return self._steps is None
 
     def _next(self) -> None:

@@ -106,7 +106,6 @@ class CodecCompressor(Compressor):
 
     @property
     def code(self) -> compress.Code:
-        """The codec of `tristep.kernels.compress`."""
         return compress.CODES[self.type]
 
 

@@ -14,12 +14,7 @@ _RULES: dict[str, Rule] = {"2bit": rules.two_bit, "1bit": rules.one_bit}
 
 
 def local_compression(compression_params: Any) -> tuple[str, float]:
-    """Return the type, "2bit" or "1bit", and the threshold in `compression_params`.
-
-    Raises:
-        TypeError: `compression_params` is no dict, or an option has a wrong type.
-        ValueError: the type or an option is unknown or out of range, or the type is for several processes only.
-    """
+    """Return the type, "2bit" or "1bit", and the threshold in `compression_params`; raise for any other."""
     compressor = create_compressor(compression_params)
     if compressor.type not in _RULES or not compressor.error_feedback:
         allowed = " or ".join(map(repr, _RULES))
@@ -30,12 +25,8 @@ def local_compression(compression_params: Any) -> tuple[str, float]:
 class GradientCompression:
     """Compression of gradients by key and source (the number of a replica), with a residual for each pair of these.
 
-    Args:
-        compression_params: {"type": "2bit" or "1bit", "threshold": 0.5}.
-        engine: the engine that computes it; see `tristep.kernels.choose_engine`.
-
-    Attributes:
-        residuals: the residuals by (key, source); the dict that is used, not a copy.
+    `compression_params` is {"type": "2bit" or "1bit", "threshold": 0.5}. `residuals`, by (key, source), is the dict that is
+    used, not a copy.
 
     Source: MXNet 1.9.1 and 2.0, `gradient_compression`.
     """
@@ -47,18 +38,9 @@ class GradientCompression:
         self._updates: dict[Any, Update] = {}
 
     def sent(self, keys: Sequence[Any], source: Any, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the gradients after compression and decompression, and update the residuals.
+        """Return the gradients of a source, dense float32, after compression and decompression, and update the residuals.
 
-        Args:
-            keys: the key of each gradient.
-            source: which replica the gradients are from.
-            gradients: dense float32.
-
-        Returns:
-            Tensors like the gradients, which the next call with the same keys and source overwrites.
-
-        Raises:
-            TypeError: a gradient is not dense float32; nothing has been changed.
+        The next call with the same keys and source overwrites the returned tensors. A TypeError leaves residuals unchanged.
         """
         for key, gradient in zip(keys, gradients, strict=True):
             check_float32(key, gradient)

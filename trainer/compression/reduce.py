@@ -106,7 +106,6 @@ class ReduceAlgorithm(abc.ABC):
                 residual.zero_() if new is None else residual.copy_(new)
 
     def zeros(self, n: int) -> torch.Tensor:
-        """Return float32 zeros [n] on the bucket's device."""
         return torch.zeros(n, device=self.device)
 
     def with_residual(self, bucket: torch.Tensor) -> torch.Tensor:
@@ -212,7 +211,6 @@ class MessageReduce(ReduceAlgorithm):
         return message.contiguous().view(-1).view(torch.uint8)
 
     def _size(self, n: int) -> int:
-        """Return the number of bytes of a message of n values."""
         if not n:
             return 0
         dtype, shape = self._forms[n]
