@@ -292,14 +292,7 @@ def registered() -> dict[str, type[Initializer]]:
 def as_initializer(argument: str, value: Any, kwargs: Mapping[str, Any] | None = None) -> Initializer:
     """Return an initializer made from a name, with `kwargs`, or from JSON; return an instance unchanged.
 
-    Args:
-        argument: the argument name to show in messages.
-        value: the name, JSON or instance.
-        kwargs: the arguments of the class, with a name only.
-
-    Raises:
-        TypeError: `value` is none of these, or JSON comes with `kwargs`.
-        ValueError: no initializer is registered under that name, or, for JSON, defined; or the JSON is damaged.
+    `argument` is the argument name to show in messages; `kwargs` are allowed with a name only.
     """
     if isinstance(value, Initializer):
         return value
@@ -317,14 +310,10 @@ def as_initializer(argument: str, value: Any, kwargs: Mapping[str, Any] | None =
 
 
 def draw(name: InitDesc, arr: torch.Tensor, shape: Sequence[int], kind: str, scale: float) -> torch.Tensor:
-    """Return a tensor of random numbers from `name.generator`: float64 if `arr` is, otherwise float32.
+    """Return random numbers for the parameter `arr` from `name.generator`: float64 if `arr` is, otherwise float32.
 
-    Args:
-        name: carries the generator.
-        arr: the parameter that the numbers are for; its dtype, and its device unless there is a generator, are used.
-        shape: the shape of the result.
-        kind: "uniform" between -scale and scale, or "normal" with mean 0 and standard deviation scale.
-        scale: the scale of the distribution.
+    `kind` is "uniform" between -scale and scale, or "normal" with mean 0 and standard deviation scale. Without a generator
+    they are drawn on the parameter's device.
     """
     generator, dtype = name.generator, torch.float64 if arr.dtype == torch.float64 else torch.float32
     values = torch.empty(tuple(shape), dtype=dtype, device=arr.device if generator is None else generator.device)
