@@ -333,16 +333,8 @@ def from_config(config: Mapping[str, Any], own: Any = None) -> LRScheduler:
 def evaluate(function: Callable[[Any], Any], n: Any, name: str) -> Any:
     """Return the learning rate of any schedule or callable at update `n`; for an array of updates, an array of rates.
 
-    A callable that is not of this package, or a schedule with its own `__call__`, is called with one int at a time.
-
-    Args:
-        function: the schedule or callable.
-        n: the update count, an int or a float64 array of integers.
-        name: the argument name to show in messages.
-
-    Raises:
-        TypeError: a returned value is not a number.
-        ValueError: a returned value is negative or not finite.
+    A callable that is not of this package, or a schedule with its own `__call__`, is called with one int at a time. Raise,
+    with `name` as the argument's name, if a rate is not a finite number >= 0.
     """
     if not isinstance(n, np.ndarray):
         return number(f"{name}({n})", function(n), low=0)

@@ -18,12 +18,7 @@ functions: Registry[Callable[..., Any]] = Registry("function", ignore_case=False
 
 
 def as_function(name: str, function: Any) -> Callable[[int], float]:
-    """Return `function` if it is callable, or the function registered under that name.
-
-    Raises:
-        TypeError: `function` is neither a string nor callable.
-        ValueError: no function is registered under that name.
-    """
+    """Return `function` if it is callable, or the function registered under that name."""
     if isinstance(function, str):
         return functions.lookup(function, name)
     if not callable(function):
@@ -32,11 +27,7 @@ def as_function(name: str, function: Any) -> Callable[[int], float]:
 
 
 def to_plain(name: str, value: Any) -> Any:
-    """Return a copy of an argument that JSON can hold.
-
-    Raises:
-        TypeError: `value` holds a function that is not registered, a mapping that holds a function, or what JSON lacks.
-    """
+    """Return a copy of an argument that JSON can hold; raise TypeError for an unregistered function or what JSON lacks."""
     if hasattr(value, "to_config"):
         return value.to_config()
     if isinstance(value, list | tuple):
@@ -78,8 +69,7 @@ def saved_attributes(schedule: Any) -> dict[str, Any]:
 def checked_attributes(schedule: Any, saved: Any) -> dict[str, Any]:
     """Return what `saved_attributes` returned, perhaps read back from JSON, with tuples where the object has some.
 
-    Raises:
-        TypeError, ValueError: it cannot have been of such an object.
+    Raise TypeError or ValueError if it cannot have been of such an object.
     """
     if not isinstance(saved, Mapping):
         raise TypeError(f"state of {type(schedule).__name__} is {saved!r:.80}: must be a dict")
@@ -95,7 +85,6 @@ def checked_attributes(schedule: Any, saved: Any) -> dict[str, Any]:
 
 
 def _like(own: Any, value: Any) -> Any:
-    """Return lists as tuples where `own` has tuples, which JSON lacks."""
     if not isinstance(value, list) or not isinstance(own, list | tuple):
         return value
     items = [_like(own[i] if i < len(own) else None, item) for i, item in enumerate(value)]

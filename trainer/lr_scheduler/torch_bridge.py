@@ -165,12 +165,10 @@ class TristepLR(torch.optim.lr_scheduler.LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[Any]:
-        """Return the learning rate of each parameter group for the next update."""
         rate = evaluate(self.schedule, self.last_epoch + 1, "scheduler")
         return [rate * group.get("lr_mult", 1.0) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts without the schedule, which the user creates again."""
         state = super().state_dict()
         del state["schedule"]
         return state
