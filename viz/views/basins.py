@@ -70,7 +70,6 @@ class BasinMap(View):
         super().__init__(**others)
 
     def scene(self) -> Scene:
-        """Return the current picture as data, which every renderer can draw."""
         names = list(self.basins)
         n_rates = len(self.learning_rates[names[0]])
         choice = Control("optimizer", "optimizer", list(self._labels.values()), kind="choice")

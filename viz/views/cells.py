@@ -26,11 +26,7 @@ class CellPictures:
     """The static pictures below a view's widgets, for readers whose page shows no widgets.
 
     They are separate outputs: in a notebook that is reopened without its kernel, a widget's output shows an error message,
-    whatever else it holds.
-
-    Args:
-        theme: the theme of the pictures, "light" or "dark".
-        clock: returns the current time in seconds.
+    whatever else it holds. `theme` is "light" or "dark"; `clock` returns the time in seconds.
     """
 
     def __init__(self, theme: str, clock: Callable[[], float]) -> None:
@@ -40,11 +36,9 @@ class CellPictures:
         self._shown: Scene | None = None
 
     def add(self, display: Any, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        """Show a picture of the scene of `display`, a `Display`, and renew it after each run of a cell.
+        """Show a picture of the scene of `display`, and renew it after each run of a cell.
 
-        Args:
-            display: holds the scene.
-            data, metadata: the MIME bundle of the picture and its metadata.
+        `data` and `metadata` are the MIME bundle of the picture.
         """
         from IPython.display import display as show
 

@@ -58,7 +58,6 @@ class Dashboard(OneRunView):
         super().__init__(run, **settings)
 
     def scene(self) -> Scene:
-        """Return the current picture as data, which every renderer can draw."""
         run = self.run
         if not run.last_step:
             return self.said(empty_scene("nothing recorded yet"))
@@ -124,7 +123,6 @@ class Dashboard(OneRunView):
 
 
 def _stops(run: Run) -> np.ndarray:
-    """Return the recorded steps that the slider can select."""
     longest = max((series for kind in (run.scalars, run.tensors) for series in kind.values()), key=len, default=Series())
     steps = longest.curve().last
     if not len(steps):

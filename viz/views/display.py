@@ -23,14 +23,7 @@ ANSWER = object()  # a postponed frame that shows the result of the user's input
 class Display:
     """The open widgets of a view; it draws their frames and passes the user's input to the view.
 
-    Args:
-        view: the `View` to show.
-        budget: limits how often and for how long the view is redrawn.
-        clock: returns the current time in seconds.
-
-    Attributes:
-        shown: the scene that the widgets show; None before the first one.
-        pictures: the static pictures below the widgets.
+    `clock` returns the time in seconds; `shown` is the scene that the widgets show, None before the first one.
     """
 
     def __init__(self, view: Any, budget: FrameBudget, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,12 +44,10 @@ class Display:
 
     @property
     def view(self) -> Any:
-        """The `View` that is shown."""
         return self._view()
 
     @property
     def widgets(self) -> list[Any]:
-        """The widgets that are open."""
         return [widget for widget, _ in filter(_is_open, self._open)]
 
     @property
@@ -71,12 +62,7 @@ class Display:
             yield
 
     def open(self, renderer: str, scene: Scene) -> Any:
-        """Open a widget that shows the view from now on; call it inside `drawing`.
-
-        Args:
-            renderer: "canvas" or "ipywidgets".
-            scene: the current scene of the view.
-        """
+        """Open a widget ("canvas" or "ipywidgets") that shows the view from now on; call it inside `drawing`."""
         self.shown = scene
         if renderer == "canvas":
             widget = canvas_module().SceneWidget(scene.to_bytes(), self._receive)
@@ -108,7 +94,6 @@ class Display:
                 self._put_off()
 
     def catch_up(self) -> None:
-        """Draw the postponed frame now, if there is one."""
         with self.drawing():
             if self._late is None:
                 return
@@ -134,13 +119,11 @@ class Display:
             self.pictures.renew(self.shown, 0.0 if view is None else view.picture_seconds())
 
     def close_widget(self, widget: Any) -> None:
-        """Close one of the widgets."""
         with self._lock:
             widget.close()
             self._forget_closed()
 
     def close(self) -> None:
-        """Close all widgets."""
         with self._lock:
             self._late = None
             for widget, _ in self._open:

@@ -70,11 +70,7 @@ def loss_axis(trajectories: Trajectories, losses: np.ndarray) -> Axis:
 def ways(trajectories: Trajectories, labels: Mapping[str, str], values: Any, by: tuple[str, ...] = ()) -> list[list[Line]]:
     """Return two lists of lines, the paths of all optimizers from the first start and their losses, up to control "step".
 
-    Args:
-        trajectories: the simulated trajectories.
-        labels: the legend's label for the name of each optimizer.
-        values: an index or a slice of the values that were varied.
-        by: the control that selects one value of a slice.
+    `values` is an index or a slice of the values that were varied, and `by` the control that selects one value of a slice.
     """
     path_lines, loss_lines = list[Line](), list[Line]()
     for i, name in enumerate(trajectories.names):
@@ -91,7 +87,6 @@ def loss_panel(trajectories: Trajectories, losses: np.ndarray, layers: Sequence[
 
 
 def loss_label(where: Function) -> str:
-    """Return the label of an axis of losses on a function, which depends on whether its minimum is known."""
     return "f(x, y) above its minimum" if where.minima else "f(x, y) above the least seen"
 
 
@@ -107,22 +102,17 @@ def plainer_ones(optimizers: Mapping[str, Any]) -> tuple[dict[str, str], list[st
 
 
 def rounded(value: float) -> float:
-    """Round a number to three digits."""
     return float(f"{value:.3g}")
 
 
 def has_rate(optimizer: Any) -> bool:
-    """Return whether the settings of an optimizer include its learning rate."""
     return isinstance(optimizer, Mapping) and "learning_rate" in optimizer
 
 
 def with_rate(optimizer: Any, rate: float, label: str | None = None) -> Any:
-    """Return the settings of an optimizer with learning rate `rate`.
+    """Return the settings of an optimizer, given as a dict or an optimizer, with learning rate `rate`.
 
-    Args:
-        given: a dict of settings, or an optimizer.
-        rate: the learning rate.
-        label: the optimizer's name, if settings do not name it.
+    `label` is the optimizer's name, if settings do not name it.
     """
     settings: dict[str, Any] = dict(optimizer) if isinstance(optimizer, Mapping) else {"optimizer": optimizer}
     if label is not None and "optimizer" not in settings:

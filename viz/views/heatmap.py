@@ -64,7 +64,6 @@ class TensorHeatmap(RunView):
             )
 
     def scene(self) -> Scene:
-        """Return the current picture as data, which every renderer can draw."""
         rows = Rows(self.run)
         runs = [run for run in self.runs if any(len(run.tensors.get(name, ())) for name in QUANTITIES)]
         quantities = [name for name in QUANTITIES if runs and all(len(run.tensors.get(name, ())) for run in runs)]
@@ -158,14 +157,11 @@ def _heat_panel(
     limits: list[tuple[float, float]],
     is_last: bool,
 ) -> Panel:
-    """Return the heat map of one run.
+    """Return the heat map of one run; images, zeros and limits are per quantity.
 
-    Args:
-        images: an image per quantity, with values from 0, the first colour, to 1, the last.
-        zeros: masks of the cells that are exactly 0, per quantity.
-        edges: the steps between columns.
-        limits: the values of the first and the last colour per quantity, as logarithms on a log scale.
-        is_last: whether this is the last run, which has the label of the colour bar.
+    Images have values from 0, the first colour, to 1, the last; `zeros` masks cells that are exactly 0. `edges` are the
+    steps between columns. `limits` are values of the first and the last colour, as logarithms on a log scale. The last run
+    has the label of the colour bar.
     """
     n = len(rows.names)
     reach = edges[[0, -1]], [-0.5, n - 0.5]
@@ -195,7 +191,6 @@ def _heat_panel(
 
 
 def _height(n_rows: int) -> float:
-    """Return the height of a heat map with its labels, in inches."""
     return min(max(2.8, 0.17 * n_rows + 0.8), 4.2)
 
 
@@ -218,10 +213,8 @@ def histogram_control(runs: Iterable[Run]) -> list[Control]:
 def kept_histograms(cache: dict[int, tuple[int, Any]], run: Run, rows: Rows, kinds: Sequence[Control]) -> Panel | None:
     """Return the panel of histograms, with current marks of bad gradients; None if there are no histograms.
 
-    Args:
-        kept: the cache of panels, by the id of the run; a panel is remade when the run has new histograms.
-        run, rows: the run, and its tensors as rows.
-        kinds: the control "histogram" in a list, or an empty list; see `histogram_control`.
+    The cache has panels by the id of the run; a panel is remade when the run has new histograms. `kinds` is the result of
+    `histogram_control`.
     """
     number = sum(map(len, run.histograms.values()))
     if cache.get(id(run), (None,))[0] != number:
@@ -233,11 +226,8 @@ def kept_histograms(cache: dict[int, tuple[int, Any]], run: Run, rows: Rows, kin
 def _histogram_panel(run: Run, rows: Rows, kinds: Sequence[str] = ()) -> Panel | None:
     """Return histograms over the steps of the row that the control "layer" selects; None if there are none.
 
-    Each bin from the smallest to the greatest recorded value has a row of equal height; the bin of zeros has more.
-
-    Args:
-        run, rows: the run, and its tensors as rows.
-        kinds: the kinds that the control "histogram" selects from; empty if there is no such control.
+    Each bin from the smallest to the greatest recorded value has a row of equal height; the bin of zeros has more. The
+    control "histogram", if any, selects one of `kinds`.
     """
     shown = list(kinds) or _kinds(run)
     if not _kinds(run):
@@ -272,13 +262,9 @@ def _histogram_panel(run: Run, rows: Rows, kinds: Sequence[str] = ()) -> Panel |
 
 
 def _bin_ticks(edges: np.ndarray, low: int, high: int, zero: int, more: int) -> list[tuple[float, str]]:
-    """Return the ticks of an axis of bins: 0, and up to two powers of ten on either side.
+    """Return the ticks of an axis of the bins from `low` to `high` - 1: 0, and up to two powers of ten on either side.
 
-    Args:
-        edges: the edges between bins.
-        low, high: the first bin, and the bin after the last.
-        zero: the bin of zeros, or -1 for none.
-        more: the additional height of the bin of zeros, in bins.
+    `edges` are between bins. The bin `zero` (-1 for none) is `more` bins higher than the others.
     """
 
     def place(value: float) -> float | None:
@@ -301,7 +287,6 @@ def _bin_ticks(edges: np.ndarray, low: int, high: int, zero: int, more: int) -> 
 
 
 def _kinds(run: Run) -> list[str]:
-    """Return the kinds of recorded histograms: "gradient", "update" and "weight" or a part of them."""
     return [what for what in ("gradient", "update", "weight") if _has(run, f"{what}_histogram")]
 
 

@@ -95,13 +95,11 @@ class LossView(RunView):
         return scalar_names(self.runs) if self._scalars is None else self._scalars
 
     def on_control(self, name: str, value: Any, index: int) -> None:
-        """Change the horizontal axis when the control "axis" is set."""
         if name == "axis":
             self.axis = value
             super().refresh()
 
     def scene(self) -> Scene:
-        """Return the current picture as data, which every renderer can draw."""
         names = self.scalars
         smoothing = smoothing_control(self.runs, names, self._smoothing)
         scalars = [(run, scalar, run.scalars.get(scalar, Series())) for run in self.runs for scalar in names]
@@ -188,7 +186,6 @@ def _are_losses(runs: Any) -> bool:
 
 
 def _run_of(name: Any, losses: Any) -> Run:
-    """Return a run with the losses of steps 1, 2, ..."""
     run = Run(str(name))
     try:
         numbers = [float(loss) for loss in losses]
@@ -210,8 +207,7 @@ def _stacked(
 ) -> tuple[list[Panel], tuple[float, ...]]:
     """Place the first panel at the top, the next panels side by side below it, and learning rates at the bottom.
 
-    Returns:
-        The placed panels, and the heights of the rows in inches.
+    Return the placed panels, and the heights of the rows in inches.
     """
     first, lower = panels[0], panels[1:]
     columns = max(len(lower), 1)

@@ -33,7 +33,6 @@ class LossPlaneView(View):
         super().__init__(**others)
 
     def scene(self) -> Scene:
-        """Return the current picture as data, which every renderer can draw."""
         plane = self.plane
         layers: list[Layer] = surface_layers(plane.x, plane.y, plane.values, label="loss above its least value here")
         controls, curves = [], []

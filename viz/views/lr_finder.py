@@ -60,7 +60,6 @@ class LRFinderView(View):
         super().__init__(**settings)
 
     def scene(self) -> Scene:
-        """Return the current picture as data, which every renderer can draw."""
         results = list(self.results.items())
         layers: list[Layer] = []
         heights = []

@@ -105,7 +105,6 @@ class OrthogonalizationView(View):
         return "\n".join(lines)
 
     def scene(self) -> Scene:
-        """Return the current picture as data, which every renderer can draw."""
         values = np.geomspace(self.low, 1.0, POINTS)
         most = max(map(len, self._triples.values()))
         step = Control("steps", "after steps", list(range(most + 1)), index=most)

@@ -82,7 +82,6 @@ class Playground(TrajectoryView):
         return [setting for setting in search_ranges(self._klass) if setting.scale != "boolean"]
 
     def scene(self) -> Scene:
-        """Return the current picture as data, which every renderer can draw."""
         trajectories, trace = self.trajectories, self.trace
         moments = moments_of(trajectories.steps)
         step = Control("step", "step", moments, min(len(moments) - 1, 12), kind="play", seconds=8)
@@ -160,11 +159,7 @@ class Playground(TrajectoryView):
         self.refresh()
 
     def _set(self, name: str, value: float) -> None:
-        """Set a hyper-parameter.
-
-        Raises:
-            TypeError, ValueError: the optimizer has no such hyper-parameter, or does not accept the value.
-        """
+        """Set a hyper-parameter; raise TypeError or ValueError if the optimizer lacks it or does not accept the value."""
         setting = next((each for each in self.sliders if each.name == name), None)
         if setting is None:
             raise ValueError(f"{self._chosen} has no {name}")

@@ -57,12 +57,7 @@ def to_html(thing: Any) -> str:
 
 
 def mimebundle(thing: Any, include: Any = None, exclude: Any = None) -> dict[str, str]:
-    """Return the HTML of `to_html` as a MIME bundle for IPython, whose other formatters add the plain text.
-
-    Args:
-        thing: as for `to_html`, an instance of one of `TYPES`.
-        include, exclude: MIME types that IPython asks for; ignored.
-    """
+    """Return the HTML of `to_html` as a MIME bundle for IPython, whose other formatters add the plain text."""
     return {"text/html": to_html(thing)}
 
 

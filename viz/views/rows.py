@@ -16,12 +16,7 @@ MOST_ROWS = 64  # more rows could not be told apart
 class Rows:
     """The rows of a picture of a run's tensors: a row per tensor, or per module if there are more than 64 tensors.
 
-    Args:
-        run: the run that has the tensors.
-
-    Attributes:
-        names: the names of the rows.
-        choices: the choices of a control "layer": the rows, followed by the single tensors if the rows are modules.
+    `choices` are the choices of a control "layer": the rows, followed by the single tensors if the rows are modules.
     """
 
     def __init__(self, run: Run) -> None:

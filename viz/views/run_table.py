@@ -20,12 +20,7 @@ def with_table(
 ) -> Scene:
     """Return the scene with a table of its runs, if there are more than 8; the table first draws the best 8.
 
-    Args:
-        scene: its layers have the number of their run.
-        names: the runs' names.
-        columns: what is known about each run, by the heading of the column.
-        scores: a number for each run, by which the best are chosen.
-        lowest: whether the lowest are the best.
+    The scene's layers have the number of their run. `columns` are by heading; `scores` decide which runs are best.
     """
     if len(names) <= MOST_IN_LEGEND:
         return scene

@@ -23,13 +23,7 @@ MOST_NOTES = 6  # lines below a picture
 class RunView(View):
     """The base class of views of one or several runs, which show new data of runs that are still being recorded.
 
-    Args:
-        runs: a `Recorder`, a `Run`, a `LiveLoop`, a `RunSet`, or an iterable of recorders, runs and loops.
-        **settings: `name`, `theme` and `budget` of `View`.
-
-    Raises:
-        TypeError: `runs` is or contains something else.
-        ValueError: `runs` is empty.
+    `runs` is a `Recorder`, a `Run`, a `LiveLoop`, a `RunSet`, or an iterable of recorders, runs and loops.
     """
 
     def __init__(self, runs: Runs, **settings: Any) -> None:
@@ -41,7 +35,6 @@ class RunView(View):
 
     @property
     def run(self) -> Run:
-        """The first run."""
         return self.runs[0]
 
     def describe(self) -> str:
@@ -69,11 +62,8 @@ class RunView(View):
     def said(self, scene: Scene, axis: str = "step") -> Scene:
         """Return the scene with `description` after its own words, and with notes on problems below the picture.
 
-        A click on a note selects tensor and step.
-
-        Args:
-            scene: a scene; its control "layer", if any, chooses a tensor, and its control "step" a step.
-            axis: the quantity on the horizontal axes, such as "step".
+        A click on a note selects tensor and step, by the scene's controls "layer" and "step" if it has them. `axis` is the
+        quantity on the horizontal axes, such as "step".
         """
         controls = {control.name: control for control in scene.controls}
         rows, several = Rows(self.run), len(self.runs) > 1
@@ -127,14 +117,9 @@ class OneRunView(RunView):
 
 
 def take_in(recorders: Iterable[Recorder], wait: bool) -> bool:
-    """Move recorded measurements from devices into the runs of `recorders`.
+    """Move recorded measurements from devices into the runs, and return whether none is left to arrive.
 
-    Args:
-        recorders: the recorders.
-        wait: whether to wait until all measurements have arrived; else only those that have arrived are moved.
-
-    Returns:
-        Whether no measurement is left to arrive.
+    Measurements that have not arrived are waited for only if `wait` is True.
     """
     for recorder in recorders:
         if wait:

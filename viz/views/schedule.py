@@ -181,26 +181,22 @@ class ScheduleView(View):
         trainer.optimizer.lr_scheduler = self.schedule
 
     def on_drag(self, event: str, number: int, x: float, y: float) -> None:
-        """Move the knot that the user has dragged."""
         if event == "knot" and self.knots is not None and number < len(self.knots):
             self._chosen = number
             self.move(number, x, _rounded(y))
             super().refresh()
 
     def on_click(self, event: str, x: float, y: float) -> None:
-        """Add a knot where the user has double-clicked."""
         if event == "knot" and self.knots is not None:
             self._chosen = self.add(x, _rounded(y))
             super().refresh()
 
     def on_control(self, name: str, value: Any, index: int) -> None:
-        """Select the knot that the user has chosen."""
         if name == "knot":
             self._chosen = index
             super().refresh()
 
     def on_button(self, name: str) -> None:
-        """Apply the schedule to the trainer, or remove the selected knot."""
         if name == "remove" and self.knots is not None and len(self.knots) > 2:
             self.remove(self._chosen)
             super().refresh()
@@ -212,7 +208,6 @@ class ScheduleView(View):
         return take_in(self._recorders, wait)
 
     def scene(self) -> Scene:
-        """Return the current picture as data, which every renderer can draw."""
         n = self._n_updates()
         numbers = spread(1, n, POINTS)
         layers: list[Layer] = []
@@ -330,15 +325,9 @@ def _loss_panel(run: Run | None, across: Axis, smoothing: Control) -> Panel | No
 
 
 def scheduler(name: str, n_updates: int, **arguments: Any) -> LRScheduler:
-    """Create a schedule by name.
+    """Create a schedule by its registered name.
 
-    Args:
-        name: the registered name of the schedule, such as "cosine".
-        n_updates: its `max_update`, if it has this parameter and `arguments` does not set it.
-        **arguments: its other parameters.
-
-    Raises:
-        TypeError: a required parameter is missing.
+    `n_updates` is its `max_update`, if it has this parameter and `arguments` does not set it.
     """
     parameters = inspect.signature(LRScheduler.registry.lookup(name)).parameters.values()
     if any(each.name == "max_update" or each.kind is each.VAR_KEYWORD for each in parameters):

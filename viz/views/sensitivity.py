@@ -58,7 +58,6 @@ class SensitivityView(View):
         super().__init__(**{name: value for name, value in arguments.items() if name not in ours})
 
     def scene(self) -> Scene:
-        """Return the current picture as data, which every renderer can draw."""
         tuning, where = self.found, self.found.trajectories.function
         least = tuning.trajectories.least
         quartiles = np.maximum(tuning.quartiles.astype(np.float64) - least, LEAST)

@@ -52,12 +52,9 @@ NOWHERE_FINITE = Text("no value is finite", 0.5, 0.5, align="center", size=11, s
 
 
 def held(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the points of a step curve, on which each value holds until the next one.
+    """Return the points of a step curve, x and y [n], on which each value holds until the next one.
 
     A curve that changes too often for the number of points allowed is returned unchanged: its steps could not be seen.
-
-    Args:
-        x, y: the points of the curve, [n].
     """
     changes = np.flatnonzero((y[1:] != y[:-1]) & ~(np.isnan(y[1:]) & np.isnan(y[:-1]))) + 1
     if len(x) < 2 or 2 * len(changes) + 2 > POINTS:
@@ -85,10 +82,7 @@ def grouped(names: Iterable[str]) -> list[tuple[str, ...]]:
 def smoothing_control(runs: Sequence[Run], names: Iterable[str], wanted: float | None = None) -> Control:
     """Return the control "smoothing" of `scalar_panel`: no average, the initial width, and up to two widths on either side.
 
-    Args:
-        runs, names: the runs and the names of the scalars that are drawn.
-        wanted: the initial width of the moving average, in steps, 0 for none; None chooses one from the number of values,
-            or none if there are fewer than 20 values.
+    `wanted` is the initial width in steps, 0 for none; None chooses one from the number of values, or none below 20 values.
     """
     index = None
     if wanted is None:
@@ -103,13 +97,7 @@ def smoothing_control(runs: Sequence[Run], names: Iterable[str], wanted: float |
 
 
 def smoothing_of(widths: Sequence[float], index: int, unit: str = "step") -> Control:
-    """Return the control "smoothing", which chooses the width of a moving average; 0 is none.
-
-    Args:
-        widths: the widths to choose from, in units.
-        index: the number of the initial width.
-        unit: the unit's name in the singular.
-    """
+    """Return the control "smoothing", which chooses the width of a moving average, in units of this name; 0 is none."""
     words = [f"average of {width:.10g} {unit}{'s' * (width != 1)}" if width else "as recorded" for width in widths]
     return Control("smoothing", "smoothing", widths, index, texts=words)
 
@@ -127,17 +115,9 @@ def scalar_panel(
 ) -> Panel:
     """Return a panel of scalars over the steps: faint lines as recorded, strong lines averaged, and bands.
 
-    A band spans the smallest and largest values of the steps that share a point.
-
-    Args:
-        name: the name of the scalar, or of the first one.
-        drawn: the curves.
-        across: the horizontal axis.
-        smoothing: the control that chooses the width of the average; see `smoothing_control`.
-        label: the label of the vertical axis; None makes it from the name.
-        scale: "log" for a log scale if it fits the name and the values, or "linear".
-        names_width: whether the legend names the width of the average.
-        runs: for each curve the row of the table of runs; empty without a table.
+    A band spans the smallest and largest values of the steps that share a point. `name` is the (first) scalar, which also
+    labels the vertical axis if `label` is None. A log scale is used only if it fits name and values. `names_width` puts the
+    width of the average into the legend. `runs` has each curve's row of the table of runs; it is empty without a table.
     """
     of = [*runs, *[None] * (len(drawn) - len(runs))]
     layers: list[Layer] = []
@@ -183,9 +163,7 @@ def not_finite(
 ) -> list[Layer]:
     """Return crosses at the bottom of a panel where values are infinite or NaN, and a text if no value is finite.
 
-    Args:
-        across, vertical: the panel's axes.
-        curves: for each curve the x of its points, their means, their numbers of non-finite values, each [n], and its style.
+    For each curve: the x of its points, their means, their numbers of non-finite values, each [n], and its style.
     """
     layers, is_empty = list[Layer](), True
     for x, means, nonfinite, style in curves:
@@ -199,13 +177,9 @@ def not_finite(
 def crosses(
     across: Axis, vertical: Axis, places: Sequence[np.ndarray], name: str = "not finite", **look: Any
 ) -> list[Layer]:
-    """Return crosses at the bottom of a panel, where something is not finite.
+    """Return crosses at the bottom of a panel, where something is not finite; `name` is for the legend.
 
-    Args:
-        across, vertical: the panel's axes.
-        places: their x; with `by`, for each value of that control.
-        name: the name in the legend.
-        **look: further arguments of `Points`.
+    `places` are their x; with `by`, the x for each value of that control. `look` has further arguments of `Points`.
     """
     return _at_the_bottom(across, axis_value(vertical, 0.03), places, marker="cross", name=name, **look)
 
@@ -215,10 +189,7 @@ def not_positive(
 ) -> list[Layer]:
     """Return rings at the lower edge of a panel that is logarithmic, where values are 0 or below.
 
-    Args:
-        across, vertical: the panel's axes.
-        lines: for each line the x of such values, as `places` of `crosses`, and its style.
-        by: a control.
+    For each line: the x of such values, as `places` of `crosses`, and its style.
     """
     layers: list[Layer] = []
     for places, style in lines if vertical.scale == "log" else ():
@@ -291,7 +262,6 @@ def percentiles(values: np.ndarray) -> np.ndarray:
 
 
 def axis_value(axis: Axis, share: float) -> float:
-    """Return the value at the fraction `share` of the length of an axis."""
     if axis.scale == "log":
         return float(axis.low * (axis.high / axis.low) ** share)
     return axis.low + (axis.high - axis.low) * share

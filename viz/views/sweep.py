@@ -99,7 +99,6 @@ class SweepView(View):
         super().__init__(**others)
 
     def scene(self) -> Scene:
-        """Return the current picture as data, which every renderer can draw."""
         best = self._best
         names = [name for name in (*self._further, self._up, self._across) if name is not None]
         controls = [

@@ -97,7 +97,6 @@ class TrajectoryView(View):
         return dict(self._rates)
 
     def scene(self) -> Scene:
-        """Return the current picture as data, which every renderer can draw."""
         trajectories = self.trajectories
         factors = [rounded(f) for f in self._factors]
         rate = Control("rate", "learning rates", factors, self._one, texts=[self._rate_in_words(f) for f in factors])
@@ -150,12 +149,10 @@ class TrajectoryView(View):
         return " ".join([*parts, *([self.found] if self.found else []), *self._notes])
 
     def on_click(self, event: str, x: float, y: float) -> None:
-        """Rerun the optimizers from the place clicked."""
         if event == "start":
             self._move(x, y)
 
     def on_drag(self, event: str, number: int, x: float, y: float) -> None:
-        """Rerun the optimizers from the place to which the start was dragged."""
         if event == "start":
             self._move(x, y)
 
@@ -206,14 +203,12 @@ class TrajectoryView(View):
         self.trajectories: Trajectories = self._made[1].run(self._start)
 
     def _surface(self) -> list[Layer]:
-        """Return the layers that draw the function, cached until the function changes."""
         if self._drawn is None or self._drawn[0] is not self.function:
             self._drawn = self.function, function_layers(self.function, self.function.xlim, self.function.ylim)
         return list(self._drawn[1])
 
 
 def _found(search: Sensitivity) -> str:
-    """Return a sentence about the best rates found, with the numbers of rates and starts tried."""
     medians = search.quartiles[:, :, 1]
     each = [
         f"{name}: none converged" if np.isnan(rate) else f"{name} {rate:.3g} (loss {medians[i].min():.3g})"

@@ -38,7 +38,6 @@ class UpdateRatioView(OneRunView):
     """
 
     def scene(self) -> Scene:
-        """Return the current picture as data, which every renderer can draw."""
         panel = ratio_panel(self.run)
         if panel is None:
             return self.said(empty_scene("no update ratios recorded yet"))
@@ -65,7 +64,6 @@ class WeightsView(OneRunView):
     """
 
     def scene(self) -> Scene:
-        """Return the current picture as data, which every renderer can draw."""
         rows = Rows(self.run)
         followed = {name: series for name, series in self.run.weights.items() if len(series)}
         panels: list[Panel] = []
@@ -133,15 +131,9 @@ def norm_panel(run: Run, rows: Rows) -> Panel | None:
 
 
 def bad_gradients(run: Run, rows: Rows | None, across: Axis, vertical: Axis) -> list[Layer]:
-    """Return crosses at the bottom of a panel, at steps with gradients that are not finite.
+    """Return crosses, in a list, at the bottom of a panel, at steps with gradients that are not finite; empty if all are.
 
-    Args:
-        run: the recorded run.
-        rows: the rows from which the control "layer" selects one; None marks steps with a bad gradient in any tensor.
-        across, vertical: the panel's axes.
-
-    Returns:
-        A layer of crosses, or an empty list if all gradients are finite.
+    The control "layer" selects one of `rows`; None marks steps with a bad gradient in any tensor.
     """
     nonfinite = nonfinite_gradients(run)
     if nonfinite is None or not nonfinite[1].any():
@@ -156,9 +148,7 @@ def bad_gradients(run: Run, rows: Rows | None, across: Axis, vertical: Axis) -> 
 def ratio_panel(run: Run, is_small: bool = False) -> Panel | None:
     """Return a panel of the tensors' update ratios; None if no update ratio was recorded.
 
-    Args:
-        run: the recorded run.
-        is_small: whether the panel is one of several, so that its legend is short and names at most 3 of many tensors.
+    If `is_small`, its legend is short and names at most 3 of many tensors, as the panel is one of several.
     """
     series = run.tensors.get("update_ratio")
     if series is None or not len(series):
