@@ -24,17 +24,12 @@ MOST_METRICS = 1000  # the limit of one call to MLflow's store
 
 
 class Adapter:
-    """The interface to one logger. Instances call a function; subclasses adapt other loggers.
+    """The interface to one logger. Instances call the function `log` with a step and its numbers by name.
 
-    Args:
-        log: called with a step and its numbers by name.
-        name: the logger's name in messages.
-
-    Attributes:
-        takes_histograms: whether `log_histogram` does anything.
+    Subclasses adapt other loggers. `name` is the logger's name in messages.
     """
 
-    takes_histograms = False
+    takes_histograms = False  # whether `log_histogram` does anything
 
     def __init__(self, log: Callable[[int, dict[str, float]], Any], name: str) -> None:
         self.log, self.name = log, name
@@ -50,8 +45,6 @@ class Adapter:
 
 
 class _File(Adapter):
-    """A new text file with one line for each step."""
-
     def __init__(self, path: Path) -> None:
         super().__init__(self._log, f"file {str(path)!r}")
         self.path = path
@@ -195,13 +188,7 @@ class _LogMethod(Adapter):
 
 
 def adapter(target: Any) -> Adapter:
-    """Return the adapter for a logger: an element of a recorder's argument `to`.
-
-    Raises:
-        TypeError, ValueError: `target` is not a supported logger.
-        FileExistsError: `target` names an existing file.
-        FileNotFoundError: `target` names a file in a folder that does not exist.
-    """
+    """Return the adapter for a logger, an element of a recorder's argument `to`; raise for any other object or path."""
     if isinstance(target, (str, os.PathLike)):
         path = absolute_path("to", target)
         kinds: Mapping[str, type[_File]] = {".csv": _Csv, ".jsonl": _JsonLines}

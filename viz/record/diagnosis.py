@@ -49,10 +49,7 @@ def diagnose(run: Run) -> list[str]:
 class Finding(NamedTuple):
     """A problem of a run, and where it shows.
 
-    Attributes:
-        words: a sentence about it.
-        parameter: the name of the first tensor concerned; None if it concerns no single tensor.
-        step: the step at which it shows, or one of the steps if the sentence names several; None if it concerns no step.
+    `parameter` is the first tensor concerned, None if it concerns no single tensor; `step` is one of the steps, if any.
     """
 
     words: str
@@ -77,9 +74,8 @@ def findings(run: Run) -> list[Finding]:
 def nonfinite_gradients(run: Run) -> tuple[Curve, np.ndarray] | None:
     """Find infinite and NaN gradients.
 
-    Returns:
-        A curve of the run, and for each of its points and each parameter whether it has such gradients, bool
-        [n_points, n_parameters]; None if neither counts of them nor gradient norms have been recorded.
+    Return a curve of the run, and for each of its points and each parameter whether it has such gradients, bool
+    [n_points, n_parameters]; None if neither counts of them nor gradient norms have been recorded.
     """
     for quantity in ("gradient_nonfinite", "gradient_norm"):
         series = run.tensors.get(quantity)
@@ -120,7 +116,6 @@ def _not_finite(run: Run) -> Iterator[Finding]:
 
 
 def _only_skipped(run: Run) -> bool:
-    """Return whether every step had non-finite gradients and was skipped."""
     counts, updates = nonfinite_gradients(run), run.tensors.get("update_norm")
     if counts is None or updates is None or not len(updates):
         return False

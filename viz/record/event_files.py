@@ -24,11 +24,9 @@ BLOCK = 256  # bytes for which NumPy computes checksums at once
 
 
 class EventFile:
-    """A new event file, open for writing; its name ends in ".tristep".
+    """A new event file, open for writing, in a folder that is created if necessary; its name ends in ".tristep".
 
-    Args:
-        folder: the folder of the file; created if it does not exist.
-        event: the class `Event` of TensorBoard's protocol buffers.
+    `event` is the class `Event` of TensorBoard's protocol buffers.
     """
 
     def __init__(self, folder: str | os.PathLike[str], event: Any) -> None:

@@ -29,10 +29,8 @@ PATIENCE = 60.0  # seconds; a logger that logs nothing for so long while it is b
 class Lot(NamedTuple):
     """A batch of steps for one logger.
 
-    Attributes:
-        rows: for each series its column names, the steps [n], and the values: [n] for one column, [n, n_names], or
-            [n, n_names, n_bins] for histograms.
-        edges: the edges between the bins of histograms.
+    Each series has a row: its column names, the steps [n], and the values: [n] for one column, [n, n_names], or
+    [n, n_names, n_bins] for histograms. `edges` are between the histograms' bins.
     """
 
     rows: list[tuple[list[str], np.ndarray, np.ndarray]]
@@ -48,15 +46,9 @@ class Report:
 
 
 class Loggers:
-    """The loggers of a recorder.
+    """The loggers of a recorder, which get the first value of each series in every window of `every` steps.
 
-    Args:
-        to: loggers, in any form that `Recorder` takes.
-        every: log the first value of each series in every window of this many steps.
-        quantities: the quantities of `Run.tensors` to log, for every parameter.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid; all files have been closed again.
+    If an argument is invalid, all files have been closed again.
     """
 
     def __init__(self, to: Iterable[Any], every: int, quantities: Iterable[str]) -> None:
@@ -108,7 +100,6 @@ class Loggers:
         return [problem for logger in loggers for problem in logger.close(self._lot(logger, run, until))]
 
     def _series(self, run: Run) -> dict[tuple[str, str], Series]:
-        """Return the series to log, by kind and name."""
         series_by_key = {("scalars", name): series for name, series in run.scalars.items()}
         series_by_key |= {("tensors", name): run.tensors[name] for name in self._quantities if name in run.tensors}
         return series_by_key | {("histograms", name): series for name, series in run.histograms.items()}
@@ -140,7 +131,6 @@ class _Logger:
 
     Attributes:
         seen: for each series, by kind and name, how many values have been considered, and the last window of `every` steps.
-        last: the last step that was sent.
         after: only steps later than this one are sent.
         lost: how many values had left the run before the logger had time for them.
     """
@@ -196,7 +186,7 @@ class _Logger:
         return problems
 
     def _hurry(self, lots: list[Lot | None]) -> bool:
-        """Queue the remaining lots and wait for the thread to end. Returns False if it makes no progress for `PATIENCE`."""
+        """Queue the remaining lots and wait for the thread to end; return False if it makes no progress for `PATIENCE`."""
         assert self._thread is not None
         done, since = self.report.done, time.monotonic()
         while self._thread.is_alive() or lots:
@@ -221,7 +211,7 @@ def _end(lots: queue.Queue[Lot | None]) -> None:
 
 
 def _work(adapter: Adapter, lots: queue.Queue[Lot | None], report: Report) -> None:
-    """Log lots from the queue until it gives None. This is what a logger's thread runs."""
+    """Log lots from the queue until it gives None. A logger's thread runs this."""
     while (lot := lots.get()) is not None:
         steps: dict[int, dict[str, float]] = {}
         counted: dict[int, list[tuple[str, np.ndarray]]] = {}

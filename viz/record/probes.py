@@ -41,7 +41,7 @@ _ALONGSIDE: dict[MasterKind | None, str] = {
 
 
 def copy_to_host(value: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-    """Start a copy to the CPU. Returns the copy, and the event that marks its arrival; None if it is complete."""
+    """Start a copy to the CPU; return it and the event that marks its arrival, None if it is complete."""
     if value.device.type != "cuda":
         return value.cpu(), None
     host = streams.pinned(*value.shape, dtype=value.dtype)
@@ -82,7 +82,6 @@ class TrainerProbe:
         self.params = [weakref.ref(param) for param in params]
 
     def go_back(self, number: int) -> None:
-        """Continue after update `number`, to which the trainer has been restored."""
         if self._has_own:  # new ones begin with the next step again
             self._plain = copy.copy(self._plain)
             self._counting = None if self._counting is None else copy.copy(self._counting)
@@ -90,12 +89,10 @@ class TrainerProbe:
         self._start(number)
 
     def described(self) -> str:
-        """Return the optimizer and its settings as text."""
         return repr(living(self.source).optimizer)
 
     @property
     def number(self) -> int:
-        """How many updates there have been."""
         trainer = self.source()
         return 0 if trainer is None else trainer.optimizer.num_update
 
@@ -105,7 +102,6 @@ class TrainerProbe:
         return living(self.source).learning_rate
 
     def after_step(self) -> None:
-        """Choose the telemetry for the next step."""
         self._steps += 1
         if self._counting is not None:
             if self._steps == self._counted:  # the step that has just been counted
@@ -119,7 +115,6 @@ class TrainerProbe:
 
     @property
     def pending(self) -> bool:
-        """Whether measurements are still on the device."""
         return any(telemetry.pending for telemetry in self._telemetries())
 
     def read_into(self, run: Run) -> None:
@@ -151,7 +146,6 @@ class TrainerProbe:
             run.add_tensors(readings[-1]["steps"], counts)
 
     def flush(self) -> None:
-        """Wait until all measurements have arrived."""
         for telemetry in self._telemetries():
             telemetry.flush()
 
@@ -292,11 +286,7 @@ class OptimizerProbe:
 
 
 def living(source: weakref.ref[Any]) -> Any:
-    """Return the trainer or optimizer that a weak reference refers to.
-
-    Raises:
-        RuntimeError: it has been deleted.
-    """
+    """Return the trainer or optimizer that a weak reference refers to; raise RuntimeError if it has been deleted."""
     target = source()
     if target is None:
         raise RuntimeError(

@@ -257,15 +257,7 @@ class Recorder:
 class _Recording:
     """The state of a recorder. It is apart from the `Recorder` so that a function at exit can finish it.
 
-    Args:
-        run: the run to record into; `record_into` replaces it.
-        measuring: the probe.
-        loggers: the loggers.
-
-    Attributes:
-        last: the number of the last recorded update.
-        sent: loggers have all steps up to this one.
-        scalars: values that have not arrived in the run.
+    Loggers have all steps up to `sent`; `scalars` have not arrived in the run, which `record_into` replaces.
     """
 
     def __init__(self, run: Run, measuring: TrainerProbe | OptimizerProbe, loggers: Loggers) -> None:
@@ -276,7 +268,6 @@ class _Recording:
             atexit.register(self._end)
 
     def look(self) -> None:
-        """Implements `Recorder.look`."""
         self.scalars.look(self.run)
         was_pending = self.measuring.pending  # asked before reading: what arrives in between is read the next time
         self.measuring.read_into(self.run)
@@ -284,7 +275,6 @@ class _Recording:
             self._send(was_pending)
 
     def flush(self) -> None:
-        """Implements `Recorder.flush`."""
         self.scalars.flush(self.run)
         self.measuring.flush()
         self.measuring.read_into(self.run)
@@ -292,7 +282,7 @@ class _Recording:
             self._send(False)
 
     def close(self) -> str:
-        """Implements `Recorder.close`. Returns messages about problems, or ""."""
+        """Flush, detach, and close the loggers; return messages about problems, or ""."""
         atexit.unregister(self._end)
         try:
             self.flush()

@@ -24,7 +24,6 @@ class ScalarBuffer:
 
     @property
     def pending(self) -> bool:
-        """Whether the buffer holds any value."""
         return bool(self._on_host or self._copying)
 
     @property
@@ -72,11 +71,7 @@ class ScalarBuffer:
 
 
 def checked_scalars(scalars: Mapping[str, Any]) -> dict[str, float | torch.Tensor]:
-    """Return the values as floats, or as 0-d tensors if they are on an accelerator.
-
-    Raises:
-        TypeError, ValueError: a value is not a single number.
-    """
+    """Return the values as floats, or as 0-d tensors if they are on an accelerator; raise if one is not a single number."""
     checked: dict[str, float | torch.Tensor] = {}
     for key, value in scalars.items():
         name = key if key.isascii() else readable(key)

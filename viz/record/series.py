@@ -36,10 +36,8 @@ class Curve(NamedTuple):
 class FirstStep(NamedTuple):
     """The first step at which a value has some property, for each element of a series' values.
 
-    Attributes:
-        earliest, latest: int64 [*shape]. The step is not before `earliest` and not after `latest`. They are equal, but for a
-            series from a file of an earlier version, which has blocks of steps only. `NEVER`, the largest int64: there is
-            no such step.
+    It is not before `earliest` and not after `latest`, int64 [*shape]. They are equal, but for a series from a file of an
+    earlier version, which has blocks of steps only. Both are `NEVER`, the largest int64, if there is no such step.
     """
 
     earliest: np.ndarray
@@ -274,12 +272,9 @@ class Series:
 
 
 def _find_first(found: FirstStep, marked: np.ndarray, first: np.ndarray, last: np.ndarray) -> None:
-    """Set the first step of each element that has none yet.
+    """Set, in place, the first step of each element that has none yet.
 
-    Args:
-        found: is changed in place.
-        marked: bool [n, *shape]: which elements have the property in which of n spans of steps.
-        first, last: int64 [n], the first and the last step of each span.
+    `marked`, bool [n, *shape], says which elements have the property in which of n spans of steps, from `first` to `last`.
     """
     new = marked.any(axis=0) & (found.earliest == NEVER)
     if new.any():
@@ -293,10 +288,6 @@ def _shortened(steps: np.ndarray) -> str:
 
 class _Blocks:
     """The blocks of a `Series`, up to 2,048. When there is no room for another one, each two neighbours are merged.
-
-    Args:
-        shape: the shape of one value.
-        dtype: the dtype of stored values.
 
     Attributes:
         full: how many blocks are full; one more may have begun.

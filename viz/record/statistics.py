@@ -12,20 +12,15 @@ LARGEST = 1e38  # larger values count as non-finite
 
 
 def smoothed(x: np.ndarray, values: np.ndarray, widths: Sequence[float]) -> np.ndarray:
-    """Return moving averages: weighted means of the values around each point.
+    """Return moving averages [n_widths, n]: weighted means of the values [n] around each point.
 
     Weights fall as 1 - u**2 from 1 at the point to 0 at the edge of the window, half a width away. At the ends, where a mean
     would lag behind, a line is fitted to the values and evaluated at the point, so values on a straight line never change;
     if that is not above 0 where the mean is, as for losses that fall to 0, the value itself is taken, or for one of 0 the
-    smallest positive value in the window. Non-finite values are ignored, and are NaN in the result.
+    smallest positive value in the window. Non-finite values are ignored, and are NaN in the result. A value with no other in
+    its window stays as it is.
 
-    Args:
-        x: positions [n], increasing.
-        values: [n].
-        widths: widths of the windows in units of `x`, each >= 0. A value with no other in its window stays as it is.
-
-    Returns:
-        Smoothed values, float64 [n_widths, n].
+    `x` [n] increases; widths are in units of `x`, each >= 0.
 
     Source: local linear regression, Fan and Gijbels (1996), "Local Polynomial Modelling and Its Applications".
     """
@@ -62,14 +57,9 @@ def smoothed(x: np.ndarray, values: np.ndarray, widths: Sequence[float]) -> np.n
 
 
 def quantiles(values: np.ndarray, shares: Sequence[float]) -> np.ndarray:
-    """Return quantiles of each row, without interpolation and without NaN.
+    """Return quantiles [n_shares, n] of each row of [n, m], without interpolation and without NaN.
 
-    Args:
-        values: [n, m].
-        shares: which quantiles, in [0, 1]; 0.5 is the median.
-
-    Returns:
-        [n_shares, n], NaN for rows without a number.
+    `shares` are in [0, 1]; 0.5 is the median. Rows without a number have NaN.
     """
     ordered = np.sort(values, axis=1)  # NaN comes last
     number = (~np.isnan(values)).sum(axis=1)
