@@ -32,16 +32,8 @@ def split_at_loop(tree: ast.Module) -> tuple[ast.Module, ast.Module]:
     """Split a cell before its first loop, and make the training loop in the second part await `turn` at each iteration.
 
     IPython can compile the second part like any cell with await: it uses the notebook's names, and evaluates to a
-    coroutine. The training loop is the innermost one that calls a method `step`, else the first.
-
-    Args:
-        tree: the parsed cell. It is changed.
-
-    Returns:
-        The statements before the first loop, and all others.
-
-    Raises:
-        UsageError: the cell has no loop, or has await, yield or an async statement from its first loop on.
+    coroutine. The training loop is the innermost one that calls a method `step`, else the first. The tree is changed.
+    UsageError is raised if the cell has no loop, or has await, yield or an async statement from its first loop on.
     """
     at = next((i for i, statement in enumerate(tree.body) if any(_loops(statement))), None)
     if at is None:
@@ -64,9 +56,7 @@ def split_at_loop(tree: ast.Module) -> tuple[ast.Module, ast.Module]:
 def turns(cell: Callable[[], Any], values: Callable[[], dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Run one iteration of a cell's loop for each `next`, and yield the values after it.
 
-    Args:
-        cell: makes the coroutine of the cell, which awaits `turn` before each iteration.
-        values: returns the values to yield.
+    `cell` makes the coroutine of the cell, which awaits `turn` before each iteration.
     """
     waits = cell().__await__()
     try:

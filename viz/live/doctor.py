@@ -22,7 +22,6 @@ PACKAGES = ("tristep", "torch", "matplotlib", "IPython", "ipykernel", "ipywidget
 
 
 def doctor_report() -> list[str]:
-    """Return the lines that `%viz_doctor` prints."""
     lines, missing = [], []
     for package in PACKAGES:
         version = _version(package)

@@ -51,7 +51,6 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Undo `load`."""
     magics = shell.magics_manager.registry.get(TristepMagics.__name__)
     if magics is None:
         return

@@ -17,14 +17,9 @@ __all__ = ["LearningRate", "weakly"]
 
 
 class LearningRate:
-    """The learning rate of a trainer or torch optimizer, times a multiplier.
+    """The learning rate of a trainer or torch optimizer, times a multiplier; only a weak reference to it is kept.
 
-    Args:
-        trainer: a `Trainer`, a `torch.optim.Optimizer`, or None for no learning rate. Only a weak reference is kept.
-
-    Attributes:
-        multiplier: the factor of the rate at each step.
-        last: the rate of the last step; before the first step, the upcoming rate. None without a trainer.
+    `last` is the rate of the last step; before the first step, the upcoming rate. None without a trainer.
     """
 
     def __init__(self, trainer: Trainer | torch.optim.Optimizer | None) -> None:
@@ -48,7 +43,6 @@ class LearningRate:
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether a schedule sets the learning rate."""
         trainer = self.trainer
         if isinstance(trainer, Trainer):
             return any(part.lr_scheduler is not None for part in parts_of(trainer.optimizer))
@@ -56,15 +50,7 @@ class LearningRate:
         return trainer is not None and any("initial_lr" in group for group in trainer.param_groups)
 
     def needed(self, what: str) -> Trainer | torch.optim.Optimizer:
-        """Return the trainer or optimizer.
-
-        Args:
-            what: the feature that needs it, for the error message.
-
-        Raises:
-            ValueError: the loop was made without a trainer.
-            RuntimeError: the trainer no longer exists.
-        """
+        """Return the trainer or optimizer; raise, for the feature `what`, if there was none or it no longer exists."""
         if not self._is_known:
             raise ValueError(f"{what} needs to know what trains: make the loop with trainer=..., a Trainer or an optimizer")
         if self.trainer is None:
@@ -76,11 +62,7 @@ class LearningRate:
     def set(self, lr: float) -> None:
         """Set the learning rate of the first group; other groups keep their proportions to it.
 
-        If a schedule sets the rate, the multiplier is changed instead.
-
-        Raises:
-            ValueError: the scheduled rate is 0 at this step, or the loop was made without a trainer.
-            RuntimeError: the trainer no longer exists.
+        If a schedule sets the rate, the multiplier is changed instead, which raises ValueError if the scheduled rate is 0.
         """
         trainer, now = self.needed("set_learning_rate"), self.now
         if self.is_scheduled:

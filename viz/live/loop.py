@@ -601,7 +601,7 @@ class LiveLoop:
                 self._tell()
 
     def _take_one(self) -> str | None:
-        """Take a step. Returns the status that follows, or None to continue."""
+        """Take a step; return the status that follows, or None to continue."""
         try:
             try:
                 self._is_breakable = True
@@ -657,7 +657,6 @@ class LiveLoop:
         self._model, self._spares = [], []
 
     def _tell(self) -> None:
-        """Show the new status."""
         interrupted, self._interrupted = self._interrupted, False
         self._draw()
         if interrupted and self.status == "paused":  # and not "finished" by its last step
@@ -666,7 +665,7 @@ class LiveLoop:
             traceback.print_exception(self.exception)
 
     def _interrupt(self) -> bool:
-        """React to a signal, without waiting. Returns whether to break off the current step."""
+        """React to a signal, without waiting; return whether to break off the current step."""
         if self.status != "running":
             return False
         if self._interrupted and self._is_breakable and self._stepping == threading.get_ident():
@@ -862,9 +861,9 @@ class LiveLoop:
     # Drawing, recording, saving and snapshots; all but drawing happen between two steps.
 
     def _show(self, again: bool = True) -> bool:
-        """Show the view if there is a notebook; with `again`, even if this execution of the cell has shown it.
+        """Show the view if there is a notebook, and return whether it is shown.
 
-        Returns whether the view is shown.
+        With `again`, show it even if this execution of the cell has shown it.
         """
         if self.view is None:
             return False
@@ -963,8 +962,7 @@ class LiveLoop:
     def _keep_model(self) -> None:
         """Hold strong references to model and trainer again, to continue training.
 
-        Raises:
-            RuntimeError: they have been deleted, or another loop has replaced this one.
+        Raise RuntimeError if they have been deleted, or another loop has replaced this one.
         """
         model = [living() for living in self._living]
         gone = "what this loop has trained is gone. A loop that has ended does not keep it"
@@ -974,11 +972,10 @@ class LiveLoop:
 
     @property
     def _is_closed(self) -> bool:
-        """Whether the steps come from a generator that has ended."""
         return isinstance(self._iterator, Generator) and inspect.getgeneratorstate(self._iterator) == inspect.GEN_CLOSED
 
     def _renew(self) -> bool:
-        """Make a new generator if the old one has ended, if possible. Returns whether there may be more steps."""
+        """Make a new generator if the old one has ended, if possible; return whether there may be more steps."""
         if self._is_closed and not isinstance(self._source, Iterable):
             self._iterator = _iterator(self._source)
         return not self._is_closed
@@ -1108,7 +1105,6 @@ def _taking_interrupts() -> Iterator[None]:
 
 
 def _iterator(steps: Any) -> Iterator[Any]:
-    """Return an iterator that takes a training step for each `next`."""
     if isinstance(steps, Iterable):
         return iter(steps)
     return steps() if inspect.isgeneratorfunction(steps) else _called(steps)
@@ -1159,7 +1155,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_arguments(steps: Any, trainer: Any, recorder: Any, stateful: Sequence[Any], view: Any, checkpoint: Any) -> None:
-    """Raise TypeError or ValueError if an argument of `LiveLoop` is invalid."""
     results = (torch.Tensor, str, Mapping)  # can be iterated, but are what a step returns
     if not callable(steps) and (isinstance(steps, results) or not isinstance(steps, Iterable)):
         called = isinstance(steps, torch.Tensor) or _is_number(steps) or steps is None

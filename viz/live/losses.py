@@ -15,11 +15,7 @@ __all__ = ["LossWatch"]
 class LossWatch:
     """Looks at the losses of a run as they are recorded: all scalars whose names end in "loss".
 
-    Args:
-        run: the run.
-
-    Attributes:
-        is_fine: whether the last value of each loss is no higher than its first, or there is no value yet.
+    `is_fine` says whether the last value of each loss is no higher than its first, or there is no value yet.
     """
 
     def __init__(self, run: Run) -> None:

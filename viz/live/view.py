@@ -127,7 +127,6 @@ class LiveView(View):
         super().refresh()
 
     def catch_up(self) -> None:
-        """Do redrawing that `refresh` has postponed."""
         self.of.catch_up()
         super().catch_up()
 
@@ -136,7 +135,6 @@ class LiveView(View):
         return self.loop.at_rest()
 
     def is_live(self) -> bool:
-        """Return whether the loop is running."""
         return self.loop.status == "running"
 
     def picture_seconds(self) -> float:
@@ -144,7 +142,6 @@ class LiveView(View):
         return 60.0 if self.is_live() else 0.0
 
     def event_loop(self) -> asyncio.AbstractEventLoop | None:
-        """Return the event loop that runs the steps."""
         return self.loop.event_loop
 
     def status(self) -> str:
@@ -203,17 +200,14 @@ class LiveView(View):
         self.refresh()
 
     def on_click(self, event: str, x: float, y: float) -> None:
-        """Pass a click on to the other view."""
         self.of.on_click(event, x, y)
         self.refresh()
 
     def on_drag(self, event: str, number: int, x: float, y: float) -> None:
-        """Pass a dragged point on to the other view."""
         self.of.on_drag(event, number, x, y)
         self.refresh()
 
     def on_entry(self, name: str, text: str) -> None:
-        """Pass an entered text on to the other view."""
         self.of.on_entry(name, text)
         self.refresh()
 
