@@ -132,9 +132,7 @@ def _found_minima(where: Function, starts: np.ndarray, ends: np.ndarray, near: f
 def _arrivals(minima: Sequence[Minimum], seen: np.ndarray, looks: Sequence[int], near: float) -> np.ndarray:
     """Return the step of the first check at which each point was near each minimum, [n_minima, n].
 
-    Args:
-        seen: float32 [n_looks, 2, n], the points at all checks.
-        looks: the steps of the checks.
+    `seen` has the points at all checks, float32 [n_looks, 2, n], and `looks` the steps of the checks.
     """
     arrivals = np.full((len(minima), seen.shape[-1]), looks[-1] + 1, np.int32)
     for t, (x, y) in zip(reversed(looks), reversed(seen), strict=True):

@@ -25,11 +25,7 @@ __all__ = ["Candidate", "PlainUpdate", "TorchFactory", "named_optimizers", "one_
 class Candidate:
     """One optimizer of a simulation, with a training for each combination of varied arguments.
 
-    Args:
-        name: the label of the optimizer.
-        entry: a dict of arguments, an `Optimizer` or its class, a class of torch.optim, or a callable; see `simulate`.
-        values: the varied arguments of each combination.
-        relative: whether their learning rates are factors of the optimizer's own rate.
+    If `relative`, their learning rates are factors of the optimizer's own rate.
 
     Attributes:
         elementwise: whether each number is updated independently of the others and of its place, with states that are stored

@@ -40,11 +40,7 @@ class _Number(NamedTuple):
 class Expression:
     """An expression in x and y as a list of operations (name, operands), followed by the operations of its gradient.
 
-    Args:
-        text: the expression; see `catalog.function` for what it may contain.
-
-    Raises:
-        ValueError: the text is not an allowed expression; the message says what is wrong and where.
+    See `catalog.function` for what the text may contain; a ValueError says what is wrong and where.
     """
 
     def __init__(self, text: str) -> None:
@@ -65,13 +61,9 @@ class Expression:
         return values[self.value] if isinstance(self.value, int) else _constant(self.value, x).expand_as(x).clone()
 
     def evaluator(self, shape: tuple[int, ...], dtype: np.dtype) -> Callable[..., Any]:
-        """Return a function from arrays x and y to the value, df/dx and df/dy, with preallocated buffers.
+        """Return a function from arrays x and y of this shape and dtype (float32 or float64) to the value, df/dx and df/dy.
 
-        Intermediate values that are not needed at the same time share a buffer. The next call overwrites the results.
-
-        Args:
-            shape: the shape of the arrays.
-            dtype: their dtype, float32 or float64.
+        Buffers are preallocated. Values that are not needed at the same time share one. The next call overwrites results.
         """
         results = (self.value, *self.gradient)
         outputs = {i for i in results if isinstance(i, int)}

@@ -108,7 +108,6 @@ def _positions(name: str, default: Any, values: Sequence[Any], scale: str) -> Se
 
 
 def _takes(klass: type[Optimizer], name: str, value: Any) -> bool:
-    """Return whether the constructor accepts this value of the argument."""
     try:
         klass(**{name: value})
     except (TypeError, ValueError):

@@ -255,7 +255,6 @@ def _random_filters(model: nn.Module, seed: int) -> np.ndarray:
 
 
 def _side(k: int, placed: Mapping[str, np.ndarray], n: int, reach: float | None) -> np.ndarray:
-    """Return the grid coordinates along direction k."""
     if reach is not None or not placed:
         return np.linspace(-(reach or 1.0), reach or 1.0, n)
     # x and y cover the same length, so that they have the same scale.

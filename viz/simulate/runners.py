@@ -21,14 +21,7 @@ __all__ = ["ElementwiseRunner", "EnsembleRunner", "Runner", "SequentialRunner"]
 class ElementwiseRunner:
     """Points of elementwise optimizers: a training's points are one weight, and hyper-parameters are computed only once.
 
-    Args:
-        optimizers: the optimizer of each training, which has taken no step. Counts and schedules move to the last step.
-        starts: float32 [n_starts, 2].
-        steps: the number of steps.
-        engine: the engine of the updates, as for `tristep.kernels.choose_engine`.
-
-    Attributes:
-        size: the number of points.
+    Optimizers have taken no step; their counts and schedules move to the last step. `size` is the number of points.
     """
 
     def __init__(self, optimizers: Sequence[Any], starts: np.ndarray, steps: int, engine: str | None) -> None:
@@ -70,7 +63,6 @@ class ElementwiseRunner:
             repeat(rows)
 
     def states(self, training: int) -> list[np.ndarray]:
-        """Return copies of a training's states at its first start."""
         kind = next(kind for kind in self._kinds if training in kind.members)
         at = kind.members.index(training)
         return [state[at, :, 0].numpy().copy() for state in kind.states.values()]
@@ -109,7 +101,6 @@ class _Kind:
             rows.count()
 
     def start(self, weights: Sequence[Any]) -> None:
-        """Give the states their values before the first step."""
         for state in self.states.values():
             state.zero_()
         first = self._optimizers[0]
@@ -125,16 +116,7 @@ def _aligned(n: int, n_starts: int) -> torch.Tensor:
 
 
 class EnsembleRunner:
-    """Points of other optimizers of tristep: each point is the weight of a model of an `Ensemble`.
-
-    Args:
-        optimizers: the optimizer of each training.
-        starts: float32 [n_starts, 2].
-        engine: the engine of the updates, as for `tristep.kernels.choose_engine`.
-
-    Attributes:
-        size: the number of points.
-    """
+    """Points of other optimizers of tristep: each point is the weight of a model of an `Ensemble`."""
 
     def __init__(self, optimizers: Sequence[Optimizer], starts: np.ndarray, engine: str | None) -> None:
         self.size, self._n_starts = len(optimizers) * len(starts), len(starts)
@@ -149,17 +131,14 @@ class EnsembleRunner:
         return False  # optimizers keep the counts of the last walk
 
     def read(self, x: np.ndarray, y: np.ndarray) -> None:
-        """Write the coordinates of the points into these arrays [size]."""
         x[:], y[:] = self._points.T
 
     def step(self, dx: np.ndarray, dy: np.ndarray) -> None:
-        """Update the points by their gradients, each array [size]."""
         self._slopes[:, 0], self._slopes[:, 1] = dx, dy
         self._many.step(self._gradients)
         self._gradients = None
 
     def states(self, training: int) -> list[np.ndarray]:
-        """Return copies of a training's states at its first start."""
         states = self._many.updaters[training * self._n_starts].states[0]
         return [state.detach().float().numpy().copy() for state in states]
 

@@ -11,14 +11,10 @@ __all__ = ["simulate_scheduler"]
 
 
 def simulate_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler, n: int) -> list[float]:
-    """Return the future learning rates of a torch scheduler, without changing it or its optimizer.
+    """Return the future learning rates of a torch scheduler, without changing it or its optimizer: a copy is stepped.
 
-    Args:
-        scheduler: any scheduler that needs no losses. A copy of it is stepped.
-        n: the number of steps, >= 0.
-
-    Returns:
-        The first parameter group's present rate and its rate after each step: n + 1 rates, or fewer if the schedule ends.
+    The list has the first parameter group's present rate and its rate after each step: n + 1 rates, or fewer if the schedule
+    ends.
     """
     optimizer = scheduler.optimizer
     dummy = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in optimizer.param_groups], lr=0.1)

@@ -289,11 +289,7 @@ class Simulation:
 
 
 def checked_starts(where: Function, start: Any) -> np.ndarray:
-    """Return the starting points as a float32 array [n_starts, 2]; None means the function's own start.
-
-    Raises:
-        TypeError, ValueError: `start` is neither (x, y) nor [n_starts, 2], or not finite.
-    """
+    """Return the starting points as a finite float32 array [n_starts, 2]; None means the function's own start."""
     try:
         starts = np.array(where.start if start is None else start, dtype=np.float32)
     except (TypeError, ValueError):
