@@ -13,12 +13,7 @@ __all__ = ["COLOURS", "DASHES", "GRID", "INK", "QUIET", "THEMES", "Theme", "line
 class Theme:
     """The colours of a picture, as "#rrggbb".
 
-    Args:
-        background: the background of the whole picture.
-        ink: titles and labels.
-        quiet: ticks, explanations and the frame of the axes.
-        grid: grid lines.
-        colours: the colours of lines, in order.
+    `ink` is for titles and labels, `quiet` for ticks, explanations and the frame of the axes, `colours` for lines, in order.
     """
 
     background: str
