@@ -40,24 +40,10 @@ EVENTS: dict[str, dict[str, type]] = {
 
 
 class SceneWidget(anywidget.AnyWidget):
-    """A scene on a canvas in the output of a notebook's cell.
+    """A scene on a canvas in the output of a notebook's cell; `on_event` is called with each event, see `EVENTS`.
 
-    Set `payload` to show another scene. A control keeps its value if the new scene has a control of the same name with as
-    many values.
-
-    Args:
-        payload: the result of `Scene.to_bytes`.
-        on_event: called with each event, a dictionary of "kind" and the fields of that kind: "control" ("name", "index"),
-            "button" ("name"), "click" ("name", "x", "y"), "drag" ("name", "number", "x", "y"), "entry" ("name", "text"), and
-            "seen" when a page has shown the payload. None ignores events.
-
-    Example:
-        >>> from tristep.viz.render.canvas import SceneWidget
-        >>> from tristep.viz.scene import Axis, Line, Panel, Scene
-        >>> scene = Scene([Panel(Axis("step", 0, 2), Axis("loss", 0, 1), [Line([0, 1, 2], [1, 0.5, 0.2])])])
-        >>> widget = SceneWidget(scene.to_bytes(), print)
-        >>> widget.payload[4:16]
-        b'{"format":1,'
+    Set `payload`, from `Scene.to_bytes`, to show another scene. A control keeps its value if the new scene has a control of
+    the same name with as many values.
     """
 
     tells = True  # that a page has got what it shows
@@ -73,7 +59,7 @@ class SceneWidget(anywidget.AnyWidget):
         self.on_msg(self._receive)
 
     def show(self, scene: Scene, live: bool = False) -> None:
-        """Show another scene; `live` makes no difference here, where axes follow the data at no cost."""
+        """`live` makes no difference here, where axes follow the data at no cost."""
         self.payload = scene.to_bytes()
 
     def hide_picture(self) -> None:
@@ -116,15 +102,11 @@ def checked(message: object) -> Event | None:
 def page(payload: bytes, title: str, description: str) -> str:
     """Return an HTML page that shows a scene by itself, also from a disk: it contains the script and the data.
 
-    In a frame it posts {tristepHeight: pixels} to the page around whenever its height changes.
+    In a frame it posts {tristepHeight: pixels} to the page around whenever its height changes. `description` is shown where
+    scripts do not run.
 
     Arrays are rounded to five digits where that is not visible: integers are not, nor are values that lie close together. A
     sweep of 41 rates, 8 optimizers and 200 steps takes 0.2 to 0.3 MB.
-
-    Args:
-        payload: the result of `Scene.to_bytes`.
-        title: the title of the page.
-        description: the picture in words, shown where scripts do not run.
     """
     data = base64.b64encode(zlib.compress(_packed(payload), 9)).decode("ascii")
     return PAGE.format(

@@ -17,10 +17,8 @@ __all__ = ["ControlRows", "close_all", "structure_of"]
 class ControlRows:
     """Widgets for the controls, buttons, clicks, listings and the message of a scene.
 
-    Args:
-        scene, state: the scene, and the state of its controls.
-        select: called with the name of a control and its new index.
-        tell: called with all other events, as dictionaries in the form of `render.canvas.EVENTS`.
+    `select` is called with the name of a control and its new index, `tell` with all other events, in the form of
+    `render.canvas.EVENTS`.
 
     Attributes:
         widgets: rows of widgets for controls, buttons and clicks.
@@ -68,7 +66,6 @@ class ControlRows:
             shown.value = f"<span role='status'>{text}</span>" if text else ""
 
     def close(self) -> None:
-        """Close all widgets and links."""
         for link in self.links:
             link.close()
         for widget in (*self.widgets, *self.about):
@@ -80,7 +77,6 @@ class ControlRows:
         return button
 
     def _field(self, control: Control, **look: Any) -> Any:
-        """Make the text field of a control."""
         field = ipywidgets.Text(continuous_update=False, tooltip=control.label, **look)
         self._fields[control.name] = field
 
@@ -92,7 +88,6 @@ class ControlRows:
         return field
 
     def _row(self, control: Control, state: State) -> Any:
-        """Make the row of widgets that sets a control."""
         if control.kind == "text":
             return self._field(control, description=control.label, style={"description_width": "initial"})
         options = [(control.words(i), i) for i in range(len(control.values))]
@@ -127,7 +122,6 @@ class ControlRows:
         return ipywidgets.HBox([play, selector], layout=ipywidgets.Layout(flex_flow="row wrap"))
 
     def _runs(self, runs: RunTable) -> Any:
-        """Make the list from which the runs that are drawn are chosen."""
         shown, label = tuple(runs.shown), f"runs, {len(runs.names)}"
         entries = [f"{name}: {_in_words(runs, k)}" for k, name in enumerate(runs.names)]
         options = list(zip(entries, range(len(entries)), strict=True))
@@ -187,7 +181,6 @@ def _says(scene: Scene) -> bool:
 
 
 def close_all(widget: Any) -> None:
-    """Close a widget and its children."""
     for child in getattr(widget, "children", ()):
         close_all(child)
     widget.close()

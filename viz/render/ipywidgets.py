@@ -31,13 +31,7 @@ Event = dict[str, Any]
 
 
 class SceneBox(ipywidgets.VBox):
-    """A scene as a picture, with its controls below or next to it.
-
-    Args:
-        scene: the scene.
-        on_event: called with each event, a dictionary as for `render.canvas.SceneWidget`; None ignores events.
-        theme: "light" or "dark".
-    """
+    """A scene as a picture, with its controls below or next to it. Events are those of `render.canvas.SceneWidget`."""
 
     tells = False  # when a page has got what it shows
 
@@ -63,10 +57,8 @@ class SceneBox(ipywidgets.VBox):
     def show(self, scene: Scene, live: bool = False) -> None:
         """Show another scene. A control keeps its value if both scenes have it, with as many values.
 
-        Args:
-            scene: the scene.
-            live: whether it is the same picture some steps later. Then an axis that grows gets extra room, so that most
-                pictures can keep the axes of the one before; drawing those takes a sixth of the time.
+        If `live`, it is the same picture some steps later. Then an axis that grows gets extra room, so that most pictures
+        can keep the axes of the one before; drawing those takes a sixth of the time.
         """
         before = {control.name: control for control in self.scene.controls}
         self._state = scene.state() | {
@@ -89,14 +81,12 @@ class SceneBox(ipywidgets.VBox):
         self._draw()
 
     def hide_picture(self) -> None:
-        """Hide the next output of the cell, a static picture of this scene, while the widget is visible."""
         self.add_class(PICTURED)
         self._hiding = [ipywidgets.HTML(f"<style>{HIDING}</style>", layout={"display": "none"})]
         self._put_together()
 
     @property
     def links(self) -> list[Any]:
-        """The links between widgets that work in the browser, without Python."""
         return self._rows.links
 
     def _new_rows(self) -> ControlRows:
@@ -116,7 +106,6 @@ class SceneBox(ipywidgets.VBox):
         self.children = [self._shown, *rows, *self._hiding]
 
     def close(self) -> None:
-        """Close the widget and its children."""
         self._rows.close()
         for child in self.children:
             close_all(child)

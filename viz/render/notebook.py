@@ -48,7 +48,6 @@ def current_kernel() -> Any:
 
 
 def in_notebook() -> bool:
-    """Return whether a Jupyter kernel runs this code."""
     return current_kernel() is not None
 
 

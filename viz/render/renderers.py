@@ -47,11 +47,6 @@ class Capabilities:
 
 
 def canvas_module() -> Any:
-    """Return the module of the canvas.
-
-    Raises:
-        ModuleNotFoundError: anywidget is not installed.
-    """
     if installed_version("anywidget") is None:
         raise ModuleNotFoundError("drawing in a browser needs anywidget: pip install 'tristep[notebook]'", name="anywidget")
     return import_module(".canvas", __package__)

@@ -64,7 +64,6 @@ class LayerArtist:
         self._shown = self._edges = None
 
     def data(self, scene: Scene, layer: Any, state: State) -> tuple[Any, ...]:
-        """Return the layer's arrays in this state of the controls."""
         return tuple(layer.chosen(name, state) for name in layer.arrays)
 
     def make(self, layer: Any) -> None:
@@ -305,7 +304,6 @@ ARTISTS: dict[type, type[LayerArtist]] = {
 
 
 def colour_and_dashes(style: int | str, theme: str) -> tuple[str, Any]:
-    """Return the matplotlib colour and line style of a layer's style in a theme."""
     if isinstance(style, str):
         return getattr(THEMES[theme], style), "-"
     look = line_style(style, theme)
@@ -332,7 +330,6 @@ def _coloured(values: np.ndarray, layer: Heatmap, colours: np.ndarray) -> np.nda
 
 
 def limits_of(layer: Heatmap) -> tuple[float, float]:
-    """Return the lowest and the highest value of a heatmap's colour scale."""
     assert layer.limits is not None  # `Scene` has set them
     return layer.limits
 

@@ -28,11 +28,7 @@ EDGE = 0.03  # half the width of what is drawn on the edge of a panel, in inches
 class PanelAxes:
     """The matplotlib axes of a panel, with the artists of its layers and its colour bars.
 
-    Args:
-        figure: the figure to which the axes are added.
-        panel: the panel to draw.
-        theme: "light" or "dark".
-        quick: whether one artist of ours draws ticks and labels, instead of matplotlib's, which users can change.
+    If `quick`, one artist of ours draws ticks and labels, instead of matplotlib's, which users can change.
     """
 
     def __init__(self, figure: Figure, panel: Panel, theme: str, quick: bool) -> None:

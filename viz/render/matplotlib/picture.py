@@ -54,25 +54,10 @@ class Picture:
     axes. A scene that differs in more than its numbers redraws everything.
 
     Args:
-        scene, state, theme: the same as for `draw`.
-        dpi: pixels per inch. Default: 100.
-        values: whether to write the values of the controls below the panels. Default: True.
+        dpi: pixels per inch.
+        values: whether to write the values of the controls below the panels.
         quick: whether one artist of ours draws the ticks and labels of axes, because each of matplotlib's takes half a
-            millisecond. Users can change matplotlib's only. Default: True.
-
-    Attributes:
-        figure: the matplotlib figure in its current state.
-
-    Example:
-        >>> from tristep.viz.render.matplotlib import Picture
-        >>> from tristep.viz.scene import Axis, Control, Line, Panel, Scene
-        >>> power = Control("power", "power", [1, 2, 3])
-        >>> line = Line([0, 1, 2], [[0, 1, 2], [0, 1, 4], [0, 1, 8]], by=("power",))
-        >>> picture = Picture(Scene([Panel(Axis("x", 0, 2), Axis("y", 0, 8), [line])], controls=[power]))
-        >>> pngs = []
-        >>> for index in range(3):
-        ...     picture.show(state={"power": index})
-        ...     pngs.append(picture.png())
+            millisecond. Users can change matplotlib's only.
     """
 
     figure: Figure
@@ -96,12 +81,7 @@ class Picture:
             self._begin(scene, scene.state(**(state or {})))
 
     def show(self, scene: Scene | None = None, state: State | None = None) -> None:
-        """Update `figure` for another state or scene; the next `png` draws it.
-
-        Args:
-            scene: the new scene; None: the current scene.
-            state: index of the value of each control, by the control's name. Default: the controls' first settings.
-        """
+        """Update `figure` for another state (default: the controls' first settings) or scene; the next `png` draws it."""
         with LOCK:
             scene = self.scene if scene is None else scene.without_table()
             wanted = scene.state(**(state or {}))
@@ -296,14 +276,9 @@ class Picture:
         at: str | None = None,
         most: float = math.inf,
     ) -> list[list[_Key]]:
-        """Arrange a legend in rows of this width.
+        """Arrange a legend, layers by name and style, in rows of this width; `width` and `most`, for a name, are in inches.
 
-        Args:
-            entries: the layers by name and style.
-            width: the width, in inches.
-            size: the font size.
-            at: the `legend` of the only panel, for values of its lines.
-            most: the largest width of a name.
+        `at` is the `legend` of the only panel, for values of its lines.
         """
         rows: list[list[_Key]] = []
         left = 0.0
@@ -342,7 +317,6 @@ class Picture:
             y -= size * ROW
 
     def _said(self) -> str:
-        """Return the line of text with the values of the controls."""
         if not self._with_values:
             return ""
         settable = [control for control in self.scene.controls if not control.remote and len(control.values) > 1]

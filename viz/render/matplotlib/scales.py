@@ -25,16 +25,8 @@ NONE = Ticks([], [])
 class ScaleArtist(Artist):
     """The lines, ticks and labels of axes: x below and y on the left, or only y on the right, as for a colour bar.
 
-    Args:
-        axes: the axes to surround.
-        theme: "light" or "dark".
-        size: the font size of tick labels, in points; axis labels are usually larger by 1.
-        right: whether to draw only the y axis, on the right.
-        grid: whether to draw lines across the axes at the ticks of y.
-
-    Attributes:
-        x, y: the ticks of each axis.
-        labels: the labels of x and y, with line breaks.
+    `size` is the font size of tick labels, in points; axis labels are usually larger by 1. `grid` draws lines across the
+    axes at the ticks of y. `labels`, of x and y, have line breaks.
     """
 
     def __init__(self, axes: Axes, theme: str, size: float = 9.0, right: bool = False, grid: bool = False) -> None:
@@ -144,7 +136,6 @@ class ScaleArtist(Artist):
         return LABEL_PAD / 72 + line * (1 + 1.2 * label.count("\n"))
 
     def _shares(self, ticks: Ticks, which: str) -> list[float]:
-        """Return the positions of the ticks along the axis, from 0 to 1."""
         if not ticks.values:
             return []
         axis = 0 if which == "x" else 1
