@@ -13,23 +13,9 @@ __all__ = ["level_lines", "surface_layers"]
 
 
 def level_lines(x: Any, y: Any, values: Any, levels: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the contour lines of a function as a single line with gaps.
+    """Return the contour lines of a function on a grid as one line: x and y, float32 [n_points], NaN between pieces.
 
-    Args:
-        x, y: the grid, [n_columns] and [n_rows], increasing.
-        values: the function's values on the grid, [n_rows, n_columns].
-        levels: the values of the contours, [n].
-
-    Returns:
-        x and y, float32 [n_points] each, with NaN between pieces.
-
-    Example:
-        >>> import numpy as np
-        >>> from tristep.viz.scene import level_lines
-        >>> side = np.linspace(-2, 2, 81)
-        >>> x, y = level_lines(side, side, side[:, None] ** 2 + side**2, [1.0])
-        >>> bool(np.allclose(np.hypot(x, y)[np.isfinite(x)], 1, atol=1e-3))
-        True
+    The grid `x`, `y` is [n_columns] and [n_rows], increasing; `values` is [n_rows, n_columns].
     """
     generator = contour_generator(x, y, np.ma.masked_invalid(np.asarray(values, dtype=np.float64)), name="serial")
     gap = np.full((1, 2), np.nan)
@@ -46,14 +32,9 @@ def surface_layers(
 ) -> list[Layer]:
     """Return a heatmap and contour lines of a surface, such as a loss over two weights.
 
-    Colours show the height above the lowest value, on a log scale.
-
-    Args:
-        x, y: the centers of the cells, [n_columns] and [n_rows], increasing and evenly spaced.
-        values: [n_rows, n_columns]; cells with non-finite values stay empty.
-        label: the label of the colour bar, with the unit; "" for no bar.
-        levels: the number of contour lines, >= 0. They are at quantiles, so each encloses the same additional area.
-        by: names of controls, for the layers.
+    Colours show the height above the lowest value, on a log scale. `x` and `y` are the centers of the cells, increasing and
+    evenly spaced; `values` is [n_rows, n_columns], and cells with non-finite values stay empty. The `levels` contours are at
+    quantiles, so each encloses the same additional area. `label`, with the unit, is that of the colour bar; "" for no bar.
     """
     x, y, values = (np.asarray(array, dtype=np.float64) for array in (x, y, values))
     finite = values[np.isfinite(values)]
