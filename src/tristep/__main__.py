@@ -20,17 +20,7 @@ typed in a notebook cell is compiled like those that come with the package.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        arguments: the command and its options; None: the program's arguments.
-
-    Returns:
-        The exit status: 0, or 1 if the command failed.
-
-    Raises:
-        SystemExit: with status 2 and a message for wrong arguments.
-    """
+    """Run one command; None means the program's arguments. Return the exit status: 0, or 1 if the command failed."""
     parser = argparse.ArgumentParser(
         prog="python -m tristep",
         description=ABOUT,
@@ -96,7 +86,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _here() -> str:
-    """Return one line about this machine."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = torch.cuda.get_device_name() if device.type == "cuda" else "the CPU"
     try:

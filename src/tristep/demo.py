@@ -32,14 +32,8 @@ EPOCH = -(-TRAINING_IMAGES // BATCH)  # updates
 def run(epochs: int = 15, out: str = "tristep-demo.png", engine: str | None = None, optimizers: Sequence[str] = ()) -> int:
     """Run the demo: print the step and a table, and write the picture. Check the arguments by `check` before.
 
-    Args:
-        epochs: the number of passes over the training images, >= 1.
-        out: the name of the picture, a PNG file.
-        engine: "triton", "cpu", "eager", or None for the fastest that is available.
-        optimizers: names from `recipes`, in the order of the table; empty for all.
-
-    Returns:
-        The exit status: 0, or 1 if the first step was wrong.
+    `optimizers` are names from `recipes`, in the order of the table; empty for all. Return the exit status: 0, or 1 if the
+    first step was wrong.
     """
     device = find_device(engine)
     data = load(device)
@@ -72,18 +66,7 @@ class Run(NamedTuple):
 
 
 def check(epochs: int, out: str, engine: str | None, optimizers: Sequence[str]) -> None:
-    """Check the arguments of `run` before the training starts.
-
-    Args:
-        epochs: the number of passes over the training images.
-        out: the name of the picture.
-        engine: the name of an engine, or None.
-        optimizers: names of optimizers.
-
-    Raises:
-        ValueError: `epochs` is below 1, there is no such optimizer or engine, or `out` is no PNG file in a folder.
-        ModuleNotFoundError: the engine needs a library that is not installed.
-    """
+    """Check the arguments of `run` before the training starts."""
     if epochs < 1:
         raise ValueError(f"epochs={epochs}: must be 1 or more")
     names = recipes(EPOCH)
@@ -193,15 +176,7 @@ def train(
     batches: list[torch.Tensor],
     engine: str | None = None,
 ) -> Run:
-    """Train the network with one optimizer.
-
-    Args:
-        name: the name of the optimizer.
-        settings: its arguments.
-        data: the result of `load`.
-        batches: the indices of the training images in each batch.
-        engine: the name of an engine, or None.
-    """
+    """Train the network with one optimizer on data from `load`, with the indices of the training images in each batch."""
     images, labels = data["images"], data["labels"]
     net = network().to(images.device)
     trainer = Trainer(net, name, settings, engine=engine)
@@ -225,7 +200,6 @@ def train(
 
 
 def table(runs: dict[str, Run], settings: dict[str, dict[str, Any]], engine: str) -> str:
-    """Return a table of the trainings' losses, accuracies and times, as text."""
     lines = [f"{'optimizer':<10} {'loss':>7} {'accuracy':>9} {'µs/step':>8}  {'engine':<7} learning rate"]
     for name, run in runs.items():
         loss, step = statistics.fmean(run.losses[-EPOCH:]), statistics.median(run.seconds) * 1e6
