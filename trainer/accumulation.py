@@ -16,11 +16,8 @@ class AccumulationWatch:
     """Warns if the second step uses gradients that backward passes have added to the gradients of the first step.
 
     In MXNet a backward pass replaces them, so code from MXNet may lack `zero_grad()`. What a step does not use is of no
-    concern: the backward pass of a GAN's generator adds to the discriminator's gradients, which are then zeroed.
-
-    Args:
-        params: the trainer's parameters.
-        is_over: whether there is nothing to watch, as in a trainer that has taken steps before; also an attribute.
+    concern: the backward pass of a GAN's generator adds to the discriminator's gradients, which are then zeroed. `is_over`:
+    there is nothing to watch, as in a trainer that has taken steps before.
     """
 
     def __init__(self, params: Sequence[torch.nn.Parameter], is_over: bool = False) -> None:

@@ -175,11 +175,9 @@ class LossScaler:
 
     @torch.no_grad()
     def look(self, *copies: Sequence[torch.Tensor | None], always: bool = False) -> None:
-        """Before a step, mark it as skipped if a gradient is not finite, unless the update rule detects that by itself.
+        """Before a step, mark it as skipped if a gradient of any replica is not finite.
 
-        Args:
-            *copies: the gradients of each replica of the model.
-            always: look even if the rule detects it.
+        Nothing is done if the update rule detects that by itself, unless `always`.
         """
         if self._rule_detects_overflow and not always:
             return
@@ -193,8 +191,7 @@ class LossScaler:
     def end(self, total: torch.Tensor | None) -> None:
         """After a step, decrease the scale if it overflowed, or count a good step.
 
-        Args:
-            total: the sum of squares of all gradients, which is finite without overflow; None: `look` has decided.
+        `total`: the sum of squares of all gradients, which is finite without overflow; None: `look` has decided.
         """
         overflow = self.control[1] if total is None else (~total.isfinite()).to(self.scale.device, torch.float32)
         torch._amp_update_scale_(

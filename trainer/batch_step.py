@@ -28,17 +28,9 @@ class BatchStep:
     as by `net.eval()`, leads to another recording. Numbers that a loss computes elsewhere cannot be seen.
 
     Args:
-        source: the trainer or optimizer.
-        net: the model, called with the inputs of a batch.
         loss: a function of (outputs, labels) that returns one loss for each sample, or their mean.
         capture: True records steps as a CUDA graph on a GPU, and raises an error where that cannot be; "auto" takes normal
             steps there; False never records.
-
-    Attributes:
-        why: why steps are not captured, in words; "" unless that was asked for and cannot be.
-
-    Raises:
-        ValueError, RuntimeError: `capture` is True, and the optimizer cannot be captured.
     """
 
     def __init__(
@@ -49,14 +41,14 @@ class BatchStep:
         capture: bool | str = False,
     ) -> None:
         self._source, self._net, self._loss, self._asked = source, net, loss, capture
+        # `why`: why steps are not captured, in words; "" unless that was asked for and cannot be.
         self.why, self._changes, self._plain = "", 0, _plain(net)
         self._captured: CapturedStep | None = self._new() if capture else None
 
     def __call__(self, batch: Any) -> tuple[int, torch.Tensor, Any, Any]:
         """Take a step; return the size of the batch, the mean loss, the labels and the outputs.
 
-        Raises:
-            RuntimeError: `capture` is True, and the step cannot be captured; it has been taken.
+        If `capture` is True and the step cannot be captured, raise RuntimeError; it has been taken.
         """
         device = device_of(self._net)
         inputs, labels = unpack_batch("data", batch, device)
@@ -141,11 +133,7 @@ def device_of(net: torch.nn.Module) -> torch.device:
 
 
 def unpack_batch(name: str, batch: Any, device: torch.device) -> tuple[tuple[Any, ...], Any]:
-    """Return the inputs of a batch, as a tuple, and its labels, moved to a device.
-
-    Raises:
-        TypeError: the batch is no pair; `name` is the argument that it comes from.
-    """
+    """Return the inputs of a batch, as a tuple, and its labels, moved to a device; `name`: the argument of the data."""
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
         raise TypeError(f"{name} must give pairs (inputs, labels), got {type(batch).__name__}")
     inputs, labels = batch
@@ -158,7 +146,6 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def check_captures(capture: Any) -> None:
-    """Raise unless the argument `capture` is True, False or "auto"."""
     if not (isinstance(capture, bool) or capture == "auto"):
         raise ValueError(f"capture={capture!r}: must be True, False or 'auto'")
 
@@ -174,7 +161,6 @@ def _plain(net: torch.nn.Module) -> list[tuple[Any, ...]]:
 
 
 def _drawn() -> list[Any]:
-    """Return the states of the random-number generators of the CPU, to compare them."""
     numpy: Any = np.random.get_state()  # noqa: NPY002
     return [random.getstate(), numpy[1].tobytes(), numpy[2], torch.get_rng_state().numpy().tobytes()]
 

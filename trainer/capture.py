@@ -28,12 +28,7 @@ from .validation import integer
 class CapturedStep:
     """A training function that is recorded as a CUDA graph after some calls; `Trainer.capture` returns it.
 
-    Each call is one training step, the warm-up calls too.
-
-    Args:
-        fn: forward pass, backward pass and step, with tensors as arguments.
-        device: the device of the parameters.
-        warmup: the number of calls that run normally before the graph is recorded, >= 2.
+    Each call is one training step, the warm-up calls too, of which there are at least 2.
 
     Attributes:
         is_recorded: whether the graph has been recorded.
@@ -128,11 +123,7 @@ class CapturedStep:
 
 
 def check_capture(updater: Updater, device: torch.device, telemetry: Any) -> None:
-    """Raise if `Trainer.capture` cannot record the steps of this updater.
-
-    Raises:
-        ValueError: the optimizer, the engine or the telemetry does not allow it.
-    """
+    """Raise ValueError if the optimizer, the engine or the telemetry does not allow `Trainer.capture`."""
     optimizer = updater.optimizer
     for part in parts_of(optimizer):
         check_rule(part, part.rule if isinstance(part, RuleOptimizer) else None)

@@ -38,11 +38,7 @@ class Work:
         self.then: Callable[[], None] | None = None
 
     def wait(self) -> None:
-        """Wait until the collective is complete; on a GPU the current stream waits, not the host.
-
-        Raises:
-            RuntimeError: a rank is missing.
-        """
+        """Wait until the collective is complete; on a GPU the current stream waits, not the host."""
         _call(self._group, self._work.wait)
         if self.then is not None:
             self.then()
@@ -71,14 +67,9 @@ def all_to_all(
     *,
     sizes: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> Any:
-    """Send part i of `values` to rank i; `output` gets the parts from all ranks, in their order.
+    """Send part i of `values` to rank i; `output` gets the parts from all ranks, in their order. Returns as `all_reduce`.
 
-    Args:
-        output: the tensor for the received parts.
-        values: the tensor of the sent parts, one for each rank.
-        group: the process group; None: all ranks.
-        async_op: whether to return a `Work` instead of waiting.
-        sizes: the lengths of the parts in `output`, and in `values`; None: equal parts.
+    `sizes`: the lengths of the parts in `output`, and in `values`; None: equal parts.
     """
     received, sent = (None, None) if sizes is None else map(list, sizes)
     return _run(group, async_op, dist.all_to_all_single, output, values, received, sent)
@@ -104,7 +95,6 @@ def broadcast_object(obj: Any, group: Any = None) -> Any:
 
 
 def barrier(group: Any = None) -> None:
-    """Wait until every rank has called this."""
     _call(group, dist.barrier, group=group)
 
 
@@ -118,14 +108,8 @@ def process_group(group: Any = None, name: str = "dist_sync") -> Any:
     """Initialize torch.distributed from torchrun's environment if need be, and return the group, None for all ranks.
 
     The backend is NCCL for CUDA, gloo otherwise. The group of all ranks is returned as None, because a reference to it would
-    keep its threads alive after `destroy_process_group`, and these may end a finished program with an error.
-
-    Args:
-        group: a process group, or None for all ranks.
-        name: the name of the store, for messages.
-
-    Raises:
-        RuntimeError: torch.distributed is not initialized, and torchrun's environment variables are missing.
+    keep its threads alive after `destroy_process_group`, and these may end a finished program with an error. `name`: the
+    store's, for messages.
     """
     if not dist.is_available():
         raise RuntimeError(f"kvstore={name!r} needs a torch with torch.distributed")
@@ -157,31 +141,18 @@ def broadcast_coalesced(tensors: Sequence[torch.Tensor], group: Any) -> None:
 
 
 def check_alike(what: str, named: Mapping[str, torch.Tensor], group: Any) -> None:
-    """Check that all ranks have tensors with the same names, shapes and dtypes, in the same order.
+    """Raise ValueError on all ranks unless they have tensors with the same names, shapes and dtypes, in the same order.
 
-    Args:
-        what: the noun for a tensor in the message.
-        named: this rank's tensors by name.
-        group: the process group; None: all ranks.
-
-    Raises:
-        ValueError: ranks differ; raised on all ranks, and names the first difference.
+    `what`: the noun for a tensor in the message, which names the first difference.
     """
     device = next((tensor.device for tensor in named.values()), torch.device("cpu"))
     check_same(what, {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in named.items()}, group, device)
 
 
 def check_same(what: str, described: Mapping[str, str], group: Any, device: torch.device) -> None:
-    """Check that all ranks have the same names and descriptions, in the same order; equal ranks exchange a hash only.
+    """Raise ValueError on all ranks unless they have the same names and descriptions, in the same order.
 
-    Args:
-        what: the noun for a name in the message.
-        described: this rank's descriptions by name.
-        group: the process group; None: all ranks.
-        device: a device that the group's backend supports.
-
-    Raises:
-        ValueError: ranks differ; raised on all ranks, and names the first difference.
+    Equal ranks exchange a hash only. `what`: the noun for a name in the message; `device`: one that the backend supports.
     """
     entries = list(described.items())
     digest = hashlib.sha256(json.dumps(entries).encode()).digest()

@@ -217,18 +217,14 @@ def _taken_apart(stacks: Sequence[torch.Tensor | None], n: int) -> list[list[Any
 
 
 class _JointPlan(UpdaterPlan):
-    """Plan of models whose optimizers are of one kind; the states are shared with their updaters.
-
-    Attributes:
-        gradients: the gradients of the last step that it can take, in the order of its weights.
-    """
+    """Plan of models whose optimizers are of one kind; the states are shared with their updaters."""
 
     def __init__(self, updaters: Sequence[Updater], weights: Sequence[list[torch.Tensor]], names: Sequence[str]) -> None:
         self._updaters, self._n = updaters, len(weights[0])
         optimizers: list[Any] = [updater.optimizer for updater in updaters]
         holder = Updater(optimizers[0], updaters[0].engine)
         updaters[0].register_with(optimizers[0])
-        self.gradients: list[torch.Tensor] = []
+        self.gradients: list[torch.Tensor] = []  # of the last step that it can take, in the order of its weights
         # Each model gets the random numbers of a training alone.
         offsets = np.tile(np.arange(self._n), len(updaters))
         super().__init__(
@@ -260,11 +256,9 @@ class _JointPlan(UpdaterPlan):
 def kind_of(optimizer: Optimizer, n: int) -> Hashable | None:
     """Return what optimizers of models with `n` weights must have in common to be updated together.
 
-    They may then differ in numbers and schedules.
-
-    Returns:
-        None if this optimizer must be alone: it has no rule, a rule of whole tensors or with a reduction over all tensors of
-        a model, steps that do not count, other weights than the first `n`, or a setting that cannot be compared.
+    They may then differ in numbers and schedules. None if this optimizer must be alone: it has no rule, a rule of whole
+    tensors or with a reduction over all tensors of a model, steps that do not count, other weights than the first `n`, or a
+    setting that cannot be compared.
     """
     if not isinstance(optimizer, RuleOptimizer) or type(optimizer).counts_as_step is not True:
         return None
@@ -305,11 +299,7 @@ class JointRows(Rows):
     """Rows of hyper-parameters of models whose optimizers have one `kind_of`: those of the first model, then of the second.
 
     The rows of optimizers that differ in learning rates and decays only are computed at once, by one of them with `Column`
-    in place of these numbers. Where that cannot be, each optimizer computes its own.
-
-    Args:
-        optimizers: the optimizer of each model.
-        n: the number of weights of each model.
+    in place of these numbers. Where that cannot be, each optimizer computes its own. `n`: the weights of each model.
     """
 
     def __init__(self, optimizers: Sequence[Any], n: int) -> None:
@@ -436,10 +426,7 @@ class JointRows(Rows):
 def make_optimizer(kind: str | type[Optimizer], arguments: Mapping[str, Any]) -> Optimizer:
     """Make an optimizer by name or class, with a copy of its schedule, which may remember what it was called with.
 
-    A `learning_rate` given with an `lr_scheduler` becomes the `base_lr` of the copy.
-
-    Raises:
-        TypeError: `learning_rate` with a schedule that has no `base_lr`.
+    A `learning_rate` given with an `lr_scheduler` becomes the `base_lr` of the copy; TypeError if that has none.
     """
     arguments = dict(arguments)
     schedule = arguments["lr_scheduler"] = copy.deepcopy(arguments.get("lr_scheduler"))

@@ -214,7 +214,6 @@ def fit(
 
 
 def check_loss(loss: Any) -> None:
-    """Raise TypeError if a loss function is not callable."""
     if not callable(loss):
         raise TypeError(f"loss must be callable with outputs and labels, got {type(loss).__name__}")
 
@@ -235,14 +234,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the mean loss and metrics over data, without gradients and with the model in evaluation mode.
 
-    Args:
-        net: the model.
-        loss: a function of (outputs, labels) that returns one loss for each sample, or their mean.
-        data: batches (inputs, labels).
-        metrics: functions of (labels, outputs) by name, which return the mean over a batch.
-
-    Raises:
-        ValueError: there is no batch.
+    `loss` returns one loss for each sample, or their mean; the metrics, functions of (labels, outputs), their mean.
     """
     sums, place, training = _Sums(metrics), device_of(net), net.training
     net.eval()
@@ -328,19 +320,10 @@ class EpochBatches:
 
     To resume, it sets the random-number generators to their states at the beginning of the epoch, and skips batches. So the
     data must depend only on the generators of torch, NumPy and Python and on their own attribute `generator`.
-
-    Args:
-        data: batches, iterated again in every epoch.
-        epoch: the number of the first epoch.
-
-    Attributes:
-        epoch: the number of the epoch of the next batch.
-        batch: the number of batches of this epoch so far.
-        length: the number of batches in an epoch, None if the data have no length.
     """
 
     def __init__(self, data: Iterable[Any], epoch: int = 0) -> None:
-        self.epoch, self.batch = epoch, 0
+        self.epoch, self.batch = epoch, 0  # of the next batch, and the number of batches of this epoch so far
         try:
             self.length: int | None = len(data)  # type: ignore[arg-type]
         except TypeError:  # such as a DataLoader's of an IterableDataset
@@ -352,11 +335,7 @@ class EpochBatches:
         self._random: Any = None  # the states of all generators when the epoch began
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the remaining batches of this epoch, then go to the next epoch; ends early if a state is loaded.
-
-        Raises:
-            ValueError: there is no batch in an epoch.
-        """
+        """Yield the remaining batches of this epoch, then go to the next epoch; ends early if a state is loaded."""
         if self._batches is None:
             self._random = random_state(), [generator.get_state() for generator in self._generators]
             self._batches, self.batch = iter(self._data), 0

@@ -30,12 +30,7 @@ GROUP_BYTES = 2**20  # small gradients are collected up to this many bytes, for 
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
-    """Raise if a step of this optimizer needs more than one parameter at a time.
-
-    Raises:
-        TypeError: it is no rule.
-        ValueError: it sums over all gradients.
-    """
+    """Raise if a step of this optimizer needs several parameters at a time: it is no rule, or sums over all gradients."""
     for part in parts_of(optimizer):
         name = type(part).__name__
         if not isinstance(part, RuleOptimizer):
@@ -54,14 +49,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
 
 
 class BackwardStep:
-    """Updates the parameters of a trainer inside backward passes, each when its gradient is complete.
-
-    Args:
-        replica: the trainer's only replica.
-
-    Attributes:
-        updated: for each parameter whether the present step has updated it.
-    """
+    """Updates the parameters of a trainer's only replica inside backward passes, each when its gradient is complete."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica, self._updater = replica, replica.updater
@@ -76,7 +64,7 @@ class BackwardStep:
         self._into: MetricsBuffer | None = None
         self._waiting: list[int] = []  # parameters with a small gradient, which wait to be updated together
         self._waiting_bytes = 0
-        self.updated = [False] * len(self._params)
+        self.updated = [False] * len(self._params)  # by the present step
 
     @property
     def is_open(self) -> bool:
@@ -87,13 +75,8 @@ class BackwardStep:
     def take(self, rescale_grad: float, ignore_stale_grad: bool, telemetry: Telemetry | None) -> Iterator[None]:
         """Take a step inside the one backward pass of this context.
 
-        Args:
-            rescale_grad: the factor of the gradients.
-            ignore_stale_grad: skip parameters that get no gradient, instead of raising an error.
-            telemetry: records the step; or None.
-
-        Raises:
-            StaleGradientError: on leaving, some parameters got no gradient; the others have been updated.
+        If parameters got no gradient, raise StaleGradientError on leaving, unless `ignore_stale_grad`; the others have been
+        updated.
         """
         updater, optimizer = self._updater, self._updater.optimizer
         before = dict(updater.state), optimizer.rescale_grad

@@ -144,11 +144,7 @@ def _note(number: int, frame: Any) -> None:
 
 
 def checked_signals(names: Sequence[str]) -> tuple[int, ...]:
-    """Return the numbers of signals by their names.
-
-    Raises:
-        TypeError, ValueError: this system has no signal of a name, or the signal cannot have a handler.
-    """
+    """Return the numbers of signals by their names; raise if the system has none of a name, or none can have a handler."""
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"signals={names!r}: must be a list of names, such as ('SIGTERM', 'SIGUSR1')")
     for name in names:
@@ -164,20 +160,12 @@ class StopSignals:
 
     `deliver` and `restore` then let the noted signal act, in the main thread. Several signals count as one. Forked processes
     get the handlers from before.
-
-    Args:
-        numbers: the numbers of the signals.
-
-    Attributes:
-        numbers: the numbers of the signals.
-        arrived: the number of the signal that has come, 0 if none has.
-        entered: the number of `install` calls without a `restore`; only the outermost pair has an effect.
     """
 
     def __init__(self, numbers: Sequence[int]) -> None:
-        self.arrived = 0
+        self.arrived = 0  # the number of the signal that has come, 0 if none has
         self.numbers = tuple(numbers)
-        self.entered = 0
+        self.entered = 0  # `install` calls without a `restore`; only the outermost pair has an effect
         self._delivers, self._is_over = False, False
         self._before: dict[int, Any] = {}
 

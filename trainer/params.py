@@ -79,11 +79,7 @@ def check_distinct(replicas: Sequence[Sequence[torch.nn.Parameter]]) -> None:
 
 
 def named_parameters(params: Any) -> list[tuple[str, torch.nn.Parameter, dict[str, float]]]:
-    """Return name, parameter and multipliers of each parameter, without repetitions, from a trainer's argument `params`.
-
-    Raises:
-        TypeError, ValueError: it has something else than parameters, invalid groups, or a name for several parameters.
-    """
+    """Return name, parameter and multipliers of each parameter, without repetitions, from a trainer's argument `params`."""
     if isinstance(params, DistributedDataParallel):
         params = params.module
     if isinstance(params, torch.nn.Module):

@@ -28,9 +28,7 @@ def names(group: str) -> list[str]:
 def load(group: str, name: str) -> Any:
     """Import and return the object that a plugin declares by this name; None if no plugin declares it.
 
-    Raises:
-        ImportError: the object cannot be imported.
-        ValueError: several packages declare the name.
+    Raise ImportError if it cannot be imported, and ValueError if several packages declare the name.
     """
     entries = [entry for entry in _declared(group) if entry.name == name]
     if not entries:

@@ -38,12 +38,8 @@ def plainer(name: str, given: Any) -> str | None:
     """Return the name of a plainer optimizer that takes the same steps on a vector, or None.
 
     Muon, for example, takes AdamW's steps there. Both are run on two variables. Plainer optimizers are those of `COMPARED`,
-    in their order, then those that update elements independently, by increasing size of their states.
-
-    Args:
-        name: the name of the optimizer, or any label if `given` has "optimizer".
-        given: the arguments of the optimizer, with its name or class as "optimizer" if `name` is a label; or its class.
-            The learning rate is ignored.
+    in their order, then those that update elements independently, by increasing size of their states. `name` may be any
+    label if `given`, the arguments or the class, has "optimizer"; the learning rate is ignored.
     """
     arguments: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"optimizer": given}
     kind = arguments.pop("optimizer", name)

@@ -21,7 +21,6 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Restore the states that `random_state` returned."""
     torch.set_rng_state(state["torch"])
     if state["gpus"] is not None:
         torch.cuda.set_rng_state_all(state["gpus"])
@@ -30,16 +29,10 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
 
 def check_random_state(state: Any, with_gpus: bool = True) -> None:
-    """Raise if `state` is no result of `random_state`, for example from a damaged file.
+    """Raise ValueError if `state` is no result of `random_state`, for example from a damaged file.
 
-    Some generators do not check whether the position in a state is among their words, and would read other memory.
-
-    Args:
-        state: the object to check.
-        with_gpus: whether the states of GPUs must be as many as this machine has GPUs, and fit them.
-
-    Raises:
-        ValueError: `state` is no such state.
+    Some generators do not check whether the position in a state is among their words, and would read other memory. With
+    `with_gpus`, the states of GPUs must be as many as this machine has GPUs, and fit them.
     """
     if not isinstance(state, Mapping) or set(state) != {"torch", "gpus", "numpy", "python"}:
         raise ValueError("random numbers: must be the states of torch, gpus, numpy and python")

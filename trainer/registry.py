@@ -53,18 +53,9 @@ class Registry(dict[str, T]):
         self.own_name = own_name
 
     def register(self, entry: Entry, *names: str, stacklevel: int = 2) -> Entry:
-        """Register a class or function by its name, or by `names`; works as a decorator.
+        """Register and return a class or function, under its name, or `names` instead; works as a decorator.
 
-        Args:
-            entry: the class or function.
-            names: the names to register, instead of the entry's own.
-            stacklevel: the `stacklevel` of the warning about a name that is taken; a wrapper around `register` adds 1.
-
-        Returns:
-            `entry`, unchanged.
-
-        Raises:
-            TypeError: `entry` is not a subclass of the base class.
+        `stacklevel` is of the warning about a name that is taken; a wrapper around `register` adds 1.
         """
         self.check(entry)
         definition: Any = entry
@@ -84,14 +75,7 @@ class Registry(dict[str, T]):
     def lookup(self, name: str, argument: str | None = None) -> T:
         """Return the entry of a name, or raise an error that lists the registered names.
 
-        Args:
-            name: the name.
-            argument: the name of the user's argument, for messages; None is the registry's.
-
-        Raises:
-            TypeError: `name` is not a string.
-            ValueError: no entry has that name.
-            ImportError: the plugin with that name cannot be imported.
+        `argument`: the name of the user's argument, for messages; None is the registry's.
         """
         argument = argument or self.argument
         if not isinstance(name, str):
@@ -111,13 +95,7 @@ class Registry(dict[str, T]):
         )
 
     def find(self, name: str) -> T | None:
-        """Return the entry of a name, imported from a plugin if need be; None if there is none.
-
-        Raises:
-            ImportError: the plugin cannot be imported.
-            TypeError: the plugin's object is not a subclass of the base class.
-            ValueError: several plugins declare the name, or the plugin's class has another name.
-        """
+        """Return the entry of a name, imported from a plugin if need be; None if there is none. Raise for a bad plugin."""
         key = self._key(name)
         for full_key in (key, key + self.suffix):
             if full_key in self:
@@ -150,18 +128,10 @@ class Registry(dict[str, T]):
         return klass.__name__ if found is not None and _place(found) == _place(klass) else _place(klass)
 
     def named(self, name: str, own: Any = None) -> T:
-        """Return the class that a file names, by what `name_of` returned when it was written.
+        """Return the class that a file names, by what `name_of` returned when it was written; the file is loaded into `own`.
 
         That is a registered class, or one that the program has defined or imported; apart from plugins, nothing is imported.
         Of classes with the same module and name, which a function may define, that of `own` comes first, then the newest.
-
-        Args:
-            name: the name in the file.
-            own: the object that the file is loaded into; None if there is none.
-
-        Raises:
-            TypeError: `name` is not a string.
-            ValueError: there is no such class, or several modules have defined one.
         """
         entry: Any = self.find(name) if isinstance(name, str) and ":" not in name else None
         if entry is None:

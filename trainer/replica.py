@@ -16,36 +16,26 @@ from .optimizer.plan import Plan
 
 
 class Replica:
-    """One copy of a model on one device.
+    """One copy of a model on one device, with its parameters in the same order in all replicas.
 
-    Args:
-        params: the parameters, in the same order in all replicas.
-        names: the names of the parameters.
-        updater: holds the optimizer's states for this replica, unless a store updates it. All replicas share one optimizer.
-        zero_grads: whether updates fill the gradients with zeros.
-
-    Attributes:
-        zero_grads: whether updates fill the gradients with zeros.
-        guard: remembers which gradients the last step has used.
-        plan: the plan of the next update; None before the first update, and after a change that a plan cannot follow.
-        counts, host_state: update counts and `Optimizer.host_state` of a replica that is updated independently; None: those
-            of the optimizer.
+    The updater holds the optimizer's states for it, unless a store updates it. All replicas share one optimizer.
     """
 
     def __init__(self, params: Sequence[torch.Tensor], names: Sequence[str], updater: Updater, zero_grads: bool) -> None:
         self.params, self.names, self.updater = list(params), list(names), updater
-        self.guard = GradGuard(self.params, self.names)
+        self.guard = GradGuard(self.params, self.names)  # remembers which gradients the last step has used
+        # The plan of the next update; None before the first update, and after a change that a plan cannot follow.
         self.plan: Plan | None = None
+        # Of a replica that is updated independently; None: the optimizer's.
         self.counts: StepCounts | None = None
         self.host_state: tuple[Any, ...] | None = None
-        self.zero_grads = zero_grads
+        self.zero_grads = zero_grads  # whether updates fill the gradients with zeros
 
     def fresh(self) -> list[bool]:
         """Return for each gradient whether it was written since the last step."""
         return self.guard.written(self.guard.collect())
 
     def gradients(self, chosen: Sequence[bool]) -> list[torch.Tensor | None]:
-        """Return the gradients of the chosen parameters, None for the others."""
         return [param.grad if wanted else None for param, wanted in zip(self.params, chosen, strict=True)]
 
     def zero_grad(self, set_to_none: bool) -> None:
@@ -60,7 +50,6 @@ class Replica:
         self.guard.use([None if new else gradient for gradient, new in zip(gradients, fresh, strict=True)])
 
     def marks(self) -> list[tuple[int, int]]:
-        """Return the id and the version of each gradient."""
         return [(id(param.grad), -1 if param.grad is None else param.grad._version) for param in self.params]
 
     def weights(self) -> list[torch.Tensor]:
@@ -90,7 +79,6 @@ class Replica:
 
 @torch.no_grad()
 def zero(gradients: Sequence[torch.Tensor | None]) -> None:
-    """Fill gradients with zeros."""
     if present := [gradient for gradient in gradients if gradient is not None]:
         zero_all(present)
 
@@ -131,12 +119,7 @@ def update_together(
 class DisplacedWeights:
     """A copy of the weights of replicas, to restore them after a temporary move, with a check for writes in between.
 
-    Args:
-        replicas: the replicas whose weights are about to be moved.
-        before: [replica][parameter], the weights to restore; None copies the present ones.
-
-    Attributes:
-        before: [replica][parameter], the weights to restore.
+    `before`, [replica][parameter]: the weights to restore; None copies the present ones.
     """
 
     def __init__(self, replicas: Sequence[Replica], before: list[list[torch.Tensor]] | None = None) -> None:

@@ -292,17 +292,9 @@ class Telemetry:
 def attached(
     telemetry: Any, optimizer: Optimizer, is_reported: bool, names: Sequence[str], params: Sequence[torch.Tensor]
 ) -> Telemetry | None:
-    """Return a trainer's telemetry, attached to its parameters; None for none.
+    """Return a trainer's telemetry, attached to its parameters; None for None or False, a new one for True.
 
-    Args:
-        telemetry: True for a new `Telemetry`, a `Telemetry`, or None or False for none.
-        optimizer: the trainer's optimizer.
-        is_reported: whether the trainer's updates see whole parameters.
-        names: the names of the trainer's parameters.
-        params: the trainer's parameters.
-
-    Raises:
-        TypeError, ValueError: the trainer's steps cannot be recorded, or not by this `Telemetry`; nothing has been changed.
+    `is_reported`: whether the updates see whole parameters. Raise if steps cannot be recorded; nothing has been changed.
     """
     attached: Any = Telemetry() if telemetry is True else telemetry
     if attached is None or attached is False:

@@ -670,11 +670,7 @@ class Trainer:
             replica.forget_plan()  # updates use other kernels from now on
 
     def _backward_step(self) -> BackwardStep:
-        """Return the object that takes steps inside backward, after all checks.
-
-        Raises:
-            TypeError, ValueError, RuntimeError: see `Trainer.step_in_backward`; nothing has been changed.
-        """
+        """Return the object that takes steps inside backward, after all checks; see `step_in_backward`."""
         self._refuse_together("step_in_backward()")
         if self._ascended is not None:
             raise RuntimeError("ascend() has moved the weights up, and needs all gradients to move them back: use step()")
@@ -789,11 +785,7 @@ def _adopt(optimizer: Optimizer, trainer: Trainer) -> None:
 
 
 def _averages_of(optimizer: Optimizer) -> list[tuple[Rule, dict[str, float], list[int]]]:
-    """Return the rules that compute averaged weights, each with its hyper-parameters and the indices of its parameters.
-
-    Raises:
-        ValueError: the optimizer, or each of several, keeps no average.
-    """
+    """Return the rules that compute averaged weights, each with its hyper-parameters and its parameters' indices."""
     averages: list[Any] = []
     for part in parts_of(optimizer):
         average = part.average_in_use() if isinstance(part, RuleOptimizer) else None

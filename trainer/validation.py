@@ -56,12 +56,7 @@ def int_or_float(name: str, value: Any, low: float = -math.inf) -> float:
 
 
 def integer(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> int:
-    """Return `value` as an int, or raise unless it is an integer with low <= value <= high.
-
-    Raises:
-        TypeError: it is no integer.
-        ValueError: it is outside of the range.
-    """
+    """Return `value` as an int, or raise unless it is an integer with low <= value <= high."""
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
@@ -91,19 +86,10 @@ def choice(
     other_names: Mapping[str, str] | None = None,
     more: str = "",
 ) -> str:
-    """Return `value`, or raise unless it is one of the `allowed` names.
+    """Return `value`, in lower case with `ignore_case`, or raise unless it is one of the `allowed` names.
 
-    Args:
-        name: the name of the argument, for messages.
-        value: the argument.
-        allowed: the allowed names.
-        ignore_case: return `value` in lower case.
-        other_names: by names that other libraries use the allowed ones, for a hint.
-        more: a sentence for the end of the messages, on how to allow further names.
-
-    Raises:
-        TypeError: `value` is no string.
-        ValueError: it is none of the allowed names.
+    `other_names`: the allowed ones by other libraries' names for them, for a hint. `more`: a sentence for the end of the
+    messages, on how to allow further names.
     """
     allowed, more = list(allowed), more and f" {more}"
     if not isinstance(value, str):
@@ -120,9 +106,7 @@ def choice(
 def absolute_path(name: str, value: Any) -> Path:
     """Return a path that stays the same file or folder after `os.chdir`. Symbolic links are kept.
 
-    Raises:
-        TypeError: it is no path.
-        FileNotFoundError: it is relative, and the current folder has been removed.
+    Raise FileNotFoundError if it is relative, and the current folder has been removed.
     """
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"{name}={value!r}: must be a path, a string or a pathlib.Path, not {type(value).__name__}")
@@ -137,11 +121,7 @@ def absolute_path(name: str, value: Any) -> Path:
 def refuse_arguments(function: str, unknown: Mapping[str, Any], allowed: Iterable[str], instead: str = "") -> None:
     """Raise TypeError if there are unknown keyword arguments.
 
-    Args:
-        function: what was called, for the message.
-        unknown: the arguments that it does not take, by name.
-        allowed: the names of the arguments that it takes.
-        instead: what to write for the first of them; "" names arguments with similar names.
+    `instead`: what to write for the first of them; "" names arguments with similar names.
     """
     for name, value in unknown.items():
         allowed = list(allowed)
