@@ -124,7 +124,6 @@ def process_group(group: Any = None, name: str = "dist_sync") -> Any:
 
 
 def _global_rank(group: Any, rank: int) -> int:
-    """Return the number among all ranks of a rank of this group."""
     return rank if group is None else dist.get_global_rank(group, rank)
 
 

@@ -88,7 +88,6 @@ def check_weights(params: Mapping[str, torch.Tensor], weights: Any) -> None:
 
 
 def _master_dtypes(params: Sequence[torch.Tensor], optimizer: Optimizer) -> list[torch.dtype | None]:
-    """Return for each parameter the dtype of its master, or None."""
     dtypes: list[torch.dtype | None] = []
     for i, param in enumerate(params):
         part = part_of(optimizer, i)

@@ -205,7 +205,6 @@ class StopSignals:
             signal.raise_signal(arrived)
 
     def give_back(self) -> None:
-        """Restore the handlers from before."""
         give_back(self._before, self._note)
         self._before = {}
         _installed.discard(self)

@@ -68,7 +68,6 @@ class Registry(dict[str, T]):
         return entry
 
     def check(self, entry: Any) -> None:
-        """Raise a TypeError unless `entry` is a subclass of the base class."""
         if self.base is not None and not (isinstance(entry, type) and issubclass(entry, self.base)):
             raise TypeError(f"@register takes a subclass of {self.base.__name__}, got {entry!r}")
 

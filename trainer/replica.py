@@ -53,7 +53,6 @@ class Replica:
         return [(id(param.grad), -1 if param.grad is None else param.grad._version) for param in self.params]
 
     def weights(self) -> list[torch.Tensor]:
-        """Return the parameters as detached tensors, which can be written to."""
         return [param.detach() for param in self.params]
 
     def make_plan(self) -> Plan:

@@ -237,7 +237,6 @@ def saved_rule(optimizer: RuleOptimizer, settings: Mapping[str, Any]) -> Rule:
 
 
 def few(names: Any, most: int = 5) -> str:
-    """Return the first `most` names as text for a message."""
     names = list(map(repr, names))
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 

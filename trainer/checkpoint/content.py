@@ -37,7 +37,7 @@ class Trainer(Protocol):
 
 
 class Ranks:
-    """The processes that train together with this one.
+    """The processes that train together with this one; all of them call each method here, in the same order.
 
     Attributes:
         alone: whether this process trains without others. In a group of one process it does not.

@@ -47,7 +47,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _hyper(self, group: Group, numbers: Numbers) -> Mapping[str, float]:
-        """Return the hyper-parameters by name, without `clip`, at step `numbers["step"]`; `numbers` is kept, if changed."""
+        """Return hyper-parameters by name, without `clip`, at step `numbers["step"]`; changes of `numbers` are kept."""
         raise NotImplementedError
 
     def _row(self, group: Group, numbers: Numbers, rule: Rule | TensorRule, rounds: bool) -> list[float]:

@@ -50,7 +50,7 @@ def checked_coefficients(argument: str, value: Any) -> str | tuple[Triple, ...]:
 def triples_of(coefficients: str | tuple[Triple, ...], steps: int | None) -> tuple[Triple, ...]:
     """Return the polynomial coefficients of each Newton-Schulz step; the last triple is repeated if `steps` is larger.
 
-    A list that is not in `MAY_BE_CUT` must not be cut short.
+    None is the list's own number of steps. A list that is not in `MAY_BE_CUT` must not be cut short.
     """
     triples = COEFFICIENTS[coefficients] if isinstance(coefficients, str) else coefficients
     if steps is None:

@@ -103,7 +103,6 @@ def checked_split(name: str, value: Any) -> Any:
 
 
 def needs_names(split: Any) -> bool:
-    """Return whether a `split` depends on the names of parameters: it is a mapping or a function."""
     return isinstance(split, Mapping) or callable(split)
 
 
