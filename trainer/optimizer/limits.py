@@ -32,7 +32,7 @@ def limit_of(optimizer: Any) -> tuple[bool, bool] | None:
 
 
 def limited(rule: Any, optimizer: Any, names: tuple[str, str] = OWN) -> Any:
-    """Return the rule with the limits that an optimizer's options ask for; `names`: of its two hyper-parameters."""
+    """Return the rule with the limits that an optimizer's options ask for; `names` has those of its two hyper-parameters."""
     limit = limit_of(optimizer)
     return rule if limit is None else transforms.limited(rule, *limit, names)
 

@@ -228,7 +228,7 @@ class CustomPlan(Plan):
 
     @torch.no_grad()
     def run(self, into: MetricsBuffer | None = None, limit: torch.Tensor | None = None) -> None:
-        """Update all weights that have a gradient, multiplied by `limit`, negative to skip the step; measures nothing."""
+        """As `Plan.run`, without measurements; `limit` is another factor of the gradients, negative to skip the step."""
         grads, self._grads = self._grads, ()
         optimizer, control = self.optimizer, self._control
         rescale_grad, (factor, skip) = optimizer.rescale_grad, (1.0, 0.0) if control is None else control.tolist()

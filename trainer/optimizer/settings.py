@@ -210,7 +210,10 @@ def warn_once(message: str, key: str | None = None) -> None:
 
 
 def stacklevel_of_caller() -> int:
-    """Return the `stacklevel` of a warning that is to name the line outside this package and its callers' constructors."""
+    """Return the `stacklevel` that makes `warnings.warn` name the line outside this package that led to the warning.
+
+    Constructors are skipped, too, so that a warning about an argument names the line that gave it.
+    """
     frame, level, package = inspect.currentframe(), 0, __name__.partition(".")[0]
     while frame is not None and (
         frame.f_code.co_name == "__init__" or frame.f_globals.get("__name__", "").partition(".")[0] == package
