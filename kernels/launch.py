@@ -157,6 +157,7 @@ class Launch:
 
     @staticmethod
     def tile_for(elements: int, packed: bool = False) -> int:
+        """Return the tile size, in elements, for a launch of `elements` elements; `packed`: whether a state is packed."""
         raise NotImplementedError
 
     def _prepare(self) -> None:
@@ -164,6 +165,7 @@ class Launch:
         raise NotImplementedError
 
     def compute(self) -> None:
+        """Update the weights with the present addresses and hyper-parameters."""
         raise NotImplementedError
 
     def compute_with_metric(self, into: MetricsBuffer, rows: np.ndarray) -> None:
@@ -175,7 +177,7 @@ class Launch:
         raise NotImplementedError
 
     def hyper_on_device(self) -> torch.Tensor:
-        """Return [n_tensors, width]."""
+        """Return `hyper`, [n_tensors, width]."""
         return torch.from_numpy(self.hyper).to(self.device)
 
     def upload(self) -> None:

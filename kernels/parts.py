@@ -17,7 +17,8 @@ class Parts:
     """The parts of tensors that the means of a rule are over, and vectors with a number for each part of all tensors.
 
     Elements of a tensor are those of matrices, one after the other, each row by row. A tensor whose slices are averaged is
-    one matrix with a row for each slice. The weights must be walked in C's order.
+    one matrix with a row for each slice. The weights must be walked in C's order; `states` has for each its states, then
+    those that the rule's reductions keep.
 
     Attributes:
         sizes: int64 [n_tensors, 3], numbers of matrices, of their rows, and of their columns; no matrices without elements.

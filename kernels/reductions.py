@@ -197,7 +197,7 @@ def _finished(launch: Launch, stage: int, rows: slice) -> torch.Tensor:
 
 
 def _states(launch: Launch, stage: int, rows: slice = slice(None)) -> torch.Tensor:
-    """Return [n_tensors, n]."""
+    """Return the per-tensor states, [n_tensors, n]."""
     numbers = launch.numbers[stage]
     assert numbers is not None
     return numbers.read(rows)

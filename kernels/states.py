@@ -104,11 +104,12 @@ def per_tensor_states(weights: Sequence[torch.Tensor], n: int) -> list[tuple[tor
 def allocate_states(
     weights: Sequence[torch.Tensor], n_states: int, dtype: torch.dtype | None = None, apart: bool = False
 ) -> list[tuple[torch.Tensor, ...]]:
-    """Return `n_states` tensors of zeros for each weight, in its shape, in `dtype` or else its `compute_dtype`.
+    """Return `n_states` tensors of zeros for each weight, in its shape.
 
     One arena per device, dtype and state serves all weights (not if `apart`): few allocations, always aligned. The state of
-    a dense weight has its strides, so both can be walked as one stretch of memory. Packed states (uint8, int8) are
-    one-dimensional, except for weights that `state_type` excludes. A low-precision `dtype` is for float32 arithmetic only.
+    a dense weight has its strides, so both can be walked as one stretch of memory. Weights that compute in float32 get
+    states of `dtype`, if it is given; others `compute_dtype`. Packed states (uint8, int8) are one-dimensional, except for
+    weights that `state_type` excludes.
     """
     return list(zip(*_columns(weights, n_states, dtype, apart), strict=True)) or [()] * len(weights)
 
@@ -198,7 +199,7 @@ class PerTensorStates:
             self._places = streams.staged(torch.from_numpy(places), first.device).to(first.device, non_blocking=True)
 
     def read(self, rows: slice = slice(None)) -> torch.Tensor:
-        """Return [n_weights, n]."""
+        """Return the states, [n_weights, n]."""
         if self._array is not None:
             return self._array[rows]
         if self.is_joined:
@@ -206,7 +207,7 @@ class PerTensorStates:
         return torch.stack(self._numbers).view(self._shape)[rows]
 
     def write(self, values: torch.Tensor) -> None:
-        """Write [n_weights, n]."""
+        """Write the states, [n_weights, n]."""
         if self._array is not None:
             self._array.copy_(values)
         elif self.is_joined:

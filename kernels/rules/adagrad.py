@@ -19,7 +19,6 @@ def adagrad(w, g, state, hyper):
 
 @reduction(op="mean", scope="slice")
 def slice_square(w, g, state, hyper):
-    """Average the squares of the gradient over each slice."""
     (clip,) = hyper
     g = clipped(g, clip)
     return (g * g,)
@@ -27,7 +26,6 @@ def slice_square(w, g, state, hyper):
 
 @slice_square.finish
 def slice_history(sums, kept, hyper):
-    """Add the mean to the slice's history."""
     (square,) = sums
     (history,) = kept
     return (history + square,)

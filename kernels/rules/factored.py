@@ -22,13 +22,11 @@ def shared_square(g, share):
 
 @jit
 def rms(square, count):
-    """Return the root mean square from a sum of squares and the number of elements."""
     return norm_of(square / count)
 
 
 @reduction(op="mean", scope=("row", "column"), means=("row",))
 def adafactor_squares(w, g, state, hyper):
-    """Average the squares of the gradient over rows and columns."""
     clip, new = hyper
     square = shared_square(clipped(g, clip), new)
     return square, square
@@ -65,7 +63,6 @@ def adafactor_step(w, step, lr, decay, epsilon2, limit, w2, step2, count):
 
 @reduction(reduction=adafactor_squares, feeds_next=True)
 def adafactor_norms(w, g, state, hyper, sums):
-    """Sum the squares of the weight and of its step."""
     clip, epsilon1 = hyper
     row, _column, column_root, row_mean = sums
     step = factored_direction(clipped(g, clip), row, column_root, row_mean, epsilon1)
@@ -91,7 +88,6 @@ def adafactor_of_one(g, row, column, new, epsilon1):
 
 @reduction
 def adafactor_norms_of_elements(w, g, state, hyper):
-    """Sum the squares of the weight and of its step."""
     row, column = state
     clip, new, epsilon1 = hyper
     step, row, column = adafactor_of_one(clipped(g, clip), row, column, new, epsilon1)
@@ -110,7 +106,6 @@ def adafactor_of_elements(w, g, state, hyper, sums):
 
 @reduction
 def adafactor_norms_of_vectors(w, g, state, hyper):
-    """Sum the squares of the weight and of its step."""
     (var,) = state
     clip, new, epsilon1 = hyper
     g = clipped(g, clip)
@@ -143,7 +138,6 @@ def adafactor(shape):
 
 @reduction(op="mean", scope=("row", "column"), means=("row",))
 def came_squares(w, g, state, hyper):
-    """Average the squares of the gradient over rows and columns."""
     clip, one_minus_beta2 = hyper
     square = shared_square(clipped(g, clip), one_minus_beta2)
     return square, square
@@ -167,7 +161,6 @@ def over_root(x, row, column_factor, row_mean):
 
 @reduction(reduction=came_squares, feeds_next=True)
 def came_norms(w, g, state, hyper, sums):
-    """Sum the squares of the step."""
     (clip,) = hyper
     row, _column, column_factor, row_mean = sums
     step = over_root(clipped(g, clip), row, column_factor, row_mean)
@@ -219,7 +212,6 @@ def came_of_matrices(w, g, state, hyper, sums):
 
 @reduction
 def came_norms_of_elements(w, g, state, hyper):
-    """Sum the squares of the step."""
     (column,) = state
     clip, one_minus_beta2, epsilon1 = hyper
     g = clipped(g, clip)
@@ -253,7 +245,6 @@ def came_of_elements(w, g, state, hyper, sums):
 
 @reduction
 def came_norms_of_vectors(w, g, state, hyper):
-    """Sum the squares of the step."""
     (var,) = state
     clip, one_minus_beta2, epsilon1 = hyper
     g = clipped(g, clip)

@@ -15,7 +15,6 @@ def ratio(above, below):
 
 @reduction
 def weight_and_gradient(w, g, state, hyper):
-    """Sum the squares of the weight and of the gradient."""
     square, small_square = squares(g)
     return w * w, square, small_square
 
@@ -85,7 +84,6 @@ def lamb(w, g, state, hyper, sums):
 
 @reduction
 def gradient_square(w, g, state, hyper):
-    """Sum the squares of the gradient."""
     return (g * g,)
 
 

@@ -141,7 +141,6 @@ def corrected(g, previous, gamma):
 
 @reduction
 def corrected_square(w, g, state, hyper):
-    """Sum the squares of the corrected gradient."""
     (previous,) = state
     clip, gamma = hyper
     square, small_square = squares(corrected(clipped(g, clip), previous, gamma))
@@ -168,7 +167,6 @@ def mars(w, g, state, hyper, sums):
 
 @reduction
 def novograd_square(w, g, state, hyper):
-    """Sum the squares of the clipped gradient."""
     (clip,) = hyper
     g = clipped(g, clip)
     return (g * g,)

@@ -11,7 +11,6 @@ from .common import clipped, decayed_before_clip
 
 @jit
 def average(old, new, gamma1, one_minus_gamma1):
-    """Return the new running average."""
     return gamma1 * old + one_minus_gamma1 * new
 
 

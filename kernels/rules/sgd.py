@@ -123,7 +123,6 @@ def lbsgd(w, g, state, hyper):
 
 @reduction
 def lbsgd_squares(w, g, state, hyper):
-    """Sum the squares of the weight and of the mean gradient."""
     (total,) = state
     (one_over_scale,) = hyper
     mean = (total + g) * one_over_scale
