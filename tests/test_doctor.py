@@ -26,14 +26,14 @@ def test_what_is_missing_comes_with_the_command_that_installs_it(monkeypatch):
     def version(name):
         if name in ("anywidget", "safetensors"):
             raise importlib.metadata.PackageNotFoundError(name)
-        return "2.8.1+cpu" if name == "torch" else versions(name)
+        return "2.7.1+cpu" if name == "torch" else versions(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     lines, works = doctor.report()
     assert not works
-    assert "  torch          2.8.1+cpu, older than 2.9" in lines
+    assert "  torch          2.7.1+cpu, older than 2.8" in lines
     assert lines[-3:] == [
-        "Error: torch 2.8.1+cpu is too old: pip install -U 'torch>=2.9'",
+        "Error: torch 2.7.1+cpu is too old: pip install -U 'torch>=2.8'",
         "Error: safetensors missing: pip install safetensors",
         "For pictures and widgets, anywidget missing: pip install 'tristep[notebook]'",
     ]

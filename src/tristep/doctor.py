@@ -71,7 +71,7 @@ def _requirements() -> Iterator[tuple[str, str, str]]:
     try:
         requirements = importlib.metadata.requires("tristep") or []
     except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
-        requirements = ["torch>=2.8", "numpy>=2.0.2", "numba>=0.61", "safetensors>=0.6.2", "packaging", "tqdm>=4.66"]
+        requirements = ["torch>=2.8", "numpy>=2.0.2", "numba>=0.61", "safetensors>=0.6.2", "packaging>=22", "tqdm>=4.66"]
         requirements += [f"{name}; extra == 'notebook'" for name in ("anywidget", "ipywidgets", "matplotlib")]
         requirements += ["scikit-learn; extra == 'demo'"]
     for text in requirements:

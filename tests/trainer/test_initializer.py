@@ -555,7 +555,7 @@ def _inference_mode():
             TypeError,
             "'codes_weight': is torch.int8, but",
         ),
-        (_net, "xavir", ValueError, r"initializer='xavir': no .*; there are bilinear, .*Did you mean 'xavier'\?"),
+        (_net, "xavir", ValueError, r"initializer='xavir': no .*Did you mean 'xavier'\?.* There are bilinear, "),
         (_net, 3, TypeError, "initializer=3: must be a name, such as 'xavier'"),
         (_net, Xavier, TypeError, r"write Xavier\(\) for an instance"),
         (_net, "[1, 2]", ValueError, r"must be \[name, arguments\]"),

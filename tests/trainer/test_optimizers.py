@@ -59,7 +59,7 @@ def test_create_names_the_nearest(wrong, near):
 
 
 def test_create_lists_what_there_is():
-    with pytest.raises(ValueError, match=f"there are {', '.join(sorted(registered()))}"):
+    with pytest.raises(ValueError, match=f"There are {', '.join(sorted(registered()))}"):
         create("zzz")
 
 

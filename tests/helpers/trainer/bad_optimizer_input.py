@@ -16,7 +16,7 @@ OF_OPTIMIZERS = [
         "unknown optimizer",
         new_trainer("adamm"),
         ValueError,
-        ("optimizer='adamm'", "there are adabelief, adadelta, ", "Did you mean 'adam'"),
+        ("optimizer='adamm'", "There are adabelief, adadelta, ", "Did you mean 'adam'"),
     ),
     Bad(
         "optimizer of torch",
@@ -84,7 +84,7 @@ OF_OPTIMIZERS = [
         "unknown scheduler",
         lambda world: lr_scheduler.create("cosin", max_update=3),
         ValueError,
-        ("name='cosin'", "there are cosine, ", "Did you mean 'cosine'"),
+        ("name='cosin'", "There are cosine, ", "Did you mean 'cosine'"),
     ),
     Bad("scheduler by name", sgd(lr_scheduler="cosine"), TypeError, ("lr_scheduler='cosine'", "CosineScheduler(...)")),
     Bad(
