@@ -11,6 +11,7 @@ pytest.importorskip("matplotlib")
 
 from tristep import Trainer, optimizer
 from tristep.kernels import rules
+from tristep.trainer.ensemble import JointRows
 from tristep.trainer.lr_scheduler import CosineScheduler, FactorScheduler
 from tristep.viz import (
     FUNCTIONS,
@@ -25,6 +26,7 @@ from tristep.viz import (
     tune_learning_rates,
 )
 from tristep.viz.simulate import Simulation, ill_conditioned_bowl
+from tristep.viz.simulate.trajectories import checked_starts
 
 NAMES = [name for name in optimizer.registered() if optimizer.registered()[name].__module__.startswith("tristep")]
 
@@ -398,3 +400,24 @@ def test_a_simulation_runs_from_another_start_as_a_new_one_does(optimizers):
         assert found.paths.tobytes() == own.paths.tobytes()
         assert found.losses.tobytes() == own.losses.tobytes()
         np.testing.assert_array_equal(found.learning_rates, own.learning_rates)
+
+
+def test_a_simulation_that_was_interrupted_starts_anew(monkeypatch):
+    """While hyper-parameters are computed, and between two steps."""
+    expected = simulate("rosenbrock", ["adam"], steps=4).paths
+    simulation, form = Simulation("rosenbrock", ["adam"], steps=4), JointRows.form
+    calls = []
+
+    def interrupted(rows, rule, number=None):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return form(rows, rule, number)
+
+    monkeypatch.setattr(JointRows, "form", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        simulation.run()
+    walk = simulation.walk(checked_starts(simulation.function, None), None)
+    next(walk), next(walk)
+    walk.close()
+    assert np.array_equal(simulation.run().paths, expected)

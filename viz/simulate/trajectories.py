@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...trainer.interrupts import interrupts_wait
 from ...trainer.validation import integer, refuse_arguments
 from .candidates import Candidate, named_optimizers, settings_to_try
 from .catalog import function
@@ -203,6 +202,7 @@ class Simulation:
         self._named = named_optimizers(optimizers)
         self.candidates = self._make_candidates()
         self._runners: list[Runner] = []
+        self._used = False  # whether runners have been made, or begun, of the candidates
 
     def run(self, start: Any = None) -> Trajectories:
         """Return the trajectories from (x, y) or from an array [n_starts, 2]; None means the function's own start."""
@@ -246,9 +246,8 @@ class Simulation:
                 ]
             yield x, y, loss, *slopes
             if t < self.steps:
-                with interrupts_wait():  # once here rather than in each runner
-                    for runner, part in parts:
-                        runner.step(slopes[0][part], slopes[1][part])
+                for runner, part in parts:
+                    runner.step(slopes[0][part], slopes[1][part])
 
     def noise(self, n_starts: int) -> np.ndarray | None:
         """Return the noise to add to the gradients, [steps, 2, n_starts]; None if the function has no noise."""
@@ -273,19 +272,20 @@ class Simulation:
 
     def _put_at(self, starts: np.ndarray) -> None:
         """Put all runners at the starts; make new runners if the last walk's cannot start again."""
-        if self._runners:
-            if all(runner.restart(starts) for runner in self._runners):
-                return
-            self.candidates = self._make_candidates()  # the old ones hold states of the last walk
-        self._runners = []
+        if self._runners and all(runner.restart(starts) for runner in self._runners):
+            return
+        if self._used:
+            self.candidates = self._make_candidates()  # the old ones have counts and states
+        self._used, runners = True, list[Runner]()
         for elementwise, members in itertools.groupby(self._in_order(), key=lambda candidate: candidate.elementwise):
             trainings = [training for candidate in members for training in candidate.trainings]
             if elementwise is None:
-                self._runners.append(SequentialRunner(trainings, starts))
+                runners.append(SequentialRunner(trainings, starts))
             elif elementwise:
-                self._runners.append(ElementwiseRunner(trainings, starts, self.steps, self._engine))
+                runners.append(ElementwiseRunner(trainings, starts, self.steps, self._engine))
             else:
-                self._runners.append(EnsembleRunner(trainings, starts, self._engine))
+                runners.append(EnsembleRunner(trainings, starts, self._engine))
+        self._runners = runners  # all of them, or the ones before if this was interrupted
 
 
 def checked_starts(where: Function, start: Any) -> np.ndarray:
