@@ -380,6 +380,8 @@ class JointRows(Rows):
             rows = one.rows_of_step(times, self._sets, rule, lr=one.lr)
         except Exception:  # any kind: code that takes numbers may raise any error for columns
             return False
+        if any(type(value) is np.ndarray for row in rows for value in row):  # of code that made its own array of a column
+            return False
         if self._before:
             self._carry(one.host_state(), members)
         for (where, *_), row in zip(self._sets, rows, strict=True):

@@ -103,7 +103,13 @@ def test_a_class_that_cannot_compute_with_arrays():
         def hyper(self, t, lr, wd):
             return {"lr": float(np.max(lr))}
 
-    for kind in (Branching, Wrong):
+    class OfArray(optimizer.RuleOptimizer):
+        rule = rules.sgd
+
+        def hyper(self, t, lr, wd):
+            return {"lr": np.asarray(lr) ** 2}
+
+    for kind in (Branching, Wrong, OfArray):
         many, *others = both(lambda kind=kind: [kind(learning_rate=rate) for rate in RATES])
         assert_equal(many, *others)
         assert many.launches == 1
