@@ -108,7 +108,7 @@ def _too_large(target: str, name: str, warps: int, shared: int) -> list[str]:
 def _launched(case: ShapedCase, target: GPUTarget) -> list[dict[str, Any]]:
     """The metadata of the kernels that steps of a rule with means launch: compiled for a target, and not run."""
     found: list[dict[str, Any]] = []
-    number = list(TARGETS.values()).index(target)  # for each device Triton compiles once
+    number = 1 + list(TARGETS.values()).index(target)  # for each device Triton compiles once; 0 is the emulator's
     fake_driver.install(target).get_current_device = lambda: number  # type: ignore[method-assign]
     triton.knobs.compilation.listener = lambda *, metadata, **others: found.append(metadata)
     try:
