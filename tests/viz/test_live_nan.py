@@ -1,7 +1,9 @@
 """Live loops whose training goes wrong: a loss that is not finite, and functions that lack their `yield`."""
 
 import asyncio
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -156,6 +158,23 @@ def test_a_training_that_went_astray_is_not_kept():
     loop.clock = lambda: next(now)  # every step is a slice, and a snapshot is due after some steps
     _ended(loop)
     assert 1 <= loop.snapshots["before nan"].step <= 33
+
+
+def test_a_loop_that_has_ended_keeps_no_state_of_before():
+    variables = {}  # a notebook's
+    variables["net"], variables["trainer"], variables["train"] = _training(bad=None, steps=20)
+    trained = [weakref.ref(each) for each in (variables["net"], variables["trainer"], *variables["net"].parameters())]
+
+    def train():
+        yield from variables["train"]()
+
+    loop = LiveLoop(train, trainer=variables["trainer"], view=None, mode="block")
+    loop.clock = lambda: 0.0  # a snapshot is due after each step
+    loop.start()
+    variables.clear()
+    gc.collect()
+    assert loop.status == "finished"
+    assert [each() for each in trained] == [None] * len(trained)
 
 
 @pytest.mark.parametrize("source", ["trainer", "tristep", "torch"])

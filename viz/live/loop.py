@@ -934,6 +934,8 @@ class LiveLoop:
             self._spare_due = math.inf
             return
         with self.at_rest():
+            if self.status != "running":  # an ended loop keeps nothing
+                return
             self._spares = [*self._spares[-1:], self._snapshot_now(SPARE)]
         now = self.clock()
         self._spare_due = now + (now - begun) / SPARE_SHARE
