@@ -168,6 +168,10 @@ class Launch:
         """Update the weights with the present addresses and hyper-parameters."""
         raise NotImplementedError
 
+    def unconditional(self) -> Callable[[], None]:
+        """Return what `compute` calls where no step is skipped and gradients have no scale."""
+        return self.compute
+
     def compute_with_metric(self, into: MetricsBuffer, rows: np.ndarray) -> None:
         """Update the weights and write the values of the metric of `into` to these rows of its current slot."""
         raise NotImplementedError

@@ -425,18 +425,17 @@ class Update:
         if self._alive is None or len(_present(self._alive)) < len(self._touched):
             raise RuntimeError("there are no gradients to step with, or some of them have been deleted: bind() them first")
 
-    def repeat(self, hyper: np.ndarray) -> None:
-        """Repeat the last step without any check, for simulations: only values may have changed since.
+    def repeats(self) -> list[tuple[np.ndarray, np.ndarray, Callable[[], None]]]:
+        """Return what repeats the last step without any check, for simulations: only values may have changed since.
 
-        No autograd graph may need the weights, the rule must have no reductions, nothing may be rounded at random, and all
-        tensors must be dense.
+        No autograd graph may need the weights, the rule must have no reductions, gradients no scale, nothing may be rounded
+        at random, and all tensors must be dense.
 
-        Args:
-            hyper: the step's hyper-parameters, as `hyper` has them.
+        Returns:
+            For each launch: the hyper-parameters that it reads, to be written before; which rows of `hyper` they are; and
+            the function that runs it.
         """
-        for group in self._groups:
-            group.hyper[:] = hyper[group.rows]
-            group.compute()
+        return [(group.hyper, group.rows, group.unconditional()) for group in self._groups]
 
     def count_change(self) -> None:
         """Count a write to each updated weight, so that autograd notices if an older graph still needs its old value."""

@@ -90,17 +90,20 @@ class Expression:
             return (x, y)[operand] if operand < 2 else room[operand]
 
         bound: list[Any] = []
+        found: tuple[np.ndarray, ...] = ()
         inputs: list[np.ndarray | None] = [None, None]
 
-        def evaluate(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        def evaluate(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
+            nonlocal found
             if x is not inputs[0] or y is not inputs[1]:  # usually the same arrays with new contents
                 inputs[:] = x, y
                 bound[:] = [(call, tuple(find(each, x, y) for each in operands), out) for call, operands, out in calls]
+                values = [find(each, x, y) for each in results]
+                found = tuple(each if isinstance(each, np.ndarray) else np.full(shape, each, dtype) for each in values)
             with np.errstate(all="ignore"):
                 for call, arrays, out in bound:
                     call(*arrays, out=out)
-            values = [find(each, x, y) for each in results]
-            return tuple(each if isinstance(each, np.ndarray) else np.full(shape, each, dtype) for each in values)  # type: ignore[return-value]
+            return found
 
         return evaluate
 

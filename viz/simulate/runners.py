@@ -26,15 +26,16 @@ class ElementwiseRunner:
 
     def __init__(self, optimizers: Sequence[Any], starts: np.ndarray, steps: int, engine: str | None) -> None:
         self.size, self._n_starts, self._taken = len(optimizers) * len(starts), len(starts), 0
-        self._points, self._slopes = (_aligned(len(optimizers), len(starts)) for _ in range(2))
-        self._weights, self._gradients = self._points.unbind(), self._slopes.unbind()
+        self._points, slopes = (_aligned(len(optimizers), len(starts)) for _ in range(2))
+        self._weights, gradients = self._points.unbind(), slopes.unbind()
+        self._now, (self._dx, self._dy) = _by_coordinate(self._points), _by_coordinate(slopes)
         kinds: dict[Any, list[int]] = {}
         for i, optimizer in enumerate(optimizers):
             optimizer.slots(range(1))
             kinds.setdefault(kind_of(optimizer, 1), []).append(i)
         self._kinds = [_Kind([optimizers[i] for i in members], members, len(starts)) for members in kinds.values()]
         for kind in self._kinds:
-            kind.prepare(self._weights, self._gradients, steps, engine)
+            kind.prepare(self._weights, gradients, steps, engine)
         self.restart(starts)
 
     def restart(self, starts: np.ndarray) -> bool:
@@ -49,18 +50,18 @@ class ElementwiseRunner:
 
     def read(self, x: np.ndarray, y: np.ndarray) -> None:
         """Write the coordinates of the points into these arrays [size]."""
-        points, n = self._points.numpy(), self._n_starts
-        x.reshape(-1, n)[:], y.reshape(-1, n)[:] = points[:, 0], points[:, 1]
+        x.reshape(-1, self._n_starts)[:], y.reshape(-1, self._n_starts)[:] = self._now
 
-    def step(self, dx: np.ndarray, dy: np.ndarray) -> None:
-        """Update the points by their gradients, each array [size]."""
-        slopes, n = self._slopes.numpy(), self._n_starts
-        slopes[:, 0], slopes[:, 1] = dx.reshape(-1, n), dy.reshape(-1, n)
+    def step(self, dx: np.ndarray, dy: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
+        """Update the points by their gradients, and write the new ones into x and y; each array [size]."""
+        self._dx[:], self._dy[:] = dx.reshape(-1, self._n_starts), dy.reshape(-1, self._n_starts)
         t = self._taken
         self._taken += 1
         for kind in self._kinds:
-            repeat, rows = kind.steps[t % len(kind.steps)]
-            repeat(rows)
+            for hyper, rows, run in kind.steps[t % len(kind.steps)]:
+                hyper[:] = rows
+                run()
+        x.reshape(-1, self._n_starts)[:], y.reshape(-1, self._n_starts)[:] = self._now
 
     def states(self, training: int) -> list[np.ndarray]:
         kind = next(kind for kind in self._kinds if training in kind.members)
@@ -74,28 +75,29 @@ class _Kind:
     Attributes:
         members: the indices of the trainings.
         states: their states by name, [n, 2, n_starts].
-        steps: for each step, or once for all, a function that takes it and its argument.
+        steps: for each step, or once for all, its launches: hyper-parameters to write, their values, and what runs it.
     """
 
     def __init__(self, optimizers: list[Any], members: list[int], n_starts: int) -> None:
         self._optimizers, self.members = optimizers, members
         self.states = {name: _aligned(len(members), n_starts) for name in optimizers[0].composed_rule.slots}
-        self.steps: list[tuple[Callable[[np.ndarray], None], np.ndarray]] = []
+        self.steps: list[list[tuple[np.ndarray, np.ndarray, Callable[[], None]]]] = []
 
     def prepare(self, weights: Sequence[Any], gradients: Sequence[Any], steps: int, engine: str | None) -> None:
         """Compute all hyper-parameters, and make an `Update` for each rule."""
         rows = JointRows(self._optimizers, 1)
-        updates: dict[Any, Update] = {}
+        repeats: dict[Any, list[tuple[np.ndarray, np.ndarray, Callable[[], None]]]] = {}
         own_weights, own_gradients = ([each[i] for i in self.members] for each in (weights, gradients))
         for _ in range(steps):
             rule = rows.rule()
-            if rule not in updates:
+            if rule not in repeats:
                 columns = [self.states[name].unbind() for name in rule.state]
                 states = list(zip(*columns, strict=True)) or [()] * len(self.members)
-                updates[rule] = Update(rule, own_weights, states, engine=engine)
-                updates[rule].bind(own_gradients)
+                update = Update(rule, own_weights, states, engine=engine)
+                update.bind(own_gradients)
+                repeats[rule] = update.repeats()
             ((_, table),) = rows.form(rule)
-            self.steps.append((updates[rule].repeat, table.astype(np.float32)))
+            self.steps.append([(hyper, table[at].astype(np.float32), run) for hyper, at, run in repeats[rule]])
             if len(self.steps) == 1 and rows.is_steady(rule):
                 break
             rows.count()
@@ -113,6 +115,11 @@ def _aligned(n: int, n_starts: int) -> torch.Tensor:
     """Return zeros [n, 2, n_starts] of which each item begins at a multiple of 16 bytes, so that all go into one launch."""
     room = -(-2 * n_starts // 4) * 4
     return torch.zeros(n, room)[:, : 2 * n_starts].unflatten(1, (2, n_starts))
+
+
+def _by_coordinate(points: torch.Tensor) -> np.ndarray:
+    """Return a view [2, n, n_starts] of points [n, 2, n_starts]."""
+    return points.numpy().swapaxes(0, 1)
 
 
 class EnsembleRunner:
@@ -133,10 +140,11 @@ class EnsembleRunner:
     def read(self, x: np.ndarray, y: np.ndarray) -> None:
         x[:], y[:] = self._points.T
 
-    def step(self, dx: np.ndarray, dy: np.ndarray) -> None:
+    def step(self, dx: np.ndarray, dy: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
         self._slopes[:, 0], self._slopes[:, 1] = dx, dy
         self._many.step(self._gradients)
         self._gradients = None
+        self.read(x, y)
 
     def states(self, training: int) -> list[np.ndarray]:
         states = self._many.updaters[training * self._n_starts].states[0]
@@ -164,11 +172,12 @@ class SequentialRunner:
     def read(self, x: np.ndarray, y: np.ndarray) -> None:
         x[:], y[:] = torch.stack(self._points).detach().numpy().T
 
-    def step(self, dx: np.ndarray, dy: np.ndarray) -> None:
+    def step(self, dx: np.ndarray, dy: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
         gradients = torch.from_numpy(np.stack([dx, dy], axis=-1))
         for point, gradient, step in zip(self._points, gradients, self._steps, strict=True):
             point.grad = gradient
             step()
+        self.read(x, y)
 
 
 Runner = ElementwiseRunner | EnsembleRunner | SequentialRunner

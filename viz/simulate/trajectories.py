@@ -202,6 +202,7 @@ class Simulation:
         self._named = named_optimizers(optimizers)
         self.candidates = self._make_candidates()
         self._runners: list[Runner] = []
+        self._room: tuple[Callable[..., Any], np.ndarray, np.ndarray] | None = None  # the function and its arrays, of a walk
         self._used = False  # whether runners have been made, or begun, of the candidates
 
     def run(self, start: Any = None) -> Trajectories:
@@ -235,10 +236,12 @@ class Simulation:
         size = sum(runner.size for runner in self._runners)
         stops = np.cumsum([runner.size for runner in self._runners])
         parts = [(runner, slice(stop - runner.size, stop)) for runner, stop in zip(self._runners, stops, strict=True)]
-        evaluate, x, y = self.function.evaluator((size,)), np.empty(size, np.float32), np.empty(size, np.float32)
+        if self._room is None or len(self._room[1]) != size:
+            self._room = self.function.evaluator((size,)), np.empty(size, np.float32), np.empty(size, np.float32)
+        evaluate, x, y = self._room
+        for runner, part in parts:
+            runner.read(x[part], y[part])
         for t in range(self.steps + 1):
-            for runner, part in parts:
-                runner.read(x[part], y[part])
             loss, *slopes = evaluate(x, y)
             if noise is not None and t < self.steps:
                 slopes = [
@@ -247,7 +250,7 @@ class Simulation:
             yield x, y, loss, *slopes
             if t < self.steps:
                 for runner, part in parts:
-                    runner.step(slopes[0][part], slopes[1][part])
+                    runner.step(slopes[0][part], slopes[1][part], x[part], y[part])
 
     def noise(self, n_starts: int) -> np.ndarray | None:
         """Return the noise to add to the gradients, [steps, 2, n_starts]; None if the function has no noise."""

@@ -54,6 +54,9 @@ class CpuLaunch(Launch):
         else:
             self._run_unless_skipped(self._run)
 
+    def unconditional(self) -> Callable[[], None]:
+        return self._run
+
     def _run_unless_skipped(self, run: Callable[[], None]) -> None:
         if self.grad_scale_and_skip is None or self.grad_scale_and_skip[1] == 0:
             run()
