@@ -273,8 +273,8 @@ def kind_of(optimizer: Optimizer, n: int) -> Hashable | None:
         *(type(optimizer), rule, optimizer.rounding, n),
         None if plain else tuple(map(optimizer.multipliers, range(n))),
         tuple(optimizer.idx2name.items()),
-        *(counts.values.tobytes(), *(getattr(optimizer, name) for name in _SAME)),
-        tuple((k, v) for k, v in vars(optimizer).items() if type(v) not in (float, int) and k not in _APART),
+        *(counts.values.tobytes(), *[getattr(optimizer, name) for name in _SAME]),
+        tuple([(k, v) for k, v in vars(optimizer).items() if type(v) not in (float, int) and k not in _APART]),
     )
     try:
         hash(kind)
@@ -322,7 +322,7 @@ class JointRows(Rows):
         ]
         alike: dict[Any, list[int]] = {}
         for i, optimizer in enumerate(optimizers):
-            numbers = ((k, v) for k, v in vars(optimizer).items() if type(v) in (float, int) and k not in _COLUMNS)
+            numbers = [(k, v) for k, v in vars(optimizer).items() if type(v) in (float, int) and k not in _COLUMNS]
             alike.setdefault(tuple(numbers), []).append(i)
         alone = type(first).begin_step is not RuleOptimizer.begin_step
         self._alike = [(at, None if alone or len(at) == 1 else self._joined(at)) for at in alike.values()]
@@ -380,7 +380,7 @@ class JointRows(Rows):
             rows = one.rows_of_step(times, self._sets, rule, lr=one.lr)
         except Exception:  # any kind: code that takes numbers may raise any error for columns
             return False
-        if any(type(value) is np.ndarray for row in rows for value in row):  # of code that made its own array of a column
+        if np.ndarray in {type(value) for row in rows for value in row}:  # of code that made its own array of a column
             return False
         if self._before:
             self._carry(one.host_state(), members)
