@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .validation import boolean, integer
+from .validation import boolean, instance, integer
 
 
 def replicate(module: torch.nn.Module, devices: Sequence[torch.device | str]) -> list[torch.nn.Module]:
@@ -38,8 +38,7 @@ def replicate(module: torch.nn.Module, devices: Sequence[torch.device | str]) ->
         >>> torch.equal(copies[0].weight, copies[1].weight)
         True
     """
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+    instance("module", module, torch.nn.Module, "a torch.nn.Module")
     places = _devices("devices", devices)
     for name, parameter in module.named_parameters():
         if isinstance(parameter, torch.nn.UninitializedParameter):
@@ -72,8 +71,7 @@ def split_data(data: torch.Tensor, num_slice: int, batch_axis: int = 0, even_spl
 
     Source: MXNet 1.9.1, `gluon.utils.split_data`.
     """
-    if not isinstance(data, torch.Tensor):
-        raise TypeError(f"data must be a tensor, got {type(data).__name__}")
+    instance("data", data, torch.Tensor, "a tensor")
     num_slice = integer("num_slice", num_slice, low=1)
     axis = integer("batch_axis", batch_axis)
     if not -data.dim() <= axis < data.dim():

@@ -23,7 +23,7 @@ from .optimizer.columns import Column, column
 from .optimizer.counts import StepCounts
 from .optimizer.plan import Plan, Rows
 from .optimizer.updater import Updater, UpdaterPlan
-from .validation import number
+from .validation import instance, number
 
 __all__ = ["Ensemble", "JointRows", "kind_of", "make_optimizer"]
 
@@ -84,10 +84,7 @@ class Ensemble:
         self._stacks: list[torch.Tensor] | None = None
         if stacked:
             for k, stack in enumerate(weights):
-                if not isinstance(stack, torch.Tensor):
-                    raise TypeError(
-                        f"weights[{k}] must be a tensor of the weights of all trainings, got {type(stack).__name__}"
-                    )
+                instance(f"weights[{k}]", stack, torch.Tensor, "a tensor of the weights of all trainings")
                 if stack.dim() == 0 or len(stack) != n:
                     raise ValueError(f"weights[{k}] is {tuple(stack.shape)}: must be [{n}, ...], for {n} trainings")
                 if n > 1 and stack.stride(0) == 0:
@@ -107,10 +104,7 @@ class Ensemble:
             )
         kinds: dict[Any, list[int]] = {}
         for i, (optimizer, of_model) in enumerate(zip(self.optimizers, self._weights, strict=True)):
-            if not isinstance(optimizer, Optimizer):
-                raise TypeError(
-                    f"optimizers[{i}] must be an Optimizer, got {type(optimizer).__name__}; see optimizer.create(name)"
-                )
+            instance(f"optimizers[{i}]", optimizer, Optimizer, "an Optimizer", "; see optimizer.create(name)")
             optimizer.slots(range(len(of_model)))
             kind = kind_of(optimizer, len(of_model))
             kinds.setdefault(i if kind is None else kind, []).append(i)

@@ -20,7 +20,7 @@ from .metrics import Metric, checked_metrics
 from .optimizer import Optimizer
 from .random_state import check_random_state, random_state, set_random_state
 from .trainer import Trainer
-from .validation import absolute_path, boolean, integer
+from .validation import absolute_path, boolean, instance, integer
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,7 @@ def fit(
 
     Source: MXNet 1.9.1, `module.BaseModule.fit`.
     """
-    if not isinstance(net, torch.nn.Module):
-        raise TypeError(f"net must be a torch.nn.Module, got {type(net).__name__}")
+    instance("net", net, torch.nn.Module, "a torch.nn.Module")
     check_loss(loss)
     check_batches("data", data)
     if eval_data is not None:
@@ -166,8 +165,7 @@ def fit(
             raise ValueError(f"eval_metric {min(taken)!r}: recorder has a number of this name at every step")
         batch_callbacks.insert(0, lambda batch: recorder.step(loss=batch.loss, epoch=batch.epoch))
         trainer = source
-    if trainer is not None and not isinstance(trainer, Trainer):
-        raise TypeError(f"trainer must be a Trainer, got {type(trainer).__name__}")
+    instance("trainer", trainer, (Trainer, type(None)), "a Trainer")
     if trainer is not None and (arguments or initializer is not None):
         raise ValueError("trainer is used as it is: leave out optimizer_params, lr_scheduler and initializer")
     if isinstance(checkpoint, (str, os.PathLike)):

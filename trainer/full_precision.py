@@ -14,6 +14,7 @@ from .kvstore.sync import GradientSync
 from .optimizer import Optimizer, RuleOptimizer
 from .optimizer.multi import part_of
 from .replica import Replica
+from .validation import instance
 
 
 def float32_weights(replicas: Sequence[Replica], sync: GradientSync, optimizer: Optimizer) -> dict[str, torch.Tensor]:
@@ -70,8 +71,7 @@ def parts_of(
 
 def check_weights(params: Mapping[str, torch.Tensor], weights: Any) -> None:
     """Raise if `weights` is no mapping from each parameter's name to a floating-point tensor of its shape."""
-    if not isinstance(weights, Mapping):
-        raise TypeError(f"weights must be a dict as float32_weights() returns it, got {type(weights).__name__}")
+    instance("weights", weights, Mapping, "a dict as float32_weights() returns it")
     missing, unknown = [name for name in params if name not in weights], [name for name in weights if name not in params]
     if missing or unknown:
         both = (("lacks", missing), ("has unknown", unknown))

@@ -15,7 +15,7 @@ from .batch_step import device_of, step_on, unpack_batch
 from .checkpoint.snapshot import Snapshot
 from .fitting import check_batches
 from .trainer import Trainer
-from .validation import choice, integer, number
+from .validation import choice, instance, integer, number
 
 SUGGESTERS = ("valley", "slide", "minimum", "steep")
 ENOUGH = 40  # the number of losses from which a fall can be told from noise
@@ -141,8 +141,7 @@ def lr_find(
     if refused:
         kinds = ", ".join(type(each).__name__ for each in (source, step, *refused))
         raise TypeError(f"lr_find({kinds}): must be a trainer and what to train with, lr_find(trainer, (net, loss, data))")
-    if not isinstance(source, (Trainer, torch.optim.Optimizer)):
-        raise TypeError(f"source must be a Trainer or a torch.optim.Optimizer, got {type(source).__name__}")
+    instance("source", source, (Trainer, torch.optim.Optimizer), "a Trainer or a torch.optim.Optimizer")
     low = number("low", low, above=0)
     high = number("high", high, above=low)
     n = integer("n", n, low=4)

@@ -14,7 +14,7 @@ from ..kernels.checks import DTYPES
 from ..kernels.layouts import is_wrapper
 from . import checkpoint
 from .optimizer import Optimizer
-from .validation import choice, did_you_mean, number
+from .validation import choice, did_you_mean, instance, number
 
 _SETTABLE = ("lr_mult", "wd_mult", "grad_req", "init")
 
@@ -146,8 +146,7 @@ def _group(i: int, group: Mapping[str, Any]) -> list[tuple[str, Any, dict[str, f
     members = group["params"]
     if isinstance(members, torch.Tensor):
         members = [members]
-    if not isinstance(members, Iterable):
-        raise TypeError(f"params[{i}]['params'] must be a parameter or a list of parameters, got {type(members).__name__}")
+    instance(f"params[{i}]['params']", members, Iterable, "a parameter or a list of parameters")
     named = []
     for j, member in enumerate(members):
         name, parameter = member if isinstance(member, tuple) and len(member) == 2 else (f"{i}.{j}", member)
@@ -210,10 +209,8 @@ def collect_params(module: torch.nn.Module, select: str | None = None) -> Parame
 
     Source: MXNet 1.9.1, `gluon.Block.collect_params`.
     """
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
-    if select is not None and not isinstance(select, str):
-        raise TypeError(f"select={select!r}: must be a regular expression, a string, or None")
+    instance("module", module, torch.nn.Module, "a torch.nn.Module")
+    instance("select", select, (str, type(None)), "a regular expression, a string, or None", shown=True)
     try:
         pattern = re.compile(select or "")
     except re.error as error:

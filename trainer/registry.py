@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from . import plugins
-from .validation import did_you_mean
+from .validation import did_you_mean, instance
 
 T = TypeVar("T")
 Entry = TypeVar("Entry")
@@ -77,10 +77,7 @@ class Registry(dict[str, T]):
         `argument`: the name of the user's argument, for messages; None is the registry's.
         """
         argument = argument or self.argument
-        if not isinstance(name, str):
-            raise TypeError(
-                f"{argument}={name!r}: must be the name of a registered {self.kind}, a string, not {type(name).__name__}"
-            )
+        instance(argument, name, str, f"the name of a registered {self.kind}, a string", shown=True)
         entry = self.find(name)
         if entry is not None:
             return entry

@@ -15,7 +15,7 @@ from ..kernels import Metric, MetricsBuffer
 from ..kernels import metrics as builtin
 from .optimizer import Optimizer, RuleOptimizer
 from .optimizer.multi import parts_of
-from .validation import choice, did_you_mean, integer
+from .validation import choice, did_you_mean, instance, integer
 
 _Values = dict[str, np.ndarray]  # the measured values by name, each [n_steps, n_tensors]
 
@@ -299,8 +299,7 @@ def attached(
     attached: Any = Telemetry() if telemetry is True else telemetry
     if attached is None or attached is False:
         return None
-    if not isinstance(attached, Telemetry):
-        raise TypeError(f"telemetry={attached!r}: must be True, a Telemetry or None, not {type(attached).__name__}")
+    instance("telemetry", attached, Telemetry, "True, a Telemetry or None", shown=True)
     by_hand = [part for part in parts_of(optimizer) if not isinstance(part, RuleOptimizer)]
     if by_hand:
         raise TypeError(

@@ -70,6 +70,17 @@ def integer(name: str, value: Any, low: float = -math.inf, high: float = math.in
     return checked
 
 
+def instance(name: str, value: Any, kinds: Any, allowed: str, hint: str = "", *, shown: bool = False) -> None:
+    """Raise TypeError unless `value` is an instance of `kinds`, which the message calls `allowed`.
+
+    `hint`: what to do, after the message. `shown`: whether the message has the value, which should print in a few words.
+    """
+    if not isinstance(value, kinds):
+        came = type(value).__name__
+        what = f"{name}={value!r:.200}: must be {allowed}, not {came}" if shown else f"{name} must be {allowed}, got {came}"
+        raise TypeError(f"{what}{hint}")
+
+
 def boolean(name: str, value: Any) -> bool:
     """Return `value`, or raise TypeError unless it is True or False."""
     if not isinstance(value, bool):

@@ -15,6 +15,7 @@ from ...trainer.checkpoint import files
 from ...trainer.optimizer import RuleOptimizer
 from ...trainer.optimizer.states import MASTER
 from ...trainer.trainer import Trainer
+from ...trainer.validation import instance
 from .arrays import Cursor, read_array
 from .pickles import ARRAYS, Record, read_pickle
 
@@ -71,8 +72,7 @@ def load_mxnet_states(
 
     Source: MXNet 1.9.1, `gluon.Trainer.save_states` and `optimizer.Updater.get_states`.
     """
-    if not isinstance(trainer, Trainer):
-        raise TypeError(f"trainer must be a Trainer, got {type(trainer).__name__}")
+    instance("trainer", trainer, Trainer, "a Trainer")
     if not isinstance(trainer.optimizer, RuleOptimizer):
         raise TypeError(f"states of MXNet are those of one built-in optimizer, this trainer has {trainer.optimizer!r}")
     with files.contents("fname", fname, "a state file of MXNet, which can be loaded"):

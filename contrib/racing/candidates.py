@@ -12,7 +12,7 @@ import torch
 from ...trainer.ensemble import make_optimizer
 from ...trainer.optimizer import MultiOptimizer, Optimizer, create
 from ...trainer.presets import named
-from ...trainer.validation import number
+from ...trainer.validation import instance, number
 
 RATES = 30.0  # learning rates are searched from 1/30 to 30 times the usual one
 ONE_MINUS, DECAYS = (0.02, 0.5), (1e-5, 1e-2)  # ranges of 1 - momentum and of weight decay
@@ -81,10 +81,9 @@ def candidates_of(optimizers: Any, one_more: bool = True) -> list[Candidate]:
         if len(set(optimizers)) < len(optimizers):
             raise ValueError(f"optimizers={optimizers!r}: a name occurs twice; give a dict with a label for each")
         optimizers = {name: {} for name in optimizers}
-    if not isinstance(optimizers, Mapping):
-        raise TypeError(
-            f"optimizers={optimizers!r}: must be a dict of names and arguments, such as {{'adamw': {{}}, 'muon': {{}}}}"
-        )
+    instance(
+        "optimizers", optimizers, Mapping, "a dict of names and arguments, such as {'adamw': {}, 'muon': {}}", shown=True
+    )
     if not optimizers:
         raise ValueError("optimizers is empty: name at least one")
     return [_candidate(name, entry, one_more) for name, entry in optimizers.items()]
@@ -98,8 +97,7 @@ def _candidate(name: Any, entry: Any, one_more: bool) -> Candidate:
         entry = {"optimizer": entry}
     if entry is None:
         entry = {}
-    if not isinstance(entry, Mapping):
-        raise TypeError(f"{where}={entry!r}: must be a dict of arguments; 'optimizer' in it is a name, a class or a list")
+    instance(where, entry, Mapping, "a dict of arguments; 'optimizer' in it is a name, a class or a list", shown=True)
     fixed = dict(entry)
     kind = fixed.pop("optimizer", name)
     kind = tuple(map(tuple, kind)) if isinstance(kind, list) else kind

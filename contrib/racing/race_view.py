@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...trainer.validation import instance
 from ...viz.scene import Axis, Band, Control, Layer, Line, Panel, Points, RefLine, Scene, Text
 from ...viz.views.run_table import with_table
 from ...viz.views.view import View
@@ -42,8 +43,7 @@ class RaceView(View):
     """
 
     def __init__(self, result: RaceResult, **settings: Any) -> None:
-        if not isinstance(result, RaceResult):
-            raise TypeError(f"result must be a RaceResult, as tristep.race gives it, got {type(result).__name__}")
+        instance("result", result, RaceResult, "a RaceResult, as tristep.race gives it")
         self.result = result
         super().__init__(**settings)
 

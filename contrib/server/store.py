@@ -18,6 +18,7 @@ from ...trainer.kvstore.sync import KVStoreSync
 from ...trainer.lr_scheduler import LRScheduler
 from ...trainer.optimizer import MultiOptimizer, Optimizer, Updater
 from ...trainer.optimizer.counts import StepCounts
+from ...trainer.validation import instance
 from .client import ServerClient
 from .compression import PushCompression, compressor_of
 from .core import check_fits, takes_parts
@@ -239,8 +240,7 @@ class ServerStore(KVStore):
             ValueError: it needs whole arrays, and some are sharded already (call it before `init`), or it needs all
                 gradients together, and there are several servers.
         """
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"optimizer must be an Optimizer, got {type(optimizer).__name__}; see optimizer.create(name)")
+        instance("optimizer", optimizer, Optimizer, "an Optimizer", "; see optimizer.create(name)")
         if isinstance(optimizer, MultiOptimizer):
             raise TypeError(
                 f"optimizer={optimizer!r}: servers update with one optimizer; use a synchronous store, such as 'dist_sync'"

@@ -18,7 +18,7 @@ from ..optimizer.multi import LIMITS, part_of
 from ..optimizer.rule_optimizer import find_option
 from ..optimizer.settings import SPLIT_MASTERS, check_settings
 from ..optimizer.states import MASTER
-from ..validation import integer
+from ..validation import instance, integer
 from .nesting import check_layout
 
 FORMAT = 1
@@ -37,8 +37,7 @@ def check_format(saved: Mapping[str, Any]) -> None:
 
 def check_form(saved: Any) -> None:
     """Raise TypeError or ValueError if `collect` cannot have returned `saved` for any model and optimizer."""
-    if not isinstance(saved, Mapping):
-        raise TypeError(f"state_dict must be a dict, as Trainer.state_dict gives it, got {type(saved).__name__}")
+    instance("state_dict", saved, Mapping, "a dict, as Trainer.state_dict gives it")
     check_format(saved)
     keys = {"format", "optimizer", "settings", "lr_scheduler", "num_update", "counts", "parameters", "layout", "state"}
     if missing := sorted(keys - set(saved)):
@@ -57,8 +56,7 @@ def check_form(saved: Any) -> None:
         _check_dict(f"the state of {name!r}", slots, of_tensors=True)
     _check_limits("", saved)
     parts = saved.get("optimizers", [])
-    if not isinstance(parts, (list, tuple)):
-        raise TypeError(f"saved state: optimizers must be a list, got {type(parts).__name__}")
+    instance("saved state: optimizers", parts, (list, tuple), "a list")
     for k, part in enumerate(parts):
         if not isinstance(part, Mapping) or set(part) - {"limits"} != _PART_KEYS:
             raise ValueError(f"saved state: optimizers[{k}] must have {', '.join(sorted(_PART_KEYS))}, and nothing else")
@@ -70,8 +68,7 @@ def check_form(saved: Any) -> None:
 
 def _check_dict(what: str, value: Any, of_tensors: bool = False) -> None:
     """Raise TypeError if `value` is not a dict whose keys are strings, and its values tensors if that is asked for."""
-    if not isinstance(value, Mapping):
-        raise TypeError(f"saved state: {what} must be a dict, got {type(value).__name__}")
+    instance(f"saved state: {what}", value, Mapping, "a dict")
     for key, item in value.items():
         if not isinstance(key, str):
             raise TypeError(f"saved state: names in {what} must be strings, got {key!r}")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..interrupts import StopSignals, checked_signals, uninterrupted
-from ..validation import absolute_path, boolean, choice, integer, number
+from ..validation import absolute_path, boolean, choice, instance, integer, number
 from .content import Ranks, Training, resume
 from .files import check_writable
 from .folder import (
@@ -118,10 +118,8 @@ class CheckpointManager:
     ) -> None:
         from ..trainer import Trainer
 
-        if not isinstance(trainer, Trainer):
-            raise TypeError(f"trainer must be a Trainer, got {type(trainer).__name__}")
-        if best is not None and not isinstance(best, str):
-            raise TypeError(f"best={best!r}: must be the name of a metric, or None")
+        instance("trainer", trainer, Trainer, "a Trainer")
+        instance("best", best, (str, type(None)), "the name of a metric, or None", shown=True)
         for i, each in enumerate(stateful):
             if not (callable(getattr(each, "state_dict", None)) and callable(getattr(each, "load_state_dict", None))):
                 raise TypeError(f"stateful[{i}] is a {type(each).__name__}: it needs state_dict and load_state_dict")
@@ -344,10 +342,13 @@ def _print_error(outcome: futures.Future[None]) -> None:
 
 
 def _checked(metrics: Mapping[str, Any] | None, needed: str | None) -> dict[str, Any]:
-    if metrics is not None and not isinstance(metrics, Mapping):
-        raise TypeError(
-            f"metrics={metrics!r:.200}: must be numbers by name, such as {{'loss': 0.5}}; the step is the trainer's own"
-        )
+    instance(
+        "metrics",
+        metrics,
+        (Mapping, type(None)),
+        "numbers by name, such as {'loss': 0.5}; the step is the trainer's own",
+        shown=True,
+    )
     values: dict[str, Any] = {}
     for name, value in (metrics or {}).items():
         if isinstance(value, torch.Tensor):

@@ -14,6 +14,7 @@ from ..optim.joined import JoinedOptimizers
 from ..optimizer.multi import parts_of
 from ..random_state import random_state, set_random_state
 from ..trainer import Trainer
+from ..validation import instance
 
 
 class Snapshot:
@@ -42,8 +43,7 @@ class Snapshot:
     """
 
     def __init__(self, source: Trainer | torch.optim.Optimizer, modules: Iterable[torch.nn.Module] = ()) -> None:
-        if not isinstance(source, (Trainer, torch.optim.Optimizer)):
-            raise TypeError(f"source must be a Trainer or a torch.optim.Optimizer, got {type(source).__name__}")
+        instance("source", source, (Trainer, torch.optim.Optimizer), "a Trainer or a torch.optim.Optimizer")
         self.params = parameters_of(source)
         self._restore_source = _of_trainer(source) if isinstance(source, Trainer) else _of_optimizer(source)
         self._weights = [parameter.detach().clone() for parameter in self.params]

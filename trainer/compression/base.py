@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from ..registry import Registry
-from ..validation import boolean, choice, did_you_mean
+from ..validation import boolean, choice, did_you_mean, instance
 
 option_name = "compression_params[{!r}]".format
 _OTHER_NAMES = {
@@ -156,8 +156,7 @@ def create_compressor(compression_params: Mapping[str, Any]) -> Compressor:
         TypeError: `compression_params` is no dict, or an option has a wrong type.
         ValueError: the type or an option is unknown or out of range. (MXNet ignores unknown options.)
     """
-    if not isinstance(compression_params, Mapping):
-        raise TypeError(f"compression_params must be a dict, got {type(compression_params).__name__}")
+    instance("compression_params", compression_params, Mapping, "a dict")
     registry = Compressor.registry
     if "type" not in compression_params:
         raise ValueError(f"compression_params needs 'type', one of {', '.join(map(repr, registry.names()))}")

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from ..registry import Registry
-from ..validation import boolean
+from ..validation import boolean, instance
 
 _Class = TypeVar("_Class", bound="type[Initializer]")
 _RULES = {  # the first ending that matches decides
@@ -66,8 +66,7 @@ class InitDesc(str):
         role: str | None = None,
         generator: torch.Generator | None = None,
     ) -> InitDesc:
-        if not isinstance(name, str):
-            raise TypeError(f"name={name!r}: must be a parameter's name, a string, not {type(name).__name__}")
+        instance("name", name, str, "a parameter's name, a string", shown=True)
         desc = super().__new__(cls, name)
         desc.attrs, desc.global_init, desc.role, desc.generator = dict(attrs or {}), global_init, role, generator
         return desc
@@ -129,8 +128,7 @@ class Initializer:
                 weight rule fills the tensor instead, whatever the name ends in.
             arr: the tensor to fill.
         """
-        if not isinstance(arr, torch.Tensor):
-            raise TypeError(f"parameter {desc!r}: must be a torch tensor, got {type(arr).__name__}")
+        instance(f"parameter {desc!r}:", arr, torch.Tensor, "a torch tensor")
         if not isinstance(desc, InitDesc):
             desc = InitDesc(desc)
         if desc.global_init is None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..validation import boolean, did_you_mean
+from ..validation import boolean, did_you_mean, instance
 from .base import Initializer, as_initializer
 
 
@@ -73,8 +73,7 @@ class Load:
     ) -> None:
         if isinstance(param, (str, os.PathLike)):
             param = _read(Path(param))
-        if not isinstance(param, Mapping):
-            raise TypeError(f"param must be a mapping from names to values, or a file's path, got {type(param).__name__}")
+        instance("param", param, Mapping, "a mapping from names to values, or a file's path")
         self.param: dict[str, torch.Tensor] = {}
         for name, value in param.items():
             if not isinstance(name, str):
@@ -139,16 +138,14 @@ class Mixed:
 
     def __init__(self, patterns: Sequence[str], initializers: Sequence[str | Initializer | Mixed | Load]) -> None:
         for argument, values in (("patterns", patterns), ("initializers", initializers)):
-            if not isinstance(values, (list, tuple)):
-                raise TypeError(f"{argument}={values!r}: must be a list or tuple")
+            instance(argument, values, (list, tuple), "a list or tuple", shown=True)
         if len(patterns) != len(initializers):
             raise ValueError(
                 f"patterns and initializers must have equal lengths, got {len(patterns)} and {len(initializers)}"
             )
         self.map: list[tuple[re.Pattern[str], Any]] = []
         for i, (pattern, initializer) in enumerate(zip(patterns, initializers, strict=True)):
-            if not isinstance(pattern, str):
-                raise TypeError(f"patterns[{i}]={pattern!r}: must be a regular expression, a string")
+            instance(f"patterns[{i}]", pattern, str, "a regular expression, a string", shown=True)
             try:
                 self.map.append((re.compile(pattern), create(initializer)))
             except re.error as error:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..validation import boolean
+from ..validation import boolean, instance
 from .base import InitDesc, Initializer
 from .basic import Constant
 from .by_name import Load, Mixed, create
@@ -76,11 +76,13 @@ def initialize(
     >>> net[0].bias.tolist(), net[1].weight.tolist()
     ([0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0])
     """
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(
-            f"module must be a torch.nn.Module, got {type(module).__name__}; for one tensor, call the initializer: "
-            "create('xavier')(name, tensor)"
-        )
+    instance(
+        "module",
+        module,
+        torch.nn.Module,
+        "a torch.nn.Module",
+        "; for one tensor, call the initializer: create('xavier')(name, tensor)",
+    )
     if init is not None:
         if initializer != "uniform":
             raise TypeError(f"init={init!r} and initializer={initializer!r}: both name the initializer, give one of them")
@@ -90,8 +92,7 @@ def initialize(
             "force_reinit=False: torch's parameters have values from the start, which are always replaced: leave it out, "
             "and call initialize() once"
         )
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError(f"generator={generator!r}: must be a torch.Generator or None, not {type(generator).__name__}")
+    instance("generator", generator, (torch.Generator, type(None)), "a torch.Generator or None", shown=True)
     chosen = create(initializer)
     # Mixed and Load delegate to initializers, each of which then counts as the global one.
     global_init = chosen if isinstance(chosen, Initializer) else None

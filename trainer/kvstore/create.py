@@ -7,7 +7,7 @@ from typing import Any
 
 from ..optimizer import Optimizer
 from ..replica import Replica
-from ..validation import boolean, choice, did_you_mean
+from ..validation import boolean, choice, did_you_mean, instance
 from .base import LOCAL, SYNCHRONOUS, KVStore
 from .local import LocalStore
 from .sync import GradientSync, KVStoreSync, ReplicasSync, updates_on_store
@@ -47,8 +47,7 @@ def create(name: str = "local", *, timeout: float | None = None) -> KVStore:
 
     Source: MXNet 1.9.1, `mx.kv.create`.
     """
-    if not isinstance(name, str):
-        raise TypeError(f"name must be a string, such as 'local', got {type(name).__name__}")
+    instance("name", name, str, "a string, such as 'local'")
     kind = name.lower()
     klass = _class_of(kind)
     if klass is None:

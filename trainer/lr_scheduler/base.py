@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 import numpy as np
 
 from ..registry import Registry
-from ..validation import choice, int_or_float, integer, number
+from ..validation import choice, instance, int_or_float, integer, number
 from .config import NOT_SAVED, checked_attributes, constructor_arguments, functions, saved_attributes, shown, to_plain
 
 if TYPE_CHECKING:
@@ -317,13 +317,11 @@ def from_config(config: Mapping[str, Any], own: Any = None) -> LRScheduler:
     >>> from_config(schedule.to_config()) == schedule
     True
     """
-    if not isinstance(config, Mapping):
-        raise TypeError(f"config={config!r}: must be a mapping, as made by to_config()")
+    instance("config", config, Mapping, "a mapping, as made by to_config()", shown=True)
     if not _is_config(config):
         raise ValueError(f"config has the keys {sorted(map(str, config))}: must be 'class', 'kwargs' and optionally 'state'")
     for key in set(config) - {"class"}:
-        if not isinstance(config[key], Mapping):
-            raise TypeError(f"config[{key!r}]={config[key]!r}: must be a mapping of arguments")
+        instance(f"config[{key!r}]", config[key], Mapping, "a mapping of arguments", shown=True)
     kwargs = {name: _from_plain(value, getattr(own, name, None)) for name, value in config["kwargs"].items()}
     made = LRScheduler.registry.named(config["class"], own)(**kwargs)
     made.load_state(config.get("state", {}))
@@ -346,8 +344,7 @@ def evaluate(function: Callable[[Any], Any], n: Any, name: str) -> Any:
 
 def increasing(name: str, values: Any, least: int = 1) -> list[float]:
     """Return `values` as a list; raise unless they are strictly increasing update counts >= 1, at least `least` of them."""
-    if not isinstance(values, list | tuple):
-        raise TypeError(f"{name}={values!r}: must be a list or tuple of update counts")
+    instance(name, values, list | tuple, "a list or tuple of update counts", shown=True)
     if len(values) < least:
         raise ValueError(f"{name}={values!r}: must hold at least one update count")
     checked = [int_or_float(f"{name}[{i}]", value, low=1) for i, value in enumerate(values)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..validation import integer
+from ..validation import instance, integer
 from .base import LRScheduler, evaluate, increasing, register
 from .config import as_function
 
@@ -82,8 +82,7 @@ class SequenceScheduler(LRScheduler):
     """
 
     def __init__(self, schedulers: Sequence[Callable[[int], float] | str], starts: Sequence[int]) -> None:
-        if not isinstance(schedulers, list | tuple):
-            raise TypeError(f"schedulers={schedulers!r}: must be a list or tuple of schedules")
+        instance("schedulers", schedulers, list | tuple, "a list or tuple of schedules", shown=True)
         if not schedulers:
             raise ValueError(f"schedulers={schedulers!r}: must hold at least one schedule")
         self.schedulers = [as_function(f"schedulers[{k}]", schedule) for k, schedule in enumerate(schedulers)]

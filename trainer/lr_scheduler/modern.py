@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..validation import boolean, choice, int_or_float, integer, number
+from ..validation import boolean, choice, instance, int_or_float, integer, number
 from .base import LRScheduler, final_update, half_cosine, increasing, register
 
 
@@ -439,8 +439,7 @@ class InterpolatedScheduler(LRScheduler):
 def _points(step: Any, rates: Any) -> tuple[list[float], list[float]]:
     """Return update counts and their learning rates as lists; raise TypeError or ValueError if they do not match."""
     step = increasing("step", step)
-    if not isinstance(rates, list | tuple):
-        raise TypeError(f"rates={rates!r}: must be a list or tuple of learning rates")
+    instance("rates", rates, list | tuple, "a list or tuple of learning rates", shown=True)
     if len(rates) != len(step):
         raise ValueError(f"rates={rates!r}: must hold as many learning rates as step has update counts, {len(step)}")
     return step, [number(f"rates[{k}]", rate, low=0) for k, rate in enumerate(rates)]

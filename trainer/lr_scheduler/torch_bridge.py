@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..validation import did_you_mean, integer
+from ..validation import did_you_mean, instance, integer
 from .base import LRScheduler, evaluate, register
 from .config import functions
 
@@ -51,8 +51,7 @@ class TorchScheduler(LRScheduler):
     ) -> None:
         super().__init__(base_lr)
         self.factory = _factory(factory)
-        if kwargs is not None and not isinstance(kwargs, Mapping):
-            raise TypeError(f"kwargs={kwargs!r}: must be a dict of arguments")
+        instance("kwargs", kwargs, (Mapping, type(None)), "a dict of arguments", shown=True)
         self.kwargs = {name: list(v) if isinstance(v, tuple) else v for name, v in (kwargs or {}).items()}
         self._recording: Any = self._record()
 
@@ -149,8 +148,7 @@ def to_torch(
     """
     if not callable(scheduler):
         raise TypeError(f"scheduler={scheduler!r}: must be a schedule, a callable from update count to learning rate")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    instance("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer")
     return TristepLR(scheduler, optimizer, integer("last_epoch", last_epoch, low=-1))
 
 

@@ -12,7 +12,7 @@ import torch
 
 from ..lr_scheduler import CosineScheduler, FactorScheduler, MultiFactorScheduler, PolyScheduler
 from ..registry import Registry
-from ..validation import boolean, did_you_mean, integer, number
+from ..validation import boolean, did_you_mean, instance, integer, number
 from .counts import Index, StepCounts
 from .settings import Setting, check_grad_req, refuse_unknown, set_base_lr, warn_once
 
@@ -226,8 +226,7 @@ class Optimizer:
                     f"arguments together with an optimizer instance: {', '.join(kwargs)}; give them to {type(name).__name__}"
                 )
             return name
-        if not isinstance(name, str):
-            raise TypeError(f"optimizer={name!r}: must be a name, such as 'sgd', or an Optimizer, not {type(name).__name__}")
+        instance("optimizer", name, str, "a name, such as 'sgd', or an Optimizer", shown=True)
         return Optimizer.opt_registry.lookup(name)(**kwargs)
 
     def create_state(self, index: Index, weight: torch.Tensor) -> Any:
@@ -537,8 +536,7 @@ def listed_arguments(index: Any, weight: Any, grad: Any, state: Any) -> tuple[li
     if not isinstance(index, (list, tuple)):
         return [index], [weight], [grad], [state]
     for name, values in {"index": index, "weight": weight, "grad": grad, "state": state}.items():
-        if not isinstance(values, (list, tuple)):
-            raise TypeError(f"index is a list, so {name} must be one, too, got {type(values).__name__}")
+        instance(f"index is a list, so {name}", values, (list, tuple), "one, too")
         if len(values) != len(index):
             raise ValueError(f"{len(index)} indices came with {len(values)} for {name}: there must be one for each")
     if len(set(index)) < len(index):

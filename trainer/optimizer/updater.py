@@ -16,6 +16,7 @@ from ...kernels.checks import first_alike
 from ...kernels.metrics import MetricsBuffer
 from ...kernels.states import slot_shapes
 from ..interrupts import uninterrupted
+from ..validation import instance
 from .base import Optimizer
 from .counts import Index
 from .limits import Limiter, limit_of
@@ -58,8 +59,7 @@ class Updater:
     """
 
     def __init__(self, optimizer: Optimizer, engine: str | None = None) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"optimizer must be an Optimizer, got {type(optimizer).__name__}; see optimizer.create(name)")
+        instance("optimizer", optimizer, Optimizer, "an Optimizer", "; see optimizer.create(name)")
         if not optimizer.can_update:
             raise TypeError(
                 f"{type(optimizer).__name__} cannot train: it must define update(index, weight, grad, state), as "

@@ -14,7 +14,7 @@ from ..ensemble import make_optimizer
 from ..fitting import check_batches, check_loss, evaluate
 from ..metrics import Metric, checked_metrics
 from ..optimizer import Optimizer
-from ..validation import boolean, integer
+from ..validation import boolean, instance, integer
 from .result import Sweep
 from .train import Batches, start, train_separately, train_together
 
@@ -112,8 +112,7 @@ def sweep(
 
 def _axes(grid: Mapping[str, Sequence[Any]] | None, seeds: Iterable[int]) -> dict[str, tuple[Any, ...]]:
     axes: dict[str, tuple[Any, ...]] = {}
-    if grid is not None and not isinstance(grid, Mapping):
-        raise TypeError(f"grid={grid!r}: must be a dict of names and lists of the values to try, not {type(grid).__name__}")
+    instance("grid", grid, (Mapping, type(None)), "a dict of names and lists of the values to try", shown=True)
     if isinstance(seeds, (str, bytes)) or not isinstance(seeds, Iterable):
         raise TypeError(f"seeds={seeds!r}: must be integers, such as range(5), not {type(seeds).__name__}")
     for name, values in (grid or {}).items():

@@ -31,7 +31,7 @@ from ...trainer.checkpoint.snapshot import parameters_of
 from ...trainer.fitting import EpochBatches, check_batches, evaluate, saving_with
 from ...trainer.interrupts import gets_signals, give_back, handled, uninterrupted
 from ...trainer.metrics import checked_metrics
-from ...trainer.validation import boolean, choice, integer, number
+from ...trainer.validation import boolean, choice, instance, integer, number
 from ..record import Recorder, Run, RunSet
 from ..record.scalars import ScalarBuffer, checked_scalars
 from ..render.notebook import has_front_end, in_notebook, request, running_event_loop, show_below_cell, watch_cell
@@ -256,8 +256,7 @@ class LiveLoop:
             >>> loop.start().n_steps
             3
         """
-        if not isinstance(trainer, (Trainer, torch.optim.Optimizer)):
-            raise TypeError(f"trainer must be a Trainer or a torch.optim.Optimizer, got {type(trainer).__name__}")
+        instance("trainer", trainer, (Trainer, torch.optim.Optimizer), "a Trainer or a torch.optim.Optimizer")
         num_epoch, metrics = integer("num_epoch", num_epoch, low=1), checked_metrics(eval_metric)
         check_captures(capture)
         if eval_data is None and metrics:
@@ -1164,10 +1163,8 @@ def _check_arguments(steps: Any, trainer: Any, recorder: Any, stateful: Sequence
             f"steps={steps!r:.80}: must be a generator function, an iterator or a callable that takes one step"
             + "; give the function itself, such as LiveLoop(step) instead of LiveLoop(step())" * called
         )
-    if trainer is not None and not isinstance(trainer, (Trainer, torch.optim.Optimizer)):
-        raise TypeError(f"trainer must be a Trainer, a torch.optim.Optimizer or None, got {type(trainer).__name__}")
-    if recorder is not None and not isinstance(recorder, Recorder):
-        raise TypeError(f"recorder must be a Recorder or None, got {type(recorder).__name__}")
+    instance("trainer", trainer, (Trainer, torch.optim.Optimizer, type(None)), "a Trainer, a torch.optim.Optimizer or None")
+    instance("recorder", recorder, (Recorder, type(None)), "a Recorder or None")
     for i, each in enumerate(stateful):
         if not _is_stateful(each):
             raise TypeError(f"stateful[{i}] is a {type(each).__name__}: it needs state_dict and load_state_dict")

@@ -14,6 +14,7 @@ import torch
 
 from ...trainer import Trainer
 from ...trainer.optim import shards
+from ...trainer.validation import instance
 from .loggers import LOGGED, Loggers
 from .probes import OptimizerProbe, TrainerProbe, living
 from .runs import Run, readable
@@ -94,8 +95,7 @@ class Recorder:
         log_every: int = 1,
         log_quantities: Iterable[str] = LOGGED,
     ) -> None:
-        if not isinstance(source, (Trainer, torch.optim.Optimizer)):
-            raise TypeError(f"source must be a Trainer or a torch.optim.Optimizer, got {type(source).__name__}")
+        instance("source", source, (Trainer, torch.optim.Optimizer), "a Trainer or a torch.optim.Optimizer")
         if module is not None and (isinstance(source, Trainer) or not isinstance(module, torch.nn.Module)):
             raise TypeError(
                 f"module must be a torch.nn.Module, got {type(module).__name__}"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...trainer.checkpoint import files
+from ...trainer.validation import instance
 from .series import PARTS, Series
 
 __all__ = ["Run", "RunSet", "readable"]
@@ -161,8 +162,7 @@ class RunSet:
             TypeError: `run` is not a `Run`.
             ValueError: the set already has a run of this name.
         """
-        if not isinstance(run, Run):
-            raise TypeError(f"run must be a Run, got {type(run).__name__}; a Recorder has one as its attribute `run`")
+        instance("run", run, Run, "a Run", "; a Recorder has one as its attribute `run`")
         if run.name in self._runs:
             raise ValueError(f"there is a run {run.name!r} already: give this one another name")
         self._runs[run.name] = run

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...trainer.validation import instance
+
 __all__ = ["LossPlane", "WeightPath", "loss_plane"]
 
 MOST = 256  # sets of weights that a path can hold
@@ -45,8 +47,7 @@ class WeightPath:
     """
 
     def __init__(self, model: nn.Module, name: str = "run", every: int = 1) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        instance("model", model, nn.Module, "a torch.nn.Module")
         if not (isinstance(every, int) and every >= 1):
             raise ValueError(f"every={every!r}: must be an integer >= 1")
         self.model, self.name = model, str(name)

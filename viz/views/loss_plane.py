@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ...trainer.validation import instance
 from ..scene import Axis, Control, Layer, Line, Panel, Points, Scene, surface_layers
 from ..simulate import LossPlane
 from .trajectories import moments_of
@@ -27,8 +28,7 @@ class LossPlaneView(View):
     """
 
     def __init__(self, plane: LossPlane, title: str = "Loss over a plane of weights", **others: Any) -> None:
-        if not isinstance(plane, LossPlane):
-            raise TypeError(f"plane must be a LossPlane, as loss_plane gives it, got {type(plane).__name__}")
+        instance("plane", plane, LossPlane, "a LossPlane, as loss_plane gives it")
         self.plane, self.title = plane, title
         super().__init__(**others)
 

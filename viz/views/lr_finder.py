@@ -9,6 +9,7 @@ import numpy as np
 
 from ...trainer import LRFinder
 from ...trainer.lr_finder import SUGGESTERS
+from ...trainer.validation import instance
 from ..scene import Axis, Control, Layer, Line, Panel, Points, Scene
 from .view import View
 
@@ -52,8 +53,7 @@ class LRFinderView(View):
         else:
             named = {"": results}  # type: ignore[unreachable]
         for each in named.values():
-            if not isinstance(each, LRFinder):
-                raise TypeError(f"results must be what tristep.lr_find returned, or several, got {type(each).__name__}")
+            instance("results", each, LRFinder, "what tristep.lr_find returned, or several")
         if not named:
             raise ValueError("results is empty: there is nothing to draw")
         self.results: dict[str, LRFinder] = named

@@ -176,8 +176,7 @@ class ScheduleView(View):
             TypeError: `trainer` is not a `Trainer`.
             ValueError: the view has no knots.
         """
-        if not isinstance(trainer, Trainer):
-            raise TypeError(f"trainer must be a Trainer, got {type(trainer).__name__}")
+        validation.instance("trainer", trainer, Trainer, "a Trainer")
         trainer.optimizer.lr_scheduler = self.schedule
 
     def on_drag(self, event: str, number: int, x: float, y: float) -> None:
