@@ -7,6 +7,9 @@ JOBS ?= 2
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 IPYKERNEL_6 := $(VENV)/ipykernel-6.31.0
 FLOOR := $(VENV)/floor
+LEAST := $(VENV)/least
+# Of $(LEAST). The least one is 2.8.0, on Linux a download of gigabytes.
+TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 TRITONS := $(addprefix $(VENV)/triton-,3.5.1 3.6.0 3.7.1 3.8.0)
 CPU_RESULTS ?= benchmarks/results/cpu.json
 GPU_RESULTS ?= benchmarks/results/gpu.json
@@ -21,7 +24,8 @@ help:
 	@echo "make test    every test, of each parametrised one so many cases that each value of each parameter occurs"
 	@echo "make test-full   all cases of all tests"
 	@echo "make test-slice SLICE=3/40   the third of 40 parts of what test-full runs and test does not"
-	@echo "make test-floor  the tests of numbers and files with the least versions of NumPy, numba, safetensors and tqdm"
+	@echo "make test-floor  the tests of numbers and files with the least versions of NumPy, numba, safetensors and tqdm,"
+	@echo "             first a training with all least versions at once; TORCH=2.8.0 for torch's, too"
 	@echo "             JOBS=1 for one process; tests in a browser need Debian's chromium and chromium-driver"
 	@echo "make lint    ruff, mypy and the rules of who imports whom"
 	@echo "make bench   time the updates against torch.optim on this machine's CPU; PARTS='steps clip' for some of it"
@@ -46,9 +50,12 @@ test-slice: CASES = $(or $(SLICE),$(error SLICE is missing, such as SLICE=3/40))
 test test-full test-slice: $(VENV)/with-test $(IPYKERNEL_6) $(TRITONS)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --cases $(CASES)
 
-test-floor: $(VENV)/with-test $(FLOOR)
+# Without what imports transformers, which asks for a later safetensors.
+test-floor: $(VENV)/with-test $(FLOOR) $(LEAST)
+	$(LEAST)/bin/python tests/least_versions.py
 	PYTHONPATH=$(FLOOR) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(addprefix tests/,kernels trainer contrib test_files.py) \
-	  -k 'not options_like_the_reference and not lookahead_like_the_reference and not csv_of_lightning' # whose reference imports transformers, which asks for a later safetensors
+	  --ignore tests/trainer/test_modern.py \
+	  -k 'not options_like_the_reference and not lookahead_like_the_reference and not csv_of_lightning'
 
 lint: $(VENV)/with-dev
 	$(BIN)/ruff check
@@ -122,6 +129,12 @@ $(IPYKERNEL_6): | $(VENV)/with-test
 $(FLOOR): constraints-floor.txt | $(VENV)/with-test
 	rm -rf $@
 	$(PIP) --no-deps --target $@ --requirement $<
+
+# All least versions at once, in an environment with nothing else: what tristep imports and does not declare is missing there.
+$(LEAST): constraints-floor.txt pyproject.toml
+	rm -rf $@ build
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-floor.txt torch==$(TORCH) .
 
 # Earlier Tritons, each in a folder of its own, whose compilers tests try. There are none for macOS and Windows.
 $(TRITONS): | $(VENV)/with-test
