@@ -95,9 +95,9 @@ def notebook(lab: Lab, browser: Browser, request: pytest.FixtureRequest) -> Iter
     """A function that opens a notebook of these cells of code, with a kernel of its own."""
     opened: list[Notebook] = []
 
-    def open_it(*cells: str) -> Notebook:
+    def open_it(*cells: str, page: str = "doc/tree") -> Notebook:
         name = f"{re.sub(r'[^a-z0-9]+', '-', request.node.name.lower()).strip('-')}-{len(opened)}"
-        opened.append(Notebook(lab, browser, name, list(cells)))
+        opened.append(Notebook(lab, browser, name, list(cells), page=page))
         return opened[-1]
 
     yield open_it
