@@ -132,7 +132,7 @@ class BackwardStep:
         self._hooks = [param.register_post_accumulate_grad_hook(partial(self._arrived, i)) for i, param in hooks]
 
     def _form(self, k: int, optimizer: Any, members: list[int], active: list[bool], ignore_stale_grad: bool) -> None:
-        """Compute the rule of the step and the hyper-parameters of the parameters `members` of optimizer `k`."""
+        """Compute the rule and the hyper-parameters with which the hooks of optimizer `k`'s parameters will update them."""
         rows = HyperRows(optimizer, members)
         rows.use(active)
         rule = rows.rule()

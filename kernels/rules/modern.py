@@ -218,7 +218,7 @@ def asgd(w, g, state, hyper):
 
 @rule(full_precision=("average",))
 def averaged(w, g, state, hyper):
-    """w <- average; the gradient is ignored."""
+    """Give the weight its average's value, as optimizers with averages do for evaluation; the gradient is ignored."""
     (average,) = state
     return average, (average,)
 

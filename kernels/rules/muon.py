@@ -90,7 +90,7 @@ class RowPattern:
         return math.prod(sizes[axis] for axis in self.order[: self.leading])
 
     def arranged(self, matrices: torch.Tensor) -> torch.Tensor:
-        """Return [n, rows, columns] with the rows of each separate matrix next to each other."""
+        """Return fused matrices [n, rows, columns] in another order of rows, in which the rows of each part are adjacent."""
         return self._permuted(matrices, self.sizes(matrices.shape[1]), self.order)
 
     def restored(self, matrices: torch.Tensor) -> torch.Tensor:
@@ -334,10 +334,10 @@ def normuon_shapes(shape: torch.Size, flatten: bool = False) -> dict[str, Any]:
 
 
 def evened(block: torch.Tensor, row: torch.Tensor, scale: float) -> torch.Tensor:
-    """Divide each row of orthogonal matrices by the root of `row`, [n, rows, 1], and restore the matrices' norms.
+    """Scale the rows of orthogonalized matrices [n, rows, columns] to equal size, as NorMuon does (alg. 1).
 
-    `row` is the running average of each row's mean square. If `scale` is not 0, the result gets it as its root mean square
-    instead of its old norm, as in alg. 1.
+    Each row is divided by the root of the running average of its mean square, `row` [n, rows, 1]. Then the whole matrix is
+    scaled to its norm of before, or if `scale` is not 0, to this root mean square.
     """
     even = block / (row.sqrt() + 1e-10)
     size = scale * math.sqrt(block[0].numel()) if scale else torch.linalg.matrix_norm(block, keepdim=True)

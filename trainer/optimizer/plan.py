@@ -357,9 +357,10 @@ class MultiPlan(Plan):
 
 
 class Rows:
-    """Base class of the hyper-parameters of a list of parameters: at each step a row for each set that shares one.
+    """Base class of what computes the hyper-parameters of a list of parameters at each step.
 
-    A subclass compares parameters, makes the rows and counts the step. `rule` returns the rule of the next step.
+    Parameters with equal counts and multipliers are a set, whose row of numbers is computed once. A subclass finds the sets,
+    computes the rows and counts the step. `rule` returns the rule of the next step.
     """
 
     def __init__(self, n: int, rule: Callable[[], Any]) -> None:
@@ -465,7 +466,7 @@ class HyperRows(Rows):
         return any(self.active)
 
     def _form_columns(self, rule: Any, number: int | None) -> list[tuple[Any, Any]]:
-        """Return the result of `form` for sets whose multipliers are columns, or if that cannot be, for smaller sets."""
+        """Return what `form` does, and compute rows that differ in multipliers only together, if that is possible."""
         n, optimizer = len(self._indices), self._optimizer
         try:
             rows = optimizer.rows_of_step(self._times, self._sets, rule, number, alone=self._alone)
