@@ -468,3 +468,38 @@ def test_defaults_are_what_all_have():
     torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9, cycle_momentum=False)
     one = optim.MultiOptimizer(net, [("*", "AdamW", {"lr": 0.5})])
     assert one.defaults == optim.AdamW(net.parameters(), lr=0.5).defaults
+
+
+def _step_flattened(net, optimizer, steps):
+    """Train as DeepSpeed's ZeRO does: a group has one vector of all its parameters, and each group is stepped alone."""
+    vectors = []
+    for group in optimizer.param_groups:
+        params = group["params"]
+        group["params"] = [torch.cat([param.detach().flatten() for param in params]).requires_grad_()]
+        vectors.append((params, group["params"][0]))
+    groups = optimizer.param_groups
+    for step in range(steps):
+        net.zero_grad()
+        loss_of(net, step).backward()
+        for k, (params, vector) in enumerate(vectors):
+            vector.grad = torch.cat([param.grad.flatten() for param in params])
+            optimizer.param_groups = [groups[k]]
+            optimizer.step()
+            optimizer.param_groups = groups
+            for _, other in vectors:
+                optimizer.state[other]  # makes a row, as a defaultdict does
+            with torch.no_grad():
+                nn.utils.vector_to_parameters(vector, params)
+    return [param.detach().clone() for param in net.parameters()]
+
+
+def test_groups_of_flattened_parameters_are_stepped_in_turns():
+    net, peer = make_net(), make_net()
+    found = _step_flattened(net, optim.MultiOptimizer(net, ENTRIES, weight_decay=0.1), 4)
+    peers = torchs(peer)
+    for step in range(4):
+        peer.zero_grad()
+        loss_of(peer, step).backward()
+        for each in peers:
+            each.step()
+    close(found, list(peer.parameters()), rtol=1e-10, atol=1e-12)

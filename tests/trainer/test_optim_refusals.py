@@ -212,3 +212,52 @@ def test_a_step_in_a_full_graph_is_refused_with_the_reason():
     parameter.grad = torch.ones(2)
     with pytest.raises(Exception, match="a step of tristep.optim is compiled already"):
         torch.compile(optimizer.step, backend="eager", fullgraph=True)()
+
+
+def _flattened(optimizer):
+    """Replace the parameters of the only group by one vector with a gradient, as DeepSpeed's ZeRO does."""
+    (group,) = optimizer.param_groups
+    vector = torch.cat([param.detach().flatten() for param in group["params"]]).requires_grad_()
+    vector.grad = torch.ones_like(vector)
+    group["params"] = [vector]
+    return vector
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("Muon", {}), ("SOAP", {}), ("Adafactor", {}), ("LAMB", {}), ("Lion", {"clip_norm": 1.0})],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_a_vector_in_place_of_whose_shapes_count_is_refused(name, options):
+    optimizer = getattr(tristep.optim, name)([torch.nn.Parameter(torch.ones(3, 4)) for _ in range(2)], lr=0.1, **options)
+    vector = _flattened(optimizer)
+    words = rf"2 parameters, as of shape \(3, 4\), were replaced by a vector of 24.*ZeRO.* {name} .*Use ZeRO stage 0"
+    with pytest.raises(ValueError, match=words):
+        optimizer.step()
+    assert torch.equal(vector, torch.ones(24))
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Lion"])
+def test_a_vector_is_stepped_as_its_parts_by_elementwise_rules(name):
+    whole = torch.nn.Parameter(torch.ones(3, 4))
+    apart, flat = (getattr(tristep.optim, name)([whole], lr=0.1) for _ in range(2))
+    vector = _flattened(flat)
+    flat.step()
+    whole.grad = torch.ones(3, 4)
+    apart.step()
+    assert torch.equal(vector, whole.flatten())
+
+
+def test_other_parameters_in_a_group_are_stepped_where_they_are_no_parts():
+    """A layer that was resized, and a vector that was added to the list."""
+    weight, bias = torch.nn.Parameter(torch.ones(3, 4)), torch.nn.Parameter(torch.ones(3))
+    optimizer = tristep.optim.LAMB([weight, bias], lr=0.1)
+    params = optimizer.param_groups[0]["params"]
+    params[:] = [torch.nn.Parameter(torch.ones(5, 4)), torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(7))]
+    for _ in range(2):
+        for param in params:
+            param.grad = torch.ones_like(param)
+        optimizer.step()
+        params.pop()
+    assert all(param.detach().max() < 1 for param in params)

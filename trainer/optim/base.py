@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
+from ...kernels import TensorRule
 from ...kernels.checks import DTYPES
 from ...kernels.graphs import current_recording
 from ...kernels.layouts import is_wrapper
@@ -46,6 +47,7 @@ class FusedOptimizer(GroupOptimizer):
     """
 
     _plan: Plans | None = None
+    _shapes: Sequence[tuple[Group, list[torch.Size]]] = ()  # of each group's parameters, when it was added
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient.
@@ -117,6 +119,7 @@ class FusedOptimizer(GroupOptimizer):
             raise RuntimeError(
                 "the captured function has changed parameters, states or options: it must do the same at every call"
             )
+        self._refuse_flattened()
         rows = {parameter: copy.copy(row) for parameter, row in self.state.items()}
         try:
             self._plan = Plans(self)
@@ -152,7 +155,25 @@ class FusedOptimizer(GroupOptimizer):
         except Exception:
             self.param_groups.pop()
             raise
+        self._shapes = [*self._shapes, (added, [parameter.shape for parameter in added["params"]])]
         self._plan = None
+
+    def _refuse_flattened(self) -> None:
+        """Raise if a group's parameters were joined to a vector, as by ZeRO-1, and the rule uses their shapes or norms."""
+        for added, shapes in self._shapes:
+            if not any(added is group for group in self.param_groups) or len(added["params"]) != 1:
+                continue
+            shape = added["params"][0].shape
+            if len(shape) != 1 or shape in shapes or [len(before) for before in shapes] == [1]:
+                continue
+            rule = self._rule(added)
+            if rule.reductions or (isinstance(rule, TensorRule) and not all(map(rule.elementwise, shapes))):
+                raise ValueError(
+                    f"{len(shapes)} parameters, as of shape {tuple(shapes[0])}, were replaced by a vector of {shape[0]}, as "
+                    f"by DeepSpeed's ZeRO stages 1 to 3: {type(self).__name__} (rule {rule.name!r}) needs the shape or the "
+                    "norm of each. Use ZeRO stage 0 or torch's fully_shard, which keep them, or an optimizer that updates "
+                    "element by element, such as AdamW, without options such as clip_norm"
+                )
 
     def _check(self, name: str, parameter: torch.Tensor) -> None:
         """Raise if a parameter cannot be trained."""

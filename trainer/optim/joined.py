@@ -77,6 +77,7 @@ class JoinedOptimizers(torch.optim.Optimizer):
             ValueError: a new group has parameters of several optimizers, or of none; nothing has been changed.
         """
         if not same_objects(vars(self)["param_groups"], self._agreed["param_groups"][0]):
+            self._remember_owners()
             groups_of: list[list[Group]] = [[] for _ in self.optimizers]
             for i, group in enumerate(self.param_groups):
                 groups_of[self.owner_of(i, group)].append(group)
@@ -85,12 +86,12 @@ class JoinedOptimizers(torch.optim.Optimizer):
             self._agree("param_groups")
         if not same_objects(_objects(vars(self)["state"]), self._agreed["state"][0]):
             alone = len(self.optimizers) == 1
-            for optimizer in self.optimizers:
-                members = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+            self._remember_owners()
+            for k, optimizer in enumerate(self.optimizers):
                 for key in list(optimizer.state):
                     if alone or isinstance(key, torch.Tensor):  # several optimizers may share other keys
                         del optimizer.state[key]
-                optimizer.state.update({key: row for key, row in self.state.items() if alone or key in members})
+                optimizer.state.update({key: row for key, row in self.state.items() if alone or self._owners.get(key) == k})
             self._agree("state")
 
     def add_param_group(self, param_group: Any) -> None:
@@ -180,6 +181,10 @@ class JoinedOptimizers(torch.optim.Optimizer):
         """Note that this object's groups and states are the optimizers' again."""
         for kind in kinds or ("param_groups", "state"):
             self._agreed[kind] = self._present(kind)
+        self._remember_owners()
+
+    def _remember_owners(self) -> None:
+        """Note who updates the parameters that are in the groups now; libraries replace those of a group by shards."""
         for k, optimizer in enumerate(self.optimizers):
             self._owners.update((parameter, k) for group in optimizer.param_groups for parameter in group["params"])
 
