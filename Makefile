@@ -10,6 +10,7 @@ FLOOR := $(VENV)/floor
 LEAST := $(VENV)/least
 # Of $(LEAST). The least one is 2.8.0, on Linux a download of gigabytes.
 TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
+ENGINES := $(VENV)/engines
 TRITONS := $(addprefix $(VENV)/triton-,3.5.1 3.6.0 3.7.1 3.8.0)
 CPU_RESULTS ?= benchmarks/results/cpu.json
 GPU_RESULTS ?= benchmarks/results/gpu.json
@@ -17,7 +18,7 @@ UNTIMED_RESULTS ?= benchmarks/results/gpu_untimed.json
 OLD ?= 81363fe
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-slice test-floor lint bench lab books docs dist gpu gpu-packed gpu-untimed gpu-smoke gpu-test gpu-bench gpu-sanitize gpu-multi clean
+.PHONY: help demo test test-full test-slice test-floor test-engines lint bench lab books docs dist gpu gpu-packed gpu-untimed gpu-smoke gpu-test gpu-bench gpu-sanitize gpu-multi clean
 
 help:
 	@echo "make demo    train something small and look at it"
@@ -26,6 +27,7 @@ help:
 	@echo "make test-slice SLICE=3/40   the third of 40 parts of what test-full runs and test does not"
 	@echo "make test-floor  the tests of numbers and files with the least versions of NumPy, numba, safetensors and tqdm,"
 	@echo "             first a training with all least versions at once; TORCH=2.8.0 for torch's, too"
+	@echo "make test-engines  two processes under Ray, DeepSpeed, torchft, Accelerate and Lightning; installs the first three"
 	@echo "             JOBS=1 for one process; tests in a browser need Debian's chromium and chromium-driver"
 	@echo "make lint    ruff, mypy and the rules of who imports whom"
 	@echo "make bench   time the updates against torch.optim on this machine's CPU; PARTS='steps clip' for some of it"
@@ -56,6 +58,9 @@ test-floor: $(VENV)/with-test $(FLOOR) $(LEAST)
 	PYTHONPATH=$(FLOOR) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(addprefix tests/,kernels trainer contrib test_files.py) \
 	  --ignore tests/trainer/test_modern.py \
 	  -k 'not options_like_the_reference and not lookahead_like_the_reference and not csv_of_lightning'
+
+test-engines: $(VENV)/with-test $(ENGINES)
+	PYTHONPATH=$(CURDIR)/$(ENGINES) $(BIN)/python -m pytest --cases full $(addprefix tests/integrations/test_,engines.py ray.py)
 
 lint: $(VENV)/with-dev
 	$(BIN)/ruff check
@@ -135,6 +140,12 @@ $(LEAST): constraints-floor.txt pyproject.toml
 	rm -rf $@ build
 	$(PYTHON) -m venv $@
 	$@/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-floor.txt torch==$(TORCH) .
+
+# Engines that start processes by themselves, in a folder of their own: few need them, and they are large. DeepSpeed's setup
+# imports torch, and compiles nothing here.
+$(ENGINES): constraints-engines.txt | $(VENV)/with-test
+	rm -rf $@
+	DS_BUILD_OPS=0 $(PIP) --no-deps --no-build-isolation --target $@ --requirement $<
 
 # Earlier Tritons, each in a folder of its own, whose compilers tests try. There are none for macOS and Windows.
 $(TRITONS): | $(VENV)/with-test
