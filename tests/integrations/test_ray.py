@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def ray():
     pytest.importorskip("ray.train.torch", reason="needs ray[train]")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # workers import what the tests import
         module.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         yield module
         module.shutdown()
@@ -66,10 +68,9 @@ def test_two_workers_are_one_process(ray, tmp_path):
                 engine_training.loss_of(model, *engine_training.batch(step, rank, ranks)).backward()
                 optimizer.step(*(() if model is not net else (ranks,)))
             np.save(f"{config['folder']}/{case}-{rank}.npy", engine_training.weights_of(net))
-        train.report({"ranks": ranks})
+        assert ranks == 2
 
-    result = _fit(loop, {"cases": list(CASES), "folder": str(tmp_path)}, tmp_path / "runs")
-    assert result.metrics["ranks"] == 2
+    _fit(loop, {"cases": list(CASES), "folder": str(tmp_path)}, tmp_path / "runs")
     for case, expected in CASES.items():
         first, second = (np.load(tmp_path / f"{case}-{rank}.npy") for rank in range(2))
         np.testing.assert_array_equal(first, second, err_msg=case)

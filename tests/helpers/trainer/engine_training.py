@@ -121,6 +121,7 @@ def by_deepspeed(name, stage, folder):
         import deepspeed
 
         rank, ranks = dist.get_rank(), dist.get_world_size()
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # which it would compile; gloo does without
         deepspeed.init_distributed("gloo")
 
         def start():
@@ -149,11 +150,18 @@ def by_deepspeed(name, stage, folder):
         return whole, go(other, range(3, STEPS))
 
 
-def by_torchft(name, lighthouse, restarts):
+def by_torchft(*args):
+    """As `_by_torchft`."""
+    with warnings.catch_warnings():  # in its threads, too
+        warnings.simplefilter("ignore")
+        return _by_torchft(*args)
+
+
+def _by_torchft(name, lighthouse, restarts):
     """The weights of a replica group of one process under torchft.
 
-    If `restarts`, the second one begins anew after three steps, with other weights, and gets all from the first; both have the
-    whole batch, since one step is taken by the first alone. Otherwise each has its part.
+    If `restarts`, the second one begins anew after three steps, with other weights, and gets all from the first; both
+    have the whole batch, since one step is taken by the first alone. Otherwise each has its part.
     """
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
