@@ -14,10 +14,10 @@ import torch
 
 from ...kernels import TensorRule, tensor_rule
 from ...kernels.rules.common import limited
-from ...kernels.rules.costs import newton_schulz_cost
 from ...kernels.rules.muon import (
     Orthogonalization,
     adamw_of_vectors,
+    block_rows,
     blocks_of,
     evened,
     is_elementwise,
@@ -28,6 +28,7 @@ from ...kernels.rules.muon import (
     muon_shapes,
     normuon_shapes,
     orthogonal,
+    orthogonal_cost,
     step_ratio,
 )
 
@@ -78,6 +79,7 @@ def selected(side: int, fraction: float) -> int:
 def dion2_cost(
     shape: torch.Size,
     how: Orthogonalization = Orthogonalization(),  # noqa: B008  # never changed
+    split: float = 0.0,
     fraction: float = FRACTION,
     by_rows: bool | None = None,
 ) -> float:
@@ -86,12 +88,11 @@ def dion2_cost(
     if matrix is None:
         return muon_cost(shape, how)
     rows, columns = matrix
-    if rows <= columns if by_rows is None else by_rows:
-        rows = selected(rows, fraction)
-    else:
-        columns = selected(columns, fraction)
-    squares, number = sum(c != 0 for *_, c in how.triples), shape.numel() / max(1, math.prod(matrix))
-    return number * newton_schulz_cost(rows, columns, len(how.triples), squares, how.gram)
+    blocks = []
+    for each in block_rows(rows, how, int(split)):
+        selects_rows = each <= columns if by_rows is None else by_rows
+        blocks.append((selected(each, fraction), columns) if selects_rows else (each, selected(columns, fraction)))
+    return shape.numel() / max(1, rows * columns) * orthogonal_cost(blocks, how)
 
 
 def _accumulated(

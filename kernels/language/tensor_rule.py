@@ -20,7 +20,7 @@ def tensor_rule(
     *,
     shapes: Callable[[torch.Size], Mapping[str, Sequence[int]]] | None = None,
     batched: bool = False,
-    cost: Callable[[torch.Size], float] | None = None,
+    cost: Callable[..., float] | None = None,
     elementwise: Callable[[torch.Size], bool] | None = None,
     elementwise_rule: Rule | None = None,
     full_precision: Sequence[str] = (),
@@ -91,7 +91,7 @@ class TensorRule(OfText):
         fn: Callable[..., Any],
         shapes: Callable[[torch.Size], Mapping[str, Sequence[int]]] | None = None,
         batched: bool = False,
-        cost: Callable[[torch.Size], float] | None = None,
+        cost: Callable[..., float] | None = None,
         elementwise: Callable[[torch.Size], bool] | None = None,
         elementwise_rule: Rule | None = None,
         full_precision: Sequence[str] = (),
@@ -151,9 +151,14 @@ class TensorRule(OfText):
         pairs = zip(self.state, self.shapes(shape), strict=True)
         return [state_shape == shape and name not in self.full_precision for name, state_shape in pairs]
 
-    def cost(self, shape: torch.Size) -> float:
-        """Return the approximate number of operations that the update of a weight of this shape takes."""
-        return float(shape.numel() if self._cost is None else self._cost(shape))
+    def cost(self, shape: torch.Size, **hyper: float) -> float:
+        """Return the approximate number of operations that the update of a weight of this shape takes.
+
+        Args:
+            shape: the weight's shape.
+            **hyper: hyper-parameters on which it depends, if the rule's function `cost` takes them.
+        """
+        return float(shape.numel() if self._cost is None else self._cost(shape, **hyper))
 
     def elementwise(self, shape: torch.Size) -> bool:
         """Return whether a weight of this shape is updated element by element, so that shards can be updated separately."""
@@ -205,7 +210,7 @@ class TensorRule(OfText):
         self,
         made_by: tuple[Callable[..., Any], tuple[Any, ...]],
         shapes: Callable[[torch.Size], Mapping[str, Sequence[int]]] | None = None,
-        cost: Callable[[torch.Size], float] | None = None,
+        cost: Callable[..., float] | None = None,
         elementwise: Callable[[torch.Size], bool] | None = None,
         **options: Any,
     ) -> TensorRule:

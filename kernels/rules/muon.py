@@ -205,13 +205,18 @@ def _multiplied(x: torch.Tensor) -> Callable[..., torch.Tensor]:
 
 def blocks_of(tensors: torch.Tensor, how: Orthogonalization, split: int) -> Sequence[torch.Tensor]:
     """Split [n, rows, ...] or [n, matrices, rows, columns] into the blocks of rows that are orthogonalized separately."""
-    matrices = matrices_of(tensors, how)
-    sizes = how.splits[split]
-    if isinstance(sizes, RowPattern):
-        matrices, sizes = sizes.arranged(matrices), sizes.parts(matrices.shape[1])
-    if isinstance(sizes, int):
-        sizes = (matrices.shape[1] // sizes,) * sizes
+    matrices, pattern = matrices_of(tensors, how), how.splits[split]
+    sizes = block_rows(matrices.shape[1], how, split)
+    if isinstance(pattern, RowPattern):
+        matrices = pattern.arranged(matrices)
     return [matrices] if len(sizes) < 2 else matrices.split(sizes, dim=1)
+
+
+def block_rows(rows: int, how: Orthogonalization, split: int) -> tuple[int, ...]:
+    """Return the rows of each block of a matrix of so many rows."""
+    blocks = how.splits[split]
+    number = blocks.parts(rows) if isinstance(blocks, RowPattern) else blocks
+    return (rows // number,) * number if isinstance(number, int) else number or (rows,)
 
 
 def orthogonal(blocks: Sequence[torch.Tensor], how: Orthogonalization, epsilon: float) -> list[torch.Tensor]:
@@ -272,13 +277,24 @@ def muon_shapes(shape: torch.Size, flatten: bool = False) -> dict[str, Any]:
     return {} if matrix_shape(shape, flatten) is None else {"var": (0,)}
 
 
-def muon_cost(shape: torch.Size, how: Orthogonalization = Orthogonalization()) -> float:  # noqa: B008  # never changed
+def muon_cost(
+    shape: torch.Size,
+    how: Orthogonalization = Orthogonalization(),  # noqa: B008  # never changed
+    split: float = 0.0,
+) -> float:
     """Return the floating-point operations of a tensor's update: one per element for tensors that are not matrices."""
     matrix = matrix_shape(shape, how.flatten)
     if matrix is None:
         return float(shape.numel())
-    squares, number = sum(c != 0 for *_, c in how.triples), shape.numel() / max(1, math.prod(matrix))
-    return number * newton_schulz_cost(*matrix, len(how.triples), squares, how.gram)
+    rows, columns = matrix
+    blocks = [(each, columns) for each in block_rows(rows, how, int(split))]
+    return shape.numel() / max(1, rows * columns) * orthogonal_cost(blocks, how)
+
+
+def orthogonal_cost(blocks: Sequence[tuple[int, int]], how: Orthogonalization) -> float:
+    """Return the floating-point operations that orthogonalizing matrices of these rows and columns takes."""
+    squares = sum(c != 0 for *_, c in how.triples)
+    return sum(newton_schulz_cost(*block, len(how.triples), squares, how.gram) for block in blocks)
 
 
 def moved(w: torch.Tensor, step: torch.Tensor, lr: float | torch.Tensor, decay: float) -> torch.Tensor:

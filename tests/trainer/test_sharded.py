@@ -1,5 +1,6 @@
 """Updates cut among ranks: weights as without, states that are 1/N, and what is refused."""
 
+import itertools
 import json
 
 import numpy as np
@@ -299,3 +300,45 @@ def test_ranks_have_as_much_to_compute_as_each_other(name, ranks, most):
     balanced = imbalance(owners_of(costs, ranks))
     assert max(1.0, max(costs) / sum(costs) * ranks) <= balanced < most  # a matrix has one owner
     assert balanced <= by_size
+
+
+def _split_cost(name, split, shape, names=("a", "b")):
+    """Costs of two parameters of one shape, of which the optimizer splits the second."""
+    optimizer = optimizers.create(name, split=split)
+    params = [torch.empty(shape, device="meta") for _ in names]
+    optimizer.use_parameters(params, names)
+    return costs_of(optimizer, params)
+
+
+@pytest.mark.parametrize("name", ["muon", "normuon", "dion2", "nordion2"])
+@pytest.mark.parametrize(
+    ("split", "parts"),
+    [
+        (3, [(20, 20)] * 3),
+        ([40, 10, 10], [(40, 20), (10, 20), (10, 20)]),
+        ("(row part=2) -> part row", [(30, 20)] * 2),
+        ("(head=4 part=3 row) -> part (head row)", [(20, 20)] * 3),
+    ],
+)
+def test_blocks_of_a_matrix_cost_what_they_cost_alone(name, split, parts):
+    whole, blocks = _split_cost(name, {"b": split}, (60, 20))
+    apart = costs_of(optimizers.create(name), [torch.empty(part, device="meta") for part in parts])
+    assert (whole, blocks) == (costs_of(optimizers.create(name), [torch.empty(60, 20, device="meta")])[0], sum(apart))
+    assert costs_of(optimizers.create(name, split=split), [torch.empty(60, 20, device="meta")]) == [sum(apart)]
+
+
+def _least(costs, ranks):
+    """The least possible largest load, by trying all assignments."""
+    return min(np.bincount(owners, costs, ranks).max() for owners in itertools.product(range(ranks), repeat=len(costs)))
+
+
+def test_the_largest_load_is_at_most_four_thirds_of_the_least_possible():
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        ranks, costs = int(generator.integers(2, 4)), generator.integers(1, 40, size=7).astype(float).tolist()
+        owners = owners_of(costs, ranks)
+        assert owners == owners_of(list(costs), ranks)  # nothing but the costs decides, so all ranks find the same
+        assert len(owners) == len(costs)
+        assert set(owners) <= set(range(ranks))
+        assert np.bincount(owners, costs, ranks).max() <= (4 / 3 - 1 / (3 * ranks)) * _least(costs, ranks) + 1e-9
+    assert sorted(owners_of([5.0, 3.0, 9.0], 8)) == [0, 1, 2]  # more ranks than matrices: the others have none

@@ -28,8 +28,7 @@ def costs_of(optimizer: Optimizer, params: Sequence[torch.Tensor]) -> list[float
     costs = []
     for i, param in enumerate(params):
         part = part_of(optimizer, i)
-        by_rule = isinstance(part, RuleOptimizer)
-        costs.append(part.composed_rule.cost(param.shape) if by_rule else float(param.numel()))  # type: ignore[attr-defined]
+        costs.append(part.cost_of(i, param) if isinstance(part, RuleOptimizer) else float(param.numel()))
     return costs
 
 

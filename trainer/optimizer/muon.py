@@ -134,6 +134,11 @@ class WithOrthogonalization(RuleOptimizer):
             )
         return values | {"split": float(self._entries[index])}
 
+    def cost_of(self, index: Index, weight: torch.Tensor) -> float:
+        if not (self._entries and isinstance(index, int)):
+            return super().cost_of(index, weight)
+        return self.composed_rule.cost(weight.shape, split=self._entries[index])  # type: ignore[call-arg]
+
     def use_parameters(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
         by_parameter: list[Blocks] = []
         if not self.uniform_hyper:

@@ -401,6 +401,10 @@ class RuleOptimizer(Optimizer):
             return self.rounding_seed
         return storage.CodesOnly(self.rounding_seed) if storage.is_packed(self.narrow) else None
 
+    def cost_of(self, index: Index, weight: torch.Tensor) -> float:
+        """Return the approximate number of operations that an update of this parameter takes."""
+        return self.composed_rule.cost(weight.shape)
+
     def master_dtype(self, weight: torch.Tensor) -> torch.dtype | None:
         """Return the dtype of this weight's master, or of the stored rounding error with `kahan`; None if it has none."""
         if weight.dtype not in LOW_PRECISION:
