@@ -20,6 +20,7 @@ from .language import Rule, TensorRule
 from .layouts import compute_dtype, dense_strides, same_order
 from .metrics import MetricsBuffer
 from .parts import Parts
+from .sharing import Share
 from .states import PerTensorStates
 
 WEIGHT, GRADIENT, FIRST_STATE = 0, 1, 2  # rows of `addresses`; the states follow, then the masters if any, then `Parts`
@@ -62,6 +63,7 @@ class Launch:
 
     looks_at_tensors = False  # whether it computes on tensors rather than on addresses
     multiplies_on_host = False  # whether the factor in grad_scale_and_skip is multiplied into `hyper`
+    share: Share | None = None  # as in `Update`
 
     @torch.inference_mode(False)  # what is made here outlives the step
     def __init__(

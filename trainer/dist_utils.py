@@ -75,9 +75,9 @@ def all_to_all(
     return _run(group, async_op, dist.all_to_all_single, output, values, received, sent)
 
 
-def broadcast(values: torch.Tensor, source: int, group: Any = None) -> None:
-    """Overwrite `values` on all ranks by the values of rank `source` of the group."""
-    _run(group, False, dist.broadcast, values, _global_rank(group, source))
+def broadcast(values: torch.Tensor, source: int, group: Any = None, async_op: bool = False) -> Any:
+    """Overwrite `values` on all ranks by the values of rank `source` of the group. Returns as `all_reduce`."""
+    return _run(group, async_op, dist.broadcast, values, _global_rank(group, source))
 
 
 def all_gather_objects(obj: Any, group: Any = None) -> list[Any]:

@@ -324,71 +324,94 @@ class WholeLaunch(_TorchLaunch):
 
     @torch.no_grad()
     def compute(self) -> None:
-        scale_and_skip = self.grad_scale_and_skip
         gradients = [None if bound is None else bound() for bound in self.gradients]
         active = [i for i, gradient in enumerate(gradients) if gradient is not None and self.sizes[i]]
-        for members in self._stacks(active) if self.rule.batched else [[i] for i in active]:
-            weights = [self.weights[i].detach() for i in members]
-            masters = None if self.masters is None else [self.masters[i] for i in members]
-            if self._splits:
-                read = list(map(storage.combined, weights, masters or ()))
-            else:
-                read = weights if masters is None else masters
-            states = list(zip(*(self.states[i] for i in members), strict=True))  # by name
-            rescale, hyper = self._factor(members[0]), self.hyper[members[0], 1 : self.width].tolist()
-            one = len(members) == 1
-            make = _only if one else torch.stack
-            g = make([gradients[i] for i in members]).to(self.dtype)  # type: ignore[misc]  # none of them is None
-            if scale_and_skip is not None:  # decompositions raise for non-finite values
-                g = torch.where(scale_and_skip[1] != 0, torch.zeros_like(g), g * rescale)
-            elif rescale != 1.0:  # allocating a large tensor costs more than computing with it
-                g = g * rescale
-            old = tuple(make([self._read(i, k) for i in members]) for k in range(len(states)))
-            before = make(read).to(self.dtype)
-            compute: Any = self.rule if one else self.rule.compute
-            if self.sums:
-                numbers = tuple(number for sums in reversed(self.sums) for number in sums[members[0]].unbind())
-                compute = partial(_with_sums, compute, numbers)
-            if g is gradients[members[0]]:
-                w, new = self._computed_with(g, compute, before, old, tuple(hyper))
-            else:
-                w, new = compute(before, g, old, tuple(hyper))
-            if scale_and_skip is not None:
-                w = _chosen(scale_and_skip, before, w)
-            written = [weights] if masters is None else [weights, masters]
-            new = list(new)
-            if self._stores_each:
-                changed = [k for k in range(len(new)) if new[k] is not old[k]]
-                for m, i in enumerate(members):
-                    of_one = (before, g, w, *new) if one else tuple(stack[m] for stack in (before, g, w, *new))
-                    for k in set(changed).intersection(self._packed):
-                        self._pack(i, 0, k, of_one[3 + k], storage.pieces(self.states[i][k], of_one[3 + k].numel()))
-                    stored = [weights[m], *([] if masters is None else [masters[m]])]
-                    rows = [(k, self.states[i][k], of_one[3 + k]) for k in changed if k not in self._packed]
-                    self._store(i, 0, of_one[:3], stored, rows)
-                continue
-            if self._metric_totals is not None:
-                for k, i in enumerate(members):
-                    all_three = tuple(stack.flatten() if one else stack[k].flatten() for stack in (before, g, w))
-                    stored = [tensors[k].flatten() for tensors in written]
-                    self._metric_totals.take(i, all_three, stored, [all_three[2]] * len(stored))
-            for k in reversed(self._packed):
-                if new[k] is not old[k]:
-                    for i, value in zip(members, [new[k]] if one else new[k].unbind(), strict=True):
-                        self._pack(i, 0, k, value, storage.pieces(self.states[i][k], value.numel()))
-                del states[k], new[k]
-            old = tuple(tensor for k, tensor in enumerate(old) if k not in self._packed)
-            if one:
-                _write([tensor for (tensor,) in (*written, *states)], [*[w] * len(written), *new], scale_and_skip)
-            else:
-                places, values = [*written, *states], [*[w] * len(written), *new]
-                if scale_and_skip is not None:
-                    values = [
-                        _chosen(scale_and_skip, torch.stack(list(place)), v) for place, v in zip(places, values, strict=True)
-                    ]
-                _write_stacks(places, values, [*[None] * len(written), *old])
+        stacks = self._stacks(active) if self.rule.batched else [[i] for i in active]
+
+        def step(k: int, keep: bool = True) -> None:
+            computed = self._stepped(stacks[k], [gradients[i] for i in stacks[k]])
+            if keep:
+                self._keep_stack(stacks[k], *computed)
+
+        if self.share is None:
+            for k in range(len(stacks)):
+                step(k)
+        else:
+            kinds = [(self.rule, self.weight_dtype, self.weights[members[0]].shape) for members in stacks]
+            self.share([(*kind, *(self.indices[i] for i in each)) for kind, each in zip(kinds, stacks, strict=True)], step)
         if self.zero_grads:
             self.zero_gradients()
+
+    def _stepped(self, members: list[int], gradients: list[Any]) -> tuple[torch.Tensor, Any, Any, torch.Tensor, list[Any]]:
+        """Return the old weight, the gradient, the old states, and the new weight and states of a stack of tensors."""
+        scale_and_skip = self.grad_scale_and_skip
+        weights = [self.weights[i].detach() for i in members]
+        masters = None if self.masters is None else [self.masters[i] for i in members]
+        if self._splits:
+            read = list(map(storage.combined, weights, masters or ()))
+        else:
+            read = weights if masters is None else masters
+        rescale, hyper = self._factor(members[0]), self.hyper[members[0], 1 : self.width].tolist()
+        one = len(members) == 1
+        make = _only if one else torch.stack
+        g = make(gradients).to(self.dtype)
+        if scale_and_skip is not None:  # decompositions raise for non-finite values
+            g = torch.where(scale_and_skip[1] != 0, torch.zeros_like(g), g * rescale)
+        elif rescale != 1.0:  # allocating a large tensor costs more than computing with it
+            g = g * rescale
+        old = tuple(make([self._read(i, k) for i in members]) for k in range(len(self.states[0])))
+        before = make(read).to(self.dtype)
+        compute: Any = self.rule if one else self.rule.compute
+        if self.sums:
+            numbers = tuple(number for sums in reversed(self.sums) for number in sums[members[0]].unbind())
+            compute = partial(_with_sums, compute, numbers)
+        if g is gradients[0]:
+            w, new = self._computed_with(g, compute, before, old, tuple(hyper))
+        else:
+            w, new = compute(before, g, old, tuple(hyper))
+        if scale_and_skip is not None:
+            w = _chosen(scale_and_skip, before, w)
+        return before, g, old, w, list(new)
+
+    def _keep_stack(
+        self, members: list[int], before: torch.Tensor, g: Any, old: Any, w: torch.Tensor, new: list[Any]
+    ) -> None:
+        """Store what `_stepped` has returned for these tensors."""
+        scale_and_skip, one = self.grad_scale_and_skip, len(members) == 1
+        weights = [self.weights[i].detach() for i in members]
+        masters = None if self.masters is None else [self.masters[i] for i in members]
+        states = list(zip(*(self.states[i] for i in members), strict=True))  # by name
+        written = [weights] if masters is None else [weights, masters]
+        if self._stores_each:
+            changed = [k for k in range(len(new)) if new[k] is not old[k]]
+            for m, i in enumerate(members):
+                of_one = (before, g, w, *new) if one else tuple(stack[m] for stack in (before, g, w, *new))
+                for k in set(changed).intersection(self._packed):
+                    self._pack(i, 0, k, of_one[3 + k], storage.pieces(self.states[i][k], of_one[3 + k].numel()))
+                stored = [weights[m], *([] if masters is None else [masters[m]])]
+                rows = [(k, self.states[i][k], of_one[3 + k]) for k in changed if k not in self._packed]
+                self._store(i, 0, of_one[:3], stored, rows)
+            return
+        if self._metric_totals is not None:
+            for k, i in enumerate(members):
+                all_three = tuple(stack.flatten() if one else stack[k].flatten() for stack in (before, g, w))
+                stored = [tensors[k].flatten() for tensors in written]
+                self._metric_totals.take(i, all_three, stored, [all_three[2]] * len(stored))
+        for k in reversed(self._packed):
+            if new[k] is not old[k]:
+                for i, value in zip(members, [new[k]] if one else new[k].unbind(), strict=True):
+                    self._pack(i, 0, k, value, storage.pieces(self.states[i][k], value.numel()))
+            del states[k], new[k]
+        old = tuple(tensor for k, tensor in enumerate(old) if k not in self._packed)
+        if one:
+            _write([tensor for (tensor,) in (*written, *states)], [*[w] * len(written), *new], scale_and_skip)
+        else:
+            places, values = [*written, *states], [*[w] * len(written), *new]
+            if scale_and_skip is not None:
+                values = [
+                    _chosen(scale_and_skip, torch.stack(list(place)), v) for place, v in zip(places, values, strict=True)
+                ]
+            _write_stacks(places, values, [*[None] * len(written), *old])
 
     def _computed_with(self, g: torch.Tensor, compute: Any, before: torch.Tensor, old: Any, hyper: tuple[float, ...]) -> Any:
         """Run the rule with the user's gradient, or with a copy until the rule is known not to write to it."""
