@@ -44,6 +44,21 @@ class Work:
             self.then()
 
 
+class Works:
+    """Several asynchronous collectives, used as one `Work`."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self._works = works
+        self.then: Callable[[], None] | None = None
+
+    def wait(self) -> None:
+        """Wait for all of them, as `Work.wait` does."""
+        for work in self._works:
+            work.wait()
+        if self.then is not None:
+            self.then()
+
+
 def all_reduce(values: torch.Tensor, op: Any = None, group: Any = None, async_op: bool = False) -> Any:
     """Sum `values` over all ranks in place, or reduce them by `op`. Returns a `Work` with `async_op`, else None."""
     return _run(group, async_op, dist.all_reduce, values, dist.ReduceOp.SUM if op is None else op)
@@ -78,6 +93,11 @@ def all_to_all(
 def broadcast(values: torch.Tensor, source: int, group: Any = None, async_op: bool = False) -> Any:
     """Overwrite `values` on all ranks by the values of rank `source` of the group. Returns as `all_reduce`."""
     return _run(group, async_op, dist.broadcast, values, _global_rank(group, source))
+
+
+def reduce(values: torch.Tensor, target: int, group: Any = None, async_op: bool = False) -> Any:
+    """Sum `values` over all ranks, in place on rank `target` of the group; elsewhere they are undefined. As `all_reduce`."""
+    return _run(group, async_op, dist.reduce, values, _global_rank(group, target))
 
 
 def all_gather_objects(obj: Any, group: Any = None) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Costly parts of updates, such as Muon's orthogonalization, of which each rank computes some for all."""
+"""Matrices of which each is orthogonalized by one rank, with an all-reduce and with ZeRO-1."""
 
 import operator
 from functools import reduce
@@ -12,10 +12,12 @@ import torch.distributed as dist
 
 import tristep
 from tristep.trainer.kvstore import sharing
+from tristep.trainer.kvstore.buckets import GradientBuckets
 
 # Several of one shape, which are computed in a stack, large ones, which are not, a stack of three matrices, and vectors.
 SHAPES = [(24, 16), (24, 16), (280, 240), (24, 16), (40, 8), (7,), (3, 12, 20), (16, 24), (240, 280), (24, 16), (5, 2, 2, 3)]
 FEW = [(12, 8), (30,)]
+UNLIKE = [(24, 16), (280, 240), (40, 8), (7,), (3, 12, 20), (16, 24), (240, 280), (5, 2, 2, 3), (30, 17)]
 RANKS = 3
 
 
@@ -30,19 +32,19 @@ def _gradients(step, shapes):
     return [reduce(operator.add, each) for each in zip(*of_ranks, strict=True)]
 
 
-def _trainer(name, arguments, shapes, dtype=torch.float32, **settings):
+def _trainer(name, arguments, shapes, dtype=torch.float32, update=False, **settings):
     """A trainer of this process alone, or of all."""
     torch.manual_seed(0)
     params = [(f"p{i}", torch.nn.Parameter(torch.randn(shape).to(dtype))) for i, shape in enumerate(shapes)]
-    store = {"kvstore": "dist_sync", "update_on_kvstore": False} if dist.get_world_size() > 1 else {}
+    store = {"kvstore": "dist_sync", "update_on_kvstore": update} if dist.get_world_size() > 1 else {}
     trainer = tristep.Trainer(params, name, dict(arguments), **settings, **store)
     trainer._init_kvstore()
     return trainer, [param for _, param in params]
 
 
-def _trained(name, arguments, missing=None, dtype=torch.float32, shapes=SHAPES, steps=4):
+def _trained(name, arguments, missing=None, dtype=torch.float32, shapes=SHAPES, update=False, native=False):
     """Weights and states after some steps, and for each step how many matrices this rank has orthogonalized."""
-    trainer, params = _trainer(name, arguments, shapes, dtype)
+    trainer, params = _trainer(name, arguments, shapes, dtype, update)
     rules, counted = import_module("tristep.kernels.rules.muon"), []
     orthogonalized = rules.orthogonalized
 
@@ -50,8 +52,13 @@ def _trained(name, arguments, missing=None, dtype=torch.float32, shapes=SHAPES, 
         counted[-1] += len(matrices)
         return orthogonalized(matrices, *args)
 
-    with mock.patch.object(rules, "orthogonalized", counting), mock.patch.object(sharing, "STAGE_BYTES", 1000):
-        for step in range(steps):
+    native = mock.Mock(return_value=True) if native else GradientBuckets.native  # the collectives that a GPU uses
+    with (
+        mock.patch.object(rules, "orthogonalized", counting),
+        mock.patch.object(sharing, "STAGE_BYTES", 1000),
+        mock.patch.object(GradientBuckets, "native", native),
+    ):
+        for step in range(4):
             counted.append(0)
             for i, (param, gradient) in enumerate(zip(params, _gradients(step, shapes), strict=True)):
                 param.grad = None if missing and i in missing.get(step, ()) else gradient.to(dtype)
@@ -92,6 +99,18 @@ def test_three_ranks_train_as_one_process_to_the_bit(processes, name, arguments,
     if missing is None:
         assert (counts[:, 0] == alone[0]).all()  # in the first step every rank computes all
         assert counts[:, 1:].sum(axis=0).tolist() == alone[1:]  # each matrix once
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("shapes", [UNLIKE, FEW], ids=["all ranks", "idle ranks"])
+@pytest.mark.parametrize("name", ["muon", "dion2"])
+def test_three_ranks_with_cut_states_train_as_one_process_to_the_bit(processes, name, shapes, native):
+    run = (name, {"learning_rate": 0.02, "wd": 0.1}, None, torch.float32, shapes)
+    ((expected, alone),) = processes(1).run(_trained, *run)
+    answers = processes(RANKS).run(_trained, *run, True, native)
+    for found, _ in answers:
+        _same(found, expected)
+    assert np.sum([counted for _, counted in answers], axis=0).tolist() == alone  # each matrix once
 
 
 def _measured(quantities):

@@ -83,6 +83,10 @@ class Bucket:
     def parts(self) -> list[int]:
         return [end - start for start, end in zip(self.bounds, self.bounds[1:], strict=False)]
 
+    @property
+    def is_even(self) -> bool:
+        return len(set(self.parts)) == 1
+
 
 def make_buckets(
     params: Sequence[torch.nn.Parameter],
@@ -585,11 +589,24 @@ class GradientBuckets:
             return bucket.reducer.start(*([bucket.flat, bucket.shard] if bucket.reducer_scatters else [bucket.flat]))
         if bucket.shard is None:
             return dist_utils.all_reduce(bucket.flat, group=self.group, async_op=True)
-        if self.native(bucket):
-            return dist_utils.reduce_scatter(bucket.shard, bucket.flat, self.group, async_op=True)
-        # Parts may have different sizes, and gloo's reduce-scatter sends as much as an all-reduce. So every rank receives
-        # its part of all ranks' buckets and adds these up, in the ranks' order.
         shard, parts, pool = bucket.shard, bucket.parts, self.pool
+        if self.native(bucket):
+            if bucket.is_even:
+                return dist_utils.reduce_scatter(shard, bucket.flat, self.group, async_op=True)
+            # One owner may have most of a bucket, and would receive that from each of the others.
+            sums = pool.take(bucket.flat.numel(), shard)
+            pieces = sums.copy_(bucket.flat).split(parts)
+            started = [
+                dist_utils.reduce(piece, rank, self.group, async_op=True) for rank, piece in enumerate(pieces) if len(piece)
+            ]
+
+            def keep() -> None:
+                shard.copy_(pieces[self.rank])
+                pool.give(sums)
+
+            return _several(started, keep)
+        # gloo's reduce-scatter sends as much as an all-reduce. So every rank receives its part of all ranks' buckets and
+        # adds these up, in the ranks' order.
         received = pool.take(shard.numel() * len(parts), shard)
         sizes = [shard.numel()] * len(parts), parts
 
@@ -611,7 +628,12 @@ class GradientBuckets:
         """Start an all-gather of `flat`, in which each rank has filled its part, and return a handle to wait for."""
         shard = flat[bucket.bounds[self.rank] : bucket.bounds[self.rank + 1]]
         if self.native(bucket):
-            return dist_utils.all_gather(flat, shard, self.group, async_op=True)
+            if bucket.is_even:
+                return dist_utils.all_gather(flat, shard, self.group, async_op=True)
+            pieces = enumerate(flat.split(bucket.parts))
+            return _several(
+                [dist_utils.broadcast(piece, rank, self.group, async_op=True) for rank, piece in pieces if len(piece)]
+            )
         sent = self.pool.take(shard.numel() * self.ranks, shard)
         sent.view(self.ranks, shard.numel()).copy_(shard.expand(self.ranks, shard.numel()))
         sizes = bucket.parts, [shard.numel()] * self.ranks
@@ -620,8 +642,8 @@ class GradientBuckets:
         return work
 
     def native(self, bucket: Bucket) -> bool:
-        """Return whether the backend's reduce-scatter and all-gather are used: on a GPU without gloo, with equal parts."""
-        return bucket.flat.is_cuda and not self._is_gloo and len(set(bucket.parts)) == 1
+        """Return whether the backend's own sums are used: on a GPU without gloo."""
+        return bucket.flat.is_cuda and not self._is_gloo
 
     def _add_hooks(self) -> None:
         this = weakref.ref(self)
@@ -637,6 +659,12 @@ class GradientBuckets:
 def _on_gradient(buckets: Any, i: int, _: torch.Tensor) -> None:
     if (alive := buckets()) is not None:
         alive.on_gradient(i)
+
+
+def _several(works: Sequence[Any], then: Callable[[], None] | None = None) -> dist_utils.Works:
+    together = dist_utils.Works(works)
+    together.then = then
+    return together
 
 
 def _is_view(part: torch.Tensor, whole: torch.Tensor) -> bool:

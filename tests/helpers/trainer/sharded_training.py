@@ -96,8 +96,8 @@ def train_on_ranks(
 
 
 def train_with_own_collectives(*args):
-    """The same with the reduce-scatter and all-gather of the backend."""
-    with mock.patch.object(GradientBuckets, "native", lambda self, bucket: len(set(bucket.parts)) == 1):
+    """The same with the sums and messages of the backend that a GPU uses."""
+    with mock.patch.object(GradientBuckets, "native", return_value=True):
         return train_on_ranks(*args)
 
 
