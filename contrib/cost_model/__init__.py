@@ -4,8 +4,8 @@ A message takes the link's latency and its bytes over the bandwidth (the alpha-b
 reads and writes over the memory's bandwidth. Memory follows from the optimizer's own rule and storage. `estimate_cost` gives
 the rows of a table, `table` formats them, and `measure_link` measures latency and bandwidth between running processes.
 
-Not modelled: a network under load, the latency of each bucket, activations, and rules of whole matrices: their arithmetic, and
-what ranks send of it with an all-reduce.
+Not modelled: a network under load, the latency of each bucket, activations; and of rules of whole matrices their arithmetic,
+and what ranks send of it with an all-reduce.
 
 Sources: Thakur et al. (2005), "Optimization of collective communication operations in MPICH" (the costs of collectives);
 Rajbhandari et al. (2020), "ZeRO" (what is stored where).
