@@ -326,13 +326,14 @@ def group_keys(
     keys: dict[Any, tuple[Any, ...]] = {}
     for i, is_aligned in set(zip(first, aligned.tolist(), strict=True)):
         weight, gradient, master = weights[i], gradients[i], masters[i]
+        rule_of_shape = rule.rule_for(weight.shape)
         keys[i, is_aligned] = (
             weight.device,
             weight.dtype,
             weight.dtype if gradient is None else gradient.dtype,
             (*(state.dtype for state in states[i]), None if master is None else master.dtype),
-            is_aligned,
-            rule.rule_for(weight.shape),
+            is_aligned or isinstance(rule_of_shape, TensorRule),  # torch takes any address, and ranks share by launches
+            rule_of_shape,
             in_matrices(rule, weight, states[i]),
         )
     return [keys[kind] for kind in zip(first, aligned.tolist(), strict=True)]

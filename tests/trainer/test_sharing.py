@@ -113,6 +113,25 @@ def test_three_ranks_with_cut_states_train_as_one_process_to_the_bit(processes, 
     assert np.sum([counted for _, counted in answers], axis=0).tolist() == alone  # each matrix once
 
 
+def _elsewhere():
+    """Weights of which one lies at an odd address on one rank, as in a file that was mapped."""
+    trainer, params = _trainer("muon", {}, SHAPES)
+    if dist.get_rank() == 1:
+        weight = params[1].data
+        params[1].data = torch.empty(weight.numel() + 1)[1:].view(weight.shape).copy_(weight)
+    for step in range(4):
+        for param, gradient in zip(params, _gradients(step, SHAPES), strict=True):
+            param.grad = gradient
+        trainer.step(RANKS)
+    return [param.detach().numpy() for param in params]
+
+
+def test_addresses_do_not_decide_what_is_shared(processes):
+    (expected,) = processes(1).run(_elsewhere)
+    for found in processes(RANKS).run(_elsewhere):
+        _same(found, expected)
+
+
 def _measured(quantities):
     trainer, params = _trainer("muon", {}, SHAPES, telemetry=tristep.Telemetry(metrics=quantities))
     for step in range(3):
