@@ -73,6 +73,14 @@ class _Stage(NamedTuple):
     works: list[Any]
     results: dict[int, list[torch.Tensor]]
 
+    def finish(self, step: Callable[[int, bool], None]) -> None:
+        """Wait for the results, and update with them."""
+        for work in self.works:
+            work.wait()
+        for k, results in self.results.items():
+            with replaced_by(partial(_taken, iter(results))):
+                step(k, True)
+
 
 class Sharing:
     """A `Share` of the ranks of a process group, which all call it with the same keys in the same order.
@@ -96,7 +104,6 @@ class Sharing:
             return
         parts = {k: part for k, key in enumerate(keys) if (part := self._parts.get(key)) is not None and part.kinds}
         owners = dict(zip(parts, owners_of([part.cost for part in parts.values()], self._ranks), strict=True))
-        stages = [self._start({k: parts[k] for k in stage}, owners, step) for stage in _stages(parts)]
         for k, key in enumerate(keys):
             if key not in self._parts:
                 part = _Part()
@@ -105,12 +112,14 @@ class Sharing:
                 self._parts[key] = part
             elif k not in parts:
                 step(k, True)
-        for stage in stages:
-            for work in stage.works:
-                work.wait()
-            for k, results in stage.results.items():
-                with replaced_by(partial(_taken, iter(results))):
-                    step(k, True)
+        sent: _Stage | None = None
+        for stage in _stages(parts):
+            computed = self._start({k: parts[k] for k in stage}, owners, step)
+            if sent is not None:
+                sent.finish(step)
+            sent = computed
+        if sent is not None:
+            sent.finish(step)
 
     def _start(self, parts: dict[int, _Part], owners: dict[int, int], step: Callable[[int, bool], None]) -> _Stage:
         """Compute this rank's results of a stage, and start to send every owner's to the other ranks."""
