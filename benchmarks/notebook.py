@@ -176,7 +176,7 @@ def dashboard() -> list[Row]:
             return view.scene().to_bytes()
 
         rows.append(row(f"a frame of a dashboard, {tensors} tensors, 5,000 steps", fastest(frame, 20), "ms", goal=12.5))
-        first = fastest(lambda view=view: Picture(view.scene(), values=False).png(), 5)
+        first = fastest(lambda view=view: Picture(view.scene()).png(), 5)
         rows.append(row(f"its first image for ipywidgets, {tensors} tensors", first, "ms", goal=150))
     return rows
 

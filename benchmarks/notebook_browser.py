@@ -96,7 +96,7 @@ box
 FLOOR = """
 import ipywidgets
 from tristep.viz.render.matplotlib import Picture
-picture = Picture(notebook_browser.picture(), values=False)
+picture = Picture(notebook_browser.picture())
 pngs = []
 for k in range(41):
     picture.show(state={"rate": k})

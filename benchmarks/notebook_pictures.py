@@ -27,7 +27,7 @@ def rows(repeats: int = 40) -> list[dict[str, Any]]:
     """
     found = []
     for name, scene, states, anew in (_live(), _sweep()):
-        picture = Picture(*states[0], values=False)  # as widgets have it
+        picture = Picture(*states[0])  # as widgets have it
         picture.png()
         turn = count()
 

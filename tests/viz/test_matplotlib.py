@@ -7,7 +7,7 @@ import pytest
 
 mpl = pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
 
-from drawn_scenes import NAN, UNIT, one_panel, pixel_at  # noqa: E402
+from drawn_scenes import NAN, UNIT, one_panel, pixel_at, words_of  # noqa: E402
 from matplotlib.collections import PolyCollection  # noqa: E402
 from matplotlib.colors import LogNorm, to_rgb  # noqa: E402
 from matplotlib.quiver import Quiver  # noqa: E402
@@ -53,12 +53,12 @@ def test_axes_reach_from_and_to_what_is_asked_in_either_direction():
 @pytest.mark.parametrize(
     ("axis", "words"),
     [
-        (Axis("y", -1, 1), ["−1", "−0.5", "0", "0.5", "1"]),
-        (Axis("y", 0, 3e-5), ["0", "1e−5", "2e−5", "3e−5"]),
+        (Axis("y", -1, 1), ["−1", "−0.75", "−0.5", "−0.25", "0", "0.25", "0.5", "0.75", "1"]),
+        (Axis("y", 0, 3e-5), ["0", "5e−6", "1e−5", "1.5e−5", "2e−5", "2.5e−5", "3e−5"]),
         (Axis("y", 0, 3e6), ["0", "5e5", "1e6", "1.5e6", "2e6", "2.5e6", "3e6"]),
         (Axis("y", 1e-3, 10, "log"), ["0.001", "0.01", "0.1", "1", "10"]),
         (Axis("y", 0.1, 10, "log"), ["0.1", "0.2", "0.5", "1", "2", "5", "10"]),
-        (Axis("y", 2.1, 2.9, "log"), ["2.2", "2.4", "2.6", "2.8"]),
+        (Axis("y", 2.1, 2.9, "log"), [f"{value / 10:g}" for value in range(21, 30)]),
         (Axis("y", 0, 3, ticks=[(0.5, "$a"), (1.5, "b$c$"), (9, "beyond")]), ["$a", "b$c$"]),
     ],
 )
@@ -88,19 +88,21 @@ def test_categories_have_the_colours_of_lines_and_their_words_the_legend():
         expected = [colours.colours[0], colours.colours[1], colours.background]
         for column, colour in enumerate(expected):
             np.testing.assert_allclose(pixel_at(figure, column + 0.5, 0.5), 255 * np.array(to_rgb(colour)), atol=1)
-        assert [text.get_text() for text in figure.texts if text.get_text()] == ["sgd", "adam"]
-        assert figure.artists[-1].get_facecolor()[:3] == to_rgb(colours.colours[1])
+        (legend,) = figure.legends
+        assert [text.get_text() for text in legend.texts] == ["sgd", "adam"]
+        assert legend.legend_handles[1].get_facecolor()[:3] == to_rgb(colours.colours[1])
 
 
 def test_colours_have_a_bar_with_their_limits_and_label():
     image = Heatmap([[0.01, 1.0]], [0, 1], [0, 1], scale="log", label="update / weight")
-    axes, bar = draw(one_panel(image)).axes
+    (axes,) = draw(one_panel(image)).axes
+    (bar,) = axes.child_axes
     assert (bar.get_ylabel(), bar.get_yscale()) == ("update / weight", "log")
     assert bar.get_ylim() == pytest.approx((0.01, 1))
     assert bar.get_position().height == pytest.approx(axes.get_position().height)
     top = pixel_at(bar.figure, 0.5, 0.97, bar)
     np.testing.assert_allclose(top, 255 * np.array(mpl.colormaps["viridis"](0.97)[:3]), atol=8)
-    assert len(draw(one_panel(Heatmap([[0.01, 1.0]], [0, 1], [0, 1]))).axes) == 1
+    assert not draw(one_panel(Heatmap([[0.01, 1.0]], [0, 1], [0, 1]))).axes[0].child_axes
 
 
 def test_a_band_leaves_gaps():
@@ -213,7 +215,7 @@ def test_a_legend_of_a_panel_has_its_lines_values_where_a_control_is():
     picture = Picture(scene)
     for (i, k), words in said.items():
         picture.show(state={"step": i, "width": k})
-        assert set(words) <= {text.get_text() for text in picture.figure.texts}
+        assert set(words) <= {text.get_text() for text in words_of(picture.figure)}
     with pytest.raises(ValueError, match="a legend is to show values at 'epoch': there is no such control"):
         one_panel(line, controls=[width], panel={"legend": "epoch"})
 
@@ -222,8 +224,9 @@ def test_legends_of_panels_stand_above_these():
     lines = [Line([0, 1], [0, 1], name=name, style=0) for name in ("loss", "weight")]
     panels = [Panel(*UNIT, [line], column=i, legend="") for i, line in enumerate(lines)]
     figure = draw(Scene(panels, "title"))
+    figure.canvas.draw()
     for axes, name in zip(figure.axes, ("loss", "weight"), strict=True):
-        (words,) = (text for text in figure.texts if text.get_text() == name)
+        (words,) = (text for text in words_of(figure) if text.get_text() == name)
         box, words = axes.get_window_extent(), words.get_window_extent()
         assert box.y1 < words.y0 < box.y1 + 30
         assert box.x0 - 60 < words.x0 < box.x1

@@ -102,11 +102,12 @@ def test_a_theme_gives_background_words_and_frame(theme):
 
 def test_the_legend_and_the_values_of_controls_stand_in_words():
     figure = draw(_everything(), {"rate": 2})
-    words = [text.get_text() for text in figure.texts]
-    assert {"All of it", "minimum", "gradient", "loss", "learning rate: 1   step: 10"} == set(words)
-    sample = next(line for line in figure.artists if line.get_color() == THEMES["light"].colours[4])
-    assert sample.get_linestyle() == "--"
-    bare = Picture(_everything(), values=False).figure
+    assert {text.get_text() for text in figure.texts if text.get_text()} == {"All of it", "learning rate: 1   step: 10"}
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.texts] == ["minimum", "gradient", "loss"]
+    assert legend.legend_handles[2].get_color() == THEMES["light"].colours[4]
+    assert legend.legend_handles[2].get_linestyle() == "--"
+    bare = Picture(_everything()).figure
     assert "step" not in " ".join(text.get_text() for text in bare.texts)
 
 
@@ -152,44 +153,24 @@ def test_panels_have_their_shares_of_the_grid():
 @pytest.mark.parametrize("theme", THEMES)
 def test_a_quick_redraw_has_the_pixels_of_a_full_one(theme):
     scene = _everything()
-    picture, whole = Picture(scene, theme=theme), Picture(scene, theme=theme, quick=False)
+    picture, still = Picture(scene, theme=theme), Picture(scene, theme=theme, still=True)
     for state in ({}, {"rate": 0}, {"step": 19}, {"rate": 2, "step": 0}, {}):
         picture.show(state=state)
-        whole.show(state=state)
+        still.show(state=state)
         np.testing.assert_array_equal(_decoded(picture.png()), rendered(Picture(scene, state, theme).figure))
-        np.testing.assert_array_equal(_decoded(whole.png()), rendered(draw(scene, state, theme)))
+        np.testing.assert_array_equal(_decoded(still.png()), rendered(draw(scene, state, theme)))
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("quick", [True, False])
-def test_new_data_new_limits_and_new_structures_are_followed(quick):
-    picture = Picture(_everything(), quick=quick)
+@pytest.mark.parametrize("still", [True, False])
+def test_new_data_new_limits_and_new_structures_are_followed(still):
+    picture = Picture(_everything(), still=still)
     before = _decoded(picture.png())
     for scene in (_everything(1), _everything(2), _everything(2, high=30.0), _crowded(), _everything(3)):
         picture.show(scene)
-        np.testing.assert_array_equal(_decoded(picture.png()), rendered(Picture(scene, quick=quick).figure))
+        np.testing.assert_array_equal(_decoded(picture.png()), rendered(Picture(scene, still=still).figure))
     picture.show(_everything())
     np.testing.assert_array_equal(_decoded(picture.png()), before)
-
-
-@pytest.mark.parametrize("theme", THEMES)
-@pytest.mark.parametrize("made", ["everything", "crowded"])
-def test_axes_of_a_quick_picture_look_as_matplotlib_s(made, theme):
-    """Ticks, words and lines: the means of squares of 8 x 8 pixels are those of matplotlib's own axes at the same places."""
-    scene = _everything() if made == "everything" else _crowded()
-    quick, whole = Picture(scene, theme=theme).figure, draw(scene, theme=theme)
-    own = Picture(scene, theme=theme, quick=False).figure
-    for ours, theirs, moved in zip(quick.axes, whole.axes, own.axes, strict=True):
-        np.testing.assert_allclose(ours.get_position().extents, theirs.get_position().extents, atol=0.02)
-        moved.set_position(ours.get_position())
-    apart = np.abs(_squares(rendered(quick)) - _squares(rendered(own)))
-    assert (apart > 25).mean() < (0.001 if made == "everything" else 0.02)  # a label is in other lines there
-
-
-def _squares(pixels):
-    """Of an area without what is left over at its edges, [rows, columns]."""
-    rows, columns = (side // 8 for side in pixels.shape[:2])
-    return pixels[: 8 * rows, : 8 * columns].astype(float).reshape(rows, 8, columns, 8, -1).mean(axis=(1, 3, 4))
 
 
 def test_what_does_not_change_is_drawn_once(monkeypatch):

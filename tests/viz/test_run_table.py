@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from drawn_scenes import words_of
 
 import tristep
 from tristep.viz import LossView, Run, RunSet, Scene, SensitivityView, SweepView, TrajectoryView
@@ -25,7 +26,7 @@ def _run(name, loss):
 
 
 def _names(figure):
-    return {text.get_text() for text in figure.texts}
+    return {text.get_text() for text in words_of(figure)}
 
 
 def test_eight_runs_have_a_legend_and_nine_a_table():

@@ -10,7 +10,7 @@ import tristep
 
 pytest.importorskip("matplotlib")
 
-from drawn_scenes import rendered
+from drawn_scenes import rendered, words_of
 from planted_runs import layers_of, make_run, named_layers
 
 from tristep.viz import (
@@ -147,9 +147,9 @@ def test_the_legend_names_the_width_of_the_average():
         scene = view.scene()
         smoothing = next(control for control in scene.controls if control.name == "smoothing")
         figure = draw(scene, {"smoothing": 4})
-        said = " / ".join(text.get_text() for text in figure.texts)
+        said = " / ".join(text.get_text() for text in words_of(figure))
         assert named.format(f"average of {smoothing.values[4]:g} steps") in said
-        assert named.format("as recorded") in " / ".join(text.get_text() for text in draw(scene, {"smoothing": 0}).texts)
+        assert named.format("as recorded") in " / ".join(text.get_text() for text in words_of(draw(scene, {"smoothing": 0})))
 
 
 def test_a_spike_stays_a_spike_and_reaches_half_a_width():
@@ -338,7 +338,7 @@ def test_what_is_wrong_is_said_below_the_picture_and_leads_to_its_tensor_and_ste
             assert note.x == step
     # In the picture, which is higher by as much; in the words for those who do not see it; and in the page.
     figure = view.figure()
-    said = [text.get_text().replace("\n", " ") for text in figure.texts]
+    said = " ".join(text.get_text().replace("\n", " ") for text in words_of(figure))
     assert all(note in said for note in scene.notes)
     assert figure.get_size_inches()[1] > scene.height + 0.5
     _, about = view._repr_mimebundle_()
@@ -387,7 +387,7 @@ def test_gradients_of_exactly_0_have_a_colour_and_a_key_of_their_own(kind):
     cells = np.isin(grey.chosen("values", scene.state()), 1)
     np.testing.assert_array_equal(cells, run.tensors["gradient_norm"].curve().mean.T == 0)
     figure = kind(run).figure()
-    assert "exactly 0" in [text.get_text() for text in figure.texts]
+    assert "exactly 0" in [text.get_text() for text in words_of(figure)]
     (axes,) = (
         each for each in figure.axes if each.get_yticklabels() and each.get_yticklabels()[0].get_text() == "layer0.weight"
     )

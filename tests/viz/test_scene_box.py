@@ -25,7 +25,7 @@ def test_one_control_is_a_stack_of_frames_that_the_browser_chooses_from():
     assert isinstance(stack, ipywidgets.Stack)
     assert stack.selected_index == slider.index == 1
     for index, frame in enumerate(stack.children):
-        assert frame.value == Picture(scene, {"rate": index}, values=False).png()
+        assert frame.value == Picture(scene, {"rate": index}).png()
     (link,) = box.links
     assert (link.source, link.target) == ((slider, "index"), (stack, "selected_index"))
     assert [label for label, _ in slider.options] == ["0.1", "0.2", "0.3"]
@@ -41,7 +41,7 @@ def test_several_controls_are_answered_by_one_picture():
     assert (play.max, play.interval) == (3, 500)
     assert box.links[0].source == (play, "value")
     slider.index, steps.index = 2, 3
-    assert picture.value == Picture(scene, {"rate": 2, "step": 3}, "dark", values=False).png()
+    assert picture.value == Picture(scene, {"rate": 2, "step": 3}, "dark").png()
 
 
 def test_another_scene_keeps_what_is_set():
@@ -51,13 +51,13 @@ def test_another_scene_keeps_what_is_set():
     box.show(scene_of(0.5, controls=[RATE]))
     assert box.children[1] is slider
     assert box.children[0].tooltip == "It rises to 0.5."
-    assert box.children[0].value == Picture(scene_of(0.5, controls=[RATE]), {"rate": 2}, values=False).png()
+    assert box.children[0].value == Picture(scene_of(0.5, controls=[RATE]), {"rate": 2}).png()
     more = scene_of(0.5, controls=[RATE, STEP])
     box.show(more)
     assert slider.comm is None
     assert box.children[1].index == 2
     box.children[1].index = 0
-    assert box.children[0].value == Picture(more, {"rate": 0}, values=False).png()
+    assert box.children[0].value == Picture(more, {"rate": 0}).png()
 
 
 def _after(steps, low=1.0, limits=(1.0, 10.0)):
@@ -159,4 +159,4 @@ def test_of_what_is_wanted_while_a_picture_is_drawn_the_last_is_drawn(monkeypatc
     go.set()
     thread.join()
     assert drawn == [{"rate": 0, "step": 0}, {"rate": 0, "step": 3}]
-    assert picture.value == full(Picture(scene, {"rate": 0, "step": 3}, values=False))
+    assert picture.value == full(Picture(scene, {"rate": 0, "step": 3}))

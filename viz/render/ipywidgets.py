@@ -114,7 +114,7 @@ class SceneBox(ipywidgets.VBox):
 
     def _frames(self, control: Control) -> ipywidgets.Stack:
         """Draw a picture for each value of a control; the browser switches between them."""
-        frames, picture = [], Picture(self.scene, self._state, self._theme, values=False)
+        frames, picture = [], Picture(self.scene, self._state, self._theme)
         for index in range(len(control.values)):
             picture.show(state=self._state | {control.name: index})
             frames.append(self._framed(picture.png()))
@@ -124,7 +124,7 @@ class SceneBox(ipywidgets.VBox):
 
     def _image(self) -> ipywidgets.Image:
         if self.picture is None:
-            self.picture = Picture(self.scene, self._state, self._theme, values=False)
+            self.picture = Picture(self.scene, self._state, self._theme)
         return self._framed(self.picture.png())
 
     def _framed(self, png: bytes) -> ipywidgets.Image:

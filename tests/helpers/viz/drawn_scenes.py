@@ -1,6 +1,7 @@
 """Scenes of one panel, and the pixels of figures that draw scenes, for tests."""
 
 import numpy as np
+from matplotlib.text import Text
 
 from tristep.viz.scene import Axis, Panel, Scene
 
@@ -16,6 +17,11 @@ def rendered(figure):
     """uint8 RGB [height, width, 3] of a full drawing."""
     figure.canvas.draw()
     return np.array(figure.canvas.buffer_rgba())[..., :3]
+
+
+def words_of(figure):
+    """All texts of a figure: titles, legends, notes, ticks and labels."""
+    return [text for text in figure.findobj(Text) if text.get_text()]
 
 
 def pixel_at(figure, x, y, axes=None):

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
+from matplotlib.colors import ListedColormap, LogNorm, Normalize
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import Normal, Stroke
@@ -29,7 +30,6 @@ __all__ = [
     "RefLineArtist",
     "TextArtist",
     "colour_and_dashes",
-    "limits_of",
 ]
 
 
@@ -97,6 +97,7 @@ class LayerArtist:
 class LineArtist(LayerArtist):
     def make(self, layer: Line) -> None:
         look = {"linestyle": self.dashes, "linewidth": layer.width, "alpha": layer.alpha, "markersize": 4}
+        look["marker"] = "o" if layer.marker else ""
         self.line = self.add_line(**look, path_effects=self.outline(layer.width))
         if layer.head:
             self.head = self.add_line(marker="o", markersize=2.5 + 2 * layer.width, markeredgecolor=self.theme.background)
@@ -137,13 +138,16 @@ class HeatmapArtist(LayerArtist):
     cheap = False
 
     def make(self, layer: Heatmap) -> None:
-        self.image = AxesImage(self.axes, origin="lower", interpolation="nearest", zorder=self.zorder)
-        self.image.set_data(np.zeros((1, 1, 4), np.uint8))
+        colours = ListedColormap(layer.colours("dark" if self.theme is THEMES["dark"] else "light") / 255)
+        self.n = colours.N if layer.palette == "categories" else 0
+        limits = (0, self.n) if self.n else layer.limits or ()
+        norm = LogNorm(*limits) if layer.scale == "log" else Normalize(*limits)
+        look: dict[str, Any] = {"cmap": colours, "norm": norm, "alpha": layer.alpha, "zorder": self.zorder}
+        self.image = AxesImage(self.axes, origin="lower", interpolation="nearest", **look)
         self.image.set_clip_path(self.axes.patch)
         self.axes.add_image(self.image)
         # Cells have equal sizes on the axes' scales, so the rectangle is given in scaled coordinates.
         self.image.set_transform(self.axes.transLimits + self.axes.transAxes)
-        self.colours = layer.colours("dark" if self.theme is THEMES["dark"] else "light")
         self.artists.append(self.image)
 
     def data(self, scene: Scene, layer: Heatmap, state: State) -> tuple[Any, ...]:
@@ -151,7 +155,11 @@ class HeatmapArtist(LayerArtist):
 
     def set(self, layer: Heatmap, *data: Any) -> None:
         values, x, y, _ = data
-        self.image.set_data(_coloured(values, layer, self.colours))
+        if self.n:
+            self.image.set_data(np.ma.masked_where(values < 0, values % self.n + 0.5))
+        else:
+            self.image.set_data(values)
+            self.image.set_clim(layer.limits)
         (left, bottom), (right, top) = self.axes.transScale.transform(np.stack([x, y], axis=1))
         self.image.set_extent((left, right, bottom, top))
 
@@ -308,30 +316,6 @@ def colour_and_dashes(style: int | str, theme: str) -> tuple[str, Any]:
         return getattr(THEMES[theme], style), "-"
     look = line_style(style, theme)
     return look["color"], look["linestyle"]
-
-
-def _coloured(values: np.ndarray, layer: Heatmap, colours: np.ndarray) -> np.ndarray:
-    """Return the pixels of a heatmap, uint8 RGBA [n_rows, n_columns, 4]; values without a colour are transparent."""
-    coloured = np.isfinite(values)
-    if layer.palette == "categories":
-        coloured &= values >= 0
-        index = np.where(coloured, values, 0).astype(np.intp) % len(colours)
-    else:
-        low, high = limits_of(layer)
-        if layer.scale == "log":
-            coloured &= values > 0
-            values, low, high = np.log(np.where(coloured, values, low)), np.log(low), np.log(high)
-        share = np.where(coloured, (values - low) / (high - low), 0.0)
-        index = (np.clip(share, 0, 1) * (len(colours) - 1) + 0.5).astype(np.intp)
-    pixels = np.empty((*values.shape, 4), np.uint8)
-    pixels[..., :3] = colours[index]
-    pixels[..., 3] = np.where(coloured, round(255 * layer.alpha), 0)
-    return pixels
-
-
-def limits_of(layer: Heatmap) -> tuple[float, float]:
-    assert layer.limits is not None  # `Scene` has set them
-    return layer.limits
 
 
 def _words(axes: Axes, text: str, backed: str | None, **look: Any) -> MatplotlibText:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import fields
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
-from matplotlib.collections import PatchCollection
+from matplotlib.axes import Axes
+from matplotlib.gridspec import GridSpec, SubplotSpec
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch
 from matplotlib.text import Text as MatplotlibText
+from matplotlib.transforms import ScaledTranslation
 
-from ...scene import Arrows, Band, Heatmap, Layer, Line, Panel, Points, RefLine, Scene, State
+from ...scene import Arrows, Heatmap, Layer, Line, Panel, RefLine, Scene, State
 from ...style import THEMES
-from .artists import colour_and_dashes, limits_of
+from .artists import colour_and_dashes
 from .figure import LOCK, Figure
 from .panel import PanelAxes, scaled_images
 from .png import encode_png
@@ -27,7 +30,7 @@ __all__ = ["Picture", "draw"]
 
 
 def draw(scene: Scene, state: State | None = None, theme: str = "light") -> Figure:
-    """Draw a scene as a matplotlib figure; its `axes` are the panels, in order, followed by the colour bars.
+    """Draw a scene as a matplotlib figure; its `axes` are the panels, in order, and their `child_axes` the colour bars.
 
     Args:
         scene: the scene to draw.
@@ -44,7 +47,7 @@ def draw(scene: Scene, state: State | None = None, theme: str = "light") -> Figu
         >>> figure.axes[0].get_ylabel()
         'loss'
     """
-    return Picture(scene, state, theme, quick=False).figure
+    return Picture(scene, state, theme, still=True).figure
 
 
 class Picture:
@@ -55,9 +58,8 @@ class Picture:
 
     Args:
         dpi: pixels per inch.
-        values: whether to write the values of the controls below the panels.
-        quick: whether one artist of ours draws the ticks and labels of axes, because each of matplotlib's takes half a
-            millisecond. Users can change matplotlib's only.
+        still: whether no control will be moved: the values of the controls stand above or below the panels, and legends have
+            no room for other values.
     """
 
     figure: Figure
@@ -70,12 +72,11 @@ class Picture:
         state: State | None = None,
         theme: str = "light",
         dpi: float = 100.0,
-        values: bool = True,
-        quick: bool = True,
+        still: bool = False,
     ) -> None:
         if theme not in THEMES:
             raise ValueError(f"theme={theme!r}: must be one of {', '.join(map(repr, THEMES))}")
-        self._theme, self._dpi, self._with_values, self._quick = theme, dpi, values, quick
+        self._theme, self._dpi, self._still = theme, dpi, still
         with LOCK:
             scene = scene.without_table()
             self._begin(scene, scene.state(**(state or {})))
@@ -93,7 +94,8 @@ class Picture:
             self.figure.alt = scene.alt
             if moved:
                 self._arrange()
-            self._update(labels=moved)
+            else:
+                self._update()
 
     def png(self) -> bytes:
         """Draw the picture, and return it as a PNG file, compressed quickly rather than well."""
@@ -105,12 +107,11 @@ class Picture:
         self.figure = Figure(scene.width, scene.height, THEMES[self._theme].background)
         self.figure.alt = scene.alt
         self.figure.set_dpi(self._dpi)
-        self._panels = [PanelAxes(self.figure, panel, self._theme, self._quick) for panel in scene.panels]
-        for axes in self._panels:
-            axes.add_bars()
+        cells = _cells(scene, self.figure)
+        self._panels = [PanelAxes(self.figure, *both, self._theme) for both in zip(cells, scene.panels, strict=True)]
         self._words: list[Artist] = []  # title and legend
-        # Names in legends that change with a control or the data, their layers, and the `legend` of their panels.
-        self._named: list[tuple[MatplotlibText, Layer, str | None]] = []
+        # Names in legends that change with a control or the data: layer, `legend` of the panel, and longest name of each.
+        self._named: list[tuple[MatplotlibText, Layer, str | None, str]] = []
         self._values = self._text(0, 0, "", size=8.5, va="bottom", color=THEMES[self._theme].quiet)
         # Panel and layer of data that have changed before, and so may change again, or that depend on a control.
         self._moving = {
@@ -120,10 +121,9 @@ class Picture:
             if layer.by or (isinstance(layer, Line) and layer.upto is not None)
         }
         self._arrange()
-        self._update(labels=True)
 
-    def _update(self, labels: bool) -> None:
-        """Pass the data to the artists. Place the labels of marks again if a mark has moved, or if `labels` is true."""
+    def _update(self) -> None:
+        """Pass the data to the artists. Place the labels of marks again if a mark has moved."""
         for i, (panel, axes) in enumerate(zip(self.scene.panels, self._panels, strict=True)):
             marks_moved = False
             for j, (layer, layer_artist) in enumerate(zip(panel.layers, axes.layers, strict=True)):
@@ -132,9 +132,13 @@ class Picture:
                     if (i, j) not in self._moving:
                         self._moving.add((i, j))
                         self._background = None
-            if labels or marks_moved:
+            if marks_moved:
                 axes.place_labels()
-        for text, layer, at in self._named:
+        self._say()
+
+    def _say(self) -> None:
+        """Write what changes with the controls: names in legends and the values."""
+        for text, layer, at, _ in self._named:
             put(text, self.scene.named(layer, self.state, at))
         put(self._values, self._said())
 
@@ -145,9 +149,15 @@ class Picture:
         if self._background is None:
             for artist in moving:
                 artist.set_animated(True)  # leaves it out
+            for text, *_, longest in self._named:  # a legend draws its words whatever they are
+                put(text, longest)
+                text.set_visible(False)
             canvas.draw()
             for artist in moving:
                 artist.set_animated(False)
+            for text, *_ in self._named:
+                text.set_visible(True)
+            self._say()
             pixels = np.asarray(canvas.buffer_rgba())
             self._background = pixels.copy()
         else:
@@ -172,75 +182,51 @@ class Picture:
         """Place the text and the axes so that all have room. Lengths are in inches."""
         self._background = None
         scene, theme = self.scene, THEMES[self._theme]
-        for panel, drawn in zip(scene.panels, self._panels, strict=True):
-            drawn.set_limits(panel)
-        for artist in (*self._words, *(words for words, *_ in self._named)):
+        wide = scene.width - 2 * MARGIN
+        for artist in self._words:
             artist.remove()
         self._words, self._named = [], []
-        lines = [wrapped(self.figure, note, scene.width - 2 * MARGIN, 9) for note in scene.notes]
-        noted = [self._text(MARGIN, 0, words, size=9, va="bottom", color=theme.ink) for words in lines]
-        heights = [text_height(note) + 0.06 for note in noted]
-        words = wrapped(self.figure, scene.title, scene.width - 2 * MARGIN, 13, "bold")
-        title = self._text(MARGIN, 0, words, size=13, weight="bold", color=theme.ink)
-        shared = [panel for panel in scene.panels if panel.legend is None]
-        rows = self._legend_rows(scene.legend(shared), scene.width - 2 * MARGIN, LARGE)
-        put(self._values, self._said())
-        free = scene.width - 2 * MARGIN - text_width(self.figure, scene.title, 13, "bold")
-        is_beside = text_width(self.figure, self._said(), 8.5) + 0.3 < free  # the title
-        bottom = MARGIN if is_beside else 0.06 + text_height(self._values) + 0.06
-        titled = text_height(title) + 0.08 if words else text_height(self._values) + 0.08 if is_beside else 0.0
-        named = len(rows) * LARGE * ROW + (0.07 if rows else 0)
-        own = {panel.row for panel in scene.panels if panel.legend is not None and (_ramps(panel) or scene.legend([panel]))}
-        # Words do not make panels smaller.
-        height = scene.height + titled + named + len(own) * SMALL * ROW + bottom - MARGIN + sum(heights)
+        for panel, drawn in zip(scene.panels, self._panels, strict=True):
+            drawn.set_limits(panel)
+            drawn.set_ticks(not self._repeats_x(panel))
+        self._update()
+        look: dict[str, Any] = {"size": 13, "weight": "bold", "color": theme.ink}
+        title = self._text(MARGIN, 0, wrapped(self.figure, scene.title, wide, 13, "bold"), **look)
+        notes = "\n".join(wrapped(self.figure, note, wide, 9) for note in scene.notes)
+        noted = self._text(MARGIN, 0, notes, size=9, va="bottom", color=theme.ink, linespacing=1.35)
+        free = wide - text_width(self.figure, scene.title, 13, "bold")
+        said = self._said()
+        is_beside = "\n" not in said and text_width(self.figure, said, 8.5) + 0.3 < free  # the title
+        below = 0.0 if is_beside else text_height(self._values) + 0.06
+        titled = max(text_height(title) if scene.title else 0.0, text_height(self._values) if is_beside else 0.0)
+        titled += 0.08 if titled else 0.0
+        shared = scene.legend([panel for panel in scene.panels if panel.legend is None])
+        named = self._add_legend(self.figure, shared, wide, LARGE)
+        own = dict.fromkeys(range(scene.grid[0]), 0.0)  # the height of the highest legend of each row's panels
+        for panel, drawn in zip(scene.panels, self._panels, strict=True):
+            entries = {} if panel.legend is None else _ramps(panel) | scene.legend([panel])
+            above = self._add_legend(drawn.axes, entries, drawn.width + BESIDE, SMALL, panel.legend)
+            own[panel.row] = max(own[panel.row], above)
+            drawn.set_title(above)
+        top, bottom = MARGIN + titled + named, MARGIN + below + (text_height(noted) + 0.06 if notes else 0.0)
+        height = scene.height + top + bottom - 2 * MARGIN + sum(own.values())  # words do not make panels smaller
         self.figure.set_size_inches(scene.width, height)
-        top = height - MARGIN
-        title.set_position((MARGIN, top))
-        self._words.append(title)
+        title.set_position((MARGIN, height - MARGIN))
         self._values.set(x=scene.width - MARGIN if is_beside else MARGIN, ha="right" if is_beside else "left")
-        self._values.set(y=top - 0.02 if is_beside else 0.06, va="top" if is_beside else "bottom")
-        self._add_legend(rows, MARGIN, top - titled, LARGE)
-        top -= titled + named
-        for note, high in zip(reversed(noted), reversed(heights), strict=True):
-            note.set_position((MARGIN, bottom))
-            bottom += high
-        self._words += noted
-
-        n_rows, n_columns = scene.grid
-        widths = np.array(scene.widths or [1.0] * n_columns) / sum(scene.widths or [1.0] * n_columns)
-        tall = np.array(scene.heights or [1.0] * n_rows) / sum(scene.heights or [1.0] * n_rows)
-        around = [(0.6, 0.45, 0.2, 0.3)] * len(scene.panels)  # space at the left, bottom, right and top: a first guess
-        for turn in range(3):  # labels wrap, so the space that they take depends on the size of the axes
-            before, after = np.zeros(n_columns), np.zeros(n_columns)
-            above, below = np.zeros(n_rows), np.zeros(n_rows)
-            for panel, room in zip(scene.panels, around, strict=True):
-                last_column, last_row = panel.column + panel.columns - 1, panel.row + panel.rows - 1
-                before[panel.column] = max(before[panel.column], room[0])
-                below[last_row] = max(below[last_row], room[1])
-                after[last_column] = max(after[last_column], room[2])
-                above[panel.row] = max(above[panel.row], room[3])
-            free = scene.width - 2 * MARGIN - before.sum() - after.sum() - GAP[0] * (n_columns - 1)
-            x = widths * max(free, 0.3 * n_columns)
-            free = top - bottom - above.sum() - below.sum() - GAP[1] * (n_rows - 1)
-            y = tall * max(free, 0.3 * n_rows)
-            left = MARGIN + np.cumsum(before + x + after + GAP[0]) - GAP[0] - after - x
-            high = top - np.cumsum(above + y + below + GAP[1]) + GAP[1] + below + y
-            for panel, drawn in zip(scene.panels, self._panels, strict=True):
-                last_column, last_row = panel.column + panel.columns - 1, panel.row + panel.rows - 1
-                right, low = left[last_column] + x[last_column], high[last_row] - y[last_row]
-                drawn.place(left[panel.column], low, right, high[panel.row], not self._repeats_x(panel))
-            if turn < 2:
-                given, around = around, [drawn.measure() for drawn in self._panels]
-                for k, drawn in enumerate(self._panels):
-                    if drawn.panel.legend is not None:
-                        *sides, over = around[k]
-                        around[k] = (sides[0], sides[1], sides[2], over + len(self._own_rows(drawn)) * SMALL * ROW)
-                if np.allclose(given, around, rtol=0, atol=0.5 / self.figure.dpi):  # half a pixel
-                    break
+        self._values.set(y=height - MARGIN - 0.02 if is_beside else 0.06, va="top" if is_beside else "bottom")
+        noted.set_position((MARGIN, MARGIN + below))
+        for legend in self.figure.legends:
+            legend.set_bbox_to_anchor((MARGIN, height - MARGIN - titled), self.figure.dpi_scale_trans)
+        self._words += [title, noted]
+        rest = 1 - 2 * (MARGIN - PADS[0]) / scene.width, 1 - (top + bottom - 2 * PADS[1]) / height
+        rect = (MARGIN - PADS[0]) / scene.width, (bottom - PADS[1]) / height, *rest
+        layout = ConstrainedLayoutEngine(w_pad=PADS[0], h_pad=PADS[1], wspace=0, hspace=0, rect=rect)
+        layout.execute(self.figure)
+        if sum(drawn.wrap() for drawn in self._panels):  # after all have
+            layout.execute(self.figure)
         for drawn in self._panels:
-            if drawn.panel.legend is not None:
-                rows, (left, _, _, over), box = self._own_rows(drawn), drawn.measure(), drawn.axes.get_position()
-                self._add_legend(rows, box.x0 * scene.width - left, box.y1 * height + over + len(rows) * SMALL * ROW, SMALL)
+            drawn.place_labels()
+        self._say()
 
     def _repeats_x(self, panel: Panel) -> bool:
         """Return whether the panel below has the same x axis at the same place, and so shows its numbers, too."""
@@ -252,72 +238,79 @@ class Picture:
             for below in self.scene.panels
         )
 
-    def _own_rows(self, drawn: PanelAxes) -> list[list[_Key]]:
-        """Return a panel's own legend, at most two rows, as wide as the panel with its labels.
-
-        Values are left out where they would need a second row, and names are shortened where they would need a third.
-        """
-        left, _, right, _ = drawn.measure()
-        width = drawn.axes.get_position().width * self.scene.width + left + right
-        entries = _ramps(drawn.panel) | self.scene.legend([drawn.panel])
-        rows = self._legend_rows(entries, width, SMALL, drawn.panel.legend)
-        if len(rows) > 1:
-            rows = self._legend_rows(entries, width, SMALL)
-        if len(rows) > 2:
-            room = width / -(-len(entries) // 2) - SAMPLES[SMALL] - 2 * BESIDE[SMALL] - 0.01
-            rows = self._legend_rows(entries, width, SMALL, most=max(room, 0.3))
-        return rows[:2]
-
-    def _legend_rows(
+    def _add_legend(
         self,
+        parent: Axes | Figure,
         entries: Mapping[tuple[str, int | str], Layer],
         width: float,
         size: float,
         at: str | None = None,
-        most: float = math.inf,
-    ) -> list[list[_Key]]:
-        """Arrange a legend, layers by name and style, in rows of this width; `width` and `most`, for a name, are in inches.
+    ) -> float:
+        """Add a legend, of layers by name and style, in as few rows as fit into a width. Return its height.
 
-        `at` is the `legend` of the only panel, for values of its lines.
+        `at` is the `legend` of the only panel, for values of lines; they are left out where they would need a second row.
         """
-        rows: list[list[_Key]] = []
-        left = 0.0
-        for (name, style), layer in entries.items():
-            control = next((each for each in self.scene.controls if each.name == layer.legend_by), None)
-            if control is not None:
+        if not entries:
+            return 0.0
+        words = [self._longest(name, layer, at) for (name, _), layer in entries.items()]
+        n = self._columns(words, width, size)
+        if at and n < len(words):
+            at, words = None, [self._longest(name, layer, None) for (name, _), layer in entries.items()]
+            n = self._columns(words, width, size)
+        words = [shortened(self.figure, each, width - sum(LENGTHS[size]) * size / 72, size) for each in words]
+        handles = [self._handle(layer, style) for (_, style), layer in entries.items()]
+        look: dict[str, Any] = dict(zip(("handlelength", "handletextpad", "columnspacing"), LENGTHS[size], strict=True))
+        look |= {"ncols": n, "frameon": False, "borderpad": 0, "labelspacing": 0.3}
+        look |= {
+            "fontsize": size,
+            "labelcolor": THEMES[self._theme].ink,
+            "handler_map": {tuple: HandlerTuple(ndivide=None, pad=0)},
+        }
+        if isinstance(parent, Figure):
+            look |= {"loc": "upper left", "borderaxespad": 0}
+        else:
+            place = parent.transAxes + ScaledTranslation(-BESIDE, 0, self.figure.dpi_scale_trans)
+            look |= {"loc": "lower left", "bbox_to_anchor": (0, 1), "bbox_transform": place, "borderaxespad": 0.4}
+        legend = parent.legend(handles, ["-"] * len(words), **look)  # it would leave out a name that begins with "_"
+        for text, name, layer in zip(legend.texts, words, entries.values(), strict=True):
+            put(text, name)
+            if layer.legend_by is not None or (at and isinstance(layer, Line)):
+                self._named.append((text, layer, at, name))
+        self._words.append(legend)
+        return legend.get_window_extent(agg_renderer(self.figure)).height / self.figure.dpi + 0.05
+
+    def _columns(self, words: list[str], width: float, size: float) -> int:
+        """Return the largest number of a legend's columns that fit into a width."""
+        lengths = [text_width(self.figure, each, size) + sum(LENGTHS[size]) * size / 72 for each in words]
+        fit = (n for n in range(len(words), 1, -1) if sum(map(max, np.array_split(lengths, n))) <= width)
+        return next(fit, 1)
+
+    def _longest(self, name: str, layer: Layer, at: str | None) -> str:
+        """Return the longest name that a layer has in the legend, whatever the controls."""
+        for control in self.scene.controls:
+            if control.name == layer.legend_by:
                 states = [{control.name: index} for index in range(len(control.values))]
                 name = max((self.scene.named(layer, state) for state in states), key=len)
-            if is_live := control is not None or bool(at and isinstance(layer, Line)):
-                if at:  # values that change must not move the legend
-                    name = f"{name} 0.00012" if self._quick else self.scene.named(layer, self.state, at)
-            sample = SAMPLES[size] * (4 if style == RAMP else 1)
-            name = shortened(self.figure, name, min(width - sample - BESIDE[size], most), size)
-            long = sample + text_width(self.figure, name, size) + 2 * BESIDE[size]
-            if not rows or left + long - BESIDE[size] > width:
-                rows.append([])
-                left = 0.0
-            rows[-1].append(_Key(left, sample, name, style, layer, at, is_live))
-            left += long
-        return rows
+        if at and isinstance(layer, Line):
+            return self.scene.named(layer, self.state, at) if self._still else f"{name} 0.00012"
+        return name
 
-    def _add_legend(self, rows: list[list[_Key]], x: float, top: float, size: float) -> None:
-        """Draw the rows of a legend, downwards from the position (x, top): a sample of each layer, then its name."""
-        y = top - size * ROW / 2
-        for row in rows:
-            for key in row:
-                for artist in _samples(key.layer, key.style, self._theme, x + key.left, y, key.sample):
-                    artist.set_transform(self.figure.dpi_scale_trans)
-                    self._words.append(self.figure.add_artist(artist))
-                look = {"size": size, "color": THEMES[self._theme].ink, "va": "center_baseline"}
-                words = self._text(x + key.left + key.sample + 0.6 * BESIDE[size], y, key.name, **look)
-                if key.is_live:
-                    self._named.append((words, key.layer, key.at))
-                else:
-                    self._words.append(words)
-            y -= size * ROW
+    def _handle(self, layer: Layer, style: int | str) -> Any:
+        """Return what matplotlib makes a layer's sample in a legend from: the layer's artist, if it knows the kind."""
+        colour: Any = colour_and_dashes(style, self._theme)[0] if style != RAMP else None
+        if isinstance(layer, Heatmap):
+            colours = layer.colours(self._theme) / 255
+            if style == RAMP:
+                return tuple(Patch(color=each) for each in colours[::16])
+            return Patch(color=colour if layer.palette == "categories" else colours[-1], alpha=layer.alpha)
+        if isinstance(layer, Arrows):
+            return Line2D([], [], color=colour, linewidth=2, marker=">")
+        panels = zip(self.scene.panels, self._panels, strict=True)
+        layers = (both for panel, drawn in panels for both in zip(panel.layers, drawn.layers, strict=True))
+        return next(drawn.artists[0] for each, drawn in layers if each is layer)
 
     def _said(self) -> str:
-        if not self._with_values:
+        if not self._still:
             return ""
         settable = [control for control in self.scene.controls if not control.remote and len(control.values) > 1]
         words = [f"{control.label}: {control.words(self.state[control.name])}" for control in settable]
@@ -329,70 +322,39 @@ class Picture:
         return text
 
 
-class _Key(NamedTuple):
-    """The entry of a layer in a legend."""
-
-    left: float  # distance from the left end of the row, in inches
-    sample: float  # length of the sample
-    name: str  # the longest one, if it changes
-    style: int | str
-    layer: Layer
-    at: str | None  # the `legend` of the layer's panel
-    is_live: bool  # whether the name changes with a control or with the data
-
-
 LARGE, SMALL = 9.5, 8.0  # font sizes of legends: of the whole picture, of a panel
+# Lengths in legends, in units of the font size: of a sample, between it and its name, and between columns.
+LENGTHS = {LARGE: (2.8, 0.6, 1.6), SMALL: (2.0, 0.5, 1.2)}
 RAMP = "ramp"  # the style of a legend's entry for the colours of an image
-# Lengths in inches.
-ROW = 0.0221  # height of a legend's row per point of its font size
-MARGIN = 0.12  # around the picture
-GAP = 0.16, 0.08  # between panels with their labels, side by side and one below the other
-SAMPLES = {LARGE: 0.4, SMALL: 0.22}  # length of a line's sample in a legend, by its font size
-BESIDE = {
-    LARGE: 0.145,
-    SMALL: 0.095,
-}  # 0.6 of it is between sample and name, the rest and as much again before the next sample
+MARGIN = 0.12  # around the picture, in inches
+BESIDE = 0.45  # how far legends of panels reach over the labels at the left, in inches
+PADS = 0.06, 0.04  # around each panel with its labels, in inches
+
+
+def _cells(scene: Scene, figure: Figure) -> list[SubplotSpec]:
+    """Return the place of each panel in a grid of as few columns and rows as possible.
+
+    The constrained layout gives all columns that a panel spans equal margins, and so twelve columns no room.
+    """
+    spans, ratios = [], []
+    for first, number, n, sizes in (("column", "columns", 1, scene.widths), ("row", "rows", 0, scene.heights)):
+        ends = [(getattr(panel, first), getattr(panel, first) + getattr(panel, number)) for panel in scene.panels]
+        edges = sorted({0, *(each for pair in ends for each in pair)})
+        sizes = sizes or [1.0] * scene.grid[n]
+        ratios.append([sum(sizes[low:high]) for low, high in pairwise(edges)])
+        spans.append([slice(edges.index(low), edges.index(high)) for low, high in ends])
+    # Before their labels are known, axes are somewhat smaller than they will be.
+    grid = GridSpec(len(ratios[1]), len(ratios[0]), figure, 0.08, 0.08, 0.92, 0.92, 0, 0, *ratios)
+    return [grid[rows, columns] for columns, rows in zip(*spans, strict=True)]
 
 
 def _ramps(panel: Panel) -> dict[tuple[str, int | str], Layer]:
     """Return the legend's entries for the colours of images, by name and style."""
     entries: dict[tuple[str, int | str], Layer] = {}
     for image in scaled_images(panel):
-        low, high = (f"{end:.2g}" if abs(end) < 1000 else f"{end:,.0f}" for end in limits_of(image))
+        low, high = (f"{end:.2g}" if abs(end) < 1000 else f"{end:,.0f}" for end in image.limits or ())
         entries[f"{image.label}: {low} to {high}", RAMP] = image
     return entries
-
-
-def _samples(layer: Layer, style: int | str, theme: str, x: float, y: float, wide: float) -> list[Artist]:
-    """Make the sample of a layer before its name in the legend: left end at (x, y), this width, in inches."""
-    if isinstance(layer, Heatmap) and style == RAMP:
-        colours = layer.colours(theme) / 255
-        edges = np.linspace(x, x + wide, len(colours) + 1)
-        boxes = [Rectangle((left, y - 0.05), right - left, 0.1) for left, right in pairwise(edges)]
-        return [PatchCollection(boxes, facecolors=colours, linewidths=0)]
-    colour, dashes = colour_and_dashes(style, theme)
-    if isinstance(layer, Heatmap) and layer.palette != "categories":
-        colour = "#" + bytes(layer.colours(theme)[-1]).hex()
-    line = Line2D([x, x + wide], [y, y], color=colour, linestyle=dashes, linewidth=1.8)
-    if isinstance(layer, (Band, Heatmap)):
-        alpha = layer.alpha if isinstance(layer, Heatmap) else min(2 * layer.alpha, 1)
-        return [Rectangle((x, y - 0.05), wide, 0.1, facecolor=colour, alpha=alpha, linewidth=0)]
-    if isinstance(layer, Points):
-        markers = {"dot": "o", "ring": "o", "cross": "x", "star": "*"}
-        line.set(
-            xdata=[x + wide / 2], ydata=[y], marker=markers[layer.marker], markersize=9 if layer.marker == "star" else 6.5
-        )
-        line.set(markeredgewidth=1.8 if layer.marker in ("ring", "cross") else 0)
-        if layer.marker == "ring":
-            line.set_markerfacecolor(THEMES[theme].background)
-    elif isinstance(layer, Arrows):
-        line.set(xdata=[x, x + wide - 0.06], linestyle="-")
-        return [line, Line2D([x + wide - 0.06], [y], color=colour, marker=">", markersize=6, linestyle="")]
-    elif isinstance(layer, Line):
-        line.set(linewidth=max(layer.width, 1), alpha=layer.alpha, marker="o" if layer.marker else "", markersize=4)
-    elif isinstance(layer, RefLine):
-        line.set(linewidth=max(layer.width, 1))
-    return [line]
 
 
 def _structure(scene: Scene) -> Any:

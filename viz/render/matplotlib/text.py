@@ -14,15 +14,13 @@ from matplotlib.text import Text
 from .figure import Figure
 
 __all__ = [
-    "agg_canvas", "agg_renderer", "font", "legible", "put", "shortened", "text_height", "text_size", "text_width", "wrapped"
+    "agg_canvas", "agg_renderer", "font", "legible", "put", "shortened", "text_height", "text_width", "wrapped"
 ]  # fmt: skip
 
 BOX = "□"
 
 MOST_WIDTHS = 4096
 _widths: dict[tuple[str, float, str, bool, float], float] = {}  # measuring takes half a millisecond
-
-_heights: dict[tuple[float, float], tuple[float, float]] = {}
 
 
 def put(text: Text, words: str, fixed: bool = False) -> None:
@@ -90,15 +88,6 @@ def text_width(figure: Figure, words: str, size: float, weight: str = "normal", 
             _widths.clear()
         _widths[key] = width
     return width
-
-
-def text_size(figure: Figure, size: float) -> tuple[float, float]:
-    """Return the height of a line of text of this font size, and its part below the baseline, in inches."""
-    key = size, figure.dpi
-    if key not in _heights:
-        _, height, below = agg_renderer(figure).get_text_width_height_descent("lp", FontProperties(size=size), ismath=False)
-        _heights[key] = height / figure.dpi, below / figure.dpi
-    return _heights[key]
 
 
 def text_height(text: Text) -> float:

@@ -2,80 +2,63 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axis import Axis as AxesAxis
 from matplotlib.axis import XAxis
-from matplotlib.ticker import Formatter, Locator, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullLocator
 
 from ...scene import Axis
-from .figure import Figure
 from .text import legible, put, shortened, text_width
 
-__all__ = ["TURN", "Ticks", "choose_ticks", "set_ticks"]
+__all__ = ["set_ticks"]
 
-TURN = math.radians(40)  # the rotation of labels that are too long
-
+TURN = 40  # the rotation of labels that are too long, in degrees
 NUMERIC = re.compile(r"[-+−0-9.,e%kMG ]*")
-
-
-class Ticks(NamedTuple):
-    """Ticks of an axis: their values, their labels, and whether the labels are rotated."""
-
-    values: list[float]
-    words: list[str]
-    turned: bool = False
 
 
 def set_ticks(axis: AxesAxis, spec: Axis, length: float) -> None:
     """Set as many ticks on a matplotlib axis as fit on its length, in inches."""
     axis.set_minor_locator(NullLocator())
-    across = isinstance(axis, XAxis)
     if spec.ticks is not None:
-        figure: Any = axis.axes.figure
-        _set_given_ticks(axis, _given_ticks(figure, spec, length, across))
+        _set_given_ticks(axis, spec, length)
         return
-    axis.set_major_locator(_locator(spec, length, across))
+    axis.set_major_locator(_Round(steps=[1, 2, 2.5, 5, 10]))
     axis.set_major_formatter(_Numbers())
 
 
-def choose_ticks(figure: Figure, spec: Axis, length: float, across: bool) -> Ticks:
-    """Return the ticks that `set_ticks` sets on an axis."""
-    if spec.ticks is not None:
-        return _given_ticks(figure, spec, length, across)
-    reach = 1e-9 * (spec.high - spec.low)
-    values = [float(value) for value in _locator(spec, length, across).tick_values(spec.low, spec.high)]
-    values = [value for value in values if spec.low - reach <= value <= spec.high + reach]
-    return Ticks(values, _Numbers().format_ticks(values))
+class _Round(MaxNLocator):
+    """Round numbers, as many as the axis has room for; on a logarithmic axis powers of ten, or 1, 2 and 5 times these."""
+
+    def tick_values(self, low: float, high: float) -> Any:
+        axis: Any = self.axis
+        most = max(2, min(axis.get_tick_space() // (2 if isinstance(axis, XAxis) else 1), 9))
+        decades = np.log10(high / low) if axis.get_scale() == "log" and low > 0 else 0.0
+        if decades >= 0.7 and 3 * decades <= most + 1:
+            return LogLocator(subs=(1, 2, 5), numticks=100).tick_values(low, high)
+        if decades >= 0.7 and np.floor(np.log10(high)) - np.ceil(np.log10(low)) >= 1:
+            return LogLocator(numticks=most + 1).tick_values(low, high)
+        self.set_params(nbins=most)
+        return super().tick_values(low, high)
 
 
-def _locator(spec: Axis, length: float, across: bool) -> Locator:
-    most = int(np.clip(length / (0.75 if across else 0.36), 2, 9))
-    spread = MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10])
-    decades = np.log10(spec.high / spec.low) if spec.scale == "log" else 0.0
-    if decades >= 0.7 and 3 * decades <= most + 1:
-        return LogLocator(subs=(1, 2, 5), numticks=100)
-    if decades >= 0.7 and np.floor(np.log10(spec.high)) - np.ceil(np.log10(spec.low)) >= 1:
-        return LogLocator(subs=(1,), numticks=most + 1)
-    return spread
-
-
-def _given_ticks(figure: Figure, spec: Axis, length: float, across: bool) -> Ticks:
-    """Return the axis's own labels at their values: rotated on a short axis, and thinned out if they still do not fit."""
+def _set_given_ticks(axis: AxesAxis, spec: Axis, length: float) -> None:
+    """Set the axis's own labels at their values: rotated on a short axis, and thinned out if they still do not fit."""
     assert spec.ticks is not None
+    figure: Any = axis.axes.figure
+    across = isinstance(axis, XAxis)
     scaled = np.log10 if spec.scale == "log" else np.asarray
     low, high = float(scaled(spec.low)), float(scaled(spec.high))
     ticks = sorted((value, words) for value, words in spec.ticks if spec.low <= value <= spec.high)
     places = [length * (float(scaled(value)) - low) / (high - low) for value, _ in ticks]
     width, height = figure.get_size_inches()
-    turned = False
     words = [shortened(figure, text, 0.3 * width, 9) for _, text in ticks]
     needed = [0.15] * len(words)
+    turned = False
     if across:
         needed = [text_width(figure, text, 9) + 0.08 for text in words]
         turned = not _fit(places, needed) and not all(NUMERIC.fullmatch(text) for text in words)
@@ -83,20 +66,12 @@ def _given_ticks(figure: Figure, spec: Axis, length: float, across: bool) -> Tic
             words = [shortened(figure, text, 0.35 * height, 9) for _, text in ticks]
             needed = [0.24] * len(words)
     every = next((n for n in range(1, len(ticks) + 1) if _fit(places[::n], needed[::n])), 1)
-    return Ticks([float(value) for value, _ in ticks][::every], words[::every], turned)
-
-
-def _set_given_ticks(axis: AxesAxis, ticks: Ticks) -> None:
-    axis.set_ticks(ticks.values, labels=list(map(legible, ticks.words)))
-    for label, words in zip(axis.get_ticklabels(), ticks.words, strict=True):
-        put(label, words)
-        if isinstance(axis, XAxis):
-            turn = (
-                {"rotation": math.degrees(TURN), "ha": "right", "va": "center"}
-                if ticks.turned
-                else {"rotation": 0, "ha": "center", "va": "top"}
-            )
-            label.set(rotation_mode="anchor" if ticks.turned else "default", **turn)
+    axis.set_ticks([value for value, _ in ticks][::every], labels=list(map(legible, words[::every])))
+    for label, text in zip(axis.get_ticklabels(), words[::every], strict=True):
+        put(label, text)
+        if across:
+            label.set(rotation=TURN if turned else 0, rotation_mode="anchor" if turned else "default")
+            label.set(ha="right" if turned else "center", va="center" if turned else "top")
 
 
 def _fit(places: Sequence[float], needed: Sequence[float]) -> bool:
