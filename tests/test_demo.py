@@ -13,6 +13,7 @@ pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
 if importlib.util.find_spec("sklearn") is None:  # to import it takes seconds, for each process that collects the tests
     pytest.skip("needs scikit-learn", allow_module_level=True)
 
+from drawn_scenes import words_of
 from PIL import Image
 
 import tristep
@@ -80,7 +81,7 @@ def test_every_optimizer_starts_at_the_same_loss_and_lowers_it():
 def test_the_picture_shows_what_was_recorded():
     run = demo.Run(losses=[2.0, 1.0], rates=[0.1, 0.05], seconds=[1e-3, 1e-4], accuracy=0.875)
     figure = demo.picture({"sgd": run})
-    assert "sgd 87.5%" in " ".join(text.get_text() for text in figure.texts)
+    assert "sgd 87.5%" in " ".join(text.get_text() for text in words_of(figure))
     np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), run.losses)
     assert set(figure.axes[1].lines[0].get_ydata()) == set(np.float32(run.rates))
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from drawn_scenes import words_of
 
 import tristep
 from tristep.trainer.optimizer import registered
@@ -351,7 +352,7 @@ def test_who_takes_the_steps_of_a_plainer_one_is_called_so():
     assert "On two variables " in note
     assert "muon takes the steps of adam" in note
     assert note in view.describe()
-    written = " ".join(text.get_text() for text in view.figure().texts).replace("\n", " ")
+    written = " ".join(text.get_text() for text in words_of(view.figure())).replace("\n", " ")
     assert note in written
     runs = view.scene().runs
     assert all(runs.names[k] in written for k in runs.shown)
