@@ -98,6 +98,7 @@ def text_height(text: Text) -> float:
 
 def wrapped(figure: Figure, words: str, width: float, size: float, weight: str = "normal") -> str:
     """Break text into lines of at most this width, in inches; a longer word has its own line."""
+    # matplotlib's `Text(wrap=True)` breaks lines at the edge of the figure only, whichever axes the text belongs to.
     if text_width(figure, words, size, weight) <= width:
         return words
     lines = [""]

@@ -34,6 +34,8 @@ def set_ticks(axis: AxesAxis, spec: Axis, length: float) -> None:
 class _Round(MaxNLocator):
     """Round numbers, as many as the axis has room for; on a logarithmic axis powers of ten, or 1, 2 and 5 times these."""
 
+    # matplotlib's `LogLocator` labels powers of ten alone: an axis over less than a decade would have one number or none.
+
     def tick_values(self, low: float, high: float) -> Any:
         axis: Any = self.axis
         most = max(2, min(axis.get_tick_space() // (2 if isinstance(axis, XAxis) else 1), 9))
