@@ -159,13 +159,6 @@ def test_mistakes_are_named_on_every_rank(processes):
         assert "on rank 0 and nothing on rank 1 (of 1 and 0)" in messages[6]
 
 
-def test_without_torchrun_the_error_says_what_to_do(monkeypatch):
-    for variable in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(RuntimeError, match=r"kvstore='dist'.*torchrun.*RANK, WORLD_SIZE.*init_process_group"):
-        CollectiveStore("dist")
-
-
 def test_a_group_is_made_of_torchruns_environment(monkeypatch):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -9,7 +9,6 @@ import pytest
 import torch
 from played_graphs import PlayedGraph, played
 
-import tristep
 from tristep import Trainer, fit
 
 pytest.importorskip("tristep.kernels.backends.triton.launch", reason="Triton has builds for Linux only")
@@ -140,16 +139,6 @@ def test_attributes_that_change_all_the_time_end_it():
     assert PlayedGraph.made == 0
     assert "change between steps" in done.not_captured
     assert len(done.losses) == 12
-
-
-def test_what_is_asked_for_is_checked_before_anything():
-    net = Net().to(DEVICE)
-    before = net.first.weight.clone()
-    with pytest.raises(ValueError, match="capture='yes'.*'auto'"):
-        fit(net, torch.nn.CrossEntropyLoss(), _data(), capture="yes", initializer=tristep.initializer.Zero())
-    with pytest.raises(ValueError, match="elementwise"):
-        _fitted(Net, True, "muon", loss=torch.nn.CrossEntropyLoss())
-    assert torch.equal(net.first.weight, before)
 
 
 def test_a_torch_optimizer_has_no_graph():

@@ -69,12 +69,6 @@ def test_mistakes_are_named_and_change_nothing(wrong, error, message):
     assert all(map(torch.equal, net.parameters(), before))
 
 
-@pytest.mark.parametrize(("name", "meant"), [("lr", "learning_rate"), ("weight_decay", "wd")])
-def test_torchs_names_of_arguments_lead_to_mxnets(name, meant):
-    with pytest.raises(TypeError, match=f"SGD has no argument '{name}'.* Did you mean '{meant}', as in MXNet"):
-        Trainer(_net(), "sgd", {name: 0.1})
-
-
 def test_docstring_examples():
     failed, attempted = doctest.testmod(params)
     assert attempted == 4

@@ -92,21 +92,6 @@ def test_sums_of_parts_go_one_way_and_lose_nothing(kind, sizes, engine, processe
             assert sent == sum(-(-size // tile) * tile * bits / 8 for other, size in enumerate(sizes) if other != rank)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"parts": [3]}, r"parts=\[3\] must have numel=4 elements together"),
-        ({"parts": [2, 2]}, r"parts=\[2, 2\]: must have one number for each of 1 ranks"),
-        ({"parts": [4], "exchange": "all_gather"}, "exchange='all_gather' with parts"),
-    ],
-)
-def test_parts_that_do_not_fit_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        CompressedAllReduce({"type": "int8"}, 4, **options)
-    with pytest.raises(ValueError, match="out is missing"):
-        CompressedAllReduce({"type": "int8"}, 4, parts=[4]).start(torch.zeros(4))
-
-
 @pytest.mark.parametrize("exchange", ["all_to_all", "all_gather"])
 @pytest.mark.parametrize("kind", ["2bit", "1bit"])
 def test_votes_are_exact_whichever_way_they_go(kind, exchange, processes):

@@ -176,12 +176,6 @@ def test_what_is_refused(case):
         call()
 
 
-def test_a_store_of_one_process_has_mxnets_types_only():
-    store = kvstore.create("device")
-    with pytest.raises(ValueError, match="in one process compression is '2bit' or '1bit', with error feedback"):
-        store.set_gradient_compression({"type": "int8"})
-
-
 def test_a_state_is_a_copy():
     reduce = CompressedAllReduce({"type": "int8"}, 300)
     reduce.start(torch.randn(300)).wait()

@@ -312,10 +312,3 @@ def test_telemetry_sees_the_sums(processes):
     *_, alone = train("sgd", {"learning_rate": 0.1}, telemetry=tristep.Telemetry())
     for found in processes(2).run(_measured):
         np.testing.assert_allclose(found, alone.telemetry["gradient_norm"], rtol=1e-9)
-
-
-def test_without_several_processes_there_is_no_such_store(monkeypatch):
-    for variable in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(RuntimeError, match=r"kvstore='dist_sync' needs several processes: start the program with torchrun"):
-        tristep.Trainer(make_net(), "sgd", kvstore="dist_sync")

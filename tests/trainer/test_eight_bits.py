@@ -322,28 +322,6 @@ def test_states_packed_otherwise_are_refused(packs, device, everything):
         optimizer.load_state_dict(saved_state)
 
 
-@pytest.mark.parametrize(("name", "meant"), [("uint8", "8bit"), ("int8", "8bit"), ("8-bit", "8bit"), ("int4", "4bit")])
-def test_other_names_are_refused_with_a_hint(name, meant):
-    with pytest.raises(
-        ValueError, match=rf"state_dtype='{name}': must be one of .*'8bit', '4bit'. Did you mean '{meant}'\?"
-    ):
-        optimizer.create("adam", state_dtype=name)
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "message"),
-    [
-        ("sgd", ValueError, "state_dtype='8bit': must be None for SGD, as it has no states"),
-        ("adagrad", ValueError, "state_dtype='8bit': must be None for AdaGrad, as all its states are weights or sums"),
-        ("adafactor", ValueError, "state_dtype='8bit': must be None for Adafactor, none of whose states"),
-    ],
-)
-def test_optimizers_without_states_to_pack_are_refused(name, error, message):
-    for packs in ("8bit", "4bit"):
-        with pytest.raises(error, match=message.replace("8bit", packs)):
-            optimizer.create(name, state_dtype=packs)
-
-
 def test_float64_weights_are_refused(device, everything):
     params, trainer = made(device, dtype=F64)
     before = everything(trainer, params)["weights"]

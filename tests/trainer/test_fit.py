@@ -272,6 +272,7 @@ BAD = {
     "a metric twice": ({"eval_metric": ["acc", "accuracy"]}, ValueError, "two metrics of the name 'accuracy'"),
     "no epochs": ({"num_epoch": 0}, ValueError, "num_epoch=0"),
     "a beginning behind the end": ({"num_epoch": 2, "begin_epoch": 2}, ValueError, "num_epoch=2"),
+    "no choice": ({"capture": "yes", "initializer": tristep.initializer.Zero()}, ValueError, "capture='yes'.*'auto'"),
     "a callback": ({"batch_end_callback": [3]}, TypeError, "batch_end_callback must be callable"),
     "two schedules": (
         {"lr_scheduler": lambda n: 0.1, "optimizer_params": {"lr_scheduler": lambda n: 0.1}},

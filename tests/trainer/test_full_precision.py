@@ -201,12 +201,6 @@ def test_complex_parameters(device):
         optimizer.load_float32_weights({param: torch.zeros(3, device=device)})
 
 
-def test_a_parameter_of_another_optimizer_is_refused():
-    first, second = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
-    with pytest.raises(ValueError, match=r"weights has unknown 'a Parameter that is none of its parameters'"):
-        tristep.optim.SGD([first]).load_float32_weights({first: torch.zeros(2), second: torch.zeros(2)})
-
-
 # Refusals.
 
 

@@ -383,7 +383,10 @@ def _ready(name="device"):
 REFUSED = {
     "no name": (lambda: create(3), TypeError, "name must be a string, such as 'local', got int"),
     "an unknown name": (lambda: create("devise"), ValueError, "name='devise': must be one of .*Did you mean 'device'"),
-    "several processes": (lambda: create("dist_sync"), RuntimeError, "kvstore='dist_sync' needs several processes"),
+    "several processes": (
+        lambda: create("dist_sync"), RuntimeError,
+        "kvstore='dist_sync' needs several processes: start the program with torchrun.*RANK, WORLD_SIZE.*init_process_group",
+    ),
     "another capability": (lambda: create().is_capable("fly"), ValueError, "capability='fly': must be one of 'optimizer'"),
     "a key of another kind": (lambda: _ready().init("w", torch.zeros(1)), TypeError, "keys must be all int or all str"),
     "a strange key": (lambda: _ready().init(1.5, torch.zeros(1)), TypeError, r"key must be an int or a string, got 1.5"),

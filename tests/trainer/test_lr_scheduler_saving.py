@@ -51,6 +51,7 @@ def test_create_by_any_spelling(name):
         (lambda: from_config({"class": "PolyScheduler"}), ValueError, r"has the keys \['class'\]"),
         (lambda: from_config({"class": "PolyScheduler", "kwargs": [3]}), TypeError, r"config\['kwargs'\]=\[3\]"),
         (lambda: from_config({"class": "MyScheduler", "kwargs": {}}), ValueError, "needs @register"),
+        (lambda: LRScheduler()(0), NotImplementedError, r"must define __call__\(num_update\)"),
         (lambda: register(dict), TypeError, "must be a subclass of LRScheduler"),
         (lambda: register(lambda n: n), TypeError, "has no name to be found by"),
     ],
@@ -143,11 +144,6 @@ def test_user_schedule_without_its_arguments_prints_but_does_not_save():
     assert "Hidden object" in repr(Hidden(3))
     with pytest.raises(TypeError, match="Hidden has no attribute 'period'"):
         Hidden(3).to_config()
-
-
-def test_base_class_has_no_rule():
-    with pytest.raises(NotImplementedError, match=r"must define __call__\(num_update\)"):
-        LRScheduler()(0)
 
 
 class Stateful(LRScheduler):

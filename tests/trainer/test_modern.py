@@ -83,12 +83,6 @@ def test_averaged_weights_leave_master_copies_alone(engine, device):
     assert torch.equal(trainer.state_dict()["state"]["0"]["master copy"], before)
 
 
-def test_an_optimizer_without_average_says_so(device):
-    trainer = Trainer([torch.nn.Parameter(torch.ones(1, device=device))], "sgd")
-    with pytest.raises(ValueError, match="SGD keeps no averaged weights"), trainer.averaged_weights():
-        pass
-
-
 def test_sophia_estimates_curvature_in_steps_of_their_own(engine, device):
     """Against algorithm 3 of its paper, in NumPy."""
     beta1, beta2, rho, lr, wd, tokens = 0.9, 0.95, 2.0, 0.1, 0.01, 32.0

@@ -222,40 +222,6 @@ def test_patterns_by_name_and_in_torchs_interface():
         own.add_param_group({"params": parameters((12, 4)), "split": "(row part=5) -> part row"})
 
 
-REFUSED = {
-    "unknown list": ({"coefficients": "polar"}, ValueError, "coefficients='polar': must be one of 'quintic'"),
-    "no list": ({"coefficients": 3}, TypeError, r"coefficients=3: must be one of .* or a list of triples"),
-    "flat list": ({"coefficients": (3.4, -4.7, 2.0)}, TypeError, "must be one of .* or a list of triples"),
-    "empty list": ({"coefficients": []}, ValueError, r"coefficients=\[\]: must be one of"),
-    "pair": (
-        {"coefficients": [(2, -1.5, 0.5), (1.5, -0.5)]},
-        ValueError,
-        r"coefficients\[1\]=\(1.5, -0.5\): must be",
-    ),
-    "infinite": ({"coefficients": [(2, -1.5, float("inf"))]}, ValueError, r"coefficients\[0\]\[2\]=inf: must be finite"),
-    "cut short": ({"coefficients": "deepseekv4", "steps": 5}, ValueError, "steps=5: coefficients='deepseekv4' has 10 steps"),
-    "own list cut short": ({"coefficients": [(2, -1, 0)] * 3, "steps": 2}, ValueError, "steps=2: your list .* has 3 steps"),
-    "no steps": ({"steps": 0}, ValueError, "steps=0: must be 1 or more"),
-    "gram": ({"gram": 1}, TypeError, "gram=1: must be True or False"),
-    "split by a name": ({"split": "qkv"}, ValueError, "split='qkv': must be the axes of the rows, '->'"),
-    "an axis twice": ({"split": "(a=2 a) -> a a"}, ValueError, "'a=2 a' must be different names"),
-    "no length": ({"split": "(a=0 b) -> a b"}, ValueError, "each with a length >= 1"),
-    "two free lengths": ({"split": "(a b c=2) -> a b c"}, ValueError, "2 axes have no length"),
-    "other axes": ({"split": "(a=2 b) -> a c"}, ValueError, "must stand a, b, each once and without a length, not a, c"),
-    "a length on the right": ({"split": "(a b) -> a=2 b"}, ValueError, "2 axes have no length"),
-    "rows that are not last": ({"split": "(a=2 b=3 c) -> (a b) c"}, ValueError, "must be the axes of the rows"),
-    "no blocks": ({"split": {"*": 0}}, ValueError, r"split\['\*'\]=0: must be 1 or more"),
-    "no pattern": ({"split": {}}, ValueError, "split={}: must have at least one pattern"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_list_and_no_split_is_refused(case):
-    arguments, error, message = REFUSED[case]
-    with pytest.raises(error, match=message):
-        optimizer.Muon(**arguments)
-
-
 UNFIT = {
     "a pattern of nothing": (
         {"*qvk*": 3},

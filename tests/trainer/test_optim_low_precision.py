@@ -120,20 +120,6 @@ def test_packed_states_are_unpacked_by_a_change_of_the_saved_option():
     torch.testing.assert_close(wide.param_groups[0]["params"], train(packed, 1, seed=2), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "params", "options", "text"),
-    [
-        ("AdamW", lambda: parameters(dtype=torch.float64), {}, r"params\[0\] is torch.float64; it must be None"),
-        ("Adam", lambda: parameters(dtype=torch.complex64), {}, r"params\[0\] is torch.complex64; it must be None"),
-        ("SGD", parameters, {}, "must be None for SGD, as it has no states"),
-        ("SGD", parameters, {"state_dtype": 8}, "state_dtype=8: must be a string, one of"),
-    ],
-)
-def test_what_cannot_be_is_refused(name, params, options, text):
-    with pytest.raises((TypeError, ValueError), match=text):
-        getattr(tristep.optim, name)(params(), **{"state_dtype": "8bit", **options})
-
-
 def test_rows_of_sparse_gradients_share_no_scales():
     table = torch.nn.Embedding(100, 64, sparse=True)
     groups = [{"params": table.parameters(), "state_dtype": "8bit"}]

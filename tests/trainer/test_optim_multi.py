@@ -173,25 +173,6 @@ def test_eval_and_train_reach_those_that_have_them():
     take(optimizer, net, 1)
 
 
-@pytest.mark.parametrize(
-    ("entries", "kind", "words"),
-    [
-        ([("nowhere", "Adam"), ("*", "SGD")], ValueError, "'nowhere' gets no parameter"),
-        ([("0.*", "Adam")], ValueError, "no pattern takes '1.weight'"),
-        ([("*", "Adem")], ValueError, r"entries\[0\].*adam"),
-        ([("*", "AdamW", {"lr": -1.0})], ValueError, r"entries\[0\], '\*': "),
-        ([("*", nn.Linear)], TypeError, "must be a name"),
-        ([], ValueError, "at least one"),
-    ],
-)
-def test_wrong_entries_are_refused(entries, kind, words):
-    with pytest.raises(kind, match=words):
-        optim.MultiOptimizer(make_net(), entries)
-    optimizer = optim.MultiOptimizer(make_net(), ENTRIES)
-    with pytest.raises(RuntimeError, match="add_param_group"):
-        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
-
-
 # What people do to optimizers: with one pattern it is the same as with that optimizer alone, and near torch's
 
 

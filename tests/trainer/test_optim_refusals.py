@@ -117,19 +117,6 @@ def test_parameters_made_of_other_tensors_are_refused():
         tristep.Trainer([parameter], "adam")
 
 
-def test_muon_refuses_what_is_no_matrix_later_too():
-    optimizer = tristep.optim.Muon([torch.nn.Parameter(torch.ones(2, 2))])
-    with pytest.raises(ValueError, match=r"Muon only supports 2D parameters, but params\[0\] has shape \(2,\)"):
-        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
-    assert len(optimizer.param_groups) == 1
-
-
-@pytest.mark.parametrize("name", ["CAME", "SOAP", "NorMuon"])
-def test_complex_parameters_are_refused_by_name(name):
-    with pytest.raises(RuntimeError, match=rf"'layer' is torch.complex64: {name} does not support complex"):
-        getattr(tristep.optim, name)([("layer", torch.nn.Parameter(torch.ones(2, 2, dtype=torch.complex64)))], lr=0.1)
-
-
 @pytest.mark.parametrize("name", ["Adafactor", "Muon"])
 def test_complex_parameters_are_refused_by_name_where_torch_refuses_them(name):
     layer = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.complex64))

@@ -142,18 +142,3 @@ def test_schedules_whose_peak_is_not_known_need_it(schedule):
     made = optimizer.create("adamw", **arguments, peak_lr=2.0, correct_bias=False)
     row = dict(zip(("rescale_grad", *made.rule.hyper), made.row(1, 1.0, 0.5), strict=True))
     assert row["decay"] == 1.0 * 0.5 * 1.0 / 2.0
-
-
-REFUSED = [
-    ("adam", {"decay_schedule": "relative"}, "Adam adds its weight decay to the gradient; .*give decoupled_wd=True, too"),
-    ("rprop", {"decay_schedule": "relative"}, "decay_schedule='relative': Rprop has no weight decay; it must be None"),
-    ("adamw", {"decay_schedule": "linear"}, "decay_schedule='linear'"),
-    ("adamw", {"decay_schedule": "squared", "peak_lr": 0.0}, "peak_lr=0.0: must be finite and greater than 0"),
-    ("adamw", {"peak_lr": 0.1}, "peak_lr=0.1 without decay_schedule: give both, or neither"),
-]
-
-
-@pytest.mark.parametrize(("name", "arguments", "message"), REFUSED)
-def test_refused_is(name, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        optimizer.create(name, **arguments)

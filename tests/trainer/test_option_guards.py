@@ -10,7 +10,7 @@ import torch
 from option_training import parameters
 
 import tristep
-from tristep import Trainer, optimizer
+from tristep import Trainer
 
 NORMS = (1.0, 1.2, 0.7, 1.1, 8.0, 1.0, 0.2, 2.5, 900.0, 1.1)
 
@@ -223,27 +223,3 @@ def test_a_norm_that_is_too_large_is_no_overflow(guards, scaling, engine, device
     assert trainer.optimizer.kept("norm_count") == {0: 2.0}
     if guards:
         assert trainer.optimizer.kept("norm_percentile") == pytest.approx({0: (2.0 * 4.0 * 2.0) ** (1 / 3)})
-
-
-REFUSED = [
-    ("sgd", {"skip_norm": 0}, ValueError, "skip_norm=0: must be finite and greater than 0"),
-    (
-        "sgd",
-        {"skip_percentile": 100},
-        ValueError,
-        "skip_percentile=100: must be finite and greater than 0 and less than 100",
-    ),
-    ("sgd", {"skip_factor": 0.5}, ValueError, "skip_factor=0.5: must be finite and 1 or more"),
-    ("sgd", {"skip_warmup": 0}, ValueError, "skip_warmup=0: must be 1 or more"),
-    ("sgd", {"zclip": -1}, ValueError, "zclip=-1: must be finite and greater than 0"),
-    ("sgd", {"zclip_decay": 1.0}, ValueError, "zclip_decay=1.0: must be finite and 0 or more and less than 1"),
-    ("sgd", {"zclip_warmup": 0}, ValueError, "zclip_warmup=0: must be 1 or more"),
-    ("sgd", {"agc": math.inf}, ValueError, "agc=inf: must be finite"),
-    ("muon", {"agc": 0.01, "cautious": True}, TypeError, "agc=0.01, cautious=True: Muon has a rule of whole tensors"),
-]
-
-
-@pytest.mark.parametrize(("name", "arguments", "error", "message"), REFUSED)
-def test_refused_is(name, arguments, error, message):
-    with pytest.raises(error, match=message):
-        optimizer.create(name, **arguments)

@@ -27,34 +27,6 @@ def test_every_optimizer_of_single_elements_takes_the_options(name, device):
         assert not torch.equal(params[0], plain[0])
 
 
-REFUSED = {
-    "muon": ({"cautious": True}, TypeError, "cautious=True: Muon has a rule of whole tensors"),
-    "adafactor": ({"lookahead": 5}, TypeError, "lookahead=5: Adafactor has a rule of whole tensors"),
-    "adamw": (
-        {"decoupled_wd": True},
-        ValueError,
-        "decoupled_wd=True: AdamW decays the weights apart from the gradient already",
-    ),
-    "adagrad": ({"decoupled_wd": True}, ValueError, "AdaGrad decays the weights apart from the gradient already"),
-    "stableadamw": ({"decoupled_wd": True}, ValueError, "StableAdamW decays the weights apart from the gradient already"),
-    "radam": ({"decoupled_wd": True}, ValueError, "RAdam decays the weights apart from the gradient already"),
-    "rprop": ({"decoupled_wd": True}, ValueError, "decoupled_wd=True: Rprop has no weight decay, so it must be False"),
-    "adam": ({"cautious": 1}, TypeError, "cautious=1: must be True or False"),
-    "nag": ({"lookahead": 0}, ValueError, "lookahead=0: must be 1 or more"),
-    "ftml": ({"lookahead": 2.5}, TypeError, "lookahead=2.5: must be an integer"),
-    "nadam": ({"lookahead_alpha": 0.0}, ValueError, "lookahead_alpha=0.0: must be .*greater than 0"),
-    "lion": ({"lookahead_alpha": 1.5}, ValueError, "lookahead_alpha=1.5: must be .*1 or less"),
-    "lamb": ({"look_ahead": 5}, TypeError, "LAMB has no argument 'look_ahead'.*Did you mean 'lookahead'"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_is(name):
-    arguments, error, message = REFUSED[name]
-    with pytest.raises(error, match=message):
-        optimizer.create(name, **arguments)
-
-
 @pytest.mark.parametrize(("name", "arguments"), [("nadam", {}), ("radam", {"decoupled": False}), ("asgd", {"lambd": 0.0})])
 def test_optimizers_whose_rules_know_both_kinds_of_decay(name, arguments, device):
     """As if the decay were none, and taken off before the step."""
@@ -73,9 +45,7 @@ def _decay_and_step(params, trainer):
 
 
 def test_signum_without_momentum_has_decoupled_decay_only():
-    optimizer.create("signum", decoupled_wd=True)
-    with pytest.raises(ValueError, match="Signum decays the weights apart"):
-        optimizer.create("signum", momentum=0.0, decoupled_wd=True)
+    assert optimizer.create("signum", decoupled_wd=True).decoupled_wd
 
 
 @rule

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tristep import Trainer, optimizer
+from tristep import Trainer
 
 SHAPES = ((5, 3), (7,), (4, 4), ())
 STEPS = 9
@@ -186,21 +186,6 @@ def test_options_may_be_switched_on_later(engine, device):
     trainer.step(1)
     moved = torch.cat([(a.detach() - b).flatten() for a, b in zip(params, before, strict=True)])
     assert float(moved.norm()) == pytest.approx(0.05 * 1e-3, rel=2e-3)
-
-
-def test_what_is_refused():
-    for arguments, message in {
-        ("clip_norm", 0): "clip_norm=0: must be finite and greater than 0",
-        ("clip_norm", math.inf): "clip_norm=inf: must be finite",
-        ("ema_decay", 1): "ema_decay=1: must be finite and 0 or more and less than 1",
-    }.items():
-        with pytest.raises(ValueError, match=message):
-            optimizer.create("sgd", **dict([arguments]))
-    with pytest.raises(TypeError, match="skip_nonfinite=1: must be True or False"):
-        optimizer.create("sgd", skip_nonfinite=1)
-    trainer = Trainer([torch.nn.Parameter(torch.ones(2))], "sgd")
-    with pytest.raises(ValueError, match="SGD keeps no averaged weights: give it ema_decay"), trainer.averaged_weights():
-        pass
 
 
 OF_ALL = {"ema_decay": 0.9, "agc": 0.1, "hyperball": True}

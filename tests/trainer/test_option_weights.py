@@ -7,7 +7,7 @@ import pytest
 import torch
 from option_training import SHAPES, STEPS, parameters, trained
 
-from tristep import Trainer, lr_scheduler, optimizer
+from tristep import Trainer, lr_scheduler
 
 
 def adam_steps(lr=0.05, beta1=0.9, beta2=0.999, epsilon=1e-8):
@@ -69,25 +69,3 @@ def test_a_step_for_the_curvature_leaves_weights_on_their_spheres(device):
     trainer.step(1)
     assert param.tolist() != [3.0, -4.0]
     assert float(param.detach().norm()) == pytest.approx(5.0, rel=1e-6)
-
-
-REFUSED = {
-    "lion": ({"hyperball": True, "wd": 0.1}, ValueError, r"wd=0.1 with hyperball=True: .* so it must be 0.0"),
-    "adam": ({"hyperball": True, "decoupled_wd": True}, ValueError, "decoupled_wd=True with hyperball=True: .* be False"),
-    "came": ({"hyperball": True}, TypeError, "hyperball=True: CAME has a rule of whole tensors"),
-    "sgd": (
-        {"cautious_wd": True},
-        ValueError,
-        "SGD adds its weight decay to the gradient; .*, or give decoupled_wd=True, too",
-    ),
-    "rprop": ({"cautious_wd": True}, ValueError, "cautious_wd=True: Rprop has no weight decay; it must be False"),
-    "muon": ({"hyperball": True}, TypeError, "hyperball=True: Muon has a rule of whole tensors"),
-    "adamw": ({"cautious_wd": 1}, TypeError, "cautious_wd=1: must be True or False"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_is(name):
-    arguments, error, message = REFUSED[name]
-    with pytest.raises(error, match=message):
-        optimizer.create(name, **arguments)

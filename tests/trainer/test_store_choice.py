@@ -317,6 +317,18 @@ MISTAKES = {
         ValueError,
         "with kvstore='local', which does not compress gradients: use 'device'",
     ),
+    "compression on the CPU, under other names": (
+        lambda: copies_of(small_net()),
+        {"kvstore": "local_allreduce_cpu", "compression_params": TWO_BIT},
+        ValueError,
+        "does not compress gradients",
+    ),
+    "compression where the CPU updates": (
+        lambda: copies_of(small_net()),
+        {"kvstore": "local_update_cpu", "compression_params": TWO_BIT},
+        ValueError,
+        "does not compress gradients",
+    ),
     "no store": (
         lambda: copies_of(small_net()),
         {"kvstore": 3},
@@ -362,12 +374,6 @@ def test_a_store_is_made_before_the_first_step_as_mxnets_rate_finder_asks(kvstor
     assert nets[0]["x"].tolist() == [-1.0 * copies] * 10
     trainer.load_state_dict(state)
     assert trainer.optimizer.num_update == 0
-
-
-@pytest.mark.parametrize("kvstore", ["local_allreduce_cpu", "local_update_cpu"])
-def test_stores_on_the_cpu_do_not_compress_under_any_name(kvstore):
-    with pytest.raises(ValueError, match="does not compress gradients"):
-        Trainer([small_net(), small_net()], "sgd", kvstore=kvstore, compression_params={"type": "2bit"})
 
 
 # Of MXNet 1.9.1, whose test_trainer_reset_kv this follows, with a momentum of 0.5: `_update_on_kvstore` after a step, and a

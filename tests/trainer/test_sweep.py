@@ -12,7 +12,6 @@ import tristep
 from tristep import Trainer
 from tristep.trainer import Sweep
 from tristep.trainer.lr_scheduler import CosineScheduler, FactorScheduler
-from tristep.trainer.sweeping.train import Batches
 
 
 def network():
@@ -355,8 +354,3 @@ def test_steps_per_epoch_are_those_of_the_data(data, settings, per_epoch, togeth
     np.testing.assert_array_equal(found.final, last.mean(axis=-1))
     found.save(tmp_path / "sweep")
     assert Sweep.load(tmp_path / "sweep").steps_per_epoch == per_epoch
-
-
-def test_batches_without_an_end_are_refused():
-    with pytest.raises(ValueError, match="epochs=None together with steps=None: give one of them"):
-        Batches(batches(), None, None)

@@ -165,20 +165,6 @@ def test_multipliers_of_unknown_parameters_are_refused():
             Trainer([{"params": net.named_parameters(), "lr_mult": 0.5}], made)
     assert trainer.optimizer.multipliers(1) == (3.0, 1.0)
     assert not vars(net.weight)  # a trainer that is refused changes nothing
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        ({0: "bias", 1: "weight"}, r"param_idx2name\[0\]='bias': parameter 0 of this Trainer is 'weight'"),
-        ({2: "weight"}, r"param_idx2name\[2\]='weight': there is no such parameter; indices are 0 to 1"),
-    ],
-)
-def test_names_that_are_not_those_of_the_module_are_refused(names, message):
-    """In MXNet's order of the parameters, say: the wrong one would not be decayed."""
-    net = torch.nn.Linear(2, 1)
-    with pytest.raises(ValueError, match=message):
-        Trainer(net, "sgd", {"param_idx2name": names})
     Trainer(net, "sgd", {"param_idx2name": {0: "weight", 1: "bias"}})
 
 

@@ -17,18 +17,20 @@ class Bad(NamedTuple):
     """One mistake.
 
     Attributes:
-        what: its name in the table.
         do: makes it, in a world as `world_in_training` makes it.
         error: the type that it raises.
         says: what the message contains: the argument, what came and what is allowed.
         before: what leads up to it.
     """
 
-    what: str
     do: object
     error: type
     says: tuple
-    before: object = None
+    before: object
+
+
+def bad(do, error, *says, before=None):
+    return Bad(do, error, says, before)
 
 
 def world_in_training(tmp_path):
@@ -67,6 +69,10 @@ def sgd(**arguments):
 
 def step_with(batch_size):
     return lambda world: world.trainer.step(batch_size)
+
+
+def schedule(function):
+    return lambda world: setattr(world.instance, "lr_scheduler", function)
 
 
 def stale_bias(world):
@@ -116,212 +122,162 @@ STORES = "'local', 'device', 'nccl', 'local_update_cpu'"
 
 OF_TRAINERS = [
     # parameters
-    Bad("no parameters", trainer_of(lambda params: []), ValueError, ("params is empty", "nothing to train")),
-    Bad(
-        "a module without any",
-        trainer_of(lambda params: torch.nn.ReLU()),
-        ValueError,
-        ("params is empty", "nothing to train"),
-    ),
-    Bad("a generator used up", trainer_of(used_up), ValueError, ("params is empty", "a generator used up")),
-    Bad(
-        "one parameter",
-        trainer_of(lambda params: params["bias"]),
-        TypeError,
-        ("params must be a module, or a list", "got Parameter"),
-    ),
-    Bad(
-        "no params at all",
-        trainer_of(lambda params: None),
-        TypeError,
-        ("params must be a module, or a list", "got NoneType"),
-    ),
-    Bad(
-        "a tensor among parameters",
+    bad(trainer_of(lambda params: []), ValueError, "params is empty", "nothing to train"),
+    bad(trainer_of(lambda params: torch.nn.ReLU()), ValueError, "params is empty", "nothing to train"),
+    bad(trainer_of(used_up), ValueError, "params is empty", "a generator used up"),
+    bad(trainer_of(lambda params: params["bias"]), TypeError, "params must be a module, or a list", "got Parameter"),
+    bad(trainer_of(lambda params: None), TypeError, "params must be a module, or a list", "got NoneType"),
+    bad(
         trainer_of(lambda params: [params["bias"], torch.ones(3)]),
         TypeError,
-        ("params: '1' must be a torch.nn.Parameter, got Tensor", "wrap it in torch.nn.Parameter"),
+        "params: '1' must be a torch.nn.Parameter, got Tensor",
+        "wrap it in torch.nn.Parameter",
     ),
-    Bad(
-        "a name among parameters",
-        trainer_of(lambda params: [params["bias"], "weight"]),
-        TypeError,
-        ("params: '1' must be a torch.nn.Parameter, got str",),
+    bad(
+        trainer_of(lambda params: [params["bias"], "weight"]), TypeError, "params: '1' must be a torch.nn.Parameter, got str"
     ),
-    Bad(
-        "a module among parameters",
+    bad(
         trainer_of(lambda params: {"layer": torch.nn.Linear(1, 1)}),
         TypeError,
-        ("params: 'layer' must be a torch.nn.Parameter, got Linear",),
+        "params: 'layer' must be a torch.nn.Parameter, got Linear",
     ),
-    Bad(
-        "a name that is a number",
-        trainer_of(lambda params: [(1, params["bias"])]),
-        TypeError,
-        ("params: names must be strings, got 1 (int)",),
-    ),
-    Bad(
-        "a name twice",
+    bad(trainer_of(lambda params: [(1, params["bias"])]), TypeError, "params: names must be strings, got 1 (int)"),
+    bad(
         trainer_of(lambda params: [("a", params["bias"]), ("a", params["embedding"])]),
         ValueError,
-        ("params: the names a stand for several parameters",),
+        "params: the names a stand for several parameters",
     ),
-    Bad(
-        "torch's rate in a group",
+    bad(
         trainer_of(lambda params: [{"params": [params["bias"]], "lr": 0.1}]),
         ValueError,
-        ("params[0] has the key 'lr'", "'params', 'lr_mult', 'wd_mult'", "relative to the optimizer's learning_rate"),
+        "params[0] has the key 'lr'",
+        "'params', 'lr_mult', 'wd_mult'",
+        "relative to the optimizer's learning_rate",
     ),
-    Bad(
-        "a group of nothing",
-        trainer_of(lambda params: [{"lr_mult": 0.1}]),
-        ValueError,
-        ("params[0] has no 'params'", "a dict with 'params'"),
-    ),
-    Bad(
-        "a negative multiplier after a good one",
+    bad(trainer_of(lambda params: [{"lr_mult": 0.1}]), ValueError, "params[0] has no 'params'", "a dict with 'params'"),
+    bad(
         trainer_of(
             lambda params: [{"params": [params["bias"]], "lr_mult": 2.0}, {"params": [params["weight"]], "wd_mult": -1}]
         ),
         ValueError,
-        ("params[1]['wd_mult']=-1", "must be finite and 0 or more"),
+        "params[1]['wd_mult']=-1",
+        "must be finite and 0 or more",
     ),
-    Bad(
-        "complex weights",
+    bad(
         trainer_of(lambda params: [params["bias"], Parameter(torch.ones(2, dtype=torch.complex64))]),
         TypeError,
-        ("params: '1' is torch.complex64", "complex weights cannot be trained", FLOATS),
+        "params: '1' is torch.complex64",
+        "complex weights cannot be trained",
+        FLOATS,
     ),
-    Bad(
-        "integer weights",
+    bad(
         trainer_of(lambda params: [("codes", Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False))]),
         TypeError,
-        ("params: 'codes' is torch.int64", "weights of this type cannot be trained", FLOATS),
+        "params: 'codes' is torch.int64",
+        "weights of this type cannot be trained",
+        FLOATS,
     ),
-    Bad(
-        "sparse weights",
+    bad(
         trainer_of(lambda params: [Parameter(torch.eye(3).to_sparse())]),
         TypeError,
-        ("params: '0' is sparse (torch.sparse_coo)", "must be dense"),
+        "params: '0' is sparse (torch.sparse_coo)",
+        "must be dense",
     ),
-    Bad(
-        "several devices",
+    bad(
         trainer_of(lambda params: [params["bias"], Parameter(torch.ones(2, device="meta"))]),
         ValueError,
-        ("params are on different devices ('0' on cpu, '1' on meta)", "move the model to one device"),
+        "params are on different devices ('0' on cpu, '1' on meta)",
+        "move the model to one device",
     ),
-    Bad(
-        "a multiplier given while another optimizer argument is wrong",
+    bad(
         lambda world: Trainer([{"params": [world.params["weight"]], "lr_mult": 3.0}], "sgd", {"momentum": 2}),
         ValueError,
-        ("momentum=2", "less than 1"),
+        "momentum=2",
+        "less than 1",
     ),
     # stores
-    Bad(
-        "a store that updates",
-        new_trainer(update_on_kvstore=True),
-        ValueError,
-        ("update_on_kvstore=True with kvstore='device'", "leave it out"),
-    ),
-    Bad(
-        "update_on_kvstore as text",
-        new_trainer(update_on_kvstore="no"),
-        TypeError,
-        ("update_on_kvstore='no'", "must be True or False"),
-    ),
-    Bad(
-        "compression as text",
-        new_trainer(compression_params="2bit"),
-        TypeError,
-        ("compression_params must be a dict, got str",),
-    ),
-    Bad(
-        "unknown compression",
+    bad(new_trainer(update_on_kvstore=True), ValueError, "update_on_kvstore=True with kvstore='device'", "leave it out"),
+    bad(new_trainer(update_on_kvstore="no"), TypeError, "update_on_kvstore='no'", "must be True or False"),
+    bad(new_trainer(compression_params="2bit"), TypeError, "compression_params must be a dict, got str"),
+    bad(
         new_trainer(compression_params={"type": "2bits"}),
         ValueError,
-        ("compression_params['type']='2bits'", "'1bit', '2bit'", "Did you mean '2bit'"),
+        "compression_params['type']='2bits'",
+        "'1bit', '2bit'",
+        "Did you mean '2bit'",
     ),
-    Bad(
-        "compression without type",
-        new_trainer(compression_params={}),
-        ValueError,
-        ("compression_params needs 'type'", "'1bit', '2bit'"),
-    ),
-    Bad(
-        "threshold of 0",
+    bad(new_trainer(compression_params={}), ValueError, "compression_params needs 'type'", "'1bit', '2bit'"),
+    bad(
         new_trainer(compression_params={"type": "2bit", "threshold": 0}),
         ValueError,
-        ("compression_params['threshold']=0", "greater than 0"),
+        "compression_params['threshold']=0",
+        "greater than 0",
     ),
-    Bad(
-        "unknown key of compression",
+    bad(
         new_trainer(compression_params={"type": "2bit", "treshold": 1}),
         ValueError,
-        ("compression_params has the key 'treshold'", "Did you mean 'threshold'?"),
+        "compression_params has the key 'treshold'",
+        "Did you mean 'threshold'?",
     ),
+    bad(new_trainer(zero_grads=1), TypeError, "zero_grads=1: must be True or False"),
     # steps
-    Bad("batch of 0", step_with(0), ValueError, ("batch_size=0", "must be finite and greater than 0")),
-    Bad("batch of 0.0", step_with(0.0), ValueError, ("batch_size=0.0", "must be finite and greater than 0")),
-    Bad("negative batch", step_with(-4), ValueError, ("batch_size=-4", "must be finite and greater than 0")),
-    Bad("batch that is no number", step_with(math.nan), ValueError, ("batch_size=nan", "must be finite and greater than 0")),
-    Bad("infinite batch", step_with(math.inf), ValueError, ("batch_size=inf", "must be finite and greater than 0")),
-    Bad("batch as text", step_with("4"), TypeError, ("batch_size='4'", NUMBERS.format("str"))),
-    Bad("batch as bool", step_with(True), TypeError, ("batch_size=True", NUMBERS.format("bool"))),
-    Bad("batch as NumPy's bool", step_with(np.True_), TypeError, ("batch_size=", NUMBERS.format("bool"))),
-    Bad("no batch", step_with(None), TypeError, ("batch_size=None", NUMBERS.format("NoneType"))),
-    Bad("batch as list", step_with([4]), TypeError, ("batch_size=[4]", NUMBERS.format("list"))),
-    Bad("batch as array", step_with(np.array([4.0])), TypeError, ("batch_size=array", NUMBERS.format("ndarray"))),
-    Bad("batch as tensor of two", step_with(torch.ones(2)), TypeError, ("batch_size=tensor", NUMBERS.format("Tensor"))),
-    Bad("batch of update", lambda world: world.trainer.update(-1), ValueError, ("batch_size=-1", "greater than 0")),
-    Bad(
-        "a tensor for set_to_none",
+    bad(step_with(0), ValueError, "batch_size=0", "must be finite and greater than 0"),
+    bad(step_with(0.0), ValueError, "batch_size=0.0", "must be finite and greater than 0"),
+    bad(step_with(-4), ValueError, "batch_size=-4", "must be finite and greater than 0"),
+    bad(lambda world: world.trainer.step(2, "no"), TypeError, "ignore_stale_grad='no': must be True or False, not str"),
+    bad(lambda world: world.trainer.step(2, np.True_), TypeError, "ignore_stale_grad="),
+    bad(step_with(math.nan), ValueError, "batch_size=nan", "must be finite and greater than 0"),
+    bad(step_with(math.inf), ValueError, "batch_size=inf", "must be finite and greater than 0"),
+    bad(step_with("4"), TypeError, "batch_size='4'", NUMBERS.format("str")),
+    bad(step_with(True), TypeError, "batch_size=True", NUMBERS.format("bool")),
+    bad(step_with(np.True_), TypeError, "batch_size=", NUMBERS.format("bool")),
+    bad(step_with(None), TypeError, "batch_size=None", NUMBERS.format("NoneType")),
+    bad(step_with([4]), TypeError, "batch_size=[4]", NUMBERS.format("list")),
+    bad(step_with(np.array([4.0])), TypeError, "batch_size=array", NUMBERS.format("ndarray")),
+    bad(step_with(torch.ones(2)), TypeError, "batch_size=tensor", NUMBERS.format("Tensor")),
+    bad(lambda world: world.trainer.update(-1), ValueError, "batch_size=-1", "greater than 0"),
+    bad(
         lambda world: world.trainer.zero_grad(torch.ones(2)),
         TypeError,
-        ("set_to_none=tensor([1., 1.])", "must be True or False, not Tensor"),
+        "set_to_none=tensor([1., 1.])",
+        "must be True or False, not Tensor",
     ),
-    Bad(
-        "parameters for set_to_none",
+    bad(
         lambda world: world.trainer.zero_grad(list(world.params.values())),
         TypeError,
-        ("set_to_none=[Parameter", "must be True or False, not list"),
+        "set_to_none=[Parameter",
+        "must be True or False, not list",
     ),
-    Bad(
-        "a stale gradient",
+    bad(
         step_with(2),
         StaleGradientError,
-        ("no fresh gradient since the last step for 'bias': call backward()", "ignore_stale_grad=True"),
-        stale_bias,
+        "no fresh gradient since the last step for 'bias': call backward()",
+        "ignore_stale_grad=True",
+        before=stale_bias,
     ),
-    Bad(
-        "a missing gradient",
+    bad(
         step_with(2),
         StaleGradientError,
-        ("no fresh gradient since the last step for 'bias' (no gradient): call backward()", "ignore_stale_grad=True"),
-        missing_bias,
+        "no fresh gradient since the last step for 'bias' (no gradient): call backward()",
+        "ignore_stale_grad=True",
+        before=missing_bias,
     ),
-    Bad(
-        "no gradients",
+    bad(
         step_with(2),
         StaleGradientError,
-        ("'bias' (no gradient), 'embedding' (no gradient), 'weight' (no gradient)",),
-        lambda world: world.trainer.zero_grad(),
+        "'bias' (no gradient), 'embedding' (no gradient), 'weight' (no gradient)",
+        before=lambda world: world.trainer.zero_grad(),
     ),
-    Bad(
-        "a sparse gradient",
+    bad(
         lambda world: Trainer(world.params, "adagrad", {"wd": 0.1}).step(2),
         ValueError,
-        ("wd=0.1 for 'embedding', whose gradient is sparse", "use sparse=False in the layer"),
-        sparse_gradient,
+        "wd=0.1 for 'embedding', whose gradient is sparse",
+        "use sparse=False in the layer",
+        before=sparse_gradient,
     ),
     # files
-    Bad("no file", load_states, FileNotFoundError, ("fname='", "file'", "there is no such file")),
-    Bad("an empty file", load_states, ValueError, ("fname='", "file'", "not a state file of tristep"), write_file(b"")),
-    Bad(
-        "another file",
-        load_states,
-        ValueError,
-        ("fname='", "file'", "not a state file of tristep"),
-        write_file(b"weights " * 99),
-    ),
-    Bad("another dict", lambda world: world.trainer.load_state_dict({}), ValueError, ("format None", "reads format 1")),
+    bad(load_states, FileNotFoundError, "fname='", "file'", "there is no such file"),
+    bad(load_states, ValueError, "fname='", "file'", "not a state file of tristep", before=write_file(b"")),
+    bad(load_states, ValueError, "fname='", "file'", "not a state file of tristep", before=write_file(b"weights " * 99)),
+    bad(lambda world: world.trainer.load_state_dict({}), ValueError, "format None", "reads format 1"),
 ]

@@ -1,19 +1,30 @@
-"""What users may get wrong: the error, what its message says, and that nothing has been changed."""
+"""What is refused: the error, what its message says, that nothing has been changed, and that training goes on."""
+
+import re
 
 import pytest
 import torch
 from bad_optimizer_input import OF_OPTIMIZERS
 from bad_trainer_input import OF_TRAINERS, world_in_training
+from refused_calls import (
+    CREATED,
+    OF_ENSEMBLES,
+    OF_OTHERS,
+    OF_PATTERNS,
+    OF_PATTERNS_IN_TORCHS_INTERFACE,
+    OF_TORCH,
+    several_layers,
+)
 from torch.nn import Parameter
 
-from tristep import Trainer, lr_scheduler
+from tristep import Trainer, lr_scheduler, optim
 from tristep.trainer.optimizer import Optimizer, create, registered
 
-BAD = [*OF_TRAINERS, *OF_OPTIMIZERS]
 
-
-@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.what)
-def test_a_mistake_is_named_and_changes_nothing(bad, everything, tmp_path):
+@pytest.mark.parametrize("bad", [*OF_TRAINERS, *OF_OPTIMIZERS], ids=lambda bad: re.sub(r"\W+", " ", bad.says[0])[:40])
+def test_a_mistake_in_a_training_changes_nothing(bad, everything, tmp_path):
+    """The next step, if nothing has led up to the mistake, is that of a training without it."""
+    torch.manual_seed(1)
     world = world_in_training(tmp_path)
     if bad.before is not None:
         bad.before(world)
@@ -27,20 +38,42 @@ def test_a_mistake_is_named_and_changes_nothing(bad, everything, tmp_path):
     assert everything(trainer, params) == before
     assert trainer.optimizer.param_dict == multipliers
     assert world.schedule == lr_scheduler.FactorScheduler(2, base_lr=0.1)
-
-
-@pytest.mark.parametrize("bad", [bad for bad in BAD if bad.before is None], ids=lambda bad: bad.what)
-def test_after_a_mistake_training_goes_on_as_if_it_had_not_been_made(bad, tmp_path):
-    ends = []
-    for mistaken in (True, False):
+    if bad.before is None:
         torch.manual_seed(1)
-        world = world_in_training(tmp_path)
-        if mistaken:
-            with pytest.raises(bad.error):
-                bad.do(world)
-        world.trainer.step(2)
-        ends.append(list(world.params.values()))
-    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+        other = world_in_training(tmp_path)
+        for each in (world, other):
+            each.trainer.step(2)
+        assert all(map(torch.equal, params, other.params.values()))
+
+
+def _rows(table):
+    """One case for each row, named by its place and by the beginning of its message."""
+    names = (re.sub(r"\W+", " ", row[-1])[:40] for row in table)
+    return [pytest.param(*row, id=f"{number} {name}") for number, (row, name) in enumerate(zip(table, names, strict=True))]
+
+
+@pytest.mark.parametrize(("name", "arguments", "error", "message"), _rows(CREATED))
+def test_an_optimizer_is_not_made(name, arguments, error, message):
+    with pytest.raises(error, match=message):
+        create(name, **arguments)
+
+
+@pytest.mark.parametrize(("call", "error", "message"), _rows([*OF_TORCH, *OF_ENSEMBLES, *OF_OTHERS]))
+def test_a_call_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize(("entries", "error", "message"), _rows(OF_PATTERNS))
+def test_patterns_are_refused(entries, error, message):
+    with pytest.raises(error, match=message):
+        Trainer(several_layers(), entries)
+
+
+@pytest.mark.parametrize(("entries", "error", "message"), _rows(OF_PATTERNS_IN_TORCHS_INTERFACE))
+def test_patterns_are_refused_in_torchs_interface(entries, error, message):
+    with pytest.raises(error, match=message):
+        optim.MultiOptimizer(several_layers(), entries)
 
 
 @pytest.mark.parametrize("kvstore", [None, "local", "device", "nccl", "Device"])
