@@ -20,8 +20,7 @@ from saved_states import (
 from torch.nn import Parameter
 
 from tristep import Trainer, lr_scheduler, rule
-from tristep.trainer import checkpoint
-from tristep.trainer.optimizer import SGD, RuleOptimizer, get_updater, register
+from tristep.trainer.optimizer import SGD, RuleOptimizer, register
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -206,36 +205,6 @@ def test_a_state_from_before_the_first_step_makes_a_used_trainer_new(name, way, 
     take_step(new, params, gradients)
     take_step(used, resumed, gradients)
     assert are_equal(params, resumed)
-
-
-def test_a_trainer_can_go_back_to_what_it_saved(tmp_path):
-    params = make_params()
-    trainer = Trainer(params, "adam")
-    take_step(trainer, params, make_gradients(params))
-    trainer.save_states(tmp_path / "a")
-    start, gradients = twins_of(params), [make_gradients(params) for _ in range(3)]
-    ends = []
-    for _ in range(2):
-        trainer.load_states(tmp_path / "a")
-        with torch.no_grad():
-            for name, param in params.items():
-                param.copy_(start[name])
-        for row in gradients:
-            take_step(trainer, params, row)
-        ends.append(twins_of(params))
-    assert are_equal(*ends)
-
-
-def test_an_updater_without_a_trainer_can_go_back_too():
-    updater, names = get_updater(SGD(learning_rate=1.0, momentum=0.5)), ["w"]
-    weight = torch.zeros(2)
-    updater([0], [torch.ones(2)], [weight])
-    saved = copy.deepcopy(checkpoint.collect(updater, names, [weight]))
-    for _ in range(2):
-        weight.fill_(-1.0)
-        updater([0], [torch.ones(2)], [weight])
-        assert weight.tolist() == [-2.5] * 2
-        checkpoint.restore(updater, names, [weight], saved)
 
 
 def test_a_loaded_dict_is_copied():

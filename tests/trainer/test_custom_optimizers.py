@@ -12,11 +12,9 @@ from torch.nn import Parameter
 from tristep import Trainer, rule
 from tristep.kernels import tl, transforms
 from tristep.trainer.optimizer import (
-    Adam,
     Optimizer,
     RuleOptimizer,
     create,
-    get_updater,
     register,
 )
 
@@ -237,19 +235,6 @@ def test_what_a_hyper_parameter_is_derived_from_is_named_where_it_is_missing():
     message = "rule 'recording' needs 'correction', derived from 'beta', which Derived lacks: set self.beta in __init__"
     with pytest.raises(TypeError, match=message):
         made.row(1, 0.1, 0.0)
-
-
-def test_a_rules_optimizer_can_be_driven_one_tensor_at_a_time():
-    """MXNet's create_state and update, which users of optimizers without a trainer call."""
-    one, other = (torch.linspace(-1, 1, 12).reshape(3, 4) for _ in range(2))
-    by_hand, by_updater = Adam(wd=0.1), Adam(wd=0.1)
-    state, updater = by_hand.create_state(0, one), get_updater(by_updater)
-    for _ in range(3):
-        gradient = torch.randn(3, 4)
-        by_hand.update(0, one, gradient, state)
-        updater(0, gradient, other)
-    assert torch.equal(one, other)
-    assert by_hand.counts == by_updater.counts == {0: 3}
 
 
 def _torch_adam(starts, rows, multipliers=None, **kwargs):

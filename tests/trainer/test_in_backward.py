@@ -89,23 +89,6 @@ def test_the_numbers_of_an_ordinary_step(monkeypatch, name, engine, device):
     _equal(trainers, close)
 
 
-def test_the_numbers_of_torch(engine, device):
-    def make(net):
-        return Trainer(net, "sgd", {"learning_rate": 0.01, "momentum": 0.9, "wd": 0.1}, engine=engine)
-
-    nets, (trainer, _) = _pair(make, device)
-    optimizer = torch.optim.SGD(nets[1].parameters(), lr=0.01, momentum=0.9, weight_decay=0.1)
-    for _ in range(5):
-        x = torch.randn(8, 4, device=device)
-        with trainer.step_in_backward(1):
-            _loss(nets[0], x).backward()
-        optimizer.zero_grad()
-        _loss(nets[1], x).backward()
-        optimizer.step()
-    for one, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(("together", "most"), [(0, 2), (200, 5)])
 def test_few_gradients_are_alive_at_once(monkeypatch, together, most, device):
     """Matrices of 100 bytes and vectors of 20: 200 bytes are four of them at most, while one more is made."""

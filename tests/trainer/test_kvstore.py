@@ -203,19 +203,6 @@ def test_nonfinite_residuals_are_as_in_mxnet():
         store.push(0, torch.zeros(2))
 
 
-def test_a_registered_store_is_found_by_its_name(clean_registry):
-    @kvstore.register
-    class Echo(kvstore.LocalStore):
-        @classmethod
-        def is_capable(cls, capability):
-            return False
-
-    made = create("echo")
-    assert isinstance(made, Echo)
-    assert not made.is_capable("optimizer")
-    assert kvstore.registered()["echo"] is Echo
-
-
 class Adding(kvstore.KVStoreBase):  # as MXNet's TestStore, which has no more than this
     """Adds up what it is given, and keeps nothing."""
 

@@ -59,30 +59,6 @@ def test_register_makes_a_class_known_by_its_name():
     assert list(registered()) == sorted(registered())
 
 
-def test_a_class_defined_again_replaces_the_first_silently_another_with_a_warning():
-    def cell():
-        @register
-        class Sideways(RuleOptimizer):
-            rule = rules.sgd
-
-        return Sideways
-
-    first, second = cell(), cell()
-    assert registered()["sideways"] is second is not first
-    other = type("Sideways", (RuleOptimizer,), {"rule": rules.sgd})
-    with pytest.warns(UserWarning, match="optimizer 'sideways' now means .*Sideways.*, before .*cell.*Sideways"):
-        register(other)
-    assert registered()["sideways"] is other
-
-
-@pytest.mark.parametrize("wrong", [int, Trainer, lambda: None, SGD(), "sgd"])
-def test_register_takes_optimizer_classes_only(wrong):
-    before = registered()
-    with pytest.raises(TypeError, match="@register takes a subclass of Optimizer, got"):
-        register(wrong)
-    assert registered() == before
-
-
 def test_the_base_class_has_a_rate_but_does_not_train():
     """MXNet's test_learning_rate makes it, too."""
     made = Optimizer(learning_rate=0.01)

@@ -296,10 +296,6 @@ MISTAKES = {
         ValueError,
         r"'0.weight' is torch.float32 \(5, 3\), in params\[0\] it is torch.float64 \(5, 3\)",
     ),
-    "another shape": (
-        lambda: [torch.nn.Linear(2, 1), torch.nn.Linear(3, 1)], {}, ValueError, r"'weight' is torch.float32 \(1, 3\)",
-    ),
-    "the same twice": (lambda: [small_net()] * 2, {}, ValueError, r"params\[1\] and params\[0\] share parameters"),
     "a shared parameter": (_shared, {}, ValueError, r"params\[1\] and params\[0\] share parameters: .*tristep.replicate"),
     "a module among parameters": (
         lambda: [Parameter(torch.ones(1)), small_net()], {}, TypeError, "'1' must be a torch.nn.Parameter, got Sequential",
@@ -310,12 +306,6 @@ MISTAKES = {
         {"kvstore": None, "update_on_kvstore": True},
         ValueError,
         "update_on_kvstore=True with kvstore=None: without a store each copy is updated by itself",
-    ),
-    "compression on the CPU": (
-        lambda: copies_of(small_net()),
-        {"kvstore": "local", "compression_params": TWO_BIT},
-        ValueError,
-        "with kvstore='local', which does not compress gradients: use 'device'",
     ),
     "compression on the CPU, under other names": (
         lambda: copies_of(small_net()),
@@ -328,18 +318,6 @@ MISTAKES = {
         {"kvstore": "local_update_cpu", "compression_params": TWO_BIT},
         ValueError,
         "does not compress gradients",
-    ),
-    "no store": (
-        lambda: copies_of(small_net()),
-        {"kvstore": 3},
-        TypeError,
-        "kvstore=3: must be None or a name, .* or a KVStore",
-    ),
-    "a class": (
-        lambda: copies_of(small_net()),
-        {"kvstore": LocalStore},
-        TypeError,
-        "must be None or a name, .* or a KVStore",
     ),
     "dist": (lambda: copies_of(small_net()), {"kvstore": "dist_sync"}, ValueError, "params has 2 copies of the model"),
 }  # fmt: skip

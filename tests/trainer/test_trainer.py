@@ -95,16 +95,6 @@ def test_gradients_may_be_clipped_between_the_halves(params, gradients):
     assert math.sqrt(sum(float((part**2).sum()) for part in moved)) == pytest.approx(0.5, rel=1e-5)
 
 
-def test_gradients_accumulate_over_backward_passes(params, gradients):
-    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
-    before = values_of(*params)
-    for _ in range(4):
-        backward_with(params, gradients)
-    trainer.step(4)
-    for weight, old, gradient in zip(params, before, values_of(*gradients), strict=True):
-        np.testing.assert_allclose(values_of(weight)[0], old - gradient, **CLOSE)
-
-
 def test_it_trains_to_the_least_squares_solution(device):
     x = torch.randn(64, 3, device=device)
     y = x @ torch.tensor([[1.0], [-2.0], [0.5]], device=device) + 0.3 + 0.1 * torch.randn(64, 1, device=device)
