@@ -2,8 +2,11 @@
 
 import importlib.util
 
+import numpy as np
 import pytest
 import torch
+
+import tristep
 
 HAS_DEVICE = torch.cuda.is_available()  # true for ROCm too
 LIBRARIES = {"triton": "triton", "cpu": "numba", "eager": "torch"}
@@ -39,3 +42,28 @@ def params(device):
 @pytest.fixture
 def gradients(params):
     return [torch.randn_like(param) for param in params]
+
+
+@pytest.fixture
+def net(device):
+    """Two layers, of which a loss may reach one or both."""
+    return torch.nn.ModuleDict({"body": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 1)}).to(device)
+
+
+@pytest.fixture
+def trainer(net):
+    return tristep.Trainer(net, "sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.1})
+
+
+@pytest.fixture
+def quiet_numpy():
+    """Triton's interpreter computes in NumPy, which would warn of overflows and of values that are not finite."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+@pytest.fixture
+def loss_scaling(monkeypatch):
+    """`amp.init()` has been called, for this test alone."""
+    monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", None)
+    tristep.amp.init()

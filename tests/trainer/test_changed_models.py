@@ -13,17 +13,6 @@ import tristep
 from tristep import Trainer
 
 
-@pytest.fixture
-def net(device):
-    """Two layers, of which a loss may reach one or both."""
-    return torch.nn.ModuleDict({"body": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 1)}).to(device)
-
-
-@pytest.fixture
-def trainer(net):
-    return Trainer(net, "sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.1})
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_state_follows_a_model_to_another_type(dtype, engine, device):
     weight = Parameter(torch.randn(5, 3, device=device))

@@ -6,8 +6,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from optimizer_training import SHAPES, PlainAdam, random_tensor, train_by_hand, values_of
+from optimizer_training import SHAPES, PlainAdam, random_tensor, train_by_hand
 from torch.nn import Parameter
+from trainer_cases import values_of
 
 from tristep import Trainer, rule
 from tristep.kernels import tl, transforms

@@ -6,10 +6,11 @@ import math
 import pytest
 import torch
 from optimizer_table import row_of
+from stored_training import packs, train
 
 import tristep
-from tristep import Trainer, optimizer
-from tristep.kernels import Rule, storage
+from tristep import Trainer
+from tristep.kernels import storage
 
 F64, F32, BF16, U8, I8 = torch.float64, torch.float32, torch.bfloat16, torch.uint8, torch.int8
 SHAPES = ((64, 80), (7,), (41, 100), ())
@@ -18,14 +19,6 @@ SHAPES = ((64, 80), (7,), (41, 100), ())
 def parameters(device, dtype=F32, shapes=SHAPES):
     torch.manual_seed(0)
     return [torch.nn.Parameter(torch.randn(shape).to(device, dtype)) for shape in shapes]
-
-
-def train(params, step, steps, seed=1):
-    torch.manual_seed(seed)
-    for _ in range(steps):
-        for param in params:
-            param.grad = torch.randn(param.shape).to(param)
-        step()
 
 
 def made(device, state_dtype="8bit", name="adamw", engine=None, dtype=F32, **arguments):
@@ -49,14 +42,6 @@ def distance(params, others, start):
     apart = sum(float((a - b).detach().double().square().sum()) for a, b in zip(params, others, strict=True))
     gone = sum(float((b - c).detach().double().square().sum()) for b, c in zip(others, start, strict=True))
     return math.sqrt(apart / gone)
-
-
-def packs():
-    """The optimizers that have states to be packed."""
-    for name, klass in optimizer.registered().items():
-        if klass.__module__.startswith("tristep.") and isinstance(rule := optimizer.create(name).rule, Rule):
-            if set(rule.state) - set(rule.full_precision):
-                yield name
 
 
 @pytest.mark.parametrize("name", list(packs()))

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from rank_training import weights_of
 from torch import nn
 
 import tristep
@@ -61,10 +62,6 @@ def _steps(net, trainer, first, last, ranks, rank=None):
         trainer.step(SAMPLES)
 
 
-def _weights(net):
-    return torch.cat([param.detach().flatten() for param in net.parameters()]).numpy().copy()
-
-
 def _said(call):
     """The error of a call, its cause, and the seconds that it took."""
     begin = time.monotonic()
@@ -80,7 +77,7 @@ def _never_steps(update, first):
     trainer = _trainer(net, update)
     done = 0 if first else 2
     _steps(net, trainer, 0, done, ranks)
-    before, found = _weights(net), None
+    before, found = weights_of(net), None
     dist.barrier()
     if rank != 1:
         with mock.patch.object(dist_utils, "_GRACE", GRACE):
@@ -88,7 +85,7 @@ def _never_steps(update, first):
     dist.barrier()
     again = _said(lambda: _steps(net, trainer, done, done + 1, ranks))
     dist.barrier()
-    return found, again, np.array_equal(before, _weights(net))
+    return found, again, np.array_equal(before, weights_of(net))
 
 
 @pytest.mark.sample(0)
@@ -138,11 +135,11 @@ def _different(update):
         settings = {"compression_params": {"type": "2bit"}} if odd == "compression" else {}
         here = (rank == 0) if what == "update" else update
         trainer = _trainer(named, here, None, name, arguments, **settings)
-        before = _weights(net)
+        before = weights_of(net)
         net(torch.ones(1, 5, dtype=net[0].weight.dtype)).sum().backward()
         with pytest.raises(ValueError, match="ranks differ") as caught:
             trainer.step(ranks)
-        found.append((str(caught.value), np.array_equal(before, _weights(net))))
+        found.append((str(caught.value), np.array_equal(before, weights_of(net))))
     return found
 
 
@@ -200,7 +197,7 @@ def _not_a_number(update, settings, compression_params):
     for step in range(5):
         _backward_with_nan(net, step, rank, ranks) if step == 2 and rank == 1 else _backward(net, step, rank, ranks)
         trainer.step(SAMPLES)
-        after.append(_weights(net))
+        after.append(weights_of(net))
     return np.stack(after)
 
 
@@ -307,7 +304,7 @@ def _resumed(ranks, update, folder):
     trainer.load_states(f"{folder}/states {ranks}")
     _steps(resumed, trainer, 3, 6, ranks)
     _steps(whole, _trainer(whole, update), 0, 6, ranks)
-    return _weights(resumed), _weights(whole)
+    return weights_of(resumed), weights_of(whole)
 
 
 @pytest.mark.sample(0)

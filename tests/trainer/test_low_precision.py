@@ -185,54 +185,6 @@ def test_groups_may_store_in_different_ways(device):
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "error", "message"),
-    [
-        ("adam", {"state_dtype": "float8"}, ValueError, "state_dtype='float8': must be one of 'float32', 'bfloat16'"),
-        ("adam", {"state_dtype": BF16}, TypeError, "state_dtype=torch.bfloat16: must be a string"),
-        ("adam", {"stochastic_rounding": 1}, TypeError, "stochastic_rounding=1"),
-        ("adam", {"rounding_seed": -1}, ValueError, "rounding_seed=-1"),
-        ("adam", {"kahan": "yes"}, TypeError, "kahan='yes'"),
-        (
-            "adam",
-            {"multi_precision": "rest"},
-            TypeError,
-            r"multi_precision='rest': must be True, False, or one of 'remainder', 'split8'\.",
-        ),
-        ("adam", {"multi_precision": "split"}, TypeError, "multi_precision='split': .* Did you mean 'split8'"),
-        ("adam", {"kahan": True, "multi_precision": True}, ValueError, "kahan=True with multi_precision=True"),
-        (
-            "adam",
-            {"kahan": True, "multi_precision": "remainder"},
-            ValueError,
-            "kahan=True with multi_precision='remainder'",
-        ),
-        (
-            "adafactor",
-            {"state_dtype": "bfloat16"},
-            ValueError,
-            "state_dtype='bfloat16': must be None for Adafactor",
-        ),
-        (
-            "sgd",
-            {"state_dtype": "bfloat16"},
-            ValueError,
-            "state_dtype='bfloat16': must be None for SGD, as it has no states",
-        ),
-        (
-            "adagrad",
-            {"state_dtype": "bfloat16"},
-            ValueError,
-            "must be None for AdaGrad, as all its states are weights or sums",
-        ),
-    ],
-    ids=str,
-)
-def test_options_that_make_no_sense_are_refused(name, arguments, error, message):
-    with pytest.raises(error, match=message):
-        optimizer.create(name, **arguments)
-
-
-@pytest.mark.parametrize(
     ("dtype", "arguments", "message"),
     [
         (F64, {"state_dtype": "bfloat16"}, "state_dtype='bfloat16': '0' is torch.float64"),

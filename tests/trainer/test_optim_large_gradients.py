@@ -1,6 +1,5 @@
 """torch's classes with gradients from denormal numbers to the largest of float32: where torch's weights move, ours do."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -30,11 +29,7 @@ CASES = {
 FARTHER = {"NAdam": (5e19, 1e20), "Adafactor": (1e15, 1e18, 1e19)}
 
 
-@pytest.fixture(autouse=True)
-def _quiet_numpy():
-    """Triton's interpreter computes in NumPy, which warns of overflows."""
-    with np.errstate(all="ignore"):
-        yield
+pytestmark = pytest.mark.usefixtures("quiet_numpy")
 
 
 def _steps(make, size, arguments, dtype=torch.float32):

@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from optimizer_training import PlainAdam, train_by_hand, values_of
+from optimizer_training import PlainAdam, train_by_hand
 from torch.nn import Parameter
+from trainer_cases import values_of
 
 from tristep import Trainer, lr_scheduler
 from tristep.trainer import optimizer as optimizers

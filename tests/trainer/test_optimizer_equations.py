@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from optimizer_training import SHAPES, random_tensor, train_by_hand, values_of
+from optimizer_training import SHAPES, random_tensor, train_by_hand
 from torch.nn import Parameter
+from trainer_cases import values_of
 
 from tristep.trainer.optimizer import (
     DCASGD,

@@ -3,15 +3,11 @@
 import re
 
 import pytest
-from torch import nn
+from refused_calls import several_layers
 
 import tristep
 
 TWO = [("ndim<2", "adam"), ("*", "sgd", {"learning_rate": 0.01, "momentum": 0.9})]
-
-
-def make_net():
-    return nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3))
 
 
 PATTERNS = [
@@ -31,14 +27,14 @@ PATTERNS = [
 
 @pytest.mark.parametrize(("pattern", "expected"), PATTERNS, ids=[str(i) for i in range(len(PATTERNS))])
 def test_patterns(pattern, expected):
-    trainer = tristep.Trainer(make_net(), [(pattern, "adam"), ("*", "sgd")])
+    trainer = tristep.Trainer(several_layers(), [(pattern, "adam"), ("*", "sgd")])
     rows = trainer.optimizer.table()[1:]
     assert [row[0] for row in rows if row[2] == "adam"] == expected
 
 
 def test_the_table_is_printed_and_shown():
     to_html = pytest.importorskip("tristep.viz.views.reprs", reason="pictures need matplotlib").to_html
-    trainer = tristep.Trainer(make_net(), TWO)
+    trainer = tristep.Trainer(several_layers(), TWO)
     lines = str(trainer.optimizer).splitlines()
     assert lines[0].split() == ["parameter", "shape", "optimizer", "learning", "rate", "wd", "pattern"]
     assert lines[1].split() == ["0.weight", "(9,", "6)", "sgd", "0.01", "0", "*"]
@@ -49,7 +45,7 @@ def test_the_table_is_printed_and_shown():
 
 
 def test_rates_are_set_together_or_each():
-    trainer = tristep.Trainer(make_net(), TWO)
+    trainer = tristep.Trainer(several_layers(), TWO)
     trainer.set_learning_rate(0.05)
     assert [part.learning_rate for part in trainer.optimizer.optimizers] == [0.005, 0.05]
     assert trainer.learning_rate == 0.05

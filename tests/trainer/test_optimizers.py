@@ -9,8 +9,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from optimizer_training import train_by_hand, values_of
+from optimizer_training import train_by_hand
 from torch.nn import Parameter
+from trainer_cases import values_of
 
 from tristep import Trainer
 from tristep.kernels import rules

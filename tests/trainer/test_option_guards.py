@@ -15,11 +15,7 @@ from tristep import Trainer
 NORMS = (1.0, 1.2, 0.7, 1.1, 8.0, 1.0, 0.2, 2.5, 900.0, 1.1)
 
 
-@pytest.fixture(autouse=True)
-def _quiet_numpy():
-    """Triton's interpreter computes in NumPy, which would warn of non-finite values."""
-    with np.errstate(all="ignore"):
-        yield
+pytestmark = pytest.mark.usefixtures("quiet_numpy")
 
 
 def set_gradients(params, t, norm):
@@ -198,14 +194,9 @@ def test_estimates_of_the_curvature_are_no_norms(device):
     assert curvature.tolist() == pytest.approx([9 * 0.01 * 1.99, 0.0])
 
 
-@pytest.fixture
-def scaling(monkeypatch):
-    monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", None)
-    tristep.amp.init()
-
-
 @pytest.mark.parametrize("guards", [{}, {"skip_percentile": 95, "skip_warmup": 9}], ids=["norm", "percentile"])
-def test_a_norm_that_is_too_large_is_no_overflow(guards, scaling, engine, device):
+@pytest.mark.usefixtures("loss_scaling")
+def test_a_norm_that_is_too_large_is_no_overflow(guards, engine, device):
     """Norms are those of the unscaled gradients. The scale goes down for infinity only."""
     param = torch.nn.Parameter(torch.ones(4, device=device))
     options = {"learning_rate": 0.1, "skip_norm": 3.0, "zclip": 2.0, **guards}

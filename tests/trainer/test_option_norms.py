@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from option_training import parameters
 
 from tristep import Trainer
 
@@ -15,16 +16,7 @@ SHAPES = ((5, 3), (7,), (4, 4), ())
 STEPS = 9
 
 
-@pytest.fixture(autouse=True)
-def _quiet_numpy():
-    """Triton's interpreter computes in NumPy, which would warn of non-finite values."""
-    with np.errstate(all="ignore"):
-        yield
-
-
-def parameters(device, dtype=torch.float64):
-    torch.manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(shape, dtype=dtype).to(device)) for shape in SHAPES]
+pytestmark = pytest.mark.usefixtures("quiet_numpy")
 
 
 def gradients(params, t, scale=1.0):

@@ -5,13 +5,13 @@ The judges are float32 states, torch's optimizers and torch's GradScaler.
 
 import math
 
-import numpy as np
 import pytest
 import torch
+from stored_training import packs
 
 import tristep
-from tristep import Trainer, amp, optimizer
-from tristep.kernels import Rule, storage
+from tristep import Trainer, amp
+from tristep.kernels import storage
 
 WHERE = 20, 77  # the outlier
 # By row, which is a block: several outliers that are finite, or one that is not.
@@ -24,19 +24,7 @@ OUTLIERS = (
 KINDS = ("8bit", "4bit", "bfloat16")
 
 
-@pytest.fixture(autouse=True)
-def _quiet_numpy():
-    """Triton's interpreter computes in NumPy, which warns of overflows."""
-    with np.errstate(all="ignore"):
-        yield
-
-
-def packs():
-    """The optimizers that have states to be packed."""
-    for name, klass in optimizer.registered().items():
-        if klass.__module__.startswith("tristep.") and isinstance(rule := optimizer.create(name).rule, Rule):
-            if set(rule.state) - set(rule.full_precision):
-                yield name
+pytestmark = pytest.mark.usefixtures("quiet_numpy")
 
 
 def gradients(outliers, steps=4):

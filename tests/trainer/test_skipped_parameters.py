@@ -12,17 +12,6 @@ import tristep
 from tristep import Trainer
 
 
-@pytest.fixture
-def net(device):
-    """Two layers, of which a loss may reach one or both."""
-    return torch.nn.ModuleDict({"body": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 1)}).to(device)
-
-
-@pytest.fixture
-def trainer(net):
-    return Trainer(net, "sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.1})
-
-
 def test_ignoring_stale_gradients_leaves_their_parameters_alone(net, trainer, everything):
     reach_both(net)
     trainer.step(1)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import Parameter
+from trainer_cases import values_of
 
 from tristep import StaleGradientError, Trainer, rule
 from tristep.kernels import reduction
@@ -29,10 +30,6 @@ TAKERS = {
 }
 
 ALL = pytest.mark.parametrize("name", TAKERS)
-
-
-def values_of(*tensors):
-    return [tensor.detach().cpu().double().numpy().copy() for tensor in tensors]
 
 
 class Net(torch.nn.Module):

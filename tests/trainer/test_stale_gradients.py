@@ -11,17 +11,6 @@ from trainer_cases import backward_with, fails_and_changes_nothing, reach_both, 
 from tristep import StaleGradientError, Trainer, replicate
 
 
-@pytest.fixture
-def net(device):
-    """Two layers, of which a loss may reach one or both."""
-    return torch.nn.ModuleDict({"body": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 1)}).to(device)
-
-
-@pytest.fixture
-def trainer(net):
-    return Trainer(net, "sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.1})
-
-
 def _reach_body(net):
     net["body"](torch.ones(1, 2, device=net["head"].weight.device)).sum().backward()
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from bad_trainer_input import AddingStore
 from replicas import (
     TWO_BIT,
     Remote,
@@ -18,15 +19,6 @@ from tristep import Trainer, kvstore
 from tristep.trainer.kvstore import LocalStore
 from tristep.trainer.kvstore.sync import updates_on_store
 from tristep.trainer.optimizer import SGD
-
-
-class Cannot(LocalStore):
-    """A store that holds no optimizer."""
-
-    @classmethod
-    def is_capable(cls, capability):
-        return False
-
 
 RAISES = "ValueError"
 
@@ -45,8 +37,8 @@ TABLE = [
     ("cannot", 2, "cannot", False, RAISES, False, False),
     (LocalStore, 1, "local", True, True, False, False),
     (LocalStore, 2, "local", True, True, False, False),
-    (Cannot, 1, "local", False, RAISES, False, False),
-    (Cannot, 2, "local", False, RAISES, False, False),
+    (AddingStore, 1, "local", False, RAISES, False, False),
+    (AddingStore, 2, "local", False, RAISES, False, False),
 ]
 
 
@@ -55,7 +47,7 @@ TABLE = [
 def test_which_store_is_made_and_who_updates(row, asked, clean_registry, monkeypatch):
     given, count, made, *decided = row
     expected = dict(zip((None, True, False, "environment"), decided, strict=True))[asked]
-    kvstore.register(type("Cannot", (Cannot,), {"__init__": lambda self: LocalStore.__init__(self, "cannot")}))
+    kvstore.register(type("Cannot", (AddingStore,), {"__init__": lambda self: LocalStore.__init__(self, "cannot")}))
     if asked == "environment":
         monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
         asked = None

@@ -21,6 +21,8 @@ from tristep import StaleGradientError, Trainer, UpdateOnKVStoreError, amp
 from tristep.trainer.kvstore import LocalStore
 from tristep.trainer.optimizer import Adam
 
+pytestmark = pytest.mark.usefixtures("loss_scaling")
+
 
 def _two(value=1.0, **arguments):
     """Two copies of a weight of ones, and a function that writes gradients to them."""
@@ -207,12 +209,6 @@ def test_sparse_gradients(asked, mixed):
         alone.step(4)
         assert_close(nets, model)
     assert together._sync.updates is (asked is True)
-
-
-@pytest.fixture(autouse=True)
-def _amp(monkeypatch):
-    monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", None)
-    amp.init()
 
 
 @pytest.mark.parametrize("make", [Adam, UpdatedByHand])

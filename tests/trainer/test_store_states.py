@@ -21,16 +21,11 @@ from replicas import (
     with_loss_scaler,
 )
 
-import tristep
-from tristep import StaleGradientError, Trainer, amp
+from tristep import StaleGradientError, Trainer
 from tristep.trainer.kvstore import LocalStore
 from tristep.trainer.kvstore.sync import ReplicasSync
 
-
-@pytest.fixture(autouse=True)
-def _amp(monkeypatch):
-    monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", None)
-    amp.init()
+pytestmark = pytest.mark.usefixtures("loss_scaling")
 
 
 def _trainer_of(count, updates, **arguments):

@@ -3,13 +3,7 @@
 import torch
 
 from tristep import Trainer
-from tristep.trainer.optimizer import (
-    Optimizer,
-)
-
-
-def values_of(*tensors):
-    return [tensor.detach().cpu().double().numpy().copy() for tensor in tensors]
+from tristep.trainer.optimizer import Optimizer
 
 
 def random_tensor(shape, dtype=torch.float32, device="cpu"):

@@ -2,7 +2,8 @@
 
 import torch
 
-from tristep import Trainer
+from tristep import Trainer, optimizer
+from tristep.kernels import Rule
 
 F32, I8 = torch.float32, torch.int8
 SHAPES = ((40, 30), (7,), (4, 4), ())
@@ -48,3 +49,11 @@ def whole_of(weight, master):
     if master.dtype == F32:
         return master
     return (bits + (master.to(torch.int32) << (8 if master.dtype == I8 else 0))).view(F32)
+
+
+def packs():
+    """The optimizers that have states to be packed."""
+    for name, klass in optimizer.registered().items():
+        if klass.__module__.startswith("tristep.") and isinstance(rule := optimizer.create(name).rule, Rule):
+            if set(rule.state) - set(rule.full_precision):
+                yield name
