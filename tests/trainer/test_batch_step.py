@@ -99,14 +99,14 @@ REASONS = {
 @pytest.mark.parametrize("reason", REASONS)
 def test_what_a_graph_would_not_repeat_is_trained_normally_and_said(reason, capsys):
     kind, optimizer, words = REASONS[reason]
-    found = _fitted(kind, "auto", optimizer, progress=True)
+    found = _fitted(kind, "auto", optimizer, progress=True, num_epoch=1)
     said = found[1].not_captured
     assert said
     assert capsys.readouterr().out.count("no CUDA graph: ") == 1
     with pytest.raises((RuntimeError, ValueError), match=words) as error:
-        _fitted(kind, True, optimizer)
+        _fitted(kind, True, optimizer, num_epoch=1)
     assert said in str(error.value)
-    _same(found, _fitted(kind, False, optimizer))
+    _same(found, _fitted(kind, False, optimizer, num_epoch=1))
 
 
 def test_attributes_that_are_changed_between_steps_are_recorded_anew():
