@@ -421,3 +421,12 @@ def test_a_simulation_that_was_interrupted_starts_anew(monkeypatch):
     next(walk), next(walk)
     walk.close()
     assert np.array_equal(simulation.run().paths, expected)
+
+
+@pytest.mark.parametrize("engine", ["cpu", "eager", "triton"])
+def test_every_engine_takes_the_steps_of_torch(engine):
+    optimizers = {"ours": {"optimizer": "adam", "learning_rate": 0.1}, "torch": functools.partial(torch.optim.Adam, lr=0.1)}
+    simulation = Simulation("rosenbrock", optimizers, steps=20, engine=engine)
+    for start in ((-1.2, 1.0), (0.5, -0.5)):  # the second time with what the first has made
+        ours, peer = simulation.run(start).paths[:, 0, 0]
+        np.testing.assert_allclose(ours, peer, rtol=1e-4, atol=1e-5)

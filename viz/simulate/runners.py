@@ -27,7 +27,7 @@ class ElementwiseRunner:
     def __init__(self, optimizers: Sequence[Any], starts: np.ndarray, steps: int, engine: str | None) -> None:
         self.size, self._n_starts, self._taken = len(optimizers) * len(starts), len(starts), 0
         self._points, slopes = (_aligned(len(optimizers), len(starts)) for _ in range(2))
-        self._weights, gradients = self._points.unbind(), slopes.unbind()
+        self._weights, self._gradients = self._points.unbind(), slopes.unbind()  # updates do not keep gradients alive
         self._now, (self._dx, self._dy) = _by_coordinate(self._points), _by_coordinate(slopes)
         kinds: dict[Any, list[int]] = {}
         for i, optimizer in enumerate(optimizers):
@@ -35,7 +35,7 @@ class ElementwiseRunner:
             kinds.setdefault(kind_of(optimizer, 1), []).append(i)
         self._kinds = [_Kind([optimizers[i] for i in members], members, len(starts)) for members in kinds.values()]
         for kind in self._kinds:
-            kind.prepare(self._weights, gradients, steps, engine)
+            kind.prepare(self._weights, self._gradients, steps, engine)
         self.restart(starts)
 
     def restart(self, starts: np.ndarray) -> bool:
