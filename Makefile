@@ -52,12 +52,12 @@ test-slice: CASES = $(or $(SLICE),$(error SLICE is missing, such as SLICE=3/40))
 test test-full test-slice: $(VENV)/with-test $(IPYKERNEL_6) $(TRITONS)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --cases $(CASES)
 
-# Without what imports transformers, which asks for a later safetensors.
+# Files with the least safetensors apart: with it transformers cannot be imported, which other tests compare with.
 test-floor: $(VENV)/with-test $(FLOOR) $(LEAST)
 	$(LEAST)/bin/python tests/least_versions.py
-	PYTHONPATH=$(FLOOR) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(addprefix tests/,kernels trainer contrib test_files.py) \
-	  --ignore tests/trainer/test_modern.py \
-	  -k 'not options_like_the_reference and not lookahead_like_the_reference and not csv_of_lightning'
+	PYTHONPATH=$(CURDIR)/$(FLOOR) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(addprefix tests/,kernels trainer contrib)
+	PYTHONPATH=$(CURDIR)/$(FLOOR):$(CURDIR)/$(FLOOR)/safetensors-only $(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
+	  tests/test_files.py $(wildcard tests/trainer/test_checkpoint*.py tests/trainer/test_*saving.py) -k 'not csv_of_lightning'
 
 test-engines: $(VENV)/with-test $(ENGINES)
 	PYTHONPATH=$(CURDIR)/$(ENGINES) $(BIN)/python -m pytest --cases full $(addprefix tests/integrations/test_,engines.py ray.py)
@@ -133,7 +133,9 @@ $(IPYKERNEL_6): | $(VENV)/with-test
 # The least versions of what tristep requires, but for torch, in a folder that is put before the others.
 $(FLOOR): constraints-floor.txt | $(VENV)/with-test
 	rm -rf $@
-	$(PIP) --no-deps --target $@ --requirement $<
+	grep -v '^safetensors' $< > $(VENV)/floor.txt
+	$(PIP) --no-deps --target $@ --requirement $(VENV)/floor.txt
+	$(PIP) --no-deps --target $@/safetensors-only $$(sed -n 's/^\(safetensors==[^ ]*\).*/\1/p' $<)
 
 # All least versions at once, in an environment with nothing else: what tristep imports and does not declare is missing there.
 $(LEAST): constraints-floor.txt pyproject.toml
