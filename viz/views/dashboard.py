@@ -93,16 +93,14 @@ class Dashboard(OneRunView):
         readout = Text(self._readouts(steps, scalars), 0.0, 0.5, by=("step",), size=9.5, style="ink")
         placed = [words_panel(readout, columns=COLUMNS)]
         for i, row in enumerate(panels):
-            # The first panel has the left half, above those below it, and four share the width equally.
-            half, n = COLUMNS // 2, len(row)
-            spans = [half, *[half // (n - 1)] * (n - 1)] if n in (2, 3) else [COLUMNS // n] * n
+            span = COLUMNS // len(row)
             for k, panel in enumerate(row):
                 # The shared axis aligns steps, also of histograms, which are counted seldom. Only the last row labels it.
                 panel = replace(panel, x=across if i + 1 == len(panels) else replace(across, label=""))
                 click = panel.click or Click("step", "x")
                 layers = [*panel.layers, mark]
                 panel = replace(panel, layers=layers, click=click, legend="step")
-                placed.append(replace(panel, row=i + 1, column=sum(spans[:k]), columns=spans[k]))
+                placed.append(replace(panel, row=i + 1, column=k * span, columns=span))
         controls = [Control("step", "step", steps.tolist(), len(steps) - 1)]
         if groups:
             controls.append(smoothing)
