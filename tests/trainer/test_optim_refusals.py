@@ -225,6 +225,24 @@ def test_a_vector_in_place_of_whose_shapes_count_is_refused(name, options):
     assert not optimizer.state
 
 
+@pytest.mark.parametrize("in_turns", [False, True])
+def test_a_vector_for_one_of_several_optimizers_is_refused_before_another_steps(in_turns):
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    optimizer = tristep.optim.MultiOptimizer(net, [("ndim<2", "AdamW", {"lr": 0.1}), ("*", "Muon", {"lr": 0.1})])
+    groups, vectors = optimizer.param_groups, []
+    for group in groups:
+        group["params"] = [torch.cat([param.detach().flatten() for param in group["params"]]).requires_grad_()]
+        vectors += group["params"]
+    before = [vector.detach().clone() for vector in vectors]
+    for vector in vectors:
+        vector.grad = torch.ones_like(vector)
+    if in_turns:  # as DeepSpeed does, group by group
+        optimizer.param_groups = groups[:1]
+    with pytest.raises(ValueError, match="2 parameters, as of shape .*, were replaced by a vector of 20"):
+        optimizer.step()
+    assert all(map(torch.equal, vectors, before))
+
+
 @pytest.mark.parametrize("name", ["AdamW", "Lion"])
 def test_a_vector_is_stepped_as_its_parts_by_elementwise_rules(name):
     whole = torch.nn.Parameter(torch.ones(3, 4))

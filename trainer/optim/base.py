@@ -119,7 +119,7 @@ class FusedOptimizer(GroupOptimizer):
             raise RuntimeError(
                 "the captured function has changed parameters, states or options: it must do the same at every call"
             )
-        self._refuse_flattened()
+        self.refuse_flattened()
         rows = {parameter: copy.copy(row) for parameter, row in self.state.items()}
         try:
             self._plan = Plans(self)
@@ -158,10 +158,13 @@ class FusedOptimizer(GroupOptimizer):
         self._shapes = [*self._shapes, (added, [parameter.shape for parameter in added["params"]])]
         self._plan = None
 
-    def _refuse_flattened(self) -> None:
-        """Raise if a group's parameters were joined to a vector, as by ZeRO-1, and the rule uses their shapes or norms."""
+    def refuse_flattened(self) -> None:
+        """Raise if a group's parameters were joined to a vector, as by ZeRO-1, and the rule uses their shapes or norms.
+
+        Groups that `param_groups` does not have now count, too: DeepSpeed steps each group alone.
+        """
         for added, shapes in self._shapes:
-            if not any(added is group for group in self.param_groups) or len(added["params"]) != 1:
+            if len(added["params"]) != 1:
                 continue
             shape = added["params"][0].shape
             if len(shape) != 1 or shape in shapes or [len(before) for before in shapes] == [1]:

@@ -12,6 +12,7 @@ import torch
 
 from ..dynamo import outside_dynamo
 from ..interrupts import uninterrupted
+from .base import FusedOptimizer
 from .groups import Group, refuse_evaluated, same_objects
 
 
@@ -110,6 +111,7 @@ class JoinedOptimizers(torch.optim.Optimizer):
 
         Raises:
             RuntimeError: parameters have their averaged values, after `eval()`; nothing has been changed.
+            ValueError: a rule needs the shape or norm of parameters that were joined to a vector; nothing has been changed.
         """
         loss = None
         if closure is not None:
@@ -117,6 +119,9 @@ class JoinedOptimizers(torch.optim.Optimizer):
                 loss = closure()
         self.share()
         refuse_evaluated("step()", self.param_groups)  # before an optimizer has stepped
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, FusedOptimizer):
+                optimizer.refuse_flattened()
         for optimizer in self.optimizers:
             optimizer.step()
         if [2 * len(optimizer.state) + 1 for optimizer in self.optimizers] != list(map(len, self._agreed["state"][1:])):
