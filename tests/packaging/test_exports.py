@@ -1,12 +1,11 @@
 """What a module defines by `@rule` or registers by `@register` is exported, and nothing else is."""
 
 import re
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from interpreters import run
 
 import tristep
 from tristep.kernels import Rule, ShapedRule, TensorRule, rules
@@ -86,5 +85,4 @@ for module in (tristep.optimizer, tristep.trainer.optim.adapters, tristep.optim)
     assert "Mine" not in module.__all__ and not hasattr(module, "Mine"), module
     assert "SGD" in tristep.optimizer.__all__
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run(code, tmp_path)

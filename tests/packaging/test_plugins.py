@@ -1,12 +1,11 @@
 """docs/plugins.md, tried: its package, as pip would install it, is found by name; and what bad plugins raise."""
 
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from interpreters import run
 
 tomllib = pytest.importorskip("tomllib")  # Python 3.11
 pytestmark = pytest.mark.packaging
@@ -28,17 +27,10 @@ def _install(folder, entries, module, name="tristep_tempered"):
     (info / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
 
 
-def _run(folder, code):
-    code = f"import sys; sys.path.insert(0, {str(folder)!r})\n" + textwrap.dedent(code)
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
 def test_the_package_of_the_page_is_found_by_its_names(tmp_path):
     _install(tmp_path, tomllib.loads(PROJECT)["project"]["entry-points"], MODULE)
     code = """
-        import torch, tristep
+        import sys, torch, tristep
         weights = [torch.nn.Parameter(torch.full((2,), 4.0)) for _ in range(2)]
         nets = [torch.nn.ParameterList([weight]) for weight in weights]
         trainer = tristep.Trainer(nets, "tempered", {"learning_rate": 1.0}, kvstore="meanstore", engine="eager")
@@ -66,7 +58,7 @@ def test_the_package_of_the_page_is_found_by_its_names(tmp_path):
         for listed in (tristep.optimizer.registered(), tristep.initializer.registered()):
             print(*{"tempered", "sevens"} & set(listed))
     """
-    assert _run(tmp_path, code) == [
+    assert run(code, tmp_path) == [
         "[[3.25, 3.25], [3.25, 3.25]]", "torch.float16", "[7.0, 7.0]", "Gradient norm",
         "[-0.5, -0.5] -0.5", "1", "[-0.5, -0.5] -0.5", "1", "tempered", "sevens",
     ]  # fmt: skip
@@ -95,7 +87,7 @@ def test_a_file_with_an_option_finds_it(tmp_path):
         trainer.step(1)
         trainer.save_states("states")
     """
-    assert _run(tmp_path, textwrap.dedent(make) + textwrap.dedent(code)) == []
+    assert run(textwrap.dedent(make) + textwrap.dedent(code), tmp_path) == []
     code = """
         trainer = tristep.Trainer([weight], "sgd", engine="eager")
         trainer.load_states("states")
@@ -112,7 +104,7 @@ def test_a_file_with_an_option_finds_it(tmp_path):
             except Exception as error:
                 print(type(error).__name__, error)
     """
-    found, agcc, wide, none, unknown, taken, kind = _run(tmp_path, textwrap.dedent(make) + textwrap.dedent(code))
+    found, agcc, wide, none, unknown, taken, kind = run(textwrap.dedent(make) + textwrap.dedent(code), tmp_path)
     assert found == "0.5 sgd_not_below"
     assert agcc == "ValueError 'agcc' in the entry points 'tristep.options' is 3: must be an Option of that name"
     assert "must be an Option of that name" in wide
@@ -146,7 +138,7 @@ def test_plugins_that_do_not_fit_are_refused_by_name(tmp_path):
             except Exception as error:
                 print(type(error).__name__, error)
     """
-    broken, number, twice, unknown, mixed, view = _run(tmp_path, code)
+    broken, number, twice, unknown, mixed, view = run(code, tmp_path)
     assert mixed == "ValueError 'Mixed' in the entry points 'tristep.stores': the name must be in lower case"
     assert view == "TypeError 'NumberView' in the entry points 'tristep.viz' is 3: it must be a subclass of View"
     assert broken.startswith(
@@ -190,19 +182,20 @@ def test_an_entry_point_has_the_name_of_its_class(tmp_path):
     """
     expected = [f"have its name, '{name}'" for name in ("plain", "fives", "whole")]
     expected.append("compression_params has the key 'extra': 'whole' takes 'type', 'error_feedback'.")
-    assert [line.replace("the entry point ", "") for line in _run(tmp_path, code)] == expected
+    assert [line.replace("the entry point ", "") for line in run(code, tmp_path)] == expected
 
 
 def test_the_doctor_lists_the_plugins_and_imports_none(tmp_path):
     code = """
+        import sys
         from tristep.__main__ import main
         status = main(["doctor"])
         assert status == 0 and "tristep_tempered" not in sys.modules
     """
-    assert "plugins" not in _run(tmp_path, code)
+    assert "plugins" not in run(code, tmp_path)
     entries = tomllib.loads(PROJECT)["project"]["entry-points"]
     _install(tmp_path, entries | {"tristep.optimiser": {"tempered": "tristep_tempered:Tempered"}}, MODULE)
-    lines = _run(tmp_path, code)
+    lines = run(code, tmp_path)
     start = lines.index("plugins") + 1
     assert lines[start : start + 8] == [
         "  halved         in tristep.compressors: tristep_tempered:Halved, of tristep_tempered 1.0",
@@ -221,7 +214,7 @@ def test_a_package_installed_in_the_session_is_found_and_its_files_are_read_once
     _install(tmp_path, {"tristep.optimizers": {"late": "late_plugin:Late"}}, module, "late_plugin")
     (tmp_path / "late_plugin-1.0.dist-info").rename(tmp_path / "apart")  # as if pip had not come yet
     code = """
-        import importlib.metadata, pathlib, tristep
+        import importlib.metadata, pathlib, sys, tristep
         scans, scan = [], importlib.metadata.entry_points
         tristep.trainer.plugins.entry_points = lambda **group: scans.append(group) or scan(**group)
         before = [set(tristep.optimizer.registered()) for _ in range(3)]
@@ -230,7 +223,7 @@ def test_a_package_installed_in_the_session_is_found_and_its_files_are_read_once
         after = set(tristep.optimizer.registered())
         print(*after - before[-1], len(scans), type(tristep.optimizer.create("late")).__name__)
     """
-    assert _run(tmp_path, code) == ["late 2 Late"]
+    assert run(code, tmp_path) == ["late 2 Late"]
 
 
 def test_a_class_of_the_session_replaces_one_of_contrib_with_a_warning_and_stays(tmp_path):
@@ -246,4 +239,4 @@ def test_a_class_of_the_session_replaces_one_of_contrib_with_a_warning_and_stays
         tristep.optimizer.registered()
         print(type(tristep.optimizer.create("ccsgd")) is ccSGD)
     """
-    assert _run(tmp_path, code) == ["1 True", "True"]
+    assert run(code, tmp_path) == ["1 True", "True"]
