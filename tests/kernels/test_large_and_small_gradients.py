@@ -29,13 +29,23 @@ NORMS = ("lars", "lars_momentum", "lans", "ascent")  # of gradients, of float32 
 FOUND_NAN = ("adafactor", "came", "ftml", "ftrl")  # the quotient of two states that have overflowed
 
 
-def _step(place, rule, size):
-    """A step with gradients of this size, which are not clipped, and with the bias correction of a first step."""
-    step = Step(place, rule, [(3, 4), (3, 4)] if isinstance(rule, TensorRule) else [(12,), (12,)], F32, F32)
+def _step(place, rule, *sizes):
+    """A step with gradients of these sizes, which are not clipped, and with the bias correction of a first step.
+
+    Sizes are those of rows of two tensors or, if anything is summed up, of tensors: one with each row of hyper-parameters,
+    or one with either in turn where kernels are interpreted.
+    """
+    apart = isinstance(rule, TensorRule) or rule.reductions
+    if apart and (len(sizes) == 1 or (place.engine, place.device) != ("triton", "cpu")):
+        sizes = [size for size in sizes for _ in range(2)]
+    shape = (3, 4) if isinstance(rule, TensorRule) else (12,) if apart else (len(sizes), 12)
+    step = Step(place, rule, [shape] * (len(sizes) if apart else 2), F32, F32)
     rng = np.random.default_rng(3)
-    for gradient in step.gradients:
-        gradient[...] = place.tensor(rng.uniform(0.5, 1.0, gradient.shape) * rng.choice([-1, 1], gradient.shape) * size, F32)
-    for row, (beta1, beta2) in zip(step.hyper, ((0.9, 0.999), (0.8, 0.99)), strict=True):
+    for i, gradient in enumerate(step.gradients):
+        values = rng.uniform(0.5, 1.0, shape) * rng.choice([-1, 1], shape)
+        gradient[...] = place.tensor(values * (sizes[i] if apart else np.array(sizes)[:, None]), F32)
+    for i, row in enumerate(step.hyper):
+        beta1, beta2 = ((0.9, 0.999), (0.8, 0.99))[i % 2]
         replaced = {"clip": math.inf, "correction1": 1 / (1 - beta1), "correction2": 1 / (1 - beta2), "seen": 1.0}
         row.update({name: float(np.float32(value)) for name, value in replaced.items() if name in row})
     return step
@@ -45,8 +55,9 @@ def _step(place, rule, size):
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_step_with_large_or_small_gradients_is_the_oracles(place, rule, oracles, ulps):
     largest = LARGEST.get(rule.name, LARGE[-1])
-    for size in (*(size for size in LARGE if size <= largest), *(() if rule.name in NORMS else SMALL)):
-        step = _step(place, rule, size)
+    sizes = [*(size for size in LARGE if size <= largest), *(() if rule.name in NORMS else SMALL)]
+    for each in [[size] for size in sizes] if rule is rules.ascent else [sizes]:  # whose norm is that of all tensors
+        step = _step(place, rule, *each)
         step.ulps += 2  # one term is all of a sum here, and that is several products
         step.check(place, oracles[rule.name], ulps)
         for tensor in (*step.weights, *(state for row in step.states for state in row)):
