@@ -78,6 +78,12 @@ def place(request):
     return request.param
 
 
+@pytest.fixture(params=_places()[-1:], ids=lambda place: place.engine)
+def eager_place(request):
+    """As `place`, but only torch's operations, on which rules of whole tensors run whatever engine is asked for."""
+    return request.param
+
+
 @pytest.fixture(params=[p for p in _places() if p.engine != "eager"], ids=lambda place: place.engine)
 def compiled_place(request):
     """As `place`, but only the engines that compile a rule."""
