@@ -3,6 +3,7 @@
 import math
 import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -55,19 +56,6 @@ def test_the_best_engine_there_is(bare, device, missing, expected):
     assert choose_engine(torch.device(device)) == expected
 
 
-@needs_numba
-def test_the_environment_chooses_unless_the_argument_does(bare, monkeypatch):
-    cpu = torch.device("cpu")
-    monkeypatch.setenv("TRISTEP_ENGINE", "eager")
-    assert choose_engine(cpu) == "eager"
-    assert choose_engine(cpu, "cpu") == "cpu"
-    weight = torch.ones(3)
-    assert Update(rules.sgd, [weight], [()]).engines() == ["eager"]
-    assert Update(rules.sgd, [weight], [()], engine="cpu").engines() == ["cpu"]
-    monkeypatch.setenv("TRISTEP_ENGINE", "")
-    assert choose_engine(cpu) == "cpu"
-
-
 @needs_triton
 def test_a_numba_that_cannot_be_imported_is_done_without_on_gpus(monkeypatch):
     """As one that is made for another NumPy, of which Python knows that it is there, and whose import fails."""
@@ -99,19 +87,22 @@ def test_every_engine_is_taken_at_its_name(name, bare, monkeypatch):
     assert choose_engine(device, name) == name
     monkeypatch.setenv("TRISTEP_ENGINE", name)
     assert choose_engine(device) == name
+    assert choose_engine(device, "eager") == "eager"  # the argument comes first
 
 
-@pytest.mark.skipif(not has_numba(), reason="not installed")
+@needs_numba
 def test_the_environment_names_an_engine_for_the_devices_that_it_works_on(bare, monkeypatch):
     """As a store on the CPU may be there for replicas on GPUs; an argument is for the tensors that it comes with."""
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setenv("TRISTEP_ENGINE", "triton")
-    assert choose_engine(torch.device("cpu")) == "cpu"
-    monkeypatch.setenv("TRISTEP_ENGINE", "cpu")
-    assert choose_engine(torch.device("meta")) == "eager"
-    for engine, device in (("triton", "cpu"), ("cpu", "meta")):
-        with pytest.raises(ValueError, match=f"engine='{engine}' needs tensors on"):
-            choose_engine(torch.device(device), engine)
+    for named, device, expected in [("triton", "cpu", "cpu"), ("cpu", "meta", "eager"), ("", "cpu", "cpu")]:
+        monkeypatch.setenv("TRISTEP_ENGINE", named)
+        assert choose_engine(torch.device(device)) == expected
+        if named:
+            with pytest.raises(ValueError, match=f"engine='{named}' needs tensors on"):
+                choose_engine(torch.device(device), named)
+    monkeypatch.setenv("TRISTEP_ENGINE", "eager")
+    weight = torch.ones(3)
+    assert Update(rules.sgd, [weight], [()]).engines() == ["eager"]
+    assert Update(rules.sgd, [weight], [()], engine="cpu").engines() == ["cpu"]
 
 
 @pytest.mark.parametrize(
@@ -182,15 +173,8 @@ def test_one_update_by_names(place):
     judge = torch.nn.Parameter(torch.tensor(start, dtype=F64))
     optimizer = torch.optim.SGD([judge], lr=0.1, weight_decay=0.5, momentum=0.9)
     for _ in range(3):
-        update(
-            rules.sgd_momentum,
-            [weight],
-            [place.tensor(slope, F32)],
-            [[momentum]],
-            values,
-            rescale_grad=0.25,
-            engine=place.engine,
-        )
+        gradients = [place.tensor(slope, F32)]
+        update(rules.sgd_momentum, [weight], gradients, [[momentum]], values, rescale_grad=0.25, engine=place.engine)
         judge.grad = torch.tensor(slope, dtype=F64) * 0.25
         optimizer.step()
     torch.testing.assert_close(weight.cpu().double(), judge.detach(), rtol=1e-6, atol=0)
@@ -206,18 +190,15 @@ def test_each_weight_may_have_values_of_its_own(place):
 
 @pytest.mark.parametrize("x", [0.999, 0.9, 0.1, 1 - 1e-9, np.float32(0.999)])
 def test_one_minus_x_is_formed_in_float64(x):
-    """In float32, 1 - 0.999 would be off by a part in 10^5, and 1 - (1 - 1e-9) would be 0."""
+    """In float32, 1 - 0.999 would be off by a part in 10^5, and 1 - (1 - 1e-9) would be 0. It may be given instead."""
     values = {"lr": 0.1, "wd": 0, "clip": INF, "beta1": x, "beta2": 0.5, "epsilon": 1e-8}
     row = dict(zip(rules.adam.hyper, hyper_values(rules.adam, values), strict=True))
     assert row["one_minus_beta1"] == 1.0 - float(x) != 0.0
     assert row["beta1"] == float(x)
     assert row["one_minus_beta2"] == 0.5
     assert all(type(value) is float for value in row.values())
-
-
-def test_one_minus_x_may_be_given():
-    values = {"lr": 0.1, "wd": 0, "clip": INF, "momentum": 0.9, "one_minus_momentum": 7.0, "wd_lh": 0.0}
-    assert hyper_values(rules.signum, values) == [0.1, 0.0, INF, 0.9, 7.0, 0.0]
+    values = {"lr": 0.1, "wd": 0, "clip": INF, "momentum": x, "one_minus_momentum": 7.0, "wd_lh": 0.0}
+    assert hyper_values(rules.signum, values) == [0.1, 0.0, INF, float(x), 7.0, 0.0]
 
 
 def test_one_minus_x_reaches_the_step_unrounded(place):
@@ -234,58 +215,23 @@ def test_missing_hyper_parameters_are_named():
     with pytest.raises(TypeError, match="rule 'adam' needs the hyper-parameter 'beta1'; given were clip, lr, wd"):
         update(rules.adam, [torch.ones(1)], [torch.ones(1)], [(torch.ones(1), torch.ones(1))], PLAIN)
     with pytest.raises(TypeError, match="'correction1'; given were beta1"):  # no update is counted there
-        hyper_values(Stub("stub", ("correction1",)), {"beta1": 0.5})
+        hyper_values(SimpleNamespace(name="stub", hyper=("correction1",)), {"beta1": 0.5})
     with pytest.raises(TypeError, match="'one_minus_x'; given were none"):
-        hyper_values(Stub("stub", ("one_minus_x",)), {})
+        hyper_values(SimpleNamespace(name="stub", hyper=("one_minus_x",)), {})
 
 
-class Stub:
-    """As much of a rule as `hyper_values` looks at."""
-
-    def __init__(self, name, hyper):
-        self.name, self.hyper = name, hyper
-
-
-def test_autograd_notices_a_step(place):
-    """A graph from before the step would give gradients of another network."""
-    weight = torch.ones(3, device=place.device, requires_grad=True)
-    loss = (weight * weight).sum()
-    update(rules.sgd, [weight], [torch.ones(3, device=place.device)], [()], PLAIN, engine=place.engine)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-def test_autograd_notices_a_later_step_with_the_same_gradients(place):
-    weight = torch.ones(3, device=place.device, requires_grad=True)
+def test_autograd_notices_each_step_of_a_weight_that_is_not_skipped(place):
+    """A graph from before the step would give gradients of another network. Later steps may have the same gradients."""
+    weight, skipped = (torch.ones(3, device=place.device, requires_grad=True) for _ in range(2))
     weight.grad = torch.ones(3, device=place.device)
-    run = Update(rules.sgd, [weight], [()], engine=place.engine)
-    run.bind([weight.grad], own=True)
-    for _ in range(3):
-        run()
-        loss = (weight * weight).sum()
-    run()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-def test_gradients_that_are_gone_cannot_be_stepped_with(place):
-    """Neither those that were bound first nor others of the same layout. From `bind` to the step they are kept alive."""
-    weight = torch.ones(3, device=place.device, requires_grad=True)
-    run = Update(rules.sgd, [weight], [()], engine=place.engine)
+    run = Update(rules.sgd, [weight, skipped], [(), ()], engine=place.engine)
     run.hyper[:] = [1.0, 0.5, 0.0, INF]
-    for _ in range(2):
-        weight.grad = torch.ones(3, device=place.device)
-        run.bind([weight.grad], own=True)
-        weight.grad = None
+    run.bind([weight.grad, None], own=True)
+    for step in range(4):
+        loss, other = (weight * weight).sum(), (skipped * skipped).sum()
         run()
-        with pytest.raises(RuntimeError, match="have been deleted"):
-            run()
-    assert weight.tolist() == [0.0, 0.0, 0.0]
-
-
-def test_a_skipped_weight_leaves_autograd_in_peace(place):
-    weights = [torch.ones(3, device=place.device, requires_grad=True) for _ in range(2)]
-    losses = [(weight * weight).sum() for weight in weights]
-    update(rules.sgd, weights, [None, torch.ones(3, device=place.device)], [(), ()], PLAIN, engine=place.engine)
-    losses[0].backward()
-    assert weights[0].grad.tolist() == [2.0, 2.0, 2.0]
+        if step in (0, 3):
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+    other.backward()
+    assert skipped.grad.tolist() == [2.0, 2.0, 2.0]

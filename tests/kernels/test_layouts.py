@@ -104,12 +104,11 @@ def test_a_single_misaligned_tensor(place, which):
     assert all(guarded.intact() for guarded in (weight, gradient, state, master))
 
 
-@pytest.mark.parametrize("size", ["1", "tile - 1", "tile", "tile + 1", "2 * tile"])
+@pytest.mark.parametrize("size", [lambda tile: 1, *(lambda tile, k=k: tile + k for k in (-1, 0, 1)), lambda tile: 2 * tile])
 def test_nothing_is_written_beyond_a_tensors_ends(place, size):
-    n = eval(size, {"tile": place.tile})
-    values = torch.ones(n)
+    values = torch.ones(size(place.tile))
     weight, state = (Guarded(values, F32, place.device, (1,), 0) for _ in range(2))
-    gradient = torch.ones(n, device=place.device)
+    gradient = torch.ones_like(values, device=place.device)
     place.run(rules.sgd_momentum, [weight.tensor], [gradient], [(state.tensor,)], [[1.0, 0.5, 0.0, INF, 0.0]])
     assert bool((weight.tensor == 0.5).all())
     assert bool((state.tensor == -0.5).all())
@@ -207,84 +206,70 @@ def test_a_view_that_is_to_be_negated(place, which, shape):
         torch.testing.assert_close(weight, plain, rtol=1e-6, atol=1e-6)
 
 
-def test_another_gradient_tensor_is_found(place):
-    weight = torch.zeros(1030, device=place.device)
-    run, _ = _momentum_update(place, weight, torch.zeros(1030, device=place.device))
-    first, second = torch.ones(1030, device=place.device), torch.full((1030,), 3.0, device=place.device)
+def test_each_step_takes_the_gradient_that_is_there_now(place):
+    """New contents, another tensor, none, one of another layout, and one that has moved; of momentum 0.5 and rate 0.5."""
+    weight, first, second = (torch.full((1030,), value, device=place.device) for value in (0.0, 1.0, 5.0))
+    run, _ = _momentum_update(place, weight)
+    expected, momentum = 0.0, 0.0
+
+    def step(size):
+        nonlocal expected, momentum
+        run()
+        momentum = 0.5 * momentum - 0.5 * size
+        expected += momentum
+        assert bool((weight == expected).all()), size
+
     run.bind([first])
-    run()
+    step(1.0)
+    first.fill_(3.0)
+    step(3.0)
     assert run.rebind([second])
-    run()
-    assert bool((weight == -0.5 - 1.75).all())
+    step(5.0)
     assert not run.rebind([second[:-1]])
     assert not run.rebind([second.double()])
     assert run.rebind([None])  # for a weight that is left alone
     run()
-    assert bool((weight == -0.5 - 1.75).all())
+    assert bool((weight == expected).all())
+    for size in (3.0, 4.0, 5.0):  # the second time it is known that the gradient stays the same tensor
+        second.data = torch.full((1030,), size, device=place.device)
+        run.bind([second])
+        step(size)
 
 
-def test_a_gradient_that_moved_is_found(place):
-    weight, gradient = torch.zeros(8, device=place.device), torch.ones(8, device=place.device)
-    run, _ = _momentum_update(place, weight)
-    run.bind([gradient])
-    run()
-    for step in range(3):  # the second time it is known that the gradient stays the same tensor
-        gradient.data = torch.full((8,), 3.0 + step, device=place.device)
-        run.bind([gradient])
-        run()
-    assert weight.tolist() == [-0.5 - 1.75 - 2.875 - 3.9375] * 8
-
-
-def test_new_contents_of_the_same_gradient_are_used(place):
-    weight, gradient = torch.zeros(8, device=place.device), torch.ones(8, device=place.device)
-    run, _ = _momentum_update(place, weight)
-    run.bind([gradient])
-    run()
-    gradient.fill_(3.0)
-    run()
-    assert bool((weight == -0.5 - 1.75).all())
-
-
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("layout", ["contiguous", "sliced"])
-def test_gradients_are_not_kept_alive(place, layout):
-    weight = torch.zeros(SHAPE, device=place.device)
-    run, _ = _momentum_update(place, weight)
-    gradient = Guarded(_values(1), F32, place.device, LAYOUTS[layout], 0).tensor
-    run.bind([gradient])
-    run()
-    alive = weakref.ref(gradient)
-    del gradient
-    assert alive() is None
-
-
-def test_a_deleted_gradient_is_not_read(place):
-    weight = torch.zeros(1030, device=place.device)
-    run, _ = _momentum_update(place, weight)
+def test_gradients_are_not_kept_alive_after_a_step_and_not_read_when_they_are_gone(place, layout, own):
+    """Neither those that were bound first nor others of the same layout. From `bind` to the step `own` ones are kept."""
+    weight = torch.zeros(SHAPE, device=place.device, requires_grad=True)
+    run = Update(rules.sgd, [weight], [()], engine=place.engine)
+    run.hyper[:] = [1.0, 0.5, 0.0, INF]
     with pytest.raises(RuntimeError, match="no gradients to step with.*bind"):
         run()
-    gradient = torch.ones(1030, device=place.device)
-    run.bind([gradient])
-    run()
-    del gradient
-    with pytest.raises(RuntimeError, match="some of them have been deleted.*bind"):
+    for _ in range(2):
+        gradient = Guarded(torch.ones(SHAPE), F32, place.device, LAYOUTS[layout], 0).tensor
+        alive = weakref.ref(gradient)
+        if own:
+            weight.grad = gradient
+        run.bind([gradient], own=own)
+        if own:
+            weight.grad = gradient = None
         run()
-    assert weight.tolist() == [-0.5] * 1030
+        gradient = None
+        assert alive() is None
+        with pytest.raises(RuntimeError, match="some of them have been deleted.*bind"):
+            run()
+    assert bool((weight == -1.0).all())
 
 
 def test_many_small_tensors(place):
-    weights = [torch.full((n % 4, 2), float(n), device=place.device) for n in range(300)]
-    gradients = [torch.full((n % 4, 2), float(n % 3), device=place.device) for n in range(300)]
-    run = place.run(rules.sgd, weights, gradients, [()] * 300, [[1.0, 1.0, 0.0, INF]] * 300)
+    """Each with a rate of its own, which do not get mixed up, some without elements and some without a gradient."""
+    weights = [torch.full((n % 7,), float(n), device=place.device) for n in range(300)]
+    gradients = [None if n % 5 == 0 else torch.full_like(weight, n % 3) for n, weight in enumerate(weights)]
+    run = place.run(rules.sgd, weights, gradients, [()] * 300, [[1.0, float(n), 0.0, INF] for n in range(300)])
     assert run.launches == 1
     for n, weight in enumerate(weights):
-        assert weight.tolist() == [[float(n - n % 3)] * 2] * (n % 4)
-
-
-def test_no_weights_and_no_gradients_at_all(place):
+        assert weight.tolist() == [float(n if n % 5 == 0 else n - n * (n % 3))] * (n % 7)
     assert place.run(rules.sgd, [], [], [], []).launches == 0
-    weight = torch.ones(3, device=place.device)
-    place.run(rules.sgd, [weight], [None], [()], [[1.0, 0.5, 0.1, INF]])
-    assert weight.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_values_may_change_at_every_step_without_waiting(place):

@@ -102,20 +102,12 @@ def test_the_form_on_products_is_chosen_for_wide_matrices(monkeypatch):
     taken = []
     for name in ("iterated", "iterated_on_gram"):
         monkeypatch.setattr(muon, name, lambda x, triples, name=name: taken.append((name, x.dtype)) or x)
-    for device, shape in (
-        ("cpu", (1, 8, 16)),
-        ("cpu", (1, 8, 17)),
-        ("meta", (1, 8, 16)),
-        ("meta", (1, 8, 17)),
-        ("meta", (2, 17, 8)),
-    ):
+    narrow, wide, tall = (1, 8, 16), (1, 8, 17), (2, 17, 8)
+    for device, shape in (("cpu", narrow), ("cpu", wide), ("meta", narrow), ("meta", wide), ("meta", tall)):
         muon.orthogonalized(torch.ones(shape, device=device), LISTS["quintic"], 1e-7)
-    assert taken == [
-        ("iterated", torch.bfloat16),
-        ("iterated_on_gram", torch.bfloat16),
-        ("iterated", torch.bfloat16),
-        *[("iterated_on_gram", torch.float16)] * 2,
-    ]
+    plain, gram = "iterated", "iterated_on_gram"
+    of_cpu, of_gpu = [(plain, torch.bfloat16), (gram, torch.bfloat16)], [(gram, torch.float16)] * 2
+    assert taken == [*of_cpu, (plain, torch.bfloat16), *of_gpu]
 
 
 @pytest.mark.parametrize("blocks", [3, (2, 4), (1, 2, 1, 2)], ids=str)
@@ -172,9 +164,6 @@ def test_vectors_of_muon_are_in_one_launch_of_the_engine(place):
         expected()
     assert run.launches == 2
     assert run.engines() == sorted({"eager", place.engine})
-    found = [weight for weight in weights if weight.dim() != 2]
-    assert all(map(torch.equal, found, vectors))
-    for row, other in zip(
-        [row for row, w in zip(states, weights, strict=True) if w.dim() != 2], expected.states, strict=True
-    ):
-        assert all(map(torch.equal, row, other))
+    found = [(weight, *row) for weight, row in zip(weights, states, strict=True) if weight.dim() != 2]
+    for row, vector, others in zip(found, vectors, expected.states, strict=True):
+        assert all(map(torch.equal, row, (vector, *others)))

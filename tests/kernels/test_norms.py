@@ -119,22 +119,18 @@ def test_nonfinite_gradient_is_detected_at_any_position(place, value, ord, dtype
 def test_none_and_empty(place):
     assert global_norm([]).item() == clip_by_global_norm_([], 1.0).item() == 0.0
     empty = [torch.zeros(0, device=place.device), torch.zeros(3, 0, device=place.device)]
-    for ord in ORDERS:
-        assert clip_by_global_norm_(empty, 1.0, ord).item() == 0.0
+    assert [clip_by_global_norm_(empty, 1.0, ord).item() for ord in ORDERS] == [0.0] * 3
     clip_by_norm_([], 1.0)
     clip_by_value_(empty, 1.0)
 
 
-def test_each_by_its_own_norm(place):
+def test_each_by_its_own_norm_and_by_value(place):
     found = tensors(place, (F32, F64))
     before = [tensor.double().cpu().numpy() for tensor in found]
     clip_by_norm_(found, 1.5)
     for tensor, old in zip(found, before, strict=True):
         factor = min(1.0, 1.5 / (np.linalg.norm(old.ravel()) + 1e-6))
         np.testing.assert_allclose(tensor.cpu().numpy(), old * factor, rtol=2e-6)
-
-
-def test_by_value(place):
     found = tensors(place, (F32, BF16))
     found[2][7] = math.nan
     expected = [tensor.clamp(-0.5, 0.5) for tensor in found]
@@ -176,27 +172,18 @@ def test_neither_threads_nor_runs_change_a_bit(name, monkeypatch):
     assert results == [results[0]] * 4
 
 
-def test_tensors_are_not_kept_alive(place):
-    found = tensors(place, (F32,), ((3,), (40,)))
-    references = [weakref.ref(tensor) for tensor in found]
+def test_repeated_calls_use_one_plan_which_keeps_no_tensor_alive(place, monkeypatch):
+    found = tensors(place)
+    versions = [tensor._version for tensor in found]
+    global_norm(found)
+    assert [tensor._version for tensor in found] == versions
     clip_by_global_norm_(found, 1.0)
     clip_by_value_(found, 1.0)
+    assert all(tensor._version > before for tensor, before in zip(found, versions, strict=True))  # autograd notices
+    references = [weakref.ref(tensor) for tensor in found]
     del found
     gc.collect()
-    assert [reference() for reference in references] == [None, None]
-
-
-def test_autograd_notices_the_change(place):
-    x = torch.ones(3, device=place.device)
-    before = x._version
-    global_norm([x])
-    assert x._version == before
-    clip_by_global_norm_([x], 1.0)
-    assert x._version > before
-
-
-def test_repeated_calls_use_one_plan(place, monkeypatch):
-    clip_by_global_norm_(tensors(place), 1.0)
+    assert [reference() for reference in references] == [None] * 5
     monkeypatch.setattr(norms, "_Plan", None)
     clip_by_global_norm_(tensors(place, seed=1), 1.0)
 
@@ -256,30 +243,38 @@ def test_sums_over_all_tensors_are_one_more_launch(monkeypatch):
     assert launched[2:] == [(3, 1, 1), (1, 1, 1), (6, 1, 1)]
 
 
-def test_what_is_refused():
-    x = torch.ones(3)
-    with pytest.raises(TypeError, match=r"tensors must be a list of tensors, got Tensor: put it into a list"):
-        global_norm(x)
-    with pytest.raises(TypeError, match=r"tensors\[1\] must be a tensor, got int"):
-        global_norm([x, 3])
-    with pytest.raises(TypeError, match=r"tensors\[0\] is sparse \(torch.sparse_coo\): must be dense"):
-        clip_by_global_norm_([x.to_sparse()], 1.0)
-    with pytest.raises(TypeError, match=r"tensors\[0\] is torch.int64: must be one of torch.float64"):
-        clip_by_norm_([torch.ones(3, dtype=torch.int64)], 1.0)
-    with pytest.raises(ValueError, match=r"tensors\[1\] has several elements in one place in memory"):
-        clip_by_value_([x, torch.ones(1).expand(3)], 1.0)
-    with pytest.raises(ValueError, match=r"ord=3: must be 1, 2 or inf"):
-        global_norm([x], 3)
-    with pytest.raises(TypeError, match=r"max_norm='a': must be a number, not str"):
-        clip_by_global_norm_([x], "a")
-    with pytest.raises(ValueError, match=r"value=-1.0: must be 0 or more"):
-        clip_by_value_([x], -1)
-    with pytest.raises(ValueError, match="clipping=0: must be greater than 0"):
-        clip_adaptively_([x], [x], 0)
-    with pytest.raises(ValueError, match="1 gradients for 2 weights"):
-        clip_adaptively_([x, x], [x], 0.1)
-    with pytest.raises(ValueError, match=r"shape \(2,\): its weight has \(3,\)"):
-        clip_adaptively_([x], [x[:2]], 0.1)
-    with pytest.raises(ValueError, match="op='min': must be 'sum', 'max' or 'mean'"):
-        reduction(op="min")
-    assert x.tolist() == [1.0] * 3
+X = torch.ones(3)
+REFUSED = {
+    "no list": (lambda: global_norm(X), TypeError, r"tensors must be a list of tensors, got Tensor: put it into a list"),
+    "no tensor": (lambda: global_norm([X, 3]), TypeError, r"tensors\[1\] must be a tensor, got int"),
+    "sparse": (
+        lambda: clip_by_global_norm_([X.to_sparse()], 1.0),
+        TypeError,
+        r"tensors\[0\] is sparse \(torch.sparse_coo\): must be dense",
+    ),
+    "integers": (
+        lambda: clip_by_norm_([X.long()], 1.0),
+        TypeError,
+        r"tensors\[0\] is torch.int64: must be one of torch.float64",
+    ),
+    "one place": (
+        lambda: clip_by_value_([X, torch.ones(1).expand(3)], 1.0),
+        ValueError,
+        r"tensors\[1\] has several elements in one place in memory",
+    ),
+    "ord": (lambda: global_norm([X], 3), ValueError, r"ord=3: must be 1, 2 or inf"),
+    "max_norm": (lambda: clip_by_global_norm_([X], "a"), TypeError, r"max_norm='a': must be a number, not str"),
+    "value": (lambda: clip_by_value_([X], -1), ValueError, r"value=-1.0: must be 0 or more"),
+    "clipping": (lambda: clip_adaptively_([X], [X], 0), ValueError, "clipping=0: must be greater than 0"),
+    "too few": (lambda: clip_adaptively_([X, X], [X], 0.1), ValueError, "1 gradients for 2 weights"),
+    "another shape": (lambda: clip_adaptively_([X], [X[:2]], 0.1), ValueError, r"shape \(2,\): its weight has \(3,\)"),
+    "op": (lambda: reduction(op="min"), ValueError, "op='min': must be 'sum', 'max' or 'mean'"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_is(what):
+    call, error, message = REFUSED[what]
+    with pytest.raises(error, match=message):
+        call()
+    assert X.tolist() == [1.0] * 3

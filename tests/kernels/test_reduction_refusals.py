@@ -8,10 +8,17 @@ from tristep.kernels import Update, reduction
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 
+# Functions that texts are made of.
+R = "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
+TWO = "@reduction\ndef r(w, g, state, hyper):\n    return g, w\n"
+KEPT = "@reduction\ndef r(w, g, state, hyper, kept):\n    (k,) = kept\n    return (g * k,)\n"
+U = "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    return w, state\n"
+F = "@r.finish\ndef f(sums, kept, hyper):\n    (x,) = kept\n    return (x,)\n"
+M = "@r.finish\ndef f(sums, kept, hyper):\n    (m,) = kept\n    return (m,)\n"
 REFUSED = {
     "a state that the rule has not": (
         "@reduction\ndef r(w, g, state, hyper):\n    (n,) = state\n    return (n,)\n"
-        "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    (m,) = state\n    return w, (m,)\n",
+        + "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    (m,) = state\n    return w, (m,)\n",
         "reduction 'r' unpacks 'n' from state: rule 'u' has only m",
     ),
     "sums without a reduction": (
@@ -19,8 +26,7 @@ REFUSED = {
         r"rule 'u' must take `sums` as an argument and name its reduction, @rule\(reduction=...\), or neither",
     ),
     "a reduction without sums": (
-        "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
-        "@rule(reduction=r)\ndef u(w, g, state, hyper):\n    return w, state\n",
+        R + "@rule(reduction=r)\ndef u(w, g, state, hyper):\n    return w, state\n",
         "rule 'u' must take `sums` as an argument",
     ),
     "a reduction with sums of none": (
@@ -28,24 +34,21 @@ REFUSED = {
         r"reduction 'r' must take `sums` as an argument and name its reduction, @reduction\(reduction=...\)",
     ),
     "sums that are no reduction": (
-        "@jit\ndef r(w, g, state, hyper):\n    return (g,)\n"
-        "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    return w, state\n",
+        "@jit\ndef r(w, g, state, hyper):\n    return (g,)\n" + U,
         "reduction of 'u' must be made with @reduction, got Function",
     ),
     "too few sums unpacked": (
-        "@reduction\ndef r(w, g, state, hyper):\n    return g, w\n"
-        "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    (s,) = sums\n    return w * s, state\n",
+        TWO + "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    (s,) = sums\n    return w * s, state\n",
         r"rule 'u' unpacks 1 sums \(s\): reduction 'r' gives 2",
     ),
     "more sums than per-tensor states": (
-        "@reduction\ndef r(w, g, state, hyper):\n    return g, w\n"
-        "@r.finish\ndef f(sums, kept, hyper):\n    a, b = sums\n    (x,) = kept\n    return (a + b + x,)\n"
-        "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    s, t = sums\n    return w * s * t, state\n",
+        TWO
+        + "@r.finish\ndef f(sums, kept, hyper):\n    a, b = sums\n    (x,) = kept\n    return (a + b + x,)\n"
+        + "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    s, t = sums\n    return w * s * t, state\n",
         r"rule 'u' unpacks 2 sums \(s, t\): reduction 'r' gives 1",
     ),
     "sums that are not unpacked": (
-        "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
-        "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    return w * sums, state\n",
+        R + "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    return w * sums, state\n",
         "'u' must unpack sums into names on a line of its own",
     ),
     "a reduction that returns no tuple": (
@@ -67,62 +70,41 @@ REFUSED = {
     ),
     "a reduction with sums and kept": (
         "@reduction\ndef r(w, g, state, hyper, sums, kept):\n    (k,) = kept\n    return (g * k,)\n",
-        r"reduction 'r' takes .* may have sums or kept and index after them",
+        "reduction 'r' takes .* may have sums or kept and index after them",
     ),
-    "per-tensor states without a finish": (
-        "@reduction\ndef r(w, g, state, hyper, kept):\n    (k,) = kept\n    return (g * k,)\n"
-        "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    return w, state\n",
-        "reduction 'r' takes kept, but keeps nothing: give it a @r.finish",
-    ),
-    "per-tensor states of other names": (
-        "@reduction\ndef r(w, g, state, hyper, kept):\n    (k,) = kept\n    return (g * k,)\n"
-        "@r.finish\ndef f(sums, kept, hyper):\n    (x,) = kept\n    return (x,)\n",
-        "'f' unpacks kept into x: reduction 'r' has k",
-    ),
+    "per-tensor states without a finish": (KEPT + U, "reduction 'r' takes kept, but keeps nothing: give it a @r.finish"),
+    "per-tensor states of other names": (KEPT + F, "'f' unpacks kept into x: reduction 'r' has k"),
     "a finish of two arguments": (
-        "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
-        "@r.finish\ndef f(sums, kept):\n    (x,) = kept\n    return (x,)\n",
+        R + "@r.finish\ndef f(sums, kept):\n    (x,) = kept\n    return (x,)\n",
         r"'f' takes \(sums, kept\): it must be \(sums, kept, hyper\)",
     ),
     "a finish that keeps nothing": (
-        "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
-        "@r.finish\ndef f(sums, kept, hyper):\n    (x,) = sums\n    return (x,)\n",
+        R + "@r.finish\ndef f(sums, kept, hyper):\n    (x,) = sums\n    return (x,)\n",
         "'f' must unpack kept into the names of one number or more",
     ),
     "a finish that gives too few": (
-        "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
-        "@r.finish\ndef f(sums, kept, hyper):\n    x, y = kept\n    return (x,)\n",
+        R + "@r.finish\ndef f(sums, kept, hyper):\n    x, y = kept\n    return (x,)\n",
         r"'f' must unpack kept .* a tuple of as many, as in `return \(new_x, new_y,\)`",
     ),
     "a finish with too many sums": (
-        "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
-        "@r.finish\ndef f(sums, kept, hyper):\n    (x,) = kept\n    a, b = sums\n    return (a + b,)\n",
+        R + "@r.finish\ndef f(sums, kept, hyper):\n    (x,) = kept\n    a, b = sums\n    return (a + b,)\n",
         r"'f' unpacks 2 sums \(a, b\): reduction 'r' gives 1",
     ),
     "a second finish": (
-        "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
-        "@r.finish\ndef f(sums, kept, hyper):\n    (x,) = kept\n    return (x,)\n"
-        "@r.finish\ndef h(sums, kept, hyper):\n    (x,) = kept\n    return (x,)\n",
+        R + F + "@r.finish\ndef h(sums, kept, hyper):\n    (x,) = kept\n    return (x,)\n",
         "reduction 'r' cannot be given 'h' to finish it: it has one, 'f'",
     ),
-    "a finish that comes too late": (
-        "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
-        "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    return w, state\n"
-        "@r.finish\ndef f(sums, kept, hyper):\n    (x,) = kept\n    return (x,)\n",
-        "reduction 'r' cannot be given 'f' to finish it: 'u' uses it already",
-    ),
+    "a finish that comes too late": (R + U + F, "reduction 'r' cannot be given 'f' to finish it: 'u' uses it already"),
     "a per-tensor state with a state's name": (
-        "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
-        "@r.finish\ndef f(sums, kept, hyper):\n    (m,) = kept\n    return (m,)\n"
-        "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    (m,) = state\n    return w, (m,)\n",
+        R + M + "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    (m,) = state\n    return w, (m,)\n",
         "rule 'u': the names of its states and per-tensor states must all differ",
     ),
     "two per-tensor states of one name": (
-        "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
-        "@r.finish\ndef f(sums, kept, hyper):\n    (m,) = kept\n    return (m,)\n"
-        "@reduction(reduction=r)\ndef q(w, g, state, hyper, sums):\n    return (g,)\n"
-        "@q.finish\ndef h(sums, kept, hyper):\n    (m,) = kept\n    return (m,)\n"
-        "@rule(reduction=q)\ndef u(w, g, state, hyper, sums):\n    return w, state\n",
+        R
+        + M
+        + "@reduction(reduction=r)\ndef q(w, g, state, hyper, sums):\n    return (g,)\n"
+        + "@q.finish\ndef h(sums, kept, hyper):\n    (m,) = kept\n    return (m,)\n"
+        + "@rule(reduction=q)\ndef u(w, g, state, hyper, sums):\n    return w, state\n",
         "rule 'u': the names of its states and per-tensor states must all differ",
     ),
 }

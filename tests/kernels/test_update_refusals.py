@@ -8,114 +8,77 @@ import torch
 from tristep.kernels import Update, rules, update
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
-INF = math.inf
 
 
 def _ones(*shape, **options):
     return torch.ones(*shape or (3,), **options)
 
 
-MOMENTUM = {"lr": 0.1, "wd": 0.0, "clip": INF, "momentum": 0.9}
+MOMENTUM = {"lr": 0.1, "wd": 0.0, "clip": math.inf, "momentum": 0.9}
 
-# Each row: what is changed of a good call, the error, and what its message must say.
-CALLS = {
-    "no rule": ({"rule": "sgd"}, TypeError, "rule must be made with @rule or @tensor_rule, got str"),
-    "no tensor": ({"weights": [_ones(), [1.0]]}, TypeError, r"weights\[1\] must be a tensor, got list"),
+# Each row: what is changed of a good call, and what the message of the error must say.
+TYPE_ERRORS = {
+    "no rule": ({"rule": "sgd"}, "rule must be made with @rule or @tensor_rule, got str"),
+    "no tensor": ({"weights": [_ones(), [1.0]]}, r"weights\[1\] must be a tensor, got list"),
     "an integer weight": (
         {"weights": [_ones(), _ones(dtype=torch.int64)]},
-        TypeError,
         r"weights\[1\] is torch.int64: must be one of torch.float64, torch.float32, torch.float16, torch.bfloat16",
     ),
-    "a complex weight": (
-        {"weights": [_ones(), _ones(dtype=torch.complex64)]},
-        TypeError,
-        r"weights\[1\] is torch.complex64",
-    ),
-    "a sparse weight": (
-        {"weights": [_ones(), _ones().to_sparse()]},
-        TypeError,
-        r"weights\[1\] is sparse \(torch.sparse_coo\)",
-    ),
-    "too few weights": ({"weights": [_ones()]}, ValueError, "1 weights came with 2 gradients, 2 states"),
-    "too few gradients": ({"gradients": [_ones()]}, ValueError, "2 weights came with 1 gradients"),
-    "too many states": ({"states": [(_ones(),)] * 3}, ValueError, "2 weights came with 2 gradients, 3 states"),
-    "too few values": ({"hyper": [MOMENTUM]}, ValueError, "2 weights came with .* and 1 sets of hyper-parameters"),
-    "a missing state": (
-        {"states": [(_ones(),), ()]},
-        ValueError,
-        r"the state of weights\[1\] has 0 tensors: rule 'sgd_momentum' has 1 \(mom\)",
-    ),
-    "a state for a rule without": (
-        {"rule": rules.sgd},
-        ValueError,
-        r"the state of weights\[0\] has 1 tensors: rule 'sgd' has 0 \(none\)",
-    ),
-    "a state that is no tensor": (
-        {"states": [(_ones(),), (0.0,)]},
-        TypeError,
-        r"mom of weights\[1\] must be a tensor, got float",
-    ),
-    "a state of another type": (
-        {"states": [(_ones(),), (_ones(dtype=F64),)]},
-        ValueError,
-        r"mom of weights\[1\] is torch.float64 \(3,\) on cpu: must be torch.float32 or torch.bfloat16 \(3,\) on cpu",
-    ),
-    "a state of 16 bits": (
-        {"weights": [_ones(), _ones(dtype=BF16)], "states": [(_ones(),), (_ones(dtype=F16),)]},
-        ValueError,
-        r"mom of weights\[1\] is torch.float16 .*must be torch.float32 or torch.bfloat16",
-    ),
-    "a state of another shape": (
-        {"states": [(_ones(),), (_ones(1, 3),)]},
-        ValueError,
-        r"\(1, 3\) on cpu: must be .* \(3,\)",
-    ),
-    "a state elsewhere": ({"states": [(_ones(),), (_ones(device="meta"),)]}, ValueError, r"on meta: must be .* on cpu"),
-    "a state of other strides": (
-        {
-            "weights": [_ones(), _ones(2, 3)],
-            "gradients": [_ones(), _ones(2, 3)],
-            "states": [(_ones(),), (_ones(3, 2).T,)],
-        },
-        ValueError,
-        r"mom of weights\[1\] has strides \(1, 2\): must have \(3, 1\), the weight's",
-    ),
-    "a gradient that is no tensor": (
-        {"gradients": [_ones(), 1.0]},
-        TypeError,
-        r"gradient of weights\[1\] must be a tensor or",
-    ),
+    "a complex weight": ({"weights": [_ones(), _ones(dtype=torch.complex64)]}, r"weights\[1\] is torch.complex64"),
+    "a sparse weight": ({"weights": [_ones(), _ones().to_sparse()]}, r"weights\[1\] is sparse \(torch.sparse_coo\)"),
+    "a state that is no tensor": ({"states": [(_ones(),), (0.0,)]}, r"mom of weights\[1\] must be a tensor, got float"),
+    "a gradient that is no tensor": ({"gradients": [_ones(), 1.0]}, r"gradient of weights\[1\] must be a tensor or"),
     "a sparse gradient": (
         {"gradients": [_ones(), _ones().to_sparse()]},
-        TypeError,
         r"the gradient of weights\[1\] is sparse \(torch.sparse_coo\).*sparse=False in the layer",
     ),
     "an integer gradient": (
         {"gradients": [_ones(), _ones(dtype=torch.int32)]},
-        TypeError,
         r"the gradient of weights\[1\] is torch.int32: must be one of torch.float64",
-    ),
-    "a gradient of another shape": (
-        {"gradients": [_ones(), _ones(1)]},
-        ValueError,
-        r"the gradient of weights\[1\] is \(1,\) on cpu: its weight is \(3,\) on cpu",
-    ),
-    "a gradient elsewhere": (
-        {"gradients": [_ones(), _ones(device="meta")]},
-        ValueError,
-        r"is \(3,\) on meta: its weight is",
     ),
     "a value that is no number": (
         {"hyper": MOMENTUM | {"lr": "fast"}},
-        TypeError,
         "lr of rule 'sgd_momentum' must be a number, got 'fast'",
     ),
 }
+VALUE_ERRORS = {
+    "too few weights": ({"weights": [_ones()]}, "1 weights came with 2 gradients, 2 states"),
+    "too few gradients": ({"gradients": [_ones()]}, "2 weights came with 1 gradients"),
+    "too many states": ({"states": [(_ones(),)] * 3}, "2 weights came with 2 gradients, 3 states"),
+    "too few values": ({"hyper": [MOMENTUM]}, "2 weights came with .* and 1 sets of hyper-parameters"),
+    "a missing state": (
+        {"states": [(_ones(),), ()]},
+        r"the state of weights\[1\] has 0 tensors: rule 'sgd_momentum' has 1 \(mom\)",
+    ),
+    "a state for a rule without": (
+        {"rule": rules.sgd},
+        r"the state of weights\[0\] has 1 tensors: rule 'sgd' has 0 \(none\)",
+    ),
+    "a state of another type": (
+        {"states": [(_ones(),), (_ones(dtype=F64),)]},
+        r"mom of weights\[1\] is torch.float64 \(3,\) on cpu: must be torch.float32 or torch.bfloat16 \(3,\) on cpu",
+    ),
+    "a state of 16 bits": (
+        {"weights": [_ones(), _ones(dtype=BF16)], "states": [(_ones(),), (_ones(dtype=F16),)]},
+        r"mom of weights\[1\] is torch.float16 .*must be torch.float32 or torch.bfloat16",
+    ),
+    "a state of another shape": ({"states": [(_ones(),), (_ones(1, 3),)]}, r"\(1, 3\) on cpu: must be .* \(3,\)"),
+    "a state elsewhere": ({"states": [(_ones(),), (_ones(device="meta"),)]}, r"on meta: must be .* on cpu"),
+    "a state of other strides": (
+        {"weights": [_ones(), _ones(2, 3)], "gradients": [_ones(), _ones(2, 3)], "states": [(_ones(),), (_ones(3, 2).T,)]},
+        r"mom of weights\[1\] has strides \(1, 2\): must have \(3, 1\), the weight's",
+    ),
+    "a gradient of another shape": (
+        {"gradients": [_ones(), _ones(1)]},
+        r"the gradient of weights\[1\] is \(1,\) on cpu: its weight is \(3,\) on cpu",
+    ),
+    "a gradient elsewhere": ({"gradients": [_ones(), _ones(device="meta")]}, r"is \(3,\) on meta: its weight is"),
+}
 
 
-@pytest.mark.parametrize("what", CALLS)
+@pytest.mark.parametrize("what", TYPE_ERRORS | VALUE_ERRORS)
 def test_refused_before_anything_changes(what):
-    changed, error, message = CALLS[what]
+    changed, message = (TYPE_ERRORS | VALUE_ERRORS)[what]
     good = {
         "rule": rules.sgd_momentum,
         "weights": [_ones(), _ones()],
@@ -124,7 +87,7 @@ def test_refused_before_anything_changes(what):
         "hyper": MOMENTUM,
     }
     arguments = good | changed
-    with pytest.raises(error, match=message):
+    with pytest.raises(TypeError if what in TYPE_ERRORS else ValueError, match=message):
         update(**arguments, engine="eager")
     for tensor in [arguments["weights"][0], *arguments["states"][0]]:
         assert tensor.tolist() == [1.0, 1.0, 1.0]
@@ -163,7 +126,7 @@ def test_messages_call_weights_by_their_names():
 def test_a_refused_gradient_leaves_the_bound_ones(place):
     weight, good = torch.zeros(3, device=place.device), torch.ones(3, device=place.device)
     run = Update(rules.sgd, [weight], [()], engine=place.engine)
-    run.hyper[:] = [1.0, 1.0, 0.0, INF]
+    run.hyper[:] = [1.0, 1.0, 0.0, math.inf]
     run.bind([good])
     with pytest.raises(ValueError, match="the gradient of"):
         run.bind([torch.ones(4, device=place.device)])
@@ -177,11 +140,7 @@ def test_states_fit_until_a_weight_is_converted_or_cut(place):
     assert run.fits()
     assert not run.fits(lambda weight: F32)  # it has no master
     assert run.fits(lambda weight: None)
-    weight.data = torch.zeros(4, 2, device=place.device)  # moved
-    assert run.fits()
-    weight.data = torch.zeros(3, 2, device=place.device)
-    assert not run.fits()
-    weight.data = torch.zeros(4, 2, device=place.device, dtype=F64)
-    assert not run.fits()
-    weight.data = torch.zeros(4, 2, device=place.device, dtype=F16)  # computed in float32 too
-    assert run.fits()
+    # moved, cut, or converted: to float16, which is computed in float32, too
+    for rows, dtype, fits in ((4, F32, True), (3, F32, False), (4, F64, False), (4, F16, True)):
+        weight.data = torch.zeros(rows, 2, device=place.device, dtype=dtype)
+        assert run.fits() == fits, (rows, dtype)
