@@ -8,8 +8,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from reduction_rules import tensors
 
-from tristep.kernels import MetricsBuffer, Update, metric, metrics, rules, tl, transforms
+from tristep.kernels import MetricsBuffer, Update, metric, metrics, rules, storage, tl, transforms
 from tristep.kernels.states import states_for
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
@@ -62,12 +63,6 @@ def hyper(rule, rescale=1.0, seed=5):
     return [rescale, *np.random.default_rng(seed).uniform(0.01, 0.3, size=len(rule.hyper))]
 
 
-def tensors(place, shapes, dtype, gradient_dtype=None, seed=0):
-    rng = np.random.default_rng(seed)
-    weights = [place.tensor(rng.normal(size=shape), dtype) for shape in shapes]
-    return weights, [place.tensor(rng.normal(size=shape), gradient_dtype or dtype) for shape in shapes]
-
-
 def step(place, rule, weights, gradients, into=None, masters=None, states=None, rescale=1.0, steps=1, seed=None):
     """Some steps, each measured if `into` is there; gives the states, too."""
     states = states_for(rule, weights) if states is None else states
@@ -117,17 +112,11 @@ def test_low_precision_updates_are_measured_as_the_rule_computes_them(place, mas
     exact = [rng.normal(size=shape).astype(np.float32) for shape in [(1500,), (3, 4)]]
     weights = [place.tensor(each, BF16) for each in exact]
     gradients = [place.tensor(rng.normal(size=each.shape), BF16) for each in exact]
-    masters = None
+    masters, known = None, [weight.float() for weight in weights]
     if master_dtype is not None:
-        wide = [place.tensor(each, F32) for each in exact]
-        master_weights = [
-            each if master_dtype == F32 else low_precision_storage().master_for(weight, each, master_dtype)
-            for weight, each in zip(weights, wide, strict=True)
-        ]
-        masters = master_weights
-        known = [low_precision_storage().combined(weight, b) for weight, b in zip(weights, masters, strict=True)]
-    else:
-        known = [weight.float() for weight in weights]
+        pairs = [(weight, place.tensor(each, F32)) for weight, each in zip(weights, exact, strict=True)]
+        masters = [wide if master_dtype == F32 else storage.master_for(w, wide, master_dtype) for w, wide in pairs]
+        known = [storage.combined(weight, b) for weight, b in zip(weights, masters, strict=True)]
     known = [each.clone() for each in known]
     before = [array(each) for each in known]
     into = MetricsBuffer(ALL, 2)
@@ -135,12 +124,6 @@ def test_low_precision_updates_are_measured_as_the_rule_computes_them(place, mas
     step(place._replace(engine="eager"), rules.adamw, known, gradients)
     for row, w, g, new_w in zip(values(into)[0], before, gradients, known, strict=True):
         check(row, w, array(g), array(new_w), 1e-5)
-
-
-def low_precision_storage():
-    from tristep.kernels import storage
-
-    return storage
 
 
 @pytest.mark.sample(0, "cpu")
@@ -165,12 +148,11 @@ def test_groups_of_several_types_put_their_results_into_one_slot(place):
             check(row, w, array(g), array(new_w))
 
 
-@pytest.mark.parametrize("layout", ["transposed", "with gaps"])
-def test_any_layout(place, layout):
+@pytest.mark.parametrize("strides", [(1, 40), (60, 1)], ids=["transposed", "with gaps"])
+def test_any_layout(place, strides):
     """What lies between the elements is NaN."""
     (weight,), (gradient,) = tensors(place, [(40, 50)], F32)
-    buffer = torch.full((5000,), math.nan, device=place.device)
-    strange = buffer.as_strided((40, 50), {"transposed": (1, 40), "with gaps": (60, 1)}[layout], 3).copy_(weight)
+    strange = torch.full((5000,), math.nan, device=place.device).as_strided((40, 50), strides, 3).copy_(weight)
     into = MetricsBuffer(ALL, 1)
     step(place, rules.sgd, [strange], [gradient], into)
     check(values(into)[0, 0], array(weight), array(gradient), array(strange))
@@ -205,16 +187,16 @@ def test_a_metric_of_ones_own(place):
     assert moved == pytest.approx(np.max(np.abs(update)), rel=1e-5)
 
 
-@pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("what", ["weight", "gradient", "update"])
 def test_histograms_count_between_powers_of_two_of_either_sign_and_zeros_apart(place, what):
-    rng = np.random.default_rng(2)
-    w = place.tensor(rng.normal(size=3001) * 2.0 ** rng.integers(-34, 8, size=3001), F32)
-    g = place.tensor(rng.normal(size=3001) * 2.0 ** rng.integers(-34, 8, size=3001), F32)
-    g[:3] = torch.tensor([0.0, math.nan, math.inf])
-    g[6:9] = torch.tensor([-0.0, -4.0, -(2.0**-28)])
+    """Infinities are in the first and the last bin, where NumPy puts them, and NaN is in none."""
+    rng, n = np.random.default_rng(2), 301 if place.engine == "triton" else 3001  # which may be interpreted
+    w, g = (place.tensor(rng.normal(size=n) * 2.0 ** rng.integers(-34, 8, size=n), F32) for _ in range(2))
     w[:4] = torch.tensor([0.0, -0.0, -math.inf, 2.0**-28])
+    g[:3] = torch.tensor([0.0, math.nan, math.inf])
     g[3:6] = torch.tensor([2.0**-28, 4.0, np.nextafter(np.float32(4), np.float32(0))])
+    g[6:9] = torch.tensor([-0.0, -4.0, -(2.0**-28)])
+    w[200:300:5], g[201:300:5], g[202:300:5] = math.inf, math.nan, -math.inf
     before = w.clone()
     into = MetricsBuffer(metrics.histogram(what), 1)
     step(place, rules.sgd, [w], [g], into)
@@ -222,33 +204,14 @@ def test_histograms_count_between_powers_of_two_of_either_sign_and_zeros_apart(p
     x = x[~np.isnan(x)]
     expected, _ = np.histogram(np.clip(x, -1e30, 1e30), bins=[-math.inf, *metrics.EDGES, math.inf])
     found = metrics.bins_of(values(into)[0, 0])
+    assert found.sum() == x.size == n - {"weight": 0, "gradient": 21, "update": 42}[what]
     if what == "update":  # it is rounded in one more step here
         assert np.abs(found - expected).max() <= 2
     else:
         assert np.array_equal(found, expected)
         assert found[32] == np.count_nonzero(x == 0) > 1
-        assert min(found[:32].sum(), found[33:].sum()) > 1000
-    assert found.sum() == x.size
-
-
-@pytest.mark.parametrize("what", ["weight", "gradient", "update"])
-def test_nonfinite_values_never_count_as_small(place, what):
-    """Infinities are in the first and the last bin, where NumPy puts them, and NaN is in none."""
-    (w,), (g,) = tensors(place, [(300,)], F32)
-    w[2::5], g[::5], g[1::5] = math.inf, math.nan, -math.inf
-    before, gradient = array(w), array(g)
-    into = MetricsBuffer(metrics.histogram(what), 1)
-    step(place, rules.sgd, [w], [g], into)
-    with np.errstate(invalid="ignore"):
-        x = {"weight": before, "gradient": gradient, "update": array(w) - before}[what]
-    x = x[~np.isnan(x)]
-    expected = np.bincount(np.searchsorted(metrics.EDGES, x, side="right"), minlength=metrics.BINS)
-    found = metrics.bins_of(values(into)[0, 0])
-    assert found.sum() == x.size == {"weight": 300, "gradient": 240, "update": 180}[what]
-    assert [found[0], found[-1]] == [expected[0], expected[-1]]
-    assert found[0] + found[-1] >= (0 if what == "update" else 60)  # sgd clips gradients
-    assert found[32] == expected[32]
-    assert np.abs(found - expected).max() <= (2 if what == "update" else 0)  # it is rounded in one more step here
+        assert min(found[:32].sum(), found[33:].sum()) > n / 3
+        assert found[0] + found[-1] >= 21
 
 
 RULES = {
@@ -326,6 +289,10 @@ def test_results_are_bit_for_bit_the_same_every_time_on_any_number_of_threads(pl
 
 def test_rows_are_those_of_the_places(place):
     weights, gradients = tensors(place, [(3,), (4,)], F32)
+    before = [weight.clone() for weight in weights]
+    with pytest.raises(ValueError, match=r"buffer has 1 rows, the offset of a weight is 1"):
+        step(place, rules.sgd, weights, gradients, MetricsBuffer(ALL, 1))
+    assert all(map(torch.equal, weights, before))
     into = MetricsBuffer(metrics.weight_square, 5)
     into.begin_step()
     for row, weight, gradient in zip((3, 1), weights, gradients, strict=True):
@@ -335,17 +302,8 @@ def test_rows_are_those_of_the_places(place):
         run(into)
     assert into.end_step()
     (found,) = values(into)
-    assert np.isnan(found[[0, 2, 4]]).all()
-    assert found[3] == pytest.approx(np.sum(array(weights[0]) ** 2))
-    assert found[1] == pytest.approx(np.sum(array(weights[1]) ** 2))
-
-
-def test_too_few_rows_are_refused_before_anything_changes(place):
-    weights, gradients = tensors(place, [(3,), (4,)], F32)
-    before = [weight.clone() for weight in weights]
-    with pytest.raises(ValueError, match=r"buffer has 1 rows, the offset of a weight is 1"):
-        step(place, rules.sgd, weights, gradients, MetricsBuffer(ALL, 1))
-    assert all(map(torch.equal, weights, before))
+    squares = [np.sum(array(weight) ** 2) for weight in before]
+    np.testing.assert_allclose(found, [[math.nan], [squares[1]], [math.nan], [squares[0]], [math.nan]], rtol=1e-6)
 
 
 # What is refused.
@@ -359,13 +317,10 @@ def test_too_few_rows_are_refused_before_anything_changes(place):
         ("@metric(a='sum')\ndef bad(w, g, new_w): return g, w", r"as many values as @metric\(a\) names"),
         ("@metric(a='mean')\ndef bad(w, g, new_w): return (g,)", r"a='mean' of metric 'bad': must be 'sum' or 'max'"),
         ("@metric(a='sum')\ndef bad(w, g, new_w): return (g.sum(),)", r"values have no attributes"),
+        ("metrics.joined(metrics.weight_square, metrics.weight_square)", "several of them give a value 'weight_square'"),
+        ("metrics.joined(metrics.weight_unchanged, metrics.weight_unchanged)", "several .* a value 'weight_unchanged'"),
     ],
 )
-def test_metrics_of_another_form_are_refused(write_rules, text, message):
+def test_what_is_refused(write_rules, text, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        write_rules(f"from tristep.kernels import metric\n\n\n{text}\n")
-
-
-def test_values_of_one_name_are_refused():
-    with pytest.raises(ValueError, match=r"several of them give a value 'weight_square'"):
-        metrics.joined(metrics.weight_square, metrics.weight_square)
+        write_rules(f"from tristep.kernels import metric, metrics\n\n\n{text}\n")

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from low_precision import as_bfloat16, bits, in_24_bits, numbers, same, slowly, take, tensors
+from low_precision import as_bfloat16, in_24_bits, numbers, same, slowly, take, tensors
 
 from tristep.kernels import Update, rule, rules
 from tristep.kernels.states import slot_dtypes, states_for
@@ -94,101 +94,69 @@ def test_each_state_has_its_own_type(place):
 # Master weights.
 
 
-@pytest.mark.parametrize("state_dtype", [None, BF16], ids=str)
-def test_a_remainder_is_all_that_a_weight_lacks(place, state_dtype):
-    """Weight and remainder are the float32 number, bit for bit, and the weight is the nearest."""
-    values = [numbers(k, shape) for k, shape in enumerate(SIZES)]
-    weights = tensors(place, [numbers(9 + k, shape) for k, shape in enumerate(SIZES)], BF16)
-    remainders = [torch.zeros(shape, dtype=I16, device=place.device) for shape in SIZES]
-    states = states_for(take, weights, state_dtype)
-    place.run(take, weights, tensors(place, values, F32), states, [[1.0]] * 3, remainders)
-    for weight, remainder, value in zip(weights, remainders, values, strict=True):
-        high = weight.cpu().float().numpy().view(np.uint32)
-        whole = (high + remainder.cpu().numpy().astype(np.int32).astype(np.uint32)).view(np.float32)
-        np.testing.assert_array_equal(whole, value)
-        finite = np.isfinite(value) & (np.abs(value) < 3.38e38)
-        distance = np.abs(weight.cpu().double().numpy() - value)[finite]
-        nearest = np.abs(as_bfloat16(value).astype(np.float64) - value)[finite]
-        np.testing.assert_array_equal(distance, nearest)  # halves go away from zero, which is as near
-    # And it is read so: the state gets the weight as the rule knew it.
-    place.run(take, weights, tensors(place, [np.zeros(shape) for shape in SIZES], F32), states, [[1.0]] * 3, remainders)
-    for row, value in zip(states, values, strict=True):
-        same(row[0], value if state_dtype is None else as_bfloat16(value))
+def rounded(kind, values):
+    """float32 numbers as a weight with a rest of this type keeps them: all of them, or the nearest of 24 bits."""
+    return in_24_bits(values) if kind == I8 else values
+
+
+def whole(weight, rest):
+    """The float32 numbers that a weight and its rest are."""
+    return (weight.float().view(torch.int32) + (rest.to(torch.int32) << (8 if rest.dtype == I8 else 0))).view(F32)
 
 
 EDGES = [0x7F7FFFFF, 0x7F7FFF80, 0x7F7FFF7F, 0x7F7F8000, 0xFF7FFFFF, 0x3F807F80, 0x3F807F7F, 0x3F808000, 0x3F818000]
 
 
+@pytest.mark.parametrize("kind", [I16, I8], ids=["remainder", "24 bits"])
 @pytest.mark.parametrize("state_dtype", [None, BF16], ids=str)
-def test_a_24_bit_master_is_the_nearest_of_24_bits(place, state_dtype):
-    """Weight and rest are that, and the weight is as near to it as a bfloat16 can be. What is above the last is infinity."""
+def test_a_rest_is_all_that_a_weight_lacks(place, state_dtype, kind):
+    """Weight and rest are the number, bit for bit, and the weight is as near to it as a bfloat16 can be. Of 24 bits, what is
+    above the last is infinity."""
     edges = np.array(EDGES, dtype=np.uint32).view(np.float32)
-    values = [np.concatenate([edges, numbers(k, n)]) for k, n in enumerate((6, 1030))]
-    weights = tensors(place, [numbers(9 + k, len(each)) for k, each in enumerate(values)], BF16)
-    rests = [torch.zeros(len(each), dtype=I8, device=place.device) for each in values]
+    values = [np.concatenate([edges, numbers(k, n)]) for k, n in enumerate((6, 1030))] + [
+        numbers(2, (3, 5)),
+        numbers(3, (0,)),
+    ]
+    weights = tensors(place, [numbers(9 + k, each.shape) for k, each in enumerate(values)], BF16)
+    rests = [torch.zeros_like(weight, dtype=kind) for weight in weights]
     states = states_for(take, weights, state_dtype)
-    place.run(take, weights, tensors(place, values, F32), states, [[1.0]] * 2, rests)
-    for weight, rest, value in zip(weights, rests, values, strict=True):
-        high = weight.cpu().float().numpy().view(np.uint32)
-        whole = (high + (rest.cpu().numpy().astype(np.int32) << 8).astype(np.uint32)).view(np.float32)
-        expected = in_24_bits(value)
-        np.testing.assert_array_equal(whole, expected)
-        assert np.isinf(whole[[0, 1, 4]]).all()
-        assert np.isinf(weight.cpu().float().numpy()[2])  # with a rest that makes it finite
+    place.run(take, weights, tensors(place, values, F32), states, [[1.0]] * 4, rests)
+    for k, (weight, rest, value) in enumerate(zip(weights, rests, values, strict=True)):
+        found, expected = whole(weight, rest).cpu().numpy(), rounded(kind, value)
+        np.testing.assert_array_equal(found, expected)
         finite = np.isfinite(expected) & (np.abs(expected) < 3.38e38)
         distance = np.abs(weight.cpu().double().numpy() - expected)[finite]
-        np.testing.assert_array_equal(distance, np.abs(as_bfloat16(expected).astype(np.float64) - expected)[finite])
+        nearest = np.abs(as_bfloat16(expected).astype(np.float64) - expected)[finite]
+        np.testing.assert_array_equal(distance, nearest)  # halves go away from zero, which is as near
+        if k < 2 and kind == I8:
+            assert np.isinf(found[[0, 1, 4]]).all()
+            assert np.isinf(weight.cpu().float().numpy()[2])  # with a rest that makes it finite
     # And it is read so: the state gets the weight as the rule knew it.
-    place.run(take, weights, tensors(place, [np.zeros(len(each)) for each in values], F32), states, [[1.0]] * 2, rests)
+    place.run(take, weights, tensors(place, [np.zeros(each.shape) for each in values], F32), states, [[1.0]] * 4, rests)
     for row, value in zip(states, values, strict=True):
-        known = in_24_bits(value)
+        known = rounded(kind, value)
         same(row[0], known if state_dtype is None else as_bfloat16(known))
 
 
+@pytest.mark.parametrize("kind", [I16, I8], ids=["remainder", "24 bits"])
 @pytest.mark.parametrize("name", ["sgd_momentum", "adamw", "lamb"])
-def test_with_24_bit_masters_a_step_is_that_of_float32_masters_rounded(place, name):
+def test_with_rests_a_step_is_that_of_float32_masters_rounded(place, name, kind):
     """At every step, from the masters that are stored."""
     used = getattr(rules, name)
     rng = np.random.default_rng(1)
     weights = tensors(place, [rng.normal(size=(1030,)), rng.normal(size=(3, 5))], BF16)
-    rests = [torch.zeros_like(weight, dtype=I8) for weight in weights]
+    rests = [torch.zeros_like(weight, dtype=kind) for weight in weights]
     hyper = [[1.0, *np.linspace(0.01, 0.3, len(used.hyper))]] * 2
     states = states_for(used, weights)
     for _ in range(3):
-        wholes = [
-            (weight.float().view(torch.int32) + (rest.to(torch.int32) << 8)).view(F32)
-            for weight, rest in zip(weights, rests, strict=True)
-        ]
+        wholes = list(map(whole, weights, rests))
         twins = [weight.clone() for weight in weights], [tuple(state.clone() for state in row) for row in states]
         gradients = tensors(place, [rng.normal(size=(1030,)), rng.normal(size=(3, 5))], BF16)
         place.run(used, weights, gradients, states, hyper, rests)
         place.run(used, twins[0], gradients, twins[1], hyper, wholes)
-        for weight, rest, whole in zip(weights, rests, wholes, strict=True):
-            found = weight.cpu().float().numpy().view(np.int32) + (rest.cpu().numpy().astype(np.int32) << 8)
-            np.testing.assert_array_equal(found.view(np.float32), in_24_bits(whole.cpu().numpy()))
-
-
-@pytest.mark.parametrize("name", ["sgd_momentum", "adamw", "lamb"])
-def test_with_remainders_every_step_is_that_of_float32_masters(place, name):
-    used = getattr(rules, name)
-    rng = np.random.default_rng(1)
-    start = tensors(place, [rng.normal(size=(1030,)), rng.normal(size=(3, 5))], BF16)
-    gradients = [tensors(place, [rng.normal(size=(1030,)), rng.normal(size=(3, 5))], BF16) for _ in range(6)]
-    hyper = [[1.0, *np.linspace(0.01, 0.3, len(used.hyper))]] * 2
-    found = []
-    for master_dtype in (F32, I16):
-        weights = [weight.clone() for weight in start]
-        masters = [weight.to(F32) if master_dtype == F32 else torch.zeros_like(weight, dtype=I16) for weight in start]
-        states = states_for(used, weights)
-        for each in gradients:
-            place.run(used, weights, each, states, hyper, masters)
-        if master_dtype == I16:
-            masters = [
-                (w.float().view(torch.int32) + m.to(torch.int32)).view(F32) for w, m in zip(weights, masters, strict=True)
-            ]
-        found.append([*masters, *(state for row in states for state in row)])
-    for master, expected in zip(*found, strict=True):
-        assert torch.equal(bits(master), bits(expected))
+        for weight, rest, expected, *rows in zip(weights, rests, wholes, states, twins[1], strict=True):
+            np.testing.assert_array_equal(whole(weight, rest).cpu().numpy(), rounded(kind, expected.cpu().numpy()))
+            assert all(map(torch.equal, *rows))
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -260,18 +228,16 @@ def nearest_of_24_bits(values):
 @pytest.mark.parametrize("layout", ["transposed", "gaps", "one element off"])
 def test_other_layouts(place, layout, master_dtype):
     values = np.random.default_rng(4).normal(size=(40, 30)).astype(np.float32)
-    weight = torch.zeros(40, 30, dtype=BF16, device=place.device)
-    if layout == "transposed":
-        weight = torch.zeros(30, 40, dtype=BF16, device=place.device).T
-    elif layout == "gaps":
-        weight = torch.zeros(40, 60, dtype=BF16, device=place.device)[:, ::2]
-    else:
-        weight = torch.zeros(1201, dtype=BF16, device=place.device)[1:].view(40, 30)
+    shape, view = {
+        "transposed": ((30, 40), lambda x: x.T),
+        "gaps": ((40, 60), lambda x: x[:, ::2]),
+        "one element off": ((1201,), lambda x: x[1:].view(40, 30)),
+    }[layout]
+    weight = view(torch.zeros(shape, dtype=BF16, device=place.device))
     (states,) = states_for(take, [weight], BF16)
-    strides = states[0].stride()
     master = None
     if master_dtype is not None:
-        master = torch.empty_strided((40, 30), strides, dtype=master_dtype, device=place.device).zero_()
+        master = torch.empty_strided((40, 30), states[0].stride(), dtype=master_dtype, device=place.device).zero_()
     place.run(take, [weight], [torch.tensor(values, device=place.device)], [states], [[1.0]], [master])
     same(weight, nearest_of_24_bits(values) if master_dtype == I8 else as_bfloat16(values))
     if master_dtype == BF16:
@@ -279,23 +245,18 @@ def test_other_layouts(place, layout, master_dtype):
 
 
 def test_types_that_do_not_go_together_are_refused():
-    w64, w32, w16, wb = (torch.zeros(3, dtype=dtype) for dtype in (F64, F32, F16, BF16))
+    any_master = "torch.float32 or torch.int16 or torch.int8 or torch.bfloat16"
     for weight, state, master, message in [
-        (w64, BF16, None, r"mom of weights\[0\] is torch.bfloat16 .* must be torch.float64"),
-        (w32, I16, None, r"mom of weights\[0\] is torch.int16 .* must be torch.float32 or torch.bfloat16"),
-        (w16, F32, I16, r"master of weights\[0\] is torch.int16 .* must be torch.float32 or torch.float16"),
-        (
-            wb,
-            F32,
-            F16,
-            r"master of .* torch.float16 .* must be torch.float32 or torch.int16 or torch.int8 or torch.bfloat16",
-        ),
-        (w32, F32, I16, r"master of weights\[0\] is torch.int16 .* must be torch.float32"),
-        (w16, F32, I8, r"master of weights\[0\] is torch.int8 .* must be torch.float32 or torch.float16"),
+        (F64, BF16, None, r"mom of weights\[0\] is torch.bfloat16 .* must be torch.float64"),
+        (F32, I16, None, r"mom of weights\[0\] is torch.int16 .* must be torch.float32 or torch.bfloat16"),
+        (F16, F32, I16, r"master of weights\[0\] is torch.int16 .* must be torch.float32 or torch.float16"),
+        (BF16, F32, F16, rf"master of .* torch.float16 .* must be {any_master}"),
+        (F32, F32, I16, r"master of weights\[0\] is torch.int16 .* must be torch.float32"),
+        (F16, F32, I8, r"master of weights\[0\] is torch.int8 .* must be torch.float32 or torch.float16"),
     ]:
         masters = [None if master is None else torch.zeros(3, dtype=master)]
         with pytest.raises(ValueError, match=message):
-            Update(rules.sgd_momentum, [weight], [(torch.zeros(3, dtype=state),)], masters)
+            Update(rules.sgd_momentum, [torch.zeros(3, dtype=weight)], [(torch.zeros(3, dtype=state),)], masters)
 
 
 def test_groups_are_formed_by_how_tensors_are_stored(place):

@@ -98,18 +98,6 @@ def test_count_is_that_of_equal_bits(name, place):
         assert 70 < expected[0] < 690
 
 
-def test_alone_it_needs_no_other_metric(place):
-    weight, gradient = place.tensor([1.0, 2.0, 0.5], BF16), place.tensor([0.0, 1.0, 1.0], BF16)
-    into = MetricsBuffer(metrics.weight_unchanged, 1)
-    into.begin_step()
-    update = sgd(place, [weight], None, 2.0**-8)
-    update.bind([gradient])
-    update(into)
-    assert into.end_step()
-    assert weight.tolist() == [1.0, 2.0, 0.5 - 2.0**-8]  # 2 - 2^-8 is half-way between two numbers
-    assert values(into).tolist() == [[[2.0]]]
-
-
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_zeros_are_equal_whatever_their_signs_and_nan_never_is(place, dtype):
     weight = place.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, math.inf, 1.0], dtype)
@@ -143,19 +131,21 @@ def test_skipped_steps_count_nothing_and_skipped_tensors_are_nan(place):
     assert found[:, 0].tolist() == [[0.0, 0.0], [0.0, 2.0]]
 
 
-def test_other_pairs_of_the_same_sum_have_changed(place):
-    """A compensation too small to show in the sum of both is gone after the step."""
+def test_alone_it_needs_no_other_metric_and_looks_at_both_parts_of_a_weight(place):
+    """A compensation too small to show in the sum of both is gone after the step: 2^-30; 2 - 2^-8 is rounded to 2."""
+    weight, gradient = place.tensor([1.0, 2.0, 0.5], BF16), place.tensor([0.0, 1.0, 1.0], BF16)
+    assert measured_alone(place, [weight], None, 2.0**-8, gradient) == [[[2.0]]]
+    assert weight.tolist() == [1.0, 2.0, 0.5 - 2.0**-8]
     weight, lost = place.tensor([1.0, 1.0], BF16), place.tensor([2.0**-30, 2.0**-9], BF16)
+    assert measured_alone(place, [weight], [lost], 0.0, torch.ones_like(weight)) == [[[1.0]]]
+    assert lost.tolist() == [0.0, 2.0**-9]
+
+
+def measured_alone(place, weights, masters, lr, gradient):
     into = MetricsBuffer(metrics.weight_unchanged, 1)
     into.begin_step()
-    update = sgd(place, [weight], [lost], 0.0)
-    update.bind([place.tensor([1.0, 1.0], BF16)])
+    update = sgd(place, weights, masters, lr)
+    update.bind([gradient])
     update(into)
-    into.end_step()
-    assert lost.tolist() == [0.0, 2.0**-9]
-    assert values(into).tolist() == [[[1.0]]]
-
-
-def test_two_of_them_are_refused():
-    with pytest.raises(ValueError, match=r"several of them give a value 'weight_unchanged'"):
-        metrics.joined(metrics.weight_unchanged, metrics.weight_unchanged)
+    assert into.end_step()
+    return values(into).tolist()
