@@ -8,19 +8,12 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from composed_rules import hyper, numbers, rows
+from composed_rules import hyper, numbers, result, rows, same_states
 
 from tristep.kernels import Update, rules, transforms
 from tristep.kernels.states import states_for
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
-
-
-def result(place, made, numbers, **others):
-    """New weights and states as NumPy arrays after a step of this rule."""
-    weights, gradients, states = numbers
-    place.run(made, weights, gradients, states, [hyper(made, **others)] * len(weights))
-    return [w.cpu().numpy() for w in weights], [[s.cpu().numpy() for s in row] for row in states]
 
 
 @pytest.fixture(scope="module")
@@ -80,16 +73,14 @@ def test_decay_is_left_out_where_the_step_has_another_direction(place, name):
     assert (made.slots, made.hyper, made.reductions) == (base.slots, base.hyper, base.reductions)
     coupled = {"wd": 0.0} if decay != "wd" else {}
     before = [w.cpu().numpy().copy() for w in numbers(place, base)[0]]
-    decayed, states = result(place, base, numbers(place, base), **coupled)
-    bare, _ = result(place, base, numbers(place, base), **coupled, **{decay: 0.0})
-    found, found_states = result(place, made, numbers(place, made), **coupled)
+    decayed, states = result(place, base, *numbers(place, base), **coupled)
+    bare, _ = result(place, base, *numbers(place, base), **coupled, **{decay: 0.0})
+    found, found_states = result(place, made, *numbers(place, made), **coupled)
     for w, with_decay, without, new in zip(before, decayed, bare, found, strict=True):
         u = w - without  # alg. 1, with the rate in u and in the decay
         np.testing.assert_allclose(new, w - u + (u * w >= 0) * (with_decay - without), rtol=1e-12, atol=1e-14)
         assert w.size < 100 or 0.1 < (u * w >= 0).mean() < 0.9
-    for row, expected in zip(found_states, states, strict=True):
-        for a, b in zip(row, expected, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-12)
+    same_states(found_states, states)
 
 
 def test_the_signs_of_small_steps_and_of_none_are_right(place):
@@ -120,11 +111,18 @@ def remembering(w, g, state, hyper):
     assert last.tolist() == [0.75, -0.5]
 
 
-def test_cautious_decay_of_what_has_none_is_refused():
+def test_what_cannot_be_composed_is_refused():
     with pytest.raises(ValueError, match="rule 'sgd' has none of the hyper-parameters 'decay', 'decoupled_decay'"):
         transforms.cautious_weight_decay(rules.sgd)
-    made = transforms.cautious_weight_decay(rules.adamw)
-    assert pickle.loads(pickle.dumps(made)) is made
+    with pytest.raises(ValueError, match="'adam_averaging' has a state or hyper-parameter 'ema' already"):
+        transforms.ema(transforms.ema(rules.adam))
+    with pytest.raises(ValueError, match="'adam_on_sphere' has a state or hyper-parameter 'hyperball_lr' already"):
+        transforms.hyperball(transforms.hyperball(rules.adam))
+    with pytest.raises(TypeError, match="rule must be elementwise"):
+        transforms.hyperball(rules.muon)
+    made = transforms.hyperball(rules.adam)
+    for each in (transforms.cautious_weight_decay(rules.adamw), made, made.reduction):
+        assert pickle.loads(pickle.dumps(each)) is each
 
 
 def on_sphere(w, stepped, radius, lr):
@@ -159,8 +157,8 @@ def test_weights_stay_on_their_spheres(place, name):
             for slot, tensor in zip(base.slots, ours, strict=True):
                 tensor.copy_(row[made.slots.index(slot)])
         before = [w.cpu().numpy().copy() for w in weights]
-        result(place, base, (bare, gradients, bare_states), **undecayed)
-        result(place, made, (weights, gradients, states), clip_norm=0.5, wd=0.0 if "lamb" in name or "lans" in name else 0.3)
+        result(place, base, bare, gradients, bare_states, **undecayed)
+        result(place, made, weights, gradients, states, clip_norm=0.5, wd=0.0 if "lamb" in name or "lans" in name else 0.3)
         for w, stepped, radius, new in zip(before, bare, radii, weights, strict=True):
             expected = on_sphere(w, stepped.cpu().numpy(), radius, 0.1)
             np.testing.assert_allclose(new.cpu().numpy(), expected, rtol=1e-9, atol=1e-12)
@@ -229,16 +227,6 @@ def test_spheres_of_other_types_are_those_of_float64(place):
             np.testing.assert_allclose(masters[0].cpu().numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_two_spheres_are_refused():
-    made = transforms.hyperball(rules.adam)
-    with pytest.raises(ValueError, match="'adam_on_sphere' has a state or hyper-parameter 'hyperball_lr' already"):
-        transforms.hyperball(made)
-    with pytest.raises(TypeError, match="rule must be elementwise"):
-        transforms.hyperball(rules.muon)
-    assert pickle.loads(pickle.dumps(made)) is made
-    assert pickle.loads(pickle.dumps(made.reduction)) is made.reduction
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["sgd", "lamb", "novograd"])
 def test_the_average_follows_the_weight(place, name):
@@ -260,8 +248,3 @@ def test_the_average_follows_the_weight(place, name):
             torch.testing.assert_close(average, new, rtol=1e-12, atol=1e-14)
         place.run(transforms.moving_average, weights, gradients, [(average,) for average in averages], [[1.0]] * 3)
         torch.testing.assert_close(weights, averages, rtol=0, atol=0)
-
-
-def test_two_averages_are_refused():
-    with pytest.raises(ValueError, match="'adam_averaging' has a state or hyper-parameter 'ema' already"):
-        transforms.ema(transforms.ema(rules.adam))

@@ -72,3 +72,17 @@ def close(found, expected, name):
     loose = {"rtol": 0.02, "atol": 2e-3} if name == "muon" else {"rtol": 1e-9, "atol": 1e-12}
     torch.testing.assert_close(found[0], expected[0], **loose)
     torch.testing.assert_close(found[1], expected[1], rtol=1e-9, atol=1e-12)
+
+
+def result(place, made, weights, gradients, states, **others):
+    """New weights, and new states by name, as NumPy arrays after a step of this rule on these."""
+    place.run(made, weights, gradients, states, [hyper(made, **others)] * len(weights))
+    rows = [dict(zip(made.slots, (state.cpu().numpy() for state in row), strict=True)) for row in states]
+    return [w.cpu().numpy() for w in weights], rows
+
+
+def same_states(found, expected):
+    """Of the names that are expected."""
+    for row, other in zip(found, expected, strict=True):
+        for name, values in other.items():
+            np.testing.assert_allclose(row[name], values, rtol=1e-12, err_msg=name)
