@@ -22,9 +22,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.sample(1)
 def test_the_page_shows_what_it_prints(capsys):
     text = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
-    shown = re.findall(
-        r"^```text\n\$ python -m tristep (.+?)(?: \| head -n (\d+))?\n(.*?)^```$", text, re.DOTALL | re.MULTILINE
-    )
+    shown = re.findall(r"(?ms)^```text\n\$ python -m tristep (.+?)(?: \| head -n (\d+))?\n(.*?)^```$", text)
     assert shown
     for arguments, lines, expected in shown:
         assert main(arguments.split()) == 0
@@ -56,42 +54,21 @@ def test_it_says_that_nothing_was_measured_and_what_was_assumed(capsys):
 
 
 def test_json_has_the_rows_of_estimate_cost(capsys):
-    options = [
-        "--optimizer",
-        "lion",
-        "--state",
-        "8bit",
-        "--weights",
-        "bf16",
-        "--master",
-        "split8",
-        "--gpus-per-node",
-        "8",
-    ]
-    assert main(["cost", "--params", "1e6", "--gpus", "16", "--link", "ib400", "--memory", "2000", *options, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    rows = tristep.estimate_cost(
-        1e6,
-        16,
-        "ib400",
-        optimizer="lion",
-        optimizer_params={"state_dtype": "8bit", "multi_precision": "split8"},
-        weights="bfloat16",
-        gpus_per_node=8,
-        memory=2000.0,
-    )
+    given = "--params 1e6 --gpus 16 --link ib400 --memory 2000 --optimizer lion --state 8bit --weights bf16 --master split8"
+    assert main(["cost", *given.split(), "--gpus-per-node", "8", "--json"]) == 0
+    found, params = json.loads(capsys.readouterr().out), {"state_dtype": "8bit", "multi_precision": "split8"}
+    others = {"weights": "bfloat16", "gpus_per_node": 8, "memory": 2000.0}
+    rows = tristep.estimate_cost(1e6, 16, "ib400", optimizer="lion", optimizer_params=params, **others)
     assert found["link"]["measured"] is False
-    assert [row["name"] for row in found["strategies"]] == [row.name for row in rows]
-    for printed, row in zip(found["strategies"], rows, strict=True):
-        assert printed["wire"] == row.wire
-        assert printed["states"] == row.states
-        assert printed["memory"] == row.memory
-        assert printed["step"] == row.step
+    names = ("name", "wire", "states", "memory", "step")
+    assert [[row[name] for name in names] for row in found["strategies"]] == [
+        [getattr(row, n) for n in names] for row in rows
+    ]
 
 
 def test_rows_of_compression_are_of_the_all_reduce_or_of_sharded_updates(capsys):
     for option, update in (([], False), (["--update-on-kvstore"], True)):
-        assert main(["cost", "--params", "1e6", "--gpus", "4", "--link", "eth100", "--json", *option]) == 0
+        assert main([*["cost", "--params", "1e6", "--gpus", "4", "--link", "eth100", "--json"], *option]) == 0
         *_, last = json.loads(capsys.readouterr().out)["strategies"]
         expected = f"kvstore='dist_sync', update_on_kvstore={update}, compression_params={{'type': 'powersgd', 'rank': 4}}"
         assert last["kvstore"] == expected
@@ -100,43 +77,30 @@ def test_rows_of_compression_are_of_the_all_reduce_or_of_sharded_updates(capsys)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--link", "nvlink"], "--params"),
-        (["--params", "1e6", "--gpus", "2"], "--link --measure is required"),
-        (["--params", "1e6", "--link", "nvlink"], "--gpus is missing"),
-        (["--params", "1e6", "--gpus", "2", "--link", "nvlnk"], "Did you mean 'nvlink'?"),
-        (["--params", "1e6", "--gpus", "2", "--link", "ib400", "--measure"], "not allowed with"),
-        (["--params", "1e6", "--gpus", "2", "--link", "ib400", "--optimizer", "adamm"], "adamm"),
-        (["--params", "1e6", "--gpus", "2", "--link", "ib400", "--state", "2bit"], "state_dtype='2bit'"),
-        (["--params", "1e6", "--gpus", "2", "--link", "ib400", "--memory", "h1"], "memory='h1'"),
-        (["--params", "1e6", "--measure"], "--measure needs several processes: torchrun"),
-        (["--params", "1e6", "--measure", "--gpus-per-node", "2"], "leave one of them out"),
+        ("--link nvlink", "--params"),
+        ("--params 1e6 --gpus 2", "--link --measure is required"),
+        ("--params 1e6 --link nvlink", "--gpus is missing"),
+        ("--params 1e6 --gpus 2 --link nvlnk", "Did you mean 'nvlink'?"),
+        ("--params 1e6 --gpus 2 --link ib400 --measure", "not allowed with"),
+        ("--params 1e6 --gpus 2 --link ib400 --optimizer adamm", "adamm"),
+        ("--params 1e6 --gpus 2 --link ib400 --state 2bit", "state_dtype='2bit'"),
+        ("--params 1e6 --gpus 2 --link ib400 --memory h1", "memory='h1'"),
+        ("--params 1e6 --measure", "--measure needs several processes: torchrun"),
+        ("--params 1e6 --measure --gpus-per-node 2", "leave one of them out"),
     ],
 )
 def test_wrong_arguments(arguments, message, capsys, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(SystemExit) as ended:
-        main(["cost", *arguments])
+        main(["cost", *arguments.split()])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
 
 
 def test_it_measures_the_link_of_a_torchrun_job(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--log-dir",
-        str(tmp_path),
-        "--nproc_per_node",
-        "2",
-        "-m",
-        "tristep",
-        "cost",
-    ]
-    done = subprocess.run(
-        [*command, "--params", "1e6", "--measure", "--json"], capture_output=True, text=True, timeout=120, check=False
-    )
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--log-dir", str(tmp_path), "--nproc_per_node", "2"]
+    command = [sys.executable, *launcher, *["-m", "tristep", "cost", "--params", "1e6", "--measure", "--json"]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)  # one of the two prints
     assert found["gpus"] == 2

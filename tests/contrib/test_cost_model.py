@@ -53,16 +53,17 @@ def test_bytes_on_the_wire_are_those_of_the_formulas(ranks, ring, half, int8):
 
 
 def test_nodes_keep_most_of_a_plain_collective_inside():
-    flat = tristep.estimate_cost(GPT2, 64, "ib400")
-    rows = tristep.estimate_cost(GPT2, 64, "ib400", gpus_per_node=8)
+    flat, of_nodes = tristep.estimate_cost(GPT2, 64, "ib400"), tristep.estimate_cost(GPT2, 64, "ib400", gpus_per_node=8)
     for name in ("all-reduce", "ZeRO-1", "ZeRO-3 (FSDP)"):
-        phases = round(_row(flat, name).wire / (63 / 64 * 4 * GPT2))
-        assert _row(rows, name).wire == pytest.approx(phases * 7 / 8 * 4 * GPT2 / 8)  # between 8 nodes, an eighth for each
-        assert _row(rows, name).inner == pytest.approx(phases * 7 / 8 * 4 * GPT2)
-        assert _row(rows, name).communication < _row(flat, name).communication
+        plain, row = _row(flat, name), _row(of_nodes, name)
+        phases = round(plain.wire / (63 / 64 * 4 * GPT2))
+        assert row.wire == pytest.approx(phases * 7 / 8 * 4 * GPT2 / 8)  # between 8 nodes, an eighth for each
+        assert row.inner == pytest.approx(phases * 7 / 8 * 4 * GPT2)
+        assert row.communication < plain.communication
     # Compressed messages go straight to their rank, 7 of 63 within the node.
-    assert _row(rows, "int8").inner / _row(rows, "int8").wire == pytest.approx(7 / 56)
-    assert _row(rows, "int8").inner + _row(rows, "int8").wire == pytest.approx(_row(flat, "int8").wire)
+    row = _row(of_nodes, "int8")
+    assert row.inner / row.wire == pytest.approx(7 / 56)
+    assert row.inner + row.wire == pytest.approx(_row(flat, "int8").wire)
 
 
 def test_time_is_latency_and_bytes_over_bandwidth():
@@ -177,11 +178,7 @@ def test_matrices_are_sent_as_two_of_few_columns():
         ({"servers": 0}, ValueError, "servers=0"),
         ({"optimizer": "adan", "optimizer_params": {"state_dtype": "2bit"}}, ValueError, "state_dtype='2bit'"),
         ({"optimizer": ByHand()}, TypeError, "must be one that is a rule, since memory follows"),
-        (
-            {"optimizer_params": {"state_dtype": "8bit"}, "weights": "float64"},
-            ValueError,
-            r"state_dtype='8bit': params\[0\]",
-        ),
+        ({"optimizer_params": {"state_dtype": "8bit"}, "weights": "float64"}, ValueError, r"='8bit': params\[0\]"),
     ],
 )
 def test_bad_arguments(changed, error, message):
@@ -190,20 +187,20 @@ def test_bad_arguments(changed, error, message):
         tristep.estimate_cost(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("text", "bandwidth", "latency"),
-    [
-        ("NVLink", 360e9, 3.4e-6),
-        ("12.5", 12.5e9, 0),
-        ("12.5,30us", 12.5e9, 30e-6),
-        ("1, 2 ms", 1e9, 2e-3),
-        ("1,5", 1e9, 5e-6),
-    ],
-)
-def test_links_are_given_by_name_or_by_numbers(text, bandwidth, latency):
-    link = cost_model.parse_link(text)
-    assert link[:2] == pytest.approx((bandwidth, latency))
-    assert not link.measured
+LINKS = {
+    "NVLink": (360e9, 3.4e-6),
+    "12.5": (12.5e9, 0),
+    "12.5,30us": (12.5e9, 30e-6),
+    "1, 2 ms": (1e9, 2e-3),
+    "1,5": (1e9, 5e-6),
+}
+
+
+@pytest.mark.parametrize("text", LINKS)
+def test_links_are_given_by_name_or_by_numbers(text):
+    *found, measured = cost_model.parse_link(text)
+    assert found == pytest.approx(LINKS[text])
+    assert not measured
 
 
 def _counted(n):
@@ -319,19 +316,17 @@ def _sent_by_a_worker(arguments):
 def test_a_worker_of_a_parameter_server_sends_the_bytes_of_its_row(processes):
     row = _row(tristep.estimate_cost(SHAPES, 4, "eth100"), "parameter server (1)")
     assert row.environment == ""  # one server is the default
-    assert _row(tristep.estimate_cost(SHAPES, 4, "eth100", servers=2), "parameter server (2)").environment == (
-        "TRISTEP_NUM_SERVERS=2"
-    )
+    two = _row(tristep.estimate_cost(SHAPES, 4, "eth100", servers=2), "parameter server (2)")
+    assert two.environment == "TRISTEP_NUM_SERVERS=2"
     *workers, server = processes(5).run(_sent_by_a_worker, eval(f"dict({row.kvstore})"))
     assert server is None
     assert np.mean(workers) == pytest.approx(row.wire, rel=0.002, abs=12e3)
 
 
 def _said_by_compressors(shape):
-    types = ["2bit", "1bit", "fp16", "bf16", "int8", "int4", "sign", "topk", "powersgd"]
     n = int(np.prod(shape))
-    made = {kind: tristep.kvstore.CompressedAllReduce({"type": kind}, n, [shape]) for kind in types}
-    return {kind: reduce.bytes_sent for kind, reduce in made.items()}
+    types = ["2bit", "1bit", "fp16", "bf16", "int8", "int4", "sign", "topk", "powersgd"]
+    return {kind: tristep.kvstore.CompressedAllReduce({"type": kind}, n, [shape]).bytes_sent for kind in types}
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -382,23 +377,8 @@ def test_the_table_has_all_rows_and_verdicts():
     rows = tristep.estimate_cost(GPT2, 16, "eth100", gpus_per_node=8, compute_ms=100)
     text = cost_model.table(rows)
     lines = text.splitlines()
-    assert lines[0].split() == [
-        *(
-            "strategy",
-            "sent",
-            "in",
-            "node",
-            "weights",
-            "grads",
-            "states",
-            "buffers",
-            "residuals",
-            "memory",
-            "wire",
-            "exposed",
-        ),
-        *("codes", "update", "step"),
-    ]
+    memory = "strategy sent in node weights grads states buffers residuals memory"
+    assert lines[0].split() == f"{memory} wire exposed codes update step".split()
     assert len({len(line) for line in lines[:14]}) == 1
     assert len(lines) == 1 + 13 + 1 + 13
     for row, line in zip(rows, lines[15:], strict=True):

@@ -71,38 +71,29 @@ def nordion2(w, m, v, g, lr, wd, mu, fraction, beta):
 
 
 @pytest.mark.parametrize("fraction", [0.25, 0.5])
+@pytest.mark.parametrize("kind", ["Dion2", "NorDion2"])
 @pytest.mark.parametrize("name", SHAPES)
-def test_dion2_steps_as_numpy(name, fraction):
-    (param,) = parameters(SHAPES[name])
-    optim = tristep.optim.Dion2([param], lr=0.02, weight_decay=0.1, momentum=0.9, fraction=fraction)
-    m = np.zeros(param.shape)
-    for k in range(12):
-        w = param.detach().double().numpy()
-        backward([param], k)
-        expected, m, moved = dion2(w, m, param.grad.double().numpy(), 0.02, 0.1, 0.9, fraction)
-        optim.step()
-        found = param.detach().double().numpy()
-        assert np.array_equal(changed(found, w * (1 - 0.02 * 0.1)), moved)  # the same rows or columns
-        assert np.max(np.abs(found - expected)) < 0.02 * 2 * ORTHOGONAL
-        np.testing.assert_allclose(optim.state[param]["mean"] / 0.1, m, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_nordion2_steps_as_numpy(name):
-    (param,) = parameters(SHAPES[name])
-    optim = tristep.optim.NorDion2([param], lr=0.02, weight_decay=0.1, momentum=0.9, fraction=0.25, row_beta=0.8)
+def test_steps_as_numpy(name, kind, fraction):
+    (param,), plain = parameters(SHAPES[name]), kind == "Dion2"
+    given = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9, "fraction": fraction}
+    optim = getattr(tristep.optim, kind)([param], **given, **({} if plain else {"row_beta": 0.8}))
     m, v = np.zeros(param.shape), np.zeros((len(param), 1))
     for k in range(12):
         w = param.detach().double().numpy()
         backward([param], k)
-        expected, m, v, moved = nordion2(w, m, v, param.grad.double().numpy(), 0.02, 0.1, 0.9, 0.25, 0.8)
+        g = param.grad.double().numpy()
+        if plain:
+            expected, m, moved = dion2(w, m, g, 0.02, 0.1, 0.9, fraction)
+        else:
+            expected, m, v, moved = nordion2(w, m, v, g, 0.02, 0.1, 0.9, fraction, 0.8)
         optim.step()
         found = param.detach().double().numpy()
-        assert np.array_equal(changed(found, w * (1 - 0.02 * 0.1), by_rows=True), moved)
-        assert np.max(np.abs(found - expected)) < 0.02 * 3 * ORTHOGONAL
-        state = optim.state[param]
-        np.testing.assert_allclose(state["mean"] / 0.1, m, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(state["row"], v, rtol=0.25)  # squares of such elements
+        rows = changed(found, w * (1 - 0.02 * 0.1), by_rows=None if plain else True)
+        assert np.array_equal(rows, moved)  # the same rows or columns
+        assert np.max(np.abs(found - expected)) < 0.02 * (2 if plain else 3) * ORTHOGONAL
+        np.testing.assert_allclose(optim.state[param]["mean"] / 0.1, m, rtol=1e-5, atol=1e-5)
+        if not plain:
+            np.testing.assert_allclose(optim.state[param]["row"], v, rtol=0.25)  # squares of such elements
 
 
 WHOLE = {
@@ -178,16 +169,13 @@ def test_a_fraction_may_change_between_steps():
         assert int((param.detach() != before).any(dim=1).sum()) == rows
 
 
-def test_equal_rows_are_selected_from_the_first():
+def test_how_many_are_selected_and_equal_rows_from_the_first():
+    assert [selected(100, 0.07), selected(10, 0.25), selected(3, 0.01), selected(3, 1.0)] == [7, 3, 1, 3]
     param = torch.nn.Parameter(torch.zeros(4, 4))
     trainer = Trainer([param], "dion2", {"learning_rate": 0.1, "fraction": 0.5})
     param.grad = torch.ones(4, 4)
     trainer.step(1)
     assert (param.detach() != 0).any(dim=1).tolist() == [True, True, False, False]
-
-
-def test_how_many_are_selected():
-    assert [selected(100, 0.07), selected(10, 0.25), selected(3, 0.01), selected(3, 1.0)] == [7, 3, 1, 3]
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (64, 32), (8, 100), (4, 32, 32), (5,)], ids=str)

@@ -1,6 +1,5 @@
 """Runs of other programs, written by their own libraries, and files that are damaged."""
 
-import csv
 import json
 import struct
 import tracemalloc
@@ -26,15 +25,6 @@ LOSSES = np.exp(-STEPS / 100)
 
 def _values(run, name="loss"):
     return {int(step): float(value) for step, value in zip(*run.scalars[name].recent(), strict=True)}
-
-
-def _csv(tmp_path, **columns):
-    path = tmp_path / "metrics.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-    return path
 
 
 @pytest.mark.sample(1)
@@ -121,11 +111,7 @@ def _wandb(*bodies):
 @pytest.mark.parametrize(
     "body",
     [
-        b"\x12\xff\xff\xff\xff\x0f",
-        b"\x12\x02\x0a\x00",
-        b"\xff" * 12,
-        b"\x10\x01",
-        b"\x13",
+        *(b"\x12\xff\xff\xff\xff\x0f", b"\x12\x02\x0a\x00", b"\xff" * 12, b"\x10\x01", b"\x13"),
         b"\x12\x02\x12\x00\x12\x02\x0a\x05",
     ],
 )
@@ -160,12 +146,8 @@ def test_damaged_event_files(tmp_path):
     file.write_bytes(data[:-3])
     with pytest.warns(UserWarning, match="1 incomplete last records"):
         assert list(_values(read_run(file))) == list(range(49))
-    for broken in (
-        data[:700] + bytes([data[700] ^ 1]) + data[701:],
-        data + struct.pack("<Q", 1 << 60) + bytes(100),
-        b"",
-        b"words that are no events at all, but long enough",
-    ):
+    changed, long = data[:700] + bytes([data[700] ^ 1]) + data[701:], data + struct.pack("<Q", 1 << 60) + bytes(100)
+    for broken in (changed, long, b"", b"words that are no events at all, but long enough"):
         file.write_bytes(broken)
         with pytest.raises(ValueError, match="not a TensorBoard file, or a damaged one"):
             read_run(file)
@@ -257,8 +239,11 @@ def test_numbers_of_parameters_are_those_of_a_recorded_run(tmp_path):
     ids=["losses", "scalars", "dashboard", "heatmap", "ratios", "weights", "schedule"],
 )
 def test_every_view_of_runs_draws_one_with_scalars_only(tmp_path, show):
-    path = _csv(tmp_path, step=STEPS, loss=LOSSES, learning_rate=LOSSES / 10, accuracy=1 - LOSSES)
-    run = read_run(path)
+    columns = np.column_stack([STEPS, LOSSES, LOSSES / 10, 1 - LOSSES])
+    np.savetxt(
+        tmp_path / "a.csv", columns, ("%d", "%g", "%g", "%g"), ",", header="step,loss,learning_rate,accuracy", comments=""
+    )
+    run = read_run(tmp_path / "a.csv")
     view = show(run)
     assert view.figure().axes
     assert view.describe()
@@ -297,15 +282,13 @@ def _json_file(path):
     ("write", "message"),
     [
         (_event_file, None),
-        (
-            _json_file,
-            "has 65,977 numbers of 65,536 parameters at different steps, which need room for 28,966,912: each step",
-        ),
+        (_json_file, "65,977 numbers of 65,536 parameters at different steps, .* room for 28,966,912: each"),
     ],
 )
 def test_memory_is_bounded_by_the_size_of_the_file(tmp_path, write, message):
     path = write(tmp_path / "run")
-    read_run(_csv(tmp_path, step=[1], loss=[2.0]))  # what is imported once is in memory then
+    (tmp_path / "a.csv").write_text("step,loss\n1,2.0\n")
+    read_run(tmp_path / "a.csv")  # what is imported once is in memory then
     tracemalloc.start()
     try:
         with nullcontext() if message is None else pytest.raises(ValueError, match=message):

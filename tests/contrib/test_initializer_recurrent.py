@@ -49,19 +49,14 @@ def _runs(vector):
 @pytest.mark.sample(1)
 def test_a_fused_network_is_taken_apart_as_by_mxnet():
     """Names, shapes and places that MXNet 1.9.1 gave for two layers of 2, input 3, both directions."""
-    inner = Numbered()
+    inner, places = Numbered(), ("l0", "r0", "l1", "r1")
     vector = _filled(FusedRNN(inner, 2, 2, "rnn_tanh", bidirectional=True), (60,))
-    assert inner.seen == [
-        ("l0_i2h_weight", (2, 3)),
-        ("l0_h2h_weight", (2, 2)),
-        ("r0_i2h_weight", (2, 3)),
-        ("r0_h2h_weight", (2, 2)),
-        ("l1_i2h_weight", (2, 4)),
-        ("l1_h2h_weight", (2, 2)),
-        ("r1_i2h_weight", (2, 4)),
-        ("r1_h2h_weight", (2, 2)),
-        *((f"{place}_{source}_bias", (2,)) for place in ("l0", "r0", "l1", "r1") for source in ("i2h", "h2h")),
+    weights = [
+        (f"{place}_{source}_weight", (2, {"i2h": 3 if "0" in place else 4, "h2h": 2}[source]))
+        for place in places
+        for source in ("i2h", "h2h")
     ]
+    assert inner.seen == weights + [(f"{place}_{source}_bias", (2,)) for place in places for source in ("i2h", "h2h")]
     lengths = [6, 4, 6, 4, 8, 4, 8, 4] + 8 * [2]
     assert _runs(vector) == list(enumerate(lengths, start=1))
 
@@ -156,22 +151,13 @@ def test_docstring_examples():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: _filled(LSTMBias(), (30, 20), "1.weight"),
-            r"'1.weight': has shape .*, but LSTMBias .*multiple of 4",
-        ),
-        (
-            lambda: _filled(FusedRNN(None, 6, 1, "gru"), (8, 3), "0.weight"),
-            "'0.weight': has shape .*for 18 rows",
-        ),
+        (lambda: _filled(LSTMBias(), (30, 20), "1.weight"), r"'1.weight': has shape .*, but LSTMBias .*multiple of 4"),
+        (lambda: _filled(FusedRNN(None, 6, 1, "gru"), (8, 3), "0.weight"), "'0.weight': has shape .*for 18 rows"),
         (
             lambda: _filled(RNNFused("lstm", 1, 5), (8, 3), "0.weight"),
             "'0.weight': RNNFused is for parameters of recurrent layers",
         ),
-        (
-            lambda: _filled(FusedRNN("one", 2, 1, "gru"), (43,), "a_weight"),
-            r"43 elements, .*\(24 plus a multiple of 6\)",
-        ),
+        (lambda: _filled(FusedRNN("one", 2, 1, "gru"), (43,), "a_weight"), r"43 elements, .*\(24 plus a multiple of 6\)"),
         (lambda: FusedRNN("one", 0, 1, "gru"), "num_hidden=0: must be 1 or more"),
         (lambda: FusedRNN("one", 1, 1, "rnn"), "mode='rnn': must be one of 'rnn_relu'"),
         (lambda: FusedRNN(Load({}), 1, 1, "gru"), "init=Load.*: must be a name, .* or an Initializer, not Load"),

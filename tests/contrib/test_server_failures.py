@@ -153,6 +153,7 @@ def test_the_environment_is_checked(monkeypatch):
         kvstore.create("dist_async")
 
 
+SETTINGS = {"TRISTEP_NUM_SERVERS": "1", "TRISTEP_ENGINE": "eager", "OMP_NUM_THREADS": "1"}
 PROGRAM = """
 import os, sys, warnings
 warnings.simplefilter("error")
@@ -218,8 +219,7 @@ def test_a_program_under_torchrun_ends_cleanly(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
     options = ["--standalone", "--log-dir", str(tmp_path), "--nproc_per_node", "3"]
     command = [sys.executable, "-m", "torch.distributed.run", *options, "program.py", "own"]
-    environment = os.environ | {"TRISTEP_NUM_SERVERS": "1", "TRISTEP_ENGINE": "eager", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | SETTINGS, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == ["", *(f"worker {rank} [-10.0, -10.0, -10.0]" for rank in (0, 1))]
     assert "Warning" not in done.stderr
@@ -250,19 +250,10 @@ def _started(folder, program):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "3"}
-    settings = {"TRISTEP_NUM_SERVERS": "1", "TRISTEP_ENGINE": "eager", "OMP_NUM_THREADS": "1"}
     (folder / "program.py").write_text(program, encoding="utf-8")
-    running = [
-        subprocess.Popen(
-            [sys.executable, "program.py"],
-            cwd=folder,
-            env=os.environ | address | settings | {"RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
+    command, given = [sys.executable, "program.py"], os.environ | SETTINGS | address
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen(command, cwd=folder, env=given | {"RANK": str(rank)}, **pipes) for rank in range(3)]
     try:
         texts = [process.communicate(timeout=120) for process in running]
     finally:

@@ -161,38 +161,11 @@ def test_what_would_run_something_else_is_an_error(text):
 
 
 PIECES = [
-    *(
-        None,
-        True,
-        -1,
-        2**70,
-        1.5,
-        math.nan,
-        "",
-        "f4",
-        "float32",
-        "nn",
-        "<f4",
-        "|O",
-        "AAAA",
-        "A",
-        [],
-        [[]],
-        {},
-        [1, 2],
-        [-1],
-        ["a"],
-    ),
-    *(
-        ["torch", "Tensor"],
-        ["os", 3],
-        ["<f4", [1], "AAAAAA=="],
-        [{"dtype": "int64"}, [2**40], 1],
-        [["a", "b"], {"dict": []}],
-    ),
-    [["tristep.trainer.optimizer.gradient_descent", "SGD"], {"list": 3}],
+    None, True, -1, 2**70, 1.5, math.nan, "", "f4", "float32", "nn", "<f4", "|O", "AAAA", "A", [], [[]], {}, [1, 2], [-1],
+    ["torch", "Tensor"], ["os", 3], ["<f4", [1], "AAAAAA=="], [{"dtype": "int64"}, [2**40], 1], [["a", "b"], {"dict": []}],
+    ["a"], [["tristep.trainer.optimizer.gradient_descent", "SGD"], {"list": 3}],
     [{"dtype": "complex64"}, [3], {"array": ["|u1", [9], "AAAAAAAAAAAA"]}],
-]
+]  # fmt: skip
 
 
 @pytest.mark.sample(1)
@@ -226,12 +199,7 @@ def test_every_message_is_plain_data_or_a_value_error():
 
 
 def test_a_message_has_the_value_and_the_tensors_it_was_packed_with():
-    tensors = [
-        torch.randn(3, 5),
-        torch.tensor(2.5, dtype=torch.bfloat16),
-        torch.zeros(0, 2),
-        torch.arange(7, dtype=torch.uint8),
-    ]
+    tensors = torch.randn(3, 5), torch.tensor(2.5, dtype=torch.bfloat16), torch.zeros(0, 2), torch.arange(7).byte()
     channel = Channel(None)
     for _ in range(2):  # the second time in memory of the first
         message, room = channel.pack({"keys": [3, "a"]}, tensors)
@@ -249,15 +217,8 @@ def test_a_message_has_the_value_and_the_tensors_it_was_packed_with():
 @pytest.mark.parametrize(
     "layout",
     [
-        '[[[1000], "float32"]]',
-        '[[[-1], "float32"]]',
-        '[[[2], "nn"]]',
-        '[[[2], "load"]]',
-        "[[[2], 3]]",
-        '[[2, "float32"]]',
-        '[["ab", "float32"]]',
-        "3",
-        "no JSON",
+        *('[[[1000], "float32"]]', '[[[-1], "float32"]]', '[[[2], "nn"]]', '[[[2], "load"]]', "[[[2], 3]]"),
+        *('[[2, "float32"]]', '[["ab", "float32"]]', "3", "no JSON"),
     ],
 )
 def test_a_layout_that_does_not_fit_its_message_is_an_error(layout):
