@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from packed_numbers import levels, nearest, numbers
+from packed_numbers import largest, levels, nearest, numbers, outliers
 
 from tristep.kernels import Update, rule, rules, storage, tl
 from tristep.kernels.states import slot_dtypes, state_type, states_for
@@ -85,9 +85,10 @@ def test_packed_states_begin_at_a_multiple_of_4(place):
 @KINDS
 @pytest.mark.parametrize("seed", [None, 3, CodesOnly(3)], ids=str)
 def test_every_engine_stores_the_same_bytes(place, seed, dtype):
-    gradients = [numbers(10 + k, n) for k, n in enumerate(SIZES)]
-    states = packed_states(place, SIZES, dtype=dtype)
-    before = [unpacked(row[0], torch.Size([n])) for row, n in zip(states, SIZES, strict=True)]
+    gradients = [*(numbers(10 + k, n) for k, n in enumerate(SIZES)), outliers(dtype).numpy()]
+    sizes = [*SIZES, 4100]
+    states = packed_states(place, sizes, dtype=dtype)
+    before = [unpacked(row[0], torch.Size([n])) for row, n in zip(states, sizes, strict=True)]
     weights = run(place, take, gradients, states, seed, number=7)
     for k, (weight, row, gradient) in enumerate(zip(weights, states, gradients, strict=True)):
         assert torch.equal(weight, before[k])
@@ -160,6 +161,44 @@ def test_states_that_are_written_again_stay_as_they_are(place, seed, dtype):
     bytes_ = [state.clone() for row in states for state in row]
     run(place, anew, ones, states, seed)
     assert all(map(torch.equal, [state for row in states for state in row], bytes_))
+
+
+def bounds(block, unsigned, dtype, at_random):
+    """Between which numbers of the code each of a block's is stored, where they are large; the others are infinite."""
+    most = largest(dtype, unsigned)
+    table = levels(unsigned, 8 if dtype == U8 else 4) * 2.0 ** (128 - storage.CODES[dtype][unsigned].powers)
+    table = table[table <= most]
+    below = np.searchsorted(table, block, side="right") - 1
+    above = np.minimum(below + (table[below] != block), len(table) - 1)
+    if np.isfinite(block).all():  # cut
+        return table[np.maximum(below - at_random, 0)], table[below]
+    return table[below], table[above]
+
+
+@pytest.mark.sample(2)
+@KINDS
+@pytest.mark.parametrize("unsigned", [False, True], ids=["signed", "unsigned"])
+@pytest.mark.parametrize("seed", [None, 3], ids=["nearest", "random"])
+def test_what_is_not_finite_stays_so_alone(place, dtype, unsigned, seed):
+    """Others stay finite, and those above the largest number of the code saturate."""
+    values = outliers(dtype)
+    values[128 * 8 + 60] = torch.tensor(-1, dtype=torch.int32).view(F32)  # NaN; a GPU's arithmetic takes its sign off
+    states = [tuple(torch.zeros(packed_size(len(values), dtype), dtype=dtype, device=place.device) for _ in range(2))]
+    run(place, take, [values.numpy()], states, seed)
+    got = unpacked(states[0][int(unsigned)], values.shape, unsigned).cpu()
+    finite, infinite = values.isfinite(), values.isinf()
+    assert torch.equal(got.isfinite(), finite)
+    assert not got.isnan().any()
+    assert torch.equal(got[infinite], values[infinite].abs() if unsigned else values[infinite])
+    assert float(got[finite].abs().max()) == largest(dtype, unsigned)
+    for start in (0, 128, 256, 384, 1024):  # where the largest is infinite, NaN, or above all codes
+        exact = values[start : start + 128].abs().double().numpy()
+        large = np.isfinite(exact) & (exact > 1e36)
+        lower, upper = bounds(exact, unsigned, dtype, seed is not None)
+        found = got[start : start + 128].abs().double().numpy()
+        assert large.sum() >= 2
+        assert (lower[large] <= found[large]).all()
+        assert (found[large] <= upper[large]).all()
 
 
 def test_zeros_and_numbers_at_the_ends_of_float32(place):

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from packed_numbers import blocks, levels, nearest, numbers, scale_of
+from packed_numbers import blocks, levels, nearest, numbers, outliers, scale_of
 
 from tristep.kernels import storage
 
@@ -106,6 +106,10 @@ def test_what_was_decoded_is_encoded_as_the_same_numbers(seed, dtype, unsigned):
     once, twice = (storage.encode(each, unsigned, draw, dtype)[1] for each in (values, numbers_))
     assert int((once != twice).sum()) < 1000
     assert dtype == I8 or bool((once != twice).any())
+    once = packed_and_back(outliers(dtype), unsigned, None, dtype)  # also next to infinities, with any random bits
+    for bits in (None, 0, 0xFFFFFFFF, 0x80000000):
+        drawn = None if bits is None else torch.full(once.shape, bits)
+        assert torch.equal(packed_and_back(once, unsigned, drawn, dtype), once)
 
 
 @SIGNS
@@ -176,3 +180,9 @@ def test_all_numbers_are_numbers_of_bfloat16(dtype, unsigned, monkeypatch):
     assert torch.equal(found.to(F32), expected)
     again = storage.copy(torch.zeros_like(packed), found, torch.Size([n]), unsigned)
     assert torch.equal(storage.unpacked(again, torch.Size([n]), unsigned), expected)
+    # An infinity is one of bfloat16, too; a state in full is packed so when it is loaded with another `state_dtype`.
+    values = outliers(dtype)
+    packed = storage.copy(torch.zeros(storage.packed_size(len(values), dtype), dtype=dtype), values, values.shape)
+    assert torch.equal(storage.unpacked(packed, values.shape).isfinite(), values.isfinite())
+    assert torch.equal(storage.as_bfloat16(packed, values.shape).to(F32), storage.unpacked(packed, values.shape))
+    storage.check_scales("mean", packed)

@@ -1,8 +1,11 @@
 """What codes of 8 and 4 bits stand for, in float64: the list of numbers that codes have, and which is nearest. An oracle."""
 
 import numpy as np
+import torch
 
-__all__ = ["blocks", "levels", "nearest", "numbers", "scale_of"]
+from tristep.kernels.storage import CODES
+
+__all__ = ["blocks", "largest", "levels", "nearest", "numbers", "outliers", "scale_of"]
 
 
 # Of codes of 4 bits as tables: a bit of mantissa and two of exponent after the sign, or, without sign, four of exponent.
@@ -51,3 +54,22 @@ def numbers(seed, n, unsigned=False):
     values = (rng.normal(size=n) * 2.0 ** rng.integers(-12, 6, n)).astype(np.float32)
     values[n // 3 : n // 3 + 5] = 0
     return np.abs(values) if unsigned else values
+
+
+def largest(dtype, unsigned):
+    """The largest number of this code that is finite."""
+    return (2 - 2.0 ** -CODES[dtype][unsigned].mantissa) * 2.0**127
+
+
+MOST = float(np.finfo(np.float32).max)
+NANS = [0x7FC00000, 0x7FFFFFFF, 0x7F800001]  # a GPU's own, 0x7fffffff, leaves no room above it to be rounded into
+
+
+def outliers(dtype):
+    """Blocks with an outlier each, or with NaN of all kinds; of the others one is ordinary, two are large."""
+    values = torch.tensor(np.random.default_rng(1).normal(size=4100), dtype=torch.float32)
+    values[1::128], values[2::128] = -1e37, 1.1e38
+    ends = [np.inf, -np.inf, MOST, -MOST, largest(dtype, False), 1.6 * 2.0**127, 3e38, -3e38]
+    values[77 : 77 + 128 * len(ends) : 128] = torch.tensor(ends)
+    values[128 * 8 + 50 : 128 * 8 + 53] = torch.tensor(NANS, dtype=torch.int32).view(torch.float32)
+    return values
