@@ -161,39 +161,3 @@ def test_several_types_and_missing_gradients(place):
 def test_a_control_of_another_form_is_refused(control):
     with pytest.raises(ValueError, match=r"must be torch.float32 \(2,\)"):
         Update(rules.sgd, [torch.ones(1)], [()], grad_scale_and_skip=control)
-
-
-COMPILE = """
-import re
-from triton.backends.compiler import GPUTarget
-from tristep.kernels import rules
-from tristep.kernels.backends.triton import compile as gpu
-
-found = {}
-for name, options in {"plain": {}, "control": {"grad_scale_and_skip": True}, "zeros": {"zero_grads": True}}.items():
-    for rule, stage in (("adamw", None), ("lamb", 0)):
-        if stage is None or name != "zeros":
-            sass = gpu.compile_for(GPUTarget("cuda", 90, 32), getattr(rules, rule), stage=stage, **options).asm["sass"]
-            names = re.findall(r"(?m)^[^\\t\\n]*\\t(?:@!?\\w+ )?([A-Z][\\w.]*)", sass)
-            found[f"{name} {rule} {stage}"] = names
-result = found
-"""
-
-
-@pytest.mark.sample(0)
-@pytest.mark.slow
-def test_machine_code(compiling):
-    """Wide stores of zeros behind a barrier; a few loads more for the control; else nothing.
-
-    There are other barriers, the same ones in all three, in the path of a tensor's end: whole tiles come before it.
-    """
-    code = compiling.run(COMPILE)
-    plain, control, zeros = (code[f"{name} adamw None"] for name in ("plain", "control", "zeros"))
-    wide = plain.count("STG.E.128")
-    assert control.count("STG.E.128") == wide
-    assert zeros.count("STG.E.128") == wide // 3 * 4  # weight, two states, and the gradient
-    barrier = "BAR.SYNC.DEFER_BLOCKING"
-    assert all(barrier not in names[: names.index("STG.E.128") + wide] for names in (plain, control, zeros))
-    assert plain.count(barrier) == control.count(barrier) == zeros.count(barrier) - 1
-    assert 0 < len(control) - len(plain) < 40
-    assert 0 < len(code["control lamb 0"]) - len(code["plain lamb 0"]) < 40

@@ -157,47 +157,6 @@ def test_copies_of_limited_rules_and_what_is_refused():
             function(rules.muon)
 
 
-COMPILE = """
-import re
-from triton.backends.compiler import GPUTarget
-from tristep.kernels import transforms, rules
-from tristep.kernels.backends.triton import compile as gpu
-
-def found(rule, stage=None):
-    compiled = gpu.compile_for(GPUTarget("cuda", 90, 32), rule, stage=stage)
-    ptx, sass = compiled.asm["ptx"], compiled.asm["sass"]
-    wide = re.findall(r"\\b(?:LDG|STG)\\.E\\S*", sass)
-    return {
-        "accesses": [len(re.findall(word, ptx)) for word in (r"ld\\.global\\S*v4", r"st\\.global\\S*v4")],
-        "spills": len(re.findall(r"\\b(?:LDL|STL)\\b", sass)),
-        "float64": len(re.findall(r"\\bD(?:ADD|MUL|FMA|SETP)\\b", sass)),
-        "wide": sum(".128" in access for access in wide),
-    }
-
-clipped = transforms.limited(rules.adamw)
-result = {
-    "plain": found(rules.adamw),
-    "clipped": found(clipped),
-    "skipping": found(transforms.limited(rules.adamw, True)),
-    "averaging": found(transforms.ema(rules.adamw)),
-    "square": found(clipped, 0),
-}
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.sample(0)
-def test_what_composed_rules_cost_a_gpu(compiling):
-    """Clipping and skipping read and write no more tensors than the rule; an average is one more, read and written."""
-    found = compiling.run(COMPILE)
-    assert all(one["spills"] == one["float64"] == 0 for one in found.values())
-    assert found["clipped"]["accesses"] == found["skipping"]["accesses"] == found["plain"]["accesses"]
-    loads, stores = found["plain"]["accesses"]
-    assert (loads % 4, stores % 3) == (0, 0)
-    assert found["averaging"]["accesses"] == [5, 4]  # of 4 elements a thread each, as of all rules of three states
-    assert found["square"]["accesses"] == [2 * loads // 4, 0]  # the gradient alone, of 8 elements a thread
-
-
 @pytest.fixture
 def walked(monkeypatch, small_tiles):
     """The kernels that the triton engine launches from now on, and the tiles of tensors that each walks, in order."""

@@ -33,8 +33,9 @@ SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 class Case(NamedTuple):
     """One kernel to compile: of a rule, or of its reduction with this number; `options` replace the engine's.
 
-    `masters` may be the type of the master weights, `state` is that of the states. `measured` is with all that
-    telemetry measures by default.
+    `rule` may be an expression of rules and `transforms`. `masters` may be the type of the master weights, `state` is that
+    of the states. `measured` is with all that telemetry measures by default, `control` with a factor for gradients, and
+    `zeros` makes these zero.
     """
 
     target: str = "sm_90"
@@ -47,6 +48,8 @@ class Case(NamedTuple):
     state: str | None = None
     stochastic: bool = False
     measured: bool = False
+    control: bool = False
+    zeros: bool = False
     options: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -73,20 +76,21 @@ COMPILE = """
 import torch
 from triton.backends.compiler import GPUTarget
 
-from tristep.kernels import rules
+from tristep.kernels import rules, transforms
 from tristep.kernels.backends.triton import compile as gpu
 from tristep.trainer import Telemetry
 
-target, rule, weight, gradient, masters, aligned, stage, state, stochastic, measured, options = arguments
+target, rule, weight, gradient, masters, aligned, stage, state, stochastic, measured, control, zeros, options = arguments
 types = getattr(torch, weight), getattr(torch, gradient)
-rule = globals().get(rule) or getattr(rules, rule)
+rule = eval(rule, {**vars(rules), **globals()})
 masters = getattr(torch, masters) if isinstance(masters, str) else masters
 state = None if state is None else getattr(torch, state)
 measure = Telemetry()._measure if measured else None
 usual = gpu.options_for
 gpu.options_for = lambda *of: usual(*of) | dict(options)
 try:
-    compiled = gpu.compile_for(GPUTarget(*target), rule, *types, masters, aligned, stage, state, stochastic, measure)
+    given = masters, aligned, stage, state, stochastic, measure, control, zeros
+    compiled = gpu.compile_for(GPUTarget(*target), rule, *types, *given)
 finally:
     gpu.options_for = usual
 warps = compiled.metadata.num_warps
