@@ -67,6 +67,15 @@ def test_another_process_compiles_nothing_again(native_script, tmp_path):
     assert _kept(cache) == kept
 
 
+@pytest.mark.sample(0)
+@needs_numba
+def test_a_damaged_loop_is_written_again(native_script, tmp_path):
+    for _ in range(2):
+        assert native_script(f"step()\n{REPORT}", tmp_path / "cache")[0] == "1"
+        for path in (tmp_path / "cache").glob("*.py"):
+            path.write_text("raise SystemExit('damaged')", encoding="utf-8")
+
+
 MODULE = """
 from tristep.kernels import rule
 
@@ -87,24 +96,14 @@ step(module.mine)
 
 @pytest.mark.sample(0)
 @needs_numba
-def test_kept_code_does_not_need_the_module_that_the_rule_was_in(native_script, tmp_path):
-    """A rule's text decides; the file may since have been renamed."""
+def test_the_text_of_a_rule_decides_and_not_its_file(native_script, tmp_path):
+    """The file may have been renamed since; a rule that was changed in its file is compiled anew."""
     cache = tmp_path / "cache"
-    for name, compiled in [("first_name", "True"), ("second_name", "False")]:
+    for name, factor, compiled in [("first", "", "True"), ("second", "", "False"), ("second", "1.0 * ", "True")]:
         path = tmp_path / f"{name}.py"
-        path.write_text(MODULE.format(""), encoding="utf-8")
-        report = native_script(LOAD.format(name=name, path=str(path)) + REPORT, cache)
-        assert report == ["1", compiled]
-        path.unlink()
-
-
-@needs_numba
-@pytest.mark.sample(0)
-def test_a_rule_changed_in_its_file_is_compiled_anew(native_script, tmp_path):
-    cache, path = tmp_path / "cache", tmp_path / "mine.py"
-    for factor in ("", "1.0 * "):
         path.write_text(MODULE.format(factor), encoding="utf-8")
-        assert native_script(LOAD.format(name="mine", path=str(path)) + REPORT, cache) == ["1", "True"]
+        assert native_script(LOAD.format(name=name, path=str(path)) + REPORT, cache) == ["1", compiled]
+        path.unlink()
 
 
 SEEN = """
@@ -208,16 +207,6 @@ def test_folders_that_cannot_be_written_to_are_done_without(fresh_python, native
         assert {path.suffix for path in _kept(cache)} == {".py"}
 
 
-@pytest.mark.sample(0)
-@needs_numba
-def test_a_damaged_loop_is_written_again(native_script, tmp_path):
-    cache = tmp_path / "cache"
-    assert native_script(f"step()\n{REPORT}", cache) == ["1", "True"]
-    for path in cache.glob("*.py"):
-        path.write_text("raise SystemExit('damaged')", encoding="utf-8")
-    assert native_script(f"step()\n{REPORT}", cache)[0] == "1"
-
-
 MESSAGES = """
 from tristep.kernels import compress
 
@@ -260,17 +249,9 @@ def test_processes_may_write_the_same_code_at_once(native_script, tmp_path):
     """They are made to wait for each other just before the first step."""
     cache, script = tmp_path / "cache", tmp_path / "together.py"
     script.write_text(f"{STEP}print('ready', flush=True)\nsys.stdin.readline()\nstep()\n{REPORT}", encoding="utf-8")
-    children = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env=os.environ | {"NUMBA_CACHE_DIR": str(cache)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(3)
-    ]
+    given = {"env": os.environ | {"NUMBA_CACHE_DIR": str(cache)}, "text": True}
+    given |= dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    children = [subprocess.Popen([sys.executable, str(script)], **given) for _ in range(3)]
     try:
         assert [child.stdout.readline() for child in children] == ["ready\n"] * 3
         for child in children:
