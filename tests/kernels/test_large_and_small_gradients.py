@@ -14,6 +14,7 @@ from parity_steps import Step
 from tristep.kernels import TensorRule, rules
 
 F32 = torch.float32
+pytestmark = pytest.mark.usefixtures("small_tiles")
 RULES = [getattr(rules, name) for name in rules.__all__]
 LARGE = (1e15, 1e18, 1e19, 2e19, 4e19, 1e20, 5e20, 1e22, 1e30, 1e36, 6e37)
 SMALL = (1e-15, 1e-30, 1e-38, 1e-42)
