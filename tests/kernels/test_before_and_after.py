@@ -1,7 +1,6 @@
 """Two versions of the code are timed only where their kernels differ, and results name the kernels that ran."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,14 +14,29 @@ BENCHMARKS = ROOT / "benchmarks"
 ROW = "AdamW, bfloat16, states 8-bit, stochastic"
 
 
-def test_equal_kernels_are_not_timed():
-    """The working tree against itself."""
-    command = [sys.executable, BENCHMARKS / "packed_turns.py", ROOT, "--static", "--rows", ROW]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path])}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 1
-    assert "equal code: left out" in run.stdout
-    assert "have equal code: nothing to compare" in run.stderr
+@pytest.fixture
+def packed_turns(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    return __import__("packed_turns")
+
+
+def test_equal_kernels_are_not_timed(packed_turns, monkeypatch, capsys):
+    class Same:
+        def __init__(self, tree, dry):
+            pass
+
+        def ask(self, what, row):
+            return {"code": "one hash"}[what]
+
+        __enter__, __exit__ = (lambda self: self), (lambda self, *error: None)
+
+    monkeypatch.setattr(packed_turns, "Worker", Same)
+    monkeypatch.setattr(sys, "argv", ["packed_turns.py", str(ROOT), "--rows", ROW])
+    with pytest.raises(SystemExit, match="have equal code: nothing to compare"):
+        packed_turns.main()
+    assert "equal code: left out" in capsys.readouterr().out
+    assert packed_turns.differing({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "4", "c": "5"}) == ["b", "c"]
 
 
 WATCH = """
@@ -45,13 +59,11 @@ def test_results_name_the_kernels_that_were_compiled_or_in_the_cache(compiling):
     assert hashes[0] == hashes[1]
 
 
-def test_turns_run_without_a_gpu(monkeypatch):
-    """With the driver that runs nothing: both versions compile, launch, take turns, and say what ran."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    packed_turns = __import__("packed_turns")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+def test_turns_run_without_a_gpu(packed_turns):
+    """With the driver that runs nothing: both versions compile the same code, launch, take turns, and say what ran."""
     with packed_turns.Worker(ROOT, dry=True) as old, packed_turns.Worker(ROOT, dry=True) as new:
         code = new.ask("code", ROW)
+        assert old.ask("code", ROW) == code
         found = packed_turns.by_turns({"old": old, "new": new}, ROW, 4096)
     for version in found.values():
         assert len(version["turns"]) == packed_turns.TURNS
@@ -59,9 +71,3 @@ def test_turns_run_without_a_gpu(monkeypatch):
         assert version["blocks of a program"] >= 1
     assert found["old"]["kernels"] == found["new"]["kernels"]
     assert len(code) == len(found["new"]["kernels"][0]["sha256"]) == 64
-
-
-def test_rows_of_different_code_are_chosen(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    packed_turns = __import__("packed_turns")
-    assert packed_turns.differing({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "4", "c": "5"}) == ["b", "c"]

@@ -19,6 +19,12 @@ from tristep.kernels import rules
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.fixture(autouse=True)
+def _compiling_nothing(monkeypatch):
+    """Which engine is timed changes neither what is written nor how many bytes move."""
+    monkeypatch.setenv("TRISTEP_ENGINE", "eager")
+
+
 @pytest.fixture(scope="module")
 def benchmarks():
     """The modules by name."""
