@@ -1,4 +1,4 @@
-"""What the tests of kernels share: on which engines they run, the oracles, rules in files, and fresh interpreters."""
+"""What the tests of kernels share: on which engines they run, rules in files, and fresh interpreters."""
 
 import importlib.util
 import os
@@ -7,16 +7,12 @@ import sys
 from typing import NamedTuple
 
 import numpy as np
-import optimizer_table
 import pytest
 import torch
-import ulps
-import updates
 from compiling import Compiling
 
 from tristep.kernels import Update
 from tristep.kernels.backends import has_numba, has_triton, launch_class
-from tristep.kernels.states import states_for
 
 _FAST = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU, tests/conftest.py has set TRITON_INTERPRET=1
 
@@ -84,6 +80,11 @@ def eager_place(request):
     return request.param
 
 
+@pytest.fixture(params=[p for p in _places() if p.engine == "triton"], ids=lambda place: place.engine)
+def triton_place(request):
+    return request.param
+
+
 @pytest.fixture(params=[p for p in _places() if p.engine != "eager"], ids=lambda place: place.engine)
 def compiled_place(request):
     """As `place`, but only the engines that compile a rule."""
@@ -112,24 +113,6 @@ def _load(path):
     return module
 
 
-@pytest.fixture(scope="session")
-def oracle_module():
-    """The module `oracles/updates.py`."""
-    return updates
-
-
-@pytest.fixture(scope="session")
-def oracles():
-    """One step of each rule by name: the functions of the table of optimizers."""
-    return optimizer_table.ORACLES
-
-
-@pytest.fixture(scope="session", name="ulps")
-def _ulps():
-    """The module `oracles/ulps.py`."""
-    return ulps
-
-
 @pytest.fixture
 def write_rules(tmp_path):
     """A function that puts the text of rules into a file and gives the module; engines read a rule's source."""
@@ -143,12 +126,6 @@ def write_rules(tmp_path):
         return _load(path)
 
     return write
-
-
-@pytest.fixture
-def zero_states():
-    """A function giving zeros as the states of weights for a rule, and as the numbers that it keeps."""
-    return states_for
 
 
 def fresh_python(*arguments, unset=(), timeout=280, **environment):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import ulps
 from rule_steps import run_rule
 
 from tristep.kernels import language, update
@@ -128,7 +129,7 @@ def test_every_word_has_a_judge():
 
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
-def test_words_mean_what_they_mean_in_numpy(place, word_rules, ulps, dtype):
+def test_words_mean_what_they_mean_in_numpy(place, word_rules, dtype):
     rng = np.random.default_rng(2)
     w, g = (place.tensor(rng.uniform(-8, 8, 1030), dtype) for _ in range(2))
     states = tuple(torch.zeros_like(w) for _ in OPS)

@@ -9,7 +9,8 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-import ulps as ulps_of
+import ulps
+from optimizer_table import ORACLES
 from parity_steps import HYPER, SUM_ERROR, Step, hyper_row
 
 from tristep.kernels import TensorRule, Update, rule, rules, tl, update
@@ -24,53 +25,53 @@ MATRICES = [(3, 5), (5, 3), (2, 4, 3), (2, 4, 3), (70, 30)]  # more, for rules o
 RULES = [getattr(rules, name) for name in rules.__all__]
 
 
-def test_every_rule_has_an_oracle(oracles):
-    assert sorted(oracles) == sorted(rules.__all__)
+def test_every_rule_has_an_oracle():
+    assert sorted(ORACLES) == sorted(rules.__all__)
 
 
 @pytest.mark.cover("rule", "place")
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_step_is_the_oracles(place, rule, oracles, ulps):
-    _check_step(place, rule, F32, place.tile + 1, oracles, ulps)
+def test_a_step_is_the_oracles(place, rule):
+    _check_step(place, rule, F32, place.tile + 1)
 
 
 @pytest.mark.parametrize("rule", [rules.sgd, rules.adamw, rules.lamb], ids=lambda rule: rule.name)
 @pytest.mark.parametrize("more", [-1, 0])
-def test_a_tile_that_is_the_last_may_be_full_or_not(place, rule, more, oracles, ulps):
+def test_a_tile_that_is_the_last_may_be_full_or_not(place, rule, more):
     """Each size in a step of its own, because together they would be enough work for threads, which is another loop."""
-    _check_step(place, rule, F32, place.tile + more, oracles, ulps)
+    _check_step(place, rule, F32, place.tile + more)
 
 
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("dtype", [F64, F16, BF16], ids=str)
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_step_in_other_types_is_the_oracles(place, rule, dtype, oracles, ulps):
-    _check_step(place, rule, dtype, place.tile + 1, oracles, ulps)
+def test_a_step_in_other_types_is_the_oracles(place, rule, dtype):
+    _check_step(place, rule, dtype, place.tile + 1)
 
 
-def _check_step(place, rule, dtype, size, oracles, ulps):
+def _check_step(place, rule, dtype, size):
     shapes = [*SMALL, *(MATRICES if isinstance(rule, TensorRule) else ()), (size,)]
-    Step(place, rule, shapes, dtype, dtype).check(place, oracles[rule.name], ulps)
+    Step(place, rule, shapes, dtype, dtype).check(place)
 
 
 @pytest.mark.cover("place", "weight_dtype")
 @pytest.mark.parametrize("gradient_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("weight_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rule", [rules.sgd, rules.adam], ids=lambda rule: rule.name)
-def test_weights_and_gradients_of_any_two_types(place, rule, weight_dtype, gradient_dtype, oracles, ulps):
-    Step(place, rule, [(3, 5), (1030,), (1030,)], weight_dtype, gradient_dtype).check(place, oracles[rule.name], ulps)
+def test_weights_and_gradients_of_any_two_types(place, rule, weight_dtype, gradient_dtype):
+    Step(place, rule, [(3, 5), (1030,), (1030,)], weight_dtype, gradient_dtype).check(place)
 
 
 @pytest.mark.parametrize(("weight_dtype", "gradient_dtype"), [(F16, F16), (BF16, BF16), (BF16, F32)], ids=str)
 @pytest.mark.parametrize("rule", [rules.sgd_momentum, rules.adamw], ids=lambda rule: rule.name)
-def test_masters_are_updated_and_the_weight_is_their_rounding(place, rule, weight_dtype, gradient_dtype, oracles, ulps):
+def test_masters_are_updated_and_the_weight_is_their_rounding(place, rule, weight_dtype, gradient_dtype):
     step = Step(place, rule, [(3, 5), (1030,)], weight_dtype, gradient_dtype, masters=True)
-    step.check(place, oracles[rule.name], ulps)
+    step.check(place)
 
 
-def test_weights_of_several_types_in_one_update(place, oracles, ulps):
+def test_weights_of_several_types_in_one_update(place):
     steps = [Step(place, rules.adam, [(7,)], dtype, dtype, masters=dtype == BF16) for dtype in DTYPES]
-    expected = [step.expected(oracles["adam"], ulps, 0) for step in steps]
+    expected = [step.expected(0) for step in steps]
     weights, gradients, states = zip(*((step.weights[0], step.gradients[0], step.states[0]) for step in steps), strict=True)
     masters = [None if step.masters is None else step.masters[0] for step in steps]
     rows = [[*step.hyper[0].values()] for step in steps]
@@ -111,9 +112,9 @@ def _check_alike(place, rule, row, dtype):
     exact = not rule.reductions and place.device == "cpu"
     for start, eager, compiled in zip(*(chain.from_iterable(tensors) for tensors in (before, *found)), strict=True):
         assert torch.equal(eager.isnan(), compiled.isnan())
-        old, a, b = (ulps_of.numpy_of(tensor.nan_to_num()) for tensor in (start, eager, compiled))
+        old, a, b = (ulps.numpy_of(tensor.nan_to_num()) for tensor in (start, eager, compiled))
         error, movement = np.abs(a - b), np.maximum(np.abs(a - old), np.abs(b - old))
-        allowed = 2 * ulps_of.ulp(np.maximum(np.abs(a), np.abs(b)), start.dtype) + SUM_ERROR[arithmetic] * movement
+        allowed = 2 * ulps.ulp(np.maximum(np.abs(a), np.abs(b)), start.dtype) + SUM_ERROR[arithmetic] * movement
         assert np.all(error <= (0.0 if exact else allowed)), np.max(error / allowed)
 
 
@@ -147,11 +148,11 @@ def test_roots_are_rounded_correctly():
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_zero_nan_and_infinite_gradients(place, rule, oracles, ulps):
+def test_zero_nan_and_infinite_gradients(place, rule):
     """Non-finite values stay so, at their positions; a NaN has no sign, so it moves no weight in rules by sign."""
     special = [0.0, -0.0, math.nan, math.inf, -math.inf, 1.0]
     # With two rows: the first limits gradients, the second does not.
-    Step(place, rule, [(6,), (6,)], F32, F32, special=special).check(place, oracles[rule.name], ulps)
+    Step(place, rule, [(6,), (6,)], F32, F32, special=special).check(place)
 
 
 @pytest.mark.parametrize("size", [3, 1000, 100_000])

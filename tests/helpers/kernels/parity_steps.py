@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+import ulps
 from approximations import spread
 from optimizer_table import TABLE
 
@@ -90,17 +91,17 @@ class Step:
         self.hyper = [hyper_row(rule, i % len(HYPER), self.dtype) for i in range(len(shapes))]
         self.before = [tensor.clone() for tensor in [*self.weights, *self.gradients]]
 
-    def read(self, ulps, i):
+    def read(self, i):
         w = self.weights[i] if self.masters is None else self.masters[i]
         h = SimpleNamespace(**{name: np.longdouble(value) for name, value in self.hyper[i].items()})
         return ulps.numpy_of(w), ulps.numpy_of(self.gradients[i]), h
 
-    def expected(self, oracle, ulps, i):
-        w, g, h = self.read(ulps, i)
+    def expected(self, i):
+        w, g, h = self.read(i)
         h.sum_error = SUM_ERROR[self.dtype]
-        h.all = [self.read(ulps, k) for k in range(len(self.weights))]
+        h.all = [self.read(k) for k in range(len(self.weights))]
         with np.errstate(all="ignore"):
-            return oracle(w, g, [ulps.numpy_of(tensor) for tensor in self.states[i]], h)
+            return TABLE[self.rule.name].oracle(w, g, [ulps.numpy_of(tensor) for tensor in self.states[i]], h)
 
     def spreads(self):
         """How far a GPU's quotients and roots may lead each weight and state away, by approximations.py."""
@@ -118,8 +119,8 @@ class Step:
         found = iter(spread(step))
         return [[next(found) for _ in range(1 + len(row))] for row in self.states]
 
-    def check(self, place, oracle, ulps):
-        expected = [self.expected(oracle, ulps, i) for i in range(len(self.weights))]
+    def check(self, place):
+        expected = [self.expected(i) for i in range(len(self.weights))]
         spreads = self.spreads() if place.is_approximate and self.dtype == F32 else None
         place.run(
             self.rule, self.weights, self.gradients, self.states, [[*row.values()] for row in self.hyper], self.masters
