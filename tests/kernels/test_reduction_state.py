@@ -289,25 +289,3 @@ def test_reductions_are_pickled_by_name_and_a_rule_says_what_it_keeps():
     assert pickle.loads(pickle.dumps(rules.lars)) is rules.lars
     assert repr(by_longest) == "<rule by_longest: state (norm, steps), hyper (lr, fading)>"
     assert (by_longest.state, by_longest.kept, rules.lans.kept) == ((), ("norm", "steps"), ())
-
-
-def test_a_reduction_may_serve_several_rules(place):
-    """With states and hyper-parameters in other places: `lars` and `lars_momentum` have one reduction, by one name."""
-    assert rules.lars.reduction is rules.lars_momentum.reduction
-    for each, rest in [(rules.lars, []), (rules.lars_momentum, [0.0])]:
-        w = torch.full((4,), 3.0, device=place.device)
-        hyper = [1.0, 0.5, 0.0, math.inf, *rest, 0.25, 0.0, 1.0]
-        place.run(each, [w], [torch.ones_like(w)], states_for(each, [w]), [hyper])
-        assert w.tolist() == pytest.approx([3.0 - 0.5 * 0.25 * 3.0] * 4)
-
-
-def test_other_values_need_no_other_loop():
-    loops = pytest.importorskip("tristep.kernels.backends.cpu.loops", reason="needs numba").loops
-    for value in (0.5, 1.0, math.inf):
-        for size in (3, 4):
-            w = torch.ones(size)
-            update = Update(by_longest, [w], states_for(by_longest, [w]), engine="cpu")
-            update.hyper[:] = [1.0, value, 0.5]
-            update.bind([torch.ones(size)] if size == 3 else [w.clone()])
-    keys = [key for key in loops if key[1] is by_longest and key[2] == F32]
-    assert len({key[0] for key in keys}) == 2  # the rule and its reduction

@@ -25,28 +25,25 @@ def slowly(w, g, state, hyper):
 
 
 def as_bfloat16(values):
-    """float32 numbers rounded to the nearest bfloat16, ties to even: of the two neighbours, by comparing distances."""
-    bits = np.asarray(values, dtype=np.float32).view(np.uint32)
-    down = (bits & np.uint32(0xFFFF0000)).view(np.float32)
-    up = ((bits & np.uint32(0xFFFF0000)) + np.uint32(0x10000)).view(np.float32)
-    exact, low, high = (np.asarray(x, dtype=np.float64) for x in (values, down, up))
-    high = np.where(np.isinf(high), np.sign(high) * 2.0**128, high)  # what the next number would be
-    even = (bits & np.uint32(0x10000)) == 0
-    nearer = np.abs(exact - high) < np.abs(exact - low)
-    tie = np.abs(exact - high) == np.abs(exact - low)
-    return np.where(np.isfinite(exact), np.where(nearer | (tie & ~even), up, down), values).astype(np.float32)
+    """float32 numbers rounded to the nearest bfloat16, ties to even."""
+    return _nearest(values, 16, lambda bits: (bits & np.uint32(1 << 16)) != 0)
 
 
 def in_24_bits(values):
-    """float32 numbers rounded to the nearest with no bits in the lowest 8, ties away from zero: by comparing distances."""
+    """float32 numbers rounded to the nearest with no bits in the lowest 8, ties away from zero."""
+    return _nearest(values, 8, lambda bits: True)
+
+
+def _nearest(values, dropped, ties_go_up):
+    """Rounded to numbers without so many of the lowest bits: of the two neighbours, by comparing distances."""
     bits = np.asarray(values, dtype=np.float32).view(np.uint32)
-    down = (bits & np.uint32(0xFFFFFF00)).view(np.float32)
-    up = ((bits & np.uint32(0xFFFFFF00)) + np.uint32(0x100)).view(np.float32)  # infinity, above the largest
+    lower = bits >> np.uint32(dropped) << np.uint32(dropped)
+    down, up = lower.view(np.float32), (lower + np.uint32(1 << dropped)).view(np.float32)  # infinity, above the largest
     exact, low, high = (np.asarray(x, dtype=np.float64) for x in (values, down, up))
     high = np.where(np.isinf(high), np.sign(high) * 2.0**128, high)  # what the next number would be
     with np.errstate(invalid="ignore"):
-        nearer = np.abs(exact - high) <= np.abs(exact - low)
-    return np.where(np.isfinite(exact), np.where(nearer, up, down), values).astype(np.float32)
+        nearer, tie = np.abs(exact - high) < np.abs(exact - low), np.abs(exact - high) == np.abs(exact - low)
+    return np.where(np.isfinite(exact), np.where(nearer | (tie & ties_go_up(bits)), up, down), values).astype(np.float32)
 
 
 def numbers(seed, shape, scale=1.0):
