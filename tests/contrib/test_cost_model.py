@@ -13,7 +13,6 @@ from sent_bytes import bytes_sent, needs_counters
 import tristep
 from tristep.contrib import cost_model
 from tristep.contrib.cost_model import automatic
-from tristep.trainer import dist_utils
 
 pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
 
@@ -201,47 +200,6 @@ def test_links_are_given_by_name_or_by_numbers(text):
     *found, measured = cost_model.parse_link(text)
     assert found == pytest.approx(LINKS[text])
     assert not measured
-
-
-def _counted(n):
-    """Bytes that this rank sends for n values, by the collectives of an all-reduce, ZeRO-1 and compression to 16 bits."""
-    ranks = dist.get_world_size()
-    values, own = torch.ones(n), torch.ones(n // ranks)
-    codes, part = torch.ones(2 * n, dtype=torch.uint8), torch.ones(2 * n // ranks, dtype=torch.uint8)
-
-    def all_reduce():
-        dist.all_reduce(values)
-
-    def sharded():  # gloo makes its reduce-scatter of a whole all-reduce, so every rank adds up its part itself
-        parts = torch.empty_like(values)
-        dist_utils.all_to_all(parts, values)
-        torch.sum(parts.view(ranks, -1), dim=0, out=own)
-        dist_utils.all_gather(values, own)
-
-    def compressed():
-        dist_utils.all_to_all(torch.empty_like(codes), codes)
-        dist_utils.all_gather(codes, part)
-
-    found = []
-    for collective in (all_reduce, sharded, compressed):
-        collective()  # makes connections
-        dist.barrier()
-        before = bytes_sent()
-        collective()
-        dist.barrier()
-        found.append(bytes_sent() - before)
-    return found
-
-
-@needs_counters
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_counted_bytes_are_the_models(processes, ranks):
-    n = 1_500_000
-    rows = tristep.estimate_cost(n, ranks, "eth100")
-    counted = np.mean(processes(ranks).run(_counted, n), axis=0)
-    assert counted[0] == pytest.approx(_row(rows, "all-reduce").wire, rel=0.02)
-    assert counted[1] == pytest.approx(_row(rows, "ZeRO-1").wire, rel=0.02)
-    assert counted[2] == pytest.approx(_row(rows, "fp16").wire, rel=0.02)
 
 
 SHAPES = [(1024, 1023), (1024,)]  # whole tiles for each of 4 ranks
