@@ -56,6 +56,10 @@ class Access(NamedTuple):
     stores: bool
     line: int
 
+    def places(self, unit: int) -> np.ndarray:
+        """The numbers of the units of so many bytes that it touches, of one address after the other."""
+        return (self.address[:, None] // unit + np.arange(self.size // unit)).ravel()
+
 
 class Ranges:
     """Known memory, in order; ranges that overlap are joined."""
@@ -133,30 +137,37 @@ class GlobalMemory:
 
     def find_races(self, per_cta: int) -> None:
         """Report a byte that one thread writes and another one touches, with no bar.sync of both between the two."""
-        if not self._accesses:
+        stores = [each for each in self._accesses if each.stores and len(each.ids)]
+        if not stores:
             return
         unit = min(each.size for each in self._accesses)
-        columns: list[list[np.ndarray]] = [[], [], [], [], []]
+        written = np.unique(np.concatenate([each.places(unit) for each in stores]))
+        owner, shared = np.empty(len(written), dtype=np.int64), np.zeros(len(written), dtype=bool)
+        for each in stores:
+            owner[np.searchsorted(written, each.places(unit))] = np.repeat(each.ids, each.size // unit)
+        columns: list[tuple[np.ndarray, ...]] = []
         for each in self._accesses:
-            times = each.size // unit
-            place = (each.address[:, None] // unit + np.arange(times)).ravel()
-            own = np.repeat(each.ids, times), np.repeat(each.epochs, times)
-            for column, part in zip(
-                columns, (place, *own, np.full(len(place), each.stores), np.full(len(place), each.line)), strict=True
-            ):
-                column.append(part)
-        place, ids, epochs, stores, lines = map(np.concatenate, columns)
-        place, which = np.unique(place, return_inverse=True)
-        stored, low, high = np.zeros(len(place), dtype=bool), np.full(len(place), 1 << 62), np.full(len(place), -1)
-        stored[which[stores]] = True
-        np.minimum.at(low, which, ids)
-        np.maximum.at(high, which, ids)
-        keep = (stored & (low != high))[which]  # several threads touch it, and one of them writes
-        which, ids, epochs, stores, lines = which[keep], ids[keep], epochs[keep], stores[keep], lines[keep]
+            place, ids = each.places(unit), np.repeat(each.ids, each.size // unit)
+            which = np.minimum(np.searchsorted(written, place), len(written) - 1)
+            known = written[which] == place
+            shared[which[known & (owner[which] != ids)]] = True
+            columns.append((which, known, ids))
+        if not shared.any():
+            return
+        keep = [known & shared[which] for which, known, _ in columns]  # several threads touch it, and one of them writes
+        which, ids = (np.concatenate([column[k][kept] for column, kept in zip(columns, keep, strict=True)]) for k in (0, 2))
+        epochs, is_store, lines = (
+            np.concatenate([values(each)[kept] for each, kept in zip(self._accesses, keep, strict=True)])
+            for values in (
+                lambda each: np.repeat(each.epochs, each.size // unit),
+                lambda each: np.full(len(each.ids) * (each.size // unit), each.stores),
+                lambda each: np.full(len(each.ids) * (each.size // unit), each.line),
+            )
+        )
         order = np.lexsort((epochs, which))
         for some in np.split(order, np.flatnonzero(np.diff(which[order])) + 1) if len(order) else ():
-            where = self._ranges.describe(int(place[which[some[0]]]) * unit)
-            if self._is_race(where, ids[some], epochs[some], stores[some], lines[some], per_cta):
+            where = self._ranges.describe(int(written[which[some[0]]]) * unit)
+            if self._is_race(where, ids[some], epochs[some], is_store[some], lines[some], per_cta):
                 return
 
     def _is_race(
