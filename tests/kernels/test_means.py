@@ -87,10 +87,12 @@ def test_rows_and_columns_are_averaged(place):
                 np.testing.assert_allclose(one.double().cpu().numpy(), other, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.sample(2)
+@pytest.mark.sample(0, "triton")  # which may be interpreted, element by element
 @pytest.mark.parametrize("state_dtype", [torch.bfloat16, torch.uint8, torch.int8], ids=str)
-def test_means_read_states_in_low_precision(place, state_dtype):
+def test_means_read_states_in_low_precision(compiled_place, state_dtype):
     """As the rule does: for the CPU's tiles and the GPU's blocks begin within a block of codes."""
-    rng, found = np.random.default_rng(2), []
+    place, rng, found = compiled_place, np.random.default_rng(2), []
     draws = [(rng.normal(size=shape), rng.normal(size=shape)) for shape in [(130, 37), (2, 70, 129)] for _ in range(2)]
     values = dict.fromkeys(rules.came.hyper, 0.25) | {"clip": math.inf, "decay": 0.0, "limit": 1.0, "lr": 0.01}
     for engine in ("eager", place.engine):

@@ -81,18 +81,14 @@ def by_largest(w, g, state, hyper, sums):
     return w, (everywhere(w, of_weight), everywhere(w, of_gradient))
 
 
-@pytest.mark.sample(1, "triton")
-@pytest.mark.cover("n", "compiled_place")
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("n", [16, 17], ids=["two launches", "three launches"])
-def test_totals_of_more_tiles_than_are_added_up_at_once(compiled_place, n, small_tiles, monkeypatch):
+def test_totals_of_more_tiles_than_are_added_up_at_once(triton_place, n, small_tiles, monkeypatch):
     """The triton engine adds up pieces of them first, here of 4, and pieces of these."""
-    place, size = compiled_place, n * 512
-    if place.engine == "triton":
-        launch = pytest.importorskip("tristep.kernels.backends.triton.launch")
-        monkeypatch.setattr(launch, "TOTALS", 4)
-        monkeypatch.setattr(launch, "BLOCKS_OF_SUMS", 1)
-        size = n * place.tile
-    weights, gradients = tensors(place, [(size - 1,), (2,), (0,), (128,)], F32)
+    place, launch = triton_place, pytest.importorskip("tristep.kernels.backends.triton.launch")
+    monkeypatch.setattr(launch, "TOTALS", 4)
+    monkeypatch.setattr(launch, "BLOCKS_OF_SUMS", 1)
+    weights, gradients = tensors(place, [(n * place.tile - 1,), (2,), (0,), (128,)], F32)
     for row, w, g in zip(run(place, shown, weights, gradients), weights, gradients, strict=True):
         check_sums(row, w, g, F32)
     for row, w, g in zip(run(place, by_largest, weights, gradients), weights, gradients, strict=True):
