@@ -9,10 +9,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 import torch
-from composed_rules import rows
 from numpy import float32
 
-from tristep.kernels import Update, rules, transforms
+from tristep.kernels import Update, rules
 from tristep.kernels.rules import spikes
 from tristep.kernels.states import states_for
 
@@ -197,36 +196,7 @@ def test_the_estimate_converges_to_the_percentile(rate, share):
     np.testing.assert_allclose(share * (steps - 2) - below, moved, rtol=1e-9, atol=1e-6)
 
 
-def test_a_rule_is_told_of_spikes(place):
-    """Of norms over tensors of several types, one of them without a gradient; what it keeps stays in a skipped step."""
-    made = transforms.limited(rules.novograd, True, told=True)
-    dtypes = (F32, F64, torch.bfloat16, F64)
-    weights = [torch.ones(2, dtype=dtype, device=place.device) for dtype in dtypes]
-    states = states_for(made, weights)
-    update = Update(made, weights, states, engine=place.engine)
-    memory = torch.zeros(1, dtype=F64, device=place.device)
-    (numbers,) = states_for(spikes, [memory])
-
-    def decide(totals):
-        row = [1.0, *(PERCENTILE[name] for name in spikes.hyper)]
-        place.run(spikes, [memory], [totals[0][0].double()], [numbers], [row])
-        for total in totals:
-            total.copy_(memory)
-
-    update.decide = decide
-    norms = (1.0, 1.5, 1.0, 2.0, 6.0, 1.0)
-    for norm, (percentile, count, taken) in zip(norms, estimated(norms), strict=True):
-        before = [w.clone() for w in weights], [float(row[-1]) for row in states]
-        update.hyper[:] = [1.0, *rows(made)[0][1:]]
-        update.bind([None, *(torch.full_like(w, norm / math.sqrt(6)) for w in weights[1:])])
-        update()
-        assert [not torch.equal(a, b) for a, b in zip(weights, before[0], strict=True)] == [False, *[taken == 1.0] * 3]
-        assert [float(row[-1]) != kept for row, kept in zip(states, before[1], strict=True)] == [False, *[taken == 1.0] * 3]
-        found = [float(numbers[spikes.state.index(name)]) for name in ESTIMATE]
-        assert found == pytest.approx([percentile, count, taken], rel=2e-3)  # gradients of bfloat16 are rounded
-    assert [taken for *_, taken in estimated(norms)] == [1, 1, 1, 1, 0, 1]
-
-
 def test_the_rule_is_pickled_by_name_and_is_none_of_optimizers():
+    """test_limits_together.py has rules that are told what it finds, and tests of trainers both together."""
     assert pickle.loads(pickle.dumps(spikes)) is spikes
     assert "spikes" not in rules.__all__
