@@ -9,12 +9,24 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from chromium import NO_CHROMIUM, Browser, chromium_binaries, is_required, skip_or_fail, start
 from lab_notebooks import KERNEL, KERNEL_6, Lab, Notebook
 from scene_page import Stage
+
+LACKING = [name for name in ("matplotlib", "anywidget", "ipywidgets", "nbformat") if find_spec(name) is None]
+
+
+def pytest_ignore_collect() -> bool | None:
+    return True if LACKING else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if LACKING:
+        terminalreporter.write_line(f"tests in a browser are left out, as they need {', '.join(LACKING)}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -26,6 +38,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ours[0].add_marker(pytest.mark.skip(reason=NO_CHROMIUM))
         config.hook.pytest_deselected(items=ours[1:])
         items[:] = [item for item in items if item not in ours[1:]]
+
+
+@pytest.fixture(autouse=True)
+def eager_in_quick_tier() -> None:
+    """Views take long trainings of few rules, which the loops that tests/viz compiles make shorter."""
 
 
 @pytest.fixture(scope="session")
@@ -57,9 +74,12 @@ def browser(chromium: Browser) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def stage(browser: Browser, tmp_path: Path) -> Stage:
-    """Where scenes are shown without a notebook."""
-    return Stage(browser, tmp_path)
+def stage(chromium: Browser, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """Where scenes are shown without a notebook, on a page that the test before has had, unless a test has failed."""
+    chromium.theme("light")
+    chromium.complaints()
+    yield Stage(chromium, tmp_path_factory.getbasetemp(), anew=request.session.testsfailed > 0)
+    assert chromium.complaints() == []
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,6 @@
 
 import pytest
 
-pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
-pytest.importorskip("anywidget")
-pytest.importorskip("nbformat")
-
 LEFT, RIGHT = "\ue012", "\ue014"
 
 SCENE = """

@@ -7,10 +7,6 @@ import signal
 
 import pytest
 
-pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
-pytest.importorskip("anywidget")
-pytest.importorskip("nbformat")
-
 LEFT, RIGHT = "\ue012", "\ue014"
 
 BEGIN = """

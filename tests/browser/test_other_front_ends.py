@@ -11,10 +11,6 @@ import pytest
 from chromium import skip_or_fail
 from notebook_servers import Server
 
-pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
-pytest.importorskip("anywidget")
-pytest.importorskip("nbformat")
-
 LEFT, RIGHT = "\ue012", "\ue014"
 
 VIEW = """

@@ -1,10 +1,5 @@
 """scene.js: sliders, choices, buttons, playing, and the legend, by mouse and by keyboard, with and without Python."""
 
-import pytest
-
-pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
-pytest.importorskip("anywidget")
-
 from scene_cases import DOWN, ENTER, LEFT, LIGHT, RIGHT, colour_at, one, swept
 
 from tristep.viz.scene import Axis, Button, Control, Line, Note, Panel, Points, RunTable, Scene
@@ -55,21 +50,16 @@ def test_a_choice(stage):
     assert stage.sent("control") == [{"kind": "control", "name": "f", "index": 1}]
 
 
-def test_play_goes_to_the_end_and_stops(stage):
+def test_play_begins_when_asked_goes_to_the_end_and_stops(stage):
     stage.show(swept("play", seconds=0.2))
     button = stage.browser.find("button[data-play]")
-    assert button.accessible_name == "Play learning rate"
+    stage.browser.pixels()
+    stage.browser.pixels()
+    assert (button.accessible_name, stage.browser.find("output").text) == ("Play learning rate", "2")
     button.click()
     assert button.accessible_name == "Pause learning rate" or stage.browser.find("output").text == "8"
     stage.browser.until(lambda: stage.browser.find("output").text == "8", "the end")
     assert button.accessible_name == "Play learning rate"
-
-
-def test_nothing_plays_by_itself(stage):
-    stage.show(swept("play", seconds=0.05))
-    stage.browser.pixels()
-    stage.browser.pixels()
-    assert stage.browser.find("output").text == "2"
 
 
 def test_what_only_python_acts_on_is_there_only_with_python(stage):
@@ -120,17 +110,6 @@ def test_a_click_on_the_legend_counts_while_the_picture_changes(stage):
     assert stage.browser.find(".tristep-legend button").get_attribute("aria-pressed") == "false"
 
 
-def test_silence_of_python_is_told_until_it_answers(stage):
-    stage.show(swept(remote=True))
-    silence = stage.browser.find(".tristep-silence")
-    assert not silence.is_displayed()
-    stage.browser.keys(stage.browser.find("input"), RIGHT)
-    stage.browser.until(silence.is_displayed, "words about it")
-    assert "the kernel has ended or been restarted" in silence.text
-    stage.browser.run("shown.answered()")
-    assert not silence.is_displayed()
-
-
 # Time passes when a test says so: each interval and each wait for an answer is called by hand.
 BY_HAND = """
 const now = performance.now.bind(performance), wait = window.setTimeout.bind(window);
@@ -139,6 +118,19 @@ performance.now = () => now() + window.later;
 window.setInterval = (call) => { window.interval = call; return 0; };
 window.setTimeout = (call, time) => (time === 3000 ? (window.patience = call, 1) : wait(call, time));
 """
+
+
+def test_silence_of_python_is_told_until_it_answers(stage):
+    stage.browser.run(BY_HAND)
+    stage.show(swept(remote=True))
+    silence = stage.browser.find(".tristep-silence")
+    stage.browser.keys(stage.browser.find("input"), RIGHT)
+    assert not silence.is_displayed()
+    stage.browser.run("patience()")
+    assert silence.is_displayed()
+    assert "the kernel has ended or been restarted" in silence.text
+    stage.browser.run("shown.answered()")
+    assert not silence.is_displayed()
 
 
 def _live_scene(live=True):
@@ -210,27 +202,28 @@ def test_the_order_of_the_tab_key(stage):
     assert met == ["BUTTON", "CANVAS", "INPUT", "SELECT", "BUTTON"]
 
 
-def test_an_update_keeps_what_is_set_unless_the_scene_sets_it(stage):
+def test_an_update_keeps_what_is_set_unless_the_scene_sets_it_and_the_slider_under_the_hand(stage):
+    def updated(index, *values, texts=None):
+        control = Control("rate", "learning rate", values, index, texts=texts)
+        stage.update(one(Line([0, 10], [[v, v] for v in values], by=("rate",), style=0, width=3), controls=[control]))
+        return stage.browser.find("output").text
+
     stage.show(swept())
-    stage.browser.keys(stage.browser.find("input[type=range]"), RIGHT, RIGHT)
+    slider = stage.browser.find("input[type=range]")
+    stage.browser.keys(slider, RIGHT, RIGHT)
     scene = swept()
     stage.update(scene)
     assert stage.browser.find("output").text == "8"
     assert colour_at(stage.browser.pixels(), stage.place(scene, 5, 8)) == LIGHT.colours[0]
-    other = Control("rate", "learning rate", [1, 2, 4, 8], 0)
-    stage.update(one(Line([0, 10], [[v, v] for v in other.values], by=("rate",)), controls=[other]))
-    assert stage.browser.find("output").text == "1"
-    longer = Control("rate", "learning rate", [1, 2, 4, 8, 9], 4)
-    stage.update(one(Line([0, 10], [[v, v] for v in longer.values], by=("rate",)), controls=[longer]))
-    assert stage.browser.find("output").text == "9"
-
-
-def test_the_slider_stays_under_the_hand_while_the_picture_changes(stage):
-    stage.show(swept())
-    slider = stage.browser.find("input[type=range]")
-    stage.browser.keys(slider, RIGHT)
-    stage.update(swept())
     assert stage.browser.run("return document.activeElement === arguments[0]", slider)
+    assert updated(0, 1, 2, 4, 8) == "1"
+    assert updated(4, 1, 2, 4, 8, 9) == "9"
+    # Also where as many values become others.
+    assert updated(1, 0, 50, texts=["none", "50 steps"]) == "50 steps"
+    slider = stage.browser.find("input[type=range]")
+    assert updated(1, 0, 100, texts=["none", "100 steps"]) == "100 steps"
+    stage.browser.keys(slider, LEFT)
+    assert stage.browser.find("output").text == "none"
 
 
 def test_the_legend_names_the_value_of_a_control(stage):
@@ -240,17 +233,6 @@ def test_the_legend_names_the_value_of_a_control(stage):
     assert stage.browser.find(".tristep-legend button").text == "loss (average of 50 steps)"
     stage.browser.keys(stage.browser.find("input[type=range]"), LEFT)
     assert stage.browser.find(".tristep-legend button").text == "loss (as recorded)"
-
-
-def test_a_slider_stays_under_the_hand_while_its_values_become_others(stage):
-    line = Line([0, 10], [[2, 2], [8, 8]], by=("width",))
-    early, late = (Control("width", "smoothing", [0, n], 1, texts=["none", f"{n} steps"]) for n in (50, 100))
-    stage.show(one(line, controls=[early]))
-    slider = stage.browser.find("input[type=range]")
-    stage.update(one(line, controls=[late]))
-    stage.browser.until(lambda: stage.browser.find("output").text == "100 steps", "the new value")
-    stage.browser.keys(slider, LEFT)
-    assert stage.browser.find("output").text == "none"
 
 
 def test_a_note_leads_to_what_it_tells_of(stage):

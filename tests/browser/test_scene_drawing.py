@@ -6,18 +6,15 @@ of its colour, the style, or matplotlib's colormaps and norms.
 
 import json
 
+import matplotlib as mpl
 import numpy as np
 import pytest
+from chromium import rgb
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
+from scene_cases import LIGHT, RIGHT, colour_at, one, pixel_at
 
-mpl = pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
-pytest.importorskip("anywidget")
-
-from chromium import rgb  # noqa: E402
-from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize  # noqa: E402
-from scene_cases import LIGHT, RIGHT, colour_at, one, pixel_at  # noqa: E402
-
-from tristep.viz.scene import Arrows, Axis, Band, Control, Heatmap, Line, Panel, Points, RefLine, Scene, Text  # noqa: E402
-from tristep.viz.style import THEMES  # noqa: E402
+from tristep.viz.scene import Arrows, Axis, Band, Control, Heatmap, Line, Panel, Points, RefLine, Scene, Text
+from tristep.viz.style import THEMES
 
 
 def test_a_line_goes_through_its_points_in_its_colour_and_leaves_gaps(stage):
@@ -50,16 +47,15 @@ def test_a_log_axis_a_downward_axis_and_the_other_way_round(stage):
     assert not ink[:, : int(stage.place(scene, 1e-3, 10)[0]) - 2].any()
 
 
-@pytest.mark.parametrize("style", range(5))
-def test_dashes_are_those_of_the_style(stage, style):
-    scene = one(Line([1, 9], [5.2, 5.2], style=style, width=3))
-    stage.show(scene)
-    on_off = scene.to_bytes()  # the pattern is in the header
-    header = json.loads(on_off[4 : 4 + int.from_bytes(on_off[:4], "little")])
-    dashes = header["style"]["dashes"][style]
-    expected = sum(dashes[::2]) / sum(dashes) if dashes else 1
-    found = _share_of(stage.browser.pixels(), stage, scene, (1.05, 8.95), 5.2, LIGHT.colours[style])
-    assert found == pytest.approx(expected, abs=0.06)
+def test_dashes_are_those_of_the_style(stage):
+    for style in range(5):
+        scene = one(Line([1, 9], [5.2, 5.2], style=style, width=3))
+        stage.show(scene)
+        on_off = scene.to_bytes()  # the pattern is in the header
+        dashes = json.loads(on_off[4 : 4 + int.from_bytes(on_off[:4], "little")])["style"]["dashes"][style]
+        expected = sum(dashes[::2]) / sum(dashes) if dashes else 1
+        found = _share_of(stage.browser.pixels(), stage, scene, (1.05, 8.95), 5.2, LIGHT.colours[style])
+        assert found == pytest.approx(expected, abs=0.06), style
 
 
 def test_points_that_are_far_away_lead_the_line_in_the_right_direction(stage):
@@ -147,19 +143,17 @@ def test_cells_of_an_image_have_matplotlibs_colours(stage, palette, scale, color
     stage.browser.keep(f"image-{palette}-{scale}-{'up' if upwards else 'down'}")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_categories_have_the_colours_of_lines(stage, theme):
+def test_categories_have_the_colours_of_lines(stage):
     values = np.array([[-1, 0, 1], [2, 3, 7]], dtype=np.int16)
-    scene = one(
-        Heatmap(values, [0, 10], [0, 10], palette="categories", words=["left", "right"], label="ends at", style="ink"),
-    )
-    stage.show(scene, theme=theme)
-    left, top, right, bottom = stage.frame(quiet=THEMES[theme].quiet)
-    pixels = stage.browser.pixels()
-    for (row, column), value in np.ndenumerate(values):
-        found = pixels[int(bottom - (row + 0.5) / 2 * (bottom - top)), int(left + (column + 0.5) / 3 * (right - left))]
-        expected = THEMES[theme].background if value < 0 else THEMES[theme].colours[value]
-        np.testing.assert_array_equal(found, rgb(expected))
+    image = Heatmap(values, [0, 10], [0, 10], palette="categories", words=["left", "right"], label="ends at", style="ink")
+    for theme, colours in THEMES.items():
+        stage.show(one(image), theme=theme)
+        left, top, right, bottom = stage.frame(quiet=colours.quiet)
+        pixels = stage.browser.pixels()
+        for (row, column), value in np.ndenumerate(values):
+            found = pixels[int(bottom - (row + 0.5) / 2 * (bottom - top)), int(left + (column + 0.5) / 3 * (right - left))]
+            expected = colours.background if value < 0 else colours.colours[value]
+            np.testing.assert_array_equal(found, rgb(expected), err_msg=f"{theme} {value}")
 
 
 def test_an_image_follows_its_control_and_is_not_smeared(stage):
@@ -176,22 +170,21 @@ def test_an_image_follows_its_control_and_is_not_smeared(stage):
     assert colour_at(pixels, stage.place(scene, *outside)) == LIGHT.colours[0]
 
 
-@pytest.mark.parametrize("marker", ["dot", "ring", "cross", "star"])
-def test_points(stage, marker):
-    scene = one(Points([3, 7], [4, 6], style=4, size=20, marker=marker))
-    stage.show(scene)
-    pixels = stage.browser.pixels()
-    ink = (pixels == rgb(LIGHT.colours[4])).all(axis=2)
-    for x, y in [(3, 4), (7, 6)]:
-        px, py = stage.place(scene, x, y)
-        rows, columns = np.nonzero(ink[int(py) - 20 : int(py) + 20, int(px) - 20 : int(px) + 20])
-        assert rows.size > 40
-        assert abs(columns.mean() - 20) < 1.5
-        assert abs(rows.mean() - 20) < 2
-        filled = ink[int(py) - 1 : int(py) + 2, int(px) - 1 : int(px) + 2].sum()
-        assert filled == 0 if marker == "ring" else filled >= 5
-    assert not ink[:, int(stage.place(scene, 5, 5)[0])].any()
-    stage.browser.keep(f"points-{marker}")
+def test_points(stage):
+    for marker in ("dot", "ring", "cross", "star"):
+        scene = one(Points([3, 7], [4, 6], style=4, size=20, marker=marker))
+        stage.show(scene)
+        ink = (stage.browser.pixels() == rgb(LIGHT.colours[4])).all(axis=2)
+        stage.browser.keep(f"points-{marker}")
+        for x, y in [(3, 4), (7, 6)]:
+            px, py = stage.place(scene, x, y)
+            rows, columns = np.nonzero(ink[int(py) - 20 : int(py) + 20, int(px) - 20 : int(px) + 20])
+            assert rows.size > 40, marker
+            assert abs(columns.mean() - 20) < 1.5, marker
+            assert abs(rows.mean() - 20) < 2, marker
+            filled = ink[int(py) - 1 : int(py) + 2, int(px) - 1 : int(px) + 2].sum()
+            assert filled == 0 if marker == "ring" else filled >= 5, marker
+        assert not ink[:, int(stage.place(scene, 5, 5)[0])].any(), marker
 
 
 def test_arrows_end_where_their_amounts_lead(stage):
@@ -226,21 +219,16 @@ def test_reference_lines_cross_the_panel_and_have_their_label_next_to_them(stage
     assert (bluest > 100).sum() > 30  # letters are thin: few pixels have all of their colour
 
 
-def test_words_stand_where_they_are_to_stand(stage):
-    scene = one(Text("first\nsecond", 0.5, 0.75, style="ink", align="center", size=14), frame=False)
-    stage.show(scene)
+def test_words_stand_where_they_are_to_stand_and_follow_their_control(stage):
+    stage.show(one(Text("first\nsecond", 0.5, 0.75, style="ink", align="center", size=14), frame=False))
     ink = (stage.browser.pixels() == rgb(LIGHT.ink)).all(axis=2)
     rows, columns = np.nonzero(ink)
     height, width = ink.shape
     assert (columns.min() + columns.max()) / 2 == pytest.approx(width / 2, abs=5)
     assert (rows.min() + rows.max()) / 2 == pytest.approx(height * 0.25, abs=8)
     assert np.ptp(rows) > 14 * 96 / 72  # two lines
-
-
-def test_words_follow_their_control(stage):
-    c = Control("c", "c", [1, 2])
-    scene = one(Text(["M", "Many long words"], 0.1, 0.5, by=("c",), style="ink", size=16), controls=[c], frame=False)
-    stage.show(scene)
+    words = Text(["M", "Many long words"], 0.1, 0.5, by=("c",), style="ink", size=16)
+    stage.show(one(words, controls=[Control("c", "c", [1, 2])], frame=False))
     before = np.nonzero((stage.browser.pixels() < 160).all(axis=2))[1]
     stage.browser.keys(stage.browser.find("input[type=range]"), RIGHT)
     after = np.nonzero((stage.browser.pixels() < 160).all(axis=2))[1]
@@ -248,14 +236,10 @@ def test_words_follow_their_control(stage):
     assert after.min() == pytest.approx(before.min(), abs=2)
 
 
-def test_units_of_equal_length(stage):
-    scene = one(Line([0, 1], [0, 1]), x=Axis("x", -2, 2), y=Axis("y", 0, 1), equal=True)
-    stage.show(scene)
+def test_units_of_equal_length_and_a_grid_whose_frames_are_aligned(stage):
+    stage.show(one(Line([0, 1], [0, 1]), x=Axis("x", -2, 2), y=Axis("y", 0, 1), equal=True))
     left, top, right, bottom = stage.frame()
     assert (right - left) / (bottom - top) == pytest.approx(4, rel=0.02)
-
-
-def test_frames_of_a_grid_are_aligned(stage):
     panels = [
         Panel(Axis("x", 0, 1), Axis(f"y{row}", 0, 10.0 ** (3 * row)), [RefLine([0.5], style=0)], row=row, column=column)
         for row in (0, 1)
@@ -268,20 +252,22 @@ def test_frames_of_a_grid_are_aligned(stage):
     assert len(middles[0]) in (2, 4)
 
 
-def test_pixels_of_a_finer_screen_are_used(stage):
+def test_a_canvas_has_as_many_pixels_as_it_covers_of_the_screen_and_keeps_its_proportions(stage):
+    scene = one(Line([0, 10], [0, 10]), width=5, height=4)
     metrics = {"width": 1400, "height": 1000, "deviceScaleFactor": 2, "mobile": False}
     stage.browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     try:
-        stage.show(one(Line([0, 10], [0, 10]), width=5, height=4))
-        assert stage.browser.pixels().shape == (2 * 4 * 96, 2 * 5 * 96, 3)
+        stage.show(scene)
+        assert stage.browser.pixels().shape == (2 * 4 * 96, 2 * 5 * 96, 3)  # of a finer screen
     finally:
         stage.browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-def test_a_canvas_within_pixels_of_the_screen_has_as_many_as_it_covers(stage):
-    """As on a page that is zoomed to 80 or 150 %; else the browser would scale what is drawn, and words get blurred."""
+    stage.show(scene)
+    for wide, expected in ((320, (240, 300)), (420, (320, 400))):  # less the padding
+        stage.browser.run("document.getElementById('stage').style.width = `${arguments[0]}px`", wide)
+        assert stage.browser.pixels().shape[:2] == expected
+    # As on a page that is zoomed to 80 or 150 %; else the browser would scale what is drawn, and words get blurred.
     stage.browser.run("document.getElementById('stage').style = 'width: 333.3px; margin-left: 0.4px'")
-    stage.show(one(Line([0, 10], [0, 10]), width=5, height=4))
+    stage.show(scene)
     covered = stage.browser.driver.execute_async_script(
         "const [done] = arguments;"
         "const tell = ([{ devicePixelContentBoxSize: [box] }]) => done([box.blockSize, box.inlineSize]);"
@@ -289,16 +275,6 @@ def test_a_canvas_within_pixels_of_the_screen_has_as_many_as_it_covers(stage):
     )
     assert covered[1] == 314  # from 10.4 to 323.7
     assert list(stage.browser.pixels().shape[:2]) == covered
-
-
-def test_a_narrow_place_keeps_the_proportions(stage):
-    stage.browser.run("document.getElementById('stage').style.width = '320px'")
-    stage.show(one(Line([0, 10], [0, 10]), width=5, height=4))
-    height, width, _ = stage.browser.pixels().shape
-    assert width == 300  # less the padding
-    assert height == 240
-    stage.browser.run("document.getElementById('stage').style.width = '420px'")
-    assert stage.browser.pixels().shape[:2] == (320, 400)
 
 
 def test_colours_follow_the_system_and_the_notebook_at_once(stage):

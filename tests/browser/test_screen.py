@@ -6,15 +6,10 @@ from functools import cache
 
 import numpy as np
 import pytest
-import torch
-
-pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
-pytest.importorskip("anywidget")
-
+from every_view import every_view
 from planted_runs import make_run
 from scene_cases import DOWN, ENTER, RIGHT, one
 
-import tristep
 from tristep import viz
 from tristep.viz.scene import Axis, Button, Click, Control, Line, Listing, Points
 
@@ -26,86 +21,37 @@ SIZE = "const box = document.querySelector(arguments[0]).getBoundingClientRect()
 def _views():
     """One of each kind, with as much as it may have."""
     run, other = make_run(name="adam"), make_run(name="lion")
+    deep = viz.Run("deep", [f"layers.{k}.weight" for k in range(200)])
     for each in (run, other):
         each.add_scalars(each.last_step + 1, {"loss": 0.01, "val_loss": 0.02, "accuracy": 0.9, "val_accuracy": 0.8})
-    net = torch.nn.Linear(2, 1)
-    trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.1})
-
-    def step():
-        trainer.zero_grad()
-        loss = net(torch.ones(4, 2)).square().mean()
-        loss.backward()
-        trainer.step(1)
-        return loss
-
-    def steps():
-        for _ in range(20):
-            yield step()
-
-    loop = viz.LiveLoop(steps, trainer=trainer, mode="block").start()
-    batches = [(torch.randn(8, 2), torch.randint(0, 2, (8,))) for _ in range(3)]
-    sweep = tristep.sweep(
-        lambda: torch.nn.Linear(2, 2),
-        torch.nn.functional.cross_entropy,
-        batches,
-        grid={"learning_rate": [0.01, 0.1], "wd": [0.0, 0.1]},
-    )
-    data = torch.ones(4, 2), torch.zeros(4, 1)
-    plane = viz.loss_plane(net, torch.nn.functional.mse_loss, data, directions="filter")
-    return {
-        "LossPlaneView": viz.LossPlaneView(plane),
-        "TrajectoryView": viz.TrajectoryView("rosenbrock", steps=20),
-        "Playground": viz.Playground("beale", "adam", steps=20),
-        "SensitivityView": viz.SensitivityView("beale", ["sgd", "adam"], steps=20),
-        "BasinMap": viz.BasinMap("himmelblau", ["sgd"], n=8, steps=20),
-        "LossView": viz.LossView([run, other]),
-        "LiveView": loop.view,
-        "WeightsView": viz.WeightsView(run),
-        "UpdateRatioView": viz.UpdateRatioView(run),
-        "TensorHeatmap": viz.TensorHeatmap(_deep_run()),
-        "several heat maps": viz.TensorHeatmap([run, other]),
-        "Dashboard": viz.Dashboard(run),
-        "ScheduleView": viz.ScheduleView(trainer, 100, knots=[(0, 0.02), (50, 0.5), (100, 0.001)], loss=run),
-        "OrthogonalizationView": viz.OrthogonalizationView(),
-        "LRFinderView": viz.LRFinderView({"sgd": tristep.lr_find(trainer, step)}),
-        "SweepView": viz.SweepView(sweep),
-        "SweepView of trajectories": viz.SweepView(
-            viz.simulate(
-                viz.ill_conditioned_bowl(25),
-                ["momentum", "nag"],
-                steps=20,
-                learning_rates=[0.02, 0.1, 0.2],
-                sweep={"momentum": [0.0, 0.4, 0.8]},
-            )
-        ),
-    }
-
-
-def _deep_run():
-    """A run of 200 tensors."""
-    run = viz.Run("deep", [f"layers.{k}.weight" for k in range(200)])
     for step in range(1, 6):
-        run.add_tensors([step], {name: np.full((1, 200), float(step)) for name in ("gradient_norm", "weight_norm")})
-    return run
+        deep.add_tensors([step], {name: np.full((1, 200), float(step)) for name in ("gradient_norm", "weight_norm")})
+    return every_view(run, other) | {"200 tensors": viz.TensorHeatmap(deep)}
 
 
-def test_each_view_fits_the_screen(stage):
-    stage.browser.driver.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    )
-    stage.browser.run(
-        "document.body.style.margin = 0; document.getElementById('stage').style.width = `${arguments[0]}px`", WIDE
-    )
-    high = {}
-    try:
-        for name, view in _views().items():
-            stage.show(view.scene())
-            wide, high[name] = stage.browser.run(SIZE, ".tristep")
-            assert wide <= WIDE
-            assert stage.browser.run(SIZE, ".tristep-picture canvas")[1] > 250  # nor is it a stamp
-            stage.browser.keep(f"screen-{name.replace(' ', '-')}")
-    finally:
-        stage.browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+@pytest.fixture
+def sized(stage):
+    """A function that gives the screen a size in pixels, at a zoom, and the stage a width."""
+
+    def give(wide, high, stage_wide, zoom=1.0):
+        screen = {"width": wide, "height": high, "deviceScaleFactor": zoom, "mobile": False}
+        stage.browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        width = "document.body.style.margin = 0; document.getElementById('stage').style.width = `${arguments[0]}px`"
+        stage.browser.run(width, stage_wide)
+        return stage
+
+    yield give
+    stage.browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_each_view_fits_the_screen(sized):
+    stage, high = sized(1280, 900, WIDE), {}
+    for name, view in _views().items():
+        stage.show(view.scene())
+        wide, high[name] = stage.browser.run(SIZE, ".tristep")
+        assert wide <= WIDE, name
+        assert stage.browser.run(SIZE, ".tristep-picture canvas")[1] > 250, name  # nor is it a stamp
+        stage.browser.keep(f"screen-{name.replace(' ', '-')}")
     assert {name: height for name, height in high.items() if height > HIGH} == {}
 
 
@@ -113,43 +59,31 @@ def test_each_view_fits_the_screen(stage):
 SMALL = ("LiveView", "LossView", "Playground", "TrajectoryView", "SweepView", "ScheduleView", "LossPlaneView", "WeightsView")
 
 
-def test_a_picture_and_its_sliders_fit_a_small_screen(stage):
+def test_a_picture_and_its_sliders_fit_a_small_screen(sized):
     """800 x 600 pixels, which are also those of 1,200 x 900 at 150 %: a notebook's cell has some 640 of them, and 500."""
-    stage.browser.driver.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 800, "height": 600, "deviceScaleFactor": 1.5, "mobile": False}
-    )
-    stage.browser.run("document.body.style.margin = 0; document.getElementById('stage').style.width = '640px'")
-    high = {}
-    try:
-        views = _views()
-        for name in SMALL:
-            stage.show(views[name].scene())
-            wide, picture = stage.browser.run(SIZE, ".tristep-picture canvas")
-            assert wide > 500  # the plane of losses is as high as it is wide
-            assert picture > 220
-            high[name] = stage.browser.run(SIZE, ".tristep-body")[1]
-            stage.browser.keep(f"small-{name}")
-    finally:
-        stage.browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    stage, high = sized(800, 600, 640, 1.5), {}
+    for name in SMALL:
+        stage.show(_views()[name].scene())
+        wide, picture = stage.browser.run(SIZE, ".tristep-picture canvas")
+        assert wide > 500, name  # the plane of losses is as high as it is wide
+        assert picture > 220, name
+        high[name] = stage.browser.run(SIZE, ".tristep-body")[1]
+        stage.browser.keep(f"small-{name}")
     assert {name: height for name, height in high.items() if height > 470} == {}
 
 
-def test_a_view_takes_the_width_of_its_cell(stage):
-    stage.browser.driver.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 1920, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
-    )
-    stage.browser.run("document.body.style.margin = 0; document.getElementById('stage').style.width = '1812px'")
-    try:
-        views = _views()
-        for name in ("LiveView", "LossView", "Dashboard", "Playground"):
-            stage.show(views[name].scene())
-            wide, _ = stage.browser.run(SIZE, ".tristep-picture canvas")
-            beside, _ = stage.browser.run(SIZE, ".tristep-controls") if name == "Playground" else (0, 0)
-            assert wide + beside > 0.95 * 1812, name
-            assert stage.browser.run(SIZE, ".tristep")[1] < 0.8 * 1000
-            stage.browser.keep(f"wide-{name}")
-    finally:
-        stage.browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+def test_a_view_takes_the_width_of_its_cell(sized):
+    stage = sized(1920, 1000, 1812)
+    for name in ("LiveView", "LossView", "Dashboard", "Playground"):
+        stage.show(_views()[name].scene())
+        wide, _ = stage.browser.run(SIZE, ".tristep-picture canvas")
+        beside, _ = stage.browser.run(SIZE, ".tristep-controls") if name == "Playground" else (0, 0)
+        assert wide + beside > 0.95 * 1812, name
+        assert stage.browser.run(SIZE, ".tristep")[1] < 0.8 * 1000, name
+        stage.browser.keep(f"wide-{name}")
+
+
+# The panels of the others stand one below the other where a page is narrow.
 
 
 @pytest.mark.sample(0)

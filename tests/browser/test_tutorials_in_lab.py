@@ -2,12 +2,9 @@
 
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
-
-pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
-pytest.importorskip("anywidget")
-nbformat = pytest.importorskip("nbformat")
 
 FOLDER = Path(__file__).parents[2] / "tutorials"
 LEFT, RIGHT = "\ue012", "\ue014"

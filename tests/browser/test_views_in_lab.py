@@ -4,11 +4,6 @@ import json
 
 import numpy as np
 import pytest
-
-pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
-pytest.importorskip("anywidget")
-pytest.importorskip("nbformat")
-
 from chromium import rgb
 from scene_cases import LEFT, LIGHT, RIGHT
 

@@ -2,14 +2,10 @@
 
 import numpy as np
 import pytest
-import torch
 from drawn_scenes import words_of
+from every_view import every_view
 
 import tristep
-from tristep import viz
-
-pytest.importorskip("matplotlib")
-
 from tristep.viz import Dashboard, Run
 
 NAMES = [f"{i}.{kind}" for i in (0, 2, 4) for kind in ("weight", "bias")]
@@ -46,45 +42,9 @@ def test_three_fifths_of_the_sheet_are_data(drawn):
         assert not any(box.overlaps(other) for other in boxes[k + 1 :])
 
 
-def _views():
-    """One of each kind, by name."""
-    run, other = _run(), _run()
-    torch.manual_seed(0)
-    net = torch.nn.Linear(2, 2)
-    data = torch.randn(32, 2), torch.randint(0, 2, (32,))
-    plane = viz.loss_plane(net, torch.nn.functional.cross_entropy, data, directions="filter", n=11)
-    sweep = tristep.sweep(
-        lambda: torch.nn.Linear(2, 2),
-        torch.nn.functional.cross_entropy,
-        [data] * 3,
-        grid={"learning_rate": [0.01, 0.1], "wd": [0.0, 0.1]},
-    )
-    momenta = viz.simulate(
-        viz.ill_conditioned_bowl(25), "momentum", steps=20, learning_rates=[0.02, 0.1], sweep={"momentum": [0.0, 0.8]}
-    )
-    found = tristep.lr_find(tristep.Trainer(net, "sgd"), (net, torch.nn.CrossEntropyLoss(), [data]))
-    return {
-        "LossPlaneView": viz.LossPlaneView(plane),
-        "TrajectoryView": viz.TrajectoryView("rosenbrock", steps=20),
-        "Playground": viz.Playground("beale", "adam", steps=20),
-        "SensitivityView": viz.SensitivityView("beale", ["sgd", "adam"], steps=20),
-        "BasinMap": viz.BasinMap("himmelblau", ["sgd"], n=8, steps=20),
-        "LossView": viz.LossView([run, other]),
-        "WeightsView": viz.WeightsView(run),
-        "UpdateRatioView": viz.UpdateRatioView(run),
-        "TensorHeatmap": viz.TensorHeatmap(run),
-        "several heat maps": viz.TensorHeatmap([run, other]),
-        "ScheduleView": viz.ScheduleView(lambda n: 0.1 / n, 100),
-        "OrthogonalizationView": viz.OrthogonalizationView(),
-        "LRFinderView": viz.LRFinderView(found),
-        "SweepView": viz.SweepView(sweep),
-        "SweepView of trajectories": viz.SweepView(momenta),
-    }
-
-
 def test_most_of_every_views_sheet_is_data():
     shares = {}
-    for name, view in _views().items():
+    for name, view in every_view(_run(), _run()).items():
         figure, scene = view.figure(), view.scene().without_table()
         figure.canvas.draw()
         boxes = [

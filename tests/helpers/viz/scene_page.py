@@ -42,12 +42,29 @@ for (const name of ["fillText", "clip", "rect", "restore", "setTransform"]) {
 """
 
 
-class Stage:
-    """A page with the module's functions in its window, on which scenes are shown."""
+# As the page was when it was loaded, but for functions of the browser that a test has replaced: `later` is of one of these.
+AS_NEW = """
+if (!window.mount || window.later !== undefined || arguments[0]) return false;
+window.shown?.destroy();
+document.activeElement.blur();
+getSelection().removeAllRanges();
+for (const each of [document.body, document.getElementById("stage")])
+  for (const { name } of [...each.attributes]) if (name !== "id") each.removeAttribute(name);
+Object.assign(window, { shown: null, sent: [] });
+written.clear();
+scrollTo(0, 0);
+return true;
+"""
 
-    def __init__(self, browser: Browser, folder: Path) -> None:
+
+class Stage:
+    """A page with the module's functions in its window, on which scenes are shown; it is loaded anew only if it must be."""
+
+    def __init__(self, browser: Browser, folder: Path, anew: bool = False) -> None:
         self.browser = browser
         self.frame, self.pointer, self.click = browser.frame, browser.pointer, browser.click
+        if browser.run(AS_NEW, anew):
+            return
         names = "decode, part, drawn, number, words, ticks, mount"
         module = MODULE.read_text(encoding="utf-8")
         file = folder / "stage.html"
@@ -86,10 +103,11 @@ class Stage:
     def frames(self, quiet: str = "#63666f") -> list[tuple[int, int, int, int]]:
         """Left, top, right and bottom of all panels that have a frame, from the first row on: corners of two long lines."""
         ink = (self.browser.pixels() == rgb(quiet)).all(axis=2)
+        across = {int(y): _runs(ink[y], 40) for y in np.flatnonzero(ink.sum(axis=1) >= 40)}
         found = []
         for x in np.flatnonzero(ink.sum(axis=0) >= MOST_LETTERS):
             for top, end in _runs(ink[:, x], MOST_LETTERS):
-                rows = [(y, run) for y in range(top, end + 1) for run in _runs(ink[y], 40)]
+                rows = [(y, run) for y, runs in across.items() if top <= y <= end for run in runs]
                 lines = [(y, right) for y, (left, right) in rows if left <= x <= left + 6]
                 if lines and not any(abs(x - other[0]) < 3 and abs(lines[-1][0] - other[3]) < 3 for other in found):
                     found.append((int(x), top, lines[-1][1], lines[-1][0]))
