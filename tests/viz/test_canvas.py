@@ -7,9 +7,6 @@ import zlib
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
-pytest.importorskip("anywidget")
-
 from tristep.viz.render.canvas import SceneWidget, page
 from tristep.viz.scene import Axis, Control, Line, Panel, Scene
 

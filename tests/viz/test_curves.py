@@ -1,5 +1,6 @@
 """What the curves show, asked of matplotlib's own objects."""
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -7,27 +8,33 @@ import pytest
 from drawn_scenes import words_of
 
 from tristep import lr_scheduler
-
-pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
-
 from tristep.viz import plot_schedules, plot_training
 
 NAN, INF = np.nan, np.inf
 TWELVE = {f"optimizer number {i}, rate 0.{i}": np.exp(-np.arange(60) / (5 + i)) for i in range(12)}
 
 
-def test_losses_are_drawn_as_they_are_and_smoothed():
+@pytest.mark.parametrize(("smoothing", "said"), [(4, "average of 4 updates"), (1, "as recorded")])
+def test_losses_are_drawn_as_they_are_and_smoothed(smoothing, said):
     losses = {"sgd": _noisy(120, seed=1), "adam": _noisy(90, seed=2)}
-    figure = plot_training(losses, smoothing=4)
+    figure = plot_training(losses, smoothing=smoothing)
     assert len(figure.axes[0].lines) == 2 * 2 + 1  # and one that the legend explains
     for (raw, strong), (name, values) in zip(_pairs(figure), losses.items(), strict=True):
         for line in (raw, strong):
             np.testing.assert_array_equal(line.get_xdata(), np.arange(1, len(values) + 1))
         np.testing.assert_allclose(raw.get_ydata(), values, rtol=1e-6)
-        np.testing.assert_allclose(strong.get_ydata(), _average(values, 4), rtol=1e-6)
+        np.testing.assert_allclose(strong.get_ydata(), _average(values, smoothing), rtol=1e-6)
         assert raw.get_linewidth() < strong.get_linewidth()
         assert name in _words(figure)
-    assert "strong lines (average of 4 updates)" in _words(figure)
+    assert f"strong lines ({said})" in _words(figure)
+    assert f"sgd ({said})" in _words(plot_training({"sgd": losses["sgd"]}, smoothing=smoothing))
+
+
+def test_words_are_where_they_were_asked_for():
+    figure = plot_training({"$a": [1.0], "b": [2.0]}, notes={"b": "$x_1$"}, title="Title", xlabel="step", ylabel="error")
+    assert set(_words(figure)) >= {"$a", "b", "strong lines (as recorded)", "b: $x_1$", "Title"}
+    assert not any(text.get_parse_math() for text in words_of(figure) if "$" in text.get_text())
+    assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("step", "error")
 
 
 def test_a_figure_has_its_words():
@@ -35,13 +42,6 @@ def test_a_figure_has_its_words():
     assert about["alt"] == "Two. training loss at the end: sgd 0.5, adam 0.25"
     _, about = plot_schedules({"constant": [0.1, 0.1]})._repr_png_()
     assert about["alt"] == "learning rate at the end: constant 0.1"
-
-
-def test_without_smoothing_losses_are_drawn_as_they_are():
-    losses = _noisy(100)
-    figure = plot_training({"sgd": losses}, smoothing=1)
-    np.testing.assert_allclose(_pairs(figure)[0][1].get_ydata(), losses, rtol=1e-6)
-    assert "sgd (as recorded)" in _words(figure)
 
 
 @pytest.mark.parametrize(("updates", "width"), [(39, 1), (200, 10)])
@@ -64,19 +64,15 @@ def test_losses_that_are_not_finite_leave_gaps_and_weigh_nothing(gap):
     figure.png(dpi=50)
 
 
-def test_the_scale_is_logarithmic_and_shows_every_smoothed_value():
+def test_the_scale_is_logarithmic_and_shows_every_smoothed_value_but_not_a_raw_outlier():
     axes = plot_training({"sgd": [4.0, 0.5, 0.001], "adam": [3.0, NAN, 0.0]}, smoothing=1).axes[0]
     low, high = axes.get_ylim()
     assert axes.get_yscale() == "log"
     assert 0 < low < 0.001
     assert high > 4.0
-
-
-def test_a_raw_outlier_does_not_stretch_the_scale():
     losses = np.ones(200)
     losses[100] = 1e-9
-    low, _ = plot_training({"sgd": losses}, smoothing=11).axes[0].get_ylim()
-    assert low > 1e-3
+    assert plot_training({"sgd": losses}, smoothing=11).axes[0].get_ylim()[0] > 1e-3
 
 
 @pytest.mark.parametrize("losses", [[0.0, 0.0], [-1.0, -2.0], [NAN, NAN]], ids=["zero", "negative", "nan"])
@@ -97,21 +93,11 @@ def test_the_axis_has_at_least_two_labelled_losses(losses):
     assert all(float(tick.label1.get_text().replace("−", "-")) == pytest.approx(tick.get_loc()) for tick in ticks)
 
 
-def test_one_update_is_a_dot():
-    assert _pairs(plot_training({"sgd": [0.5]}))[0][1].get_marker() == "o"
-    assert _pairs(plot_training({"sgd": [0.5, 0.4]}))[0][1].get_marker() != "o"
-
-
-def test_twelve_runs_have_twelve_looks():
+def test_one_update_is_a_dot_and_twelve_runs_have_twelve_looks():
+    dots = [_pairs(plot_training({"sgd": losses}))[0][1].get_marker() == "o" for losses in ([0.5], [0.5, 0.4])]
+    assert dots == [True, False]
     assert len({_look(strong) for _, strong in _pairs(plot_training(TWELVE))}) == 12
     assert len({_look(line) for line in plot_schedules(TWELVE).axes[0].lines}) == 12
-
-
-def test_words_are_where_they_were_asked_for():
-    figure = plot_training({"$a": [1.0], "b": [2.0]}, notes={"b": "$x_1$"}, title="Title", xlabel="step", ylabel="error")
-    assert set(_words(figure)) >= {"$a", "b", "strong lines (as recorded)", "b: $x_1$", "Title"}
-    assert not any(text.get_parse_math() for text in words_of(figure) if "$" in text.get_text())
-    assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("step", "error")
 
 
 def test_learning_rates_stand_below_in_the_looks_of_their_losses():
@@ -125,25 +111,31 @@ def test_learning_rates_stand_below_in_the_looks_of_their_losses():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("draw", "arguments", "message"),
     [
-        (({},), "losses is empty: there is nothing to draw"),
-        (({"a": []},), r"losses\['a'\] has the shape \(0,\): must be one number for each update"),
-        (({"a": [[1.0, 2.0]]},), r"losses\['a'\] has the shape \(1, 2\)"),
-        (({"a": [1.0]}, {"b": [1.0]}), "learning_rates has 'b': losses has no such run, only 'a'"),
-        (({"a": [1.0]}, {"a": [1.0, 2.0]}), r"learning_rates\['a'\] has 2 values: losses has 1, one an update"),
-        (({"a": [1.0]}, None, {"b": "note"}), "notes has 'b': losses has no such run, only 'a'"),
+        (plot_training, ({},), "losses is empty: there is nothing to draw"),
+        (plot_training, ({"a": []},), r"losses\['a'\] has the shape \(0,\): must be one number for each update"),
+        (plot_training, ({"a": [[1.0, 2.0]]},), r"losses\['a'\] has the shape \(1, 2\)"),
+        (plot_training, ({"a": [1.0]}, {"b": [1.0]}), "learning_rates has 'b': losses has no such run, only 'a'"),
+        (plot_training, ({"a": [1.0]}, {"a": [1.0, 2.0]}), r"rates\['a'\] has 2 values: losses has 1, one an update"),
+        (plot_training, ({"a": [1.0]}, None, {"b": "note"}), "notes has 'b': losses has no such run, only 'a'"),
+        *(
+            (
+                partial(plot_training, smoothing=width),
+                ({"a": [1.0]},),
+                f"smoothing={width}: must be a number of updates, 1 or",
+            )
+            for width in (0, -1, NAN)
+        ),
+        (plot_schedules, ({}, 10), "schedules is empty: there is nothing to draw"),
+        (plot_schedules, ({"a": []},), r"schedules\['a'\] has the shape \(0,\)"),
+        (plot_schedules, ({"a": float},), r"n_updates is missing: schedules\['a'\] is a callable, so say how far to draw"),
+        (plot_schedules, ({"a": float}, 0), "n_updates=0: must be 1 or more"),
     ],
 )
-def test_losses_that_do_not_fit_are_refused(arguments, message):
+def test_what_does_not_fit_is_refused(draw, arguments, message):
     with pytest.raises(ValueError, match=message):
-        plot_training(*arguments)
-
-
-@pytest.mark.parametrize("smoothing", [0, -1, NAN])
-def test_a_smoothing_out_of_range_is_refused(smoothing):
-    with pytest.raises(ValueError, match=f"smoothing={smoothing}: must be a number of updates, 1 or more"):
-        plot_training({"a": [1.0]}, smoothing=smoothing)
+        draw(*arguments)
 
 
 def test_schedules_are_asked_for_the_updates_from_1_on():
@@ -171,20 +163,6 @@ def test_schedules_without_a_highest_rate_are_drawn(rates):
     low, high = figure.axes[0].get_ylim()
     assert low == 0
     assert high >= 1
-
-
-@pytest.mark.parametrize(
-    ("schedules", "n_updates", "message"),
-    [
-        ({}, 10, "schedules is empty: there is nothing to draw"),
-        ({"a": []}, None, r"schedules\['a'\] has the shape \(0,\)"),
-        ({"a": lambda n: 1.0}, None, r"n_updates is missing: schedules\['a'\] is a callable, so say how far to draw it"),
-        ({"a": lambda n: 1.0}, 0, "n_updates=0: must be 1 or more"),
-    ],
-)
-def test_schedules_that_cannot_be_drawn_are_refused(schedules, n_updates, message):
-    with pytest.raises(ValueError, match=message):
-        plot_schedules(schedules, n_updates)
 
 
 def _noisy(updates, seed=0):

@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 
-for library in ("matplotlib", "ipywidgets", "anywidget", "IPython"):
-    pytest.importorskip(library)
-
 ROOT = Path(__file__).parents[2]
 MODULES = [
     ".".join(("tristep", *path.relative_to(ROOT).with_suffix("").parts))

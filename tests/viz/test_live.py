@@ -3,12 +3,10 @@
 import asyncio
 import gc
 import threading
+from functools import partial
 
 import pytest
 import torch
-
-pytest.importorskip("matplotlib")
-
 from live_training import KINDS, Training, losses, plain, same, sliced
 
 import tristep
@@ -228,8 +226,9 @@ def test_pause_and_resume_at_once_leave_one_thread():
     assert loop.n_steps == 200
 
 
-def test_stop_closes_the_generator_after_the_step_at_hand():
-    training, closed = Training(), []
+@pytest.mark.parametrize("asked", [None, 4], ids=["all steps", "the last one asked for"])
+def test_stop_closes_the_generator_after_the_step_at_hand(asked):
+    closed = []
 
     def steps():
         try:
@@ -240,23 +239,11 @@ def test_stop_closes_the_generator_after_the_step_at_hand():
         finally:
             closed.append(i)
 
-    loop = training.loop(steps)
-    loop.start()
+    loop = Training().loop(steps)
+    loop.start() if asked is None else loop.step(asked)
     assert (loop.status, loop.n_steps, closed) == ("stopped", 4, [3])
     with pytest.raises(RuntimeError, match="nothing to go on with: it has ended"):
         loop.resume()
-
-
-def test_a_step_that_stops_the_loop_is_obeyed_where_it_is_the_last_one_asked_for():
-    def steps():
-        for i in range(10):
-            if i == 3:
-                loop.stop()
-            yield i
-
-    loop = Training().loop(steps)
-    loop.step(4)
-    assert (loop.status, loop.n_steps) == ("stopped", 4)
 
 
 @pytest.mark.parametrize("mode", ["block", "task", "thread"])
@@ -284,16 +271,7 @@ def test_what_a_step_raises(mode, capsys):
     assert ("by a user" in capsys.readouterr().err) == (mode == "task")  # where no one may ever ask
 
 
-def test_a_generator_that_raised_cannot_be_gone_on_with():
-    training = Training()
-    loop = training.loop(1 / number for number in (1, 0, 2))
-    with pytest.raises(ZeroDivisionError):
-        loop.start()
-    with pytest.raises(RuntimeError, match="its generator has been ended by the exception"):
-        loop.resume()
-
-
-def test_a_callable_that_raised_may_be_mended_and_gone_on_with():
+def test_after_an_exception_a_callable_may_be_gone_on_with_and_a_generator_not():
     training, broken = Training(), [True]
 
     def step():
@@ -308,16 +286,55 @@ def test_a_callable_that_raised_may_be_mended_and_gone_on_with():
     loop.resume()
     assert (loop.status, loop.n_steps, loop.exception) == ("finished", 5, None)
     assert same(training.state(), plain("trainer", 5)[0])
+    loop = training.loop(1 / number for number in (1, 0, 2))
+    with pytest.raises(ZeroDivisionError):
+        loop.start()
+    with pytest.raises(RuntimeError, match="its generator has been ended by the exception"):
+        loop.resume()
 
 
-def test_what_needs_a_trainer_says_so():
-    loop = LiveLoop(lambda: None, view=None)
-    for action in (lambda: loop.snapshot(), lambda: loop.branch(), lambda: loop.set_learning_rate(1.0)):
-        with pytest.raises(ValueError, match="make the loop with trainer=..."):
-            action()
-    with pytest.raises(ValueError, match="make the loop with trainer=..."):
-        loop.multiplier = 2.0
-    assert loop.learning_rate is None
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: LiveLoop(3), TypeError, "steps=3: must be a generator function, an iterator or a callable"),
+        (
+            lambda: LiveLoop(int, trainer="adam"),
+            TypeError,
+            "trainer must be a Trainer, a torch.optim.Optimizer or None, got str",
+        ),
+        (lambda: LiveLoop(int, recorder=1), TypeError, "recorder must be a Recorder or None"),
+        (
+            lambda: LiveLoop(int, stateful=[3]),
+            TypeError,
+            "stateful\\[0\\] is a int: it needs state_dict and load_state_dict",
+        ),
+        (lambda: LiveLoop(int, view="curves"), TypeError, "view='curves': must be 'live', None or a View"),
+        (lambda: LiveLoop(int, mode="fiber"), ValueError, "mode='fiber'.*'task'"),
+        (lambda: LiveLoop(int, frames_per_second=0), ValueError, "frames_per_second=0"),
+        (lambda: LiveLoop(int, stop_at_nan="yes"), TypeError, "stop_at_nan"),
+        (lambda: LiveLoop(int, checkpoint="a"), TypeError, "checkpoint must be a CheckpointManager or None, got str"),
+        (lambda: LiveLoop(int, mode="task").start(), RuntimeError, "needs a running event loop.*use 'thread' or 'block'"),
+        (lambda: LiveLoop(iter([{"a": "high"}]), view=None).start(), TypeError, "a must be a number, got 'high'"),
+        (
+            lambda: LiveLoop(iter([torch.zeros(2)]), view=None).start(),
+            ValueError,
+            "loss has shape \\(2,\\): must be a single number",
+        ),
+        *(
+            (partial(call, LiveLoop(int, view=None)), ValueError, "make the loop with trainer=...")
+            for call in (
+                LiveLoop.snapshot,
+                LiveLoop.branch,
+                lambda loop: loop.set_learning_rate(1.0),
+                lambda loop: setattr(loop, "multiplier", 2.0),
+            )
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+    assert LiveLoop(int, view=None).learning_rate is None  # without a trainer there is none
 
 
 def test_bad_settings_change_nothing():
@@ -339,18 +356,6 @@ def test_bad_settings_change_nothing():
             action()
     assert same(training.state(), before)
     assert len(loop.runs) == 1
-
-
-def test_a_task_needs_an_event_loop():
-    with pytest.raises(RuntimeError, match="needs a running event loop.*use 'thread' or 'block'"):
-        LiveLoop(lambda: None, view=None, mode="task").start()
-
-
-def test_numbers_that_are_none():
-    with pytest.raises(TypeError, match="accuracy must be a number, got 'high'"):
-        LiveLoop(iter([{"accuracy": "high"}]), view=None).start()
-    with pytest.raises(ValueError, match="loss has shape \\(2,\\): must be a single number"):
-        LiveLoop(iter([torch.zeros(2)]), view=None).start()
 
 
 AGAIN = """

@@ -5,9 +5,6 @@ import os
 import signal
 
 import pytest
-
-pytest.importorskip("matplotlib")
-
 from live_training import Training, Watching, ended, plain, same, sliced
 
 

@@ -10,13 +10,9 @@ import sys
 import threading
 
 import pytest
-
-pytest.importorskip("matplotlib")
-
 from live_training import Training, ended, plain, same, sliced
 
 from tristep import viz
-from tristep.viz import LiveLoop
 from tristep.viz.live import stop_loops
 
 
@@ -194,23 +190,6 @@ def test_a_loop_stops_a_running_one_that_shares_its_trainer_or_its_view(shared, 
 
     stop_loops()
     asyncio.run(main())
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"steps": 3}, TypeError, "steps=3: must be a generator function, an iterator or a callable"),
-        ({"trainer": "adam"}, TypeError, "trainer must be a Trainer, a torch.optim.Optimizer or None, got str"),
-        ({"recorder": 1}, TypeError, "recorder must be a Recorder or None"),
-        ({"stateful": [3]}, TypeError, "stateful\\[0\\] is a int: it needs state_dict and load_state_dict"),
-        ({"view": "curves"}, TypeError, "view='curves': must be 'live', None or a View"),
-        ({"mode": "fiber"}, ValueError, "mode='fiber'.*'task'"),
-        ({"frames_per_second": 0}, ValueError, "frames_per_second=0"),
-    ],
-)
-def test_bad_arguments(options, error, message):
-    with pytest.raises(error, match=message):
-        LiveLoop(**{"steps": lambda: None} | options)
 
 
 def test_a_program_that_ends_while_a_loop_runs_in_a_thread_ends_well():

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-
-pytest.importorskip("matplotlib")
+from planted_runs import layers_of
 
 from tristep.trainer import LRFinder
 from tristep.viz import Line, LRFinderView, Points
@@ -16,18 +15,14 @@ def _found(name="adam", shift=0.0, suggestions=None):
     return LRFinder(name, rates, losses + 0.1, losses, True, given)
 
 
-def _layers(scene, kind):
-    return [layer for layer in scene.panels[0].layers if isinstance(layer, kind)]
-
-
 def test_the_curve_of_one_test_with_all_suggestions():
     found = _found()
     view = LRFinderView(found)
     scene = view.scene()
-    raw, smoothed = _layers(scene, Line)
+    raw, smoothed = layers_of(scene, Line)
     np.testing.assert_allclose([raw.x, raw.y], [found.rates, found.losses], rtol=1e-6)
     np.testing.assert_allclose(smoothed.y, found.smoothed, rtol=1e-6)
-    valley, steep = _layers(scene, Points)
+    valley, steep = layers_of(scene, Points)
     assert (valley.name, steep.name) == ("valley 0.001", "steep 0.003")
     np.testing.assert_allclose([valley.x[0], valley.y[0]], [1e-3, 2.0], rtol=1e-6)
     panel = scene.panels[0]
@@ -40,14 +35,14 @@ def test_several_tests_in_one_picture_with_the_suggestions_of_one_rule():
     view = LRFinderView([_found("sgd"), _found("adam", 1.0), _found("adam", suggestions={})])
     assert list(view.results) == ["sgd", "adam 2", "adam 3"]
     scene = view.scene()
-    assert [line.name for line in _layers(scene, Line) if line.name] == ["sgd", "adam 2", "adam 3"]
+    assert [line.name for line in layers_of(scene, Line) if line.name] == ["sgd", "adam 2", "adam 3"]
     (rule,) = scene.controls
     assert rule.values == ["valley", "steep"]
-    first, second = _layers(scene, Points)
+    first, second = layers_of(scene, Points)
     assert first.chosen("x", scene.state()) == pytest.approx(1e-3)
     assert second.chosen("x", scene.state()) == pytest.approx(1e-2)
     assert second.chosen("x", scene.state(rule=1)) == pytest.approx(3e-3)
-    assert second.style == next(line for line in _layers(scene, Line) if line.name == "adam 2").style
+    assert second.style == next(line for line in layers_of(scene, Line) if line.name == "adam 2").style
     assert "adam 3: 61 learning rates from 1e-06 to 1, the loss became too large; suggestions: none" in view.describe()
 
 

@@ -2,36 +2,30 @@
 
 from itertools import combinations
 
+import matplotlib as mpl
 import numpy as np
 import pytest
+from drawn_scenes import NAN, UNIT, one_panel, pixel_at, words_of
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import LogNorm, to_rgb
+from matplotlib.quiver import Quiver
 
-mpl = pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
-
-from drawn_scenes import NAN, UNIT, one_panel, pixel_at, words_of  # noqa: E402
-from matplotlib.collections import PolyCollection  # noqa: E402
-from matplotlib.colors import LogNorm, to_rgb  # noqa: E402
-from matplotlib.quiver import Quiver  # noqa: E402
-
-from tristep.viz.render.matplotlib import Picture, draw  # noqa: E402
-from tristep.viz.scene import Arrows, Axis, Band, Control, Heatmap, Line, Panel, Points, RefLine, Scene, Text  # noqa: E402
-from tristep.viz.style import THEMES, line_style  # noqa: E402
+from tristep.viz.render.matplotlib import Picture, draw
+from tristep.viz.scene import Arrows, Axis, Band, Control, Heatmap, Line, Panel, Points, RefLine, Scene, Text
+from tristep.viz.style import THEMES, line_style
 
 
-def test_lines_have_their_data_colour_and_dashes():
+def test_lines_have_their_data_colour_dashes_and_dots():
     first, second = Line([0, 1, 2], [3, 2, 1], style=1, width=2.5), Line([0, 1], [1, 1], style="quiet", alpha=0.5)
+    single, marked = Line([0.5], [0.5]), Line([0, 1], [0, 1], marker=True)
     for theme in THEMES:
-        line, other = draw(one_panel(first, second), theme=theme).axes[0].lines
+        lines = draw(one_panel(first, second, single, marked), theme=theme).axes[0].lines
+        line, other = lines[:2]
         np.testing.assert_array_equal(line.get_xydata(), [[0, 3], [1, 2], [2, 1]])
         assert (line.get_color(), line.get_linewidth()) == (line_style(1, theme)["color"], 2.5)
         assert line.get_linestyle() == "--"
         assert (other.get_color(), other.get_alpha(), other.get_linestyle()) == (THEMES[theme].quiet, 0.5, "-")
-
-
-def test_a_line_of_one_point_and_one_with_a_marker_have_dots():
-    one, marked, plain = (
-        draw(one_panel(Line([0.5], [0.5]), Line([0, 1], [0, 1], marker=True), Line([0, 1], [0, 1]))).axes[0].lines
-    )
-    assert [line.get_marker() for line in (one, marked, plain)] == ["o", "o", ""]
+        assert [line.get_marker() for line in lines] == ["", "", "o", "o"]
 
 
 def test_the_head_is_the_last_finite_point_that_is_drawn():
@@ -42,12 +36,14 @@ def test_the_head_is_the_last_finite_point_that_is_drawn():
     np.testing.assert_allclose(head.get_xydata(), [[0.2, 0.5]])
 
 
-def test_axes_reach_from_and_to_what_is_asked_in_either_direction():
+def test_axes_reach_from_and_to_what_is_asked_in_either_direction_with_equal_units_if_asked():
     axes = draw(one_panel(x=Axis("x", 0.01, 100, "log"), y=Axis("row", 0, 6, upwards=False))).axes[0]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
-    assert axes.get_xlim() == (0.01, 100)
-    assert axes.get_ylim() == (6, 0)
+    assert (axes.get_xlim(), axes.get_ylim()) == ((0.01, 100), (6, 0))
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("x", "row")
+    axes = draw(one_panel(x=Axis("x", -2, 2), y=Axis("y", 0, 1), panel={"equal": True})).axes[0]
+    (x0, y0), (x1, y1) = axes.transData.transform([(0, 0), (1, 1)])
+    assert x1 - x0 == pytest.approx(y1 - y0)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +101,7 @@ def test_colours_have_a_bar_with_their_limits_and_label():
     assert not draw(one_panel(Heatmap([[0.01, 1.0]], [0, 1], [0, 1]))).axes[0].child_axes
 
 
-def test_a_band_leaves_gaps():
+def test_a_band_leaves_gaps_and_one_down_to_0_goes_on_below_a_log_axis():
     low, high = [0.1, 0.2, NAN, 0.1, 0.1], [0.5, 0.6, 0.5, 0.5, 0.5]
     figure = draw(one_panel(Band(np.linspace(0, 1, 5), low, high, style=1, alpha=1)))
     (band,) = (each for each in figure.axes[0].collections if isinstance(each, PolyCollection))
@@ -114,9 +110,6 @@ def test_a_band_leaves_gaps():
     assert second.vertices[:, 0].min() == 0.75
     np.testing.assert_allclose(pixel_at(figure, 0.1, 0.4), 255 * np.array(to_rgb(THEMES["light"].colours[1])), atol=2)
     np.testing.assert_allclose(pixel_at(figure, 0.5, 0.45), [255, 255, 255])
-
-
-def test_a_band_that_reaches_down_to_0_goes_on_below_a_log_axis():
     figure = draw(one_panel(Band([0, 1], [0, 0], [0.1, 0.1], alpha=1), y=Axis("y", 1e-6, 1, "log")))
     np.testing.assert_allclose(pixel_at(figure, 0.5, 2e-6), 255 * np.array(to_rgb(THEMES["light"].colours[0])), atol=2)
     assert tuple(pixel_at(figure, 0.5, 0.2)) == (255, 255, 255)
@@ -163,40 +156,25 @@ def test_marks_cross_the_panel_and_labels_avoid_each_other():
 
 
 def test_words_stand_where_they_are_told_and_a_dollar_is_a_dollar():
-    words, code = (
-        Text("costs $1 or $2", 0.5, 0.25, align="center", size=12),
-        Text("w -= lr * g", 0, 1, fixed=True, style=3),
-    )
-    first, second = draw(one_panel(words, code, panel={"frame": False})).axes[0].texts
+    words = Text("costs $1 or $2", 0.5, 0.25, align="center", size=12)
+    axes = draw(one_panel(words, Text("w -= lr * g", 0, 1, fixed=True, style=3), panel={"frame": False})).axes[0]
+    first, second = axes.texts
     assert (first.get_text(), first.get_ha(), first.get_size()) == ("costs $1 or $2", "center", 12)
     assert first.get_position() == (0.5, 0.25)
     assert not first.get_parse_math()
     assert second.get_fontfamily() == ["DejaVu Sans Mono"]
     assert second.get_color() == THEMES["light"].colours[3]
+    assert not axes.axison
 
 
 def test_long_words_are_broken_and_long_code_is_made_smaller():
     long = "many words that do not fit into so narrow a panel at all, and so are broken"
-    scene = one_panel(
-        Text(long, 0, 0.7), Text(f"{long}\n  indented", 0, 0.2, fixed=True), width=3, height=3, panel={"frame": False}
-    )
-    words, code = draw(scene).axes[0].texts
+    layers = Text(long, 0, 0.7), Text(f"{long}\n  indented", 0, 0.2, fixed=True)
+    words, code = draw(one_panel(*layers, width=3, height=3, panel={"frame": False})).axes[0].texts
     assert words.get_text().replace("\n", " ") == long
     assert "\n" in words.get_text()
     assert code.get_text() == f"{long}\n  indented"
     assert code.get_size() == pytest.approx(0.6 * 9)
-
-
-def test_a_panel_without_frame_has_no_axes():
-    axes = draw(one_panel(Text("words", 0, 0.5), panel={"frame": False})).axes[0]
-    assert not axes.axison
-
-
-def test_units_are_equally_long_if_asked():
-    figure = draw(one_panel(x=Axis("x", -2, 2), y=Axis("y", 0, 1), panel={"equal": True}))
-    axes = figure.axes[0]
-    (x0, y0), (x1, y1) = axes.transData.transform([(0, 0), (1, 1)])
-    assert x1 - x0 == pytest.approx(y1 - y0)
 
 
 def test_a_legend_of_a_panel_has_its_lines_values_where_a_control_is():

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib")
-
 from tristep.viz import Line, OrthogonalizationView
 
 CUBIC = [(1.5, -0.5, 0.0)] * 3  # Newton and Schulz' own iteration, which converges to 1 from below

@@ -1,11 +1,13 @@
 """Optimizers to be played with: what the pictures show, against torch's optimizers and closed forms."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from drawn_scenes import words_of
+from torch_paths import torch_path
 
 import tristep
 from tristep.trainer.optimizer import registered
@@ -32,44 +34,29 @@ def _lines(panel):
     return {layer.name: layer for layer in panel.layers if isinstance(layer, Line) and layer.name}
 
 
-def _torch_path(klass, rate, start, steps):
-    point = torch.tensor(start, dtype=torch.float64, requires_grad=True)
-    optimizer = klass([point], lr=rate)
-    path = [point.detach().clone()]
-    for _ in range(steps):
-        optimizer.zero_grad()
-        ((point[0] ** 2 + 10 * point[1] ** 2) / 2).backward()
-        optimizer.step()
-        path.append(point.detach().clone())
-    return torch.stack(path).numpy()
+def _sgd_path(rate, steps, **settings):
+    return torch_path(lambda points: torch.optim.SGD(points, rate, **settings), BOWL, BOWL.start, steps)
 
 
-@pytest.mark.parametrize("factor", [0.1, 1.0, 10.0])
-def test_ways_are_those_of_the_optimizers_at_the_rate_of_the_slider(factor):
-    view = TrajectoryView(BOWL, RACERS, steps=30, factors=(0.1, 1.0, 10.0))
+def test_ways_are_those_of_the_optimizers_at_the_rate_and_up_to_the_step_of_the_sliders():
+    factors = (0.1, 1.0, 10.0)
+    view = TrajectoryView(BOWL, RACERS, steps=30, factors=factors)
     scene = view.scene()
     assert view.best == {"sgd": 0.05, "adam": 0.1}
     plane, curves = scene.panels[:2]
-    state = scene.state(rate=(0.1, 1.0, 10.0).index(factor), step=30)
-    for name, klass in (("sgd", torch.optim.SGD), ("adam", torch.optim.Adam)):
-        expected = _torch_path(klass, factor * view.best[name], BOWL.start, 30)
-        x, y = scene.drawn(_lines(plane)[name], state)
-        np.testing.assert_allclose(np.stack([x, y], axis=1), expected, rtol=2e-4, atol=2e-5)
-        losses = scene.drawn(_lines(curves)[name], state)[1]
+    for (k, factor), (name, make) in product(enumerate(factors), {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}.items()):
+        expected = torch_path(lambda points: make(points, factor * view.best[name]), BOWL, BOWL.start, 30)  # noqa: B023
+        x, y = scene.drawn(_lines(plane)[name], scene.state(rate=k, step=30))
+        np.testing.assert_allclose(np.stack([x, y], axis=1), expected, rtol=2e-4, atol=2e-5, err_msg=f"{name}, {factor}")
+        losses = scene.drawn(_lines(curves)[name], scene.state(rate=k, step=30))[1]
         exact = (expected[:, 0] ** 2 + 10 * expected[:, 1] ** 2) / 2
-        np.testing.assert_allclose(losses, np.maximum(exact, 1e-12), rtol=2e-3, atol=1e-8)
-
-
-def test_the_slider_of_steps_shows_so_many():
-    view = TrajectoryView(BOWL, RACERS, steps=30, factors=(1.0,))
-    scene = view.scene()
-    for panel in scene.panels:
-        x, _ = scene.drawn(_lines(panel)["sgd"], scene.state(step=7))
-        assert len(x) == 8
+        np.testing.assert_allclose(losses, np.maximum(exact, 1e-12), rtol=2e-3, atol=1e-8, err_msg=f"{name}, {factor}")
+        for panel in (plane, curves):
+            assert len(scene.drawn(_lines(panel)[name], scene.state(rate=k, step=7))[0]) == 8
     assert view.figure(step=7).axes
 
 
-def test_without_a_rate_each_has_its_own_best():
+def test_without_a_rate_each_has_its_own_best_and_who_diverged_is_said():
     view = TrajectoryView(BOWL, ["sgd", "adam"], steps=40, factors=(1.0,))
     # Gradient descent on this bowl converges fastest at 2 / (1 + 10) and not at all from 2 / 10 on.
     assert view.best["sgd"] == pytest.approx(2 / 11, rel=0.2)
@@ -78,6 +65,10 @@ def test_without_a_rate_each_has_its_own_best():
     words = view.describe()
     assert f"sgd at rate {view.best['sgd']:.3g}" in words
     assert f"{view.trajectories.losses[0, 0, 0, -1]:.4g}" in words
+    assert "diverged" not in words
+    beyond = TrajectoryView(BOWL, {"sgd": {"learning_rate": 5.0}}, steps=50, factors=(1.0,))
+    assert "diverged" in beyond.describe()
+    assert beyond.figure()
 
 
 def test_a_click_and_a_drag_move_the_start():
@@ -93,29 +84,34 @@ def test_a_click_and_a_drag_move_the_start():
     assert view.trajectories.paths.tobytes() == before.tobytes()
 
 
-def test_who_diverged_is_said():
-    view = TrajectoryView(BOWL, {"sgd": {"learning_rate": 5.0}}, steps=50, factors=(1.0,))
-    assert "diverged" in view.describe()
-    assert view.figure()
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: TrajectoryView(BOWL, RACERS, factors=(0.5, 2.0)), ValueError, "factors="),
+        (lambda: TrajectoryView(BOWL, RACERS, factors=(1.0, 0.5)), ValueError, "factors="),
+        (lambda: TrajectoryView(start=[(1, 2), (2, 1)]), ValueError, r"start has 2 points: must be one, \(x, y\)"),
+        (lambda: SensitivityView(starts=0), ValueError, "starts=0: must be 1 or more"),
+        (lambda: SensitivityView(tune_learning_rates(BOWL, ["sgd"], steps=2), steps=3), ValueError, "steps"),
+        (lambda: Playground(BOWL, "adamm"), ValueError, "no optimizer is registered"),
+        (
+            lambda: TrajectoryView(BOWL, {"ours": {"optimizer": plain_step, "learning_rate": 0.05, "momentum": 0.9}}),
+            TypeError,
+            "ours: momentum is for names and classes of optimizers",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
 
 
-@pytest.mark.parametrize("factors", [(0.5, 2.0), (1.0, 0.5)])
-def test_factors_must_increase_and_have_one(factors):
-    with pytest.raises(ValueError, match="factors="):
-        TrajectoryView(BOWL, RACERS, factors=factors)
-
-
-def test_every_named_function_has_its_picture():
-    for name in ("saddle", "styblinski_tang", "noisy_ravine"):
-        view = TrajectoryView(name, RACERS, steps=10, factors=(1.0,))
-        (surface,) = (layer for layer in view.scene().panels[0].layers if isinstance(layer, Heatmap))
-        where = function(name)
-        with torch.no_grad():
-            corners = where(
-                torch.tensor([[where.xlim[0], where.ylim[0]], [where.xlim[1], where.ylim[1]]], dtype=torch.float64)
-            )
-        apart = float(corners[1] - corners[0])
-        assert float(surface.values[-1, -1] - surface.values[0, 0]) == pytest.approx(apart, rel=1e-4, abs=1e-3)
+@pytest.mark.parametrize("name", ["saddle", "styblinski_tang", "noisy_ravine"])
+def test_every_named_function_has_its_picture(name):
+    view, where = TrajectoryView(name, RACERS, steps=10, factors=(1.0,)), function(name)
+    (surface,) = (layer for layer in view.scene().panels[0].layers if isinstance(layer, Heatmap))
+    with torch.no_grad():
+        low, high = where(torch.tensor(list(zip(where.xlim, where.ylim, strict=True)), dtype=torch.float64)).tolist()
+    assert float(surface.values[-1, -1] - surface.values[0, 0]) == pytest.approx(high - low, rel=1e-4, abs=1e-3)
 
 
 def test_sensitivity_shows_medians_and_the_best_rate():
@@ -130,8 +126,6 @@ def test_sensitivity_shows_medians_and_the_best_rate():
     assert f"sgd: best {found.quartiles[0, :, 1].min():.4g} at {found.best[0]:.3g}" in view.describe()
     again = SensitivityView(found)
     assert again.describe() == view.describe()
-    with pytest.raises(ValueError, match="steps"):
-        SensitivityView(found, steps=3)
 
 
 def test_basins_are_shown_by_optimizer_and_rate():
@@ -239,38 +233,42 @@ def test_function_and_optimizer_are_chosen():
     assert "def lion" in view.scene().listings[0].text
     view.on_control("setting gone", 1.0, 0)  # of an optimizer that has been left
     assert view.trajectories.names == ("lion", "sgd")
+    # Those that are others with a momentum are among the choices, and have it.
+    view = Playground(BOWL, "nag", steps=10)
+    (choice,) = (control for control in view.scene().controls if control.name == "optimizer")
+    assert (choice.values[choice.index], view.settings) == ("nag", {"momentum": 0.9})
+    view.on_control("optimizer", "momentum", choice.values.index("momentum"))
+    assert view.settings == {"momentum": 0.9}
+    expected = simulate(BOWL, {"momentum": {"learning_rate": view.best["momentum"]}}, steps=10).paths[0, 0]
+    np.testing.assert_array_equal(view.trajectories.paths[0, 0], expected)
+
+
+def plain_step(point, gradient, state, lr):
+    return point - lr * gradient
 
 
 def test_a_rule_of_ones_own_joins():
     @tristep.rule
-    def plain_step(w, g, state, hyper):
+    def own_step(w, g, state, hyper):
         (lr,) = hyper
         return w - lr * g, ()
 
-    class PlainStep(tristep.optimizer.RuleOptimizer):
-        rule = plain_step
+    class OwnStep(tristep.optimizer.RuleOptimizer):
+        rule = own_step
 
-    view = Playground(BOWL, PlainStep, against=("sgd",), steps=10, settings={"learning_rate": 0.05})
-    expected = _torch_path(torch.optim.SGD, 0.05, BOWL.start, 10)
-    np.testing.assert_allclose(view.trajectories.paths[0, 0, 0], expected, rtol=1e-4, atol=1e-6)
-    assert "def plain_step" in view.scene().listings[0].text
-    with pytest.raises(ValueError, match="no optimizer is registered"):
-        Playground(BOWL, "adamm")
+    view = Playground(BOWL, OwnStep, against=("sgd",), steps=10, settings={"learning_rate": 0.05})
+    np.testing.assert_allclose(view.trajectories.paths[0, 0, 0], _sgd_path(0.05, 10), rtol=1e-4, atol=1e-6)
+    assert "def own_step" in view.scene().listings[0].text
 
 
 def test_a_plain_function_joins_at_its_best_rate_or_at_a_given_one():
-    def plain_step(point, gradient, state, lr):
-        return point - lr * gradient
-
     view = TrajectoryView(BOWL, {"ours": plain_step, "sgd": {}}, steps=20, factors=(0.5, 1.0))
     assert view.best["ours"] == view.best["sgd"]
     np.testing.assert_allclose(view.trajectories.paths[0], view.trajectories.paths[1], rtol=1e-4, atol=1e-6)
     at_rate = {"ours": {"optimizer": plain_step, "learning_rate": 0.05}, "torch": torch.optim.SGD}
     view = TrajectoryView(BOWL, at_rate, steps=20, factors=(0.5, 1.0))
     for factor, paths in zip((0.5, 1.0), view.trajectories.paths[0, :, 0], strict=True):
-        np.testing.assert_allclose(paths, _torch_path(torch.optim.SGD, 0.05 * factor, BOWL.start, 20), rtol=1e-4, atol=1e-6)
-    with pytest.raises(TypeError, match="ours: momentum is for names and classes of optimizers"):
-        TrajectoryView(BOWL, {"ours": {"optimizer": plain_step, "learning_rate": 0.05, "momentum": 0.9}})
+        np.testing.assert_allclose(paths, _sgd_path(0.05 * factor, 20), rtol=1e-4, atol=1e-6)
 
 
 def test_where_no_minimum_is_known_losses_are_above_the_least_of_all():
@@ -282,18 +280,12 @@ def test_where_no_minimum_is_known_losses_are_above_the_least_of_all():
         np.testing.assert_allclose(shown, np.maximum(expected, 1e-12), rtol=1e-5)
 
 
-def test_a_number_of_starts_below_one_is_named():
-    with pytest.raises(ValueError, match="starts=0: must be 1 or more"):
-        SensitivityView(starts=0)
-
-
 def test_a_name_means_the_same_everywhere():
     torchs = {"momentum": {"momentum": 0.9}, "nag": {"momentum": 0.9, "nesterov": True}}
     names = list(torchs)
     paths = simulate(BOWL, names, steps=40, learning_rates=[0.02]).paths[:, 0, 0]
     for name, path in zip(names, paths, strict=True):
-        expected = _torch_path(lambda points, lr, own=torchs[name]: torch.optim.SGD(points, lr, **own), 0.02, BOWL.start, 40)
-        np.testing.assert_allclose(path, expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(path, _sgd_path(0.02, 40, **torchs[name]), rtol=1e-4, atol=1e-5)
         settings = {"learning_rate": 0.02}
         for view in (
             TrajectoryView(BOWL, {name: settings}, steps=40, factors=(1.0,)),
@@ -319,19 +311,6 @@ def test_names_of_the_default_legend_are_names_and_no_two_paths_are_equal():
     at_one_rate = simulate(BOWL, names, steps=30, learning_rates=[0.01]).paths[:, 0, 0]
     for i, path in enumerate(at_one_rate):
         assert all(np.abs(path - other).max() > 1e-3 for other in at_one_rate[:i])
-
-
-def test_the_playground_has_the_presets_among_its_choices():
-    view = Playground(BOWL, "nag", steps=10)
-    assert view.settings == {"momentum": 0.9}
-    (choice,) = (control for control in view.scene().controls if control.name == "optimizer")
-    assert (choice.values[choice.index], "momentum" in choice.values) == ("nag", True)
-    view.on_control("optimizer", "momentum", choice.values.index("momentum"))
-    assert view.settings == {"momentum": 0.9}
-    settings = {"learning_rate": view.best["momentum"]}
-    np.testing.assert_array_equal(
-        view.trajectories.paths[0, 0], simulate(BOWL, {"momentum": settings}, steps=10).paths[0, 0]
-    )
 
 
 def test_who_takes_the_steps_of_a_plainer_one_is_called_so():
@@ -409,6 +388,7 @@ def test_a_function_of_x_and_y():
         assert view.scene().title == title
         assert np.isfinite(Playground(given, "sgd", steps=3).trace.losses).all()
     assert Function("flat in y", lambda x, y: x**2)(torch.tensor([[3.0, 1.0]])).item() == 9
+    assert TrajectoryView(BOWL, RACERS, np.array([[1.0, 2.0]]), 3).trajectories.starts.tolist() == [[1.0, 2.0]]
     of_points = simulate(lambda p: p[..., 0] ** 2 + 3 * p[..., 1] ** 2, RACERS, steps=9).paths
     np.testing.assert_allclose(of_points, expected.trajectories.paths[:, 20:21], rtol=1e-5, atol=1e-6)
 
@@ -416,10 +396,7 @@ def test_a_function_of_x_and_y():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            lambda x, y: np.sin(x) + y,
-            r"raised RuntimeError: (.|\n)*not math or numpy",
-        ),
+        (lambda x, y: np.sin(x) + y, r"raised RuntimeError: (.|\n)*not math or numpy"),
         (lambda x, y: max(x, y), r"ambiguous(.|\n)*many points at once"),
         (lambda x, y, z: x, "raised TypeError: .*'y' and 'z'"),
         (lambda x, y: 3.0, "the function gave float"),
@@ -445,9 +422,3 @@ def test_a_function_that_does_not_fit_is_refused_in_words(given, message):
 def test_a_start_that_is_no_point_is_refused_in_words(make, start, error, message):
     with pytest.raises(error, match=message):
         make(start=start)
-
-
-def test_views_have_one_start():
-    with pytest.raises(ValueError, match=r"start has 2 points: must be one, \(x, y\)"):
-        TrajectoryView(start=[(1, 2), (2, 1)])
-    assert TrajectoryView(BOWL, RACERS, np.array([[1.0, 2.0]]), 3).trajectories.starts.tolist() == [[1.0, 2.0]]

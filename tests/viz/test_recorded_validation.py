@@ -3,13 +3,9 @@
 import numpy as np
 import pytest
 import torch
-
-import tristep
-
-pytest.importorskip("matplotlib")
-
 from planted_runs import layers_of
 
+import tristep
 from tristep.viz import Dashboard, Line, LiveLoop, LossView, Recorder, Run, TensorHeatmap
 
 CROSS_ENTROPY = torch.nn.functional.cross_entropy
@@ -112,22 +108,6 @@ def test_a_live_loop_refuses_what_it_cannot_evaluate(arguments, error, message, 
         LiveLoop.fit(net, CROSS_ENTROPY, data, tristep.Trainer(net, "sgd"), **arguments)
 
 
-def test_numbers_are_noted_once_and_after_a_step():
-    net = _net()
-    trainer = tristep.Trainer(net, "sgd")
-    recorder = Recorder(trainer)
-    with pytest.raises(ValueError, match="before the first step"):
-        recorder.note(val_loss=1.0)
-    net(torch.ones(1, 2)).sum().backward()
-    trainer.step(1)
-    recorder.step(loss=2.0)
-    recorder.note(val_loss=1.0)
-    for name in ("loss", "val_loss"):
-        with pytest.raises(ValueError, match=f"note\\(\\) of {name!r}: step 1 has a number"):
-            recorder.note(**{name: 3.0})
-    assert recorder.run.scalars["val_loss"].recent()[1].tolist() == [1.0]
-
-
 def _run(name, scale=1.0):
     run = Run(name, ["a.weight", "a.bias"])
     for step in range(1, 41):
@@ -203,13 +183,3 @@ def test_tensors_of_an_optimizer_are_named_after_the_module(given):
     optimizer.step()
     recorder.step()
     np.testing.assert_allclose(recorder.run.tensors["gradient_norm"].recent()[1][0], [gradients[name] for name in names])
-
-
-def test_a_module_that_has_none_of_the_tensors_is_refused():
-    net, other = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
-    with pytest.raises(ValueError, match="module has none of the parameters that source steps"):
-        Recorder(torch.optim.SGD(net.parameters(), 0.1), module=other)
-    with pytest.raises(TypeError, match="module must be a torch.nn.Module, got int"):
-        Recorder(torch.optim.SGD(net.parameters(), 0.1), module=3)
-    with pytest.raises(TypeError, match="a Trainer has names of its own"):
-        Recorder(tristep.Trainer(net, "sgd"), module=net)

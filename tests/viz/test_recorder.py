@@ -13,15 +13,20 @@ import torch
 import torch.distributed as dist
 
 import tristep
-
-pytest.importorskip("matplotlib")
-
 from tristep.viz import Dashboard, Recorder, Run
 
 
 def _net():
     torch.manual_seed(1)
     return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+
+
+def _trainer(net, name="sgd", rate=0.1, **options):
+    return tristep.Trainer(net, name, {"learning_rate": rate}, **options)
+
+
+def _sgd(net):
+    return torch.optim.SGD(net.parameters(), lr=0.1)
 
 
 def _train(net, step, zero_grad, recorder, steps=9, note=None):
@@ -83,7 +88,7 @@ def test_norms_ratio_and_cosine_of_each_parameter(kind, every):
 def test_what_is_read_is_all_that_was_recorded(how):
     """Without flush or close, and however few steps ago the last look at what has arrived was."""
     net = _net()
-    trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.1})
+    trainer = _trainer(net)
     recorder = Recorder(trainer)
     view = Dashboard(recorder) if how != "run" else None
     for x in torch.randn(100, 5, 3, generator=torch.Generator().manual_seed(0)):
@@ -137,7 +142,7 @@ def test_how_parameters_of_several_optimizers_are_stored():
 
 def test_histograms_come_now_and_then_and_norms_always():
     net = _net()
-    trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.1})
+    trainer = _trainer(net)
     recorder = Recorder(trainer, histograms=["weight"], histogram_every=4)
     note = [[param.detach().numpy().copy() for param in net.parameters()]]
     expected, _ = _train(net, lambda: trainer.step(1), trainer.zero_grad, recorder, note=note)
@@ -174,25 +179,20 @@ def test_the_weights_become_what_they_become_without_it():
     weights = []
     for recorded in (False, True):
         net = _net()
-        trainer = tristep.Trainer(net, "adam", {"learning_rate": 0.05})
-        recorder = (
-            Recorder(trainer, histograms=["gradient"], histogram_every=3)
-            if recorded
-            else Recorder(torch.optim.SGD(_net().parameters(), lr=0.1))
-        )
+        trainer = _trainer(net, "adam", 0.05)
+        recorder = Recorder(trainer, histograms=["gradient"], histogram_every=3) if recorded else NOTHING
         for x in torch.randn(7, 5, 3, generator=torch.Generator().manual_seed(0)):
             trainer.zero_grad()
             net(x).square().sum().backward()
             trainer.step(5)
-            if recorded:
-                recorder.step()
+            recorder.step()
         weights.append(torch.cat([param.detach().flatten() for param in net.parameters()]))
     assert torch.equal(*weights)
 
 
 def test_single_elements_are_followed():
     net, note = _net(), []
-    trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.1})
+    trainer = _trainer(net)
     recorder = Recorder(trainer, weights={"0.weight": [0, 5], "2.bias": 0})
     _train(net, lambda: trainer.step(1), trainer.zero_grad, recorder, note=note)
     steps, values = recorder.run.weights["0.weight"].recent()
@@ -243,26 +243,24 @@ def test_the_telemetry_of_a_trainer_is_recorded_and_stays_as_it_is(histograms):
 
 def test_only_steps_of_the_recording_are_taken_from_the_telemetry_of_a_trainer():
     net = _net()
-    trainer = tristep.Trainer(net, "sgd", telemetry=True)
-    _train(net, lambda: trainer.step(1), trainer.zero_grad, NOTHING, steps=3)
+    trainer = _trainer(net, telemetry=True)
+    train = functools.partial(_train, net, lambda: trainer.step(1), trainer.zero_grad)
+    train(NOTHING, steps=3)
     before = copy.deepcopy(trainer.state_dict())
     recorder = Recorder(trainer)
-    found, _ = _train(net, lambda: trainer.step(1), trainer.zero_grad, recorder, steps=4)
-    steps, norms = recorder.run.tensors["weight_norm"].recent()
-    assert steps.tolist() == [4, 5, 6, 7]
-    np.testing.assert_allclose(norms, found[:, :, 0], rtol=1e-5)
+    runs = [(recorder.run, train(recorder, steps=4)[0], [4, 5, 6, 7])]
     other = Run("other", recorder.run.parameters)
     recorder.record_into(other, 3)  # steps 4 and 5 are taken again
     trainer.load_state_dict(before)
-    found, _ = _train(net, lambda: trainer.step(1), trainer.zero_grad, recorder, steps=2)
-    steps, norms = other.tensors["weight_norm"].recent()
-    assert steps.tolist() == [4, 5]
-    np.testing.assert_allclose(norms, found[:, :, 0], rtol=1e-5)
+    for run, expected, numbers in [*runs, (other, train(recorder, steps=2)[0], [4, 5])]:
+        steps, norms = run.tensors["weight_norm"].recent()
+        assert steps.tolist() == numbers
+        np.testing.assert_allclose(norms, expected[:, :, 0], rtol=1e-5)
 
 
 def test_a_trainers_telemetry_sets_how_often_is_measured():
     net = _net()
-    trainer = tristep.Trainer(net, "sgd", telemetry=tristep.Telemetry(every=4))
+    trainer = _trainer(net, telemetry=tristep.Telemetry(every=4))
     recorder = Recorder(trainer)
     _train(net, lambda: trainer.step(1), trainer.zero_grad, recorder)
     assert recorder.run.tensors["update_ratio"].recent()[0].tolist() == [1, 5, 9]
@@ -294,61 +292,52 @@ def test_the_telemetry_of_a_trainer_that_does_not_fit_is_refused(telemetry, argu
     Recorder(trainer, **arguments)  # as the message says
 
 
-def _recorded():
-    net = _net()
-    trainer = tristep.Trainer(net, "sgd")
-    recorder = Recorder(trainer)
-    net(torch.ones(1, 3)).sum().backward()
-    trainer.step(1)
-    return trainer, recorder
-
-
-def test_a_recorder_that_is_refused_leaves_the_trainer_alone():
-    trainer = tristep.Trainer(_net(), "sgd")
-    with pytest.raises(ValueError, match="weights has"):
-        Recorder(trainer, weights={"w": 0})
-    assert trainer.telemetry is None
-
-
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("make", "arguments", "error", "message"),
     [
-        (lambda _: Recorder(_net()), TypeError, "source must be a Trainer or a torch.optim.Optimizer, got Sequential"),
-        (
-            lambda _: Recorder(torch.optim.SGD(_net().parameters()), every=0),
-            ValueError,
-            "every=0: must be an integer >= 1",
-        ),
-        (
-            lambda _: Recorder(torch.optim.SGD(_net().parameters()), histograms=["weight"]),
-            ValueError,
-            r"histograms=\('weight',\) need a Trainer",
-        ),
-        (lambda _: Recorder(tristep.Trainer(_net(), "sgd"), histograms=["w"]), ValueError, "histograms='w'"),
-        (
-            lambda _: Recorder(tristep.Trainer(_net(), "sgd"), weights={"w": 0}),
-            ValueError,
-            "weights has 'w': must be one of",
-        ),
-        (
-            lambda _: Recorder(tristep.Trainer(_net(), "sgd"), weights={"0.bias": 4}),
-            ValueError,
-            r"weights\['0.bias'\]=4: must be integers from 0 to 3",
-        ),
-        (lambda recorder: recorder.step(loss="low"), TypeError, "loss must be a number, got 'low'"),
-        (lambda recorder: recorder.step(loss=torch.ones(2)), ValueError, r"loss has shape \(2,\): must be a single number"),
-        (
-            lambda recorder: [recorder.step(), recorder.step()],
-            ValueError,
-            r"step\(\) after update 1, which has been recorded",
-        ),
+        (lambda net: net, {}, TypeError, "source must be a Trainer or a torch.optim.Optimizer, got Sequential"),
+        (_sgd, {"every": 0}, ValueError, "every=0: must be an integer >= 1"),
+        (_sgd, {"histograms": ["weight"]}, ValueError, r"histograms=\('weight',\) need a Trainer"),
+        (_sgd, {"module": torch.nn.Linear(3, 4)}, ValueError, "module has none of the parameters that source steps"),
+        (_sgd, {"module": 3}, TypeError, "module must be a torch.nn.Module, got int"),
+        (_trainer, {"module": torch.nn.Linear(3, 4)}, TypeError, "a Trainer has names of its own"),
+        (_trainer, {"histograms": ["w"]}, ValueError, "histograms='w'"),
+        (_trainer, {"weights": {"w": 0}}, ValueError, "weights has 'w': must be one of"),
+        (_trainer, {"weights": {"0.bias": 4}}, ValueError, r"weights\['0.bias'\]=4: must be integers from 0 to 3"),
     ],
 )
-def test_what_does_not_fit_is_refused(call, error, message):
-    trainer, recorder = _recorded()
+def test_what_does_not_fit_is_refused_and_leaves_the_source_alone(make, arguments, error, message):
+    source = make(_net())
     with pytest.raises(error, match=message):
-        call(recorder)
-    assert recorder.source is trainer
+        Recorder(source, **arguments)
+    assert getattr(source, "telemetry", None) is None
+    assert not getattr(source, "_optimizer_step_pre_hooks", None)
+
+
+def test_what_is_no_number_of_a_step_is_refused():
+    net = _net()
+    trainer = _trainer(net)
+    recorder = Recorder(trainer)
+    with pytest.raises(ValueError, match="before the first step"):
+        recorder.note(val_loss=1.0)
+    net(torch.ones(1, 3)).sum().backward()
+    trainer.step(1)
+    with pytest.raises(TypeError, match="loss must be a number, got 'low'"):
+        recorder.step(loss="low")
+    with pytest.raises(ValueError, match=r"loss has shape \(2,\): must be a single number"):
+        recorder.step(loss=torch.ones(2))
+    recorder.step(loss=2.0)
+    with pytest.raises(ValueError, match=r"step\(\) after update 1, which has been recorded"):
+        recorder.step()
+    recorder.note(val_loss=1.0)
+    for name in ("loss", "val_loss"):
+        with pytest.raises(ValueError, match=f"note\\(\\) of {name!r}: step 1 has a number"):
+            recorder.note(**{name: 3.0})
+    assert {name: series.recent()[1].tolist() for name, series in recorder.run.scalars.items()} == {
+        "loss": [2.0],
+        "learning_rate": [trainer.learning_rate],
+        "val_loss": [1.0],
+    }
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])

@@ -7,18 +7,15 @@ import sys
 import textwrap
 import types
 
+import ipywidgets
 import pytest
+from curve_views import RATE, Curve
+from PIL import Image as Pixels
 
-pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
-ipywidgets = pytest.importorskip("ipywidgets")
-
-from curve_views import RATE, Curve  # noqa: E402
-from PIL import Image as Pixels  # noqa: E402
-
-from tristep.viz import plot_training  # noqa: E402
-from tristep.viz.render.ipywidgets import SceneBox  # noqa: E402
-from tristep.viz.render.renderers import capabilities, set_renderer  # noqa: E402
-from tristep.viz.views.view import WIDGET  # noqa: E402
+from tristep.viz import plot_training
+from tristep.viz.render.ipywidgets import SceneBox
+from tristep.viz.render.renderers import capabilities, set_renderer
+from tristep.viz.views.view import WIDGET
 
 pytestmark = pytest.mark.usefixtures("chosen_renderer")
 
@@ -98,7 +95,6 @@ def test_missing_packages_lower_the_renderer(tmp_path):
     ],
 )
 def test_the_renderer_is_chosen_by_what_is_found(shell, environment, front_end, renderer, monkeypatch):
-    pytest.importorskip("anywidget")
     for name in ("JPY_SESSION_NAME", "VOILA_PREHEAT", "VSCODE_PID", "KAGGLE_KERNEL_RUN_TYPE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -143,48 +139,6 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, canvas):
     assert path.read_text() == before
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         view.html(tmp_path / "none" / "page.html")
-
-
-@pytest.mark.slow
-def test_a_notebook_keeps_widget_picture_and_words(tmp_path):
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    pytest.importorskip("ipykernel")
-    code = textwrap.dedent("""
-        from tristep.viz import Axis, Control, Line, Panel, Scene, View, set_renderer
-
-        class Curve(View):
-            def scene(self):
-                power = Control("power", "power", [1, 2])
-                line = Line([0, 1, 2], [[0, 1, 2], [0, 1, 4]], by=("power",))
-                panel = Panel(Axis("x", 0, 2), Axis("y", 0, 4), [line])
-                return Scene([panel], controls=[power], description="Powers of x.")
-
-        set_renderer("ipywidgets")
-        view = Curve()
-        view
-    """)
-    later = textwrap.dedent("""
-        from tristep.viz import LiveLoop
-
-        loop = LiveLoop(({"loss": 1 / (step + 1)} for step in range(20)), mode="block")
-        loop.start()
-        print(loop.view.figure()._repr_png_(1.0)[0].hex())
-    """)
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in (code, later)])
-    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3").execute()
-    output, picture = notebook.cells[0].outputs
-    assert set(output.data) == {WIDGET, "text/plain"}
-    assert set(picture.data) == {"image/png", "text/plain"}  # what is left where there are no widgets
-    # Once: a page without widgets, as nbconvert makes, has the words of the beginning above the picture otherwise.
-    assert (output.data["text/plain"], picture.data["text/plain"]) == ("", "Powers of x.")
-    assert base64.b64decode(picture.data["image/png"]).startswith(b"\x89PNG")
-    # That of a loop is the last one.
-    _, picture, printed = notebook.cells[1].outputs
-    assert base64.b64decode(picture.data["image/png"]).hex() == printed.text.strip()
-    states = notebook.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
-    models = {state["model_name"] for state in states.values()}
-    assert {"StackModel", "ImageModel", "LinkModel", "SelectionSliderModel"} <= models
-    assert output.data[WIDGET]["model_id"] in states
 
 
 def test_pages_of_notebooks_have_the_words_of_pictures(caplog):

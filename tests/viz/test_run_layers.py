@@ -2,9 +2,6 @@
 
 import numpy as np
 import pytest
-
-pytest.importorskip("matplotlib")
-
 from planted_runs import layers_of, make_run, named_layers
 
 from tristep.viz import Dashboard, Heatmap, Line, Points, Run, TensorHeatmap, Text, UpdateRatioView, WeightsView

@@ -9,8 +9,6 @@ import tristep
 from tristep.viz import LossView, Run, RunSet, Scene, SensitivityView, SweepView, TrajectoryView
 from tristep.viz.scene import Axis, Line, Panel, RunTable
 
-pytest.importorskip("matplotlib")
-
 LOSSES = [0.5, 0.1, float("nan"), 0.3, 0.9, 0.2, 0.8, 0.4, 0.7, 0.6, 1.0, 1.1]  # of the last step
 
 
@@ -99,7 +97,6 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_core_widgets_have_a_list_of_several():
-    pytest.importorskip("ipywidgets")
     from tristep.viz.render.ipywidgets import SceneBox
 
     told = []
@@ -116,7 +113,6 @@ def test_core_widgets_have_a_list_of_several():
 
 @pytest.mark.parametrize("shown", [[0, -1], [1.5], ["1"], [True], "1", None])
 def test_what_no_page_tells_is_ignored(shown):
-    pytest.importorskip("anywidget")
     from tristep.viz.render.canvas import checked
 
     assert checked({"kind": "runs", "shown": shown}) is None
