@@ -3,13 +3,9 @@
 import numpy as np
 import pytest
 import torch
-
-import tristep
-
-pytest.importorskip("matplotlib")
-
 from live_training import KINDS, Training, losses, plain, same
 
+import tristep
 from tristep.viz import LiveLoop, Recorder
 
 
@@ -54,34 +50,25 @@ def test_the_multiplier_acts_on_each_step_and_leaves_nothing_behind(kind):
         assert training.trainer.optimizer.lr_scheduler is before
 
 
-def test_a_schedule_can_be_changed_through_the_multiplier():
-    training = Training("trainer with schedule")
-    schedule = training.trainer.optimizer.lr_scheduler
+def test_a_step_that_sets_the_rate_or_its_schedule_itself_is_obeyed():
+    training, scheduled = Training(), Training("trainer with schedule")
+    schedule = scheduled.trainer.optimizer.lr_scheduler
+    changes = {
+        training: lambda: training.trainer.set_learning_rate(0.5),
+        scheduled: lambda: setattr(schedule, "base_lr", 0.5),
+    }
+    for trained, change in changes.items():
 
-    def steps():
-        yield training.step()
-        training.trainer.optimizer.lr_scheduler.base_lr = 0.5
-        yield training.step()
+        def steps(trained=trained, change=change):
+            yield trained.step()
+            change()
+            yield trained.step()
 
-    loop = training.loop(steps)
-    loop.multiplier = 2
-    loop.start()
-    assert training.trainer.optimizer.lr_scheduler is schedule
-    assert schedule.base_lr == 0.5
-
-
-def test_a_step_that_sets_the_rate_itself_is_obeyed():
-    training = Training()
-
-    def steps():
-        yield training.step()
-        training.trainer.set_learning_rate(0.5)
-        yield training.step()
-
-    loop = training.loop(steps)
-    loop.multiplier = 0.5
-    loop.start()
-    assert training.trainer.learning_rate == 0.5
+        loop = trained.loop(steps)
+        loop.multiplier = 2
+        loop.start()
+    assert training.trainer.learning_rate == schedule.base_lr == 0.5
+    assert scheduled.trainer.optimizer.lr_scheduler is schedule
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -169,19 +156,9 @@ def test_a_race_of_two_rates_and_the_pick():
     loop.pick("rate 0.3")
     assert same(training.state(), ends[0.3])
     assert loop.learning_rate == 0.3
-
-
-def test_a_snapshot_is_no_view_of_what_trains_on():
-    training = Training()
-    loop = training.loop(training.step)
-    snapshot = loop.snapshot("start")
-    loop.step(3)
-    loop.branch("one", snapshot)
-    loop.step(3)
-    first = training.state()
-    loop.branch("two", snapshot)
-    loop.step(3)
-    assert same(training.state(), first)
+    loop.branch("rate 0.02 again", "fork", learning_rate=0.02)  # a snapshot is no view of what trains on
+    loop.step(6)
+    assert same(training.state(), ends[0.02])
 
 
 @pytest.mark.parametrize("kind", ["trainer", "torch"])
@@ -208,24 +185,18 @@ def test_fit_goes_back_in_its_data(kind, at):
     assert results[1][1] == results[0][1][at:]
 
 
-def test_fit_trains_as_tristep_fit_does():
+def test_fit_trains_as_tristep_fit_does_and_goes_back_to_its_end_from_the_middle_of_an_epoch():
     data = [(torch.randn(4, 3, generator=torch.Generator().manual_seed(i)), torch.zeros(4, 1)) for i in range(3)]
     training, other = Training(), Training()
     torch.manual_seed(0)
-    loop = LiveLoop.fit(training.net, torch.nn.MSELoss(), data, training.trainer, num_epoch=2, view=None).start()
-    torch.manual_seed(0)
-    fit = tristep.fit(other.net, torch.nn.MSELoss(), data, trainer=other.trainer, num_epoch=2, progress=False)
-    assert losses(loop.run) == fit.losses
-    assert same(training.state(), other.state())
-
-
-def test_fit_goes_back_to_its_end_from_the_middle_of_an_epoch():
-    training = Training()
-    data = [(torch.ones(4, 3), torch.zeros(4, 1))] * 3
     loop = LiveLoop.fit(training.net, torch.nn.MSELoss(), data, training.trainer, num_epoch=2, view=None)
     loop.step(2)
     loop.snapshot("middle")
     loop.resume()
+    torch.manual_seed(0)
+    fit = tristep.fit(other.net, torch.nn.MSELoss(), data, trainer=other.trainer, num_epoch=2, progress=False)
+    assert losses(loop.run) == fit.losses
+    assert same(training.state(), other.state())
     loop.snapshot("end")
     loop.branch("again", "middle")
     loop.step(2)
