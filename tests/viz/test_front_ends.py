@@ -4,11 +4,6 @@ import sys
 import types
 
 import pytest
-
-pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
-pytest.importorskip("ipywidgets")
-pytest.importorskip("anywidget")
-
 from curve_views import RATE, Curve
 
 from tristep.viz import LiveLoop
@@ -103,6 +98,9 @@ def test_marimo_is_handed_what_it_can_show(marimo):
         assert isinstance(view._display_(), Figure)
     set_renderer("text")
     assert view._display_() == "It rises to 1.0."
+    assert notebook.has_front_end()
+    marimo.request = None  # of an export
+    assert not notebook.has_front_end()
 
 
 def test_without_anywidget_marimo_shows_pictures(marimo, monkeypatch):
@@ -111,12 +109,6 @@ def test_without_anywidget_marimo_shows_pictures(marimo, monkeypatch):
     assert "anywidget is missing" in capabilities().reason
     with pytest.raises(ModuleNotFoundError, match="a widget needs anywidget here"):
         Curve([RATE]).widget()
-
-
-def test_a_page_of_marimo_is_a_front_end_and_an_export_is_none(marimo):
-    assert notebook.has_front_end()
-    marimo.request = None
-    assert not notebook.has_front_end()
 
 
 def test_a_loop_whose_cell_marimo_has_run_again_is_stopped(marimo):

@@ -14,9 +14,6 @@ import pytest
 import torch
 
 import tristep
-
-pytest.importorskip("matplotlib")
-
 from tristep.viz import Recorder, Run
 from tristep.viz.record import loggers
 
@@ -55,12 +52,19 @@ def _expected(run, every=1, quantities=loggers.LOGGED):
 
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("quantities", [loggers.LOGGED, ("cosine",)])
-def test_a_function_gets_what_the_run_has(every, quantities):
-    got = {}
-    with _train([got.__setitem__], log_every=every, log_quantities=quantities) as recorder:
+def test_a_function_gets_what_the_run_has_in_a_thread_of_its_own(every, quantities):
+    got, threads = {}, set()
+
+    def log(step, values):
+        got[step] = values
+        threads.add(threading.get_ident())
+
+    with _train([log], log_every=every, log_quantities=quantities) as recorder:
         pass
     assert got == _expected(recorder.run, every, quantities)
     assert list(got) == sorted(got)
+    assert len(threads) == 1
+    assert threads != {threading.get_ident()}
 
 
 def test_files_hold_all_steps_and_names_that_come_late(tmp_path):
@@ -185,14 +189,6 @@ def test_another_writer_with_tensorboards_methods():
     assert board.calls == [(step, *item) for step, row in _expected(recorder.run).items() for item in row.items()]
 
 
-def test_nothing_is_logged_within_a_step_or_by_its_thread():
-    threads = set()
-    with _train([lambda step, values: threads.add(threading.get_ident())]):
-        pass
-    assert len(threads) == 1
-    assert threads != {threading.get_ident()}
-
-
 def test_a_logger_that_fails_is_named_once_and_at_the_end():
     got, seen = {}, threading.Event()
 
@@ -273,22 +269,19 @@ def test_a_run_that_goes_back_is_logged_from_where_it_was():
         ({"to": ["a.txt"]}, ValueError, r"to has 'a.txt': a file's name must end in .csv or .jsonl"),
         ({"to": [3]}, TypeError, r"to has 3 \(int\): must be"),
         ({"to": ["no/such/folder/a.csv"]}, FileNotFoundError, "there is no folder"),
+        ({"to": ["b.jsonl", "there.csv"]}, FileExistsError, "choose another name"),
         ({"to": [print], "log_every": 0}, ValueError, "log_every=0"),
         ({"to": [print], "log_quantities": ["norm"]}, ValueError, r"log_quantities=\['norm'\]"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_leaves_the_trainer_alone(settings, error, message):
+def test_what_does_not_fit_is_refused_and_leaves_trainer_and_files_alone(settings, error, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.csv").write_text("mine")
     trainer = tristep.Trainer(torch.nn.Linear(3, 2), "sgd")
     with pytest.raises(error, match=message):
         Recorder(trainer, **settings)
     assert trainer.telemetry is None
-
-
-def test_a_file_that_is_there_is_left_as_it_is(tmp_path):
-    (tmp_path / "a.csv").write_text("mine")
-    with pytest.raises(FileExistsError, match="choose another name"):
-        _train([tmp_path / "b.jsonl", tmp_path / "a.csv"])
-    assert (tmp_path / "a.csv").read_text() == "mine"
+    assert (tmp_path / "there.csv").read_text() == "mine"
 
 
 SCRIPT = """

@@ -5,14 +5,9 @@ import json
 
 import pytest
 import torch
-
-import tristep
-
-pytest.importorskip("matplotlib")
-pytest.importorskip("anywidget")
-
 from matplotlib.text import Text
 
+import tristep
 from tristep import viz
 from tristep.viz import Recorder, Run, read_run
 from tristep.viz.views.reprs import to_html
@@ -41,7 +36,9 @@ def test_names_are_shown_as_they_are(tmp_path, name):
         assert not any(text.get_parse_math() for text in texts)
         assert shown in view.describe().encode().decode()
         assert json.dumps(view._repr_mimebundle_()[0], ensure_ascii=False).encode()
-        for renderer in ("canvas", "ipywidgets"):
+        for renderer in (
+            ("canvas", "ipywidgets") if make is viz.LossView else ("canvas",)
+        ):  # which draws a frame for each value
             viz.set_renderer(renderer)
             with view:
                 view.widget()

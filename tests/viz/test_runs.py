@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib")
-
 from tristep.viz import Run, RunSet, Series
 from tristep.viz.record.series import POINTS
 
@@ -111,17 +109,14 @@ def test_a_million_steps_take_the_room_of_a_few_thousand():
 
 
 @pytest.mark.parametrize("steps", [[3, 3], [4, 3], [2], [1, 5]])
-def test_steps_must_increase(steps):
+def test_steps_must_increase_and_values_have_the_shape_of_the_series(steps):
     series = Series()
     series.extend([1, 2], [0.0, 1.0])
     with pytest.raises(ValueError, match="each must be later"):
         series.extend(steps, np.zeros(len(steps)))
+    with pytest.raises(ValueError, match=r"values are \(2, 3\) for steps \(2,\): must be \(2,\)"):
+        series.extend([3, 4], np.zeros((2, 3)))
     assert series.curve().mean.tolist() == [0.0, 1.0]
-
-
-def test_values_must_have_the_shape_of_the_series():
-    with pytest.raises(ValueError, match=r"values are \(2, 3\) for steps \(2,\): must be \(2, 4\)"):
-        Series((4,)).extend([1, 2], np.zeros((2, 3)))
 
 
 @pytest.fixture
@@ -130,9 +125,11 @@ def runs():
     made = []
     for name, count in (("adam", 3000), ("größer/π", 10)):
         run = Run(name, ["w", "b"], [0.5, 1.0], {"optimizer": "Adam(0.1)"}, ["float32"] * 2 if name == "adam" else [])
-        for step in range(1, count + 1):
-            run.add_scalars(step, {"loss": float(rng.normal()), "learning_rate": 0.1})
-        run.add_tensors(np.arange(1, count + 1), {"gradient_norm": rng.normal(size=(count, 2))})
+        steps = np.arange(1, count + 1)
+        for scalar, values in (("loss", rng.normal(size=count)), ("learning_rate", np.full(count, 0.1))):
+            run.scalars[scalar] = Series()
+            run.scalars[scalar].extend(steps, values)
+        run.add_tensors(steps, {"gradient_norm": rng.normal(size=(count, 2))})
         run.add_tensors([7], {"gradient": rng.integers(0, 9, size=(1, 2, 3))})
         made.append(run)
     return RunSet(made)
@@ -161,11 +158,6 @@ def test_a_file_gives_back_what_was_saved_and_the_run_goes_on(runs, tmp_path):
                     np.testing.assert_array_equal(theirs, ours)
 
 
-def test_storage_has_a_text_for_each_parameter():
-    with pytest.raises(ValueError, match=r"storage has 3 texts for 2 parameters: one for each, or none"):
-        Run("adam", ["w", "b"], storage=["float32"] * 3)
-
-
 def test_one_run_is_saved_and_loaded(runs, tmp_path):
     runs["adam"].save(tmp_path / "run.safetensors")
     assert Run.load(tmp_path / "run.safetensors").name == "adam"
@@ -182,13 +174,15 @@ def test_a_step_that_was_known_already_changes_nothing():
     assert list(run.scalars) == ["loss"]
 
 
-def test_names_are_of_one_run_each(runs):
+def test_names_are_of_one_run_each_and_storage_has_a_text_for_each_parameter(runs):
     with pytest.raises(ValueError, match="there is a run 'adam' already"):
         runs.add(Run("adam"))
     with pytest.raises(TypeError, match="must be a Run, got str"):
         runs.add("adam")
     with pytest.raises(KeyError, match="there is no run 'sgd'; there are 'adam'"):
         runs["sgd"]
+    with pytest.raises(ValueError, match=r"storage has 3 texts for 2 parameters: one for each, or none"):
+        Run("adam", ["w", "b"], storage=["float32"] * 3)
 
 
 def test_pandas_gets_a_row_for_each_step(runs):

@@ -2,18 +2,15 @@
 
 import threading
 
+import ipywidgets
 import numpy as np
 import pytest
+from curve_views import PACE, RATE, STEP, scene_of
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
-ipywidgets = pytest.importorskip("ipywidgets")
-
-from curve_views import PACE, RATE, STEP, scene_of  # noqa: E402
-from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
-
-from tristep.viz.render.ipywidgets import SceneBox  # noqa: E402
-from tristep.viz.render.matplotlib import Picture  # noqa: E402
-from tristep.viz.scene import Axis, Button, Click, Heatmap, Line, Panel, Scene  # noqa: E402
+from tristep.viz.render.ipywidgets import SceneBox
+from tristep.viz.render.matplotlib import Picture
+from tristep.viz.scene import Axis, Button, Click, Heatmap, Line, Panel, Scene
 
 pytestmark = pytest.mark.usefixtures("chosen_renderer")
 
@@ -32,7 +29,7 @@ def test_one_control_is_a_stack_of_frames_that_the_browser_chooses_from():
     assert (slider.description, slider.tooltip) == ("learning rate", "learning rate")
 
 
-def test_several_controls_are_answered_by_one_picture():
+def test_several_controls_are_answered_by_one_picture(monkeypatch):
     scene = scene_of(controls=[RATE, STEP])
     box = SceneBox(scene, theme="dark")
     picture, slider, row = box.children
@@ -42,6 +39,13 @@ def test_several_controls_are_answered_by_one_picture():
     assert box.links[0].source == (play, "value")
     slider.index, steps.index = 2, 3
     assert picture.value == Picture(scene, {"rate": 2, "step": 3}, "dark").png()
+    # Another scene's picture and its words are sent in one message.
+    sent = []
+    monkeypatch.setattr(type(picture), "_send", lambda widget, message, buffers=None: sent.append((message, buffers)))
+    box.show(scene_of(0.5, controls=[RATE, STEP]))
+    ((message, buffers),) = sent
+    assert (message["state"], message["buffer_paths"]) == ({"tooltip": "It rises to 0.5."}, [["value"]])
+    assert bytes(buffers[0]).startswith(b"\x89PNG")
 
 
 def test_another_scene_keeps_what_is_set():
@@ -102,17 +106,6 @@ def test_axes_of_a_training_are_as_they_were_until_it_leaves_them(monkeypatch):
     assert _ends(box) == [[0.81, 20.19, 1, 10], [0.5, 20.5, 0, 1]]
     box.show(_after(21))  # a person's doing
     assert _ends(box) == [[0.8, 21.2, 1, 10], [0.5, 21.5, 0, 1]]
-
-
-def test_a_picture_and_its_words_are_sent_in_one_message(monkeypatch):
-    box = SceneBox(scene_of(controls=[RATE, STEP]))
-    picture, sent = box.children[0], []
-    monkeypatch.setattr(type(picture), "_send", lambda widget, message, buffers=None: sent.append((message, buffers)))
-    box.show(scene_of(0.5, controls=[RATE, STEP]))
-    ((message, buffers),) = sent
-    assert message["state"] == {"tooltip": "It rises to 0.5."}
-    assert message["buffer_paths"] == [["value"]]
-    assert bytes(buffers[0]).startswith(b"\x89PNG")
 
 
 def test_a_box_tells_what_python_is_to_know():

@@ -5,20 +5,13 @@ import copy
 import numpy as np
 import pytest
 import torch
+from planted_runs import named_layers
 from torch.optim import lr_scheduler as torchs
 
 import tristep
 from tristep import lr_scheduler
-
-pytest.importorskip("matplotlib")
-
 from tristep.viz import Click, Line, Points, Recorder, RefLine, ScheduleView
 from tristep.viz.style import line_style
-
-
-def _named(scene, name):
-    (found,) = (layer for panel in scene.panels for layer in panel.layers if layer.name == name)
-    return found
 
 
 def _train(steps, **arguments):
@@ -39,11 +32,11 @@ def test_rates_of_several_schedules_from_update_1_on():
     scene = ScheduleView({"cosine": cosine, "own": lambda n: 0.1 / n}, n_updates=120).scene()
     n = np.arange(1, 121)
     for name, expected in (("cosine", cosine(n)), ("own", 0.1 / n)):
-        line = _named(scene, name)
+        line = named_layers(scene, name)
         assert line.x.tolist() == n.tolist()
         np.testing.assert_allclose(line.y, expected, rtol=1e-6)
     assert scene.panels[0].y.low == 0 and scene.panels[0].y.high > 0.5  # noqa: PT018
-    long = _named(ScheduleView(cosine, n_updates=10**6).scene(), "Cosine")
+    long = named_layers(ScheduleView(cosine, n_updates=10**6).scene(), "Cosine")
     assert len(long.x) == 2048
     assert long.x[-1] == 10**6
     assert ScheduleView(cosine).scene().panels[0].x.high == 100
@@ -96,16 +89,14 @@ def test_what_a_schedule_of_torchs_will_do_is_found_without_touching_it(kind, do
         step()
 
     def everything():
-        own = {
-            key: value for key, value in vars(schedule).items() if isinstance(value, (int, float, list)) and key[0] != "_"
-        }
+        own = {k: v for k, v in vars(schedule).items() if isinstance(v, (int, float, list)) and k[0] != "_"}
         own.pop("lr_lambdas", None)
         groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         states = [{k: v.clone() for k, v in row.items()} for row in optimizer.state.values()]
         return copy.deepcopy([own, groups, states, [p.detach().clone() for p in net.parameters()]])
 
     before = everything()
-    line = _named(ScheduleView({"torch": schedule}, n_updates=30).scene(), "torch")
+    line = named_layers(ScheduleView({"torch": schedule}, n_updates=30).scene(), "torch")
     assert str(everything()) == str(before)
     rates = []
     for _ in range(30 - done):
@@ -120,7 +111,7 @@ def test_a_live_trainer_has_a_past_and_a_future():
     trainer, recorder = _train(20, lr_scheduler=schedule)
     view = ScheduleView(trainer, loss=recorder)
     scene = view.scene()
-    past, future = _named(scene, "SGD"), _named(scene, "SGD, to come")
+    past, future = named_layers(scene, "SGD"), named_layers(scene, "SGD, to come")
     np.testing.assert_allclose([past.x, past.y], [np.arange(1, 21), schedule(np.arange(1, 21))], rtol=1e-6)
     np.testing.assert_allclose([future.x, future.y], [np.arange(20, 61), schedule(np.arange(20, 61))], rtol=1e-5, atol=1e-9)
     solid, dashed = line_style(past.style), line_style(future.style)
@@ -145,7 +136,7 @@ def test_knots_make_a_schedule_whose_code_gives_the_same_rates(scale):
     names = {}
     exec(view.code(), names)
     np.testing.assert_array_equal(names["schedule"](n), view.schedule(n))
-    line = _named(view.scene(), "by hand")
+    line = named_layers(view.scene(), "by hand")
     np.testing.assert_allclose(line.y, np.asarray(view.schedule(line.x.astype(int))), rtol=1e-5)
     later = ScheduleView(knots=[(10, 0.2), (20, 0.4)])
     assert [later.schedule(k) for k in (0, 10, 15, 20, 30)] == pytest.approx([0.2, 0.2, 0.3, 0.4, 0.4])

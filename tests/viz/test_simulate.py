@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("matplotlib")
-
 from tristep import Trainer, optimizer
 from tristep.kernels import rules
 from tristep.trainer.ensemble import JointRows
@@ -17,7 +15,6 @@ from tristep.viz import (
     FUNCTIONS,
     Function,
     basin_map,
-    function,
     noisy_ravine,
     rule_source,
     search_ranges,
@@ -168,14 +165,17 @@ def test_noise_is_the_same_for_all_and_for_each_seed():
     assert noise.std() == pytest.approx(0.5, rel=0.05)
     assert abs(noise.mean()) < 0.03
     # Against torch's own SGD, which got the same noise.
-    np.testing.assert_allclose(steps, np.diff(simulate(on, {"c": functools.partial(torch.optim.SGD, lr=0.01)}, steps=10)
-                                              .paths[0, 0, 0], axis=0) / -0.01, rtol=1e-3, atol=1e-3)  # fmt: skip
+    torchs = simulate(on, {"c": functools.partial(torch.optim.SGD, lr=0.01)}, steps=10).paths[0, 0, 0]
+    np.testing.assert_allclose(steps, np.diff(torchs, axis=0) / -0.01, rtol=1e-3, atol=1e-3)
 
 
 def test_divergence():
     steep = Function("steep", "exp(x) + y**2", xlim=(-1, 1), ylim=(-1, 1))
     trajectories = simulate(steep, {"sgd": {}}, [(5.0, 0.0), (0.0, 1.0)], 50, learning_rates=[1.0, 0.01])
     assert trajectories.diverged[0].tolist() == [[True, False], [False, False]]
+    assert np.isnan(tune_learning_rates(ill_conditioned_bowl(100), ["sgd"], learning_rates=[5.0, 9.0]).best[0])
+    found = basin_map("rosenbrock", {"optimizer": "sgd", "learning_rate": 10.0}, n=4, steps=20)
+    assert set(found.reached.ravel()) == set(found.steps.ravel()) == {-1}
 
 
 def test_tuned_learning_rates():
@@ -223,11 +223,6 @@ def test_quartiles_over_noise():
     np.testing.assert_array_equal(found.quartiles, expected)
 
 
-def test_tuned_learning_rates_where_all_diverge():
-    found = tune_learning_rates(ill_conditioned_bowl(100), ["sgd"], learning_rates=[5.0, 9.0])
-    assert np.isnan(found.best[0])
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("arguments", [{"optimizer": "adam", "learning_rate": 0.1}, {"optimizer": "sgd", "clip_norm": 0.5}])
 def test_basins_as_single_paths(arguments):
@@ -266,12 +261,6 @@ def test_minima_that_nobody_told():
     assert (found.steps >= 0).all()
 
 
-def test_basins_where_all_diverge():
-    found = basin_map("rosenbrock", {"optimizer": "sgd", "learning_rate": 10.0}, n=4, steps=20)
-    assert (found.reached == -1).all()
-    assert (found.steps == -1).all()
-
-
 def test_traced_updates_of_adam_are_those_of_the_paper():
     """Kingma & Ba (2015), algorithm 1, in float64."""
     found = trace_updates("beale", {"optimizer": "adam", "learning_rate": 0.1}, (1.0, 1.5), 5)
@@ -297,10 +286,6 @@ def test_traced_updates_of_others():
     assert trace_updates("beale", "prodigy").states["d"].shape == (2,)
     found = trace_updates("beale", "adagrad")
     np.testing.assert_allclose(found.preconditioners[0], 0.01 / np.abs(found.gradients[0]), rtol=1e-3)
-    with pytest.raises(TypeError, match="no optimizer by a rule"):
-        trace_updates("beale", torch.optim.SGD)
-    with pytest.raises(ValueError, match="2 points"):
-        trace_updates("beale", "sgd", [(0, 0), (1, 1)])
 
 
 def test_sources():
@@ -316,8 +301,6 @@ def test_sources():
 
     assert "weight.sub_(grad)" in rule_source(ByHand)
     assert "def muon(" in rule_source("muon")
-    with pytest.raises(TypeError, match="got int"):
-        rule_source(3)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -362,9 +345,6 @@ def test_sliders_of_adam():
         ({"optimizers": {"sgd": 3}}, TypeError, "sgd: must be a dict"),
         ({"optimizers": {"sgd": {"beta7": 1}}}, TypeError, "no argument 'beta7'"),
         ({"optimizers": ["groupadagrad"]}, ValueError, "updates matrices"),
-        ({"start": (1, 2, 3)}, ValueError, r"start has shape \(3,\)"),
-        ({"start": (1, math.nan)}, ValueError, "finite"),
-        ({"start": "here"}, TypeError, "start='here'"),
         ({"steps": 0}, ValueError, "steps=0"),
         ({"learning_rates": []}, ValueError, "learning_rate: no values"),
         ({"learning_rates": [-1]}, ValueError, "learning_rates=-1"),
@@ -372,11 +352,15 @@ def test_sliders_of_adam():
         ({"sweep": {"beta1": [0.5]}}, TypeError, "no argument 'beta1'"),
         ({"optimizers": {"a": signs}, "sweep": {"beta1": [0.5]}}, TypeError, "beta1 cannot be varied"),
         ({"optimizers": {"a": lambda point, gradient, state, lr: 3}}, ValueError, "must return the new point"),
+        (lambda: tune_learning_rates("beale", ["sgd"], judged_by="last"), ValueError, "judged_by='last'"),
+        (lambda: trace_updates("beale", torch.optim.SGD), TypeError, "no optimizer by a rule"),
+        (lambda: trace_updates("beale", "sgd", [(0, 0), (1, 1)]), ValueError, "2 points"),
+        (lambda: rule_source(3), TypeError, "got int"),
     ],
 )
 def test_bad_input(arguments, error, message):
     with pytest.raises(error, match=message):
-        simulate(**{"on": "beale", "optimizers": ["sgd"]} | arguments)
+        arguments() if callable(arguments) else simulate(**{"on": "beale", "optimizers": ["sgd"]} | arguments)
 
 
 def test_repr_and_user_functions():
@@ -384,8 +368,6 @@ def test_repr_and_user_functions():
     assert repr(trajectories) == "<trajectories on x**2 + y**2 / 2: sgd, adam; 1 values, 1 starts, 2 steps>"
     ring = simulate(lambda p: (p.square().sum(dim=-1) - 1).square(), ["sgd"], (0.5, 0.0), 300, learning_rates=[0.1])
     assert ring.paths[0, 0, 0, -1].tolist() == pytest.approx([1.0, 0.0], abs=1e-3)
-    with pytest.raises(ValueError, match="judged_by='last'"):
-        tune_learning_rates(function("beale"), ["sgd"], judged_by="last")
 
 
 @pytest.mark.parametrize(

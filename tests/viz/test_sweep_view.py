@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+from planted_runs import layers_of
 
 from tristep.trainer import Sweep
 from tristep.viz import SweepView, ill_conditioned_bowl, simulate
@@ -18,18 +19,14 @@ def _sweep(steps=6, seeds=(0, 1, 2), **axes):
     return Sweep(axes, losses, 2)
 
 
-def _layers(panel, kind):
-    return [layer for layer in panel.layers if isinstance(layer, kind)]
-
-
 def test_the_map_has_the_medians_and_marks_the_least():
     sweep = _sweep(wd=(0.0, 0.01), learning_rate=(0.001, 0.01, 0.1))
     scene = SweepView(sweep).scene()
-    (image,) = _layers(scene.panels[0], Heatmap)
+    (image,) = layers_of(scene, Heatmap, 0)
     expected = np.median(sweep.losses[..., -2:].mean(axis=-1), axis=-1)
     np.testing.assert_allclose(image.values, expected, rtol=1e-6)
     up, across = np.unravel_index(expected.argmin(), expected.shape)
-    star = next(points for points in _layers(scene.panels[0], Points) if points.marker == "star")
+    star = next(points for points in layers_of(scene, Points, 0) if points.marker == "star")
     assert (star.x.tolist(), star.y.tolist()) == ([across], [up])
     assert scene.state() == {"wd": up, "learning_rate": across}
     assert [words for _, words in scene.panels[0].x.ticks] == ["0.001", "0.01", "0.1"]
@@ -43,7 +40,7 @@ def test_of_two_seeds_all_say_the_loss_of_the_better_one():
     least = sweep.losses[..., -2:].mean(axis=-1).min()
     assert f"is {least:.4g}, at learning rate {sweep.best()['learning_rate']:.3g}." in SweepView(sweep).describe()
     assert repr(sweep).endswith(f"best learning_rate={sweep.best()['learning_rate']}: {least:.4g}>")
-    (curve, *_) = (line for line in _layers(SweepView(sweep).scene().panels[0], Line) if line.name)
+    (curve, *_) = (line for line in layers_of(SweepView(sweep).scene(), Line, 0) if line.name)
     assert curve.y.min() == np.float32(least)
 
 
@@ -52,35 +49,43 @@ def test_curves_are_those_of_the_training_chosen():
     view = SweepView(sweep, across="wd", up="momentum")
     scene = view.scene()
     state = scene.state(learning_rate=2, wd=1, momentum=0)
-    lines = {line.name: line for line in _layers(scene.panels[1], Line)}
+    lines = {line.name: line for line in layers_of(scene, Line, 1)}
     for i in range(3):
         found = lines[f"seed {i}"].chosen("y", state)
         np.testing.assert_allclose(found, sweep.losses[1, 2, 0, i], rtol=1e-6)
-    (image,) = _layers(scene.panels[0], Heatmap)
+    (image,) = layers_of(scene, Heatmap, 0)
     expected = np.median(sweep.losses[:, 2, :, :, -2:].mean(axis=-1), axis=-1).T
     np.testing.assert_allclose(image.chosen("values", state), expected, rtol=1e-6)
-    ring = next(points for points in _layers(scene.panels[0], Points) if points.marker == "ring")
+    ring = next(points for points in layers_of(scene, Points, 0) if points.marker == "ring")
     assert (ring.chosen("x", state)[0], ring.chosen("y", state)[0]) == (1, 0)
     click = scene.panels[0].click
     assert (click.control, click.other) == ("wd", "momentum")
     assert view.figure(learning_rate=1).axes
+    # The best is marked for each choice.
+    star = next(points for points in layers_of(scene, Points, 0) if points.marker == "star")
+    for k in range(3):
+        final = np.median(sweep.losses[:, k, ..., -2:].mean(axis=-1), axis=-1)
+        across, up = np.unravel_index(final.argmin(), (2, 2))
+        chosen = scene.state(learning_rate=k)
+        assert (star.chosen("x", chosen).tolist(), star.chosen("y", chosen).tolist()) == ([across], [up])
 
 
 def test_one_setting_is_a_curve_and_none_a_training():
     sweep = _sweep(learning_rate=(0.001, 0.01, 0.1))
     scene = SweepView(sweep).scene()
-    (line,) = _layers(scene.panels[0], Line)
+    (line,) = layers_of(scene, Line, 0)
     final = sweep.losses[..., -2:].mean(axis=-1)
     np.testing.assert_allclose(line.y, np.median(final, axis=-1), rtol=1e-6)
-    (alone,) = SweepView(_sweep(steps=4)).scene().panels
-    assert len(_layers(alone, Line)) == 3
+    alone = SweepView(_sweep(steps=4)).scene()
+    assert len(alone.panels) == 1
+    assert len(layers_of(alone, Line)) == 3
 
 
 def test_trainings_that_failed_are_holes_and_counted():
     sweep = _sweep(seeds=(0,), wd=(0.0, 0.01), learning_rate=(0.1, 10.0))
     sweep.losses[:, 1, 0, 3:] = np.nan
     view = SweepView(sweep)
-    (image,) = _layers(view.scene().panels[0], Heatmap)
+    (image,) = layers_of(view.scene(), Heatmap, 0)
     assert np.isfinite(image.values).tolist() == [[True, False], [True, False]]
     assert "2 of 4 trainings have ended without a finite number" in view.describe()
     assert view.figure()
@@ -101,7 +106,7 @@ def test_trainings_that_diverge_leave_room_for_the_others(settings):
     assert 2.3 < drawn[0].y.high < 4
     assert drawn[0].y.low < sweep.losses[..., 1, :, :].min()
     if settings:
-        (image,) = _layers(scene.panels[0], Heatmap)
+        (image,) = layers_of(scene, Heatmap, 0)
         final = sweep.losses[..., -2:].mean(axis=-1)[..., 0]
         np.testing.assert_allclose(image.limits, [final[0, 1], final[0, 0]], rtol=1e-5)
         assert image.values[0, 2] > 1e6  # which has the last colour
@@ -115,19 +120,32 @@ def test_trainings_that_diverge_leave_room_for_the_others(settings):
 
 def test_a_long_training_is_drawn_in_few_points():
     sweep = _sweep(steps=5000, seeds=(0,), learning_rate=(0.1, 0.2))
-    line = _layers(SweepView(sweep).scene().panels[1], Line)[0]
+    line = layers_of(SweepView(sweep).scene(), Line, 1)[0]
     assert line.y.shape[-1] <= 512
     assert line.y[0, 0] == pytest.approx(sweep.losses[0, 0, :10].mean(), rel=1e-6)
 
 
-def test_bad_input_is_named():
-    sweep = _sweep(learning_rate=(0.1, 0.2))
-    with pytest.raises(ValueError, match="across='wd'"):
-        SweepView(sweep, across="wd")
-    with pytest.raises(ValueError, match="by='accuracy'"):
-        SweepView(sweep, by="accuracy")
-    with pytest.raises(TypeError, match="Sweep"):
-        SweepView([1, 2])
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: SweepView(_sweep(learning_rate=(0.1, 0.2)), across="wd"), ValueError, "across='wd'"),
+        (lambda: SweepView(_sweep(learning_rate=(0.1, 0.2)), by="accuracy"), ValueError, "by='accuracy'"),
+        (lambda: SweepView([1, 2]), TypeError, "Sweep"),
+        (
+            lambda: SweepView(simulate("beale", "sgd", [(1, 1), (2, 1)], 3, learning_rates=[0.1, 0.2])),
+            ValueError,
+            "2 starts: simulate from one",
+        ),
+        (
+            lambda: SweepView(simulate("beale", "sgd", steps=3, learning_rates=[0.1, 0.2, 0.1])),
+            ValueError,
+            "a value of learning_rate twice",
+        ),
+    ],
+)
+def test_what_makes_no_map_is_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
 
 
 CONDITION = 25.0
@@ -196,18 +214,18 @@ def test_the_map_of_a_bowl_has_its_best_where_theory_has_it_and_its_borders():
     found, radius, _, _, steps = _bowl("momentum")
     view = SweepView(found)
     scene = view.scene()
-    (image,) = _layers(scene.panels[0], Heatmap)
+    (image,) = layers_of(scene, Heatmap, 0)
     np.testing.assert_allclose(image.values[np.isfinite(steps)], steps[np.isfinite(steps)], atol=1)
     assert (image.values[np.isnan(steps) & (radius < 0.99)] == 120).all()  # which has only been slow
     assert np.isnan(image.values[radius > 1.05]).all()
-    star = next(points for points in _layers(scene.panels[0], Points) if points.marker == "star")
+    star = next(points for points in layers_of(scene, Points, 0) if points.marker == "star")
     across, up = int(star.x[0]), int(star.y[0])
     assert image.values[up, across] == np.nanmin(image.values)
     assert max(abs(across - 8), abs(up - 5)) <= 2
     assert np.unravel_index(found.growth.argmin(), steps.shape) == (5, 8)  # in the long run it is where theory has it
     assert np.nanmin(image.values[0]) > 3.5 * np.nanmin(image.values)  # of those without momentum
     # Steps diverge above 2 (1 + momentum) / curvature, and turn back above (1 - sqrt(momentum))^2 / curvature.
-    turning, growing = _layers(scene.panels[0], Line)
+    turning, growing = layers_of(scene, Line, 0)
     rate, momentum = _places(growing)
     np.testing.assert_allclose(rate[momentum < 0.8], 2 * (1 + momentum[momentum < 0.8]) / CONDITION, atol=FASTEST / 9)
     rate, momentum = _places(turning)
@@ -231,14 +249,14 @@ def test_the_path_is_the_one_that_is_pointed_at():
     view = SweepView(trajectories)
     scene = view.scene()
     state = scene.state(optimizer=1, momentum=0, learning_rate=1, step=3)
-    (path,) = (line for line in _layers(scene.panels[1], Line) if line.name == "path")
+    (path,) = (line for line in layers_of(scene, Line, 1) if line.name == "path")
     x, y = scene.drawn(path, state)
     np.testing.assert_array_equal(np.stack([x, y], axis=-1), trajectories.paths[1, 1, 0, :4])
-    (losses,) = _layers(scene.panels[2], Line)
+    (losses,) = layers_of(scene, Line, 2)
     np.testing.assert_allclose(losses.chosen("y", state), trajectories.losses[1, 1, 0], rtol=1e-6)
     click = scene.panels[0].click
     assert (click.control, click.other) == ("learning_rate", "momentum")
-    (words,) = _layers(scene.panels[3], Text)
+    (words,) = layers_of(scene, Text, 3)
     assert words.chosen("texts", scene.state(learning_rate=2, momentum=1)) == "the loss grows"
     assert view.figure(optimizer=1).axes
 
@@ -246,25 +264,7 @@ def test_the_path_is_the_one_that_is_pointed_at():
 def test_two_optimizers_and_rates_alone_are_a_map_too():
     trajectories = simulate("himmelblau", ["sgd", "adam"], steps=20, learning_rates=[1e-3, 1e-2, 0.1])
     scene = SweepView(trajectories, by="final").scene()
-    (image,) = _layers(scene.panels[0], Heatmap)
+    (image,) = layers_of(scene, Heatmap, 0)
     np.testing.assert_array_equal(image.values, trajectories.losses[:, :, 0, -1])
     assert [words for _, words in scene.panels[0].y.ticks] == ["sgd", "adam"]
     assert len(SweepView(simulate("beale", "sgd", steps=5)).scene().panels) == 3
-
-
-def test_what_makes_no_map_is_refused():
-    with pytest.raises(ValueError, match="2 starts: simulate from one"):
-        SweepView(simulate("beale", "sgd", [(1, 1), (2, 1)], 3, learning_rates=[0.1, 0.2]))
-    with pytest.raises(ValueError, match="a value of learning_rate twice"):
-        SweepView(simulate("beale", "sgd", steps=3, learning_rates=[0.1, 0.2, 0.1]))
-
-
-def test_the_best_is_marked_for_each_choice():
-    sweep = _sweep(wd=(0.0, 0.01), learning_rate=(0.001, 0.01, 0.1), momentum=(0.0, 0.9))
-    scene = SweepView(sweep, up="wd").scene()
-    final = np.median(sweep.losses[..., -2:].mean(axis=-1), axis=-1)
-    star = next(points for points in _layers(scene.panels[0], Points) if points.marker == "star")
-    for k in range(2):
-        up, across = np.unravel_index(final[..., k].argmin(), (2, 3))
-        state = scene.state(momentum=k)
-        assert (star.chosen("x", state).tolist(), star.chosen("y", state).tolist()) == ([across], [up])

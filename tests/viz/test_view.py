@@ -7,10 +7,6 @@ import weakref
 
 import numpy as np
 import pytest
-
-pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
-pytest.importorskip("ipywidgets")
-
 from curve_views import PACE, RATE, STEP, Curve, scene_of
 
 from tristep.viz.render.matplotlib import Figure
@@ -157,30 +153,24 @@ def test_running_a_cell_again_closes_what_it_showed(canvas, monkeypatch):
     assert len(first.display.widgets) == 1
 
 
-def test_views_that_nothing_refers_to_leave_nothing_behind():
-    set_renderer("matplotlib")
+@pytest.mark.parametrize("renderer", ["matplotlib", "ipywidgets"])
+def test_views_that_nothing_refers_to_and_closed_boxes_leave_nothing_behind(renderer):
+    set_renderer(renderer)
     gc.collect()
     before = sum(type(each) is Figure for each in gc.get_objects())
     views = []
-    for _ in range(10):
-        view = Curve([RATE])
-        view._repr_mimebundle_()
-        view.figure()
-        views.append(weakref.ref(view))
-    del view
-    assert not any(view() for view in views)  # at once, without a search for cycles
-    gc.collect()
-    assert sum(type(each) is Figure for each in gc.get_objects()) == before
-
-
-def test_closed_boxes_leave_nothing_behind():
-    set_renderer("ipywidgets")
-    gc.collect()
-    before = sum(type(each) is Figure for each in gc.get_objects())
     for _ in range(5):
         view = Curve([RATE, STEP])
-        view.widget()
-        view.close()
+        if renderer == "matplotlib":
+            view._repr_mimebundle_()
+            view.figure()
+        else:
+            view.widget()
+            view.close()
+        views.append(weakref.ref(view))
     del view
+    if renderer == "matplotlib":
+        assert not any(view() for view in views)  # at once, without a search for cycles
     gc.collect()
+    assert not any(view() for view in views)
     assert sum(type(each) is Figure for each in gc.get_objects()) == before
