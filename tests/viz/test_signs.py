@@ -4,14 +4,11 @@ import warnings
 
 import numpy as np
 import pytest
+from drawn_scenes import rendered
+from matplotlib import font_manager
 
-mpl = pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
-
-from drawn_scenes import rendered  # noqa: E402
-from matplotlib import font_manager  # noqa: E402
-
-from tristep.viz.render.matplotlib import Picture, draw  # noqa: E402
-from tristep.viz.scene import Axis, Control, Heatmap, Line, Panel, RefLine, Scene, Text  # noqa: E402
+from tristep.viz.render.matplotlib import Picture, draw
+from tristep.viz.scene import Axis, Control, Heatmap, Line, Panel, RefLine, Scene, Text
 
 
 def scene_of(words):
