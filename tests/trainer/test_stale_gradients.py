@@ -20,28 +20,6 @@ def test_the_error_is_gluons_and_a_runtime_error():
     assert issubclass(StaleGradientError, RuntimeError)
 
 
-def test_a_step_before_any_backward_pass_is_refused(net, trainer, everything):
-    everyone = r"'body.weight' \(no gradient\), 'body.bias' \(no .*, 'head.weight' .*, 'head.bias' .*call backward\(\)"
-    fails_and_changes_nothing(trainer, net.parameters(), everything, everyone)
-    reach_both(net)
-    trainer.step(1)
-    assert set(trainer.optimizer.counts.values()) == {1}
-
-
-def test_a_second_step_without_backward_is_refused(net, trainer, everything):
-    reach_both(net)
-    trainer.step(1)
-    for _ in range(2):
-        fails_and_changes_nothing(trainer, net.parameters(), everything, "'body.weight', 'body.bias', 'head.weight', 'h")
-
-
-def test_a_part_without_backward_is_named(net, trainer, everything):
-    reach_both(net)
-    trainer.step(1)
-    reach_head(net)
-    fails_and_changes_nothing(trainer, net.parameters(), everything, r"step for 'body.weight', 'body.bias': call")
-
-
 def test_a_long_list_of_stale_parameters_is_cut(device):
     trainer = Trainer([Parameter(torch.zeros(1, device=device)) for _ in range(20)], "sgd")
     with pytest.raises(StaleGradientError, match=r"'7' \(no gradient\) and 12 more"):
@@ -165,16 +143,6 @@ def test_a_gradient_of_zeros_from_backward_is_fresh(params):
         backward_with(params, [torch.zeros_like(param) for param in params])
         trainer.step(1)
     assert set(trainer.optimizer.counts.values()) == {2}
-
-
-def test_backward_into_the_same_gradient_makes_it_fresh(params, gradients):
-    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
-    before = values_of(*params)
-    for _ in range(3):  # the gradient grows: 1, 2, 3
-        backward_with(params, gradients)
-        trainer.step(1)
-    for weight, old, gradient in zip(values_of(*params), before, values_of(*gradients), strict=True):
-        np.testing.assert_allclose(weight, old - 6 * gradient, rtol=1e-5, atol=1e-6)
 
 
 def test_new_gradients_are_fresh_even_where_the_old_ones_lay(params, gradients):

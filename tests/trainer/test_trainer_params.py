@@ -13,18 +13,6 @@ from tristep import Trainer, lr_scheduler
 from tristep.trainer.optimizer import SGD, Optimizer
 
 
-def test_the_learning_rate_can_be_read_and_set(params, gradients):
-    trainer = Trainer(params, "sgd", {"learning_rate": 0.5})
-    assert trainer.learning_rate == 0.5
-    trainer.set_learning_rate(0.125)
-    assert trainer.learning_rate == 0.125
-    before = values_of(*params)
-    backward_with(params, gradients)
-    trainer.step(1)
-    for weight, old, gradient in zip(params, before, values_of(*gradients), strict=True):
-        np.testing.assert_allclose(values_of(weight)[0], old - 0.125 * gradient, **CLOSE)
-
-
 def test_a_new_rate_does_not_rescale_the_momentum(params, gradients):
     """The rate is folded into MXNet's momentum, unlike torch's."""
     trainer = Trainer(params, "sgd", {"learning_rate": 1.0, "momentum": 0.5})
@@ -46,43 +34,6 @@ def test_a_scheduler_forbids_setting_the_rate(params):
     trainer.optimizer.lr_scheduler = None
     trainer.set_learning_rate(0.1)
     assert trainer.learning_rate == 0.1
-
-
-def test_factor_scheduler_in_a_trainer(params, gradients):
-    """MXNet's test_trainer_lr_sched: the rate drops after updates 3, 5, 7 and so on."""
-    schedule = lr_scheduler.FactorScheduler(2, factor=0.1, base_lr=1)
-    trainer = Trainer(params, "sgd", {"learning_rate": 1, "lr_scheduler": schedule})
-    rate = 1
-    for i in range(10):
-        trainer.zero_grad()
-        backward_with(params, gradients)
-        trainer.step(1)
-        if i % 2 == 0:
-            assert trainer.learning_rate == pytest.approx(rate)
-            rate *= 0.1
-    assert trainer.optimizer.num_update == 10
-
-
-def test_the_first_step_asks_a_schedule_for_update_1(params, gradients):
-    asked = []
-
-    def schedule(num_update):
-        asked.append(num_update)
-        return 0.25 * num_update
-
-    trainer = Trainer(params, "sgd", {"lr_scheduler": schedule})
-    for wanted in (0.25, 0.5):
-        before = values_of(*params)
-        trainer.zero_grad()
-        backward_with(params, gradients)
-        trainer.step(1)
-        for weight, old, gradient in zip(params, before, values_of(*gradients), strict=True):
-            np.testing.assert_allclose(values_of(weight)[0], old - wanted * gradient, **CLOSE)
-    assert asked == [1, 2]
-
-
-def test_optimizer_params_may_be_pairs(params):
-    assert Trainer(params, "sgd", (("learning_rate", 0.7), ("momentum", 0.2))).optimizer.momentum == 0.2
 
 
 def test_hyper_parameters_can_be_changed_between_steps(params, gradients, engine):
@@ -123,16 +74,6 @@ def test_multipliers_of_parameters_are_read_at_every_step(params):
     assert one_step_rates(trainer, params) == pytest.approx([1, 1, 1], rel=1e-5)
 
 
-def test_wd_mult_of_parameters(params, gradients):
-    params[0].wd_mult, params[1].wd_mult = 0.0, 3.0
-    trainer = Trainer(params, "sgd", {"learning_rate": 1.0, "wd": 0.1})
-    before = values_of(*params)
-    backward_with(params, gradients)
-    trainer.step(1)
-    for weight, old, gradient, wd in zip(values_of(*params), before, values_of(*gradients), (0, 0.3, 0.1), strict=True):
-        np.testing.assert_allclose(weight, old - gradient - wd * old, **CLOSE)
-
-
 def test_a_parameters_own_multiplier_comes_before_the_optimizers(params):
     """As under Gluon's Trainer, set_lr_mult reaches only parameters that have no multiplier of their own."""
     params[0].lr_mult = 0.5
@@ -141,13 +82,6 @@ def test_a_parameters_own_multiplier_comes_before_the_optimizers(params):
     assert one_step_rates(trainer, params) == pytest.approx([0.5, 2, 1], rel=1e-5)
     trainer.optimizer.set_lr_mult({})
     assert one_step_rates(trainer, params) == pytest.approx([0.5, 1, 1], rel=1e-5)
-
-
-def test_multipliers_by_name(params):
-    optimizer = SGD(learning_rate=1.0, param_idx2name={0: "a_weight", 1: "a_bias", 2: "b_weight"})
-    trainer = Trainer(params, optimizer)
-    optimizer.set_lr_mult({"a_bias": 2.0, "b_weight": 0.5})
-    assert one_step_rates(trainer, params) == pytest.approx([1, 2, 0.5], rel=1e-5)
 
 
 def test_multipliers_of_unknown_parameters_are_refused():
@@ -329,11 +263,6 @@ def test_a_shared_parameter_is_updated_once(form, device):
     trainer = Trainer(form(net), "sgd", {"learning_rate": 1.0})
     assert one_step_rates(trainer, [net[0], net[1]]) == [1, 1]
     assert list(trainer.optimizer.counts.values()) == [1, 1]
-
-
-def test_repr_says_what_is_trained_and_how(params):
-    text = repr(Trainer(params, "sgd", {"momentum": 0.5}))
-    assert text.startswith("Trainer(3 parameters, 30 elements, SGD(momentum=0.5")
 
 
 def test_a_parameter_in_two_groups_is_refused_as_by_torch():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from optimizer_training import ByHand
 
 import tristep
 from tristep import StaleGradientError, Trainer
@@ -56,15 +57,6 @@ def test_zeros_are_not_fresh(engine, device):
     assert [torch.equal(a, b) for a, b in zip(before, params, strict=True)] == [False, True, True]
 
 
-def test_gradients_stay_as_they_are_unless_asked(engine, device):
-    params = parameters(device)
-    trainer = Trainer(params, "sgd", engine=engine)
-    backward(params, 0)
-    before = [param.grad.clone() for param in params]
-    trainer.step(1)
-    assert all(torch.equal(param.grad, old) for param, old in zip(params, before, strict=True))
-
-
 def test_autograd_knows_of_the_zeros(engine, device):
     (param,) = parameters(device)[:1]
     trainer = Trainer([param], "sgd", engine=engine, zero_grads=True)
@@ -102,16 +94,8 @@ def test_sparse_gradients(device):
 
 
 def test_an_optimizer_by_hand(device):
-    class Plain(tristep.optimizer.Optimizer):
-        def create_state(self, index, weight):
-            return None
-
-        def update(self, index, weight, grad, state):
-            self._update_count(index)
-            weight -= self._get_lr(index) * grad
-
     params = parameters(device)
-    trainer = Trainer(params, Plain(learning_rate=0.5), zero_grads=True)
+    trainer = Trainer(params, ByHand(learning_rate=0.5), zero_grads=True)
     backward(params, 0)
     trainer.step(1)
     assert not any(param.grad.any() for param in params)
