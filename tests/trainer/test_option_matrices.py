@@ -199,7 +199,7 @@ def test_stochastic_rounding_is_unbiased_and_repeats(name):
     assert all(map(torch.equal, first, again))
     assert not all(map(torch.equal, first, other))
     # Many copies of one matrix, each with random numbers of its own.
-    many, one = ([torch.nn.Parameter(parameters(torch.bfloat16)[4].detach()) for _ in range(n)] for n in (400, 1))
+    many, one = ([torch.nn.Parameter(parameters(torch.bfloat16)[4].detach()) for _ in range(n)] for n in (200, 1))
     _, step = by_trainer(many, name, {"stochastic_rounding": True})
     full, step_full = by_trainer(one, name, {"multi_precision": True})
     for k in range(2):  # SOAP's first update is none
@@ -255,20 +255,6 @@ def test_spikes_are_clipped_and_skipped_as_by_an_elementwise_rule(name, how):
             for param in theirs:
                 peer.state[param]["step"] += 1
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "option",
-    [{"agc": 0.1}, {"cautious": True}, {"lookahead": 2}],
-    ids=lambda option: next(iter(option)),
-)
-@pytest.mark.parametrize("name", NAMES)
-def test_other_options_are_refused(name, option):
-    with pytest.raises(
-        TypeError,
-        match=f"^{next(iter(option))}=.* has a rule of whole tensors.*zclip, clip_norm, cautious_wd, ema_decay, skip_norm, ",
-    ):
-        optimizer.create(name, **option)
 
 
 def test_a_rule_of_the_users_takes_them():

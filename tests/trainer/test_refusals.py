@@ -4,8 +4,7 @@ import re
 
 import pytest
 import torch
-from bad_optimizer_input import OF_OPTIMIZERS
-from bad_trainer_input import OF_TRAINERS, world_in_training
+from bad_trainer_input import OF_OPTIMIZERS, OF_TRAINERS, world_in_training
 from refused_calls import (
     CREATED,
     OF_ENSEMBLES,

@@ -51,36 +51,6 @@ def test_whole_name_precedes_name_without_suffix(registry):
     assert registry.lookup("roundshape") is RoundShape
 
 
-def test_unknown_name_lists_known_and_nearest(registry):
-    class RoundShape(Base):
-        pass
-
-    with pytest.raises(
-        ValueError, match=r"^form='Rond': no shape is registered by that name\. Write a class\. There are none$"
-    ):
-        registry.lookup("Rond")
-    registry.register(RoundShape)
-    registry.register(RoundShape, "ball", "Circle")
-    expected = r"form='Rond': .* name\. Did you mean 'round'\? Write a class\. There are ball, circle, round$"
-    with pytest.raises(ValueError, match=expected):
-        registry.lookup("Rond")
-    with pytest.raises(ValueError, match="given='Rond': no shape"):
-        registry.lookup("Rond", "given")
-    with pytest.raises(TypeError, match="form=3: must be the name of a registered shape, a string, not int"):
-        registry.lookup(3)
-
-
-def test_case_counts_where_asked():
-    registry = Registry("function", ignore_case=False)
-
-    def Half():
-        pass
-
-    assert registry.register(Half) is registry.lookup("Half") is Half
-    with pytest.raises(ValueError, match="Did you mean 'Half'"):
-        registry.lookup("half")
-
-
 @pytest.mark.parametrize("key", PUBLIC)
 def test_every_register_treats_a_taken_name_alike(key, clean_registry):
     """The same definition replaces the former one silently; another one with a warning at the decorator, as in MXNet."""

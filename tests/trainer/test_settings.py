@@ -21,7 +21,7 @@ BAD = {
     "object": object(),
     "tensor": torch.ones(2),
 }
-NUMBERS = (
+NUMBERS = [
     "lr",
     "wd",
     "rescale_grad",
@@ -31,7 +31,7 @@ NUMBERS = (
     "clip_norm",
     "ema_decay",
     "lookahead",
-)
+]
 
 
 def net_of(seed=0):

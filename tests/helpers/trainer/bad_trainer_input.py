@@ -1,4 +1,4 @@
-"""What users may get wrong with parameters, stores, steps and files, as a table, and the model that they do it to."""
+"""What users may get wrong with a trainer and its optimizer, as tables, and the model that they do it to."""
 
 import math
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from torch.nn import Parameter
 
 from tristep import StaleGradientError, Trainer, lr_scheduler
 from tristep.kvstore import LocalStore
-from tristep.trainer.optimizer import Adam
+from tristep.trainer.optimizer import SGD, Adam
 
 
 class Bad(NamedTuple):
@@ -112,10 +112,6 @@ class AddingStore(LocalStore):
         return False
 
 
-def two_layers():
-    return [torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)]
-
-
 NUMBERS = "must be a number, not {}"
 FLOATS = "torch.float64, torch.float32, torch.float16, torch.bfloat16"
 STORES = "'local', 'device', 'nccl', 'local_update_cpu'"
@@ -206,19 +202,6 @@ OF_TRAINERS = [
         "'1bit', '2bit'",
         "Did you mean '2bit'",
     ),
-    bad(new_trainer(compression_params={}), ValueError, "compression_params needs 'type'", "'1bit', '2bit'"),
-    bad(
-        new_trainer(compression_params={"type": "2bit", "threshold": 0}),
-        ValueError,
-        "compression_params['threshold']=0",
-        "greater than 0",
-    ),
-    bad(
-        new_trainer(compression_params={"type": "2bit", "treshold": 1}),
-        ValueError,
-        "compression_params has the key 'treshold'",
-        "Did you mean 'threshold'?",
-    ),
     bad(new_trainer(zero_grads=1), TypeError, "zero_grads=1: must be True or False"),
     # steps
     bad(step_with(0), ValueError, "batch_size=0", "must be finite and greater than 0"),
@@ -280,4 +263,143 @@ OF_TRAINERS = [
     bad(load_states, ValueError, "fname='", "file'", "not a state file of tristep", before=write_file(b"")),
     bad(load_states, ValueError, "fname='", "file'", "not a state file of tristep", before=write_file(b"weights " * 99)),
     bad(lambda world: world.trainer.load_state_dict({}), ValueError, "format None", "reads format 1"),
+]
+
+OF_OPTIMIZERS = [
+    # names
+    bad(new_trainer(kvstore="devise"), ValueError, "kvstore='devise'", STORES, "Did you mean 'device' or 'dist'?"),
+    bad(new_trainer(kvstore=3), TypeError, "kvstore=3", "must be None or a name", STORES),
+    bad(new_trainer(kvstore=LocalStore), TypeError, "kvstore=<class ", "must be None or a name", "or a KVStore"),
+    bad(
+        new_trainer(kvstore=AddingStore(), update_on_kvstore=True),
+        ValueError,
+        "update_on_kvstore=True with kvstore=",
+        "cannot hold an optimizer",
+        "must be False or None",
+    ),
+    bad(
+        new_trainer(kvstore="dist_async", update_on_kvstore=False),
+        ValueError,
+        "update_on_kvstore=False with kvstore='dist_async'",
+        "leave it out",
+    ),
+    bad(
+        lambda world: world.trainer.load_state_dict(world.trainer.state_dict() | {"residuals": {"w": {}}}),
+        ValueError,
+        "saved state: 'w' has residuals",
+        "not among this trainer's parameters",
+    ),
+    bad(new_trainer(kvstore="dist_sync"), RuntimeError, "kvstore='dist_sync' needs several processes", "torchrun"),
+    bad(sgd(lr_scheduler="cosine"), TypeError, "lr_scheduler='cosine'", "CosineScheduler(...)"),
+    bad(new_trainer(engine="tritn"), ValueError, "engine='tritn'", "'triton', 'cpu', 'eager'", "Did you mean 'triton'?"),
+    # hyper-parameters
+    bad(
+        sgd(learning_rat=0.1),
+        TypeError,
+        "SGD has no argument 'learning_rat' (=0.1)",
+        "learning_rate, momentum, lazy_update",
+        "Did you mean 'learning_rate'",
+    ),
+    bad(new_trainer("adam", {"momentum": 0.9}), TypeError, "Adam has no argument 'momentum'"),
+    bad(sgd(lr=0.1), TypeError, "SGD has no argument 'lr'", "Did you mean 'learning_rate', as in MXNet"),
+    bad(sgd(weight_decay=0.1), TypeError, "SGD has no argument 'weight_decay'", "Did you mean 'wd', as in MXNet"),
+    bad(sgd(learning_rate="0.1"), TypeError, "learning_rate='0.1'", NUMBERS.format("str")),
+    bad(sgd(learning_rate=True), TypeError, "learning_rate=True", NUMBERS.format("bool")),
+    bad(sgd(learning_rate=np.True_), TypeError, "learning_rate=", NUMBERS.format("bool")),
+    bad(sgd(learning_rate=np.array([0.1])), TypeError, "learning_rate=array", NUMBERS.format("ndarray")),
+    bad(sgd(learning_rate=torch.ones(2)), TypeError, "learning_rate=tensor", NUMBERS.format("Tensor")),
+    bad(sgd(learning_rate=torch.ones(1)), TypeError, "learning_rate=tensor", NUMBERS.format("Tensor")),
+    bad(sgd(learning_rate=1j), TypeError, "learning_rate=1j", NUMBERS.format("complex")),
+    bad(sgd(learning_rate=-0.1), ValueError, "learning_rate=-0.1", "must be finite and 0 or more"),
+    bad(sgd(learning_rate=math.nan), ValueError, "learning_rate=nan", "must be finite and 0 or more"),
+    bad(sgd(learning_rate=math.inf), ValueError, "learning_rate=inf", "must be finite and 0 or more"),
+    bad(sgd(learning_rate=10**400), ValueError, "learning_rate=1000", "must be finite and 0 or more"),
+    bad(sgd(wd=-1), ValueError, "wd=-1", "must be finite and 0 or more"),
+    bad(sgd(wd=[0.1]), TypeError, "wd=[0.1]", NUMBERS.format("list")),
+    bad(sgd(momentum=None), TypeError, "momentum=None", NUMBERS.format("NoneType")),
+    bad(sgd(momentum=1.0), ValueError, "momentum=1.0", "must be finite and 0 or more and less than 1"),
+    bad(new_trainer("adam", {"beta1": 1.0}), ValueError, "beta1=1.0", "must be finite and 0 or more and less than 1"),
+    bad(new_trainer("adamw", {"beta2": -0.1}), ValueError, "beta2=-0.1", "must be finite and 0 or more and less than 1"),
+    bad(new_trainer("rmsprop", {"gamma1": 1.5}), ValueError, "gamma1=1.5", "must be finite and 0 or more and less than 1"),
+    bad(new_trainer("adam", {"epsilon": -1e-8}), ValueError, "epsilon=-1e-08", "must be finite and 0 or more"),
+    bad(new_trainer("groupadagrad", {"wd": 0.1}), ValueError, "wd=0.1", "no weight decay", "must be 0"),
+    bad(new_trainer("groupadagrad", {"eps": -1}), ValueError, "eps=-1", "must be finite and 0 or more"),
+    bad(
+        lambda world: Trainer({"bias": world.params["bias"]}, "groupadagrad").step(1),
+        ValueError,
+        "'bias': GroupAdaGrad updates matrices",
+        "shape (3,)",
+    ),
+    bad(new_trainer("adadelta", {"rho": 1}), ValueError, "rho=1", "must be finite and 0 or more and less than 1"),
+    bad(new_trainer("adadelta", {"epsilon": 0}), ValueError, "epsilon=0", "must be finite and greater than 0"),
+    bad(new_trainer("adamax", {"beta2": 1}), ValueError, "beta2=1", "0 or more and less than 1"),
+    bad(new_trainer("adamax", {"epsilon": 1e-8}), TypeError, "Adamax has no argument 'epsilon'", "beta1"),
+    bad(new_trainer("nadam", {"schedule_decay": -1}), ValueError, "schedule_decay=-1", "0 or more"),
+    bad(new_trainer("adabelief", {"correct_bias": 1}), TypeError, "correct_bias=1", "True or False"),
+    bad(new_trainer("sgld", {"seed": 0.5}), TypeError, "seed=0.5", "must be an integer, not float"),
+    bad(new_trainer("sgld", {"seed": -1}), ValueError, "seed=-1", "must be 0 or more"),
+    bad(new_trainer("dcasgd", {"lamda": -1}), ValueError, "lamda=-1", "must be finite and 0 or more"),
+    bad(new_trainer("dcasgd", {"lambda": 1}), TypeError, "DCASGD has no argument 'lambda'", "Did you mean 'lamda'"),
+    bad(new_trainer("ftrl", {"lamda1": -1}), ValueError, "lamda1=-1", "must be finite and 0 or more"),
+    bad(new_trainer("ftrl", {"learning_rate": 0}), ValueError, "learning_rate=0", "greater than 0"),
+    bad(new_trainer("ftml", {"learning_rate": 0}), ValueError, "learning_rate=0", "greater than 0"),
+    bad(new_trainer("ftml", {"beta1": math.nan}), ValueError, "beta1=nan", "0 or more and less than 1"),
+    bad(new_trainer("lars", {"eta": 0}), ValueError, "eta=0", "must be finite and greater than 0"),
+    bad(new_trainer("lars", {"eps": "0"}), TypeError, "eps='0'", NUMBERS.format("str")),
+    bad(new_trainer("lars", {"momentum_correction": "no"}), TypeError, "momentum_correction='no'"),
+    bad(new_trainer("lamb", {"lower_bound": -1}), ValueError, "lower_bound=-1", "must be finite and 0 or more"),
+    bad(new_trainer("lans", {"upper_bound": math.inf}), ValueError, "upper_bound=inf", "must be finite"),
+    bad(new_trainer("lans", {"bias_correction": True}), TypeError, "LANS has no argument 'bias_correction'"),
+    bad(new_trainer("lamb", {"bias_correction": None}), TypeError, "bias_correction=None", "True or False"),
+    bad(
+        new_trainer("lbsgd", {"warmup_strategy": "linaer"}),
+        ValueError,
+        "warmup_strategy='linaer'",
+        "'linear', 'power2', 'sqrt', 'lars'",
+        "Did you mean 'linear'",
+    ),
+    bad(new_trainer("lbsgd", {"batch_scale": 0}), ValueError, "batch_scale=0", "must be 1 or more"),
+    bad(new_trainer("lbsgd", {"warmup_epochs": 0.5}), TypeError, "warmup_epochs=0.5", "must be an integer"),
+    bad(new_trainer("lbsgd", {"updates_per_epoch": 0}), ValueError, "updates_per_epoch=0", "1 or more"),
+    bad(new_trainer("lbsgd", {"momentum": 1.0}), ValueError, "momentum=1.0", "less than 1"),
+    bad(sgd(clip_gradient="no"), TypeError, "clip_gradient='no'", NUMBERS.format("str")),
+    bad(sgd(rescale_grad=math.inf), ValueError, "rescale_grad=inf", "must be finite"),
+    bad(sgd(multi_precision=1), TypeError, "multi_precision=1", "must be True or False, not int"),
+    bad(sgd(lazy_update="yes"), TypeError, "lazy_update='yes'", "must be True or False, not str"),
+    bad(new_trainer("rmsprop", {"centered": "yes"}), TypeError, "centered='yes'", "must be True or False, not str"),
+    bad(sgd(begin_num_update=1.5), TypeError, "begin_num_update=1.5", "must be an integer, not float"),
+    bad(sgd(begin_num_update=-1), ValueError, "begin_num_update=-1", "must be 0 or more"),
+    bad(sgd(param_idx2name=["a"]), TypeError, "param_idx2name must map indices to names, got list"),
+    bad(
+        lambda world: Trainer(world.params, world.instance, {"beta1": 0.5}),
+        ValueError,
+        "optimizer_params={'beta1': 0.5}",
+        "give them to Adam(...)",
+        "optimizer='adam'",
+    ),
+    bad(new_trainer("sgd", "momentum"), TypeError, "optimizer_params='momentum'", "must be a dict or pairs"),
+    bad(new_trainer("sgd", 0.1), TypeError, "optimizer_params=0.1", "must be a dict or pairs"),
+    bad(
+        lambda world: SGD(
+            learning_rate=0.1, lr_scheduler=lr_scheduler.PolyScheduler(9, base_lr=0.1, warmup_steps=2, warmup_begin_lr=0.2)
+        ),
+        ValueError,
+        "warmup_begin_lr=0.2",
+        "must not exceed base_lr=0.1",
+    ),
+    # rates
+    bad(
+        lambda world: world.trainer.set_learning_rate(0.2),
+        UserWarning,
+        "decided by FactorScheduler(step=2",
+        "cannot be set to 0.2",
+        "lr_scheduler = None first",
+    ),
+    bad(
+        lambda world: world.trainer.set_learning_rate(-1),
+        ValueError,
+        "lr=-1",
+        "must be finite and 0 or more",
+        before=schedule(None),
+    ),
 ]
