@@ -11,7 +11,6 @@ from saved_states import (
     Averaged,
     Cautious,
     are_equal,
-    by_file,
     make_gradients,
     make_params,
     take_step,
@@ -91,21 +90,6 @@ def test_training_goes_on_to_the_bit(name, dtype, multi_precision, way, tmp_path
     assert {tuple(state.shape) for state in trainer.state_dict()["state"]["body"].values()} <= {(3, 5), (3, 1), ()}
 
 
-def test_host_state_is_restored_too(tmp_path):
-    """Nadam's product of momenta, the rate that LARS has seen last, and the seed of SGLD."""
-    for name, kwargs, attributes in (
-        ("nadam", {}, {"m_schedule": pytest.approx((0.9 * (1 - 0.5 * 0.96**0.004)) ** 2, rel=1e-12)}),
-        ("lars", {"learning_rate": 0.25, "momentum": 0.5}, {"last_lr": 0.25, "ratio": 1.0}),
-        ("sgld", {"seed": 7}, {"seed": 7}),
-    ):
-        params = {"a": Parameter(torch.ones(2)), "b": Parameter(torch.ones(2))}
-        trainer, other = Trainer(params, name, kwargs), Trainer(twins_of(params), name)
-        take_step(trainer, params, make_gradients(params))
-        by_file(trainer, other, tmp_path)
-        for attribute, value in attributes.items():
-            assert getattr(trainer.optimizer, attribute) == getattr(other.optimizer, attribute) == value
-
-
 @WAYS
 def test_every_engine_reads_what_every_engine_wrote(engine, device, way, tmp_path):
     params = make_params(device=device)
@@ -119,35 +103,6 @@ def test_every_engine_reads_what_every_engine_wrote(engine, device, way, tmp_pat
     take_step(other, resumed, gradients)
     for name, param in params.items():
         torch.testing.assert_close(resumed[name], param, rtol=1e-6, atol=1e-7)
-
-
-@WAYS
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1),
-        lr_scheduler.MultiFactorScheduler([1, 4], 0.5, base_lr=0.1),
-        lr_scheduler.PolyScheduler(7, base_lr=0.1, warmup_steps=4),
-        lr_scheduler.CosineScheduler(7, base_lr=0.1, final_lr=0.01),
-    ],
-    ids=lambda schedule: type(schedule).__name__,
-)
-def test_a_schedule_goes_on_in_its_middle(schedule, way, tmp_path):
-    params = make_params()
-    trainer = Trainer(params, "adam", {"lr_scheduler": copy.deepcopy(schedule)})
-    for _ in range(3):
-        take_step(trainer, params, make_gradients(params))
-    resumed = twins_of(params)
-    other = Trainer(resumed, "adam")
-    way(trainer, other, tmp_path)
-    assert other.optimizer.lr_scheduler == schedule
-    assert other.optimizer.lr_scheduler is not trainer.optimizer.lr_scheduler
-    for n in range(4, 9):
-        gradients = make_gradients(params)
-        take_step(trainer, params, gradients)
-        take_step(other, resumed, gradients)
-        assert other.learning_rate == trainer.learning_rate == schedule(n)
-    assert are_equal(params, resumed)
 
 
 @WAYS
@@ -300,21 +255,6 @@ def test_a_rules_state_may_have_any_name():
         take_step(one, those, {"w": torch.ones(3)}, batch_size=1)
     assert params["w"].tolist() == [0.75] * 3
     assert resumed["w"].tolist() == [0.75 - 0.25 * 2] * 3
-
-
-def test_states_in_mxnets_form_keep_their_nesting(tmp_path):
-    params = make_params()
-    trainer = Trainer(params, "averaged")
-    take_step(trainer, params, make_gradients(params))
-    other = Trainer(twins_of(params), "averaged")
-    by_file(trainer, other, tmp_path)
-    nothing, mean, counter = other._updater.states[0]
-    assert nothing is None
-    assert type(other._updater.states[0]) is tuple
-    assert type(counter) is list
-    assert counter[0].dtype == torch.int64
-    assert torch.equal(mean, trainer._updater.states[0][1])
-    assert other.optimizer.total == 4.0
 
 
 def _falling(num_update):

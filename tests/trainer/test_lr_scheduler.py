@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as torchs
 
-from tristep import Trainer
 from tristep import lr_scheduler as lr
 
 # MXNet multiplies drop by drop, we take a power: some roundings apart, far below float32.
@@ -170,18 +169,9 @@ def test_values(schedule, updates, rates):
     assert schedule(np.array(updates)) == pytest.approx(rates, rel=1e-14)
 
 
-def test_restart_jumps_back_from_near_the_final_value():
-    for mult, restarts in ((1, [7, 14, 21]), (2, [7, 21, 49]), (1.5, [7])):
-        assert (lr.CosineRestartsScheduler(7, mult, base_lr=0.3)(np.array(restarts) - 1) < 0.05).all()
-
-
 @pytest.mark.parametrize(
     ("decay", "shape"),
-    [
-        ("linear", lambda t: 1 - t),
-        ("sqrt", lambda t: 1 - np.sqrt(t)),
-        ("cosine", lambda t: 0.5 + 0.5 * np.cos(np.pi * t)),
-    ],
+    [("linear", lambda t: 1 - t), ("sqrt", lambda t: 1 - np.sqrt(t)), ("cosine", lambda t: 0.5 + 0.5 * np.cos(np.pi * t))],
 )
 def test_warmup_stable_decay(decay, shape):
     updates, schedule = np.arange(101), lr.WarmupStableDecayScheduler(100, 40, 2.0, 0.5, decay, warmup_steps=10)
@@ -320,47 +310,6 @@ def test_schedule_of_torch_that_ends():
     with pytest.raises(ValueError, match=r"num_update=15: the schedule of torch ends after update 11 \(Tried to step"):
         schedule(15)
     assert schedule(1) == pytest.approx(0.04)
-
-
-def _trained(make_step):
-    """The weights of a small regression after 25 updates."""
-    torch.manual_seed(3)
-    net = torch.nn.Linear(4, 3).double()
-    x, y = torch.randn(8, 4).double(), torch.randn(8, 3).double()
-    step = make_step(net.parameters())
-    for _ in range(25):
-        net.zero_grad()
-        ((net(x) - y) ** 2).sum().backward()
-        step()
-    return torch.cat([p.detach().flatten() for p in net.parameters()])
-
-
-COSINE = lr.CosineScheduler(25, base_lr=0.02, warmup_steps=5)
-
-
-@pytest.mark.parametrize(
-    ("ours", "rate", "make"),
-    [
-        (
-            lr.from_torch("OneCycleLR", max_lr=0.02, total_steps=25),
-            0.02,
-            lambda optimizer: torchs.OneCycleLR(optimizer, 0.02, 25, cycle_momentum=False),
-        ),
-        (COSINE, 9.0, lambda optimizer: lr.to_torch(COSINE, optimizer)),
-    ],
-    ids=["from_torch", "to_torch"],
-)
-def test_training_with_tristep_equals_training_with_torch(ours, rate, make):
-    def with_ours(params):
-        trainer = Trainer(list(params), "sgd", {"lr_scheduler": ours})
-        return lambda: trainer.step(1)
-
-    def with_torch(params):
-        optimizer = torch.optim.SGD(params, lr=rate)
-        schedule = make(optimizer)
-        return lambda: (optimizer.step(), schedule.step())
-
-    torch.testing.assert_close(_trained(with_ours), _trained(with_torch), rtol=1e-12, atol=1e-14)
 
 
 def _two_groups(**options):

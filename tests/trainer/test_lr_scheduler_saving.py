@@ -35,11 +35,6 @@ def _through_json(schedule):
 # ---- by name ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["MultiFactorScheduler", "multifactorscheduler", "MultiFactor", "multifactor"])
-def test_create_by_any_spelling(name):
-    assert create(name, step=[3], base_lr=0.1) == MultiFactorScheduler([3], base_lr=0.1)
-
-
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -135,17 +130,6 @@ def test_user_schedule_prints_saves_and_warms_up():
     assert _through_json(schedule) == schedule
 
 
-def test_user_schedule_without_its_arguments_prints_but_does_not_save():
-    class Hidden(LRScheduler):
-        def __init__(self, period):
-            super().__init__()
-            self._period = period
-
-    assert "Hidden object" in repr(Hidden(3))
-    with pytest.raises(TypeError, match="Hidden has no attribute 'period'"):
-        Hidden(3).to_config()
-
-
 class Stateful(LRScheduler):
     """As MXNet's documents write schedules, and as its own FactorScheduler works: it changes when it is called."""
 
@@ -207,39 +191,6 @@ def test_base_lr_set_during_the_warmup_and_by_start_from():
     assert schedule.base_lr == 0.5
 
 
-@warmups
-def test_stateful_schedule_trains_and_resumes(warmup, tmp_path):
-    """Its learning rate may fall below the beginning of the warm-up."""
-    register(Stateful)
-
-    weight = torch.nn.Parameter(torch.ones(2))
-
-    def trainer(schedule):
-        return Trainer([weight], "sgd", {"lr_scheduler": schedule})
-
-    def rates(trainer, count):
-        found = []
-        for _ in range(count):
-            weight.grad = torch.ones(2)
-            trainer.step(1)
-            found.append(trainer.learning_rate)
-        return found
-
-    given = {"step": 2, "factor": 0.1, "base_lr": 1.0, **warmup}
-    judge, first = FactorScheduler(**given), trainer(Stateful(**given))
-    expected = [judge(n) for n in range(1, 13)]
-    assert rates(first, 8) == pytest.approx(expected[:8], rel=1e-12)
-    again = trainer(Stateful(**given))
-    first.save_states(tmp_path / "states")
-    again.load_states(tmp_path / "states")
-    assert again.optimizer.lr_scheduler.count == first.optimizer.lr_scheduler.count > 0
-    first.optimizer.lr_scheduler.seen = [1]
-    first.optimizer.lr_scheduler.to_config()["state"]["seen"].append(2)
-    assert first.optimizer.lr_scheduler.seen == [1]
-    assert rates(again, 4) == pytest.approx(expected[8:], rel=1e-12)
-    assert rates(first, 4) == pytest.approx(expected[8:], rel=1e-12)
-
-
 @pytest.mark.parametrize(
     "state", [{"_kept": 1}, {"step": 7}, {"since": 1}, {"since": -1, "base_lr": 0.1}, {"__class__": "x"}]
 )
@@ -250,15 +201,6 @@ def test_state_that_no_schedule_saves_is_refused(state):
 
 
 # ---- sequences and saved files ---------------------------------------------------------------------------------------
-
-
-def test_trainer_saves_a_sequence_with_its_parts():
-    net = torch.nn.Linear(2, 1)
-    schedule = sequence((PolyScheduler(5, 0.1), 5), from_torch(torchs.ExponentialLR, gamma=0.9))
-    trainer = Trainer(net, "sgd", {"lr_scheduler": schedule})
-    resumed = Trainer(net, "sgd")
-    resumed.load_state_dict(json.loads(json.dumps(trainer.state_dict())))
-    assert resumed.optimizer.lr_scheduler == schedule
 
 
 def test_sequence_has_no_base_lr():

@@ -12,15 +12,7 @@ from trainer_cases import values_of
 
 from tristep import Trainer, lr_scheduler
 from tristep.trainer import optimizer as optimizers
-from tristep.trainer.optimizer import (
-    LBSGD,
-    SGD,
-    Adam,
-    Nadam,
-    create,
-    get_updater,
-    registered,
-)
+from tristep.trainer.optimizer import LBSGD, SGD, Adam, Nadam, create, get_updater, registered
 
 pytestmark = pytest.mark.usefixtures("clean_registry")
 

@@ -5,13 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from optimizer_training import SHAPES, random_tensor, train_by_hand
-from torch.nn import Parameter
 from trainer_cases import values_of
 
 from tristep.trainer.optimizer import (
     DCASGD,
-    FTML,
     LARS,
     NAG,
     SGD,
@@ -24,28 +21,10 @@ from tristep.trainer.optimizer import (
     Ftrl,
     RMSProp,
     Signum,
-    create,
     get_updater,
 )
 
 pytestmark = pytest.mark.usefixtures("clean_registry")
-
-
-def test_ftml_by_its_paper(engine, device):
-    """Zheng & Kwok (2017), algorithm 1, in float64."""
-    weight = Parameter(random_tensor((5,), device=device))
-    gradients = [[torch.randn_like(weight)] for _ in range(6)]
-    (w,) = values_of(weight)
-    train_by_hand([weight], FTML(learning_rate=0.1, epsilon=1e-3), gradients, engine)
-    d, v, z = 0.0, 0.0, 0.0
-    for t, (gradient,) in enumerate(gradients, start=1):
-        (g,) = values_of(gradient)
-        v = 0.999 * v + 0.001 * g * g
-        new = (1 - 0.6**t) / 0.1 * (np.sqrt(v / (1 - 0.999**t)) + 1e-3)
-        sigma = new - 0.6 * d
-        z = 0.6 * z + 0.4 * g - sigma * w
-        d, w = new, -z / new
-    np.testing.assert_allclose(values_of(weight)[0], w, rtol=1e-4, atol=1e-5)
 
 
 W, G = np.linspace(-2, 2, 9), np.array([5.0, -3.0, 0.4, -0.2, 0.0, 1.5, -0.6, 4.0, -8.0])
@@ -80,11 +59,7 @@ FIRST_STEPS = {
     "signum without momentum": (Signum, {"momentum": 0.0}, lambda c: (1 - LR * WD) * W - LR * np.sign(G)),
     "adam": (Adam, {"epsilon": 0.1}, lambda c: _first_adam(W, _clip(R * G + WD * W, c), 0.0)),
     "adamw": (AdamW, {"epsilon": 0.1}, lambda c: _first_adam(W, _clip(R * G, c), WD * W)),
-    "adagrad": (
-        AdaGrad,
-        {"eps": 0.1},
-        lambda c: W - LR * (_clip(R * G, c) / np.sqrt(_clip(R * G, c) ** 2 + 0.1) + WD * W),
-    ),
+    "adagrad": (AdaGrad, {"eps": 0.1}, lambda c: W - LR * (_clip(R * G, c) / np.sqrt(_clip(R * G, c) ** 2 + 0.1) + WD * W)),
     "rmsprop": (
         RMSProp,
         {"epsilon": 0.1},
@@ -101,11 +76,7 @@ FIRST_STEPS = {
         {"epsilon": 0.1},
         lambda c: W - (np.sqrt(0.1 / (0.1 * _clip(R * G, c) ** 2 + 0.1)) * _clip(R * G, c) + WD * W),
     ),
-    "adamax": (
-        Adamax,
-        {},
-        lambda c: W - LR * np.sign(_clip(R * G + WD * W, c)),
-    ),
+    "adamax": (Adamax, {}, lambda c: W - LR * np.sign(_clip(R * G + WD * W, c))),
     "adabelief": (
         AdaBelief,
         {"epsilon": 0.1},
@@ -144,19 +115,3 @@ def test_the_order_of_rescaling_clipping_and_decay(name, clip, engine, device, m
         values_of(weight)[0], first_step(clip if clip and clip > 0 else math.inf), rtol=1e-5, atol=1e-6
     )
     assert gradient.tolist() == torch.tensor(G, dtype=torch.float32).tolist()
-
-
-@pytest.mark.parametrize("name", ["sgd", "adam", "rmsprop"])
-def test_a_list_is_updated_like_its_members_one_by_one(name, engine, device, monkeypatch):
-    monkeypatch.setenv("TRISTEP_ENGINE", engine)
-    starts = [random_tensor(shape, device=device) for shape in SHAPES]
-    one, other = ([start.clone() for start in starts] for _ in range(2))
-    together, apart = (get_updater(create(name, learning_rate=0.1, wd=0.1)) for _ in range(2))
-    for _ in range(3):
-        gradients = [torch.randn_like(start) for start in starts]
-        together(list(range(4)), gradients, one)
-        for i in range(4):
-            apart(i, gradients[i], other[i])
-    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-    assert not torch.equal(one[0], starts[0])
-    assert together.optimizer.counts == apart.optimizer.counts

@@ -14,19 +14,15 @@ from torch.nn import Parameter
 from trainer_cases import values_of
 
 from tristep import Trainer
-from tristep.kernels import rules
 from tristep.trainer import optimizer as optimizers
 from tristep.trainer import trainer as trainer_module
 from tristep.trainer.optimizer import (
     LARS,
     SGD,
     SGLD,
-    AdamW,
-    GroupAdaGrad,
     Nadam,
     Optimizer,
     RMSProp,
-    RuleOptimizer,
     base,
     create,
     get_updater,
@@ -38,26 +34,9 @@ from tristep.trainer.optimizer import (
 pytestmark = pytest.mark.usefixtures("clean_registry")
 
 
-@pytest.mark.parametrize("name", ["adamw", "AdamW", "ADAMW"])
-def test_create_takes_the_name_of_a_class_in_any_case(name):
-    made = create(name, beta1=0.5)
-    assert type(made) is AdamW
-    assert made.beta1 == 0.5
-
-
 def test_create_returns_an_instance_as_it_is():
     made = SGD()
     assert create(made) is made
-
-
-def test_register_makes_a_class_known_by_its_name():
-    @register
-    class Sideways(RuleOptimizer):
-        rule = rules.sgd
-
-    assert type(create("sideways", wd=0.5)) is Sideways
-    assert registered()["sideways"] is Sideways
-    assert list(registered()) == sorted(registered())
 
 
 def test_the_base_class_has_a_rate_but_does_not_train():
@@ -108,26 +87,6 @@ def test_docstring_examples():
         failed, attempted = doctest.testmod(module)
         assert attempted >= least
         assert failed == 0
-
-
-def test_nadams_schedule_follows_all_parameters():
-    """M is multiplied by mu_t once for each parameter, so that later ones see another M. Dozat (2016), as in MXNet."""
-    starts, gradients = np.linspace(-1, 1, 12).reshape(3, 4), np.cos(np.arange(36.0)).reshape(3, 3, 4)
-    params = [Parameter(torch.tensor(start, dtype=torch.float32)) for start in starts]
-    rows = [[torch.tensor(g, dtype=torch.float32) for g in row] for row in gradients]
-    trainer = train_by_hand(params, Nadam(learning_rate=0.1, epsilon=1e-3), rows)
-    w, m, v, product = starts.copy(), np.zeros((3, 4)), np.zeros((3, 4)), 1.0
-    for t in (1, 2, 3):
-        now, following = (0.9 * (1 - 0.5 * 0.96 ** (n * 0.004)) for n in (t, t + 1))
-        for i in range(3):
-            product *= now
-            g = gradients[t - 1, i]
-            m[i], v[i] = 0.9 * m[i] + 0.1 * g, 0.999 * v[i] + 0.001 * g * g
-            mean = (1 - now) * g / (1 - product) + following * m[i] / (1 - product * following)
-            w[i] -= 0.1 * mean / (np.sqrt(v[i] / (1 - 0.999**t)) + 1e-3)
-    for param, weight in zip(params, w, strict=True):
-        np.testing.assert_allclose(values_of(param)[0], weight, rtol=1e-5, atol=1e-6)
-    assert trainer.optimizer.m_schedule == pytest.approx(product, rel=1e-12)
 
 
 @pytest.mark.parametrize("where", ["multiplier", "schedule", "hyper-parameter", "launch"])
@@ -208,28 +167,6 @@ def test_layerwise_rates_and_names():
     get_updater(made)([0, 1, 2], [torch.ones(4)] * 3, weights)
     scaled = 2 - 0.5 * 0.1 * 4 / (2 + 0.2 * 4) * (1 + 0.2 * 2)
     assert [weight.tolist() for weight in weights] == [[pytest.approx(x)] * 4 for x in (scaled, 1.5, 1.5)]
-
-
-def test_groupadagrad_keeps_one_number_for_each_row(engine, device, monkeypatch):
-    monkeypatch.setenv("TRISTEP_ENGINE", engine)
-    weight, updater = torch.zeros(3, 2, device=device), get_updater(GroupAdaGrad(learning_rate=1.0, eps=0.0))
-    updater(0, torch.tensor([[1.0, 1.0], [3.0, 1.0], [0.5, 0.5]], device=device), weight)
-    (history,) = updater.states[0]
-    assert history.tolist() == [[1.0], [5.0], [0.25]]
-    root = 5**0.5
-    torch.testing.assert_close(weight.cpu(), torch.tensor([[-1.0, -1.0], [-3 / root, -1 / root], [-1.0, -1.0]]))
-
-
-def test_states_keep_their_place_when_a_plan_is_made_anew():
-    """One at a time, as a store drives them."""
-    updater = get_updater(GroupAdaGrad())
-    weights = [torch.ones(3, 2) for _ in range(2)]
-    for i in (0, 1):
-        updater(i, torch.ones(3, 2), weights[i])
-    places = [updater.states[i][0].data_ptr() for i in (0, 1)]
-    for i in (0, 1):
-        updater(i, torch.ones(3, 2), weights[i])
-    assert [updater.states[i][0].data_ptr() for i in (0, 1)] == places
 
 
 def test_states_belong_to_the_index_not_to_the_tensor():

@@ -4,15 +4,13 @@ A file never makes the program import anything: a class is found if it is regist
 """
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from replicas import Remote
 
-from tristep import CheckpointManager, Trainer, fit, initializer, kvstore, lr_find, lr_scheduler, optimizer, rule
+from tristep import CheckpointManager, Trainer, initializer, kvstore, lr_find, lr_scheduler, optimizer, rule
 from tristep.trainer.lr_scheduler import FunctionScheduler, LRScheduler, SequenceScheduler
 
 pytestmark = pytest.mark.usefixtures("clean_registry")
@@ -246,30 +244,6 @@ def test_a_class_is_found_in_another_module_if_there_is_one():
     assert type(lr_scheduler.from_config(config)) is first
 
 
-SCRIPT = """
-import sys, torch, tristep
-class Mine(tristep.lr_scheduler.LRScheduler):
-    def __call__(self, num_update):
-        return 0.1 / (1 + num_update)
-def trainer():
-    return tristep.Trainer([torch.nn.Parameter(torch.zeros(1))], "sgd", {"lr_scheduler": Mine()})
-if __name__ == "__main__":
-    trainer().save_states(sys.argv[1])
-"""
-
-
-def test_a_script_is_saved_and_its_module_loads(tmp_path):
-    (tmp_path / "train_mine.py").write_text(SCRIPT)
-    subprocess.run([sys.executable, "train_mine.py", "states"], cwd=tmp_path, check=True)
-    weight = torch.nn.Parameter(torch.zeros(1))
-    other = Trainer([weight], "sgd")
-    with pytest.raises(ValueError, match="'__main__:Mine': this scheduler is not registered: define or import its class"):
-        other.load_states(tmp_path / "states")
-    loads = "import train_mine; trainer = train_mine.trainer(); trainer.load_states('states'); print(trainer.learning_rate)"
-    done = subprocess.run([sys.executable, "-c", loads], cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert done.stdout == "0.1\n"
-
-
 # ---- optimizers and initializers ---------------------------------------------------------------------------------------
 
 
@@ -403,28 +377,6 @@ def test_a_store_that_cannot_save_is_refused_at_the_first_step_and_before_a_file
     fine.load_states(tmp_path / "states")
 
 
-@unlike
-@pytest.mark.parametrize("updates", [True, False])
-def test_a_store_goes_on(updates, registered, tmp_path):
-    """Two Adams on two replicas have the weights of one on all samples, without a stop."""
-    nets, stores = _twins(), [kvstore.register(Remote).__name__.lower()] * 2 if registered else [Remote(), Remote()]
-    alone = torch.nn.Linear(2, 1)
-    alone.load_state_dict(nets[0].state_dict())
-    judge = torch.optim.Adam(alone.parameters(), lr=0.1)
-    settings = {"learning_rate": 0.1}
-    trainer = Trainer(nets, "adam", settings, kvstore=stores[0], update_on_kvstore=updates)
-    _step(nets, trainer)
-    trainer.save_states(tmp_path / "states")
-    other = Trainer(nets, "adam", settings, kvstore=stores[1], update_on_kvstore=updates)
-    other.load_states(tmp_path / "states")
-    _step(nets, other)
-    for _ in range(2):
-        judge.zero_grad()
-        (2 * alone(torch.ones(3, 2)).sum() / 3).backward()
-        judge.step()
-    torch.testing.assert_close(nets[1].weight, alone.weight, rtol=1e-5, atol=1e-6)
-
-
 def test_a_codec_and_a_store_that_are_not_registered_are_refused_with_the_line_that_registers_them():
     class Halved(kvstore.Compressor):
         def encode(self, values):
@@ -444,25 +396,3 @@ def test_a_codec_and_a_store_that_are_not_registered_are_refused_with_the_line_t
     ):
         with pytest.raises(ValueError, match="A class of your own needs @tristep.kvstore.register"):
             ask()
-
-
-def test_a_fit_with_a_schedule_of_ones_own_goes_on(tmp_path):
-    """As a script that is started again."""
-
-    def run(epochs, folder):
-        torch.manual_seed(0)
-        net, data = torch.nn.Linear(2, 1), [(torch.ones(4, 2), torch.ones(4, 1))] * 3
-        fit(
-            net,
-            torch.nn.MSELoss(),
-            data,
-            optimizer="sgd",
-            lr_scheduler=Private(2),
-            num_epoch=epochs,
-            checkpoint=folder,
-            progress=False,
-        )
-        return net.weight
-
-    run(2, str(Path(tmp_path) / "run"))
-    assert torch.equal(run(4, str(Path(tmp_path) / "run")), run(4, str(Path(tmp_path) / "whole")))
