@@ -22,10 +22,6 @@ def test_parts_are_those_of_numpy(size, parts, axis):
     assert [part.tolist() for part in loaded] == [part.tolist() for part in expected]
 
 
-def test_parts_are_even():
-    assert [len(part) for part in tristep.split_data(torch.zeros(6, 2), 2)] == [3, 3]
-
-
 def test_parts_go_to_their_devices(device):
     parts = tristep.split_and_load(np.arange(4.0, dtype=np.float32), [device, "meta"])
     assert [part.device.type for part in parts] == [device.type, "meta"]

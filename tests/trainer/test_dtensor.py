@@ -6,24 +6,20 @@ import pytest
 import torch
 import torch.distributed as dist
 from dtensors import sent_by, whole_tensors
+from owner_training import make_mesh, make_net
 
 import tristep
 from tristep.trainer.optim import shards
 
 
 def _net(dtype=torch.float32):
-    torch.manual_seed(0)
-    layers = [torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)]
-    return torch.nn.Sequential(*layers).to(dtype)  # of the last a rank has nothing
+    return make_net().to(dtype)
 
 
 def _sharded(net, shape=(-1,)):
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    shape = (dist.get_world_size(),) if shape == (-1,) else shape
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("copies", "shards")[-len(shape) :])
-    return fully_shard(net, mesh=mesh)
+    return fully_shard(net, mesh=make_mesh(shape))
 
 
 def _backward(net, step, rank=None):
@@ -113,11 +109,7 @@ def test_fully_sharded_nets_train_as_in_one_process_and_as_by_torch(processes, r
 
 
 def _state_goes_to_and_fro(source, target):
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        get_optimizer_state_dict,
-        set_optimizer_state_dict,
-    )
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
     kinds = {"torch": torch.optim, "tristep": tristep.optim}
 

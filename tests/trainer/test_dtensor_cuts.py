@@ -8,31 +8,30 @@ import pytest
 import torch
 import torch.distributed as dist
 from dtensors import sent_by, whole_tensors
+from owner_training import make_mesh, placed
 
 import tristep
 
 
-def _placed(whole, placement, grad=None):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import distribute_tensor
-
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    parameter = torch.nn.Parameter(distribute_tensor(whole.clone(), mesh, [placement]))
+def _placed(whole, dim, grad=None):
+    """A parameter cut along an axis, or for None whole on every rank."""
+    mesh = make_mesh()
+    parameter = torch.nn.Parameter(placed(whole, mesh, dim))
     if grad is not None:
-        parameter.grad = distribute_tensor(grad.clone(), mesh, [placement])
+        parameter.grad = placed(grad, mesh, dim)
     return parameter
 
 
 def _mixed():
     """A parameter that is cut, one that is a DTensor on all ranks, and a plain one."""
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.distributed.tensor import DTensor, Partial, Replicate
 
     torch.manual_seed(1)
     weights, grads = [torch.randn(5, 2) for _ in range(3)], [torch.randn(5, 2) for _ in range(3)]
     plain = [torch.nn.Parameter(weight.clone()) for weight in weights]
     for parameter, grad in zip(plain, grads, strict=True):
         parameter.grad = grad.clone()
-    mixed = [_placed(weights[0], Shard(0), grads[0]), _placed(weights[1], Replicate()), copy.deepcopy(plain[2])]
+    mixed = [_placed(weights[0], 0, grads[0]), _placed(weights[1], None), copy.deepcopy(plain[2])]
     mixed[2].grad = grads[2].clone()
     # What a rank has of a sum over ranks is made whole before.
     share = grads[1] * (1 + dist.get_rank()) / 3
@@ -60,9 +59,7 @@ def test_plain_tensors_and_dtensors_may_be_in_one_optimizer(processes):
 
 
 def _noise():
-    from torch.distributed.tensor import Shard
-
-    parameter = _placed(torch.zeros(64, 4), Shard(0), torch.zeros(64, 4))
+    parameter = _placed(torch.zeros(64, 4), 0, torch.zeros(64, 4))
     tristep.optim.SGLD([parameter], lr=0.1).step()
     return sent_by(whole_tensors([parameter])[0])
 
@@ -73,10 +70,8 @@ def test_shards_have_random_numbers_of_their_own(processes):
 
 
 def _replaced():
-    from torch.distributed.tensor import Shard
-
     whole, grad = torch.randn(5, 2), torch.randn(5, 2)
-    parameter, other = _placed(whole, Shard(0), grad), torch.nn.Parameter(whole.clone())
+    parameter, other = _placed(whole, 0, grad), torch.nn.Parameter(whole.clone())
     other.grad = grad
     optimizer, alone = tristep.optim.AdamW([parameter], lr=0.05), torch.optim.AdamW([other], lr=0.05)
     for _ in range(3):
@@ -93,13 +88,11 @@ def test_a_shard_may_be_replaced(processes):
 
 def _odd_cuts():
     """Ranks that have nothing at all, and columns instead of rows."""
-    from torch.distributed.tensor import Shard
-
     found = []
     for shape, dim in (((1,), 0), ((1, 3), 0), ((3, 5), 1), ((2, 1), 1)):
         whole, grad = torch.randn(shape), torch.randn(shape)
         for name in ("LAMB", "Lion"):
-            parameter, other = _placed(whole, Shard(dim), grad), torch.nn.Parameter(whole.clone())
+            parameter, other = _placed(whole, dim, grad), torch.nn.Parameter(whole.clone())
             other.grad = grad.clone()
             for each in (parameter, other):
                 optimizer = getattr(tristep.optim, name)([each], lr=0.1, clip_norm=0.5)
@@ -118,11 +111,11 @@ def test_a_rank_may_have_nothing_and_cuts_may_be_of_columns(processes):
 
 
 def _refused():
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.distributed.tensor import DTensor, Partial, Replicate
 
     whole = torch.randn(6, 4)
-    cut = _placed(whole, Shard(0), torch.ones(6, 4))
-    everywhere = _placed(whole, Replicate(), torch.ones(6, 4))
+    cut = _placed(whole, 0, torch.ones(6, 4))
+    everywhere = _placed(whole, None, torch.ones(6, 4))
     partial = torch.nn.Parameter(DTensor.from_local(whole, cut.device_mesh, [Partial()], run_check=False))
     messages = []
 

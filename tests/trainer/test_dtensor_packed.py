@@ -87,11 +87,7 @@ def test_blocks_are_those_of_a_ranks_shard(name, state_dtype, dtype, ranks, proc
 
 
 def _resumed(full, path):
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        get_optimizer_state_dict,
-        set_optimizer_state_dict,
-    )
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
     options, arguments = StateDictOptions(full_state_dict=full), {"lr": 0.01, "state_dtype": "8bit"}
     first = _Net()
@@ -121,14 +117,6 @@ class _Net(torch.nn.Module):
         super().__init__()
         for k, param in enumerate(_parameters() if cut else map(torch.nn.Parameter, _wholes())):
             setattr(self, f"weight{k}", param)
-
-
-@pytest.mark.parametrize("full", [False, True])
-def test_training_goes_on_to_the_bit_on_the_same_mesh(full, processes):
-    for kinds, pairs in processes(2).run(_resumed, full, None):
-        assert kinds == {"torch.uint8"}
-        for one, other in pairs:
-            assert one.tobytes() == other.tobytes()
 
 
 def _elsewhere(path):

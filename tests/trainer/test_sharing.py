@@ -16,6 +16,7 @@ from tristep.trainer.kvstore.buckets import GradientBuckets
 
 # Several of one shape, which are computed in a stack, large ones, which are not, a stack of three matrices, and vectors.
 SHAPES = [(24, 16), (24, 16), (280, 240), (24, 16), (40, 8), (7,), (3, 12, 20), (16, 24), (240, 280), (24, 16), (5, 2, 2, 3)]
+SMALL = [shape for shape in SHAPES if max(shape) < 100]
 FEW = [(12, 8), (30,)]
 UNLIKE = [(24, 16), (280, 240), (40, 8), (7,), (3, 12, 20), (16, 24), (240, 280), (5, 2, 2, 3), (30, 17)]
 RANKS = 3
@@ -115,12 +116,12 @@ def test_three_ranks_with_cut_states_train_as_one_process_to_the_bit(processes, 
 
 def _elsewhere():
     """Weights of which one lies at an odd address on one rank, as in a file that was mapped."""
-    trainer, params = _trainer("muon", {}, SHAPES)
+    trainer, params = _trainer("muon", {}, SMALL)
     if dist.get_rank() == 1:
         weight = params[1].data
         params[1].data = torch.empty(weight.numel() + 1)[1:].view(weight.shape).copy_(weight)
     for step in range(4):
-        for param, gradient in zip(params, _gradients(step, SHAPES), strict=True):
+        for param, gradient in zip(params, _gradients(step, SMALL), strict=True):
             param.grad = gradient
         trainer.step(RANKS)
     return [param.detach().numpy() for param in params]
@@ -133,9 +134,9 @@ def test_addresses_do_not_decide_what_is_shared(processes):
 
 
 def _measured(quantities):
-    trainer, params = _trainer("muon", {}, SHAPES, telemetry=tristep.Telemetry(metrics=quantities))
+    trainer, params = _trainer("muon", {}, SMALL, telemetry=tristep.Telemetry(metrics=quantities))
     for step in range(3):
-        for param, gradient in zip(params, _gradients(step, SHAPES), strict=True):
+        for param, gradient in zip(params, _gradients(step, SMALL), strict=True):
             param.grad = gradient
         trainer.step(RANKS)
     trainer.telemetry.flush()
@@ -152,11 +153,11 @@ def test_telemetry_measures_all_matrices_on_every_rank(processes):
 
 def _apart(alone):
     """Weights after steps in which gradients are not summed: each rank has its own."""
-    trainer, params = _trainer("muon", {"learning_rate": 0.02}, SHAPES)
+    trainer, params = _trainer("muon", {"learning_rate": 0.02}, SMALL)
     if alone:
         trainer.replicas[0].share = None
     for step in range(3):
-        for param, gradient in zip(params, _gradients(step, SHAPES), strict=True):
+        for param, gradient in zip(params, _gradients(step, SMALL), strict=True):
             param.grad = gradient
         trainer.update(1)
     return [param.detach().numpy() for param in params]
@@ -170,10 +171,10 @@ def test_ranks_that_do_not_sum_gradients_compute_their_own_steps(processes):
 
 
 def _of_several_optimizers():
-    entries = [("p0|p1|p6", "muon", {}), ("ndim>1", "dion2", {}), ("*", "adamw", {})]
-    trainer, params = _trainer(entries, {}, SHAPES)
+    entries = [("p0|p1|p5", "muon", {}), ("ndim>1", "dion2", {}), ("*", "adamw", {})]
+    trainer, params = _trainer(entries, {}, SMALL)
     for step in range(3):
-        for param, gradient in zip(params, _gradients(step, SHAPES), strict=True):
+        for param, gradient in zip(params, _gradients(step, SMALL), strict=True):
             param.grad = gradient
         trainer.step(RANKS)
     return [param.detach().numpy() for param in params]

@@ -3,16 +3,7 @@
 import pytest
 import torch
 from bad_trainer_input import AddingStore
-from replicas import (
-    TWO_BIT,
-    Remote,
-    assert_close,
-    copies_of,
-    make_batches,
-    small_net,
-    train_copies,
-    weights_of,
-)
+from replicas import TWO_BIT, Remote, assert_close, copies_of, make_batches, small_net, train_copies, weights_of
 from torch.nn import Parameter
 
 from tristep import Trainer, kvstore
@@ -251,20 +242,6 @@ def test_a_compressor_is_asked_whether_a_server_can_decode_its_messages(clean_re
 
     with pytest.raises(ValueError, match="for a parameter server: 'joint' is for processes that add up their gradients"):
         Trainer(small_net(), "sgd", kvstore="dist_async", compression_params={"type": "joint"})
-
-
-def test_a_store_that_only_adds_up_trains_as_mxnets_teststore():
-    """MXNet's test_trainer_with_teststore: two copies of a weight, whose gradients of 1 add up; the store cannot update."""
-    nets = [torch.nn.ParameterDict({"x": Parameter(torch.zeros(10))}) for _ in range(2)]
-    trainer = Trainer(nets, "sgd", {"learning_rate": 1.0, "momentum": 0.5}, kvstore="teststore")
-    for net in nets:
-        net["x"].grad = torch.ones(10)
-    trainer.step(1)
-    assert trainer._sync.store.type == "teststore"
-    assert not trainer._sync.updates
-    assert [net["x"].tolist() for net in nets] == [[-2.0] * 10] * 2
-    with pytest.raises(ValueError, match="cannot hold an optimizer"):
-        Trainer(nets, "sgd", kvstore="teststore", update_on_kvstore=True)
 
 
 def _renamed():

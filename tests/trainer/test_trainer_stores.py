@@ -5,7 +5,6 @@ import pytest
 import torch
 from replicas import (
     Remote,
-    UpdatedByHand,
     assert_close,
     backward_parts,
     copies_of,
@@ -77,17 +76,6 @@ def test_three_copies_on_every_engine(engine, device, update_on_kvstore):
     train_copies(alone, [model], batches)
     assert_close(nets, model, rtol=1e-4)
     _assert_equal_copies(nets)
-
-
-def test_an_optimizer_of_ones_own(update_on_kvstore):
-    model = small_net()
-    nets = copies_of(model)
-    together = Trainer(nets, UpdatedByHand(learning_rate=0.1), update_on_kvstore=update_on_kvstore)
-    alone = Trainer(model, UpdatedByHand(learning_rate=0.1))
-    train_copies(together, nets, make_batches(4))
-    train_copies(alone, [model], make_batches(4))
-    assert_close(nets, model)
-    assert together.optimizer.counts == alone.optimizer.counts
 
 
 def test_lazy_copies_begin_once_they_exist(update_on_kvstore):
@@ -236,22 +224,6 @@ def test_weights_written_through_data_hold_as_with_one_copy(store, in_both, writ
         _assert_equal_copies(nets)
 
 
-@pytest.mark.parametrize("store", ["device", "local"])
-def test_16_bit_weights_with_master_copies(store, update_on_kvstore):
-    model = small_net(torch.bfloat16)
-    nets = copies_of(model)
-    given = {"learning_rate": 1e-3, "multi_precision": True}
-    together = Trainer(nets, "sgd", dict(given), kvstore=store, update_on_kvstore=update_on_kvstore)
-    alone = Trainer(model, "sgd", dict(given))
-    for _ in range(6):
-        for net in (*nets, model):
-            for param in net.parameters():
-                param.grad = torch.full_like(param, 0.125 if net is model else 0.0625)
-        together.step(1)
-        alone.step(1)
-    assert all(all(map(torch.equal, weights_of(net), weights_of(model))) for net in nets)
-
-
 REFUSED = {
     "step_in_backward": lambda trainer: trainer.step_in_backward(1).__enter__(),
     "ascend": lambda trainer: trainer.ascend(),
@@ -268,15 +240,3 @@ def test_what_is_for_one_copy_is_refused(method, store):
     with pytest.raises(RuntimeError, match=rf"{method}\(\) of a trainer with several copies of the model, or a store"):
         REFUSED[method](trainer)
     trainer.step(1)
-
-
-def test_the_trainer_says_how_many_copies_it_has():
-    assert repr(Trainer(copies_of(small_net(), 3), "sgd")).startswith("Trainer(3 copies of 4 parameters, 32 elements, SGD(")
-
-
-def test_one_module_in_a_list_is_one_model():
-    model = small_net()
-    trainer = Trainer([model], "sgd", {"learning_rate": 0.1})
-    assert trainer._is_alone
-    train_copies(trainer, [model], make_batches(1))
-    assert list(trainer.state_dict()["parameters"]) == [name for name, _ in model.named_parameters()]
