@@ -1,5 +1,6 @@
 """`fit`: the same training as by hand, its report, and how it ends early."""
 
+import itertools
 import signal
 import threading
 
@@ -194,22 +195,11 @@ def test_callbacks_are_told_and_may_end_it(data):
 
 
 def test_a_first_interrupt_ends_after_the_batch_with_a_usable_state(data):
-    net, handler = _net(), signal.getsignal(signal.SIGINT)
-
-    def interrupt(batch):
-        if (batch.epoch, batch.batch) == (1, 2):
-            signal.raise_signal(signal.SIGINT)
-
-    done = fit(
-        net,
-        CROSS_ENTROPY,
-        data,
-        optimizer="adam",
-        optimizer_params={"learning_rate": 0.05},
-        num_epoch=5,
-        batch_end_callback=interrupt,
-        progress=False,
-    )
+    net, handler, count = _net(), signal.getsignal(signal.SIGINT), itertools.count(1)
+    hook = net[1].register_forward_hook(lambda *_: signal.raise_signal(signal.SIGINT) if next(count) == 8 else None)
+    arguments = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.05}}
+    done = fit(net, CROSS_ENTROPY, data, num_epoch=5, progress=False, **arguments)
+    hook.remove()
     assert done.interrupted
     assert len(done.epochs) == 1
     assert len(done.losses) == 8
@@ -217,15 +207,6 @@ def test_a_first_interrupt_ends_after_the_batch_with_a_usable_state(data):
     assert signal.getsignal(signal.SIGINT) is handler
     fit(net, CROSS_ENTROPY, data, trainer=done.trainer, progress=False)
     assert done.trainer.optimizer.num_update == 13
-
-
-def test_an_interrupt_during_a_forward_pass_waits_for_the_batch(data):
-    net = _net()
-    net[1].register_forward_hook(lambda *arguments: signal.raise_signal(signal.SIGINT))
-    done = fit(net, CROSS_ENTROPY, data, progress=False)
-    assert done.interrupted
-    assert len(done.losses) == 1
-    assert done.trainer.optimizer.num_update == 1
 
 
 def test_a_second_interrupt_raises(data):

@@ -4,12 +4,13 @@ import weakref
 
 import pytest
 import torch
+from optimizer_training import ByHand
 from torch.nn import Parameter
 
 import tristep
 from tristep import StaleGradientError, Trainer
 from tristep.trainer import in_backward
-from tristep.trainer.optimizer import Optimizer, registered
+from tristep.trainer.optimizer import registered
 
 ARGUMENTS = {"lbsgd": {"batch_scale": 2}, "groupadagrad": {}, "nadam": {}, "lars": {"momentum": 0.9}, "rprop": {}}
 TOGETHER = ("prodigy",)
@@ -56,7 +57,8 @@ def _tensors(value):
     return [tensor for item in values for tensor in _tensors(item)]
 
 
-@pytest.mark.sample(1, "triton")
+@pytest.mark.sample(4, "cpu")
+@pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("name", [name for name in registered() if name not in TOGETHER])
 def test_the_numbers_of_an_ordinary_step(monkeypatch, name, engine, device):
     """With a schedule, multipliers, and an ordinary step in between: to the bit, but for rules that work on stacks."""
@@ -198,14 +200,6 @@ def test_a_model_may_be_converted_between_steps(device):
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
-
-
-class ByHand(Optimizer):
-    def create_state(self, index, weight):
-        return None
-
-    def update(self, index, weight, grad, state):
-        weight.sub_(grad)
 
 
 REFUSED = {

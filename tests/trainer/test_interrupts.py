@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import threading
 from functools import cache
 
 import pytest
@@ -172,7 +171,7 @@ def _at_line(line, number, is_attacked, met):
     lines = itertools.count()
 
     def trace(frame, event, _):
-        if not is_attacked(frame.f_code.co_filename):
+        if not is_attacked(frame.f_code):
             return None
         if event == "line" and not met and next(lines) == line:
             met.append((frame.f_code.co_filename, frame.f_lineno))
@@ -213,7 +212,7 @@ def test_a_signal_at_any_line_leaves_the_guard_as_it_was(raising):
         met, done = [], []
         with contextlib.suppress(error), interrupts_wait():
             pass  # whatever is loaded at the first call
-        with contextlib.suppress(error), _at_line(line, number, lambda name: name == interrupts.__file__, met):
+        with contextlib.suppress(error), _at_line(line, number, lambda code: code.co_filename == interrupts.__file__, met):
             uninterrupted(done.append)(0)
         if not met:
             break
@@ -308,7 +307,7 @@ def test_an_interrupt_at_any_line_of_loading_is_not_lost_and_leaves_nothing_half
         os.path.dirname(json.__file__),
         os.path.dirname(torch.storage.__file__),
     )
-    is_ours = cache(lambda name: os.path.realpath(name).startswith(ours))
+    is_ours = cache(lambda code: os.path.realpath(code.co_filename).startswith(ours))
     line, seen = 0, []
     while True:
         call()
@@ -370,41 +369,14 @@ def test_an_error_of_the_step_is_not_hidden_by_it():
     assert str(caught.value.__context__) == "of the step"
 
 
-def test_other_threads_step_without_it():
-    params = _params()
-    step, count = _trainer(params)
-    for param in params:
-        param.grad = torch.ones_like(param)
-    thread = threading.Thread(target=step)
-    thread.start()
-    thread.join()
-    assert count() == 1
-
-
 def _at_each_line(call, *where, stride=1):
     """Call it again and again, each time with an interrupt at the next line of these files and functions, or one of them."""
-
-    def interrupt_at(line, met):
-        lines = itertools.count()
-
-        def trace(frame, event, _):
-            code = frame.f_code
-            if (code.co_filename in where or code in where) and event == "line" and next(lines) == line:
-                met.append(f"{code.co_filename}:{frame.f_lineno}")
-                signal.raise_signal(signal.SIGINT)
-            return trace
-
-        return trace
-
+    is_attacked = cache(lambda code: code.co_filename in where or code in where)
     for line in itertools.count(step=stride):
         met = []
-        sys.settrace(interrupt_at(line, met))
-        try:
-            with contextlib.suppress(KeyboardInterrupt):
-                call()
-        finally:
-            sys.settrace(None)
-            torch.set_grad_enabled(True)
+        with contextlib.suppress(KeyboardInterrupt), _at_line(line, signal.SIGINT, is_attacked, met):
+            call()
+        torch.set_grad_enabled(True)
         if not met:
             return
         yield met[0]

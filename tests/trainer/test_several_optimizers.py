@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from optimizer_training import ByHand
 from rank_training import train, weights_after_steps
 from torch import nn
 
@@ -158,14 +159,6 @@ def test_multipliers_are_those_of_the_parameters():
         torch.testing.assert_close(found.detach(), param.detach() - rate * param.grad)
 
 
-class ByHand(tristep.optimizer.Optimizer):
-    """Plain descent, in torch operations."""
-
-    def update(self, index, weight, grad, state):
-        self._update_count(index)
-        weight -= self._get_lr(index) * self.rescale_grad * grad
-
-
 LIMITS = {
     "clipped": {"clip_norm": 0.5},
     "spikes": {"zclip": 0.5, "zclip_warmup": 2, "zclip_decay": 0.5, "clip_norm": 5.0},
@@ -235,16 +228,6 @@ def test_limits_of_all_and_of_a_part_hold_both():
     close([param.detach() for param in net.parameters()], list(expected.parameters()), rtol=1e-9, atol=1e-12)
 
 
-def test_one_of_them_may_update_by_hand():
-    net, expected = make_net(), make_net()
-    trainer = tristep.Trainer(net, [("ndim<2", ByHand(learning_rate=0.1)), ("*", "sgd", {"learning_rate": 0.1})])
-    found = trained(trainer, net, batch_size=2)
-    assert set(trainer.optimizer.counts.values()) == {5}
-    close(found, trained(tristep.Trainer(expected, "sgd", {"learning_rate": 0.1}), expected, batch_size=2))
-    with pytest.raises(TypeError, match="telemetry=True with ByHand"):
-        trainer.telemetry = True
-
-
 def test_steps_in_backward_and_telemetry():
     net, other = make_net(), make_net()
     entries = [("ndim<2", "adam", ADAM), ("*", "adam")]
@@ -304,17 +287,6 @@ def test_a_loss_scaler_skips_and_divides(monkeypatch):
     close([param.detach() for param in net.parameters()], list(expected.parameters()), rtol=1e-5, atol=1e-6)
     before = [param.detach().clone() for param in net.parameters()]
     backward(net, 9, scale=float("inf"))
-    trainer.step(1)
-    close([param.detach() for param in net.parameters()], before, rtol=0, atol=0)
-
-
-def test_nonfinite_gradients_of_one_skip_the_step_of_all():
-    net = make_net()
-    trainer = tristep.Trainer(net, TWO, {"skip_nonfinite": True})
-    trained(trainer, net, 2)
-    before = [param.detach().clone() for param in net.parameters()]
-    backward(net, 3)
-    net[1].bias.grad[0] = float("nan")
     trainer.step(1)
     close([param.detach() for param in net.parameters()], before, rtol=0, atol=0)
 

@@ -9,6 +9,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from optimizer_training import ByHand
 
 import tristep
 from tristep.kernels import metric, tl
@@ -265,6 +266,7 @@ def test_it_goes_on_after_states_are_loaded_and_weights_converted(engine, device
     assert np.isfinite(trainer.telemetry["update_ratio"][:, 0]).all()
 
 
+@pytest.mark.sample(0, "cpu", "triton")
 def test_it_can_be_switched_between_steps(engine, device):
     net = model(device)
     trainer = tristep.Trainer(net, "sgd", engine=engine)
@@ -316,14 +318,6 @@ def test_a_copy_has_the_settings_and_no_steps():
         assert other.steps.tolist() == [1]
 
 
-class ByHand(tristep.optimizer.Optimizer):
-    def create_state(self, index, weight):
-        return None
-
-    def update(self, index, weight, grad, state):
-        weight.sub_(grad)
-
-
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -335,11 +329,7 @@ class ByHand(tristep.optimizer.Optimizer):
             ValueError,
             r"metrics='cosin': must be one of .*Did you mean 'cosine'",
         ),
-        (
-            lambda: tristep.Telemetry(metrics=[3]),
-            TypeError,
-            r"metrics has 3: must be a name or made with @metric, not int",
-        ),
+        (lambda: tristep.Telemetry(metrics=[3]), TypeError, r"metrics has 3: must be a name or made with @metric, not int"),
         (lambda: tristep.Telemetry(metrics=["cosine"] * 2), ValueError, r"there are two quantities 'cosine'"),
         (lambda: tristep.Telemetry(metrics=[]), ValueError, r"both empty"),
         (lambda: tristep.Telemetry(histograms="weight"), TypeError, r"histograms='weight': must be a list"),

@@ -22,6 +22,14 @@ def train_by_hand(params, optimizer, gradients, engine=None):
 SHAPES = [(3, 5), (), (70,), (0, 2)]
 
 
+class ByHand(Optimizer):
+    """Plain descent, in torch's operations."""
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        weight -= self._get_lr(index) * self.rescale_grad * grad
+
+
 class PlainAdam(Optimizer):
     """Kingma and Ba's algorithm as its page has it, in MXNet's form."""
 
