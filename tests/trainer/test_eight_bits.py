@@ -12,7 +12,7 @@ import tristep
 from tristep import Trainer
 from tristep.kernels import storage
 
-F64, F32, BF16, U8, I8 = torch.float64, torch.float32, torch.bfloat16, torch.uint8, torch.int8
+F64, F32, BF16, U8 = torch.float64, torch.float32, torch.bfloat16, torch.uint8
 SHAPES = ((64, 80), (7,), (41, 100), ())
 
 
@@ -76,13 +76,6 @@ def test_steps_with_4_bits_go_the_same_way(name, device):
     assert distance(trained["4bit"], trained[None], parameters(device)) < 0.5
 
 
-def test_4_bits_take_an_eighth_of_the_memory(device):
-    _, trainer = stepped(device, "4bit", steps=1)
-    for state in saved(trainer).values():
-        assert (state.dtype, state.shape) == (I8, (5120 // 2 + 4 * 5120 // 128,))
-    assert all(state.dtype == F32 for state in saved(trainer, "1").values())
-
-
 TOGETHER = {"dtype": BF16, "multi_precision": "split8", "cautious": True, "clip_norm": 1.0, "stochastic_rounding": True}
 
 
@@ -113,15 +106,6 @@ def test_training_goes_on_to_the_bit(arguments, engine, device, everything, tmp_
     after, again = everything(trainer, params), everything(other, resumed)
     assert after["weights"] == again["weights"]
     assert after["optimizer"] == again["optimizer"]
-
-
-def test_states_take_a_quarter_of_the_memory(device):
-    def size(trainer):
-        return sum(state.numel() * state.itemsize for state in saved(trainer).values())
-
-    narrow, wide = size(stepped(device, steps=1)[1]), size(stepped(device, None, steps=1)[1])
-    assert wide == 2 * 4 * 5120
-    assert narrow == 2 * (5120 + 4 * 5120 // 128)
 
 
 @pytest.mark.parametrize("packs", ["8bit", "4bit"])
@@ -187,7 +171,7 @@ def test_rounding_repeats_with_its_seed_and_leaves_weights_to_the_nearest(device
     assert "rounding_seed=1" in repr(trainer)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0, "cpu", "triton")
 def test_a_step_left_out_changes_nothing(engine, device, everything):
     params, trainer = stepped(device, engine=engine, skip_nonfinite=True, steps=3)
 

@@ -29,7 +29,7 @@ def _graphs(monkeypatch):
 
 def network():
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).to(DEVICE)
+    return torch.nn.Sequential(torch.nn.Linear(4, 5, bias=False), torch.nn.Tanh(), torch.nn.Linear(5, 3)).to(DEVICE)
 
 
 def batches(n, size=6):
@@ -123,8 +123,8 @@ def test_replays_are_steps_to_the_bit(case):
     name, options, others = CASES[case]
     (trainer, net, train), (other, copy, train_copy) = pair(name, options, **others)
     step = other.capture(train_copy, warmup=2)
-    for k, x in enumerate(batches(9)):
-        if others.get("scaled") and k in (1, 5, 6):
+    for k, x in enumerate(batches(8)):
+        if others.get("scaled") and k in (1, 4, 5):
             x = x * float("inf")
         change(trainer, net, k)
         change(other, copy, k)
@@ -145,11 +145,11 @@ def test_replays_are_steps_to_the_bit(case):
 def test_smaller_batches_and_steps_by_hand_between_replays():
     (trainer, net, train), (other, copy, train_copy) = pair("adam", {})
     step = other.capture(train_copy, warmup=2)
-    for k, x in enumerate(batches(10)):
-        if k % 4 == 3:
+    for k, x in enumerate(batches(7)):
+        if k == 3:
             x = x[:5]
         loss = train(x)
-        found = train_copy(x) if k == 8 else step(x)
+        found = train_copy(x) if k == 5 else step(x)
         assert torch.equal(found.detach(), loss.detach())
         assert equal(tensors_of(other, copy), tensors_of(trainer, net))
     assert PlayedGraph.made == (0 if HAS_GPU else 1)
@@ -158,9 +158,9 @@ def test_smaller_batches_and_steps_by_hand_between_replays():
 def test_states_that_are_loaded_are_captured_anew():
     (trainer, net, train), (other, copy, train_copy) = pair("adam", {})
     step = other.capture(train_copy, warmup=2)
-    inputs = batches(9)
+    inputs = batches(7)
     for k, x in enumerate(inputs):
-        if k == 5:
+        if k == 3:
             for each, module in ((trainer, net), (other, copy)):
                 state = {name: value.clone() for name, value in module.state_dict().items()}
                 each.load_state_dict(each.state_dict())
@@ -200,8 +200,8 @@ def test_optimizers_with_torchs_interface(name, scaled, monkeypatch):
         made.append((optimizer, net, scaler, train))
     (optimizer, net, scaler, train), (other, copy, other_scaler, train_copy) = made
     step = other.capture(train_copy, warmup=2)
-    for k, x in enumerate(batches(8)):
-        if scaled and k == 5:
+    for k, x in enumerate(batches(6)):
+        if scaled and k == 4:
             x = x * float("inf")
         for each in (optimizer, other):
             each.param_groups[0]["lr"] = 0.1 / (k + 1)

@@ -35,6 +35,8 @@ STORED = {
 
 
 @pytest.mark.sample(4)
+@pytest.mark.sample(1, "cpu")
+@pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("stored", STORED)
 def test_steps_are_near_those_in_full(stored, engine, device):
     dtype, arguments = STORED[stored]
@@ -73,6 +75,7 @@ def test_small_steps_move_weights_with_each_but_not_without(engine, device):
     assert moved["at random"] == pytest.approx(2.0**-8, abs=5 * 2.0**-8 / count**0.5)
 
 
+@pytest.mark.sample(0, "cpu", "triton")
 def test_rounding_repeats_with_its_seed_and_differs_without(engine, device):
     arguments = {"stochastic_rounding": True}
     first, _ = stepped(device, BF16, arguments, engine)

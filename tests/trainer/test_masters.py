@@ -12,7 +12,9 @@ from tristep import Trainer
 F32, BF16, I16, I8 = torch.float32, torch.bfloat16, torch.int16, torch.int8
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(3)
+@pytest.mark.sample(1, "cpu")
+@pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "lion"])
 def test_remainders_are_masters_to_the_bit(name, engine, device):
     """Gradients are given, so that weights half-way between two numbers, rounded otherwise, have no consequences."""
@@ -69,6 +71,7 @@ def test_a_trainer_without_masters_takes_those_of_the_file(device):
     assert other.optimizer.multi_precision == "split8"
 
 
+@pytest.mark.sample(0, "cpu", "triton")
 def test_a_converted_model_keeps_its_master_weights(engine, device):
     params, trainer = stepped(device, BF16, {"multi_precision": "remainder"}, engine)
     remainders = saved(trainer, "master copy")

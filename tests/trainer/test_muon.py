@@ -1,7 +1,5 @@
 """What Muon can be told: lists of coefficients, blocks of rows, flattened kernels; with torch's and others' Muon."""
 
-import copy
-
 import pytest
 import torch
 
@@ -25,17 +23,26 @@ def train(step, params, steps=3):
         step()
 
 
+# By case: our optimizer and its arguments, and theirs; of NorMuon those of the authors' code and of the paper.
 THEIRS = {
     "polar express": (
+        "muon",
         {"coefficients": "polar_express", "steps": 10},
         {"ns_coeffs": list(COEFFICIENTS["polar_express"]), "ns_steps": 10},
     ),
     "own list": (
+        "muon",
         {"coefficients": [(2.0, -1.5, 0.5), (1.5, -0.5, 0)], "nesterov": False, "momentum": 0.8},
         {"ns_coeffs": [(2.0, -1.5, 0.5), (1.5, -0.5, 0.0)], "ns_steps": 2, "nesterov": False, "momentum": 0.8},
     ),
-    "as large as adamw's": ({"match_adamw": True}, {"use_adjusted_lr": True}),
-    "on products": ({"gram": True}, {"ns_method": "gram_newton_schulz", "ns_reset_steps": (2, 4)}),
+    "as large as adamw's": ("muon", {"match_adamw": True}, {"use_adjusted_lr": True}),
+    "on products": ("muon", {"gram": True}, {"ns_method": "gram_newton_schulz", "ns_reset_steps": (2, 4)}),
+    "normuon": ("normuon", {}, {"use_adjusted_lr": False}),
+    "normuon as in the paper": (
+        "normuon",
+        {"match_adamw": True, "row_beta": 0.8, "nesterov": False},
+        {"update_scale": "match_rms", "beta2": 0.8, "nesterov": False},
+    ),
 }
 
 
@@ -43,54 +50,15 @@ THEIRS = {
 def test_like_pytorch_optimizers(name):
     """Kernels of convolutions, too, which both flatten."""
     reference = pytest.importorskip("pytorch_optimizer", reason="a peer")
-    arguments, their_arguments = THEIRS[name]
-    ours, theirs = (parameters((12, 20), (20, 12), (8, 3, 2, 2), (12, 20)) for _ in range(2))
-    trainer = Trainer(ours, "muon", {"learning_rate": 0.01, "wd": 0.1, "flatten": True, **arguments})
-    other = reference.Muon([{"params": theirs, "use_muon": True}], lr=0.01, weight_decay=0.1, **their_arguments)
+    own, arguments, their_arguments = THEIRS[name]
+    shapes = ((12, 20), (20, 12) if own == "muon" else (16, 16), (8, 3, 2, 2), (12, 20))
+    ours, theirs = (parameters(*shapes) for _ in range(2))
+    trainer = Trainer(ours, own, {"learning_rate": 0.01, "wd": 0.1, "flatten": True, **arguments})
+    peer = {"muon": reference.Muon, "normuon": reference.NorMuon}[own]
+    other = peer([{"params": theirs, "use_muon": True}], lr=0.01, weight_decay=0.1, **their_arguments)
     train(lambda: trainer.step(1), ours)
     train(other.step, theirs)
     torch.testing.assert_close(ours, theirs, **CLOSE)
-
-
-NORMUON = {
-    "as large as before": ({}, {"use_adjusted_lr": False}),
-    "as in the paper": (
-        {"match_adamw": True, "row_beta": 0.8, "nesterov": False},
-        {"update_scale": "match_rms", "beta2": 0.8},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", NORMUON)
-def test_normuon_like_pytorch_optimizers(name):
-    """Of the authors' code and of the paper; kernels are flattened."""
-    reference = pytest.importorskip("pytorch_optimizer", reason="a peer")
-    arguments, their_arguments = NORMUON[name]
-    ours, theirs = (parameters((12, 20), (16, 16), (8, 3, 2, 2), (12, 20)) for _ in range(2))
-    trainer = Trainer(ours, "normuon", {"learning_rate": 0.01, "wd": 0.1, "flatten": True, **arguments})
-    common = {"lr": 0.01, "weight_decay": 0.1, "nesterov": arguments.get("nesterov", True)}
-    other = reference.NorMuon([{"params": theirs, "use_muon": True}], **common, **their_arguments)
-    train(lambda: trainer.step(1), ours)
-    train(other.step, theirs)
-    torch.testing.assert_close(ours, theirs, **CLOSE)
-
-
-@pytest.mark.parametrize("match_adamw", [False, True])
-def test_normuon_with_blocks_of_rows_is_that_of_the_blocks(match_adamw):
-    """Each block is as large as it would be alone."""
-    ours = parameters((12, 8))
-    alone = [torch.nn.Parameter(block.clone()) for block in ours[0].detach().split([4, 8])]
-    arguments = {"learning_rate": 0.01, "match_adamw": match_adamw}
-    trainer = Trainer(ours, "normuon", {**arguments, "split": [4, 8]})
-    other = Trainer(alone, "normuon", arguments)
-    for seed in range(3):
-        torch.manual_seed(seed)
-        ours[0].grad = torch.randn(12, 8)
-        for param, gradient in zip(alone, ours[0].grad.split([4, 8]), strict=True):
-            param.grad = gradient.clone()
-        trainer.step(1)
-        other.step(1)
-    torch.testing.assert_close(ours[0], torch.cat(alone), **CLOSE)
 
 
 def test_torchs_interface_has_the_lists_and_splits():
@@ -223,10 +191,7 @@ def test_patterns_by_name_and_in_torchs_interface():
 
 
 UNFIT = {
-    "a pattern of nothing": (
-        {"*qvk*": 3},
-        r"split\['\*qvk\*'\]: is the first pattern of no matrix; these are 'out",
-    ),
+    "a pattern of nothing": ({"*qvk*": 3}, r"split\['\*qvk\*'\]: is the first pattern of no matrix; these are 'out"),
     "a pattern after another": ({"*": 2, "*qkv*": 3}, r"split\['\*qkv\*'\]: is the first pattern of no matrix"),
     "no divisor": ({"*qkv*": 5}, r"split\['\*qkv\*'\]=5: 'qkv.weight' has 12 rows, shape \(12, 4\), which are not"),
     "other rows": ({"*out*": [1, 2]}, r"split\['\*out\*'\]=\[1, 2\]: these are 3 rows, but 'out.weight' has 4"),
@@ -255,22 +220,6 @@ def test_splits_by_name_need_names():
     make(param, lr=0.1, split=2).step()
     with pytest.raises(ValueError, match=r"split=3: .* has 4 rows"):
         make(param, lr=0.1, split=3)
-
-
-def test_how_many_steps_there_are():
-    found = {name: optimizer.Muon(coefficients=name).steps for name in COEFFICIENTS}
-    assert found == {"quintic": 5, "polar_express": 5, "cubic5": 5, "deepseekv4": 10}
-    last = COEFFICIENTS["polar_express"][-1]
-    assert optimizer.Muon(coefficients="polar_express", steps=10).orthogonalization.triples[7:] == (last,) * 3
-    assert optimizer.Muon(coefficients=[(2, -1.5, 0.5)]).steps == 1
-
-
-def test_a_copy_with_a_split_trains_on():
-    """The rule that it has found for its parameters is that of the copy."""
-    net = Attention()
-    trainer = Trainer(net, "muon", {"learning_rate": 0.1, "split": SPLITS["patterns"]})
-    other = Trainer(copy.deepcopy(net), copy.deepcopy(trainer.optimizer))
-    assert other.optimizer.rule is trainer.optimizer.rule
 
 
 STACKS = {

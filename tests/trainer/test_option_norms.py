@@ -8,11 +8,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from option_training import parameters
+from option_training import parameters, same_bits, states_of
 
 from tristep import Trainer
 
-SHAPES = ((5, 3), (7,), (4, 4), ())
 STEPS = 9
 
 
@@ -30,16 +29,6 @@ def train(params, step, scales=(0.1, 1.0, 30.0)):
     for t in range(STEPS):
         gradients(params, t, scales[t % len(scales)])
         step()
-
-
-def same_bits(found, expected):
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-
-
-def plain(state_dict):
-    """Copies of all saved states."""
-    return {name: {slot: value.clone() for slot, value in row.items()} for name, row in state_dict["state"].items()}
 
 
 PEERS = {
@@ -124,7 +113,8 @@ EVERYTHING = {"clip_norm": 1.0, "cautious": True, "lookahead": 2, "ema_decay": 0
 OPTIMIZERS = ("sgd", "adamw", "lamb", "novograd", "prodigy", "lion")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(6)
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -134,12 +124,12 @@ def test_a_step_with_nonfinite_gradients_is_skipped(name, dtype, value, engine, 
     for t in range(3):
         gradients(params, t)
         trainer.step(1)
-    before, states = [param.detach().clone() for param in params], plain(trainer.state_dict())
+    before, states = [param.detach().clone() for param in params], states_of(trainer)
     gradients(params, 3)
     params[3].grad.fill_(value)
     trainer.step(1)
     same_bits([param.detach() for param in params], before)
-    for key, row in plain(trainer.state_dict()).items():
+    for key, row in states_of(trainer).items():
         same_bits(list(row.values()), list(states[key].values()))
     assert trainer.optimizer.num_update == 4  # counted by the host, which does not know
     gradients(params, 4)
@@ -150,11 +140,11 @@ def test_a_step_with_nonfinite_gradients_is_skipped(name, dtype, value, engine, 
 
 @pytest.mark.sample(1)
 @pytest.mark.sample(0, "cpu", "triton")
-def test_masters_are_clipped_and_averaged(engine, device):
+def test_masters_are_what_options_work_on(engine, device):
     """bfloat16 weights with masters are the rounding of float32 weights that have the same gradients."""
     wide = [torch.nn.Parameter(param.detach().bfloat16().float()) for param in parameters(device)]
     narrow = [torch.nn.Parameter(param.detach().bfloat16()) for param in wide]
-    arguments = {"learning_rate": 0.01, "multi_precision": True, **EVERYTHING}
+    arguments = {"learning_rate": 0.01, "multi_precision": True, "wd": 0.1, "decoupled_wd": True, **EVERYTHING}
     trainers = [Trainer(params, "adam", arguments, engine=engine) for params in (wide, narrow)]
     for t in range(5):
         gradients(narrow, t)

@@ -96,6 +96,7 @@ def test_the_outliers_weight_moves_as_torchs(name, arguments, size, engine, devi
     assert float(ours[others].abs().max()) < 2 * bound
 
 
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("kind", KINDS)
 def test_skip_nonfinite_leaves_out_a_step_whose_norm_overflows(kind, engine, device):
     """Though each gradient is finite; below 1.8e19 the step is made, and all stays finite."""
@@ -114,6 +115,7 @@ def test_skip_nonfinite_leaves_out_a_step_whose_norm_overflows(kind, engine, dev
         assert bool(finite.all()), what
 
 
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_scaler_counts_such_a_norm_as_an_overflow(kind, engine, device, monkeypatch):
     monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", None)
@@ -135,6 +137,7 @@ def test_the_loss_scaler_counts_such_a_norm_as_an_overflow(kind, engine, device,
     assert scales == [4.0, 2.0, 2.0]
 
 
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("kind", ["8bit", "4bit"])
 def test_torchs_grad_scaler_looks_at_each_gradient(kind, engine, monkeypatch):
     """It makes the step with a finite outlier, whose block stays finite, and leaves out that with an infinity."""

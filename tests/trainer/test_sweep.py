@@ -50,15 +50,15 @@ def test_as_single_trainings(name, together):
     """
     data, rates = batches(), [0.02, 0.005]
     found = tristep.sweep(
-        network, cross_entropy, data, optimizer=name, grid={"learning_rate": rates, "wd": [0.0, 0.1]}, epochs=3,
+        network, cross_entropy, data, optimizer=name, grid={"learning_rate": rates, "wd": [0.0, 0.1]}, epochs=1,
         seeds=(0, 7), together=together,
     )  # fmt: skip
     assert found.shape == (2, 2, 2)
-    assert found.losses.shape == (2, 2, 2, 15)
+    assert found.losses.shape == (2, 2, 2, 5)
     for i, rate in enumerate(rates):
         for j, wd in enumerate((0.0, 0.1)):
             for k, seed in enumerate((0, 7)):
-                losses, net = single(name, {"learning_rate": rate, "wd": wd}, data, 3, seed=seed)
+                losses, net = single(name, {"learning_rate": rate, "wd": wd}, data, 1, seed=seed)
                 made = found.model(learning_rate=rate, wd=wd, seed=seed)
                 if not together:
                     np.testing.assert_array_equal(found.losses[i, j, k], losses.astype(np.float32))

@@ -21,8 +21,20 @@ def train(params, step, steps=STEPS, seed=1):
         step()
 
 
-def trained(device, name, arguments, engine=None, **others):
+def trained(device, name, arguments, engine=None, steps=STEPS, **others):
     params = parameters(device)
     trainer = Trainer(params, name, {"learning_rate": 0.05, **arguments}, engine=engine, **others)
-    train(params, lambda: trainer.step(1))
+    train(params, lambda: trainer.step(1), steps)
     return params, trainer
+
+
+def same_bits(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def states_of(trainer):
+    """Copies of all saved states."""
+    return {
+        name: {slot: value.clone() for slot, value in row.items()} for name, row in trainer.state_dict()["state"].items()
+    }
