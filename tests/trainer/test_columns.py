@@ -68,19 +68,7 @@ class Squared(optimizer.RuleOptimizer):
         return {"lr": lr**1.5 if lr > 0.0 else 0.0}
 
 
-NAMES = (
-    "sgd",
-    "adam",
-    "adamw",
-    "radam",
-    "ftml",
-    "adafactor",
-    "ftrl",
-    "lamb",
-    "adadelta",
-    "schedulefreeadamw",
-    Squared,
-)
+NAMES = (*["sgd", "adam", "adamw", "radam", "ftml", "adafactor", "ftrl", "lamb", "adadelta", "schedulefreeadamw"], Squared)
 OPTIONS = (
     {},
     {"decoupled_wd": True},

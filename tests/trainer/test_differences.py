@@ -68,7 +68,9 @@ def test_states_of_16_bit_weights_are_float32(dtype, engine, device, monkeypatch
     assert momentum.tolist() == [-1.5 * 2.0**-30] * 3
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(16)
+@pytest.mark.sample(2, "cpu")
+@pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", sorted(registered()))
 def test_every_optimizer_trains_weights_of_every_type(name, dtype, engine, device, monkeypatch):
@@ -199,6 +201,8 @@ def test_a_rate_given_to_ftrl_with_a_schedule_holds():
         assert Ftrl(learning_rate=0.2, lr_scheduler=schedule).learning_rate == 0.2
 
 
+@pytest.mark.sample(2, "cpu")
+@pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("name", sorted(registered()))
 def test_no_update_changes_the_gradient(name, engine, device, monkeypatch):
     monkeypatch.setenv("TRISTEP_ENGINE", engine)

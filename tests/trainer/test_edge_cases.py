@@ -20,9 +20,11 @@ def _step(net, trainer, scale=1.0):
     trainer.step(1)
 
 
+@pytest.mark.sample(6)
+@pytest.mark.sample(1, "cpu")
+@pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb", "prodigy", "schedulefreesgd"])
-@pytest.mark.sample(6)
 def test_a_used_trainer_can_be_copied_with_its_model(optimizer, way, engine, device):
     net = _net().to(device)
     trainer = Trainer(net, optimizer, engine=engine)
@@ -68,8 +70,10 @@ def test_zeroed_gradients_must_not_be_shared(engine, device):
     assert (params[0].grad == 1).all()
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb", "muon", "prodigy", "adafactor"])
 @pytest.mark.sample(6)
+@pytest.mark.sample(1, "cpu")
+@pytest.mark.sample(0, "triton")
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb", "muon", "prodigy", "adafactor"])
 def test_a_default_device_does_not_matter(optimizer, engine, device):
     results = []
     for default in (None, "meta"):

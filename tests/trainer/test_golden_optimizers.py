@@ -52,9 +52,7 @@ UNUSED = ("use_fused_step", "aggregate_num")
 OTHERWISE = "1.9.1, which is followed, computes otherwise"
 STALE = "MXNet steps again with gradients that were used up, where the store updates"
 NOT_RUN = {
-    1: {
-        "trainer_07": STALE,
-    },
+    1: {"trainer_07": STALE},
     2: {
         **dict.fromkeys(("adadelta", "test", "adagrad_01", "adamax_00", "adamax_01", "dcasgd_01", "ftml_00"), OTHERWISE),
         **dict.fromkeys(("groupadagrad_00", "lars_00", "lars_02", "nadam_01", "nag_00", "rmsprop_01"), OTHERWISE),
@@ -102,7 +100,8 @@ def _recorded_states(config, arrays):
         yield states, master
 
 
-@pytest.mark.sample(2, "triton")
+@pytest.mark.sample(12, "cpu")
+@pytest.mark.sample(0, "triton")
 @pytest.mark.golden(*OPTIMIZERS[1], where=lambda config: _is_run(1, config))
 @pytest.mark.golden(*OPTIMIZERS[2], version=2, where=lambda config: _is_run(2, config))
 def test_updater_equals_mxnet(golden, engine, device, monkeypatch):

@@ -67,6 +67,8 @@ def elementwise(name):
     return isinstance(rule, Rule) and not rule.reductions and name not in OTHERS
 
 
+@pytest.mark.sample(3, "cpu")
+@pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("decoupled_wd", [False, True])
 @pytest.mark.parametrize("name", [name for name in sorted(optimizer.registered()) if elementwise(name)])
 def test_a_masked_weight_stays_with_every_elementwise_rule(name, decoupled_wd, engine, device):

@@ -521,12 +521,7 @@ def _inference_mode():
 @pytest.mark.parametrize(
     ("make", "initializer", "error", "message"),
     [
-        (
-            lambda: _with("token", torch.nn.Parameter(torch.ones(2))),
-            "one",
-            ValueError,
-            "'token': no rule .*parameter.init",
-        ),
+        (lambda: _with("token", torch.nn.Parameter(torch.ones(2))), "one", ValueError, "'token': no rule .*parameter.init"),
         (lambda: _with("a_weight", torch.nn.Parameter(torch.ones(2))), "xavier", ValueError, "'a_weight': .*two dimensions"),
         (_net, "bilinear", ValueError, r"'1.weight': has shape \(30, 20\), but Bilinear is for four"),
         (_net, Constant([1, 2]), ValueError, r"'0.weight': has shape .*a value of shape \(2,\) does not expand"),

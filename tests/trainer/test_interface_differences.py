@@ -228,10 +228,7 @@ def test_states_are_tuples_and_masters_are_kept_apart():
         each(0, torch.ones(2).half(), torch.ones(2).half())
         assert each.masters[0].dtype == torch.float32
     assert updater.states == {0: ()}
-    assert [state.tolist() for state in other.states[0]] == [
-        [pytest.approx(0.1)] * 2,
-        [pytest.approx(0.001)] * 2,
-    ]
+    assert [state.tolist() for state in other.states[0]] == [[pytest.approx(0.1)] * 2, [pytest.approx(0.001)] * 2]
     assert list(other.state[0]) == ["mean", "var", "master copy"]
     assert other.state[0]["mean"] is other.states[0][0]
     with pytest.raises(TypeError, match="does not support item assignment"):

@@ -479,7 +479,7 @@ def same(answers, reference):
         torch.testing.assert_close(found, right, rtol=1e-5, atol=2e-6, msg=lambda text, key=key: f"{key}: {text}")
 
 
-@pytest.mark.cover("path", "option")
+@pytest.mark.sample(240)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("path", PATHS)

@@ -145,7 +145,7 @@ SCENARIOS = {
 }
 
 
-QUICK = ("in_backward", "recorders", "replicas", "sparse", "ranks")
+QUICK = ("replicas", "sparse", "ranks")
 NAMES = [each if each in QUICK else pytest.param(each, marks=pytest.mark.sample(0)) for each in SCENARIOS]
 
 

@@ -326,9 +326,7 @@ OPTIMS = {
     "of_Adam_masters": Row(wrapped("adam", multi_precision=True), None, ANY, BF16),
     "several": Row(
         lambda net: optim.MultiOptimizer(
-            net.named_parameters(),
-            [("a", "AdamW"), ("b", torch.optim.SGD, {"momentum": 0.9}), ("*", "Nadam")],
-            lr=0.1,
+            net.named_parameters(), [("a", "AdamW"), ("b", torch.optim.SGD, {"momentum": 0.9}), ("*", "Nadam")], lr=0.1
         ),
         None,
         ANY,

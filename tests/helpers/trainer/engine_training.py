@@ -177,10 +177,7 @@ def _by_torchft(name, lighthouse, restarts):
         manager = Manager(
             pg=ProcessGroupGloo(timeout=seconds),
             state_dict=lambda: {"net": net.state_dict(), "optimizer": optimizer.state_dict()},
-            load_state_dict=lambda saved: (
-                net.load_state_dict(saved["net"]),
-                optimizer.load_state_dict(saved["optimizer"]),
-            ),
+            load_state_dict=lambda saved: (net.load_state_dict(saved["net"]), optimizer.load_state_dict(saved["optimizer"])),
             min_replica_size=1,
             use_async_quorum=restarts,
             init_sync=False,  # they start with equal weights

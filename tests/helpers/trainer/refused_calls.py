@@ -314,11 +314,7 @@ OF_OTHERS = [
         ValueError,
         "give params as a module",
     ),
-    (
-        lambda: copy.deepcopy(Trainer([linear(), linear()], "sgd")),
-        TypeError,
-        "cannot be copied or pickled: use state_dict",
-    ),
+    (lambda: copy.deepcopy(Trainer([linear(), linear()], "sgd")), TypeError, "cannot be copied or pickled: use state_dict"),
     (lambda: averaged(Trainer(linear(), "sgd")), ValueError, "SGD keeps no averaged weights: give it ema_decay"),
     (lambda: tristep.clip_global_norm([], 1.0), ValueError, "arrays is empty"),
     (lambda: tristep.clip_global_norm(torch.ones(1), 1.0), TypeError, "arrays must be a list of tensors, got Tensor"),
