@@ -119,10 +119,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     matrix.select(config, items)
 
 
+def pytest_collection() -> None:
+    """What thousands of tests are collected into stays: Python's garbage collector need not look at it again and again."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """What thousands of tests were collected into stays: Python's garbage collector need not look at it again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:

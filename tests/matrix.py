@@ -89,36 +89,40 @@ def _quick(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
             f"{cases[0].nodeid}: mark cover names {sorted(unknown)}, which are no parameters of the test"
         )
     factors = [*covered, *_given_together(cases[0]), *((name,) for name in values[0])]
-    met: dict[pytest.Item, list[object]] = {
-        case: [(factor, tuple(own[name] for name in factor)) for factor in factors]
+    numbers: dict[tuple[tuple[str, ...], tuple[int, ...]], int] = {}  # of each factor and value
+    met = {
+        case: [numbers.setdefault((factor, tuple(own[name] for name in factor)), len(numbers)) for factor in factors]
         for case, own in zip(cases, values, strict=True)
     }
     limits = {word: most for most, *words in samples for word in words}
     words = {case: limits.keys() & _words(case) for case in cases}
-    used: Counter[object] = Counter()
+    order = {case: zlib.crc32(case.nodeid.encode()) for case in cases}
+    used, met_words = [0] * len(numbers), Counter[str]()
     chosen: dict[pytest.Item, None] = {}
 
     def choose(candidates: Iterable[pytest.Item]) -> None:
-        allowed = [case for case in candidates if all(used[word] < limits[word] for word in words[case])]
+        allowed = [case for case in candidates if all(met_words[word] < limits[word] for word in words[case])]
         if allowed:
             # What occurs least often so far comes first, new values above all.
-            best = min(allowed, key=lambda case: (sum(used[each] for each in met[case]), zlib.crc32(case.nodeid.encode())))
+            best = min(allowed, key=lambda case: (sum(map(used.__getitem__, met[case])), order[case]))
             chosen[best] = None
-            used.update([*met[best], *words[best]])
+            met_words.update(words[best])
+            for number in met[best]:
+                used[number] += 1
 
     if counts := [args[0] for args in samples if len(args) == 1]:
         for _ in range(min(counts[0], len(cases))):  # of the mark that is nearest to the test
             choose(case for case in cases if case not in chosen)
         return list(chosen)
     # The factors of most values first: in choosing their cases, those of few values are met in turn.
-    with_value: dict[object, list[pytest.Item]] = defaultdict(list)
+    with_value: dict[int, list[pytest.Item]] = defaultdict(list)
     for case in cases:
-        for each in met[case]:
-            with_value[each].append(case)
-    sizes = Counter(factor for factor, _ in with_value)  # type: ignore[misc]
-    for each in sorted(with_value, key=lambda each: -sizes[each[0]]):  # type: ignore[index]
-        if not used[each]:
-            choose(with_value[each])
+        for number in met[case]:
+            with_value[number].append(case)
+    sizes = Counter(factor for factor, _ in numbers)
+    for _, number in sorted((-sizes[factor], number) for (factor, _), number in numbers.items()):
+        if not used[number]:
+            choose(with_value[number])
     return list(chosen)
 
 

@@ -12,7 +12,7 @@ F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat1
 SHAPES = [(700,), (5, 3), (1500,), (0,), ()]
 EAGER = types.SimpleNamespace(engine="eager", device="cuda" if torch.cuda.is_available() else "cpu")
 EVERY = [name for name in rules.__all__ if isinstance(getattr(rules, name), Rule | TensorRule)]
-SOME = ["adamw", "lamb", "novograd"]  # with states, with norms, with per-tensor state
+SOME = ["adamw", "lamb", "novograd", "group_adagrad"]  # with states, with norms, with per-tensor state, with means
 
 
 def case(place, rule, factor=1.0, dtype=F32, gradient_dtype=None, masters=None):
@@ -36,8 +36,7 @@ def run(place, rule, factor=1.0, control=None, zero_grads=False, **kinds):
     """All tensors after a step."""
     weights, states, gradients, masters = case(place, rule, factor, **kinds)
     given = None if control is None else torch.tensor(control, device=place.device)
-    engine = place.engine if isinstance(rule, Rule) else None
-    update = Update(rule, weights, states, masters, engine, grad_scale_and_skip=given, zero_grads=zero_grads)
+    update = Update(rule, weights, states, masters, place.engine, grad_scale_and_skip=given, zero_grads=zero_grads)
     update.hyper[:] = [0.5, *(0.001 if "eps" in name else 0.05 for name in rule.hyper)]
     update.bind(gradients)
     update()

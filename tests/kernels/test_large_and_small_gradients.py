@@ -53,6 +53,7 @@ def _step(place, rule, *sizes):
 
 
 @pytest.mark.cover("rule", "place")
+@pytest.mark.sample(15, "triton")
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_step_with_large_or_small_gradients_is_the_oracles(place, rule):
     largest = LARGEST.get(rule.name, LARGE[-1])
