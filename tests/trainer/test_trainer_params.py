@@ -37,7 +37,7 @@ def test_a_scheduler_forbids_setting_the_rate(params):
 
 
 def test_hyper_parameters_can_be_changed_between_steps(params, gradients, engine):
-    trainer = Trainer(params, "sgd", {"learning_rate": 1.0}, engine=engine)
+    trainer = Trainer(params, "sgd", (("learning_rate", 1.0),), engine=engine)  # pairs will do
     before, sums = values_of(*params), [0.0] * len(params)
     for wd, clip in ((0.0, None), (0.5, None), (0.0, 0.25), (0.0, -1.0)):
         trainer.optimizer.wd, trainer.optimizer.clip_gradient = wd, clip

@@ -65,6 +65,8 @@ class Stage:
         self.frame, self.pointer, self.click = browser.frame, browser.pointer, browser.click
         if browser.run(AS_NEW, anew):
             return
+        browser.driver.get("about:blank")
+        browser.complaints()  # of the page that was left
         names = "decode, part, drawn, number, words, ticks, mount"
         module = MODULE.read_text(encoding="utf-8")
         file = folder / "stage.html"
