@@ -58,7 +58,7 @@ def _step(place, rule, *sizes):
 def test_a_step_with_large_or_small_gradients_is_the_oracles(place, rule):
     largest = LARGEST.get(rule.name, LARGE[-1])
     sizes = [*(size for size in LARGE if size <= largest), *(() if rule.name in NORMS else SMALL)]
-    for each in [[size] for size in sizes] if rule is rules.ascent else [sizes]:  # whose norm is that of all tensors
+    for each in [[size] for size in sizes] if rule is rules.ascent else [sizes]:  # its norm is over all tensors
         step = _step(place, rule, *each)
         step.ulps += 2  # one term is all of a sum here, and that is several products
         step.check(place)

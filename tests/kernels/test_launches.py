@@ -291,15 +291,14 @@ EXPECTED = {
     "another rule": {"compiled": 1},
     # What a launch finds its kernel by in Triton 3.5 are the functions' names.
     "cells": {"rules": [1, 1], "measures": [1, 1]},
-    # Per-tensor state takes three launches for each group, of which those of several types are two, and as many operations
-    # of torch as for few tensors.
+    # Per-tensor state takes three launches for each group of one type, and as many operations of torch as for few tensors.
     "novograd, alike": {"alike": True, "few": True, "launches": 3},
     "novograd, types": {"alike": True, "few": True, "launches": 6},
     "novograd, packed": {"alike": True, "few": True, "launches": 6},
     "novograd, converted": {"alike": True, "few": True, "launches": 3},
     "prodigy, alike": {"alike": True, "few": True, "launches": 3},
     "votes of one rank": {"grids": _grids(1)},
-    # The sums of tiles, those of tensors, and the rule; where one reduction uses another's sums, two more.
+    # Launches: sums of tiles, sums of tensors, and the rule; a reduction that uses another's sums takes two more.
     "sums": {"grids": SUMS, "compiled": 3},
     "sums again": {"grids": SUMS, **NOTHING},
     "sums, one rate changed": {"grids": SUMS, "operations": ["copy_"], "compiled": 0},

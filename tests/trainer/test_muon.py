@@ -23,7 +23,7 @@ def train(step, params, steps=3):
         step()
 
 
-# By case: our optimizer and its arguments, and theirs; of NorMuon those of the authors' code and of the paper.
+# For each case: our optimizer, its arguments, and the peer's. NorMuon has those of the authors' code and of the paper.
 THEIRS = {
     "polar express": (
         "muon",

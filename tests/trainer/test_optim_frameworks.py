@@ -84,7 +84,7 @@ quiet_lightning = pytest.mark.filterwarnings(
 
 
 def _same_after_all(ours, theirs, resumed):
-    """Weights are near torch's, and those of a training that went on from a half by torch or, to the bit, by tristep."""
+    """Check weights against torch's training, and against those resumed halfway: by torch, and by tristep to the bit."""
     for other in (theirs, resumed[torch.optim]):
         torch.testing.assert_close(ours.state_dict(), other.state_dict(), rtol=1e-4, atol=1e-5)
     assert all(map(torch.equal, ours.parameters(), resumed[tristep.optim].parameters()))

@@ -43,7 +43,7 @@ def points(n=200, scale=4.0):
 
 
 def _checked(given, where, expected, rtol):
-    """Values are these, and gradients those of torch; the gradients."""
+    """Check values against `expected` and gradients against torch's, and return the gradients."""
     value, gradient = given.value_and_gradient(where)
     np.testing.assert_allclose(value, expected, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(given(where), expected, rtol=1e-12, atol=1e-12)

@@ -7,7 +7,7 @@ from tristep import viz
 
 
 def every_view(run, other):
-    """A view of each kind by its name, those of runs with these two."""
+    """Return one view of each kind by name; the views of runs show `run` and `other`."""
     torch.manual_seed(0)
     net, loss = torch.nn.Linear(2, 2), torch.nn.functional.cross_entropy
     data = torch.randn(32, 2), torch.randint(0, 2, (32,))
