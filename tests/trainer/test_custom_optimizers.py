@@ -51,6 +51,23 @@ def _lion_in_numpy(w, gradients, lr, wd, beta1, beta2, clip=math.inf):
     return w, mean
 
 
+def test_a_hyper_parameter_may_be_an_attribute_of_the_class(engine, device):
+    @rule
+    def scaled(w, g, state, hyper):
+        lr, gain = hyper
+        return w - lr * gain * g, ()
+
+    class Scaled(RuleOptimizer):
+        rule = scaled
+        gain = 0.5
+
+    weight = Parameter(torch.ones(3, device=device))
+    trainer = Trainer([weight], Scaled(learning_rate=0.5), engine=engine)
+    weight.grad = torch.ones_like(weight)
+    trainer.step(1)
+    assert weight.tolist() == [0.75] * 3
+
+
 def test_a_rule_and_a_class_train_on_every_engine(engine, device):
     register(MyLion)
     params = [Parameter(random_tensor(shape, device=device)) for shape in SHAPES]

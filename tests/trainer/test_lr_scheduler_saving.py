@@ -203,6 +203,23 @@ def test_state_that_no_schedule_saves_is_refused(state):
 # ---- sequences and saved files ---------------------------------------------------------------------------------------
 
 
+def test_trainer_saves_a_sequence_with_its_parts():
+    net = torch.nn.Linear(2, 1)
+    schedule = sequence((PolyScheduler(5, 0.1), 5), from_torch(torchs.ExponentialLR, gamma=0.9))
+    trainer = Trainer(net, "sgd", {"lr_scheduler": schedule})
+    resumed = Trainer(net, "sgd")
+    resumed.load_state_dict(json.loads(json.dumps(trainer.state_dict())))
+    assert resumed.optimizer.lr_scheduler == schedule
+    assert schedule != PolyScheduler(5, 0.1)
+
+
+def test_a_saved_state_shares_no_list_with_its_schedule():
+    schedule = Stateful(step=2, factor=0.1, base_lr=1.0)
+    schedule.seen = [1]
+    schedule.to_config()["state"]["seen"].append(2)
+    assert schedule.seen == [1]
+
+
 def test_sequence_has_no_base_lr():
     schedule = sequence((PolyScheduler(5), 5), PolyScheduler(5))
     assert not hasattr(schedule, "base_lr")
