@@ -1,13 +1,15 @@
-"""Times AdamW with packed states as two versions of the code compute it, by turns, on one GPU.
+"""Times AdamW with packed states as several versions of the code compute it, by turns, on one GPU.
 
-    python benchmarks/packed_turns.py OLD                the working tree against OLD: a commit, or a folder with a checkout
+    python benchmarks/packed_turns.py OLD ...            the working tree against each OLD: a commit, or a folder with a
+                                                         checkout
     python benchmarks/packed_turns.py OLD --static       only whether their kernels differ, for sm_90; needs no GPU
     python benchmarks/packed_turns.py OLD --dry          all of it without a GPU, to see that it runs: kernels are compiled
                                                          for sm_90 and launched by a driver that runs nothing
 
-Each version has a process of its own. They take turns, the old one first; a turn's time is the median of its steps.
+Each version has a process of its own. They take turns, the working tree last; a turn's time is the median of its steps, and
+the time of a version the median of its turns. Ratios are to the first version.
 
-Before that it compares the machine code of the kernels. A row whose code is equal in both versions is not timed, as a
+Before that it compares the machine code of the kernels. A row whose code is equal in all versions is not timed, as a
 difference would be noise. Where no row differs it ends with an error.
 """
 
@@ -55,7 +57,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", help="a commit, or a folder with a checkout")
+    parser.add_argument("old", nargs="+", help="commits, or folders with a checkout")
     parser.add_argument("--static", action="store_true", help="compare the kernels' machine code only")
     parser.add_argument("--dry", action="store_true", help="launch small tensors' kernels with a driver that runs nothing")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
@@ -64,31 +66,31 @@ def main() -> None:
     arguments = parser.parse_args()
     out = arguments.out or (None if arguments.dry else RESULTS)
     with ExitStack() as stack:
-        trees = {"old": _tree(arguments.old, stack), "new": ROOT}
+        trees = {name: _tree(name, stack) for name in arguments.old} | {"new": ROOT}
         workers = {name: stack.enter_context(Worker(tree, arguments.dry)) for name, tree in trees.items()}
         code = {name: {row: worker.ask("code", row) for row in arguments.rows} for name, worker in workers.items()}
-        rows = differing(code["old"], code["new"])
+        rows = differing(code)
         for row in arguments.rows:
-            print(
-                f"{row:58}" + (f"{code['old'][row][:12]} {code['new'][row][:12]}" if row in rows else "equal code: left out")
-            )
+            hashes = " ".join(f"{code[name][row][:12]}" for name in trees)
+            print(f"{row:58}{hashes if row in rows else 'equal code: left out'}")
         if not rows:
-            raise SystemExit(f"the kernels of {arguments.old} and of the working tree have equal code: nothing to compare")
+            raise SystemExit(f"the kernels of {', '.join(trees)} have equal code: nothing to compare")
         if arguments.static:
             return
         results: dict[str, Any] = {"old": arguments.old, "elements": arguments.elements, "rows": {}}
         for row in rows:
             results["rows"][row] = found = by_turns(workers, row, 4096 if arguments.dry else arguments.elements)
-            ratio = found["new"]["us"] / found["old"]["us"]
-            print(f"{row:58}{found['old']['us']:9.1f} µs{found['new']['us']:9.1f} µs  {ratio:5.3f}", flush=True)
+            times = [found[name]["us"] for name in trees]
+            ratios = " ".join(f"{time / times[0]:5.3f}" for time in times[1:])
+            print(f"{row:58}{''.join(f'{time:9.1f} µs' for time in times)}  {ratios}", flush=True)
             if out is not None:
                 out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")  # whatever comes after
     print(f"written to {out}" if out is not None else "nothing is written")
 
 
-def differing(old: dict[str, str], new: dict[str, str]) -> list[str]:
-    """The rows whose hash differs, in order."""
-    return [row for row, sha256 in new.items() if old[row] != sha256]
+def differing(code: dict[str, dict[str, str]]) -> list[str]:
+    """The rows whose hash differs between two of the versions, in order. `code`: by version, the hash of each row."""
+    return [row for row in code["new"] if len({hashes[row] for hashes in code.values()}) > 1]
 
 
 def _tree(old: str, stack: ExitStack) -> Path:

@@ -32,7 +32,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "gpu_tests.json"
 SELECTION = ["-k", "triton or eager or gpu"]
 # By folder of tests, the package that they need: without it they are left out. With None they always are, as a GPU changes
 # nothing for them.
-FOLDERS = {"packaging": None, "browser": None, "viz": "matplotlib", "integrations": "IPython"}
+FOLDERS = {"packaging": None, "browser": None, "viz": None, "integrations": "IPython"}
 # Those of these files only compile, for all GPUs, or use a pretended one.
 NOT_FOR_GPUS = {
     "test_before_and_after.py",

@@ -2,22 +2,8 @@
 
 import sys
 import types
-from importlib.util import find_spec
 
 import pytest
-
-# `make gpu` uses what a machine has, and wants test_simulate.py of these tests, which needs the first of them only.
-NEEDED = ("matplotlib", "IPython", "ipywidgets", "anywidget", "ipykernel", "nbclient")
-LACKING = [name for name in NEEDED if find_spec(name) is None]
-
-
-def pytest_ignore_collect(collection_path):
-    return True if LACKING and (collection_path.name != "test_simulate.py" or LACKING[0] == NEEDED[0]) else None
-
-
-def pytest_terminal_summary(terminalreporter):
-    if LACKING:
-        terminalreporter.write_line(f"tests of views are left out, as they need {', '.join(LACKING)}")
 
 
 @pytest.fixture(autouse=True)

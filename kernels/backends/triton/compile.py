@@ -122,7 +122,6 @@ def kernel_constants(
         aligned=aligned,
         block=BLOCK,
         tail=4 * threads if isinstance(function, Rule) and _has_packed(stored) else BLOCK,
-        threads=threads,
         parts=2 + len(rule.vectors) if rule.parts else 0,
         first_part=1 + len(stored.states) + (stored.master != 0),
     )

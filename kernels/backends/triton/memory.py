@@ -161,7 +161,7 @@ def unpack_at(address, places, valid, n, TYPE: tl.constexpr):
 @triton.jit
 def pack(
     address, value, at, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr,
-    AT_RANDOM: tl.constexpr, words, SLOT: tl.constexpr, THREADS: tl.constexpr,
+    AT_RANDOM: tl.constexpr, words, SLOT: tl.constexpr,
 ):  # fmt: skip
     ROWS: tl.constexpr = offsets.shape[0] // _BLOCK
     CUT: tl.constexpr = _for_type(_CUT, TYPE)
@@ -195,14 +195,14 @@ def pack(
         LEAST_CODE: tl.constexpr = _shifted(128 << 23, 0 - CUT) + 1
         code = tl.maximum(level >> CUT, tl.minimum(sizes.to(tl.uint32, bitcast=True), LEAST_CODE))
     _put_codes(address, code, at, offsets, tile, TYPE, FULL, ALIGNED)
-    # An element for each thread, which has computed the scale of its row, so the scales need not go through shared memory.
-    SHARING: tl.constexpr = THREADS // ROWS
-    thread = tl.arange(0, THREADS)
-    row, first = thread // SHARING, thread % SHARING == 0
-    if not FULL:
-        first &= at + row * _BLOCK < tile[1]
-    scale = tl.reshape(tl.broadcast_to(scale[:, None], (ROWS, SHARING)), (THREADS,))
-    tl.store(_scales(address, at // _BLOCK + row, tile, TYPE), scale, mask=first)
+    # One store for all of them, which the compiler brings together in shared memory. If each warp stored those that it has
+    # computed, they would write parts of one sector one after the other: up to 1.5 times the time of a step on an H200.
+    rows = tl.arange(0, ROWS)
+    scales = _scales(address, at // _BLOCK + rows, tile, TYPE)
+    if FULL:
+        tl.store(scales, scale)
+    else:
+        tl.store(scales, scale, mask=at + rows * _BLOCK < tile[1])
 
 
 @triton.jit

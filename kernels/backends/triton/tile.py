@@ -57,7 +57,6 @@ class Layout(NamedTuple):
     aligned: bool
     block: int
     tail: int
-    threads: int
     parts: int
     first_part: int
 
@@ -346,7 +345,7 @@ def store_block(addresses, key, at, tile, w, states, LAYOUT: tl.constexpr, FULL:
         if LAYOUT.changed[k] and is_packed(LAYOUT.states[k]):
             pack(
                 addresses[1 + k], _spread(states[k], offsets), at, offsets, tile,
-                LAYOUT.states[k], FULL, LAYOUT.aligned, LAYOUT.stochastic > 0, words, k, LAYOUT.threads,
+                LAYOUT.states[k], FULL, LAYOUT.aligned, LAYOUT.stochastic > 0, words, k,
             )  # fmt: skip
         elif LAYOUT.changed[k]:
             store(
