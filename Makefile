@@ -14,11 +14,10 @@ ENGINES := $(VENV)/engines
 TRITONS := $(addprefix $(VENV)/triton-,3.5.1 3.6.0 3.7.1 3.8.0)
 CPU_RESULTS ?= benchmarks/results/cpu.json
 GPU_RESULTS ?= benchmarks/results/gpu.json
-UNTIMED_RESULTS ?= benchmarks/results/gpu_untimed.json
 OLD ?= 81363fe
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-slice test-floor test-engines lint bench lab books docs dist gpu gpu-packed gpu-untimed gpu-smoke gpu-test gpu-bench gpu-sanitize gpu-multi clean
+.PHONY: help demo test test-full test-slice test-floor test-engines lint bench lab books docs dist gpu gpu-smoke gpu-test gpu-bench gpu-packed gpu-sanitize gpu-multi clean
 
 help:
 	@echo "make demo    train something small and look at it"
@@ -35,11 +34,10 @@ help:
 	@echo "make books   run the tutorials and write their notebooks, after a change to one"
 	@echo "make docs    build the documentation site into build/site, with all tutorials run"
 	@echo "make dist    build wheel and sdist into dist/, and check them"
-	@echo "make gpu     on a GPU machine, with its own python3, installing nothing: gpu-packed, gpu-untimed, gpu-smoke, gpu-test"
-	@echo "             and gpu-bench. gpu-packed OLD=81363fe times packed states by turns with those of a commit, or of a folder"
-	@echo "             with a checkout; gpu-untimed what no GPU has timed yet; DRY=--dry tries both without a GPU;"
+	@echo "make gpu     on a GPU machine, with its own python3, installing nothing: gpu-smoke, gpu-test and gpu-bench;"
 	@echo "             gpu-smoke takes 3 minutes; gpu-test SHARD=1/4 is a part of the tests, gpu-bench PARTS='steps clip' of the"
-	@echo "             benchmarks; what has passed for this commit is not repeated. gpu-sanitize needs compute-sanitizer"
+	@echo "             benchmarks; what has passed for this commit is not repeated. gpu-sanitize needs compute-sanitizer;"
+	@echo "             gpu-packed OLD=COMMIT times packed states by turns with those of a commit"
 	@echo "make gpu-multi   on a machine with several GPUs; CPU=1 tries it in two processes without one"
 	@echo "make clean   remove .venv, builds and caches"
 
@@ -87,17 +85,9 @@ dist: $(VENV)/with-test
 
 # Nothing is installed there, and its versions are not ours. Each part can be run alone, and goes on where it was ended.
 gpu:
-	$(MAKE) --keep-going gpu-packed gpu-untimed gpu-smoke gpu-test gpu-bench
+	$(MAKE) --keep-going gpu-smoke gpu-test gpu-bench
 
-gpu-packed gpu-untimed gpu-smoke gpu-test gpu-bench gpu-sanitize gpu-multi: export PYTHONPATH := $(CURDIR)/src
-
-gpu-packed:
-	python3 benchmarks/packed_turns.py $(OLD) $(DRY)
-
-# The rules that became fused ones, ResNet-50's step, whose host time counts, and a step after states have been loaded.
-gpu-untimed:
-	python3 benchmarks/run.py $(if $(DRY),$(DRY),--gpu --out $(UNTIMED_RESULTS)) --only rules steps new changes \
-	  --rows '^(adafactor|came|group_adagrad|novograd|ResNet-50.*|after loading)$$'
+gpu-smoke gpu-test gpu-bench gpu-packed gpu-sanitize gpu-multi: export PYTHONPATH := $(CURDIR)/src
 
 gpu-smoke:
 	python3 tests/gpu/gpu_smoke.py
@@ -119,6 +109,10 @@ gpu-sanitize:
 
 gpu-bench:
 	python3 benchmarks/run.py --gpu --out $(GPU_RESULTS) $(if $(PARTS),--only $(PARTS))
+
+# With versions of the kernels of packed states: OLD='COMMIT ...', or folders with a checkout. DRY=--dry tries it without a GPU.
+gpu-packed:
+	python3 benchmarks/packed_turns.py $(OLD) $(DRY)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage htmlcov

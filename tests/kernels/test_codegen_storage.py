@@ -124,13 +124,20 @@ def test_low_precision_compiles_everywhere_and_in_reductions(case, code):
     assert code(case).threads == 128
 
 
+def scales_are_stored_together(kernel, states):
+    """Each state's scales go through shared memory once; threads wait for the others before and after, and nowhere else."""
+    exchanged = [name.partition(".")[0] for _, name in kernel.full_tile_path if re.match(SHARED, name)]
+    assert [exchanged.count(name) for name in ("BAR", "STS")] == [2 * states, states]
+    assert exchanged.count("LDS") in (states - 1, states)  # the last may be that of a branch
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", PACKED, ids=lambda case: case.name)
 def test_packed_states_take_one_access(case, code):
     """Single codes are loaded and stored where tiles are not full alone, and a thread takes 4 elements at a time.
 
-    A block's largest number is found within a warp or half of one, and one of these threads stores the scale; threads wait
-    once for the others, until these have read the scales.
+    A block's largest number is found within a warp or half of one. The scales of each state go through shared memory, so
+    that one warp stores them at once.
     """
     kernel, changed = code(case), RULES[case.rule]
     each = elements_each([case.weight, case.gradient, case.state], case.rule)
@@ -139,8 +146,10 @@ def test_packed_states_take_one_access(case, code):
     assert kernel.count(r"LDG\.E\.U8.*") == kernel.count(r"STG\.E\.U8") == 4 * of_bytes
     assert kernel.count(r"REDUX\.MAX.*") == changed * (each // 4 + 1)  # of each half of a warp its own in full tiles
     assert kernel.count(r"SHFL.*") == 0
-    assert [name for _, name in kernel.full_tile_path if re.match(SHARED, name)] == ["BAR.SYNC.DEFER_BLOCKING"]
-    assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
+    scales_are_stored_together(kernel, changed)
+    # Triton 3.9 keeps an address outside of the registers next to a split master, and reads it once a block.
+    spilled = [name for _, name in kernel.full_tile_path if re.match(r"(LDL|STL)\b", name)]
+    assert spilled in ([], ["LDL"] * (case.masters == "int16"))
     assert kernel.count(FLOAT64) == 0
     assert 16 <= kernel.used("REG") <= (64 if changed <= 2 else 112)  # Adan keeps the scales and codes of four states
 
@@ -148,7 +157,7 @@ def test_packed_states_take_one_access(case, code):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", PAIRS, ids=lambda case: case.name)
 def test_states_of_4_bits_take_one_access(case, code):
-    """Neighbouring threads access neighbouring bytes, and no codes are exchanged through shared memory."""
+    """Neighbouring threads access neighbouring bytes, and no codes are exchanged through shared memory, only scales."""
     kernel = code(case)
     names = [name for _, name in kernel.full_tile_path]
     each = elements_each([case.weight, case.gradient, case.state], case.rule)
@@ -156,7 +165,7 @@ def test_states_of_4_bits_take_one_access(case, code):
     accesses = ["LDG.E.U16", "STG.E.U16"] if each == 4 else ["LDG.E", "STG.E"]
     assert [names.count(name) for name in accesses] == [2 + (each == 8) * 2, 2 + (each == 8) * 2]
     assert not [name for name in names if re.match(r"(LDG|STG)\.E\.[US]8", name)]
-    assert [name for name in names if re.match(SHARED, name)] == ["BAR.SYNC.DEFER_BLOCKING"]
+    scales_are_stored_together(kernel, 2)
     assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
     assert kernel.count(FLOAT64) == 0
     assert 16 <= kernel.used("REG") <= 64

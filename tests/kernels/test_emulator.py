@@ -187,6 +187,7 @@ kept = [*updater.masters.values(), *(state for row in updater.states.values() fo
 result = [
     sum(sum(launch.memory.footprint().values()) for launch in emulator.launches) / n,
     sum(tensor.nbytes for tensor in kept if tensor is not None) / n,
+    [launch.memory.sectors["store"] - launch.memory.footprint()["store"] // 32 for launch in emulator.launches],
 ]
 """
 
@@ -208,8 +209,13 @@ ROWS = [pytest.param(*row, marks=() if row[1] == 'state_dtype="4bit"' else FULL)
 
 @pytest.mark.parametrize(("dtype", "options", "moved", "kept"), ROWS)
 def test_bytes_that_a_step_moves_and_keeps_are_those_of_the_docs(dtype, options, moved, kept, emulated):
-    """What memory must move at least, counted in sectors of 32 bytes; the table of pointers adds 0.02 an element here."""
-    assert [f"{round(each, 1):g}" for each in emulated.run(BYTES, [dtype, options])] == [moved, kept]
+    """What memory must move at least, counted in sectors of 32 bytes; the table of pointers adds 0.02 an element here.
+
+    No two warps store parts of one sector: on an H200 steps with scales that were stored so took up to 1.5 times as long.
+    """
+    *found, stored_again = emulated.run(BYTES, [dtype, options])
+    assert [f"{round(each, 1):g}" for each in found] == [moved, kept]
+    assert set(stored_again) == {0}
 
 
 SMOKE = """

@@ -20,14 +20,17 @@ MORE = 1.1  # as ptxas may choose otherwise
 
 # Kernels with less in flight than these GPUs need for their bandwidth; docs/gpu.md says why.
 LESS = {
-    "AdamW, float32, states 8-bit": {"B200"},
     "AdamW, float32, states 8-bit, stochastic": {"B200"},
+    "AdamW, bfloat16, states 8-bit, stochastic": {"B200"},
     "AdamW, bfloat16, states 4-bit, stochastic": {"B200"},
     "AdamW, bfloat16, 24-bit master, states 4-bit, stochastic": {"B200"},
     "SGLD, float32": {"B200"},
     "AdamW, bfloat16, split master, telemetry": {"H200", "B200"},
     "AdamW, float32, telemetry and histograms": {"H200", "B200"},
 }
+
+# One kernel keeps an address outside of the registers, and reads it once a block.
+SPILLS = "3.9.0", "AdamW, bfloat16, split master, states 8-bit, stochastic"
 
 MEASURE = """
 import sys
@@ -59,12 +62,14 @@ def _cell(counts):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_packed_states_neither_wait_nor_spill_in_the_table(version):
-    """At most 64 registers, one barrier a block, nothing through shared memory, and enough in flight for an H200."""
+def test_packed_states_exchange_scales_alone_in_the_table(version):
+    """At most 64 registers, two barriers a state, its scales alone in shared memory, and enough in flight for an H200."""
     for name in PACKED:
         found = VERSIONS[version][name]
         assert found["registers"] <= 64, name
-        assert (found["barriers"], found["exchanged"], found["spilled"]) == (1, 0, 0), name
+        assert found["spilled"] <= (2 if (version, name) == SPILLS else 0), name
+        assert found["barriers"] == 4, name
+        assert found["exchanged"] <= 4, name
         assert found["in_flight_KiB"] >= GPUS["H200"]["in_flight_KiB"], name
 
 
@@ -90,7 +95,9 @@ def test_other_versions_stay_within_the_table(version, name, fresh_python):
     used, found = json.loads(said.splitlines()[-1])
     known = VERSIONS[version][name]
     assert used == version
-    assert [found[each] for each in ("barriers", "exchanged", "spilled")] == [1, 0, 0]
+    assert [found[each] for each in ("barriers", "exchanged", "spilled")] == [
+        known[each] for each in ("barriers", "exchanged", "spilled")
+    ]
     assert found["registers"] <= 64
     assert found["instructions"] <= MORE * known["instructions"]
     assert found["in_flight_KiB"] >= known["in_flight_KiB"] / MORE
