@@ -16,6 +16,7 @@ The choice depends on nothing but the names of the cases, so it is the same on e
 
 from __future__ import annotations
 
+import heapq
 import re
 import zlib
 from collections import Counter, defaultdict
@@ -111,8 +112,17 @@ def _quick(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
                 used[number] += 1
 
     if counts := [args[0] for args in samples if len(args) == 1]:
-        for _ in range(min(counts[0], len(cases))):  # of the mark that is nearest to the test
-            choose(case for case in cases if case not in chosen)
+        # What `choose` compares only grows, so whoever is first with what it is by now is so before all others.
+        queue = [(0, order[case], place) for place, case in enumerate(cases)]
+        heapq.heapify(queue)
+        while queue and len(chosen) < counts[0]:  # of the mark that is nearest to the test
+            occurred, _, place = queue[0]
+            now = sum(map(used.__getitem__, met[cases[place]]))
+            if now > occurred:
+                heapq.heapreplace(queue, (now, order[cases[place]], place))
+                continue
+            heapq.heappop(queue)
+            choose([cases[place]])
         return list(chosen)
     # The factors of most values first: in choosing their cases, those of few values are met in turn.
     with_value: dict[int, list[pytest.Item]] = defaultdict(list)
