@@ -62,7 +62,7 @@ def test_no_private_name_is_imported():
     found = {
         f"{name}: {base}.{imported}"
         for name, (_, tree) in _modules().items()
-        for base, imported in _imports(name, ast.walk(tree))
+        for base, imported in _imports(name, (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)))
         if imported.startswith("_")
     }
     assert not found
