@@ -69,7 +69,7 @@ def test_states_of_16_bit_weights_are_float32(dtype, engine, device, monkeypatch
 
 
 @pytest.mark.sample(16)
-@pytest.mark.sample(2, "cpu")
+@pytest.mark.sample(1, "cpu")
 @pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", sorted(registered()))

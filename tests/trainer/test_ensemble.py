@@ -25,7 +25,7 @@ def test_every_optimizer_as_alone(name, engine, device):
 
 
 @pytest.mark.sample(10)
-@pytest.mark.sample(3, "cpu")
+@pytest.mark.sample(1, "cpu")
 @pytest.mark.sample(1, "triton")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_stacked_as_alone(name, engine, device):

@@ -100,7 +100,7 @@ def _recorded_states(config, arrays):
         yield states, master
 
 
-@pytest.mark.sample(12, "cpu")
+@pytest.mark.sample(4, "cpu")
 @pytest.mark.sample(0, "triton")
 @pytest.mark.golden(*OPTIMIZERS[1], where=lambda config: _is_run(1, config))
 @pytest.mark.golden(*OPTIMIZERS[2], version=2, where=lambda config: _is_run(2, config))

@@ -172,6 +172,7 @@ def test_states_that_are_loaded_are_captured_anew():
     assert PlayedGraph.made == (0 if HAS_GPU else 2)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_optimizers_with_torchs_interface(name, scaled, monkeypatch):
@@ -369,6 +370,7 @@ def test_gradients_that_torch_has_not_seen_written_are_fresh_once_it_is_told():
     assert weight.tolist() == [-3.0] * 3
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "layout"), [("adafactor", "channels_last"), ("came", "transposed"), ("groupadagrad", "transposed")]
 )

@@ -57,7 +57,8 @@ def _tensors(value):
     return [tensor for item in values for tensor in _tensors(item)]
 
 
-@pytest.mark.sample(4, "cpu")
+@pytest.mark.sample(16)
+@pytest.mark.sample(2, "cpu")
 @pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("name", [name for name in registered() if name not in TOGETHER])
 def test_the_numbers_of_an_ordinary_step(monkeypatch, name, engine, device):

@@ -67,7 +67,7 @@ def elementwise(name):
     return isinstance(rule, Rule) and not rule.reductions and name not in OTHERS
 
 
-@pytest.mark.sample(3, "cpu")
+@pytest.mark.sample(1, "cpu")
 @pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("decoupled_wd", [False, True])
 @pytest.mark.parametrize("name", [name for name in sorted(optimizer.registered()) if elementwise(name)])

@@ -35,8 +35,7 @@ STORED = {
 
 
 @pytest.mark.sample(4)
-@pytest.mark.sample(1, "cpu")
-@pytest.mark.sample(0, "triton")
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("stored", STORED)
 def test_steps_are_near_those_in_full(stored, engine, device):
     dtype, arguments = STORED[stored]
@@ -51,6 +50,7 @@ def test_steps_are_near_those_in_full(stored, engine, device):
         assert state["slow_weight"].dtype == F32
 
 
+@pytest.mark.sample(0, "cpu", "triton")
 def test_small_steps_move_weights_with_each_but_not_without(engine, device):
     """A step of 1/64 of what bfloat16 tells from 1, 64 times."""
     moved, count = {}, 4000

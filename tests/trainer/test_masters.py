@@ -13,8 +13,7 @@ F32, BF16, I16, I8 = torch.float32, torch.bfloat16, torch.int16, torch.int8
 
 
 @pytest.mark.sample(3)
-@pytest.mark.sample(1, "cpu")
-@pytest.mark.sample(0, "triton")
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "lion"])
 def test_remainders_are_masters_to_the_bit(name, engine, device):
     """Gradients are given, so that weights half-way between two numbers, rounded otherwise, have no consequences."""

@@ -39,7 +39,7 @@ def _train(params, step):
 
 
 @pytest.mark.sample(8)
-@pytest.mark.sample(2, "cpu")
+@pytest.mark.sample(1, "cpu")
 @pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("name", PEERS)
 def test_many_steps_like_the_reference(name, engine, device):
@@ -144,7 +144,7 @@ def _descend(params, step, steps=40, decay=0.0, left_out=lambda i, t: False):
 
 
 @pytest.mark.sample(1)
-@pytest.mark.sample(0, "triton")
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("name", PRODIGY)
 @pytest.mark.usefixtures("float64_by_default")
 def test_prodigy_and_its_estimate_like_the_reference(name, engine, device):

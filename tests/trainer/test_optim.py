@@ -144,7 +144,7 @@ def test_bfloat16_like_torch_in_float32_rounded_after_each_step(name, arguments)
         assert all(map(torch.equal, default, ours))
 
 
-@pytest.mark.sample(4, "cpu")
+@pytest.mark.sample(2, "cpu")
 @pytest.mark.sample(1, "triton")
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_every_engine_like_torch(name, engine, device, monkeypatch):

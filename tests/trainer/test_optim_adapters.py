@@ -136,6 +136,7 @@ class _Operations(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("loaded", [False, True], ids=["", "loaded"])
 @pytest.mark.parametrize("name", ["NovoGrad", "Prodigy"])
 def test_more_tensors_do_not_make_more_operations(name, loaded, monkeypatch):

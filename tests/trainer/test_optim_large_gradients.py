@@ -44,6 +44,8 @@ def _steps(make, size, arguments, dtype=torch.float32):
     return weights
 
 
+@pytest.mark.sample(1, "cpu")
+@pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", CASES)
 def test_weights_move_as_torchs(case, size, engine, monkeypatch):

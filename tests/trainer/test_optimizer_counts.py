@@ -112,6 +112,7 @@ def test_lbsgd_asks_a_schedule_before_it_counts():
     assert asked[3:] == [8]
 
 
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize(("size", "factor"), [(1e-4, 0.01), (0.3, 0.3), (1e4, 100.0)])
 def test_lbsgds_factor_by_layer_has_mxnets_limits(size, factor, engine, device):
     """sqrt(sum w^2 / (sum g^2 + wd sum w^2 + 1e-18)), between 0.01 and 100 (MXNet 1.9.1, `LBSGD._get_lars`)."""

@@ -102,6 +102,8 @@ FIRST_STEPS = {
 }
 
 
+@pytest.mark.sample(1, "cpu")
+@pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("clip", [0.3, None, 0.0, -0.3])
 @pytest.mark.parametrize("name", FIRST_STEPS)
 def test_the_order_of_rescaling_clipping_and_decay(name, clip, engine, device, monkeypatch):

@@ -33,6 +33,7 @@ def train(params, step, norms=NORMS):
         step()
 
 
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("extra", [{}, {"clip_norm": 1.05}], ids=["alone", "clipped"])
 def test_steps_above_a_norm_are_skipped(extra, engine, device):
     """As if there had been none, by torch's SGD, which counts none either."""

@@ -13,6 +13,7 @@ from tristep.kernels import Rule, rule
 ELEMENTWISE = [name for name in optimizer.registered() if isinstance(optimizer.create(name).rule, Rule)]
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_every_optimizer_of_single_elements_takes_the_options(name, device):
     """To go all the way from the slow weights is no Lookahead at all; and what is left of a step is longer."""

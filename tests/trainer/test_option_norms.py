@@ -76,6 +76,7 @@ def test_averages_like_torch(dtype, engine, device):
 
 
 @pytest.mark.sample(1)
+@pytest.mark.sample(0, "cpu", "triton")
 def test_all_options_at_once_in_numpy(engine, device):
     """SGD with momentum: clipped, masked, decayed, synchronised, averaged; and a skipped step."""
     lr, wd, k, alpha, limit, keep = 0.05, 0.1, 3, 0.5, 1.5, 0.8
@@ -158,6 +159,7 @@ def test_masters_are_what_options_work_on(engine, device):
         torch.testing.assert_close(states[1]["ema"], states[0]["ema"], rtol=4e-6, atol=1e-6)
 
 
+@pytest.mark.sample(0, "cpu", "triton")
 def test_options_may_be_switched_on_later(engine, device):
     params = parameters(device)
     trainer = Trainer(params, "sgd", {"learning_rate": 0.05}, engine=engine)

@@ -24,6 +24,7 @@ def adam_steps(lr=0.05, beta1=0.9, beta2=0.999, epsilon=1e-8):
         yield steps
 
 
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize(("name", "options"), [("adamw", {}), ("adam", {"decoupled_wd": True})])
 def test_cautious_decay_like_the_paper(name, options, engine, device):
     """Alg. 1 with Adam's step."""
@@ -41,6 +42,7 @@ def test_cautious_decay_like_the_paper(name, options, engine, device):
 
 
 @pytest.mark.sample(1)
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("name", ["adam", "adamw"])
 def test_weights_on_spheres_like_the_paper(name, engine, device):
     """With Adam's direction: AdamH of Wen et al. (2026). The schedule's rate is the length of a step."""

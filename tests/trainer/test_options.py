@@ -50,8 +50,7 @@ PEERS = {
 
 
 @pytest.mark.sample(4)
-@pytest.mark.sample(1, "cpu")
-@pytest.mark.sample(0, "triton")
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("name", PEERS)
 def test_options_like_the_reference(reference, name, engine, device):
     (ours, arguments), (theirs, their_arguments) = PEERS[name]
@@ -83,6 +82,7 @@ def test_decoupled_decay_like_torch(name, engine, device):
     torch.testing.assert_close(params, expected, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lion, cautious"])
 @pytest.mark.parametrize("k", [1, 5])
 def test_lookahead_like_the_reference(reference, name, k, engine, device):
@@ -172,6 +172,7 @@ def test_the_count_of_updates_may_start_anywhere(device):
 
 
 @pytest.mark.sample(1)
+@pytest.mark.sample(0, "cpu", "triton")
 def test_each_rule_of_a_training_is_prepared_once(monkeypatch, engine, device):
     """Synchronising ten times does not mean to build everything ten times."""
     made = []

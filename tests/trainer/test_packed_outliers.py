@@ -58,6 +58,7 @@ def trained(name, state_dtype, outliers, engine, device, **options):
     return found
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", list(packs()))
 def test_what_is_finite_is_so_as_with_float32_states(name, device):
     """With weight decay, which brings a weight that is not finite into the next gradient."""

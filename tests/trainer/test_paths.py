@@ -479,7 +479,7 @@ def same(answers, reference):
         torch.testing.assert_close(found, right, rtol=1e-5, atol=2e-6, msg=lambda text, key=key: f"{key}: {text}")
 
 
-@pytest.mark.sample(240)
+@pytest.mark.sample(120)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("path", PATHS)
@@ -549,7 +549,7 @@ def pushed(store, cases):
     return on_ranks(path, cases)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("path", ["ZeRO of several ranks", "all-reduce", "shards", "server"])
 def test_an_option_means_the_same_in_several_processes(path, name, processes, run_job):

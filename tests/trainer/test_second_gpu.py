@@ -145,7 +145,7 @@ SCENARIOS = {
 }
 
 
-QUICK = ("replicas", "sparse", "ranks")
+QUICK = ("norms", "sparse")
 NAMES = [each if each in QUICK else pytest.param(each, marks=pytest.mark.sample(0)) for each in SCENARIOS]
 
 

@@ -39,7 +39,6 @@ def single(name, arguments, data, epochs, make=network, seed=0, per_sample=False
     return np.array(losses), net
 
 
-@pytest.mark.cover("together", "name")
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "nadam", "muon", "prodigy"])
 def test_as_single_trainings(name, together):

@@ -138,6 +138,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.sample(3)
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_recording_changes_no_bit(name, engine, device, everything):
     if engine == "triton" and name not in ("adam", "muon"):
@@ -152,7 +153,7 @@ def test_recording_changes_no_bit(name, engine, device, everything):
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
-@pytest.mark.sample(0, "triton")
+@pytest.mark.sample(0, "cpu", "triton")
 def test_some_steps_only_and_the_last_ones(engine, device):
     net, all_of_them = model(device), tristep.Telemetry(metrics=["update_ratio"])
     train(net, tristep.Trainer(net, "adam", engine=engine, telemetry=all_of_them), 8)
@@ -164,6 +165,7 @@ def test_some_steps_only_and_the_last_ones(engine, device):
     np.testing.assert_array_equal(some["update_ratio"], all_of_them["update_ratio"][[3, 6]])
 
 
+@pytest.mark.sample(0, "cpu", "triton")
 def test_parameters_left_alone_are_nan(engine, device):
     net = model(device)
     net[0].bias.requires_grad_(False)
@@ -184,6 +186,7 @@ def test_parameters_left_alone_are_nan(engine, device):
         ], quantity
 
 
+@pytest.mark.sample(0, "cpu", "triton")
 def test_a_step_that_fails_is_not_recorded(engine, device):
     net, rates = model(device), [0.1, math.nan, 0.1]
     options = {"lr_scheduler": lambda number: rates.pop(0)}
@@ -198,6 +201,7 @@ def test_a_step_that_fails_is_not_recorded(engine, device):
     assert trainer.telemetry.steps.tolist() == [1, 2]
 
 
+@pytest.mark.sample(0, "cpu", "triton")
 def test_sparse_gradients_are_not_measured(engine, device):
     table = torch.nn.Embedding(9, 3, sparse=True).to(device)
     head = torch.nn.Linear(3, 1).to(device)
@@ -214,7 +218,7 @@ def test_sparse_gradients_are_not_measured(engine, device):
     assert (norms[:, 2] == 1.0).all()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0, "cpu", "triton")
 def test_steps_inside_backward_are_recorded_like_others(engine, device):
     outcomes = []
     for inside in (False, True):

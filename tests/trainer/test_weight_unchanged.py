@@ -25,8 +25,7 @@ STORAGE = {
 
 
 @pytest.mark.sample(4)
-@pytest.mark.sample(1, "cpu")
-@pytest.mark.sample(0, "triton")
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("name", STORAGE)
 def test_weights_that_a_step_leaves_as_they_were(name, engine, device):
     """Both the weights and the master copies that the trainer would save, which there are from the first step on."""

@@ -19,6 +19,8 @@ def backward(params, seed, factor=1.0):
     sum((param * torch.randn(param.shape).to(param) * factor).sum() for param in params).backward()
 
 
+@pytest.mark.sample(0, "cpu")
+@pytest.mark.sample(1, "triton")
 @pytest.mark.parametrize("name", ["adam", "lamb", "muon"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_as_zeroing_by_hand(name, dtype, engine, device):
