@@ -240,11 +240,16 @@ def emulated() -> Iterator[Any]:
     started.end()
 
 
-@pytest.fixture(autouse=True)
-def eager_in_quick_tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the quick tier, tests that name no engine compile nothing."""
+@pytest.fixture
+def few_steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the quick tier, the steps of this test that name no engine are too few to compile for them."""
     if request.config.getoption("--cases") == "quick" and not HAS_DEVICE:
         monkeypatch.setenv("TRISTEP_ENGINE", "eager")
+
+
+@pytest.fixture(autouse=True)
+def eager_in_quick_tier(few_steps: None) -> None:
+    """Tests in folders whose `conftest.py` says nothing else take few steps."""
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def eager_in_quick_tier():
-    """Pictures take long trainings of few rules, which compiled loops make shorter."""
+    """Pictures take long trainings of few rules, which compiled loops make shorter; see `few_steps`."""
 
 
 @pytest.fixture

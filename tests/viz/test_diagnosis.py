@@ -348,6 +348,7 @@ LOST = "weights: updates are lost in rounding, in bfloat16: usually "
 
 
 @pytest.mark.sample(1)
+@pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize("name", ["adam", "sgd", "muon"])
 def test_a_real_net_in_bfloat16_whose_learning_rate_is_too_small_for_it(name):
     net = _layers().to(torch.bfloat16)

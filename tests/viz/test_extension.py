@@ -296,6 +296,7 @@ def test_optimizers_compared(shell):
     assert [line.name for line in lines] == ["adam", "lion", "sgd"]
 
 
+@pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -17,6 +17,8 @@ import tristep
 from tristep.viz import Recorder, Run
 from tristep.viz.record import loggers
 
+pytestmark = pytest.mark.usefixtures("few_steps")
+
 STEPS = 7
 
 

@@ -13,9 +13,12 @@ PAGE = (Path(__file__).parents[2] / "docs" / "notebooks.md").read_text(encoding=
 BLOCKS = re.findall(r"^```(?:python|ipython)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 LINES = ("%load_ext", "%opt_", "%lr_", "%viz_")  # blocks of magics: each line of them is a cell
 SHORTER = {  # the same code in less time
-    "steps=100, trials=8, seeds=5": "steps=20, trials=2, seeds=2",
+    "steps=100, trials=8, seeds=5": "engine='eager', steps=20, trials=2, seeds=2",
     '["sgd", "momentum", "adam"], learning_rates=[0.01, 0.03, 0.1, 0.3, 1.0]': '["sgd"], learning_rates=[0.1]',
     'savefig("paths.png", dpi=200)': 'savefig("paths.png")',
+    "seeds=[0, 1], epochs=5,": 'seeds=[0, 1], epochs=1, engine="eager",',
+    'tristep.Trainer(net, "adam")': 'tristep.Trainer(net, "adam", engine="eager")',
+    '"adam", {"learning_rate": 0.01})\nrecorder': '"adam", {"learning_rate": 0.01}, engine="eager")\nrecorder',
 }
 
 

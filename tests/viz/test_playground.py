@@ -313,6 +313,7 @@ def test_names_of_the_default_legend_are_names_and_no_two_paths_are_equal():
         assert all(np.abs(path - other).max() > 1e-3 for other in at_one_rate[:i])
 
 
+@pytest.mark.usefixtures("few_steps")
 def test_who_takes_the_steps_of_a_plainer_one_is_called_so():
     """Against paths on another function, from elsewhere, at another rate than where they are compared."""
     names = sorted({name for name in registered() if registered()[name].__module__.startswith("tristep")} - {"groupadagrad"})

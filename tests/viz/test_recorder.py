@@ -15,6 +15,8 @@ import torch.distributed as dist
 import tristep
 from tristep.viz import Dashboard, Recorder, Run
 
+pytestmark = pytest.mark.usefixtures("few_steps")
+
 
 def _net():
     torch.manual_seed(1)

@@ -15,6 +15,8 @@ from tristep.viz import Run
 from tristep.viz.simulate.schedules import simulate_scheduler
 from tristep.viz.views.reprs import to_html
 
+pytestmark = pytest.mark.usefixtures("few_steps")
+
 VOID = ("img", "br")
 
 

@@ -159,7 +159,7 @@ def test_views_that_nothing_refers_to_and_closed_boxes_leave_nothing_behind(rend
     gc.collect()
     before = sum(type(each) is Figure for each in gc.get_objects())
     views = []
-    for _ in range(5):
+    for _ in range(2):
         view = Curve([RATE, STEP])
         if renderer == "matplotlib":
             view._repr_mimebundle_()
