@@ -77,6 +77,7 @@ def _same(found, expected):
     assert [epoch["accuracy"] for epoch in done.epochs] == [epoch["accuracy"] for epoch in normal.epochs]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("capture", [True, "auto"])
 def test_captured_steps_have_the_bits_of_normal_ones(capture):
     """The smaller last batch of each epoch runs without the graph."""
@@ -95,6 +96,7 @@ REASONS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("reason", REASONS)
 def test_what_a_graph_would_not_repeat_is_trained_normally_and_said(reason, capsys):
     kind, optimizer, words = REASONS[reason]

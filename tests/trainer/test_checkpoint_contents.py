@@ -223,7 +223,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.cover("kind")
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_states_of_generators_that_they_would_read_out_of_bounds(kind, tmp_path, monkeypatch, everything):
     (place, make), net = HOSTILE[kind], nn.Linear(2, 2)
@@ -324,6 +324,7 @@ ODD_RANKS = {  # by field of what each process saves: values, of which `collect`
 }
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("stateful", [True, False])
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in ODD_RANKS.items() for value in values])
 def test_odd_fields_of_a_process_are_refused(field, value, stateful, tmp_path, monkeypatch, everything):

@@ -67,6 +67,7 @@ TRAININGS = {
 FULL_ONLY = ("nadam", "stochastic rounding", "several", "store")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.sample(0)] if kind in FULL_ONLY else []) for kind in TRAININGS]
 )

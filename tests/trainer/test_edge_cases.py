@@ -21,8 +21,7 @@ def _step(net, trainer, scale=1.0):
 
 
 @pytest.mark.sample(6)
-@pytest.mark.sample(1, "cpu")
-@pytest.mark.sample(0, "triton")
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb", "prodigy", "schedulefreesgd"])
 def test_a_used_trainer_can_be_copied_with_its_model(optimizer, way, engine, device):

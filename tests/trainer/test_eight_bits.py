@@ -44,6 +44,7 @@ def distance(params, others, start):
     return math.sqrt(apart / gone)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", list(packs()))
 def test_steps_are_near_those_in_full(name, device):
     params, trainer = stepped(device, name=name, engine="eager")

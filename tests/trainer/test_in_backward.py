@@ -58,7 +58,7 @@ def _tensors(value):
 
 
 @pytest.mark.sample(16)
-@pytest.mark.sample(2, "cpu")
+@pytest.mark.sample(1, "cpu")
 @pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("name", [name for name in registered() if name not in TOGETHER])
 def test_the_numbers_of_an_ordinary_step(monkeypatch, name, engine, device):

@@ -73,6 +73,7 @@ def test_schedule_free_weights_and_their_average_like_the_reference(theirs, engi
     assert all(torch.equal(param, weight) for param, weight in zip(params, trained, strict=True))
 
 
+@pytest.mark.sample(0, "cpu", "triton")
 def test_averaged_weights_leave_master_copies_alone(engine, device):
     param = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16, device=device))
     trainer = Trainer([param], "schedulefreesgd", {"learning_rate": 0.1, "multi_precision": True}, engine=engine)
@@ -162,6 +163,7 @@ def test_prodigy_and_its_estimate_like_the_reference(name, engine, device):
 
 
 @pytest.mark.sample(1)
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.usefixtures("float64_by_default")
 def test_prodigys_estimate_is_one_for_parameters_that_are_left_out_at_times(engine, device):
     params, expected = _parameters(device), _parameters(device)
@@ -344,6 +346,7 @@ def test_an_ascent_uses_gradients_up_and_is_not_repeated(device):
 
 
 @pytest.mark.sample(1)
+@pytest.mark.sample(0, "cpu", "triton")
 def test_averages_of_asgd_like_torch(engine, device):
     params, expected = _parameters(device), _parameters(device)
     trainer = Trainer(params, "asgd", {"learning_rate": 0.05, "t0": 5}, engine=engine)

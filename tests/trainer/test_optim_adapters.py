@@ -83,6 +83,7 @@ def test_like_the_trainer_on_every_engine(name, engine, device, monkeypatch):
 
 
 # SGLD's noise depends on where a parameter stands, and Prodigy's estimate on all parameters of all groups.
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.sample(0))], ids=str)
 @pytest.mark.parametrize("name", sorted(set(OURS) - {"SGLD", "Prodigy"}))
 def test_groups_have_options_of_their_own_and_train_as_by_a_trainer_each(name, dtype):

@@ -145,6 +145,7 @@ def test_multipliers_hold_for_steps_and_for_decay(engine, device):
         torch.testing.assert_close(params[i], expected[i], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.sample(0, "cpu", "triton")
 def test_every_parameter_synchronises_at_its_own_updates(engine, device):
     """One of two is left out now and then: each goes as if it were alone."""
     together = parameters(device)[:2]

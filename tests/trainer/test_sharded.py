@@ -63,6 +63,7 @@ WHOLE = [
 ]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("name", "arguments", "dtype"), ELEMENTWISE + WHOLE)
 def test_weights_and_whole_state_are_to_the_bit_those_of_ranks_that_all_have_everything(processes, name, arguments, dtype):
     run = (name, arguments, 4, dtype, 1, name != "by hand")
@@ -86,6 +87,7 @@ NORMS = [  # which are of all tensors of all ranks
 ]
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(
     ("ranks", "name", "arguments", "dtype"),
     [
