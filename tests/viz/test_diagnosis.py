@@ -437,6 +437,7 @@ class _Transformer(torch.nn.Module):
         return self.head(self.layers(self.tokens(x)))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

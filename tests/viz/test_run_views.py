@@ -360,6 +360,7 @@ def test_every_panel_marks_where_values_become_nan_and_says_so_where_none_is_fin
     assert "no value is finite" in [str(text.texts) for text in texts if text.texts.ndim == 0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [TensorHeatmap, Dashboard])
 def test_gradients_of_exactly_0_have_a_colour_and_a_key_of_their_own(kind):
     run = _sick()

@@ -50,6 +50,7 @@ def assert_same_path(ours, theirs):
     np.testing.assert_array_equal(ours[finite], theirs[finite])
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "groupadagrad"])
 def test_every_optimizer_as_a_trainer_steps_it(name):
     on, starts = FUNCTIONS["himmelblau"], [(1.0, -2.0), (-3.0, 0.5), (0.25, 4.0)]
@@ -304,6 +305,7 @@ def test_sources():
     assert "def muon(" in rule_source("muon")
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", NAMES)
 def test_sliders_move_within_what_the_constructor_takes(name):
     """All positions are accepted, the default is one of them, and what is just outside of hard limits is not a position."""
