@@ -50,6 +50,7 @@ def assert_same_path(ours, theirs):
     np.testing.assert_array_equal(ours[finite], theirs[finite])
 
 
+@pytest.mark.usefixtures("few_steps")
 @pytest.mark.sample(16)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "groupadagrad"])
 def test_every_optimizer_as_a_trainer_steps_it(name):
