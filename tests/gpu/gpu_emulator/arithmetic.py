@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,7 @@ _COMPARISONS = {
 _TO_INTEGRAL = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
 
 
+@cache
 def dtype_of(name: str) -> Any:
     """NumPy's type of a type of PTX; an unsigned integer of its bits where there is none.
 

@@ -165,23 +165,23 @@ class GlobalMemory:
             )
         )
         order = np.lexsort((epochs, which))
-        for some in np.split(order, np.flatnonzero(np.diff(which[order])) + 1) if len(order) else ():
-            where = self._ranges.describe(int(written[which[some[0]]]) * unit)
-            if self._is_race(where, ids[some], epochs[some], is_store[some], lines[some], per_cta):
-                return
+        which, ids, epochs, is_store, lines = (each[order] for each in (which, ids, epochs, is_store, lines))
+        if len(raced := np.flatnonzero(_races(which, ids, epochs, is_store, per_cta))):
+            some = which == which[raced[0]]
+            where = self._ranges.describe(int(written[which[raced[0]]]) * unit)
+            self._report_race(where, ids[some], epochs[some], is_store[some], lines[some], per_cta)
 
-    def _is_race(
+    def _report_race(
         self, where: str, ids: np.ndarray, epochs: np.ndarray, stores: np.ndarray, lines: np.ndarray, per_cta: int
-    ) -> bool:
-        if len(ctas := np.unique(ids // per_cta)) > 1:  # of which no barrier is common
+    ) -> None:
+        if len(ctas := np.unique(ids // per_cta)) > 1:
             self._defect(f"race of CTAs {ctas[:4].tolist()} at {where}", int(lines[stores][0]))
-            return True
+            return
         for epoch in np.unique(epochs):
             now = epochs == epoch
             if (now & stores).any() and len(threads := np.unique(ids[now])) > 1:
                 self._defect(f"race of threads {(threads % per_cta)[:4].tolist()} at {where}", int(lines[now & stores][0]))
-                return True
-        return False
+                return
 
     def _count(self, kind: str, address: np.ndarray, mask: Any, size: int, threads: Threads, line: int) -> None:
         # A warp's lanes that touch one sector share its transfer. Lanes that do nothing have the sector -1.
@@ -197,6 +197,26 @@ class GlobalMemory:
         cta, thread = divmod(int(threads.ids[k]), threads.per_cta)
         where = self._ranges.describe(int(address[k]))
         self._defect(f"{what}, {size} bytes at {where}, by thread {thread} of CTA {cta} and {wrong.sum() - 1} others", line)
+
+
+def _races(place: np.ndarray, ids: np.ndarray, epochs: np.ndarray, stores: np.ndarray, per_cta: int) -> np.ndarray:
+    """Of accesses, sorted by place and epoch, whether each is the first of a place, or of an epoch there, with a race.
+
+    CTAs race at a place that several of them touch, as no barrier is common to them; threads if it is in one epoch.
+    """
+    raced = np.zeros(len(place), dtype=bool)
+    if not len(place):
+        return raced
+    new_place = np.append(True, np.diff(place) != 0)
+    places, both = np.flatnonzero(new_place), np.flatnonzero(new_place | np.append(True, np.diff(epochs) != 0))
+    raced[places] = _differ(ids // per_cta, places)
+    raced[both] |= _differ(ids, both) & np.logical_or.reduceat(stores, both)
+    return raced
+
+
+def _differ(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Whether the values between two of these places are not all the same."""
+    return np.minimum.reduceat(values, starts) != np.maximum.reduceat(values, starts)
 
 
 class SharedMemory:

@@ -59,7 +59,8 @@ class Registers:
         bits, value = UNSIGNED[operand.bits], np.asarray(value)
         if value.dtype.itemsize < np.dtype(bits).itemsize:  # signed numbers keep their sign
             value = value.astype(np.dtype(f"{value.dtype.kind}{np.dtype(bits).itemsize}"))
-        value = np.broadcast_to(value.view(bits) if value.dtype != bits else value, (self._n,))
+        value = value.view(bits) if value.dtype != bits else value
+        value = value if value.shape == (self._n,) else np.broadcast_to(value, (self._n,))
         if mask is not None:
             value = np.where(mask, value, self._arrays.get(operand.value, bits(0)))
         self._arrays[operand.value] = value
