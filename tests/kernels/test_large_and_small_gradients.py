@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from parity_steps import Step
+from rule_cases import COMPILED_RULES, RULES
 
 from tristep.kernels import TensorRule, rules
 
 F32 = torch.float32
 pytestmark = pytest.mark.usefixtures("small_tiles")
-RULES = [getattr(rules, name) for name in rules.__all__]
 LARGE = (1e15, 1e18, 1e19, 2e19, 4e19, 1e20, 5e20, 1e22, 1e30, 1e36, 6e37)
 SMALL = (1e-15, 1e-30, 1e-38, 1e-42)
 LARGEST = {  # that the states of a rule can hold; of others the largest is that of `LARGE`
@@ -52,10 +52,18 @@ def _step(place, rule, *sizes):
     return step
 
 
-@pytest.mark.cover("rule", "place")
-@pytest.mark.sample(15, "triton")
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_step_with_large_or_small_gradients_is_the_oracles(place, rule):
+@pytest.mark.parametrize("rule", RULES)
+def test_an_eager_step_with_large_or_small_gradients_is_the_oracles(eager_place, rule):
+    _check_sizes(eager_place, rule)
+
+
+@pytest.mark.cover("rule", "compiled_place")
+@pytest.mark.parametrize("rule", COMPILED_RULES)
+def test_a_compiled_step_with_large_or_small_gradients_is_the_oracles(compiled_place, rule):
+    _check_sizes(compiled_place, rule)
+
+
+def _check_sizes(place, rule):
     largest = LARGEST.get(rule.name, LARGE[-1])
     sizes = [*(size for size in LARGE if size <= largest), *(() if rule.name in NORMS else SMALL)]
     for each in [[size] for size in sizes] if rule is rules.ascent else [sizes]:  # its norm is over all tensors
@@ -77,7 +85,7 @@ def test_a_norm_below_1e22_counts_as_zero(place, name):
         assert torch.equal(zero, small)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", RULES)
 def test_where_a_state_overflows_the_weight_is_nan_in_four_rules_only(place, rule):
     """Elsewhere it takes no step, or one of another size."""
     step = _step(place, rule, 1e30)
