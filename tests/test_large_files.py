@@ -178,7 +178,7 @@ import sys, torch, tristep
 from pathlib import Path
 from tristep.trainer.checkpoint import mapping
 
-folder, mapping.AT_A_TIME = Path(sys.argv[1]), 1 << 18
+folder, mapping.AT_A_TIME = Path(sys.argv[1]), 1 << 17
 
 def peak(act):
     Path("/proc/self/clear_refs").write_text("5")
@@ -190,8 +190,8 @@ def status(name):
     lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines[name].split()[0]) * 1024
 
-params = {f"w{i}": torch.nn.Parameter(torch.ones(1024, 1024)) for i in range(8)}
-params["columns"] = torch.nn.Parameter(torch.ones(2048, 4096).t())
+params = {f"w{i}": torch.nn.Parameter(torch.ones(512, 1024)) for i in range(8)}
+params["columns"] = torch.nn.Parameter(torch.ones(2048, 2048).t())
 trainer = tristep.Trainer(params, "adam", engine="eager")
 for param in params.values():
     param.grad = torch.ones_like(param)
