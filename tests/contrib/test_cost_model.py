@@ -236,10 +236,13 @@ ROWS = {  # what a rank sends on 4 ranks, in units of the parameters: three quar
 }
 
 
+# In the quick tier the code that is least work to compile.
+OF_ROWS = [pytest.param(name, marks=() if name == "fp16" else pytest.mark.sample(0)) for name in ROWS]
+
+
 @needs_counters
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("update_on_kvstore", [False, True], ids=["all-reduce", "ZeRO-1"])
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", OF_ROWS)
 def test_a_training_with_the_arguments_of_a_row_sends_its_bytes(processes, name, update_on_kvstore):
     row = _row(tristep.estimate_cost(SHAPES, 4, "eth100", update_on_kvstore=update_on_kvstore), name)
     expected = ROWS[name][update_on_kvstore] or ROWS[name][0]

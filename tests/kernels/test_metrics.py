@@ -105,6 +105,8 @@ def test_tensors_of_many_sizes(place, dtype):
                 check(found[i], w, array(g) * scale, array(new_w), 1e-12 if dtype == F64 else 3e-6)
 
 
+@pytest.mark.sample(0, "cpu")
+@pytest.mark.sample(1, "triton")
 @pytest.mark.parametrize("master_dtype", [None, F32, torch.int16, torch.int8, BF16], ids=str)
 def test_low_precision_updates_are_measured_as_the_rule_computes_them(place, master_dtype):
     """Not as they are stored: the judge has the same weights and gradients in float32, and eager torch's update."""
@@ -148,6 +150,7 @@ def test_groups_of_several_types_put_their_results_into_one_slot(place):
             check(row, w, array(g), array(new_w))
 
 
+@pytest.mark.sample(0, "cpu")
 @pytest.mark.parametrize("strides", [(1, 40), (60, 1)], ids=["transposed", "with gaps"])
 def test_any_layout(place, strides):
     """What lies between the elements is NaN."""
@@ -187,6 +190,8 @@ def test_a_metric_of_ones_own(place):
     assert moved == pytest.approx(np.max(np.abs(update)), rel=1e-5)
 
 
+@pytest.mark.sample(0, "cpu")
+@pytest.mark.sample(1, "triton")
 @pytest.mark.parametrize("what", ["weight", "gradient", "update"])
 def test_histograms_count_between_powers_of_two_of_either_sign_and_zeros_apart(place, what):
     """Infinities are in the first and the last bin, where NumPy puts them, and NaN is in none."""

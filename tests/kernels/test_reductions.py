@@ -58,6 +58,8 @@ def check_sums(row, w, g, dtype, rescale=1.0):
     assert row[2].flat[0] == w.size
 
 
+@pytest.mark.sample(0, "triton")
+@pytest.mark.sample(1, "cpu")
 @pytest.mark.parametrize("dtype", [F64, F32, F16, BF16], ids=str)
 def test_sums_of_tensors_of_many_sizes(place, dtype):
     """On the CPU engine one of these sets is work for several threads, and the other is not."""
@@ -133,6 +135,7 @@ def test_sums_of_several_types_and_of_masters(place):
         check_sums(values, w if master is None else master, g, compute_dtype(w.dtype))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [F64, F32, BF16], ids=str)
 def test_sums_are_bit_for_bit_the_same_on_any_number_of_threads(monkeypatch, dtype):
     launch = pytest.importorskip("tristep.kernels.backends.cpu.launch", reason="needs numba")
@@ -270,6 +273,7 @@ def test_sums_over_tensors_on_devices_without_float64(monkeypatch, place):
     assert widest(torch.device("cpu")) == torch.float64
 
 
+@pytest.mark.sample(0, "cpu")
 def test_sums_over_no_tensors(place):
     for used in (shown, globally, by_longest):
         Update(used, [], [], engine=place.engine).bind([])
