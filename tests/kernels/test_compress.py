@@ -47,7 +47,7 @@ def gradients(n, wild=True):
     return values
 
 
-@pytest.mark.sample(4, "cpu")
+@pytest.mark.sample(2, "cpu")
 @pytest.mark.golden("gradient_compression")
 @pytest.mark.golden("gradient_compression_1bit", version=2)
 def test_messages_and_residuals_are_mxnets(golden, place):
@@ -319,6 +319,12 @@ VOTING = [
     for case in ((name, "messages", "votes", "float32", False, 4), (name, "votes", "values", "float32", False, 4))
 ]
 JOBS = ENCODING + REDUCING + DECODING + VOTING
+QUICK = (ENCODING[1], ENCODING[4])  # what the two tests of the quick tier look at, so that it is compiled once
+
+
+def of_jobs(jobs):
+    given = [pytest.param(job, marks=() if job in QUICK else pytest.mark.sample(0)) for job in jobs]
+    return pytest.mark.parametrize("job", given, ids=lambda job: "-".join(map(str, job)))
 
 
 @pytest.fixture(scope="module")
@@ -327,9 +333,8 @@ def code(compiling):
     return cache(lambda job: compiling.run(COMPILE, job))
 
 
-@pytest.mark.sample(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("job", JOBS, ids=lambda job: "-".join(map(str, job)))
+@of_jobs(JOBS)
 def test_no_spills_no_float64_few_registers(job, code):
     text, usage, _ = code(job)
     used = {what: int(re.search(rf"\b{what}:(\d+)", usage).group(1)) for what in ("REG", "STACK", "LOCAL", "SHARED")}
@@ -340,8 +345,7 @@ def test_no_spills_no_float64_few_registers(job, code):
 
 
 @pytest.mark.slow
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("job", ENCODING, ids=lambda job: "-".join(map(str, job)))
+@of_jobs(ENCODING)
 def test_a_full_tile_moves_what_it_must_and_nothing_else(job, code):
     """12 bytes and a code for each value: float32 by accesses of 128 bits, and all codes that a thread has by one."""
     text, _, warps = code(job)

@@ -48,7 +48,8 @@ TWO = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
+@pytest.mark.sample(0, "cpu")
 @pytest.mark.parametrize("limits", TWO)
 @pytest.mark.parametrize("name", FEW)
 def test_the_inner_of_two_limits_sees_what_the_outer_leaves(place, numbers, name, limits):

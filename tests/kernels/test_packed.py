@@ -105,6 +105,7 @@ def test_every_engine_stores_the_same_bytes(place, seed, dtype):
 
 
 @pytest.mark.sample(1)
+@pytest.mark.sample(0, "cpu")
 @KINDS
 def test_every_engine_reads_the_same_numbers(place, dtype):
     states = packed_states(place, SIZES, dtype=dtype)
@@ -176,6 +177,7 @@ def bounds(block, unsigned, dtype, at_random):
 
 
 @pytest.mark.sample(2)
+@pytest.mark.sample(0, "cpu")
 @KINDS
 @pytest.mark.parametrize("unsigned", [False, True], ids=["signed", "unsigned"])
 @pytest.mark.parametrize("seed", [None, 3], ids=["nearest", "random"])

@@ -6,6 +6,7 @@ The oracle is NumPy, comparing neighbours.
 import math
 
 import numpy as np
+import pytest
 import torch
 from low_precision import as_bfloat16, numbers, same, slowly, take
 
@@ -29,6 +30,7 @@ def run_at_random(place, values, update_number=1, seed=0, repeat=1, states=None)
     return weights
 
 
+@pytest.mark.sample(0, "triton")  # whose random bits are those of torch in a test below
 def test_random_rounding_goes_to_a_neighbour_and_is_right_on_average(place):
     """With shares of 1/8 and so on between the neighbours; within 5 standard errors of the binomial distribution."""
     n = 10_000

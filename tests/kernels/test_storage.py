@@ -42,6 +42,8 @@ def test_the_oracle_rounds_as_torch_does():
     same(torch.tensor(values).to(BF16), as_bfloat16(values))
 
 
+@pytest.mark.sample(0, "triton")
+@pytest.mark.sample(1, "cpu")
 @pytest.mark.parametrize(
     ("name", "gradient_dtype"), [("sgd_momentum", F32), ("adamw", BF16), ("lamb", F16), ("adan", F32)], ids=str
 )
@@ -259,6 +261,7 @@ def test_types_that_do_not_go_together_are_refused():
             Update(rules.sgd_momentum, [torch.zeros(3, dtype=weight)], [(torch.zeros(3, dtype=state),)], masters)
 
 
+@pytest.mark.sample(0, "cpu")  # which compiles six loops for that
 def test_groups_are_formed_by_how_tensors_are_stored(place):
     """Alike they go into one launch; the values are those of each alone."""
     values = np.random.default_rng(4).normal(size=1030).astype(np.float32)
