@@ -18,7 +18,7 @@ from machine_code import FLOAT64, RULES, TARGETS, Case, compiled_code, fuses_not
 pytestmark = pytest.mark.slow
 
 
-# In the quick tier those that are least alike: arithmetic, words, numbers of states, sums.
+# In the quick tier those that are least alike: arithmetic, random numbers, many states, sums.
 OF_RULES = pytest.mark.parametrize(
     "rule", [pytest.param(name, marks=() if TABLE[name].quick else pytest.mark.sample(0)) for name in RULES]
 )

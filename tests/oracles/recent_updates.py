@@ -231,7 +231,6 @@ def mars(w, g, state, h):
 
 @row(
     arrays=5 + 1,
-    quick=True,
     peers={
         "novograd": Peer(
             {"learning_rate": 0.01, "wd": 0.1},

@@ -86,7 +86,7 @@ def adagrad(w, g, state, h):
     return sum_of(w, -h.lr * g / (np.sqrt(history.value + h.epsilon) + h.epsilon_outside), -h.decay * w), [history]
 
 
-@row(quick=True)
+@row()
 def adam(w, g, state, h):
     # AdamUpdateKernel; Kingma & Ba (2015), with both bias corrections in the rate
     g = clip(h.rescale_grad * g + h.wd * w, h.clip)
@@ -240,7 +240,7 @@ def ftml(w, g, state, h):
     return Result(-z.value / new_d, z.scale / np.abs(new_d)), [sum_of(new_d), v, z]
 
 
-@row(ulps=4, quick=True)
+@row(ulps=4)
 def ftrl(w, g, state, h):
     # FtrlUpdateKernel; McMahan et al. (2013), algorithm 1. MXNet multiplies by |z| > lamda1, so that NaN stays NaN.
     z, n = state
