@@ -74,6 +74,7 @@ def check(place, rule):
     assert not any(gradient.any() for gradient in gradients)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", SOME)
 def test_a_factor_a_step_left_out_and_zeros(name, compiled_place):
     check(compiled_place, getattr(rules, name))
