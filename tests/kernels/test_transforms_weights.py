@@ -66,6 +66,7 @@ DECAYING = {
 
 
 @pytest.mark.sample(2)
+@pytest.mark.sample(0, "cpu")
 @pytest.mark.parametrize("name", DECAYING)
 def test_decay_is_left_out_where_the_step_has_another_direction(place, name):
     base, decay = DECAYING[name]
@@ -228,6 +229,7 @@ def test_spheres_of_other_types_are_those_of_float64(place):
 
 
 @pytest.mark.sample(2)
+@pytest.mark.sample(0, "cpu")
 @pytest.mark.parametrize("name", ["sgd", "lamb", "novograd"])
 def test_the_average_follows_the_weight(place, name):
     base = getattr(rules, name)
