@@ -241,6 +241,7 @@ OF_ROWS = [pytest.param(name, marks=() if name == "fp16" else pytest.mark.sample
 
 
 @needs_counters
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("update_on_kvstore", [False, True], ids=["all-reduce", "ZeRO-1"])
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_a_training_with_the_arguments_of_a_row_sends_its_bytes(processes, name, update_on_kvstore):
