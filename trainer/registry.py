@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any, TypeVar
 
-from . import plugins
+from . import contrib_names
 from .validation import did_you_mean, instance
 
 T = TypeVar("T")
@@ -26,8 +25,7 @@ class Registry(dict[str, T]):
         suffix: a lower-case ending that a lookup may omit.
         hint: a sentence for the error message of an unknown name.
         ignore_case: whether names are stored in lower case, and looked up in any case.
-        group: the group of entry points with which other packages add entries, such as "tristep.optimizers"; "" for none.
-        own_name: a function that returns the name that the entry point of a class must have; None allows any name.
+        contrib: the kind of names in `tristep.contrib` that are further entries, such as "optimizers"; "" for none.
     """
 
     def __init__(
@@ -39,8 +37,7 @@ class Registry(dict[str, T]):
         suffix: str = "",
         hint: str = "",
         ignore_case: bool = True,
-        group: str = "",
-        own_name: Callable[[Any], str] | None = None,
+        contrib: str = "",
     ) -> None:
         super().__init__()
         self.kind = kind
@@ -49,8 +46,7 @@ class Registry(dict[str, T]):
         self.suffix = suffix
         self.hint = hint
         self.ignore_case = ignore_case
-        self.group = group
-        self.own_name = own_name
+        self.contrib = contrib
 
     def register(self, entry: Entry, *names: str, stacklevel: int = 2) -> Entry:
         """Register and return a class or function, under its name, or `names` instead; works as a decorator.
@@ -61,7 +57,7 @@ class Registry(dict[str, T]):
         definition: Any = entry
         for name in names or (definition.__name__,):
             key = self._key(name)
-            former = self.get(key) or (plugins.in_contrib(self.group).get(key) if self.group else None)
+            former = self.get(key) or self._in_contrib().get(key)
             if former is not None and _place(former) != _place(definition):
                 warnings.warn(f"{self.kind} {key!r} now means {entry!r}, before {former!r}", stacklevel=stacklevel)
             self[key] = definition
@@ -83,37 +79,23 @@ class Registry(dict[str, T]):
             return entry
         names = self.names()
         guess = did_you_mean(self._key(name).removesuffix(self.suffix), names)
-        package = f", one in a package the entry points {self.group!r}" if self.hint and self.group else ""
-        hint = f" {self.hint}{package}." if self.hint else ""
+        hint = f" {self.hint}." if self.hint else ""
         raise ValueError(
             f"{argument}={name!r}: no {self.kind} is registered by that name.{guess}{hint} "
             f"There are {', '.join(names) or 'none'}"
         )
 
     def find(self, name: str) -> T | None:
-        """Return the entry of a name, imported from a plugin if need be; None if there is none. Raise for a bad plugin."""
+        """Return the entry of a name, imported from `tristep.contrib` if need be; None if there is none."""
         key = self._key(name)
         for full_key in (key, key + self.suffix):
             if full_key in self:
                 return self[full_key]
-        if not self.group:
-            return None
-        declared = name if name in plugins.names(self.group) else key
-        if self.own_name is None and self.ignore_case:  # of a class with a name of its own more is known below
-            for other in plugins.names(self.group):
-                if other != key and other.lower() == key:
-                    raise ValueError(f"{other!r} in the entry points {self.group!r}: the name must be in lower case")
-        if (entry := plugins.load(self.group, declared)) is None:
-            return None
-        where = f"{declared!r} in the entry points {self.group!r}"
-        if self.base is not None and not (isinstance(entry, type) and issubclass(entry, self.base)):
-            raise TypeError(f"{where} is {entry!r}: it must be a subclass of {self.base.__name__}")
-        if self.own_name is not None and (own_name := self.own_name(entry)) != declared:
-            raise ValueError(f"{where} is {entry!r}: the entry point must have its name, {own_name!r}")
-        return self.setdefault(key, entry)  # the plugin's module may have registered it
+        entry = contrib_names.load(self.contrib, key) if self.contrib else None
+        return None if entry is None else self.setdefault(key, entry)  # its module may have registered it
 
     def everything(self) -> dict[str, T]:
-        """Import all plugins, and return all entries, sorted by name."""
+        """Return all entries, sorted by name; those of `tristep.contrib` are imported."""
         for name in self.names():
             self.find(name)
         return dict(sorted(self.items()))
@@ -126,7 +108,7 @@ class Registry(dict[str, T]):
     def named(self, name: str, own: Any = None) -> T:
         """Return the class that a file names, by what `name_of` returned when it was written; the file is loaded into `own`.
 
-        That is a registered class, or one that the program has defined or imported; apart from plugins, nothing is imported.
+        That is a registered class, or one that the program has defined or imported; apart from contrib, nothing is imported.
         Of classes with the same module and name, which a function may define, that of `own` comes first, then the newest.
         """
         entry: Any = self.find(name) if isinstance(name, str) and ":" not in name else None
@@ -145,9 +127,11 @@ class Registry(dict[str, T]):
         return kind if _place(kind) == _place(entry) else entry
 
     def names(self) -> list[str]:
-        """Return all names, with those of plugins, sorted and without the suffix; nothing is imported."""
-        declared = plugins.names(self.group) if self.group else ()
-        return sorted({key.removesuffix(self.suffix) for key in (*self, *declared)})
+        """Return all names, with those of `tristep.contrib`, sorted and without the suffix; nothing is imported."""
+        return sorted({key.removesuffix(self.suffix) for key in (*self, *self._in_contrib())})
+
+    def _in_contrib(self) -> dict[str, str]:
+        return contrib_names.places(self.contrib) if self.contrib else {}
 
     def _key(self, name: str) -> str:
         return name.lower() if self.ignore_case else name

@@ -16,7 +16,7 @@ if find_spec("matplotlib") is None:
         "tristep.viz draws with matplotlib, which is missing: pip install 'tristep[notebook]'", name="matplotlib"
     )
 
-from ..trainer import plugins
+from ..trainer import contrib_names
 from .live import LiveLoop, LiveView, Snapshot, loops
 from .record import Curve, Recorder, Run, RunSet, Series, diagnose
 from .render.renderers import Capabilities, capabilities, set_renderer
@@ -166,15 +166,12 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
     def __getattr__(name: str) -> Any:
-        """Return a plugin's view or function; its package declares it as an entry point in the group "tristep.viz"."""
+        """Import and return a name of matplotlib's renderer or of `tristep.contrib`."""
         if name in ("Figure", "draw"):  # matplotlib takes long to import, and a canvas needs none
             globals()[name] = getattr(import_module(".render.matplotlib", __name__), name)
             return globals()[name]
-        view = None if name.startswith("_") else plugins.load("tristep.viz", name)
-        if view is None:
+        entry = contrib_names.load("viz", name) if name in __all__ else None
+        if entry is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        is_view = isinstance(view, type) and issubclass(view, View)
-        if not is_view and name not in plugins.in_contrib("tristep.viz"):  # which has functions, too
-            raise TypeError(f"{name!r} in the entry points 'tristep.viz' is {view!r}: it must be a subclass of View")
-        globals()[name] = view
-        return view
+        globals()[name] = entry
+        return entry

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule
-from ...trainer import plugins
+from ...trainer import contrib_names
 from ...trainer.lr_scheduler import LRScheduler
 from ...trainer.lr_scheduler.config import functions
 from ...trainer.optimizer import Optimizer
@@ -146,7 +146,7 @@ def _is_allowed(value: Any) -> bool:
 
 def _named(module: str, qualified: str) -> Any:
     """Return the object of this name in an imported module. Raise ValueError if messages may not name it."""
-    if f"{module}:{qualified}" in plugins.in_contrib("tristep.optimizers").values():
+    if f"{module}:{qualified}" in contrib_names.places("optimizers").values():
         import_module(module)
     named: Any = sys.modules.get(module)
     for part in qualified.split("."):

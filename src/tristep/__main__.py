@@ -47,10 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cost = cost_command.add(commands)
     commands.add_parser(
         "doctor",
-        help="versions, plugins, engines, caches, and what is missing",
-        description="Print the versions of packages, the plugins that other packages declare, the engine of each device and "
-        "whether a step with it is right, the caches of compiled code, and what is missing. The exit status is 1 if tristep "
-        "cannot work.",
+        help="versions, engines, caches, and what is missing",
+        description="Print the versions of packages, the engine of each device and whether a step with it is right, the "
+        "caches of compiled code, and what is missing. The exit status is 1 if tristep cannot work.",
     )
     options = vars(parser.parse_args(arguments))
 

@@ -1,4 +1,4 @@
-"""`python -m tristep doctor`: versions, plugins, the engine of each device, the caches of compiled code, what is missing."""
+"""`python -m tristep doctor`: versions, the engine of each device, the caches of compiled code, what is missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import platform
 import re
 import warnings
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import torch
@@ -16,7 +15,6 @@ import torch
 import tristep
 from tristep.kernels import ENGINES, choose_engine
 from tristep.kernels.backends import has_numba, has_triton
-from tristep.trainer.plugins import GROUPS
 
 __all__ = ["report"]
 
@@ -31,8 +29,6 @@ def report() -> tuple[list[str], bool]:
     ]
     wrong: list[str] = []
     lines += ["", "packages", *_packages(wrong)]
-    if plugins := [*_plugins()]:
-        lines += ["", "plugins", *plugins]
     lines += ["", "devices", *_devices(wrong)]
     lines += ["", "compiled code", *_caches()]
     lines += ["", *(wrong or ["Nothing is missing."])]
@@ -84,15 +80,6 @@ def _requirements() -> Iterator[tuple[str, str, str]]:
 
 def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version.split("+")[0])[:3]]
-
-
-def _plugins() -> Iterator[str]:
-    """Yield a line for each entry point that an installed package declares for tristep; nothing is imported."""
-    for group in sorted(group for group in entry_points().groups if group.startswith("tristep.")):
-        for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
-            package = f", of {entry.dist.name} {entry.dist.version}" if entry.dist else ""
-            known = "" if group in GROUPS else "; unknown group"
-            yield f"  {entry.name:14} in {group}: {entry.value}{package}{known}"
 
 
 def _devices(wrong: list[str]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from ...kernels.storage import PACKED, check_scales, is_packed, kind_of
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer
 from ..optimizer.limits import NUMBERS
 from ..optimizer.multi import LIMITS, part_of
-from ..optimizer.rule_optimizer import find_option
+from ..optimizer.options import OPTIONS
 from ..optimizer.settings import SPLIT_MASTERS, check_settings
 from ..optimizer.states import MASTER
 from ..validation import instance, integer
@@ -144,9 +144,9 @@ def _check_common_settings(settings: Mapping[str, Any]) -> None:
 
 def _check_settings(optimizer: Optimizer, settings: Mapping[str, Any]) -> None:
     current = optimizer.settings()
-    for name in set(settings) - set(current) if isinstance(optimizer, RuleOptimizer) else ():
-        if (option := find_option(name)) is not None:
-            current[name] = vars(optimizer).setdefault(name, option.default)
+    for option in OPTIONS if isinstance(optimizer, RuleOptimizer) else ():
+        if option.name in settings.keys() - current.keys():  # it was registered after the optimizer was made
+            current[option.name] = vars(optimizer).setdefault(option.name, option.default)
     if unknown := sorted(set(settings) - set(current)):
         raise ValueError(f"saved state has settings that {type(optimizer).__name__} does not know: {', '.join(unknown)}")
     for name, value in settings.items():

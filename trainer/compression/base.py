@@ -70,14 +70,9 @@ class Compressor(abc.ABC):
         A class that is registered under the same type is replaced, with a warning.
         """
         Compressor.registry.check(klass)
-        return Compressor.registry.register(klass, klass.named().type, stacklevel=3)
-
-    @classmethod
-    def named(cls: _Class) -> _Class:
-        """Set `type` to the default if the class does not have its own, and return the class."""
-        if "type" not in vars(cls):
-            cls.type = cls.__name__.lower()
-        return cls
+        if "type" not in vars(klass):
+            klass.type = klass.__name__.lower()
+        return Compressor.registry.register(klass, klass.type, stacklevel=3)
 
     @abc.abstractmethod
     def encode(self, values: torch.Tensor) -> torch.Tensor:
@@ -128,14 +123,13 @@ Compressor.registry = Registry(
     Compressor,
     hint="A class of your own needs @tristep.kvstore.register_compressor",
     ignore_case=False,
-    group="tristep.compressors",
-    own_name=lambda klass: klass.named().type,
+    contrib="compressors",
 )
 register_compressor = Compressor.register
 
 
 def registered_compressors() -> dict[str, type[Compressor]]:
-    """Return all compressor classes by type, including the compressors of plugins."""
+    """Return all compressor classes by type; those of `tristep.contrib` are imported."""
     return Compressor.registry.everything()
 
 

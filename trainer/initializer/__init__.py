@@ -41,7 +41,7 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
     def __getattr__(name: str) -> Any:
-        """Import and return the initializer class of a plugin."""
+        """Import and return an initializer class of `tristep.contrib`."""
         klass = Initializer.registry.find(name) if name in __all__ else None
         if klass is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

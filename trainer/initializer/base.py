@@ -230,8 +230,7 @@ Initializer.registry = Registry(
     Initializer,
     argument="initializer",
     hint="The classes Load and Mixed have no names; a class of your own needs @tristep.initializer.register",
-    group="tristep.initializers",
-    own_name=lambda klass: klass.__name__.lower(),
+    contrib="initializers",
 )
 
 
@@ -283,7 +282,7 @@ def alias(*names: str) -> Callable[[_Class], _Class]:
 
 
 def registered() -> dict[str, type[Initializer]]:
-    """Return all registered initializer classes by name, including aliases and those of plugins, which are imported."""
+    """Return all registered initializer classes by name, including aliases; those of `tristep.contrib` are imported."""
     return Initializer.registry.everything()
 
 

@@ -223,14 +223,14 @@ def _missing(store: KVStore, method: str) -> NotImplementedError:
 
 
 KVStore.kv_registry = Registry(
-    "store", KVStore, hint="A class of your own needs @tristep.kvstore.register", group="tristep.stores"
+    "store", KVStore, hint="A class of your own needs @tristep.kvstore.register", contrib="stores"
 )
 KVStoreBase = KVStore
 register = KVStore.register
 
 
 def registered() -> dict[str, type[KVStore]]:
-    """Return the registered store classes by name; stores of plugins are registered when they are first used."""
+    """Return the registered store classes by name; those of `tristep.contrib` are registered when they are first used."""
     return dict(sorted(KVStore.kv_registry.items()))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .. import dist_utils, plugins
+from .. import contrib_names, dist_utils
 from ..compression import CompressedAllReduce, create_compressor
 from .buckets import Bucket, GradientBuckets, gaps_of
 from .partition import in_memory_order, shaped_like
@@ -31,13 +31,13 @@ def check_compression(compression_params: Any) -> None:
 
 
 def choice_of(compression_params: Any) -> Any:
-    """Return the plugin function that chooses the compression if the type asks for one, such as "auto"; else None.
+    """Return contrib's function that chooses the compression if the type asks for one, such as "auto"; else None.
 
     The function is called on all ranks with the parameters, the process group, and whether updates are sharded
     (`update_on_kvstore`). It returns `compression_params`, equal on all ranks, or None for no compression.
     """
     kind = compression_params.get("type") if isinstance(compression_params, Mapping) else None
-    return plugins.load("tristep.compression_choices", kind) if isinstance(kind, str) else None
+    return contrib_names.load("compression_choices", kind) if isinstance(kind, str) else None
 
 
 def compressed_sum(

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 if not TYPE_CHECKING:  # mypy does not evaluate this list; without it, all names imported above are exported
     from . import adapters, multi, ports
 
-    _PLUGINS = ["SAM", "Dion2", "NorDion2"]
-    __all__ = ["FusedOptimizer", "MultiOptimizer", "clip_grad_norm_", *_PLUGINS, *adapters.__all__, *ports.__all__]
+    _IN_CONTRIB = ["SAM", "Dion2", "NorDion2"]
+    __all__ = ["FusedOptimizer", "MultiOptimizer", "clip_grad_norm_", *_IN_CONTRIB, *adapters.__all__, *ports.__all__]
 
     def __getattr__(name: str) -> Any:
-        """The class of a plugin, which is imported."""
-        klass = multi.plugin(name) if name in _PLUGINS else None
+        """Import and return a class of `tristep.contrib`."""
+        klass = multi.find(name) if name in _IN_CONTRIB else None
         if klass is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = klass

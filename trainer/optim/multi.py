@@ -21,7 +21,7 @@ from .joined import JoinedOptimizers
 from .saved import check_numbers, shown_states
 
 _classes: Registry[type[torch.optim.Optimizer]] = Registry(
-    "optimizer of tristep.optim", torch.optim.Optimizer, group="tristep.optim", own_name=lambda klass: klass.__name__.lower()
+    "optimizer of tristep.optim", torch.optim.Optimizer, contrib="optim"
 )
 for _name in (*ports.__all__, *adapters.__all__):
     _class = getattr(ports, _name, None) or getattr(adapters, _name)
@@ -227,8 +227,8 @@ class MultiOptimizer(JoinedOptimizers):
         return f"{type(self).__name__}([{', '.join(f'({pattern!r}, {each!r})' for pattern, each in pairs)}])"
 
 
-def plugin(name: str) -> type[torch.optim.Optimizer] | None:
-    """Return the class with torch's interface that a plugin has by this name; None if there is none."""
+def find(name: str) -> type[torch.optim.Optimizer] | None:
+    """Return the class of this name, imported from `tristep.contrib` if need be; None if there is none."""
     return _classes.find(name)
 
 

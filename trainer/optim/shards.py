@@ -2,8 +2,8 @@
 
 `torch.distributed.fsdp.fully_shard` and `distribute_tensor` make such parameters. Their states are DTensors with the same
 placement, as in torch. Packed states are an exception: their blocks are of the rank's shard, so they are plain tensors, and
-DTensors only in `state_dict()`. Nothing here waits for the device. A plugin brings whole tensors to rules that need them,
-see `whole_plan`.
+DTensors only in `state_dict()`. Nothing here waits for the device. `tristep.contrib` brings whole tensors to rules that need
+them, see `whole_plan`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ...kernels import Rule, TensorRule
 from ...kernels.layouts import is_wrapper
-from .. import plugins
+from .. import contrib_names
 
 # The mesh dimensions along which a tensor is sharded, as (mesh, index of the dimension); () if every process has all of it.
 Cut = tuple[tuple[Any, int], ...]
@@ -144,7 +144,7 @@ def needs_whole(rule: Rule | TensorRule, parameter: torch.Tensor) -> bool:
 
 
 def whole_plan() -> Any:
-    """Return the plugin's subclass of `GroupPlan` that brings whole tensors to a rank.
+    """Return the subclass of `GroupPlan` that brings whole tensors to a rank.
 
     It may override all methods of `GroupPlan`, and has three static methods:
 
@@ -153,7 +153,7 @@ def whole_plan() -> Any:
         show(optimizer, shown, only)                put its states into `shown`, a copy of `optimizer.state`, in the format
                                                     of `state_dict`; called if `optimizer._owners` has parameters
     """
-    return plugins.load("tristep.plans", "whole_dtensors")
+    return contrib_names.load("plans", "whole_dtensors")
 
 
 def join_shards(update: Any, parameters: Sequence[torch.Tensor]) -> None:

@@ -63,7 +63,7 @@ if not TYPE_CHECKING:  # mypy understands no sum of lists; without one, what is 
     ]
 
     def __getattr__(name: str) -> Any:
-        """The class of a plugin, which is imported."""
+        """Import and return a class of `tristep.contrib`."""
         klass = Optimizer.opt_registry.find(name) if name in __all__ else None
         if klass is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

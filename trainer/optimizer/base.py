@@ -549,13 +549,12 @@ Optimizer.opt_registry = Registry(
     Optimizer,
     argument="optimizer",
     hint="A class of your own needs @tristep.optimizer.register",
-    group="tristep.optimizers",
-    own_name=lambda klass: klass.__name__.lower(),
+    contrib="optimizers",
 )
 register = Optimizer.register
 create = Optimizer.create_optimizer
 
 
 def registered() -> dict[str, type[Optimizer]]:
-    """Return all registered optimizer classes by name, including those of plugins, which are imported."""
+    """Return all registered optimizer classes by name; those of `tristep.contrib` are imported."""
     return Optimizer.opt_registry.everything()

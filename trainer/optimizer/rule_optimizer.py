@@ -15,7 +15,6 @@ from ...kernels import Rule, TensorRule, Update, storage, transforms
 from ...kernels.graphs import for_all_steps
 from ...kernels.language import Derivation, derivations
 from ...kernels.states import slot_dtypes, state_type, states_for
-from .. import plugins
 from .base import LOW_PRECISION, Optimizer, WithMaster, listed_arguments
 from .counts import Index
 from .limits import JOINT, NUMBERS, Limiter, limit_values, limited
@@ -160,8 +159,6 @@ class RuleOptimizer(Optimizer):
                 f"{type(self).__name__}.rule is {rule!r}: it must be a function marked with @rule or @tensor_rule, or the "
                 "result of a transform"
             )
-        for name in kwargs.keys() - _ARGUMENTS.keys():
-            find_option(name)
         for option in OPTIONS:
             setattr(self, option.name, kwargs.pop(option.name, option.default))
         self._skips_overflow = False
@@ -679,15 +676,6 @@ def register_option(option: Option) -> Option:
     OPTIONS.insert(OPTIONS.index(_BY_NAME["lookahead"]), option)
     _publish()
     return option
-
-
-def find_option(name: str) -> Option | None:
-    """Return the option of this name, which a plugin may have; None if there is none."""
-    if name not in _BY_NAME and (option := plugins.load("tristep.options", name)) is not None:
-        if getattr(option, "name", None) != name:
-            raise ValueError(f"{name!r} in the entry points 'tristep.options' is {option!r}: must be an Option of that name")
-        register_option(option)
-    return _BY_NAME.get(name)
 
 
 _publish()
