@@ -14,7 +14,7 @@ from .trainer import Trainer
 
 if TYPE_CHECKING:
     from ..contrib.cost_model import estimate_cost
-    from ..contrib.mxnet_files import load_mxnet_params, load_mxnet_states
+    from ..contrib.mxnet_files import load_mxnet_params
     from ..contrib.racing.battery import BatteryResult, battery
     from ..contrib.racing.result import RaceResult
     from ..contrib.racing.run import race
@@ -50,7 +50,6 @@ __all__ = [
     "initializer",
     "kvstore",
     "load_mxnet_params",
-    "load_mxnet_states",
     "lr_find",
     "lr_scheduler",
     "optim",
@@ -77,7 +76,6 @@ ON_FIRST_USE = {
     "estimate_cost": "tristep.contrib.cost_model",
     "fit": ".fitting",
     "load_mxnet_params": "tristep.contrib.mxnet_files",
-    "load_mxnet_states": "tristep.contrib.mxnet_files",
     "lr_find": ".lr_finder",
     "race": "tristep.contrib.racing",
     "replicate": ".data_parallel",

@@ -1,4 +1,4 @@
-"""Reader of MXNet's binary format of an array, which occurs in its files of arrays and in its pickles."""
+"""Reader of MXNet's binary format of an array."""
 
 from __future__ import annotations
 

@@ -261,20 +261,11 @@ def write(path: str | os.PathLike[str], collected: Mapping[str, Any]) -> None:
 
 def read(path: str | os.PathLike[str], mapped: bool = False) -> dict[str, Any]:
     """Read a file of `write`, and return what `collect` returned; `mapped` as in `files.read`."""
-    with files.contents("fname", path, f"a state file of tristep{_hint(path)}"):
+    with files.contents("fname", path, "a state file of tristep"):
         content = files.read(path, mapped=mapped)
         if content is not None:
             return _put_together(*content)
     raise ValueError(f"fname={str(path)!r}: a safetensors file, but not one that Trainer.save_states wrote")
-
-
-def _hint(path: str | os.PathLike[str]) -> str:
-    """Return what to do with a file of MXNet's Trainer, which is a pickle; empty for other files."""
-    if not os.path.isfile(path):
-        return ""
-    with open(path, "rb") as file:
-        begin = file.read(2)
-    return " (tristep.load_mxnet_states reads those of MXNet)" if begin[:1] == b"\x80" and begin[1:] <= b"\x05" else ""
 
 
 def _put_together(header: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
