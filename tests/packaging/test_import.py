@@ -175,7 +175,7 @@ def test_the_triton_engine_says_where_triton_comes_from(tmp_path):
 def test_integrations_need_their_own_library_only(tmp_path):
     code = """
         import tristep
-        from tristep.integrations import dcp, torchtitan
+        from tristep.integrations import dcp
         for name, library in {"huggingface": "transformers", "lightning": "lightning"}.items():
             try:
                 __import__(f"tristep.integrations.{name}")
