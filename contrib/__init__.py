@@ -19,7 +19,6 @@ NAMES = {
     "initializers": {
         "fusedrnn": "tristep.contrib.initializers:FusedRNN",
         "lstmbias": "tristep.contrib.initializers:LSTMBias",
-        "rnnfused": "tristep.contrib.initializers:RNNFused",
     },
     "optim": {
         "dion2": "tristep.contrib.dion.optim:Dion2",

@@ -10,7 +10,7 @@ import torch
 
 from tristep import initializer as init
 from tristep.contrib import initializers
-from tristep.initializer import Constant, FusedRNN, InitDesc, Initializer, Load, LSTMBias, Orthogonal, RNNFused, Xavier
+from tristep.initializer import Constant, FusedRNN, InitDesc, Initializer, Load, LSTMBias, Orthogonal, Xavier
 
 pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
 
@@ -73,35 +73,10 @@ def test_forget_gates_of_a_fused_lstm_as_in_mxnet():
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "lengths"),  # as MXNet 2.0 gave them for two layers of 2, input 3
-    [
-        (("lstm", 2, 2), [24, 16, 16, 16, 8, 8, 8, 8]),
-        (("lstm", 2, 2, True), [24, 16, 24, 16, 32, 16, 32, 16] + 8 * [8]),
-        (("lstm", 2, 2, False, 1), [24, 8, 2, 8, 8, 2] + 4 * [8]),
-        (("lstm", 2, 2, True, 1), [24, 8, 2, 24, 8, 2, 16, 8, 2, 16, 8, 2] + 8 * [8]),
-        (("gru", 2, 2, True), [18, 12, 18, 12, 24, 12, 24, 12] + 8 * [6]),
-    ],
-)
-def test_the_vector_of_a_network_with_an_initializer_for_each_kind(arguments, lengths):
-    inner = Numbered()
-    parts = ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias", "h2r_weight")
-    rule = RNNFused(*arguments, **{f"{part}_initializer": inner for part in parts})
-    assert _runs(_filled(rule, (sum(lengths),))) == list(enumerate(lengths, start=1))
-
-
-def test_biases_of_a_network_with_an_initializer_for_each_kind_as_in_mxnet():
-    """MXNet 2.0 gave these 104 values."""
-    rule = RNNFused("lstm", 2, 2, False, None, "one", "one", "lstmbias", Constant(7))
-    assert _runs(_filled(rule, (104,))) == [(1, 72)] + 2 * [(0, 2), (1, 2), (0, 4), (7, 8)]
-
-
 def test_a_network_without_initializers_of_its_own_gets_the_models():
     vector = _filled(FusedRNN(None, 2, 1, "gru"), (42,), global_init=Constant(2))
     assert _runs(vector) == [(2, 30), (0, 12)]
-    vector = _filled(RNNFused("gru", 1, 2), (42,), global_init=Constant(2))
-    assert _runs(vector) == [(2, 30), (0, 12)]
-    assert 0 < _filled(RNNFused("gru", 1, 2), (42,)).abs().max() <= 0.07
+    assert 0 < _filled(FusedRNN(None, 2, 1, "gru"), (42,)).abs().max() <= 0.07
 
 
 # ---- torch's layers --------------------------------------------------------------------------------------------------
@@ -133,15 +108,6 @@ def test_a_fused_initializer_fills_torchs_layers_gate_by_gate():
     assert (gru.weight_ih == 1).all()
 
 
-def test_each_kind_of_a_recurrent_layers_parameters():
-    lstm = torch.nn.LSTM(5, 3, proj_size=2, bidirectional=True)
-    parts = {"i2h_weight": 1, "h2h_weight": 2, "h2r_weight": 3, "i2h_bias": 4, "h2h_bias": 5}
-    init.initialize(lstm, RNNFused("lstm", 1, 3, True, 2, **{f"{k}_initializer": Constant(v) for k, v in parts.items()}))
-    for suffix in ("_l0", "_l0_reverse"):
-        found = [getattr(lstm, name + suffix) for name in ("weight_ih", "weight_hh", "weight_hr", "bias_ih", "bias_hh")]
-        assert [p.unique().tolist() for p in found] == [[1], [2], [3], [4], [5]]
-
-
 def test_docstring_examples():
     failed, attempted = doctest.testmod(initializers, extraglobs=vars(init))
     assert attempted > 2
@@ -153,16 +119,10 @@ def test_docstring_examples():
     [
         (lambda: _filled(LSTMBias(), (30, 20), "1.weight"), r"'1.weight': has shape .*, but LSTMBias .*multiple of 4"),
         (lambda: _filled(FusedRNN(None, 6, 1, "gru"), (8, 3), "0.weight"), "'0.weight': has shape .*for 18 rows"),
-        (
-            lambda: _filled(RNNFused("lstm", 1, 5), (8, 3), "0.weight"),
-            "'0.weight': RNNFused is for parameters of recurrent layers",
-        ),
         (lambda: _filled(FusedRNN("one", 2, 1, "gru"), (43,), "a_weight"), r"43 elements, .*\(24 plus a multiple of 6\)"),
         (lambda: FusedRNN("one", 0, 1, "gru"), "num_hidden=0: must be 1 or more"),
         (lambda: FusedRNN("one", 1, 1, "rnn"), "mode='rnn': must be one of 'rnn_relu'"),
         (lambda: FusedRNN(Load({}), 1, 1, "gru"), "init=Load.*: must be a name, .* or an Initializer, not Load"),
-        (lambda: RNNFused("gru", 1, 1, projection_size=2), "projection_size=2: only an LSTM"),
-        (lambda: RNNFused("gru", 1, 1, h2h_bias_initializer="on"), "initializer='on': .*Did you mean 'one'"),
     ],
 )
 def test_misfits_are_named(make, message):

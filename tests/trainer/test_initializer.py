@@ -34,7 +34,6 @@ EVERY = [
     init.LSTMBias(3.0),
     init.FusedRNN(Xavier(), 4, 2, "lstm", bidirectional=True, forget_bias=2),
     init.FusedRNN(None, 4, 1, "gru"),
-    init.RNNFused("lstm", 2, 4, True, 3, "xavier", init.Normal(2), None, "lstmbias", One()),
 ]
 
 
@@ -452,7 +451,7 @@ def test_create_by_any_spelling(name, expected):
 
 
 def test_all_of_mxnets_names_are_registered():
-    names = "zero zeros one ones constant uniform normal orthogonal xavier msraprelu bilinear lstmbias fusedrnn rnnfused"
+    names = "zero zeros one ones constant uniform normal orthogonal xavier msraprelu bilinear lstmbias fusedrnn"
     assert set(names.split()) <= set(init.registered())
     assert tristep.initializer.__all__ == tristep.init.__all__
 

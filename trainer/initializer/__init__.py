@@ -12,7 +12,7 @@ from .by_name import Load, Mixed, create
 from .module import initialize
 
 if TYPE_CHECKING:
-    from ...contrib.initializers import FusedRNN, LSTMBias, RNNFused
+    from ...contrib.initializers import FusedRNN, LSTMBias
 
 __all__ = [
     "Bilinear",
@@ -27,7 +27,6 @@ __all__ = [
     "Normal",
     "One",
     "Orthogonal",
-    "RNNFused",
     "Uniform",
     "Xavier",
     "Zero",
