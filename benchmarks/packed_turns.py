@@ -34,24 +34,36 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "gpu_packed_turns.json"
 ELEMENTS = 1 << 29
 TURNS, STEPS, WARM_UP = 8, 20, 5  # steps are those of a turn
-# The rows of static_gpu.KERNELS, and the arguments of a Trainer that lead to them.
-HALF = {"stochastic_rounding": True}
-ROWS: dict[str, tuple[str, dict[str, Any]]] = {
-    "AdamW, bfloat16, states 8-bit, stochastic": ("bfloat16", {"state_dtype": "8bit", **HALF}),
-    "AdamW, bfloat16, states 4-bit, stochastic": ("bfloat16", {"state_dtype": "4bit", **HALF}),
+# By row the type of weights and gradients, the arguments of a Trainer, and those of `compile_for` with types by name.
+STOCHASTIC = {"stochastic_rounding": True}
+HALF = {"weight_dtype": "bfloat16", "gradient_dtype": "bfloat16", "stochastic": True}
+ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "AdamW, bfloat16, states 8-bit, stochastic": (
+        "bfloat16",
+        {"state_dtype": "8bit", **STOCHASTIC},
+        {"state_dtype": "uint8", **HALF},
+    ),
+    "AdamW, bfloat16, states 4-bit, stochastic": (
+        "bfloat16",
+        {"state_dtype": "4bit", **STOCHASTIC},
+        {"state_dtype": "int8", **HALF},
+    ),
     "AdamW, bfloat16, 24-bit master, states 8-bit, stochastic": (
         "bfloat16",
-        {"multi_precision": "split8", "state_dtype": "8bit", **HALF},
+        {"multi_precision": "split8", "state_dtype": "8bit", **STOCHASTIC},
+        {"masters": "int8", "state_dtype": "uint8", **HALF},
     ),
     "AdamW, bfloat16, 24-bit master, states 4-bit, stochastic": (
         "bfloat16",
-        {"multi_precision": "split8", "state_dtype": "4bit", **HALF},
+        {"multi_precision": "split8", "state_dtype": "4bit", **STOCHASTIC},
+        {"masters": "int8", "state_dtype": "int8", **HALF},
     ),
     "AdamW, bfloat16, split master, states 8-bit, stochastic": (
         "bfloat16",
-        {"multi_precision": "remainder", "state_dtype": "8bit", **HALF},
+        {"multi_precision": "remainder", "state_dtype": "8bit", **STOCHASTIC},
+        {"masters": "int16", "state_dtype": "uint8", **HALF},
     ),
-    "AdamW, float32, states 8-bit": ("float32", {"state_dtype": "8bit"}),
+    "AdamW, float32, states 8-bit": ("float32", {"state_dtype": "8bit"}, {"state_dtype": "uint8"}),
 }
 
 
@@ -170,14 +182,16 @@ class Turns:
 
     def code(self, row: str) -> str:
         """The hash of a row's update kernel, for this GPU, or for sm_90 where there is none."""
-        import static_gpu
         import torch
         from environment import code_hash
         from triton.backends.compiler import GPUTarget
 
+        from tristep.kernels import rules
+        from tristep.kernels.backends.triton.compile import compile_for
+
         major, minor = torch.cuda.get_device_capability() if self._device == "cuda" else (9, 0)
-        rule, options = static_gpu.KERNELS[row]
-        compiled = static_gpu.compile_for(GPUTarget("cuda", 10 * major + minor, 32), rule, **options)
+        options = {key: getattr(torch, value) if isinstance(value, str) else value for key, value in ROWS[row][2].items()}
+        compiled = compile_for(GPUTarget("cuda", 10 * major + minor, 32), rules.adamw, **options)
         return code_hash(compiled.asm["sass"])
 
     def prepare(self, row: str, elements: int) -> dict[str, Any]:
@@ -189,7 +203,7 @@ class Turns:
 
         if self._device != "cuda" and not self._dry:
             raise SystemExit("torch sees no GPU here: only --static and --dry work without one")
-        dtype, options = ROWS[row]
+        dtype, options, _ = ROWS[row]
         kernels = Kernels("cuda")
         param = torch.nn.Parameter(torch.randn(elements, device=self._device, dtype=getattr(torch, dtype)))
         param.grad = torch.randn_like(param)

@@ -38,7 +38,6 @@ NOT_FOR_GPUS = {
     "test_before_and_after.py",
     "test_emulator.py",
     "test_start.py",
-    "test_static_gpu.py",
     "test_triton_versions.py",
 }
 # The files with most cases begin first, each in several processes where pytest-xdist is there.

@@ -44,12 +44,15 @@ def test_equal_kernels_are_not_timed(packed_turns, monkeypatch, capsys):
 WATCH = """
 import sys
 sys.path[:0] = [arguments[0]]
-import environment, static_gpu
+import environment, triton
+from triton.backends.compiler import GPUTarget
+from tristep.kernels import rules
+from tristep.kernels.backends.triton.compile import compile_for
 kernels = environment.Kernels("cuda")
 try:
-    compiled = [static_gpu.compile_for(static_gpu.GPUTarget("cuda", 90, 32), static_gpu.rules.sgd) for _ in range(2)]
+    compiled = [compile_for(GPUTarget("cuda", 90, 32), rules.sgd) for _ in range(2)]
 finally:
-    static_gpu.triton.knobs.compilation.listener = None
+    triton.knobs.compilation.listener = None
 result = kernels.compiled, [environment.code_hash(each.asm["sass"]) for each in compiled]
 """
 

@@ -69,7 +69,7 @@ def threads_for(
     different widths through shared memory. A thread gets 8 elements if nothing stored is wider than 16 bits, which fills an
     access and takes less arithmetic per element. It also gets 8 if the rule has no states, and weight and gradient are
     equally wide, because 4 of each leave too few loads in flight. With more than three states, or more than two sums as
-    arguments or results, 8 would need too many registers. Measurements are in docs/gpu.md.
+    arguments or results, 8 would need too many registers.
     """
     weight_dtype, gradient_dtype, dtype = types
     stored_dtypes = [weight_dtype, gradient_dtype, *stored.states]

@@ -5,18 +5,13 @@ some threads execute.
 """
 
 import re
-import sys
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 from optimizer_table import TABLE
 
 from tristep.kernels import Rule, rules
 from tristep.kernels.language import OPS
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-import static_gpu
 
 TARGETS = {
     "sm_80": ("cuda", 80, 32),
@@ -128,10 +123,6 @@ class Code:
         found = [part for part in re.split(r"(?m)^\S*LBB\d+:$", self.text) if re.search(pattern, part)]
         assert len(found) == 1, f"{len(found)} stretches of code with {pattern}, of:\n{self.text}"
         return instructions(found[0])
-
-    def in_flight(self, wide="STG"):
-        """Bytes that an SM of sm_90 has asked memory for at a time, on the path with such accesses of several elements."""
-        return static_gpu.in_flight(self.text, self.used("REG"), self.warps, wide=wide)
 
     def used(self, what):
         """An amount from the resource usage: REG, STACK, SHARED or LOCAL."""
