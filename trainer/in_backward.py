@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ..kernels import Rule
+from ..kernels.messages import listed
 from ..kernels.metrics import MetricsBuffer
 from .errors import StaleGradientError
 from .interrupts import interrupts_wait
@@ -22,7 +23,6 @@ from .optimizer import Optimizer, RuleOptimizer
 from .optimizer.multi import LIMITS, part_of, parts_of
 from .optimizer.plan import HyperRows
 from .optimizer.updater import UpdaterPlan
-from .params import listed
 from .replica import Replica
 from .telemetry import Telemetry
 

@@ -12,21 +12,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..kernels.checks import DTYPES
 from ..kernels.layouts import is_wrapper
+from ..kernels.messages import listed, there_are
 from . import checkpoint
 from .optimizer import Optimizer
-from .validation import choice, did_you_mean, instance, number
+from .validation import choice, instance, number
 
 _SETTABLE = ("lr_mult", "wd_mult", "grad_req", "init")
 
 
 def is_lazy(parameter: torch.Tensor) -> bool:
     return isinstance(parameter, torch.nn.UninitializedParameter)
-
-
-def listed(names: list[str], most: int = 8) -> str:
-    """Join names by commas, at most `most` of them."""
-    omitted = len(names) - most
-    return ", ".join(names[:most]) + (f" and {omitted} more" if omitted > 0 else "")
 
 
 def modules_of(params: Any) -> list[torch.nn.Module]:
@@ -137,8 +132,8 @@ def _group(i: int, group: Mapping[str, Any]) -> list[tuple[str, Any, dict[str, f
     for key in group:
         if key not in allowed:
             raise ValueError(
-                f"params[{i}] has the key {key!r}: a group has {', '.join(map(repr, allowed))}, where the multipliers are "
-                f"relative to the optimizer's learning_rate and wd.{did_you_mean(str(key), allowed)}"
+                f"params[{i}] has the key {key!r}.{there_are(key, allowed)}; multipliers are relative to the optimizer's "
+                "learning_rate and wd"
             )
     if "params" not in group:
         raise ValueError(f"params[{i}] has no 'params': a group is a dict with 'params' and, if wanted, multipliers")

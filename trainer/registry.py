@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import Any, TypeVar
 
+from ..kernels.messages import did_you_mean, listed
 from . import contrib_names
-from .validation import did_you_mean, instance
+from .validation import instance
 
 T = TypeVar("T")
 Entry = TypeVar("Entry")
@@ -78,11 +79,11 @@ class Registry(dict[str, T]):
         if entry is not None:
             return entry
         names = self.names()
-        guess = did_you_mean(self._key(name).removesuffix(self.suffix), names)
+        meant = did_you_mean(self._key(name).removesuffix(self.suffix), names)
         hint = f" {self.hint}." if self.hint else ""
         raise ValueError(
-            f"{argument}={name!r}: no {self.kind} is registered by that name.{guess}{hint} "
-            f"There are {', '.join(names) or 'none'}"
+            f"{argument}={name!r}: no {self.kind} is registered by that name.{meant}{hint} "
+            f"There are {listed(map(repr, names)) or 'none'}"
         )
 
     def find(self, name: str) -> T | None:

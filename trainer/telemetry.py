@@ -13,9 +13,10 @@ import torch
 
 from ..kernels import Metric, MetricsBuffer
 from ..kernels import metrics as builtin
+from ..kernels.messages import there_are
 from .optimizer import Optimizer, RuleOptimizer
 from .optimizer.multi import parts_of
-from .validation import choice, did_you_mean, instance, integer
+from .validation import choice, instance, integer
 
 _Values = dict[str, np.ndarray]  # the measured values by name, each [n_steps, n_tensors]
 
@@ -170,8 +171,7 @@ class Telemetry:
             KeyError: the quantity is not recorded; the message lists the recorded ones.
         """
         if quantity not in self.quantities:
-            hint = did_you_mean(str(quantity), self.quantities)
-            raise KeyError(f"{quantity!r} is not recorded: these are {', '.join(map(repr, self.quantities))}.{hint}")
+            raise KeyError(f"{quantity!r} is not recorded.{there_are(quantity, self.quantities)}")
         return self._all(self._arrived())[quantity]
 
     def read(self, after: int = 0) -> dict[str, np.ndarray]:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..kernels import Rule, rules
 from ..kernels.backends import choose_engine
 from ..kernels.graphs import current_recording
+from ..kernels.messages import listed
 from . import checkpoint
 from .accumulation import AccumulationWatch
 from .capture import CapturedStep, check_capture, record_step
@@ -42,7 +43,6 @@ from .params import (
     check_parameters,
     gluons_order,
     is_lazy,
-    listed,
     modules_of,
     named_parameters,
     replica_of,

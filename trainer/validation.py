@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 import os
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ..kernels.messages import listed, one_of, there_are
 
 
 def number(
@@ -104,13 +105,11 @@ def choice(
     """
     allowed, more = list(allowed), more and f" {more}"
     if not isinstance(value, str):
-        raise TypeError(f"{name}={value!r}: must be a string, one of {', '.join(map(repr, allowed))}{more and '.' + more}")
+        raise TypeError(f"{name}={value!r}: must be a string, one of {listed(map(repr, allowed))}{more and '.' + more}")
     if ignore_case:
         value = value.lower()
     if value not in allowed:
-        meant = (other_names or {}).get(value)
-        hint = f" Did you mean {meant!r}?" if meant else did_you_mean(value, allowed)
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}.{hint}{more}")
+        raise ValueError(f"{name}={value!r}:{one_of(value, allowed, other_names)}{more and '.' + more}")
     return value
 
 
@@ -135,12 +134,4 @@ def refuse_arguments(function: str, unknown: Mapping[str, Any], allowed: Iterabl
     `instead`: what to write for the first of them; "" names arguments with similar names.
     """
     for name, value in unknown.items():
-        allowed = list(allowed)
-        hint = f" {instead}" if instead else did_you_mean(name, allowed)
-        raise TypeError(f"{function} has no argument {name}={value!r}: there are {', '.join(allowed)}.{hint}")
-
-
-def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """Return " Did you mean ...?" with the allowed names most like `name`; "" if none is similar."""
-    near = difflib.get_close_matches(name, list(allowed), n=3, cutoff=0.5)
-    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise TypeError(f"{function} has no argument {name!r} (={value!r}).{there_are(name, allowed, instead)}")

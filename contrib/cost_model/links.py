@@ -11,7 +11,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ...trainer.validation import did_you_mean, integer, number
+from ...kernels.messages import one_of
+from ...trainer.validation import integer, number
 
 
 class Link(NamedTuple):
@@ -69,10 +70,8 @@ def parse_link(link: str | float | Link, argument: str = "link") -> Link:
     try:
         values = float(bandwidth_text), float(latency.removesuffix(unit) or 0.0)
     except ValueError:
-        near = did_you_mean(link, LINKS)
         raise ValueError(
-            f"{argument}={link!r}: must be one of {', '.join(map(repr, LINKS))}, or GB/s with or without a latency, such as "
-            f"'12.5' or '12.5,30us'.{near}"
+            f"{argument}={link!r}:{one_of(link, LINKS)}, or GB/s with or without a latency, such as '12.5' or '12.5,30us'"
         ) from None
     bandwidth = number(f"{argument}={link!r}: the bandwidth", values[0], above=0) * 1e9
     scale = {"s": 1.0, "ms": 1e-3, "": 1e-6, "us": 1e-6, "ns": 1e-9}[unit]

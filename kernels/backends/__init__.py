@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import os
 import warnings
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from ..language import Rule, TensorRule
+from ..messages import one_of
 
 __all__ = ["ENGINES", "choose_engine", "engine_for", "has_numba", "has_triton", "launch_class"]
 
@@ -42,10 +42,8 @@ def choose_engine(device: torch.device, engine: str | None = None) -> str:
     asked = engine or os.environ.get("TRISTEP_ENGINE") or None
     gpu = device.type in ("cuda", "xpu")
     if asked is not None and asked not in ENGINES:
-        close = [_OTHER_NAMES[asked]] if asked in _OTHER_NAMES else difflib.get_close_matches(asked, ENGINES, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
         what = "engine" if engine else "TRISTEP_ENGINE"
-        raise ValueError(f"{what}={asked!r}: must be one of {', '.join(map(repr, ENGINES))}, or None.{hint}")
+        raise ValueError(f"{what}={asked!r}:{one_of(asked, ENGINES, _OTHER_NAMES)}, or None")
     # The variable is for a whole process, which may have tensors on both a GPU and the CPU, as the store "local" has.
     elsewhere = {"triton": not gpu and os.environ.get("TRITON_INTERPRET") != "1", "cpu": device.type != "cpu"}
     if asked is None or (not engine and elsewhere.get(asked)):

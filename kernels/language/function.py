@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import difflib
 import hashlib
 import types
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..messages import there_are
 from .checks import check_form, parse_function
 from .literals import is_number, name_literals
 from .ops import OPS, TORCH_OPS, is_tl
@@ -131,19 +131,17 @@ def _called_functions(fn: types.FunctionType, tree: ast.FunctionDef) -> dict[str
             if not isinstance(node.value, ast.Name) or node.value.id in local:
                 raise TypeError(f"{fn.__name__!r} uses {ast.unparse(node)}: values have no attributes that all engines know")
             if is_tl(fn.__globals__.get(node.value.id)) and node.attr not in OPS:
-                close = difflib.get_close_matches(node.attr, OPS, n=2)
-                hint = f" Did you mean {' or '.join(close)}?" if close else ""
-                raise TypeError(f"{fn.__name__!r} uses tl.{node.attr}; rules know {', '.join(OPS)}.{hint}")
+                raise TypeError(f"{fn.__name__!r} uses tl.{node.attr}, which rules do not know.{there_are(node.attr, OPS)}")
         if not isinstance(node, ast.Name) or node.id in local:
             continue
         value = fn.__globals__.get(node.id, getattr(builtins, node.id, None))
         if isinstance(value, Function):
             callees[node.id] = value
         elif not is_tl(value):
-            hint = f". Did you mean tl.{node.id}?" if node.id in OPS else ""
+            hint = f" Did you mean tl.{node.id}?" if node.id in OPS else ""
             what = f"({type(value).__name__}), which engines do not know" if value is not None else "which is not defined"
             raise TypeError(
-                f"{fn.__name__!r} uses the name {node.id!r} {what}: "
-                f"a rule may use its arguments, tl, and functions marked with @jit; pass numbers as hyper-parameters{hint}"
+                f"{fn.__name__!r} uses the name {node.id!r} {what}.{hint} "
+                "A rule may use its arguments, tl, and functions marked with @jit; pass numbers as hyper-parameters"
             )
     return callees

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..messages import there_are
 from .checks import parse_function, unpacked_names
 from .reduction import Reduction
 from .rule import Limit, Rule
@@ -127,7 +128,7 @@ class TensorRule(OfText):
                 )
         options = [argument.arg for argument in tree.args.kwonlyargs]
         if unknown := [name for name in self._options if name not in options]:
-            raise TypeError(f"rule {self.name!r} has no option {unknown[0]!r}: it has {', '.join(options) or 'none'}")
+            raise TypeError(f"rule {self.name!r} has no option {unknown[0]!r}.{there_are(unknown[0], options)}")
         self._function, self._n_hyper = partial(self.fn, **self._options), len(self.own_hyper)
         states = () if elementwise_rule is None else elementwise_rule.state
         if states != self.state[: len(states)] or (elementwise_rule is not None and elementwise_rule.reductions):

@@ -165,7 +165,7 @@ def test_matrices_are_sent_as_two_of_few_columns():
         ({"params": [3]}, TypeError, r"params\[0\]=3: must be a tensor or a shape"),
         ({"gpus": 0}, ValueError, "gpus=0: must be 1 or more"),
         ({"gpus": 2.0}, TypeError, "gpus=2.0: must be an integer"),
-        ({"link": "ib40"}, ValueError, r"link='ib40': must be one of 'nvlink', .* Did you mean 'ib400'\?"),
+        ({"link": "ib40"}, ValueError, "link='ib40': Did you mean 'ib400'"),
         ({"link": "12,fast"}, ValueError, "link='12,fast': must be one of"),
         ({"link": -1.0}, ValueError, "link=-1.0"),
         ({"link": "5,-3us"}, ValueError, "the latency"),

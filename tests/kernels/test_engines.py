@@ -113,14 +113,13 @@ def test_the_environment_names_an_engine_for_the_devices_that_it_works_on(bare, 
         ("gpu", "Did you mean 'triton'?"),
         ("numba", "Did you mean 'cpu'?"),
         ("torch", "Did you mean 'eager'?"),
-        ("xyz", "or None."),
+        ("xyz", "must be one of 'triton', 'cpu', 'eager', or None"),
     ],
 )
 def test_unknown_engines_are_refused_with_the_nearest_name(bare, monkeypatch, asked, hint):
-    message = f"={asked!r}: must be one of 'triton', 'cpu', 'eager', or None."
-    with pytest.raises(ValueError, match=re.escape(f"engine{message}")) as caught:
+    message = f"={asked!r}: {hint}"
+    with pytest.raises(ValueError, match=re.escape(f"engine{message}")):
         choose_engine(torch.device("cpu"), asked)
-    assert str(caught.value).endswith(hint)
     with pytest.raises(ValueError, match="^engine="):
         Update(rules.sgd, [torch.ones(3)], [()], engine=asked)
     monkeypatch.setenv("TRISTEP_ENGINE", asked)

@@ -324,7 +324,7 @@ def test_what_a_tensor_rule_may_not_be_made_of():
         tensor_rule(rules.sgd)
     with pytest.raises(TypeError, match=r"full_precision=\('mon',\): tensor rule 'averaged' has no state 'mon'"):
         tensor_rule(averaged.fn, full_precision=("mon",))
-    with pytest.raises(TypeError, match="rule 'averaged' has no option 'steps': it has none"):
+    with pytest.raises(TypeError, match="rule 'averaged' has no option 'steps'. There are none"):
         averaged.variant((copy.copy, (averaged,)), steps=3)
 
 

@@ -108,7 +108,7 @@ def test_a_compressor_with_any_arguments_is_told_which_keys_there_are(tmp_path):
             print(error)
     """
     (refused,) = _run(code, tmp_path)
-    assert refused.startswith("compression_params has the key 'extra': 'whole' takes 'type', 'error_feedback'")
+    assert refused.startswith("compression_params has the key 'extra' for 'whole'. There are 'type', 'error_feedback'")
 
 
 def test_a_class_of_the_session_replaces_one_of_contrib_with_a_warning_and_stays(tmp_path):

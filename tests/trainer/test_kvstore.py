@@ -362,7 +362,7 @@ def _ready(name="device"):
 
 REFUSED = {
     "no name": (lambda: create(3), TypeError, "name must be a string, such as 'local', got int"),
-    "an unknown name": (lambda: create("devise"), ValueError, "name='devise': must be one of .*Did you mean 'device'"),
+    "an unknown name": (lambda: create("devise"), ValueError, "name='devise': Did you mean 'device'"),
     "several processes": (
         lambda: create("dist_sync"), RuntimeError,
         "kvstore='dist_sync' needs several processes: start the program with torchrun.*RANK, WORLD_SIZE.*init_process_group",

@@ -374,7 +374,7 @@ def test_bad_values_are_named(name):
     takes, refused = REFUSED[name]
     for argument, values in refused.items():
         for value in values:
-            with pytest.raises((TypeError, ValueError), match=re.escape(f"{argument}={value!r}: must")):
+            with pytest.raises((TypeError, ValueError), match=re.escape(f"{argument}={value!r}:") + ".* must"):
                 lr.create(name, **{**takes, argument: value})
 
 

@@ -191,7 +191,7 @@ def test_patterns_by_name_and_in_torchs_interface():
 
 
 UNFIT = {
-    "a pattern of nothing": ({"*qvk*": 3}, r"split\['\*qvk\*'\]: is the first pattern of no matrix; these are 'out"),
+    "a pattern of nothing": ({"*qvk*": 3}, r"split\['\*qvk\*'\]: is the first pattern of no matrix. The matrices are 'out"),
     "a pattern after another": ({"*": 2, "*qkv*": 3}, r"split\['\*qkv\*'\]: is the first pattern of no matrix"),
     "no divisor": ({"*qkv*": 5}, r"split\['\*qkv\*'\]=5: 'qkv.weight' has 12 rows, shape \(12, 4\), which are not"),
     "other rows": ({"*out*": [1, 2]}, r"split\['\*out\*'\]=\[1, 2\]: these are 3 rows, but 'out.weight' has 4"),

@@ -51,6 +51,17 @@ def test_whole_name_precedes_name_without_suffix(registry):
     assert registry.lookup("roundshape") is RoundShape
 
 
+def test_an_unknown_name_is_refused_with_what_is_meant_before_what_there_is(registry):
+    with pytest.raises(
+        ValueError, match="^form='round': no shape is registered by that name. Write a class. There are none$"
+    ):
+        registry.lookup("round")
+    registry.register(type("RoundShape", (Base,), {}))
+    registry.register(type("Square", (Base,), {}))
+    with pytest.raises(ValueError, match=r" Did you mean 'round'\? Write a class. There are 'round', 'square'$"):
+        registry.lookup("roumd")
+
+
 @pytest.mark.parametrize("key", PUBLIC)
 def test_every_register_treats_a_taken_name_alike(key, clean_registry):
     """The same definition replaces the former one silently; another one with a warning at the decorator, as in MXNet."""

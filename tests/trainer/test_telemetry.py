@@ -124,7 +124,7 @@ def test_reading_in_several_ways(engine, device):
     assert isinstance(latest["2.bias"]["update_norm"], float)
     assert latest["0.weight"]["weight_histogram"].tolist() == found["weight_histogram"][-1, 0].tolist()
     assert "2 steps, 4 parameters" in repr(telemetry)
-    with pytest.raises(KeyError, match=r"'gradient_nom' is not recorded: these are .* Did you mean 'gradient_norm'"):
+    with pytest.raises(KeyError, match="'gradient_nom' is not recorded. Did you mean 'gradient_norm'"):
         telemetry["gradient_nom"]
 
 
@@ -332,7 +332,7 @@ def test_a_copy_has_the_settings_and_no_steps():
         (
             lambda: tristep.Telemetry(metrics=["cosin"]),
             ValueError,
-            r"metrics='cosin': must be one of .*Did you mean 'cosine'",
+            "metrics='cosin': Did you mean 'cosine'",
         ),
         (lambda: tristep.Telemetry(metrics=[3]), TypeError, r"metrics has 3: must be a name or made with @metric, not int"),
         (lambda: tristep.Telemetry(metrics=["cosine"] * 2), ValueError, r"there are two quantities 'cosine'"),

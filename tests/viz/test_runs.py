@@ -179,7 +179,7 @@ def test_names_are_of_one_run_each_and_storage_has_a_text_for_each_parameter(run
         runs.add(Run("adam"))
     with pytest.raises(TypeError, match="must be a Run, got str"):
         runs.add("adam")
-    with pytest.raises(KeyError, match="there is no run 'sgd'; there are 'adam'"):
+    with pytest.raises(KeyError, match="there is no run 'sgd'. There are 'adam'"):
         runs["sgd"]
     with pytest.raises(ValueError, match=r"storage has 3 texts for 2 parameters: one for each, or none"):
         Run("adam", ["w", "b"], storage=["float32"] * 3)

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
+from ...kernels.messages import listed, there_are
 from ..registry import Registry
-from ..validation import boolean, choice, did_you_mean, instance
+from ..validation import boolean, choice, instance
 
 option_name = "compression_params[{!r}]".format
 _OTHER_NAMES = {
@@ -153,7 +154,7 @@ def create_compressor(compression_params: Mapping[str, Any]) -> Compressor:
     instance("compression_params", compression_params, Mapping, "a dict")
     registry = Compressor.registry
     if "type" not in compression_params:
-        raise ValueError(f"compression_params needs 'type', one of {', '.join(map(repr, registry.names()))}")
+        raise ValueError(f"compression_params needs 'type', one of {listed(map(repr, registry.names()))}")
     kind = compression_params["type"]
     klass = registry.find(kind) if isinstance(kind, str) else None
     if klass is None:
@@ -163,9 +164,7 @@ def create_compressor(compression_params: Mapping[str, Any]) -> Compressor:
     options = ["type", "error_feedback", *(each.name for each in parameters if each.kind is not each.VAR_KEYWORD)]
     for key in compression_params:
         if key not in options:
-            hint = did_you_mean(key, options) if isinstance(key, str) else ""
-            allowed = ", ".join(map(repr, options))
-            raise ValueError(f"compression_params has the key {key!r}: {klass.type!r} takes {allowed}.{hint}")
+            raise ValueError(f"compression_params has the key {key!r} for {klass.type!r}.{there_are(key, options)}")
     feedback = boolean(option_name("error_feedback"), compression_params.get("error_feedback", True))
     made = klass(**{key: value for key, value in compression_params.items() if key not in ("type", "error_feedback")})
     made.error_feedback = feedback

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..validation import boolean, did_you_mean, instance
+from ...kernels.messages import did_you_mean
+from ..validation import boolean, instance
 from .base import Initializer, as_initializer
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...kernels.messages import listed
 from ..validation import boolean, instance
 from .base import InitDesc, Initializer
 from .basic import Constant
@@ -165,8 +166,9 @@ def _check(targets: Sequence[_Target]) -> None:
     """Raise if a target cannot be filled: it has no shape or memory, is an inference tensor, or is not floating-point."""
     lazy = [repr(target.name) for target in targets if torch.nn.parameter.is_lazy(target.tensor)]
     if lazy:
-        few = ", ".join(lazy[:8]) + (f" and {len(lazy) - 8} more" if len(lazy) > 8 else "")
-        raise ValueError(f"parameters without a shape yet: {few}: run the model once on an example before initialize")
+        raise ValueError(
+            f"parameters without a shape yet: {listed(lazy)}: run the model once on an example before initialize"
+        )
     for name, tensor, role, *_ in targets:
         if tensor.is_meta:
             raise ValueError(

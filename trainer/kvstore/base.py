@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
+from ...kernels.messages import listed
 from ..optimizer import Optimizer, Updater
 from ..registry import Registry
 
@@ -293,7 +294,7 @@ def dense(key: Key, tensor: torch.Tensor, why: str) -> torch.Tensor:
 def known_value(key: Key, stored: Mapping[Key, _Value]) -> _Value:
     """Return the stored value of a key; raise ValueError if the key has not been initialized."""
     if key not in stored:
-        keys = ", ".join(map(repr, list(stored)[:8])) or "none"
+        keys = listed(map(repr, stored)) or "none"
         raise ValueError(f"key {key!r} has not been initialized (there are {keys}): call init() first")
     return stored[key]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...kernels.messages import listed, one_of
 from ..optimizer import Optimizer
 from ..replica import Replica
-from ..validation import boolean, choice, did_you_mean, instance
+from ..validation import boolean, choice, instance
 from .base import LOCAL, SYNCHRONOUS, KVStore
 from .local import LocalStore
 from .sync import GradientSync, KVStoreSync, ReplicasSync, updates_on_store
@@ -51,8 +52,7 @@ def create(name: str = "local", *, timeout: float | None = None) -> KVStore:
     kind = name.lower()
     klass = _class_of(kind)
     if klass is None:
-        names, hint = _known_names(), KVStore.kv_registry.hint
-        raise ValueError(f"name={name!r}: must be one of {', '.join(map(repr, names))}.{did_you_mean(kind, names)} {hint}")
+        raise ValueError(f"name={name!r}:{one_of(kind, _known_names())}. {KVStore.kv_registry.hint}")
     return klass.open(kind, timeout)
 
 
@@ -94,8 +94,8 @@ def check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, r
     asked: Any = kvstore  # a class or an instance of one
     if kvstore is not None and not isinstance(kvstore, KVStore):
         if not isinstance(kvstore, str):
-            listed = ", ".join(map(repr, _known_names()))
-            raise TypeError(f"kvstore={kvstore!r}: must be None or a name, one of {listed}; or a KVStore")
+            names = listed(map(repr, _known_names()))
+            raise TypeError(f"kvstore={kvstore!r}: must be None or a name, one of {names}; or a KVStore")
         asked, kvstore = _class_of(kvstore.lower()), kvstore.lower()
         if asked is None:
             choice("kvstore", kvstore, _known_names(), ignore_case=True, more=KVStore.kv_registry.hint)

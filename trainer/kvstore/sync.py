@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...kernels.guards import copy_all
+from ...kernels.messages import listed
 from ...kernels.metrics import MetricsBuffer
 from .. import checkpoint
 from ..errors import StaleGradientError
@@ -19,7 +20,7 @@ from ..interrupts import uninterrupted
 from ..optimizer import Optimizer
 from ..optimizer.multi import parts_of
 from ..optimizer.sparse import is_sparse
-from ..params import is_lazy, listed
+from ..params import is_lazy
 from ..replica import Replica, update_together, zero
 from .base import KVStore, renamed
 

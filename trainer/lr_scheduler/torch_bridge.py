@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..validation import did_you_mean, instance, integer
+from ...kernels.messages import did_you_mean
+from ..validation import instance, integer
 from .base import LRScheduler, evaluate, register
 from .config import functions
 

@@ -15,7 +15,7 @@ from .. import optimizer as gluon
 from ..interrupts import uninterrupted
 from ..optimizer.options import wd_at
 from ..optimizer.states import MASTER, State, apply_once
-from ..validation import did_you_mean, number
+from ..validation import number, refuse_arguments
 from . import ports, shards
 from .base import FusedOptimizer
 from .groups import Group, Numbers, as_real, held_master, is_evaluated, name_of, refuse_evaluated
@@ -160,12 +160,8 @@ class _OfRule(FusedOptimizer):
         **options: Any,
     ) -> None:
         allowed = ("lr", "weight_decay", "maximize", *self._options, *["betas"] * bool(self._beta_names))
-        for name in options:
-            if name not in allowed:
-                raise TypeError(
-                    f"{type(self).__name__} has no argument {name!r}; it has {', '.join(allowed)}."
-                    f"{did_you_mean(name, allowed)}"
-                )
+        unknown = {name: value for name, value in options.items() if name not in allowed}
+        refuse_arguments(type(self).__name__, unknown, allowed)
         common = {name: value for name, value in (("lr", lr), ("weight_decay", weight_decay)) if value is not None}
         if options.get("betas") is None:
             options.pop("betas", None)

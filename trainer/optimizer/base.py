@@ -10,9 +10,10 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from ...kernels.messages import did_you_mean, listed
 from ..lr_scheduler import CosineScheduler, FactorScheduler, MultiFactorScheduler, PolyScheduler
 from ..registry import Registry
-from ..validation import boolean, did_you_mean, instance, integer, number
+from ..validation import boolean, instance, integer, number
 from .counts import Index, StepCounts
 from .settings import Setting, check_grad_req, refuse_unknown, set_base_lr, warn_once
 
@@ -508,12 +509,11 @@ class Optimizer:
         if not self.param_names:
             return
         names = {*self.param_names.values(), *self.idx2name.values()}
-        listed = ", ".join(map(repr, sorted(names)[:8])) + (" and others" if len(names) > 8 else "")
         for key in multipliers:
             if key not in self.param_names and key not in names:
                 raise ValueError(
-                    f"{argument}[{key!r}]: no parameter has this name or index; indices are 0 to {len(self.param_names) - 1}"
-                    f", names {listed}.{did_you_mean(str(key), names)}"
+                    f"{argument}[{key!r}]: no parameter has this name or index.{did_you_mean(key, names)} Indices are 0 to "
+                    f"{len(self.param_names) - 1}, names {listed(map(repr, sorted(names)))}"
                 )
 
     def settings(self) -> dict[str, Any]:

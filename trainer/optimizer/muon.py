@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ...kernels import TensorRule, rules
+from ...kernels.messages import listed
 from ...kernels.rules.muon import COEFFICIENTS, Orthogonalization, Triple, matrix_shape
 from ..validation import boolean, choice, integer, number
 from .base import register
@@ -30,7 +31,7 @@ def checked_coefficients(argument: str, value: Any) -> str | tuple[Triple, ...]:
     """Return the argument `coefficients`, checked: a known name, or a tuple of triples of floats."""
     if isinstance(value, str):
         return choice(argument, value, COEFFICIENTS)
-    allowed = f"one of {', '.join(map(repr, COEFFICIENTS))}, or a list of triples, [(a, b, c), ...], one for each step"
+    allowed = f"one of {listed(map(repr, COEFFICIENTS))}, or a list of triples, [(a, b, c), ...], one for each step"
     try:
         rows = [list(row) for row in value]
     except TypeError:

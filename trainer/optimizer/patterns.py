@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..validation import boolean, did_you_mean
+from ...kernels.messages import listed, there_are
+from ..validation import boolean
 
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
@@ -121,10 +122,7 @@ def assign(
     matches = [[matches(parameter) for parameter in parameters] for matches in matchers]
     unmatched = [repr(name) for name, *by_pattern in zip(names, *matches, strict=True) if not any(by_pattern)]
     if unmatched:
-        more = f" and {len(unmatched) - 8} more" if len(unmatched) > 8 else ""
-        raise ValueError(
-            f"no pattern takes {', '.join(unmatched[:8])}{more}: end the list with ('*', 'adamw'), which takes the rest"
-        )
+        raise ValueError(f"no pattern takes {listed(unmatched)}: end the list with ('*', 'adamw'), which takes the rest")
     chosen = [by_pattern.index(True) for by_pattern in zip(*matches, strict=True)]
     for k, pattern in enumerate(patterns):
         if k not in chosen and k not in optional:
@@ -132,8 +130,7 @@ def assign(
             why = (
                 f"earlier patterns take all that it matches, such as {earlier[0]!r}: the first match wins"
                 if earlier
-                else f"no parameter matches it; their names are {', '.join(map(repr, names[:8]))}"
-                + (" and others" if len(names) > 8 else "")
+                else f"no parameter matches it; their names are {listed(map(repr, names))}"
             )
             raise ValueError(
                 f"pattern {pattern!r} gets no parameter: {why}; where that is right, say 'optional': True in the arguments"
@@ -190,4 +187,4 @@ def _measure(pattern: str, what: str) -> Callable[[torch.Size], int | None]:
     if what.startswith("shape["):
         axis = int(what[6:-1])
         return lambda shape: shape[axis] if -len(shape) <= axis < len(shape) else None
-    raise ValueError(f"pattern={pattern!r}: unknown {what!r}; sizes are {', '.join(_SHAPES)}.{did_you_mean(what, _SHAPES)}")
+    raise ValueError(f"pattern={pattern!r}: {what!r} is no size.{there_are(what, _SHAPES)}")

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from ...kernels.messages import did_you_mean, listed
 from ...kernels.rules.muon import RowPattern
-from ..validation import did_you_mean, integer
+from ..validation import integer
 
 Blocks = int | tuple[int, ...] | RowPattern  # a number of equal blocks, the rows of each, or where their rows are
 _AXIS = re.compile(r"([A-Za-z_]\w*)(?:=(\d+))?")
@@ -132,8 +133,8 @@ def blocks_by_parameter(
     for pattern in split if isinstance(split, Mapping) else ():
         if _entry(pattern) not in used:
             raise ValueError(
-                f"{_entry(pattern)}: is the first pattern of no matrix; these are {', '.join(matrices) or 'none'}."
-                f"{did_you_mean(pattern, names)}"
+                f"{_entry(pattern)}: is the first pattern of no matrix.{did_you_mean(pattern, names)} The matrices are "
+                f"{listed(matrices) or 'none'}"
             )
     return all_blocks
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 import numpy as np
 import torch
 
-from ..validation import boolean, did_you_mean, int_or_float, number
+from ...kernels.messages import one_of
+from ..validation import boolean, int_or_float, number, refuse_arguments
 from .counts import Index
 
 # The string values of `multi_precision`, with the dtype of the split master stored next to a bfloat16 weight.
@@ -36,8 +37,7 @@ def split_master(name: str, value: Any) -> bool | str:
     if not isinstance(value, str):
         return boolean(name, value)
     if value not in SPLIT_MASTERS:
-        names = ", ".join(map(repr, SPLIT_MASTERS))
-        raise TypeError(f"{name}={value!r}: must be True, False, or one of {names}.{did_you_mean(value, SPLIT_MASTERS)}")
+        raise TypeError(f"{name}={value!r}:{one_of(value, SPLIT_MASTERS)}, True or False")
     return value
 
 
@@ -127,13 +127,11 @@ def arguments_of(klass: type) -> list[str]:
 
 def refuse_unknown(klass: type, unknown: Mapping[str, Any]) -> None:
     """Raise TypeError if a class was given unknown arguments; the message suggests the right name."""
-    if not unknown:
-        return
-    allowed = arguments_of(klass)
-    for name, value in unknown.items():
-        meant = _TORCHS_NAMES.get(name)
-        hint = f" Did you mean {meant!r}, as in MXNet?" if meant in allowed else did_you_mean(name, allowed)
-        raise TypeError(f"{klass.__name__} has no argument {name!r} (={value!r}); it has {', '.join(allowed)}.{hint}")
+    if unknown:
+        allowed, meant = arguments_of(klass), _TORCHS_NAMES.get(next(iter(unknown)))
+        refuse_arguments(
+            klass.__name__, unknown, allowed, f"Did you mean {meant!r}, as in MXNet?" if meant in allowed else ""
+        )
 
 
 def set_base_lr(lr_scheduler: Any, learning_rate: float) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...kernels.messages import listed, there_are
 from ..checkpoint import files
 from ..validation import choice, integer
 
@@ -86,17 +87,17 @@ class Sweep:
         """
         for name in point:
             if name not in self.axes:
-                raise TypeError(f"no axis {name!r}; there are {', '.join(self.axes)}")
+                raise TypeError(f"no axis {name!r}.{there_are(name, self.axes)}")
         indices = []
         for name, values in self.axes.items():
             if name in point:
                 if point[name] not in values:
-                    raise ValueError(f"{name}={point[name]!r}: must be one of {', '.join(map(repr, values))}")
+                    raise ValueError(f"{name}={point[name]!r}: must be one of {listed(map(repr, values))}")
                 indices.append(values.index(point[name]))
             elif name == "seed" or len(values) == 1:
                 indices.append(0)
             else:
-                raise TypeError(f"{name} is missing; it has the values {', '.join(map(repr, values))}")
+                raise TypeError(f"{name} is missing; it has the values {listed(map(repr, values))}")
         return tuple(indices)
 
     def model(self, **point: Any) -> torch.nn.Module:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from ...kernels.messages import there_are
 from ...trainer import CheckpointManager, Trainer
 from ...trainer.batch_step import BatchStep, check_captures
 from ...trainer.checkpoint.snapshot import Snapshot as TrainerSnapshot
@@ -488,8 +489,7 @@ class LiveLoop:
         if name in names:
             raise ValueError(f"name={name!r}: there is a run of that name already")
         if isinstance(at, str) and at not in self.snapshots:
-            listed = ", ".join(map(repr, self.snapshots)) or "none"
-            raise KeyError(f"at={at!r}: there is no snapshot of that name; there are {listed}")
+            raise KeyError(f"at={at!r}: there is no snapshot of that name.{there_are(at, self.snapshots)}")
         rate = None if learning_rate is None else number("learning_rate", learning_rate, low=0)
         factor = None if multiplier is None else number("multiplier", multiplier, low=0)
         with self.at_rest():

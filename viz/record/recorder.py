@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ...kernels.messages import one_of
 from ...trainer import Trainer
 from ...trainer.optim import shards
 from ...trainer.validation import instance
@@ -327,7 +328,7 @@ def _watched(
     params = dict(zip(measuring.names, measuring.params, strict=True))
     for name, places in (weights or {}).items():
         if name not in params:
-            raise ValueError(f"weights has {name!r}: must be one of {', '.join(map(repr, list(params)[:8]))}")
+            raise ValueError(f"weights has {name!r}:{one_of(name, params)}")
         numbers = np.atleast_1d(np.asarray(places))
         param = params[name]()
         if param is not None and shards.cut_among(param):

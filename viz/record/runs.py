@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...kernels.messages import there_are
 from ...trainer.checkpoint import files
 from ...trainer.validation import instance
 from .series import PARTS, Series
@@ -169,7 +170,7 @@ class RunSet:
 
     def __getitem__(self, name: str) -> Run:
         if name not in self._runs:
-            raise KeyError(f"there is no run {name!r}; there are {', '.join(map(repr, self._runs)) or 'none'}")
+            raise KeyError(f"there is no run {name!r}.{there_are(name, self._runs)}")
         return self._runs[name]
 
     def __iter__(self) -> Iterator[Run]:

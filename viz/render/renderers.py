@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from ...trainer.validation import choice
 from .notebook import COLAB, MARIMO, TERMINAL, UNKNOWN, enable_colab_widgets, guess_front_end
 
 __all__ = ["Capabilities", "canvas_module", "capabilities", "installed_version", "set_renderer"]
@@ -125,8 +126,7 @@ def installed_version(name: str) -> str | None:
 
 
 def _check_renderer(argument: str, renderer: str) -> None:
-    if renderer not in RENDERERS:
-        raise ValueError(f"{argument}={renderer!r}: must be one of {', '.join(map(repr, RENDERERS))}")
+    choice(argument, renderer, RENDERERS)
     for needed in NEEDS.get(renderer, ()):
         if installed_version(needed) is None:
             raise ModuleNotFoundError(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...trainer.validation import choice
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -108,8 +110,7 @@ class Control:
             raise ValueError(f"texts of control {self.name!r} are {len(self.texts)}: must be one for each of its values")
         if (self.typed or self.kind == "text") and not self.remote:
             raise ValueError(f"control {self.name!r} is typed, which only Python can act on: it must be remote")
-        if self.kind not in KINDS:
-            raise ValueError(f"kind={self.kind!r} of control {self.name!r}: must be one of {', '.join(map(repr, KINDS))}")
+        choice(f"control {self.name!r}: kind", self.kind, KINDS)
         if not 0 <= self.index < len(self.values):
             raise ValueError(f"index={self.index!r} of control {self.name!r}: must be from 0 to {len(self.values) - 1}")
 

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ...kernels.messages import listed
+from ...trainer.validation import choice
 from .palettes import PALETTES, palette_colours
 
 __all__ = ["LAYERS", "Arrows", "Band", "Heatmap", "Layer", "Line", "Points", "RefLine", "State", "Text"]
@@ -45,7 +47,7 @@ class Layer:
     def __post_init__(self) -> None:
         object.__setattr__(self, "by", tuple(self.by))
         if not (isinstance(self.style, int) and self.style >= 0) and self.style not in ROLES:
-            raise ValueError(f"style={self.style!r}: must be a line's number or one of {', '.join(map(repr, ROLES))}")
+            raise ValueError(f"style={self.style!r}: must be a line's number or one of {listed(map(repr, ROLES))}")
         for name, ndim in self.arrays.items():
             value = getattr(self, name)
             array = np.array(value, dtype=object) if name == "texts" else np.asarray(value)
@@ -143,8 +145,7 @@ class Heatmap(Layer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.palette not in PALETTES:
-            raise ValueError(f"palette={self.palette!r}: must be one of {', '.join(map(repr, PALETTES))}")
+        choice("palette", self.palette, PALETTES)
         if self.limits is None:
             values = self.values[np.isfinite(self.values)]
             if self.scale == "log":

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ...kernels.messages import listed, there_are
 from ..style import DASHES, THEMES
 from .controls import Axis, Button, Click, Control, Listing, Note, RunTable
 from .layers import LAYERS, Heatmap, Layer, Line, State, Text
@@ -63,8 +64,8 @@ class Panel:
             raise TypeError(f"Panel: layers={self.layers!r:.80} must be a list of layers, such as [Line(steps, losses)]")
         if unknown := [type(each).__name__ for each in self.layers if type(each) not in LAYERS]:
             raise TypeError(
-                f"Panel: layers has a {unknown[0]}, which no renderer draws: there are "
-                f"{', '.join(kind.__name__ for kind in LAYERS)}; write a function that returns one of these"
+                f"Panel: layers has a {unknown[0]}, which no renderer draws: write a function that returns one of "
+                f"{listed(kind.__name__ for kind in LAYERS)}"
             )
 
 
@@ -188,9 +189,7 @@ class Scene:
         state = {control.name: control.index for control in self.controls}
         for name, index in indices.items():
             if name not in state:
-                raise ValueError(
-                    f"{name!r} is no control of this picture; there are {', '.join(map(repr, state)) or 'none'}"
-                )
+                raise ValueError(f"{name!r} is no control of this picture.{there_are(name, state)}")
             n = next(len(control.values) for control in self.controls if control.name == name)
             if not 0 <= index < n:
                 raise ValueError(f"{name}={index!r}: must be from 0 to {n - 1}")

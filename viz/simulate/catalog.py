@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from ...trainer.validation import did_you_mean, number
+from ...kernels.messages import there_are
+from ...trainer.validation import number
 from .functions import Function, Minimum
 
 __all__ = ["function", "ill_conditioned_bowl", "noisy_ravine"]
@@ -35,10 +36,10 @@ def function(given: str | Function | Callable[[torch.Tensor], torch.Tensor]) -> 
         (Minimum(x=1.0, y=1.0, value=0.0),)
         >>> function("x**2 + sin(3 * y)").name
         'x**2 + sin(3 * y)'
-        >>> function("x**2 + open('file')")
+        >>> function("x**2 + open('file')")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        ValueError: there is no function 'open'; there are abs, cos, exp, log, max, min, sin, sqrt, tan, tanh
+        ValueError: there is no function 'open'. There are 'abs', 'cos', ..., 'tanh'
           x**2 + open('file')
                  ^
     """
@@ -53,9 +54,7 @@ def function(given: str | Function | Callable[[torch.Tensor], torch.Tensor]) -> 
     if key in FUNCTIONS:
         return FUNCTIONS[key]
     if given.strip().isidentifier() and key not in ("x", "y", "e", "pi"):
-        raise ValueError(
-            f"{given!r}: no function of that name; there are {', '.join(FUNCTIONS)}.{did_you_mean(key, FUNCTIONS)}"
-        )
+        raise ValueError(f"{given!r}: no function of that name.{there_are(key, FUNCTIONS)}")
     return Function(given.strip(), given)
 
 

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ...kernels.messages import there_are
+
 __all__ = ["Expression"]
 
 LONGEST = 1000  # characters of an expression
@@ -252,7 +254,7 @@ class Expression:
             if isinstance(node.func, ast.Attribute) and node.func.attr in {*_OF_ONE, *_OF_TWO}:
                 inner = "x, y" if node.func.attr in _OF_TWO else "x"
                 what = f"write {node.func.attr}({inner}) instead of {ast.unparse(node.func)}({inner})"
-            raise _refusal(text, at, f"{what}; there are {', '.join(sorted({*_OF_ONE, *_OF_TWO}))}")
+            raise _refusal(text, at, f"{what}.{there_are(ast.unparse(node.func), sorted({*_OF_ONE, *_OF_TWO}))}")
         name, needed = node.func.id, 1 if node.func.id in _OF_ONE else 2
         if node.keywords or len(node.args) != needed or any(isinstance(each, ast.Starred) for each in node.args):
             raise _refusal(text, at, f"{name} takes {'one value' if needed == 1 else 'two values'}")

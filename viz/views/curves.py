@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...kernels.messages import there_are
 from ..record import Curve, Series
 from ..scene import Axis, Scene
 from .series import middle_steps, over_steps, rate_panel, scalar_panel, smoothing_of
@@ -60,7 +61,7 @@ def plot_training(
     rates = _curves("learning_rates", learning_rates) if learning_rates else {}
     for argument, by_name in (("learning_rates", rates), ("notes", notes or {})):
         if unknown := [name for name in by_name if name not in curves]:
-            raise ValueError(f"{argument} has {unknown[0]!r}: losses has no such run, only {', '.join(map(repr, curves))}")
+            raise ValueError(f"{argument} has {unknown[0]!r}: losses has no such run.{there_are(unknown[0], curves)}")
     for name in rates:
         if len(learning_rates[name]) != len(losses[name]):  # type: ignore[index]
             raise ValueError(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...trainer.validation import choice
 from ..record import Recorder, Run, Series
 from ..scene import Axis, Click, Control, Panel, RefLine, Scene, Text
 from .heatmap import QUANTITIES, heat_panels, histogram_control, kept_histograms
@@ -52,9 +53,7 @@ class Dashboard(OneRunView):
     """
 
     def __init__(self, run: Recorder | Run, quantity: str = "gradient_norm", **settings: Any) -> None:
-        if quantity not in QUANTITIES:
-            raise ValueError(f"quantity={quantity!r}: must be one of {', '.join(map(repr, QUANTITIES))}")
-        self.quantity = quantity
+        self.quantity = choice("quantity", quantity, QUANTITIES)
         super().__init__(run, **settings)
 
     def scene(self) -> Scene:

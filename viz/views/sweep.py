@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...kernels.messages import listed
 from ...trainer import Sweep
 from ..scene import Axis, Band, Click, Control, Heatmap, Layer, Line, Panel, Points, RefLine, Scene, Text, level_lines
 from ..simulate import Trajectories
@@ -83,7 +84,7 @@ class SweepView(View):
         for name, setting in (("across", across), ("up", up)):
             if setting is not None and setting not in varied:
                 raise ValueError(
-                    f"{name}={setting!r}: must be one of what was varied, {', '.join(map(repr, varied)) or 'nothing'}"
+                    f"{name}={setting!r}: must be one of what was varied, {listed(map(repr, varied)) or 'nothing'}"
                 )
         self.sweep, self.by = sweep, "final" if by is None else by
         self._best = sweep.best(self.by)  # raises if there is none

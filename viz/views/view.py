@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...trainer.checkpoint import files
-from ...trainer.validation import refuse_arguments
+from ...trainer.validation import choice, refuse_arguments
 from ..render.characters import in_characters
 from ..render.notebook import JUPYTER, UNKNOWN
 from ..render.renderers import Capabilities, canvas_module, capabilities
@@ -83,9 +83,7 @@ class View(ABC):
         if unknown:
             hint = self.instead_of.get(next(iter(unknown)), "")
             refuse_arguments(type(self).__name__, unknown, _arguments_of(type(self)), hint)
-        if theme not in THEMES:
-            raise ValueError(f"theme={theme!r}: must be one of {', '.join(map(repr, THEMES))}")
-        self.name, self.theme = name, theme
+        self.name, self.theme = name, choice("theme", theme, THEMES)
         self.display = Display(self, budget if budget is not None else FrameBudget())
         self._shared: Scene | None = None  # the scene that all parts of one output show
         if name is not None:

@@ -296,9 +296,8 @@ OF_OPTIMIZERS = [
     bad(
         sgd(learning_rat=0.1),
         TypeError,
-        "SGD has no argument 'learning_rat' (=0.1)",
-        "learning_rate, momentum, lazy_update",
-        "Did you mean 'learning_rate'",
+        "SGD has no argument 'learning_rat' (=0.1). Did you mean 'learning_rate'",
+        "There are 'learning_rate', 'momentum', 'lazy_update'",
     ),
     bad(new_trainer("adam", {"momentum": 0.9}), TypeError, "Adam has no argument 'momentum'"),
     bad(sgd(lr=0.1), TypeError, "SGD has no argument 'lr'", "Did you mean 'learning_rate', as in MXNet"),

@@ -18,6 +18,7 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text as MatplotlibText
 from matplotlib.transforms import ScaledTranslation
 
+from ....trainer.validation import choice
 from ...scene import Arrows, Heatmap, Layer, Line, Panel, RefLine, Scene, State
 from ...style import THEMES
 from .artists import colour_and_dashes
@@ -74,8 +75,7 @@ class Picture:
         dpi: float = 100.0,
         still: bool = False,
     ) -> None:
-        if theme not in THEMES:
-            raise ValueError(f"theme={theme!r}: must be one of {', '.join(map(repr, THEMES))}")
+        choice("theme", theme, THEMES)
         self._theme, self._dpi, self._still = theme, dpi, still
         with LOCK:
             scene = scene.without_table()
