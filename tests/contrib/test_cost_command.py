@@ -1,13 +1,11 @@
 """`python -m tristep cost`: what it prints, and that the documents show that."""
 
-import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -28,22 +26,6 @@ def test_the_page_shows_what_it_prints(capsys):
         assert main(arguments.split()) == 0
         printed = capsys.readouterr().out.splitlines(keepends=True)
         assert "".join(printed[: int(lines)] if lines else printed) == expected
-
-
-@pytest.mark.sample(1)
-def test_the_page_shows_the_estimates_of_owners(capsys, tmp_path):
-    spec = importlib.util.spec_from_file_location("owners_benchmark", ROOT / "benchmarks" / "owners.py")
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
-    with mock.patch.object(sys, "argv", ["owners.py", "--json", str(tmp_path / "owners.json")]):
-        benchmark.main()
-    text = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
-    first, *tables = capsys.readouterr().out.strip().split("\n\n")
-    assert first == "Estimates, none measured but the rate of 401 TFLOP/s."
-    assert [table in text for table in tables] == [True, True]
-    results = ROOT / "benchmarks" / "results" / "owners_estimates.json"
-    found, saved = (json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "owners.json", results))
-    assert found == saved
 
 
 def test_it_says_that_nothing_was_measured_and_what_was_assumed(capsys):

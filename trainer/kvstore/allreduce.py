@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from ...kernels import streams
-from ...kernels.metrics import MetricsBuffer
 from .. import checkpoint, dist_utils
 from ..compression import CompressedAllReduce, check_float32, create_compressor, wait_all
 from ..dist_utils import check_alike, check_same
@@ -31,7 +30,6 @@ from .compressed import (
     use_saved_plan,
 )
 from .local import LocalStore
-from .sharing import Sharing
 from .sync import ReplicasSync
 
 
@@ -206,7 +204,6 @@ class AllReduceSync(ReplicasSync):
         self._compression_params = compression_params
         check_compression(compression_params)
         self._buckets: GradientBuckets | None = None
-        self._sharing: Sharing | None = None
         # Gradients that are sums already, when the step failed afterwards: the tensors, their versions, their counts.
         self._sums: dict[int, tuple[torch.Tensor, int, int]] = {}
         self.num_replicas = dist.get_world_size(group)
@@ -239,14 +236,6 @@ class AllReduceSync(ReplicasSync):
             )
         self._buckets = self._make(reducer)
         self._buckets.broadcast_weights()
-        if self.num_replicas > 1 and not self.updates:
-            self._replica.share = self._sharing = Sharing(self.group)
-
-    def step(self, choice: Any, into: MetricsBuffer | None, scaler: Any) -> None:
-        if self._sharing is not None:
-            *_, reduced = choice
-            self._sharing.is_on = not reduced or self._reduced is not None  # else gradients are those of each rank
-        super().step(choice, into, scaler)
 
     def use_control(self, control: torch.Tensor) -> None:
         params = self._compression_params
