@@ -13,9 +13,6 @@ PLUGINS = {
         "randomk": "tristep.contrib.compression.sparse:RandomK",
         "topk": "tristep.contrib.compression.sparse:TopK",
     },
-    "tristep.compression_choices": {
-        "auto": "tristep.contrib.cost_model.automatic:choose_compression",
-    },
     "tristep.initializers": {
         "fusedrnn": "tristep.contrib.initializers:FusedRNN",
         "lstmbias": "tristep.contrib.initializers:LSTMBias",

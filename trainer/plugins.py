@@ -14,10 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 # The groups of entry points.
-GROUPS = tuple(
-    f"tristep.{kind}"
-    for kind in ("optimizers", "options", "stores", "compressors", "compression_choices", "initializers", "viz")
-)
+GROUPS = tuple(f"tristep.{kind}" for kind in ("optimizers", "options", "stores", "compressors", "initializers", "viz"))
 
 
 def names(group: str) -> list[str]:

@@ -10,7 +10,6 @@ import torch
 from ...kernels import compress
 from ...trainer.compression import Compressor, create_compressor
 from ...trainer.kvstore.base import Key
-from ...trainer.kvstore.compressed import choice_of
 from .sharding import Shard
 from .transport import copy_all
 
@@ -83,8 +82,8 @@ def compressor_of(compression_params: Any) -> Compressor:
     Raises:
         TypeError, ValueError: `compression_params` are invalid, or their type needs an all-reduce.
     """
-    compressor = create_compressor(compression_params) if choice_of(compression_params) is None else None
-    if compressor is None or not compressor.sends_alone:
+    compressor = create_compressor(compression_params)
+    if not compressor.sends_alone:
         raise ValueError(
             f"compression_params={dict(compression_params)!r} for a parameter server: {compression_params['type']!r} is for "
             "processes that add up their gradients; use another type, such as 'int8', or kvstore='dist_sync'"

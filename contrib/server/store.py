@@ -137,7 +137,7 @@ class ServerStore(KVStore):
 
     @classmethod
     def check_compression(cls, compression_params: Mapping[str, Any]) -> None:
-        """Raise TypeError or ValueError for invalid arguments; "powersgd" and "auto" do not work with servers."""
+        """Raise TypeError or ValueError for invalid arguments; "powersgd" does not work with servers."""
         compressor_of(compression_params)
 
     def __init__(self, roles: Roles, type: str) -> None:
@@ -269,7 +269,7 @@ class ServerStore(KVStore):
         All values of a message are encoded together. The encoding error of each key is added to its next push.
 
         Args:
-            compression_params: the arguments of `create_compressor`, except "powersgd" and "auto". A user-defined type must
+            compression_params: the arguments of `create_compressor`, except "powersgd". A user-defined type must
                 be registered before the store is made, so that the servers know it.
 
         Raises:

@@ -162,9 +162,8 @@ def test_each_worker_has_its_batch_size_and_calls_meant_for_all_count_once(run_j
 def _refused(store):
     with pytest.raises(RuntimeError, match="servers serve one store at a time"):
         kvstore.create("dist_async")
-    for params in ({"type": "powersgd"}, {"type": "auto"}):
-        with pytest.raises(ValueError, match=f"server: '{params['type']}' is for processes that add up their gradients"):
-            store.set_gradient_compression(params)
+    with pytest.raises(ValueError, match="server: 'powersgd' is for processes that add up their gradients"):
+        store.set_gradient_compression({"type": "powersgd"})
     with pytest.raises(ValueError, match=r"compression_params\['threshold'\]=0"):
         store.set_gradient_compression({"type": "2bit", "threshold": 0})
     with pytest.raises(TypeError, match="optimizer must be an Optimizer, got str"):

@@ -20,15 +20,7 @@ from ..optimizer import Optimizer
 from ..replica import Replica
 from .base import Key, KVStore, dense, optimizer_updater
 from .buckets import Bucket, GradientBuckets
-from .compressed import (
-    bucket_state,
-    check_compression,
-    choice_of,
-    compressed_sum,
-    load_sums,
-    residuals_of,
-    use_saved_plan,
-)
+from .compressed import bucket_state, compressed_sum, load_sums, residuals_of, use_saved_plan
 from .local import LocalStore
 from .sync import ReplicasSync
 
@@ -202,7 +194,8 @@ class AllReduceSync(ReplicasSync):
         super().__init__([replica], optimizer)
         self.group, self._replica, self._names, self._engine = group, replica, replica.names, engine
         self._compression_params = compression_params
-        check_compression(compression_params)
+        if compression_params is not None:
+            create_compressor(compression_params)
         self._buckets: GradientBuckets | None = None
         # Gradients that are sums already, when the step failed afterwards: the tensors, their versions, their counts.
         self._sums: dict[int, tuple[torch.Tensor, int, int]] = {}
@@ -221,8 +214,6 @@ class AllReduceSync(ReplicasSync):
         described = _described({**settings, **classes, **_settings(optimizer)})
         described |= {f"requires_grad of {name}": str(param.requires_grad) for name, param in weights.items()}
         check_same("setting", described, self.group, self._replica.params[0].device)
-        if (choose := choice_of(self._compression_params)) is not None:
-            self._compression_params = choose(self._replica.params, self.group, self.updates)
         reducer, params = None, self._compression_params
         if params is not None:
             for name, param in weights.items():
@@ -239,7 +230,7 @@ class AllReduceSync(ReplicasSync):
 
     def use_control(self, control: torch.Tensor) -> None:
         params = self._compression_params
-        if params is not None and choice_of(params) is None and not create_compressor(params).keeps_nonfinite:
+        if params is not None and not create_compressor(params).keeps_nonfinite:
             raise RuntimeError(
                 f"a loss scaler with compression_params={dict(params)!r}: this compression hides an overflow from the "
                 "scaler; use another type, such as 'bf16', or leave one of them out"

@@ -103,10 +103,11 @@ def check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, r
         boolean("update_on_kvstore", update_on_kvstore)
     if compression_params is not None:
         if asked is not None and asked.in_step:
-            from .compressed import check_compression as check
+            from ..compression import create_compressor  # few need it
+
+            create_compressor(compression_params)
         else:
-            check = (asked or KVStore).check_compression
-        check(compression_params)
+            (asked or KVStore).check_compression(compression_params)
     is_name = isinstance(kvstore, str)
     if kvstore is None or (is_name and replicas == 1 and not asked.several_processes):
         if update_on_kvstore:
