@@ -22,8 +22,8 @@ def create(name: str = "local", *, timeout: float | None = None) -> KVStore:
             "device", "nccl", "local_allreduce_device": sums on the device of the values.
             "teststore": sums, and stores nothing.
             "dist", "dist_sync", "dist_device_sync": sums over all processes, which torchrun has started.
-            "dist_async", "dist_device_async": sums on servers, the last of these processes; in a server's process this
-                call does not return.
+            "dist_async", "dist_device_async": updates on a server, the last of these processes, in which this call does
+                not return.
             Or the name of a registered store or of a plugin's store.
         timeout: for "dist_async" and "dist_device_async" the seconds, > 0, after which a silent process counts as lost;
             None means 30 minutes. Other stores of several processes have the time limit of their process group.

@@ -32,12 +32,11 @@ def pulled(core, worker, keys):
 CURVATURES, WORKERS = np.linspace(0.25, 1.0, 4), 8
 
 
-def job(path, name, servers, *args):
-    """A worker's part of a test, the function of this name in this file; or a server. What it returns, on all ranks."""
-    function = getattr(module_at(path), name)  # servers, too, must know what the file registers
-    settings = {"TRISTEP_NUM_SERVERS": str(servers), "MXNET_KVSTORE_BIGARRAY_BOUND": "10", "TRISTEP_ENGINE": "eager"}
-    with mock.patch.dict(os.environ, settings):
-        if dist.get_rank() >= dist.get_world_size() - servers:
+def job(path, name, *args):
+    """A worker's part of a test, the function of this name in this file; or the server. What it returns, on all ranks."""
+    function = getattr(module_at(path), name)  # the server, too, must know what the file registers
+    with mock.patch.dict(os.environ, {"TRISTEP_ENGINE": "eager"}):
+        if dist.get_rank() == dist.get_world_size() - 1:
             return kvstore.serve(timeout=SECONDS)
         store = kvstore.create("dist_async", timeout=SECONDS)
         try:
