@@ -44,21 +44,23 @@ class Staleness(NamedTuple):
     histogram: dict[int, int]
 
 
-class SyncedSettings:
-    """The settings of a worker's optimizer that the server has.
+class SyncedOptimizer:
+    """A worker's optimizer, and which of its settings the server has.
 
     Args:
         optimizer: the optimizer that has been sent to the server.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
         self._settings = {name: value for name, value in optimizer.settings().items() if name != "rescale_grad"}
         self._lr_scheduler = _comparable(optimizer.lr_scheduler)
         self._multipliers: dict[Key, tuple[float, float]] = {}
 
-    def changes(self, optimizer: Optimizer, keys: Sequence[Key]) -> dict[str, Any]:
+    def changes(self, keys: Sequence[Key]) -> dict[str, Any]:
         """Return the settings that the server lacks, for `ServerCore.change`, with the multipliers of these keys."""
         changes: dict[str, Any] = {}
+        optimizer = self.optimizer
         settings, missing = optimizer.settings(), object()
         if settings != self._settings:
             changes["settings"] = {k: v for k, v in settings.items() if self._settings.get(k, missing) != v}
@@ -80,10 +82,10 @@ class SyncedSettings:
             self._lr_scheduler = _comparable(changes["lr_scheduler"])
         self._multipliers |= changes.get("multipliers", {})
 
-    def record_loaded(self, optimizer: Optimizer, names: Sequence[str]) -> None:
-        """Note that the server has loaded the schedule and these settings, which `optimizer` has too, from saved states."""
-        self._settings |= {name: getattr(optimizer, name) for name in names}
-        self._lr_scheduler = _comparable(optimizer.lr_scheduler)
+    def record_loaded(self, names: Sequence[str]) -> None:
+        """Note that the server has loaded the schedule and these settings, which the optimizer has, too, from a file."""
+        self._settings |= {name: getattr(self.optimizer, name) for name in names}
+        self._lr_scheduler = _comparable(self.optimizer.lr_scheduler)
 
 
 class ServerStore(KVStore):
@@ -143,8 +145,7 @@ class ServerStore(KVStore):
         self.rank, self.num_workers = roles.rank, roles.workers
         self._client = ServerClient(roles, self._follow)
         self._entries: dict[Key, torch.Tensor] = {}  # meta tensors like the stored values
-        self._optimizer: Optimizer | None = None
-        self._synced: SyncedSettings | None = None  # once there is an optimizer
+        self._synced: SyncedOptimizer | None = None
         self._calls = Counter[str]()  # calls that all workers may make, and that the server handles once
         self._has_optimizer = False  # whether a push cannot fail for the lack of one
         self._compression: PushCompression | None = None
@@ -235,7 +236,7 @@ class ServerStore(KVStore):
         self._calls["set"] += 1
         self._client.request(Opcode.OPTIMIZER, _bare_copy(optimizer), number=self._calls["set"])
         self._client.finish()
-        self._optimizer, self._synced, self._has_optimizer = optimizer, SyncedSettings(optimizer), True
+        self._synced, self._has_optimizer = SyncedOptimizer(optimizer), True
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Compress this worker's pushes from now on; pulled values are not compressed.
@@ -273,7 +274,7 @@ class ServerStore(KVStore):
             FileNotFoundError: there is no such file.
             ValueError: the file does not fit; nothing has been changed.
         """
-        if self._optimizer is None:
+        if self._synced is None:
             raise RuntimeError("no optimizer updates what is stored, so there are no states: call set_optimizer() first")
         self._load_states(checkpoint.read(fname))
 
@@ -316,21 +317,19 @@ class ServerStore(KVStore):
         return states
 
     def _load_states(self, saved: Mapping[str, Any]) -> None:
-        assert self._optimizer is not None
-        entries = self._entries
+        assert self._synced is not None
+        entries, optimizer = self._entries, self._synced.optimizer
         params = [torch.empty(entry.shape, dtype=entry.dtype) for entry in entries.values()]
         # A copy of the server's optimizer loads the states first, so that the server raises no error.
-        twin = Updater(copy.deepcopy(_bare_copy(self._optimizer)))
+        twin = Updater(copy.deepcopy(_bare_copy(optimizer)))
         checkpoint.restore(twin, [str(key) for key in entries], params, saved, list(entries))
         self._calls["load"] += 1
         self._client.request(Opcode.LOAD, *without_tensors(saved), self._calls["load"])
         self._client.finish()
-        optimizer = self._optimizer
         loaded = [name for name in saved["settings"] if name not in ("state_dtype", "rescale_grad")]
         optimizer.set_together({name: getattr(twin.optimizer, name) for name in (*loaded, "lr_scheduler")}, True)
         optimizer.num_update = saved["num_update"]
-        assert self._synced is not None
-        self._synced.record_loaded(optimizer, loaded)
+        self._synced.record_loaded(loaded)
 
     def _summed(self, key: Any, value: Any) -> tuple[list[Key], list[torch.Tensor]]:
         """Return the keys, and the sum of each key's tensors in the order of their list."""
@@ -351,11 +350,9 @@ class ServerStore(KVStore):
         compression, tensors = None, list(gradients)
         if self._compression is not None:
             compression, tensors = self._compression.encode(keys, gradients)
-        changes: dict[str, Any] = {}
-        if self._optimizer is not None and self._synced is not None:
-            changes = self._synced.changes(self._optimizer, keys)
+        changes = None if self._synced is None else self._synced.changes(keys)
         self._client.request(opcode, (list(keys), changes or None, compression), tensors)
-        if changes and self._synced is not None:
+        if self._synced is not None and changes:
             self._synced.record(changes)
 
     def _receive(self, outs: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -367,10 +364,11 @@ class ServerStore(KVStore):
 
     def _follow(self, num_update: int) -> None:
         """Set the optimizer's count of updates to the server's, if that is higher."""
-        if self._optimizer is not None:
-            self._optimizer.num_update = max(self._optimizer.num_update, num_update)
-            if self._optimizer.lr_scheduler is not None:  # a schedule may have state, as on the server
-                self._optimizer.lr_scheduler(self._optimizer.num_update)
+        if self._synced is not None:
+            optimizer = self._synced.optimizer
+            optimizer.num_update = max(optimizer.num_update, num_update)
+            if optimizer.lr_scheduler is not None:  # a schedule may have state, as on the server
+                optimizer.lr_scheduler(optimizer.num_update)
 
 
 class ServerSync(KVStoreSync):

@@ -1,10 +1,9 @@
 """The parameter server in several processes: workers train together, and none waits for another."""
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from server_jobs import CURVATURES, core_of, pulled, pulled_value
+from server_jobs import pulled_value
 
 from tristep import Trainer, optimizer
 
@@ -140,46 +139,6 @@ def test_a_trainer_with_a_server(run_job, tmp_path):
     assert last == same
     assert loss < 1e-2
     assert rest == [0.1, True, [("weight", 300), ("bias", 300)]]
-
-
-def _in_turn(store, name, settings):
-    """Each worker in its turn pushes four times, with the weights from before the other's turn."""
-    curvatures, weight, losses = torch.from_numpy(CURVATURES).float(), torch.ones(4), []
-    store.set_optimizer(optimizer.create(name, **settings))
-    store.init(0, weight)
-    store.pull(0, weight)
-    for turn in range(24):
-        store.barrier()
-        if turn % 2 == store.rank:
-            for _ in range(4):
-                store.push(0, curvatures * weight)
-            store.pull(0, weight)
-            losses.append(float((curvatures * weight**2).sum()) / 2)
-    store.barrier()
-    return losses, pulled_value(store, 0, weight).tolist(), store.staleness()
-
-
-def test_dcasgd_beats_plain_sgd_under_delay(run_job):
-    def expected(name, settings):
-        core = core_of({0: torch.ones(4)}, name, **settings)
-        curvatures = torch.from_numpy(CURVATURES).float()
-        weights = [pulled(core, worker, [0])[0] for worker in (0, 1)]
-        for turn in range(24):
-            for _ in range(4):
-                core.push(turn % 2, [0], [curvatures * weights[turn % 2]])
-            (weights[turn % 2],) = pulled(core, turn % 2, [0])
-        return core.values[0].tolist()
-
-    means = {}
-    for name, settings in {"sgd": {}, "dcasgd": {"lamda": 1.0}}.items():
-        settings |= {"learning_rate": 0.2}
-        found = run_job(_in_turn, 2, name, settings)
-        means[name] = np.mean([losses for losses, _, _ in found])
-        for _, last, staleness in found:
-            assert last == expected(name, settings)
-            assert staleness[1].histogram == dict.fromkeys(range(4, 8), 12)
-            assert staleness[0].max == 7
-    assert means["dcasgd"] < 0.5 * means["sgd"]
 
 
 def _one_waits(store):

@@ -3,11 +3,28 @@
 import numpy as np
 import pytest
 import torch
-from server_jobs import CURVATURES, WORKERS, core_of, pulled
 
 from tristep import optimizer
+from tristep.contrib.server.core import ServerCore
 
 pytestmark = pytest.mark.sample(0)  # the quick tier runs four tests of servers
+
+# The delayed quadratic: f(w) = sum of a w^2 / 2, and eight workers in turn, each with the weights of eight updates ago.
+CURVATURES, WORKERS = np.linspace(0.25, 1.0, 4), 8
+
+
+def core_of(values, name=None, workers=2, **settings):
+    core = ServerCore(workers)
+    core.init(values)
+    if name is not None:
+        core.use(optimizer.create(name, **settings))
+    return core
+
+
+def pulled(core, worker, keys):
+    outs = [torch.full_like(core.values[key], float("nan")) for key in keys]
+    core.pull(worker, keys, outs)
+    return outs
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "muon"])
