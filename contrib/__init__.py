@@ -13,9 +13,6 @@ NAMES = {
         "randomk": "tristep.contrib.compression.sparse:RandomK",
         "topk": "tristep.contrib.compression.sparse:TopK",
     },
-    "compression_choices": {
-        "auto": "tristep.contrib.cost_model.automatic:choose_compression",
-    },
     "initializers": {
         "fusedrnn": "tristep.contrib.initializers:FusedRNN",
         "lstmbias": "tristep.contrib.initializers:LSTMBias",

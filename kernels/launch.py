@@ -20,7 +20,6 @@ from .language import Rule, TensorRule
 from .layouts import compute_dtype, dense_strides, same_order
 from .metrics import MetricsBuffer
 from .parts import Parts
-from .sharing import Share
 from .states import PerTensorStates
 
 WEIGHT, GRADIENT, FIRST_STATE = 0, 1, 2  # rows of `addresses`; the states follow, then the masters if any, then `Parts`
@@ -63,7 +62,6 @@ class Launch:
 
     looks_at_tensors = False  # whether it computes on tensors rather than on addresses
     multiplies_on_host = False  # whether the factor in grad_scale_and_skip is multiplied into `hyper`
-    share: Share | None = None  # as in `Update`
 
     @torch.inference_mode(False)  # what is made here outlives the step
     def __init__(
@@ -332,7 +330,7 @@ def group_keys(
             weight.dtype,
             weight.dtype if gradient is None else gradient.dtype,
             (*(state.dtype for state in states[i]), None if master is None else master.dtype),
-            is_aligned or isinstance(rule_of_shape, TensorRule),  # torch takes any address, and ranks share by launches
+            is_aligned or isinstance(rule_of_shape, TensorRule),  # torch takes any address
             rule_of_shape,
             in_matrices(rule, weight, states[i]),
         )

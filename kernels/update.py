@@ -28,7 +28,6 @@ from .language import Rule, TensorRule
 from .launch import Launch, group_keys, in_matrices
 from .metrics import MetricsBuffer
 from .reductions import Decide, reduce_nothing, run_reduction, run_reductions
-from .sharing import Share
 
 
 class Update:
@@ -71,8 +70,6 @@ class Update:
         decide: function of tensors `[n, 1]` for a rule with a limit that is `told`: they have the sum of squares of all
             gradients, each of a part of the weights, and it replaces this by the factor of the gradients, or by -1 to skip
             the step. None if there is none.
-        share: function that divides the costly parts of a rule of whole tensors among processes that take the same step, see
-            sharing.py. None (default) in a single process.
         host_only: if True, a call only writes `hyper` into the tables and launches nothing, for steps that a CUDA graph
             replays. Default: False.
 
@@ -109,7 +106,6 @@ class Update:
         self.all_reduce_per_tensor: Callable[[torch.Tensor, str], None] | None = None
         self.elsewhere: torch.Tensor | None = None
         self.decide: Decide | None = None
-        self.share: Share | None = None
         self._hyper = np.zeros((n_weights, 1 + len(rule.hyper) + (seed is not None)))
         self._row: list[float] | None = None  # one row for all weights that `_hyper` does not have yet
         self._names = [f"weights[{i}]" for i in range(len(self.weights))] if names is None else list(names)
@@ -354,13 +350,11 @@ class Update:
         rows: Any = slice(None)
         if len(indices) < len(self.weights):
             rows = np.array(indices)
-        launch: Launch = make(
+        return make(
             *(rule, weights, states, None if types[-1] is None else masters, gradient_dtype, aligned),
             *(self.seed, self.grad_scale_and_skip, self.zero_grads),
             *(indices, rows, self.rule.hyper, self.rng_offsets),
         )
-        launch.share = self.share
-        return launch
 
     def is_in_place(self) -> bool:
         """Return whether weights and states have the addresses that they had when gradients were bound."""

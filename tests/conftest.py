@@ -190,12 +190,12 @@ def processes() -> Iterator[Any]:
 
 @pytest.fixture
 def run_job(processes):
-    """A function that runs a worker's function on so many workers, with so many servers; a list of what they return."""
+    """A function that runs a worker's function on so many workers, with a server; a list of what they return."""
     from server_jobs import job
 
-    def run(function, workers, servers, *args):
+    def run(function, workers, *args):
         path, name = function.__code__.co_filename, function.__name__
-        return processes(workers + servers).run(job, path, name, servers, *args)[:workers]
+        return processes(workers + 1).run(job, path, name, *args)[:workers]
 
     return run
 
@@ -203,7 +203,6 @@ def run_job(processes):
 @pytest.fixture
 def clean_registry():
     """What a test registers is forgotten after it."""
-    from tristep.contrib.server.updaters import updaters
     from tristep.initializer import Initializer
     from tristep.kvstore import Compressor, KVStore
     from tristep.lr_scheduler import LRScheduler
@@ -211,7 +210,7 @@ def clean_registry():
     from tristep.trainer.lr_scheduler.config import functions
 
     stores = [KVStore.kv_registry, Compressor.registry]
-    registries = [Optimizer.opt_registry, Initializer.registry, LRScheduler.registry, functions, updaters, *stores]
+    registries = [Optimizer.opt_registry, Initializer.registry, LRScheduler.registry, functions, *stores]
     before = [dict(registry) for registry in registries]
     yield
     for registry, entries in zip(registries, before, strict=True):

@@ -1,6 +1,9 @@
 """`python -m tristep doctor`: what it says of a sound installation, and of what is wrong."""
 
 import importlib.metadata
+import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -18,6 +21,16 @@ def test_it_names_versions_engines_and_caches(capsys):
     assert "engine 'cpu', a step is right" in printed or "engine 'eager', a step is right" in printed
     assert "for the CPU" in printed
     assert printed.endswith("Nothing is missing.\n")
+
+
+@pytest.mark.sample(0)
+def test_it_ends_without_words_where_nobody_reads_on():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "tristep", "doctor"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_what_is_missing_comes_with_the_command_that_installs_it(monkeypatch):

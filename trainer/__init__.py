@@ -13,12 +13,11 @@ from .telemetry import Telemetry
 from .trainer import Trainer
 
 if TYPE_CHECKING:
-    from ..contrib.cost_model import estimate_cost
     from ..contrib.mxnet_files import load_mxnet_params
     from ..contrib.racing.battery import BatteryResult, battery
     from ..contrib.racing.result import RaceResult
     from ..contrib.racing.run import race
-    from . import amp, cost_model, initializer, kvstore, lr_scheduler, optim, optimizer
+    from . import amp, initializer, kvstore, lr_scheduler, optim, optimizer
     from .clipping import clip_global_norm
     from .data_parallel import replicate, split_and_load, split_data
     from .ensemble import Ensemble
@@ -44,8 +43,6 @@ __all__ = [
     "battery",
     "clip_global_norm",
     "collect_params",
-    "cost_model",
-    "estimate_cost",
     "fit",
     "initializer",
     "kvstore",
@@ -73,7 +70,6 @@ ON_FIRST_USE = {
     "battery": "tristep.contrib.racing",
     "clip_global_norm": ".clipping",
     "collect_params": ".params",
-    "estimate_cost": "tristep.contrib.cost_model",
     "fit": ".fitting",
     "load_mxnet_params": "tristep.contrib.mxnet_files",
     "lr_find": ".lr_finder",

@@ -9,7 +9,6 @@ import torch
 
 from ..kernels.guards import GradGuard, zero_all
 from ..kernels.metrics import MetricsBuffer
-from ..kernels.sharing import Share
 from .interrupts import uninterrupted
 from .optimizer import Optimizer, Updater
 from .optimizer.counts import StepCounts
@@ -30,7 +29,6 @@ class Replica:
         # Of a replica that is updated independently; None: the optimizer's.
         self.counts: StepCounts | None = None
         self.host_state: tuple[Any, ...] | None = None
-        self.share: Share | None = None  # divides the costly parts of updates among processes
         self.zero_grads = zero_grads  # whether updates fill the gradients with zeros
 
     def fresh(self) -> list[bool]:
@@ -59,8 +57,7 @@ class Replica:
 
     def make_plan(self) -> Plan:
         """Make and return the plan, and the optimizer states that are missing."""
-        settings: dict[str, Any] = {"own": True, "zero_grads": self.zero_grads, "share": self.share}
-        self.plan = self.updater.make_plan(range(len(self.params)), self.params, self.names, **settings)
+        self.plan = self.updater.make_plan(range(len(self.params)), self.params, self.names, True, self.zero_grads)
         return self.plan
 
     def undo(self) -> Callable[[], None]:

@@ -74,15 +74,14 @@ class Trainer:
             to update the replicas independently. A single replica needs no store and gets none, unless a `KVStore`
             object is passed. "dist_sync", "dist_device_sync" and "dist" are for several synchronous processes, started by
             torchrun, with one replica each: all of them must make the same calls. The first step broadcasts the weights of
-            rank 0. With "dist_async" and "dist_device_async" processes do not wait for each other: the last process, or the
-            last TRISTEP_NUM_SERVERS processes, are servers, which update the weights; the program of a server ends in this
-            constructor, when all workers have finished. See docs/scaling.md.
+            rank 0. With "dist_async" and "dist_device_async" processes do not wait for each other: the last process is a
+            server, which updates the weights; its program ends in this constructor, when all workers have finished. See
+            docs/scaling.md.
         compression_params: gradient compression, {"type": "2bit" or "1bit", "threshold": 0.5}, used when the store "device"
             sums the gradients of several replicas; each replica keeps a residual of the unsent part. With "local" it is an
             error, and without a store it has no effect. "dist_sync" and "dist_async" have more types, see
-            `tristep.kvstore.create_compressor`; "dist_sync" also has "auto", which measures the link at the first step and
-            chooses a type that saves time. With "dist_async" each worker compresses its gradients, and pulls uncompressed
-            weights.
+            `tristep.kvstore.create_compressor`. With "dist_async" each worker compresses its gradients, and pulls
+            uncompressed weights.
         update_on_kvstore: True: the store updates the weights, with one state for all replicas, and returns them. False:
             the sum of the gradients is written to `.grad`, and each replica is updated with its own state. None means True
             if the store can update, unless there are sparse gradients, the environment variable MXNET_UPDATE_ON_KVSTORE is

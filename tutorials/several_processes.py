@@ -81,7 +81,7 @@ def report(net: torch.nn.Module, data: dict[str, torch.Tensor], options: argpars
         dist.all_gather_object(digests, hashlib.sha256(weights).hexdigest())
         lines.append(f"weights of all processes are the same bits: {len(set(digests)) == 1}")
     else:
-        lines.insert(0, f"{store.num_workers} workers, {store.num_servers} server")
+        lines.insert(0, f"{store.num_workers} workers, 1 server")
         late = store.staleness()[store.rank]
         lines.append(f"updates by others between a pull and the push after it: {late.mean:.2f}, at most {late.max}")
     if store.rank == 0:

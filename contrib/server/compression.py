@@ -1,4 +1,4 @@
-"""Compression of a worker's pushes to servers, with residuals by key."""
+"""Compression of a worker's pushes to the server, with residuals by key."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ import torch
 from ...kernels import compress
 from ...trainer.compression import Compressor, create_compressor
 from ...trainer.kvstore.base import Key
-from ...trainer.kvstore.compressed import choice_of
-from .sharding import Shard
 from .transport import copy_all
 
 
 class PushCompression:
-    """Encodes the gradients that a push sends to one server as one message.
+    """Encodes the gradients of a push as one message.
 
     Args:
         compression_params: the arguments of `create_compressor`, see `compressor_of`.
@@ -31,8 +29,11 @@ class PushCompression:
         self._count = 0  # number of pushes
         self.residuals: dict[Key, torch.Tensor] = {}
 
-    def begin(self, keys: Sequence[Key], gradients: Sequence[torch.Tensor]) -> None:
-        """Begin a push of these gradients.
+    def encode(self, keys: Sequence[Key], gradients: Sequence[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
+        """Encode the gradients of a push.
+
+        Returns the data that the server needs to decode them, and the message in a list; None and the gradients themselves,
+        if these have no elements.
 
         Raises:
             TypeError: a gradient has a dtype that cannot be compressed.
@@ -43,21 +44,19 @@ class PushCompression:
                 raise TypeError(
                     f"the gradient of key {key!r} is {gradient.dtype}: compression takes {kinds}; convert the model"
                 )
-        self._count += 1
+        step, self._count = self._count, self._count + 1
         for key, gradient in zip(keys, gradients, strict=True) if self._compressor.error_feedback else ():
             residual = self.residuals.get(key)
             self.residuals[key] = (
                 torch.zeros(gradient.shape, device=gradient.device) if residual is None else residual.to(gradient.device)
             )
-
-    def encode(self, shard: Shard, gradients: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
-        """Encode a server's shards of gradients. Returns the data that the server needs to decode them, and the message."""
-        device, step = gradients[0].device, self._count - 1
+        if not any(gradient.numel() for gradient in gradients):
+            return None, list(gradients)
+        device = gradients[0].device
         values = torch.cat([gradient.reshape(-1).to(device, torch.float32) for gradient in gradients])
         parts, residual = [], None
         if self._compressor.error_feedback:
-            ranges = [slice(None) if part is None else part for _, part in shard.parts]
-            parts = [self.residuals[key].view(-1)[part] for key, part in zip(shard.keys, ranges, strict=True)]
+            parts = [self.residuals[key].view(-1) for key in keys]
             residual = torch.cat([part.to(device) for part in parts])
         message = self._compressor.encode_with_feedback(values, residual, step)
         if residual is not None:
@@ -78,13 +77,13 @@ class PushCompression:
 
 
 def compressor_of(compression_params: Any) -> Compressor:
-    """Return the compressor for pushes to servers.
+    """Return the compressor for pushes to a server.
 
     Raises:
         TypeError, ValueError: `compression_params` are invalid, or their type needs an all-reduce.
     """
-    compressor = create_compressor(compression_params) if choice_of(compression_params) is None else None
-    if compressor is None or not compressor.sends_alone:
+    compressor = create_compressor(compression_params)
+    if not compressor.sends_alone:
         raise ValueError(
             f"compression_params={dict(compression_params)!r} for a parameter server: {compression_params['type']!r} is for "
             "processes that add up their gradients; use another type, such as 'int8', or kvstore='dist_sync'"

@@ -1,9 +1,9 @@
-"""ServerCore: the values and the optimizer of one server, without the network. A push is applied at once."""
+"""ServerCore: the values and the optimizer of the server, without the network. A push is applied at once."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 
 from ...trainer import checkpoint
 from ...trainer.kvstore.base import Key, known_value, optimizer_updater, same_shapes
-from ...trainer.kvstore.partition import can_cut
 from ...trainer.optimizer import Optimizer, RuleOptimizer, Updater
 from ...trainer.optimizer.plan import Plan
 from ...trainer.optimizer.settings import check_settings
@@ -39,24 +38,21 @@ class _Worker:
 
 
 class ServerCore:
-    """The stored values of one server, its updater, and its data about each worker.
+    """The stored values of the server, its updater, and its data about each worker.
 
     Args:
         workers: the number of workers; they are numbered from 0.
         device: the device of the values. Default: "cpu".
-        servers: the number of servers. Default: 1.
 
     Attributes:
         values: the stored tensor of each key.
     """
 
-    def __init__(self, workers: int, device: torch.device | str = "cpu", servers: int = 1) -> None:
+    def __init__(self, workers: int, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self.values: dict[Key, torch.Tensor] = {}
-        self._servers = servers
-        self._cut: set[Key] = set()
         self._updates = Counter[Key]()  # number of updates of each key
-        self._updater: Callable[..., None] | None = None
+        self._updater: Updater | None = None
         self._plans: dict[tuple[Key, ...], Plan] = {}
         self._rule: Any = None
         self._workers = [_Worker() for _ in range(workers)]
@@ -64,39 +60,31 @@ class ServerCore:
     @property
     def num_update(self) -> int:
         """The optimizer's count of updates; 0 if there is none."""
-        return self._updater.optimizer.num_update if isinstance(self._updater, Updater) else 0
+        return 0 if self._updater is None else self._updater.optimizer.num_update
 
-    def init(self, values: Mapping[Key, torch.Tensor], cut: Collection[Key] = ()) -> None:
-        """Store copies of new values; the values of the keys in `cut` are shards of arrays.
+    def init(self, values: Mapping[Key, torch.Tensor]) -> None:
+        """Store copies of new values.
 
         Raises:
-            ValueError: a key is stored already, or the optimizer needs a sharded array whole; nothing has been changed.
+            ValueError: a key is stored already; nothing has been changed.
         """
         for key in values:
             if key in self.values:
                 raise ValueError(f"key {key!r} has been initialized already: init takes each key once")
-        if self._updater is not None:
-            check_fits(getattr(self._updater, "optimizer", self._updater), cut, self._servers)
-        self._cut.update(cut)
         for key, value in values.items():
             self.values[key] = torch.empty(value.shape, dtype=value.dtype, device=self.device).copy_(value)
         self._keep_weights(values)
 
-    def use(self, updater: Optimizer | Callable[[Key, torch.Tensor, torch.Tensor], None]) -> None:
-        """Update values from now on by an optimizer, with new states, or by a function `(key, pushed, stored)`.
-
-        Raises:
-            ValueError: it needs whole arrays, and some are sharded; nothing has been changed.
-        """
-        check_fits(updater, self._cut, self._servers)
-        self._updater = Updater(updater) if isinstance(updater, Optimizer) else updater
+    def use(self, optimizer: Optimizer) -> None:
+        """Update values from now on by an optimizer, with new states."""
+        self._updater = Updater(optimizer)
         self._plans, self._rule = {}, None
         for worker in self._workers:
             worker.rescale_grad, worker.weights = None, {}
         self._keep_weights(self.values)
 
     def change(self, worker: int, changes: Mapping[str, Any]) -> None:
-        """Apply a worker's changes of its optimizer to this server's optimizer.
+        """Apply a worker's changes of its optimizer to the server's optimizer.
 
         They hold for all workers, except for `rescale_grad`, which depends on the worker's batch size and holds for its own
         pushes.
@@ -134,21 +122,19 @@ class ServerCore:
         """Update the values of these keys by a worker's gradients.
 
         Raises:
-            RuntimeError: there is no updater.
+            RuntimeError: there is no optimizer.
             ValueError: a key is not stored, or a gradient has the wrong shape; nothing has been changed.
         """
         if self._updater is None:
             raise RuntimeError("nothing says what a push does to the stored values: call set_optimizer() before push()")
+        if not keys:  # a step without parameters would count as an update
+            return
         weights, sender = self.values_of(keys), self._workers[worker]
         for key, grad, weight in zip(keys, grads, weights, strict=True):
             same_shapes(key, [grad], weight, "value")
         if self.device.type != "cpu":
             grads = [grad.to(self.device) for grad in grads]
-        if isinstance(self._updater, Updater):
-            self._update(self._updater, sender, tuple(keys), grads, weights)
-        else:
-            for key, grad, weight in zip(keys, grads, weights, strict=True):
-                self._updater(key, grad, weight)
+        self._update(self._updater, sender, tuple(keys), grads, weights)
         sender.delays.update([self._updates[key] - sender.pulled.get(key, 0) for key in keys])
         self._updates.update(keys)
 
@@ -179,7 +165,7 @@ class ServerCore:
     @property
     def keeps_pulled(self) -> bool:
         """Whether the optimizer needs the weights with which a worker computed its gradients."""
-        optimizer = getattr(self._updater, "optimizer", None)
+        optimizer = None if self._updater is None else self._updater.optimizer
         return isinstance(optimizer, RuleOptimizer) and optimizer.weight_of_gradient is not None
 
     def delays(self) -> list[Counter[int]]:
@@ -227,7 +213,6 @@ class ServerCore:
     ) -> None:
         optimizer = updater.optimizer
         if isinstance(optimizer, RuleOptimizer) and optimizer.composed_rule is not self._rule:
-            check_fits(optimizer, self._cut, self._servers)  # an option may have changed
             self._plans, self._rule = {}, optimizer.composed_rule  # another rule may have other states
         plan = self._plans.get(keys)
         if plan is None:
@@ -244,27 +229,3 @@ class ServerCore:
             plan.step(list(grads))
         finally:
             optimizer.rescale_grad = default
-
-
-def takes_parts(optimizer: Any) -> bool:
-    """Return whether an optimizer updates a shard of a weight as it would update the same elements of the whole weight."""
-    if not can_cut(optimizer) or optimizer.rounding is not None:  # random numbers depend on the index in the tensor
-        return False
-    rule = optimizer.composed_rule
-    return not (rule.reductions or rule.kept)
-
-
-def check_fits(updater: Any, cut: Collection[Key], servers: int) -> None:
-    """Raise ValueError if an optimizer or updater needs whole arrays or all gradients, which the servers have in parts."""
-    if cut and not takes_parts(updater):
-        name = type(updater).__name__ if isinstance(updater, Optimizer) else "an updater"
-        raise ValueError(
-            f"{name} needs arrays whole, and key {next(iter(cut))!r} is sharded over {servers} servers: let rank 0 set it "
-            "before init(), or raise MXNET_KVSTORE_BIGARRAY_BOUND"
-        )
-    if servers > 1 and isinstance(updater, RuleOptimizer) and updater.composed_rule.limits:
-        raise ValueError(
-            f"{updater!r} needs the gradients of a step together (clip_norm, zclip, skip_norm, skip_percentile, "
-            f"skip_nonfinite), and each of {servers} servers has some of them: leave these out, or use one server "
-            "(TRISTEP_NUM_SERVERS=1)"
-        )

@@ -20,13 +20,11 @@ from ...trainer.optimizer import Optimizer
 from ...trainer.validation import choice
 from .core import ServerCore
 from .job import Roles
-from .sharding import with_tensors, without_tensors
-from .transport import Channel, Lost, Message, Opcode, Sent, Tag, copy_all
-from .updaters import updaters
+from .transport import Channel, Lost, Message, Opcode, Sent, Tag, copy_all, with_tensors, without_tensors
 
 
 class ServerLoop:
-    """A server: one thread per worker receives requests, and the main thread answers them in the order of arrival."""
+    """The server: one thread per worker receives requests, and the main thread answers them in the order of arrival."""
 
     def __init__(self, roles: Roles, name: str) -> None:
         self._roles = roles
@@ -35,7 +33,7 @@ class ServerLoop:
         if "device" in name and torch.accelerator.is_available():
             index = int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count()
             device = torch.device(torch.accelerator.current_accelerator().type, index)  # type: ignore[union-attr]
-        self._core = ServerCore(roles.workers, device, roles.servers)
+        self._core = ServerCore(roles.workers, device)
         self._inbox: queue.SimpleQueue[tuple[int, Message | Lost]] = queue.SimpleQueue()
         self._present = set(range(roles.workers))
         self._gone: dict[int, str] = {}  # workers that have left, with the reason; "" if they closed their store
@@ -122,13 +120,10 @@ class ServerLoop:
     def _do(self, opcode: Opcode, message: Message, value: Any) -> Any:
         core = self._core
         if opcode == Opcode.INIT:
-            keys, cut = value
-            core.init(dict(zip(keys, message.tensors(), strict=True)), cut)
-        elif opcode == Opcode.UPDATER:
-            if not isinstance(value, Optimizer) and value not in updaters.values():
-                raise ValueError(
-                    f"{value!r} is no optimizer, and no updater that this process has registered with register_updater"
-                )
+            core.init(dict(zip(value, message.tensors(), strict=True)))
+        elif opcode == Opcode.OPTIMIZER:
+            if not isinstance(value, Optimizer):
+                raise ValueError(f"{value!r} is no optimizer")
             if self._first("set", message.number):
                 core.use(value)
         elif opcode == Opcode.LOAD:
@@ -205,26 +200,26 @@ class ServerLoop:
 
 
 def serve(name: str = "dist_async", timeout: float | None = None) -> None:
-    """Run a parameter server in this process until all workers have closed their stores.
+    """Run the parameter server in this process, the last one, until all workers have closed their stores.
 
-    Call it in server processes where workers call `kvstore.create(name)`; or call that in all processes, which also ends
-    server processes afterwards.
+    Call it in the server's process where workers call `kvstore.create(name)`; or call that in all processes, which also ends
+    the server's process afterwards.
 
     Args:
-        name: "dist_async" stores values on the CPU, "dist_device_async" on this server's GPU if it has one.
+        name: "dist_async" stores values on the CPU, "dist_device_async" on this process's GPU if it has one.
         timeout: seconds without a message after which a worker counts as lost, > 0. Default: None, 30 minutes.
 
     Raises:
-        ValueError: there are fewer processes than servers plus one, or TRISTEP_NUM_SERVERS is not an integer >= 1.
+        ValueError: there is one process, or the environment asks for several servers.
         RuntimeError: the environment does not describe several processes, or this process is a worker.
         TimeoutError: a worker has sent nothing for longer than the timeout.
     """
     name = choice("name", name, ("dist_async", "dist_device_async"), ignore_case=True)
     roles = Roles.of_this_job(timeout)
-    if roles.rank < roles.workers:
+    if roles.rank != roles.server:
         roles.leave()
         raise RuntimeError(
-            f"rank {roles.rank} is a worker: of {roles.workers + roles.servers} processes the last {roles.servers} "
-            f"(TRISTEP_NUM_SERVERS) serve; call kvstore.create({name!r}) here"
+            f"rank {roles.rank} is a worker: of {roles.workers + 1} processes the last one serves; call "
+            f"kvstore.create({name!r}) here"
         )
     ServerLoop(roles, name).run()

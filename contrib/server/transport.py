@@ -10,7 +10,7 @@ import enum
 import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ class Opcode(enum.IntEnum):
     """The kinds of requests of workers."""
 
     INIT = 0
-    UPDATER = 1
+    OPTIMIZER = 1
     PUSH = 2
     PULL = 3
     PUSHPULL = 4
@@ -173,8 +173,8 @@ class Channel:
     """Sends and receives messages.
 
     Args:
-        group: a process group of all workers and servers. The channel calls its methods, not torch.distributed's functions,
-            so it works after `destroy_process_group()`, when a worker tells the servers that it has finished.
+        group: a process group of all workers and the server. The channel calls its methods, not torch.distributed's
+            functions, so it works after `destroy_process_group()`, when a worker tells the server that it has finished.
     """
 
     def __init__(self, group: Any) -> None:
@@ -245,6 +245,18 @@ def copy_all(into: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> No
         to.copy_(value, non_blocking=True)
     for device in devices:
         torch.accelerator.current_stream(device).synchronize()
+
+
+def without_tensors(states: Mapping[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """Split collected states into plain data with the names of the tensors, and the tensors."""
+    names = {name: list(slots) for name, slots in states["state"].items()}
+    return dict(states) | {"state": names}, [tensor for slots in states["state"].values() for tensor in slots.values()]
+
+
+def with_tensors(states: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """Return collected states from the results of `without_tensors`."""
+    each = iter(tensors)
+    return dict(states) | {"state": {name: {slot: next(each) for slot in slots} for name, slots in states["state"].items()}}
 
 
 def _aligned(size: int) -> int:

@@ -2,7 +2,7 @@
 
 Functions, and the classes of optimizers and schedules, are sent as module and name. The receiver accepts only those that its
 own program has registered: optimizers with `tristep.optimizer.register`, schedules and their functions with
-`tristep.lr_scheduler.register`, updaters with `tristep.kvstore.register_updater`; and rules and torch's schedules.
+`tristep.lr_scheduler.register`; and rules and torch's schedules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from ...trainer.lr_scheduler import LRScheduler
 from ...trainer.lr_scheduler.config import functions
 from ...trainer.optimizer import Optimizer
 from ...trainer.optimizer.counts import StepCounts
-from .updaters import updaters
 
 _OBJECTS = (Optimizer, StepCounts, LRScheduler)
 _CLASSES = (*_OBJECTS, torch.optim.lr_scheduler.LRScheduler)
@@ -137,7 +136,7 @@ def _is_allowed(value: Any) -> bool:
     if isinstance(value, Rule | TensorRule):
         return True
     if not isinstance(value, type):
-        return any(value is each for each in (*functions.values(), *updaters.values()))
+        return any(value is each for each in functions.values())
     if issubclass(value, torch.optim.lr_scheduler.LRScheduler):
         return value.__module__ == torch.optim.lr_scheduler.__name__
     registered = (*Optimizer.opt_registry.values(), *LRScheduler.registry.values())
@@ -154,7 +153,7 @@ def _named(module: str, qualified: str) -> Any:
     if not _is_allowed(named) or _own_name(named) != [module, qualified]:  # a module also has imported names
         raise ValueError(
             f"{module}.{qualified} is no rule, and no optimizer, schedule or function that this process has registered: "
-            "write @tristep.optimizer.register, @tristep.lr_scheduler.register or @tristep.kvstore.register_updater above "
-            "it, at the top level of a module that the servers import, too"
+            "write @tristep.optimizer.register or @tristep.lr_scheduler.register above it, at the top level of a module "
+            "that the server imports, too"
         )
     return named

@@ -326,19 +326,8 @@ class WholeLaunch(_TorchLaunch):
     def compute(self) -> None:
         gradients = [None if bound is None else bound() for bound in self.gradients]
         active = [i for i, gradient in enumerate(gradients) if gradient is not None and self.sizes[i]]
-        stacks = self._stacks(active) if self.rule.batched else [[i] for i in active]
-
-        def step(k: int, keep: bool = True) -> None:
-            computed = self._stepped(stacks[k], [gradients[i] for i in stacks[k]])
-            if keep:
-                self._keep_stack(stacks[k], *computed)
-
-        if self.share is None:
-            for k in range(len(stacks)):
-                step(k)
-        else:
-            kinds = [(self.rule, self.weight_dtype, self.weights[members[0]].shape) for members in stacks]
-            self.share([(*kind, *(self.indices[i] for i in each)) for kind, each in zip(kinds, stacks, strict=True)], step)
+        for members in self._stacks(active) if self.rule.batched else [[i] for i in active]:
+            self._keep_stack(members, *self._stepped(members, [gradients[i] for i in members]))
         if self.zero_grads:
             self.zero_gradients()
 

@@ -15,7 +15,6 @@ import torch
 
 from ..language import TensorRule, rule, tensor_rule
 from ..layouts import widest
-from ..sharing import costly
 from .adam import adamw
 from .common import limited
 from .costs import newton_schulz_cost
@@ -222,14 +221,6 @@ def block_rows(rows: int, how: Orthogonalization, split: int) -> tuple[int, ...]
 
 def orthogonal(blocks: Sequence[torch.Tensor], how: Orthogonalization, epsilon: float) -> list[torch.Tensor]:
     """Return each of these stacks, [n, rows, columns], orthogonalized; those of one shape are computed together."""
-
-    def cost() -> float:
-        return sum(len(block) * orthogonal_cost([(block.shape[1], block.shape[2])], how) for block in blocks)
-
-    return costly(partial(_orthogonal, how=how, epsilon=epsilon), blocks, cost)
-
-
-def _orthogonal(blocks: Sequence[torch.Tensor], how: Orthogonalization, epsilon: float) -> list[torch.Tensor]:
     if len(blocks) == 1:
         return [orthogonalized(blocks[0], how.triples, epsilon, how.gram)]
     results: dict[int, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""The command line: `demo` trains a small network, `cost` estimates a step on many GPUs, `doctor` checks this machine."""
+"""The command line: `demo` trains a small network, `doctor` checks this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import torch
 
 import tristep
-from tristep.contrib.cost_model import command as cost_command
 from tristep.kernels import ENGINES, choose_engine
 
 ABOUT = """\
@@ -44,7 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     demo.add_argument(
         "--optimizers", nargs="+", default=argparse.SUPPRESS, metavar="NAME", help="the optimizers to train; by default all"
     )
-    cost = cost_command.add(commands)
     commands.add_parser(
         "doctor",
         help="versions, engines, caches, and what is missing",
@@ -57,11 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command is None:
         parser.print_help()
         return 0
-    if command == "cost":
-        try:
-            return cost_command.run(**options)
-        except (ValueError, TypeError, RuntimeError) as error:
-            cost.error(str(error))
     if command == "doctor":
         from tristep.doctor import report
 

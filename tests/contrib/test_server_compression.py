@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from sent_bytes import bytes_sent, needs_counters
+from sent_bytes import bytes_sent, needs_counters, rows_of_page
 from server_jobs import pulled_value
 
 from tristep import Trainer, kvstore, optimizer
@@ -43,7 +43,7 @@ def _compressed(store, params, steps):
     """What all pushes have taken off the weights, and what this worker has kept back, after each step."""
     store.set_gradient_compression(params)
     store.set_optimizer(optimizer.SGD(learning_rate=1.0))
-    keys, outs = [0, 1, 2], [torch.zeros(7, 300).t(), torch.zeros(6), torch.zeros(0, 2)]  # the first is cut, if it can be
+    keys, outs = [0, 1, 2], [torch.zeros(7, 300).t(), torch.zeros(6), torch.zeros(0, 2)]
     store.init(keys, outs)
     found = []
     for step in range(steps):
@@ -58,11 +58,10 @@ def _compressed(store, params, steps):
     return [[tensor.numpy() for tensor in pair] for pair in found]
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-def test_two_bits_to_servers_are_mxnets(run_job, servers):
+def test_two_bits_to_a_server_are_mxnets(run_job):
     """By NumPy: what passes the threshold is sent as the threshold, and the rest is kept."""
     params, sent = {"type": "2bit", "threshold": 0.5}, np.zeros(2106, dtype=np.float32)
-    answers, residuals = run_job(_compressed, 2, servers, params, 4), [np.zeros(2106, dtype=np.float32) for _ in range(2)]
+    answers, residuals = run_job(_compressed, 2, params, 4), [np.zeros(2106, dtype=np.float32) for _ in range(2)]
     for step in range(4):
         for rank in range(2):
             x = residuals[rank] + np.concatenate([gradient.numpy().ravel() for gradient in _gradients(step, rank)])
@@ -75,9 +74,9 @@ def test_two_bits_to_servers_are_mxnets(run_job, servers):
 
 
 @pytest.mark.parametrize("params", COMPRESSIONS, ids=lambda params: params["type"])
-def test_what_is_not_sent_to_servers_is_kept_back(run_job, params):
+def test_what_is_not_sent_to_the_server_is_kept_back(run_job, params):
     """Weights and residuals together are the sums of the gradients, and the error does not grow."""
-    answers = run_job(_compressed, 2, 2, params, 12)
+    answers = run_job(_compressed, 2, params, 12)
     total = [
         np.concatenate([gradient.double().numpy().ravel() for gradient in _gradients(step, rank)])
         for step in range(12)
@@ -104,7 +103,7 @@ def _types(store):
 
 
 def test_types_that_can_be_compressed(run_job):
-    ((half, single, kept),) = run_job(_types, 1, 2)
+    ((half, single, kept),) = run_job(_types, 1)
     assert half == [-0.5] * 12
     assert single == [-float(np.float16(1 / 3))] * 12
     assert kept == 0
@@ -112,7 +111,8 @@ def test_types_that_can_be_compressed(run_job):
 
 def _counted(store, params, n, times):
     """The bytes that this worker sends for pushes of n values."""
-    store.set_gradient_compression(params)
+    if params is not None:
+        store.set_gradient_compression(params)
     store.set_optimizer(optimizer.SGD(learning_rate=1.0))
     store.init([0, 1], [torch.zeros(n - 100), torch.zeros(100)])
     values = [torch.randn(n - 100), torch.randn(100)]
@@ -125,17 +125,12 @@ def _counted(store, params, n, times):
     return bytes_sent() - before
 
 
-BITS = {"2bit": 2, "1bit": 1, "fp16": 16, "int8": 8 + 32 / 128, "int4": 4 + 32 / 128, "topk": 6.4, "randomk": 3.2}
-
-
 @needs_counters
-@pytest.mark.parametrize(
-    "params", [each for each in COMPRESSIONS if each["type"] in BITS], ids=lambda params: params["type"]
-)
-def test_a_worker_sends_the_bytes_of_the_code(run_job, params):
-    n, times = 2_000_000, 3
-    (counted,) = run_job(_counted, 1, 2, params, n, times)
-    said = n * BITS[params["type"]] / 8 * times
+@pytest.mark.parametrize("name", [name for name, row in rows_of_page().items() if row.worker is not None])
+def test_a_worker_sends_the_bytes_of_the_table(run_job, name):
+    n, times, row = 2_000_000, 3, rows_of_page()[name]
+    (counted,) = run_job(_counted, 1, row.params, n, times)
+    said = n * row.worker * times
     assert 0.999 * said <= counted <= 1.02 * said + 4000
 
 
@@ -157,12 +152,12 @@ def _delayed(store, params):
 
 def test_delays_are_compensated_with_what_was_sent(run_job):
     """The rule gets the gradient that the codes say: of bfloat16, which can say 0.625 exactly, the same as without."""
-    exact = run_job(_delayed, 2, 2, None)
-    assert run_job(_delayed, 2, 2, {"type": "bf16"}) == exact
+    exact = run_job(_delayed, 2, None)
+    assert run_job(_delayed, 2, {"type": "bf16"}) == exact
     w = np.ones(20)
     for _ in range(4):
         w = w - 0.5 * 0.5 * (1 + 0.5 * (w - 1))
-    np.testing.assert_allclose(run_job(_delayed, 2, 2, {"type": "2bit", "threshold": 0.5})[0], w, rtol=1e-6)
+    np.testing.assert_allclose(run_job(_delayed, 2, {"type": "2bit", "threshold": 0.5})[0], w, rtol=1e-6)
 
 
 def _reaches(store, params, path, half):
@@ -195,10 +190,10 @@ def _reaches(store, params, path, half):
 
 @pytest.mark.parametrize("params", [{"type": "2bit", "threshold": 8.0}, {"type": "int8"}, {"type": "topk", "ratio": 0.1}])
 def test_a_trainer_that_compresses_reaches_the_loss_and_goes_on_where_it_was_saved(run_job, tmp_path, params):
-    ((weights, loss),) = run_job(_reaches, 1, 1, params, tmp_path / "states", True)
+    ((weights, loss),) = run_job(_reaches, 1, params, tmp_path / "states", True)
     assert loss < 1e-2
-    assert run_job(_reaches, 1, 1, params, tmp_path / "states", False) == [(weights, loss)]
-    for _, other in run_job(_reaches, 2, 1, params, tmp_path / "two", True):
+    assert run_job(_reaches, 1, params, tmp_path / "states", False) == [(weights, loss)]
+    for _, other in run_job(_reaches, 2, params, tmp_path / "two", True):
         assert other < 1e-2
 
 
@@ -213,5 +208,5 @@ def _takes(store, saved):
 
 def test_each_worker_has_its_own_of_what_was_kept_back_and_its_share_of_what_nobody_has(run_job):
     saved = {"0": 1.0, "1": 10.0, "2": 100.0, "server": 2000.0}
-    for rank, found in enumerate(run_job(_takes, 2, 2, saved)):
+    for rank, found in enumerate(run_job(_takes, 2, saved)):
         assert found == [[10.0**rank + 50.0 + 1000.0] * 3] * 4

@@ -3,23 +3,28 @@
 import numpy as np
 import pytest
 import torch
-from server_jobs import CURVATURES, WORKERS, core_of, pulled
 
 from tristep import optimizer
-from tristep.contrib.server.core import ServerCore, takes_parts
+from tristep.contrib.server.core import ServerCore
 
 pytestmark = pytest.mark.sample(0)  # the quick tier runs four tests of servers
 
+# The delayed quadratic: f(w) = sum of a w^2 / 2, and eight workers in turn, each with the weights of eight updates ago.
+CURVATURES, WORKERS = np.linspace(0.25, 1.0, 4), 8
 
-class Halving(optimizer.Optimizer):
-    """A user-defined optimizer, which nobody knows to be elementwise."""
 
-    def create_state(self, index, weight):
-        return None
+def core_of(values, name=None, workers=2, **settings):
+    core = ServerCore(workers)
+    core.init(values)
+    if name is not None:
+        core.use(optimizer.create(name, **settings))
+    return core
 
-    def update(self, index, weight, grad, state):
-        self._update_count(index)
-        weight.mul_(0.5).sub_(self._get_lr(index) * self.rescale_grad * grad)
+
+def pulled(core, worker, keys):
+    outs = [torch.full_like(core.values[key], float("nan")) for key in keys]
+    core.pull(worker, keys, outs)
+    return outs
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "muon"])
@@ -52,9 +57,8 @@ def test_a_push_needs_an_updater_and_changes_nothing_where_it_does_not_fit():
         core.init({4: torch.ones(1), 3: torch.zeros(2)})
     assert {key: value.tolist() for key, value in core.values.items()} == {3: [1.0, 1.0]}
     assert sum(map(len, core.delays())) == 0
-    core.use(lambda key, pushed, stored: stored.add_(pushed, alpha=2.0))  # a function may update
-    core.push(0, [3], [two])
-    assert core.values[3].tolist() == [3.0, 3.0]
+    core.push(0, [], [])
+    assert core.num_update == 0
 
 
 def test_changes_count_for_all_but_rescaling_for_its_worker():
@@ -78,26 +82,6 @@ def test_delays_are_counted_between_pull_and_push():
     pulled(core, 1, [0])
     core.push(1, [0, 1], [one, one])  # 0, and 2 for what was not pulled again
     assert core.delays() == [{0: 2, 1: 1}, {2: 2, 1: 1, 0: 1}]
-
-
-def test_what_needs_arrays_whole_gets_no_parts():
-    """Whoever set it, and whatever is changed later."""
-    core = core_of({0: torch.zeros(4)}, "lamb", learning_rate=0.1)
-    with pytest.raises(ValueError, match="LAMB needs arrays whole, and key 1 is sharded"):
-        core.init({1: torch.zeros(4)}, cut=[1])
-    core = ServerCore(1, servers=2)
-    core.init({1: torch.zeros(4)}, cut=[1])
-    for updater in (optimizer.LAMB(), print):
-        with pytest.raises(ValueError, match="needs arrays whole, and key 1 is sharded over 2 servers"):
-            core.use(updater)
-    core.use(optimizer.SGD(learning_rate=1.0))
-    for setting in ("cautious", "skip_nonfinite"):
-        core.change(0, {"settings": {setting: True}})
-        with pytest.raises(ValueError, match=r"needs arrays whole|needs the gradients of a step together"):
-            core.push(0, [1], [torch.ones(4)])
-        core.change(0, {"settings": {setting: False}})
-    core.push(0, [1], [torch.ones(4)])
-    assert core.values[1].tolist() == [-1.0] * 4
 
 
 def losses_of(name, steps=200, **settings):
@@ -168,22 +152,3 @@ def test_states_are_there_for_all_keys_and_can_be_loaded():
         each.push(1, [0, 1], [torch.ones(2), torch.ones(3)])
     assert other.num_update == 2
     assert torch.equal(other.states()["state"]["0"]["mean"], core.states()["state"]["0"]["mean"])
-
-
-@pytest.mark.parametrize(
-    ("made", "expected"),
-    [
-        (optimizer.Adam(), True),
-        (optimizer.DCASGD(momentum=0.5), True),
-        (optimizer.Adam(ema_decay=0.9, lookahead=3), True),
-        (optimizer.LAMB(), False),  # norms of a tensor
-        (optimizer.Muon(), False),  # a matrix
-        (optimizer.SGLD(), False),  # random numbers by place
-        (optimizer.Adam(cautious=True), False),  # a share of the tensor
-        (optimizer.Adam(state_dtype="8bit"), False),
-        (Halving(), False),
-        (print, False),
-    ],
-)
-def test_what_may_be_cut(made, expected):
-    assert takes_parts(made) == expected

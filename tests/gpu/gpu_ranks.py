@@ -9,14 +9,12 @@ import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from gpu_scenarios import SET_UP, gpus, reasons
 
 import tristep
-from tristep.contrib.cost_model.automatic import choose_compression
 
 
 def ranks() -> list[str]:
@@ -29,11 +27,6 @@ def ranks() -> list[str]:
     ):
         found += _in_processes(_train_on_rank, given)
     return found
-
-
-def link() -> list[str]:
-    """The link of two processes is measured between the parameters' devices, which is meant to wait."""
-    return _in_processes(_measure_on_rank)
 
 
 def owners() -> list[str]:
@@ -93,13 +86,6 @@ def _train_on_rank(given: dict[str, Any]) -> list[str]:
                 net[1](torch.ones(2, 4, device="cuda:1")).mean().backward()
                 trainer.step(4, ignore_stale_grad=True)
     return reasons(simulated)
-
-
-def _measure_on_rank() -> list[str]:
-    nccl, why = mock.patch.object(dist, "get_backend", return_value="nccl"), "measured is what the host waits for"
-    with gpus() as simulated, nccl, simulated.waits(why):
-        choose_compression([torch.ones(70, 30).to("cuda:1")], None, True)
-    return simulated.waits_for
 
 
 def _in_processes(function: Callable[..., list[str]], *args: Any) -> list[str]:

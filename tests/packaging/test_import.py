@@ -80,7 +80,7 @@ def test_importing_tristep_loads_no_heavy_module_and_names_are_imported_on_first
     assert "tristep" in loaded
     later = {f"tristep.trainer.{name}" for name in ("sweep", "fit", "optim", "initializer", "compression")}
     later |= {"tristep.trainer.kvstore.allreduce", "tristep.viz"}
-    later |= {f"tristep.contrib.{name}" for name in ("cost_model", "mxnet_files", "owners", "racing", "server")}
+    later |= {f"tristep.contrib.{name}" for name in ("mxnet_files", "owners", "racing", "server")}
     heavy = {"numba", "matplotlib", "ipywidgets", "IPython", "scipy", "sklearn", "pandas", *LIBRARIES}
     assert loaded.isdisjoint(heavy | later)
 

@@ -557,7 +557,7 @@ def test_an_option_means_the_same_in_several_processes(path, name, processes, ru
         pytest.skip("a server only knows optimizers of the registry")
     cases = [(name, option) for option in OPTIONS if not isinstance(expected(name, option), Exception)]
     if path == "server":
-        (answers,) = run_job(pushed, 1, 1, cases)
+        (answers,) = run_job(pushed, 1, cases)
     else:
         function = sharded if path == "shards" else summed
         answers = processes(2).run(function, cases, path == "ZeRO of several ranks")[0]

@@ -99,7 +99,7 @@ RUN = """
 import gpu_ranks
 import gpu_scenarios
 name, *given = arguments
-result = getattr(gpu_ranks if name in ("ranks", "owners", "link") else gpu_scenarios, name)(*given)
+result = getattr(gpu_ranks if name in ("ranks", "owners") else gpu_scenarios, name)(*given)
 """
 
 PLANTED = """
@@ -141,7 +141,6 @@ SCENARIOS = {
     "sparse": ["how many rows there are is found out by coalesce(), in each step"],
     "ranks": ["weights that are used by one rank alone, of which all ranks have to know"],
     "owners": [],
-    "link": ["measured is what the host waits for"],
 }
 
 

@@ -13,7 +13,7 @@ from .sync import GradientSync, KVStoreSync
 
 if TYPE_CHECKING:
     from ...contrib.compression import ddp_hook
-    from ...contrib.server import ServerStore, Staleness, register_updater, serve
+    from ...contrib.server import ServerStore, Staleness, serve
     from ..compression import (
         CompressedAllReduce,
         Compressor,
@@ -39,7 +39,6 @@ __all__ = [
     "ddp_hook",
     "register",
     "register_compressor",
-    "register_updater",
     "registered",
     "registered_compressors",
     "serve",
@@ -51,7 +50,7 @@ if not TYPE_CHECKING:  # type checkers would take any name for an attribute
         """Import names for several processes on first use."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        modules = dict.fromkeys(("ServerStore", "Staleness", "register_updater", "serve"), "tristep.contrib.server")
+        modules = dict.fromkeys(("ServerStore", "Staleness", "serve"), "tristep.contrib.server")
         modules |= {"CollectiveStore": ".allreduce", "ddp_hook": "tristep.contrib.compression"}
         globals()[name] = getattr(import_module(modules.get(name, "..compression"), __name__), name)
         return globals()[name]

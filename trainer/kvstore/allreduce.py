@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from ...kernels import streams
-from ...kernels.metrics import MetricsBuffer
 from .. import checkpoint, dist_utils
 from ..compression import CompressedAllReduce, check_float32, create_compressor, wait_all
 from ..dist_utils import check_alike, check_same
@@ -21,17 +20,8 @@ from ..optimizer import Optimizer
 from ..replica import Replica
 from .base import Key, KVStore, dense, optimizer_updater
 from .buckets import Bucket, GradientBuckets
-from .compressed import (
-    bucket_state,
-    check_compression,
-    choice_of,
-    compressed_sum,
-    load_sums,
-    residuals_of,
-    use_saved_plan,
-)
+from .compressed import bucket_state, compressed_sum, load_sums, residuals_of, use_saved_plan
 from .local import LocalStore
-from .sharing import Sharing
 from .sync import ReplicasSync
 
 
@@ -204,9 +194,9 @@ class AllReduceSync(ReplicasSync):
         super().__init__([replica], optimizer)
         self.group, self._replica, self._names, self._engine = group, replica, replica.names, engine
         self._compression_params = compression_params
-        check_compression(compression_params)
+        if compression_params is not None:
+            create_compressor(compression_params)
         self._buckets: GradientBuckets | None = None
-        self._sharing: Sharing | None = None
         # Gradients that are sums already, when the step failed afterwards: the tensors, their versions, their counts.
         self._sums: dict[int, tuple[torch.Tensor, int, int]] = {}
         self.num_replicas = dist.get_world_size(group)
@@ -224,8 +214,6 @@ class AllReduceSync(ReplicasSync):
         described = _described({**settings, **classes, **_settings(optimizer)})
         described |= {f"requires_grad of {name}": str(param.requires_grad) for name, param in weights.items()}
         check_same("setting", described, self.group, self._replica.params[0].device)
-        if (choose := choice_of(self._compression_params)) is not None:
-            self._compression_params = choose(self._replica.params, self.group, self.updates)
         reducer, params = None, self._compression_params
         if params is not None:
             for name, param in weights.items():
@@ -239,18 +227,10 @@ class AllReduceSync(ReplicasSync):
             )
         self._buckets = self._make(reducer)
         self._buckets.broadcast_weights()
-        if self.num_replicas > 1 and not self.updates:
-            self._replica.share = self._sharing = Sharing(self.group)
-
-    def step(self, choice: Any, into: MetricsBuffer | None, scaler: Any) -> None:
-        if self._sharing is not None:
-            *_, reduced = choice
-            self._sharing.is_on = not reduced or self._reduced is not None  # else gradients are those of each rank
-        super().step(choice, into, scaler)
 
     def use_control(self, control: torch.Tensor) -> None:
         params = self._compression_params
-        if params is not None and choice_of(params) is None and not create_compressor(params).keeps_nonfinite:
+        if params is not None and not create_compressor(params).keeps_nonfinite:
             raise RuntimeError(
                 f"a loss scaler with compression_params={dict(params)!r}: this compression hides an overflow from the "
                 "scaler; use another type, such as 'bf16', or leave one of them out"

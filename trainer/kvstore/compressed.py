@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from .. import contrib_names, dist_utils
-from ..compression import CompressedAllReduce, create_compressor
+from .. import dist_utils
+from ..compression import CompressedAllReduce
 from .buckets import Bucket, GradientBuckets, gaps_of
 from .partition import in_memory_order, shaped_like
 from .sync import Residuals
@@ -17,27 +17,6 @@ _SERVER = "server"  # the source of the residual of sums; the source of a rank's
 _GAPS_OF_RANKS, _GAPS_OF_SUMS = "gaps of ranks", "gaps of sums"
 # Entries of a reducer's state that are residuals, which are saved by parameter, or say whose state it is.
 _IN_RESIDUALS = {"worker", "server", "type", "rank", "ranks", "numel"}
-
-
-def check_compression(compression_params: Any) -> None:
-    """Check the `compression_params` of synchronous processes; None is allowed."""
-    if choice_of(compression_params) is not None:
-        if extra := [key for key in compression_params if key != "type"]:
-            raise ValueError(
-                f"compression_params has the key {extra[0]!r}: {compression_params['type']!r} takes 'type' alone"
-            )
-    elif compression_params is not None:
-        create_compressor(compression_params)
-
-
-def choice_of(compression_params: Any) -> Any:
-    """Return contrib's function that chooses the compression if the type asks for one, such as "auto"; else None.
-
-    The function is called on all ranks with the parameters, the process group, and whether updates are sharded
-    (`update_on_kvstore`). It returns `compression_params`, equal on all ranks, or None for no compression.
-    """
-    kind = compression_params.get("type") if isinstance(compression_params, Mapping) else None
-    return contrib_names.load("compression_choices", kind) if isinstance(kind, str) else None
 
 
 def compressed_sum(

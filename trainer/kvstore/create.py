@@ -23,8 +23,8 @@ def create(name: str = "local", *, timeout: float | None = None) -> KVStore:
             "device", "nccl", "local_allreduce_device": sums on the device of the values.
             "teststore": sums, and stores nothing.
             "dist", "dist_sync", "dist_device_sync": sums over all processes, which torchrun has started.
-            "dist_async", "dist_device_async": sums on servers, the last of these processes; in a server's process this
-                call does not return.
+            "dist_async", "dist_device_async": updates on a server, the last of these processes, in which this call does
+                not return.
             Or the name of a registered store.
         timeout: for "dist_async" and "dist_device_async" the seconds, > 0, after which a silent process counts as lost;
             None means 30 minutes. Other stores of several processes have the time limit of their process group.
@@ -103,10 +103,11 @@ def check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, r
         boolean("update_on_kvstore", update_on_kvstore)
     if compression_params is not None:
         if asked is not None and asked.in_step:
-            from .compressed import check_compression as check
+            from ..compression import create_compressor  # few need it
+
+            create_compressor(compression_params)
         else:
-            check = (asked or KVStore).check_compression
-        check(compression_params)
+            (asked or KVStore).check_compression(compression_params)
     is_name = isinstance(kvstore, str)
     if kvstore is None or (is_name and replicas == 1 and not asked.several_processes):
         if update_on_kvstore:

@@ -14,7 +14,6 @@ import torch
 from ...kernels import Rule, TensorRule, Update
 from ...kernels.checks import first_alike
 from ...kernels.metrics import MetricsBuffer
-from ...kernels.sharing import Share
 from ...kernels.states import slot_shapes
 from ..interrupts import uninterrupted
 from ..validation import instance
@@ -143,7 +142,6 @@ class Updater:
         rng_offsets: np.ndarray | None = None,
         division: Division | None = None,
         alone: bool = False,
-        share: Share | None = None,
     ) -> Plan:
         """Return a plan for stepping a list of parameters together; states that they lack are created.
 
@@ -155,7 +153,6 @@ class Updater:
             rng_offsets: int array, the offset of each parameter's random numbers; default: the indices.
             division: how all parameters of a step are divided among processes, if these are only some; see `Division`.
             alone: whether the parameters of a step are updated by separate calls; see `RuleOptimizer.rows_of_step`.
-            share: what divides the costly parts of a step among processes; see `Update.share`.
         """
         optimizer = self.optimizer
         if names is None:
@@ -179,7 +176,7 @@ class Updater:
             if isinstance(part, RuleOptimizer):
                 part_names, offsets = [names[i] for i in at], None if rng_offsets is None else rng_offsets[at]
                 plan = UpdaterPlan(
-                    self, part, *part_params, part_names, self.control, zero_grads, offsets, of_part, alone, own, share=share
+                    self, part, *part_params, part_names, self.control, zero_grads, offsets, of_part, alone, own
                 )
             else:
                 plan = CustomPlan(self.state, part, *part_params, self.control, zero_grads, of_part)
@@ -259,7 +256,6 @@ class UpdaterPlan(StepPlan):
         alone: whether the parameters of a step are updated by separate calls; see `RuleOptimizer.rows_of_step`.
         own: whether gradients will be the weights' own, `weight.grad`.
         rows: the source of hyper-parameters; default: the optimizer's `HyperRows`.
-        share: as in `Update`.
     """
 
     def __init__(
@@ -276,9 +272,7 @@ class UpdaterPlan(StepPlan):
         alone: bool = False,
         own: bool = False,
         rows: Rows | None = None,
-        share: Share | None = None,
     ) -> None:
-        self._share = share
         self._updater, self._indices, self._weights = updater, list(indices), list(weights)
         self.optimizer, self._control = optimizer, control
         self._states: dict[Rule | TensorRule, list[State]] = {}  # the states that the `Update` of each rule works on
@@ -312,7 +306,7 @@ class UpdaterPlan(StepPlan):
             self._control,
             self._zero_grads,
         )
-        update.rng_offsets, update.share = self._rng_offsets, self._share
+        update.rng_offsets = self._rng_offsets
         if self._division is not None:
             update.all_reduce_global, update.elsewhere = self._division.all_reduce, self._division.like
         self.limiter = None
