@@ -34,7 +34,6 @@ DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f
 STEPS = 5
 VALUES = {
     "agc": 0.1,
-    "zclip": 2.5,
     "clip_norm": 0.7,
     "clip_step": 0.5,
     "cautious": True,
@@ -44,7 +43,6 @@ VALUES = {
     "lookahead": 2,
     "ema_decay": 0.9,
     "skip_norm": 3.0,
-    "skip_percentile": 40.0,
     "skip_nonfinite": True,
     "decay_schedule": "relative",
     "kahan": True,

@@ -264,7 +264,7 @@ def check_fits(updater: Any, cut: Collection[Key], servers: int) -> None:
         )
     if servers > 1 and isinstance(updater, RuleOptimizer) and updater.composed_rule.limits:
         raise ValueError(
-            f"{updater!r} needs the gradients of a step together (clip_norm, zclip, skip_norm, skip_percentile, "
-            f"skip_nonfinite), and each of {servers} servers has some of them: leave these out, or use one server "
+            f"{updater!r} needs the gradients of a step together (clip_norm, skip_norm, skip_nonfinite), "
+            f"and each of {servers} servers has some of them: leave these out, or use one server "
             "(TRISTEP_NUM_SERVERS=1)"
         )

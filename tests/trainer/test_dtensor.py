@@ -58,8 +58,7 @@ OPTIMIZERS = {
     "stable": (lambda ps: tristep.optim.StableAdamW(ps, lr=0.02), None),
     "clipped": (lambda ps: tristep.optim.Adan(ps, lr=0.02, clip_norm=0.1, skip_nonfinite=True), None),
     "prodigy": (lambda ps: tristep.optim.Prodigy(ps), None),
-    "guarded": (lambda ps: tristep.optim.Lion(ps, lr=0.02, zclip=0.1, zclip_warmup=1, agc=0.1, skip_norm=1e3), None),
-    "percentile": (lambda ps: tristep.optim.Lion(ps, lr=0.02, skip_percentile=50, skip_factor=1.0, skip_warmup=1), None),
+    "guarded": (lambda ps: tristep.optim.Lion(ps, lr=0.02, clip_norm=0.1, agc=0.1, skip_norm=1e3), None),
     "on spheres": (lambda ps: tristep.optim.Lion(ps, lr=0.02, hyperball=True), None),
 }
 

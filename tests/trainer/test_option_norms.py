@@ -189,9 +189,7 @@ def test_rows_of_sparse_gradients_are_not_whole_tensors(option):
 LIMITS = {
     "clip_norm": {"clip_norm": 0.5},
     "skip_nonfinite": {"skip_nonfinite": True},
-    "zclip": {"zclip": 0.5, "zclip_warmup": 2},
     "skip_norm": {"skip_norm": 3.0},
-    "skip_percentile": {"skip_percentile": 50, "skip_factor": 1.0, "skip_warmup": 2},
 }
 
 

@@ -95,10 +95,8 @@ OPTIONS = {
     "lr_scheduler": ({"lr_scheduler": schedule, "wd": 0.1}, WIDE),
     "multipliers": ({"multipliers": True, "wd": 0.1}, WIDE),
     "clip_norm": ({"clip_norm": 0.5}, WIDE),
-    "zclip": ({"zclip": 0.5, "zclip_warmup": 2}, WIDE),
     "agc": ({"agc": 0.05}, WIDE),
     "skip_norm": ({"skip_norm": 4.0}, WIDE),
-    "skip_percentile": ({"skip_percentile": 50.0, "skip_factor": 1.0, "skip_warmup": 2}, WIDE),
     "skip_nonfinite": ({"skip_nonfinite": True}, WIDE),
     "clip_step": ({"clip_step": 0.5, "wd": 0.1}, WIDE),
     "cautious": ({"cautious": True, "wd": 0.1}, WIDE),
@@ -407,7 +405,7 @@ def expected(name, option):
         return error
 
 
-NORMS = {"clip_norm", "zclip", "skip_norm", "skip_percentile", "skip_nonfinite", "those of matrices", "many with norms"}
+NORMS = {"clip_norm", "skip_norm", "skip_nonfinite", "those of matrices", "many with norms"}
 MANY_OPTIONS = {"many", "many with norms"}
 # What is refused, with a word of the message: by path the options, and the optimizers with any option.
 REFUSED = {

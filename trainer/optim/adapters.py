@@ -65,9 +65,9 @@ def as_torch(klass: type[gluon.RuleOptimizer]) -> type[_OfRule]:
     """Make a `torch.optim.Optimizer` class of an optimizer class of `tristep.optimizer`, such as one with your own rule.
 
     The arguments of the new class are `lr`, `weight_decay`, `maximize` and, by name, the arguments of `klass`; a group may
-    have its own values. Options that use a global norm (`clip_norm`, `zclip`, `skip_norm`, `skip_percentile`,
-    `skip_nonfinite`) use the norm over all groups with the same options. If `klass` keeps an average of the weights, or with
-    `ema_decay`, `eval()` gives the parameters their averaged values until `train()`.
+    have its own values. Options that use a global norm (`clip_norm`, `skip_norm`, `skip_nonfinite`) use the norm over all
+    groups with the same options. If `klass` keeps an average of the weights, or with `ema_decay`, `eval()` gives the
+    parameters their averaged values until `train()`.
 
     Args:
         klass: a subclass of `tristep.optimizer.RuleOptimizer`.
@@ -240,9 +240,6 @@ class _OfRule(FusedOptimizer):
             optimizer = self._klass(**numbers, **dict(zip(self._options, options, strict=True)))
             cache[id(group)] = group, options, optimizer
         return optimizer
-
-    def limits_of(self, group: Group) -> gluon.RuleOptimizer:
-        return self._of(group)
 
     def _rule(self, group: Group) -> Rule | TensorRule:
         return self._of(group).composed_rule

@@ -103,10 +103,6 @@ class GroupOptimizer(torch.optim.Optimizer):
         """Return options to add to a group that torch has saved, and this optimizer's names of states by torch's names."""
         return {}, {}
 
-    def limits_of(self, group: Group) -> Any:
-        """Return an object with the options of a group that limit a step by the norm of all gradients."""
-        raise NotImplementedError
-
     def _by_row(self, group: Group) -> bool:
         """Return whether a sparse gradient updates its rows only; otherwise it is made dense."""
         return True

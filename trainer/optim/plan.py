@@ -14,7 +14,6 @@ from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.guards import PointerGuard
 from ...kernels.layouts import is_wrapper
 from ...kernels.states import PerTensorStates, per_tensor_states, states_for
-from ..optimizer.limits import NUMBERS, Limiter
 from ..optimizer.plan import StepPlan
 from ..optimizer.sparse import is_sparse
 from ..optimizer.states import MASTER, State, match_states, states_and_masters
@@ -76,23 +75,10 @@ class GroupPlan(StepPlan):
             seed=optimizer._rounding(self._groups[0]),
             grad_scale_and_skip=optimizer._control,
         )
-        if rule.limits:
-            self.limiter = self._new_limiter(rule)
-            update.decide = self.limiter.replace
         if self.sharded:
             shards.join_shards(update, self._parameters)
             update.rng_offsets += np.array([shards.own_place(parameter) << 32 for parameter in self._parameters])
         return update
-
-    def _new_limiter(self, rule: Rule | TensorRule) -> Limiter:
-        """Return the limiter of the plan, whose groups have the numbers that steps keep, if there are any."""
-        limiter = Limiter(self._optimizer.limits_of(self._groups[0]))
-        limiter.use_control(self._optimizer._control)
-        if any(limit.told for limit in rule.limits):
-            limiter.load({name: self._groups[0].get(name, 0.0) for name in NUMBERS}, self._weights[0])
-            for group in self._groups:
-                group.update(limiter.numbers())
-        return limiter
 
     def is_current(self, update: Update) -> bool:
         """Return whether weights and states have the same memory as before, and DTensors the same shards."""
@@ -114,8 +100,6 @@ class GroupPlan(StepPlan):
     def finish(self) -> None: ...
 
     def gradients(self) -> list[torch.Tensor | None]:
-        if self.limiter is not None:
-            self.limiter.optimizer = self._optimizer.limits_of(self._groups[0])
         gradients: list[Any] = [parameter.grad for parameter in self._parameters]
         if self.sharded:
             gradients = list(map(shards.local_gradient, self.names, self._parameters, gradients))

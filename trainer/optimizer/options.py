@@ -183,9 +183,6 @@ def _beside_decay(transform: Callable[[Any, tuple[str, ...]], Any], *decay: str)
 # fmt: off
 OPTIONS = [
     Option("agc", None, number, above=0, transform=_of_rule(transforms.agc)),
-    Option("zclip", None, number, above=0, by_norm=True),
-    Option("zclip_decay", 0.97, number, low=0, below=1, of="zclip"),
-    Option("zclip_warmup", 25, integer, low=1, high=2**24, of="zclip"),
     Option("clip_norm", None, number, above=0, by_norm=True),
     Option("clip_step", None, number, above=0, transform=_beside_decay(transforms.clip_by_block_rms),
            values=lambda optimizer, step: {"step_limit": step.lr * optimizer.clip_step}),
@@ -203,9 +200,6 @@ OPTIONS = [
     Option("ema_decay", None, number, low=0, below=1,
            transform=lambda optimizer, rule, sync: transforms.ema(rule, optimizer.counts_as_step)),
     Option("skip_norm", None, number, above=0, by_norm=True),
-    Option("skip_percentile", None, number, above=0, below=100, by_norm=True),
-    Option("skip_factor", 2.0, number, low=1, of="skip_percentile"),
-    Option("skip_warmup", 50, integer, low=1, high=2**24, of="skip_percentile"),
     Option("skip_nonfinite", False, boolean, by_norm=True),
     Option("decay_schedule", None, choice, allowed=("relative", "squared"), refuse=_refuse_decay_schedule),
     Option("peak_lr", None, number, above=0, refuse=_refuse_peak),

@@ -18,7 +18,7 @@ from ...kernels.states import slot_dtypes, state_type, states_for
 from .. import plugins
 from .base import LOW_PRECISION, Optimizer, WithMaster, listed_arguments
 from .counts import Index
-from .limits import JOINT, NUMBERS, Limiter, limit_values, limited
+from .limits import JOINT, limit_values, limited
 from .multi import part_of
 from .options import OPTIONS, STATE_DTYPES, Option, StepNumbers, options_in_use, wd_at
 from .settings import SPLIT_MASTERS, Setting, split_master, switch
@@ -38,34 +38,19 @@ class RuleOptimizer(Optimizer):
     `wd`.
 
     The arguments below are options of every optimizer with an elementwise rule. They can be combined, and cost nothing when
-    they are off. Rules of whole tensors (Muon, SOAP, ...) take `clip_norm`, `zclip`, `skip_norm`, `skip_percentile`,
-    `skip_nonfinite`, `cautious_wd`, `ema_decay`, `decay_schedule`, `peak_lr` and the options on storage. The first five
-    limit a step by the norm of all gradients. Gradients are clipped first, by `clip_norm` or `zclip` and then
-    `agc`; the other options apply in the order of this list. In a skipped step none of it happens. The attributes of these
-    names may be set between steps, with the same checks.
+    they are off. Rules of whole tensors (Muon, SOAP, ...) take `clip_norm`, `skip_norm`, `skip_nonfinite`, `cautious_wd`,
+    `ema_decay`, `decay_schedule`, `peak_lr` and the options on storage. The first three limit a step by the norm of all
+    gradients. Gradients are clipped first, by `clip_norm` and then `agc`; the other options apply in the order of this list.
+    In a skipped step none of it happens. The attributes of these names may be set between steps, with the same checks.
 
     Args:
         clip_norm: limit of the global norm of all gradients of a step, > 0; None means no limit. Gradients are multiplied by
             min(1, clip_norm / (norm + 1e-6)) after `rescale_grad` and before `clip_gradient`. `.grad` is not changed.
-        zclip: clip the gradients when their global norm is a spike, which exceeds the running mean of earlier norms by more
-            than this number of running standard deviations, > 0, 2.5 in the paper; None means never. `clip_norm` then
-            limits the result (Kumar et al. 2025, "ZClip", arXiv 2504.02507; `kernels.rules.spikes`).
-        zclip_decay: decay rate of the running mean and variance of `zclip`, in [0, 1).
-        zclip_warmup: number of first updates in which `zclip` records norms and does not clip, 1 to 2^24.
         agc: adaptive gradient clipping of each tensor: multiply its gradient by min(1, agc max(|w|, 0.001) / |g|), > 0; None
             means never (Brock et al. 2021, "High-Performance Large-Scale Image Recognition Without Normalization", eq. 3,
             with norms of tensors; the paper uses norms of rows and filters, as `kernels.clip_adaptively_` does).
         skip_norm: skip steps whose global gradient norm before clipping, in float32, exceeds this, > 0; None means never. It
             includes `skip_nonfinite`.
-        skip_percentile: skip steps whose global gradient norm before clipping exceeds `skip_factor` times a running estimate
-            of this percentile p of the norms, in (0, 100), such as 95; None means never. It includes `skip_nonfinite`. Each
-            norm above the estimate multiplies it by exp(0.002 p), each lower norm by exp(-0.002 (100 - p)), in skipped
-            steps, too: if all norms become r times as large, about ln(r / skip_factor) / (0.002 p) steps are skipped, and
-            then none. Norms that are 0 or not finite leave the estimate as it is (Andrew et al. 2021, "Differentially
-            Private Learning with Adaptive Clipping", arXiv 1905.03871; `kernels.rules.spikes`).
-        skip_factor: multiple of the percentile above which `skip_percentile` skips, >= 1. With 1, 100 - p percent of all
-            steps are skipped.
-        skip_warmup: number of first steps in which `skip_percentile` estimates and does not skip, 1 to 2^24.
         skip_nonfinite: skip steps whose gradients contain NaN or infinity, or have an infinite sum of squares: no weight and
             no state changes. A skipped step counts as an update, since the host does not synchronize with the device.
         clip_step: limit of the step's root mean square over each tensor, in units of the parameter's learning rate, > 0:
@@ -529,8 +514,6 @@ class RuleOptimizer(Optimizer):
         for name, each in zip(names, weights, strict=True):
             self.check_storage(name, each)
         run = Update(rule, weights, [tuple(each) for each in states], names=names, seed=self.rounding)
-        limiter = None if not rule.limits else vars(self).setdefault("_limiter", Limiter(self))
-        run.decide = None if limiter is None else limiter.replace
         sparse = SparseRows(names, functools.partial(split, self, indices, names, weights))
         sparse.bind(run, grads, own=False)
         slots = self.slots(indices)
@@ -540,7 +523,7 @@ class RuleOptimizer(Optimizer):
         before = self.host_state(), self._begun
         try:
             run.hyper[:] = self.rows_of_step(times, parameters, rule, alone=alone)
-            sparse.run(run, limiter=limiter)
+            sparse.run(run)
         except BaseException:
             self.load_host_state(before[0])
             self._begun = before[1]
@@ -553,16 +536,12 @@ class RuleOptimizer(Optimizer):
         """Return a number that steps keep, by parameter index; empty before the first step. Waits for the device.
 
         Args:
-            name: a name of `rule.kept`, such as Prodigy's "d"; or a name of `tristep.kernels.rules.spikes.state`, whose
-                numbers are the same for all parameters.
+            name: a name of `rule.kept`, such as Prodigy's "d".
         """
         updater = None if self._updater is None else self._updater()
         if updater is None:
             return {}
         indices = [index for index in updater.state if part_of(updater.optimizer, index) is self]
-        if name in NUMBERS:
-            numbers = updater.limiter_of(self).state()
-            return {index: numbers[name] for index in indices if numbers}
         return {index: float(updater.state[index][name]) for index in indices if name in updater.state[index]}
 
     def _hidden(self) -> tuple[str, ...]:

@@ -67,12 +67,6 @@ CREATED = [
     ("sgd", {"ema_decay": 1}, ValueError, "ema_decay=1: must be finite and 0 or more and less than 1"),
     ("sgd", {"skip_nonfinite": 1}, TypeError, "skip_nonfinite=1: must be True or False"),
     ("sgd", {"skip_norm": 0}, ValueError, "skip_norm=0: must be finite and greater than 0"),
-    ("sgd", {"skip_percentile": 100}, ValueError, "skip_percentile=100: must be .* greater than 0 and less than 100"),
-    ("sgd", {"skip_factor": 0.5}, ValueError, "skip_factor=0.5: must be finite and 1 or more"),
-    ("sgd", {"skip_warmup": 0}, ValueError, "skip_warmup=0: must be 1 or more"),
-    ("sgd", {"zclip": -1}, ValueError, "zclip=-1: must be finite and greater than 0"),
-    ("sgd", {"zclip_decay": 1.0}, ValueError, "zclip_decay=1.0: must be finite and 0 or more and less than 1"),
-    ("sgd", {"zclip_warmup": 0}, ValueError, "zclip_warmup=0: must be 1 or more"),
     ("sgd", {"agc": math.inf}, ValueError, "agc=inf: must be finite"),
     ("muon", {"agc": 0.01, "cautious": True}, TypeError, "agc=0.01, cautious=True: Muon has a rule of whole tensors"),
     # masks and slow weights
