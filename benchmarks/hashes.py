@@ -35,7 +35,6 @@ STEPS = 5
 VALUES = {
     "agc": 0.1,
     "clip_norm": 0.7,
-    "clip_step": 0.5,
     "cautious": True,
     "decoupled_wd": True,
     "cautious_wd": True,

@@ -6,7 +6,6 @@ Each takes an elementwise rule and returns a new rule that calls it, so no equat
 from .agc import agc
 from .cautious import cautious
 from .cautious_weight_decay import cautious_weight_decay
-from .clip_by_block_rms import clip_by_block_rms
 from .decoupled_weight_decay import decoupled_weight_decay
 from .ema import ema, moving_average
 from .hyperball import hyperball
@@ -17,7 +16,6 @@ __all__ = [
     "agc",
     "cautious",
     "cautious_weight_decay",
-    "clip_by_block_rms",
     "decoupled_weight_decay",
     "ema",
     "hyperball",

@@ -90,7 +90,7 @@ def test_weights_of_several_types_in_one_update(place):
 
 
 OPTIONED = ["rmsprop", "ftml", "schedulefreeadamw", "sgld"]  # with each option
-OPTIONS = {"agc": 0.1, "clip_norm": 0.7, "clip_step": 0.5, "cautious": True, "lookahead": 2, "ema_decay": 0.9}
+OPTIONS = {"agc": 0.1, "clip_norm": 0.7, "cautious": True, "lookahead": 2, "ema_decay": 0.9}
 OPTIONS |= {"skip_norm": 1e3, "skip_nonfinite": True}
 
 

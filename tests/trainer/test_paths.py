@@ -98,7 +98,6 @@ OPTIONS = {
     "agc": ({"agc": 0.05}, WIDE),
     "skip_norm": ({"skip_norm": 4.0}, WIDE),
     "skip_nonfinite": ({"skip_nonfinite": True}, WIDE),
-    "clip_step": ({"clip_step": 0.5, "wd": 0.1}, WIDE),
     "cautious": ({"cautious": True, "wd": 0.1}, WIDE),
     "decoupled_wd": (DECAY, WIDE),
     "cautious_wd": ({**DECAY, "cautious_wd": True}, WIDE),

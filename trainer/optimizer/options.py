@@ -184,8 +184,6 @@ def _beside_decay(transform: Callable[[Any, tuple[str, ...]], Any], *decay: str)
 OPTIONS = [
     Option("agc", None, number, above=0, transform=_of_rule(transforms.agc)),
     Option("clip_norm", None, number, above=0, by_norm=True),
-    Option("clip_step", None, number, above=0, transform=_beside_decay(transforms.clip_by_block_rms),
-           values=lambda optimizer, step: {"step_limit": step.lr * optimizer.clip_step}),
     Option("cautious", False, boolean, transform=_beside_decay(transforms.cautious), by_row=True),
     Option("decoupled_wd", False, boolean, transform=_of_rule(transforms.decoupled_weight_decay), refuse=_refuse_decoupled,
            values=lambda optimizer, step: {"wd": 0.0, "decay": 0.0, "decoupled_decay": step.decay}),

@@ -53,9 +53,6 @@ class RuleOptimizer(Optimizer):
             includes `skip_nonfinite`.
         skip_nonfinite: skip steps whose gradients contain NaN or infinity, or have an infinite sum of squares: no weight and
             no state changes. A skipped step counts as an update, since the host does not synchronize with the device.
-        clip_step: limit of the step's root mean square over each tensor, in units of the parameter's learning rate, > 0:
-            the step without decoupled weight decay is divided by max(1, RMS / (clip_step lr)). None means no limit (Shazeer
-            & Stern 2018, "Adafactor", section 6, where it is 1).
         cautious: apply the step, without decoupled weight decay, only in elements where it descends the gradient, divided by
             the share of these elements in the tensor (Liang et al. 2024, "Cautious Optimizers", alg. 1).
         decoupled_wd: subtract learning rate times `wd` times the weights, instead of adding `wd` times the weights to the
