@@ -38,7 +38,6 @@ VALUES = {
     "cautious": True,
     "decoupled_wd": True,
     "cautious_wd": True,
-    "hyperball": True,
     "lookahead": 2,
     "ema_decay": 0.9,
     "skip_norm": 3.0,

@@ -34,7 +34,7 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   {options} (see
   `tristep.optimizer.RuleOptimizer`). Lookahead keeps one more state, which only its
   synchronisations read and write, and ema_decay one that is read and written at every step; clip_norm, skip_norm and
-  skip_nonfinite together read the gradients once more, agc also the weights, cautious and hyperball all
+  skip_nonfinite together read the gradients once more, agc also the weights, cautious all
   that the rule reads. All with decoupled weight decay take decay_schedule and peak_lr, which cost nothing. Those with rules
   of whole matrices take {whole} of these.
 - How it is stored: all optimizers with rules take state_dtype, stochastic_rounding, rounding_seed, kahan and

@@ -59,7 +59,6 @@ OPTIMIZERS = {
     "clipped": (lambda ps: tristep.optim.Adan(ps, lr=0.02, clip_norm=0.1, skip_nonfinite=True), None),
     "prodigy": (lambda ps: tristep.optim.Prodigy(ps), None),
     "guarded": (lambda ps: tristep.optim.Lion(ps, lr=0.02, clip_norm=0.1, agc=0.1, skip_norm=1e3), None),
-    "on spheres": (lambda ps: tristep.optim.Lion(ps, lr=0.02, hyperball=True), None),
 }
 
 

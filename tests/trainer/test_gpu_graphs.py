@@ -76,8 +76,7 @@ def change(trainer, net, step):
     optimizer = trainer.optimizer
     if optimizer.lr_scheduler is None:
         trainer.set_learning_rate(0.02 / (step + 1))
-    if not getattr(optimizer, "hyperball", False):  # which has no decay
-        optimizer.wd = 0.01 * step
+    optimizer.wd = 0.01 * step
     for option, value in (
         ("beta1", 0.9 - 0.02 * step),
         ("clip_norm", 0.1 + 0.05 * step),
@@ -97,7 +96,7 @@ CASES = {
         {"clip_norm": 0.5, "cautious": True, "decoupled_wd": True, "lookahead": 3, "ema_decay": 0.9, "skip_nonfinite": True},
         {},
     ),
-    "spheres and guards": ("adam", {"hyperball": True, **GUARDS}, {}),
+    "guards": ("adam", GUARDS, {}),
     "guards and loss scale": ("lamb", GUARDS, {"scaled": True}),
     "several, limited together": (
         [("ndim<2", "adam", {"clip_norm": 0.2}), ("*", "lamb")],

@@ -71,7 +71,7 @@ def test_adaptive_clipping_like_the_reference(device):
 
 
 GUARDS = {"agc": 0.5, "skip_norm": 500.0}
-OTHERS = {"clip_norm": 3.0, "cautious": True, "hyperball": True, "lookahead": 2, "ema_decay": 0.9}
+OTHERS = {"clip_norm": 3.0, "cautious": True, "lookahead": 2, "ema_decay": 0.9}
 
 
 @pytest.mark.sample(5)

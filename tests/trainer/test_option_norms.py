@@ -172,7 +172,7 @@ def test_options_may_be_switched_on_later(engine, device):
     assert float(moved.norm()) == pytest.approx(0.05 * 1e-3, rel=2e-3)
 
 
-OF_ALL = {"ema_decay": 0.9, "agc": 0.1, "hyperball": True}
+OF_ALL = {"ema_decay": 0.9, "agc": 0.1}
 
 
 @pytest.mark.parametrize("option", OF_ALL)

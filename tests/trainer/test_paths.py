@@ -101,7 +101,6 @@ OPTIONS = {
     "cautious": ({"cautious": True, "wd": 0.1}, WIDE),
     "decoupled_wd": (DECAY, WIDE),
     "cautious_wd": ({**DECAY, "cautious_wd": True}, WIDE),
-    "hyperball": ({"hyperball": True}, WIDE),
     "lookahead": ({"lookahead": 2}, WIDE),
     "ema_decay": ({"ema_decay": 0.9}, WIDE),
     "decay_schedule": ({**DECAY, "decay_schedule": "relative", "peak_lr": 2.0}, WIDE),

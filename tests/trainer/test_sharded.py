@@ -58,7 +58,6 @@ WHOLE = [
     ("sgld", {"learning_rate": 0.01}, torch.float32),
     ("muon", {"learning_rate": 0.01}, torch.float32),
     ("adam", {"learning_rate": 0.01, "cautious": True}, torch.float32),
-    ("lion", {"learning_rate": 0.01, "hyperball": True}, torch.float32),
     ("by hand", {"learning_rate": 0.01, "schedule": True}, torch.float32),
 ]
 

@@ -132,15 +132,6 @@ def _needs_decoupled(option: str, off: str, optimizer: Any) -> None:
     raise ValueError(f"{option}={getattr(optimizer, option)!r}: {type(optimizer).__name__} {why}; {hint}")
 
 
-def _refuse_hyperball(optimizer: Any) -> None:
-    for option, off in (("wd", 0.0), ("decoupled_wd", False), ("cautious_wd", False)):
-        if (value := getattr(optimizer, option)) != off:
-            raise ValueError(
-                f"{option}={value!r} with hyperball=True: weights that are kept on a sphere do not decay, so it must "
-                f"be {off!r}"
-            )
-
-
 def _refuse_decay_schedule(optimizer: Any) -> None:
     _needs_decoupled("decay_schedule", "None", optimizer)
     if optimizer.lr_scheduler is not None:
@@ -189,8 +180,6 @@ OPTIONS = [
            values=lambda optimizer, step: {"wd": 0.0, "decay": 0.0, "decoupled_decay": step.decay}),
     Option("cautious_wd", False, boolean, transform=_beside_decay(transforms.cautious_weight_decay, "decoupled_decay"),
            refuse=functools.partial(_needs_decoupled, "cautious_wd", "False")),
-    Option("hyperball", False, boolean, transform=_of_rule(transforms.hyperball), refuse=_refuse_hyperball,
-           values=lambda optimizer, step: {"hyperball_lr": step.lr}),
     Option("lookahead", None, integer, low=1,
            transform=lambda optimizer, rule, sync: transforms.lookahead(rule, sync and optimizer.counts_as_step),
            values=lambda optimizer, step: {"sync": float((step.t - optimizer.begin_num_update) % optimizer.lookahead == 0)}),

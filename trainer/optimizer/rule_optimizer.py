@@ -59,9 +59,6 @@ class RuleOptimizer(Optimizer):
             gradient (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization").
         cautious_wd: apply decoupled weight decay only in elements where it has the direction of the step (Chen et al. 2025,
             "Cautious Weight Decay", arXiv 2510.12402, alg. 1). Rules with coupled weight decay need `decoupled_wd`, too.
-        hyperball: keep the norm R that each tensor had before its first update, and use only the direction u of the
-            optimizer's step: w <- R v / |v| with v = w - lr R u / |u| (Wen et al. 2026, "Hyperball Optimization", arXiv
-            2606.16899, which does this to matrices only). Tensors of zeros take plain steps; a single element stays.
         lookahead: number of updates of a parameter, >= 1, after which its slow weight moves by the fraction
             `lookahead_alpha` towards the weight, and the weight is reset to it; None means never (Zhang et al. 2019,
             "Lookahead Optimizer", alg. 1).
@@ -95,10 +92,10 @@ class RuleOptimizer(Optimizer):
             needs a hyper-parameter that the class lacks or that is no number.
         ValueError: options contradict each other or the rule: `clip_gradient` or `wd` with a rule that does not use it;
             `decoupled_wd` if weight decay is decoupled already or there is none; `cautious_wd` or `decay_schedule` without
-            decoupled weight decay; `hyperball` with `wd`, `decoupled_wd` or `cautious_wd`; `decay_schedule` with a schedule
-            whose peak is not known; `state_dtype` if no state can be stored in it; `kahan` with `multi_precision`. At the
-            first step: a weight has a dtype that `state_dtype`, `stochastic_rounding` or a split master does not support, or
-            `decay_schedule` knows no peak. At any step: the learning rate exceeds the peak.
+            decoupled weight decay; `decay_schedule` with a schedule whose peak is not known; `state_dtype` if no state can
+            be stored in it; `kahan` with `multi_precision`. At the first step: a weight has a dtype that `state_dtype`,
+            `stochastic_rounding` or a split master does not support, or `decay_schedule` knows no peak. At any step: the
+            learning rate exceeds the peak.
 
     Example:
         >>> import tristep

@@ -25,7 +25,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "adam": ("adam", {"clip_gradient": 0.5}),
     "schedule": ("sgd", {"momentum": 0.9, "lr_scheduler": lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)}),
     "clipped": ("adamw", {"clip_norm": 0.5, "skip_nonfinite": True, "ema_decay": 0.9}),
-    "guarded": ("adamw", {"agc": 0.1, "skip_norm": 0.2, "hyperball": True}),
+    "guarded": ("adamw", {"agc": 0.1, "skip_norm": 0.2, "cautious": True}),
     "low precision": ("adamw", {"state_dtype": "bfloat16", "stochastic_rounding": True}),
     "norms of tensors": ("lamb", {}),
 }
@@ -67,8 +67,7 @@ def _train(case: str, captured: bool) -> list[torch.Tensor]:
     for k, x in enumerate(batches):
         if trainer.optimizer.lr_scheduler is None:
             trainer.set_learning_rate(0.02 / (k + 1))
-        if not trainer.optimizer.hyperball:  # which has no decay
-            trainer.optimizer.wd = 0.01 * k
+        trainer.optimizer.wd = 0.01 * k
         loss = step(x)
         assert not captured or step.is_recorded == (k >= _WARMUP)
     states = [state for row in trainer._updater.states.values() for state in row]

@@ -28,13 +28,13 @@ SHAPES = ((3, 5), (4, 3, 3), (2, 3, 1, 1), (300, 7), (6, 10), (5, 301), (2, 70, 
 _WITHOUT_GRADIENT = 4
 _EXTENSIVE = ("adamw", "sgd_momentum", "adan", "lamb")  # rules that go through all storage and all that is folded in
 # Rules, and the transforms that are applied to them.
-_TRANSFORMED = ("adamw+cautious_weight_decay", "adamw+hyperball", "lamb+agc+skipping+jointly")
+_TRANSFORMED = ("adamw+cautious_weight_decay", "adamw+cautious", "lamb+agc+skipping+jointly")
 _OF_ALL = ("clip_norm_of_all", "skip_square_of_all")
 _TRANSFORMS: dict[str, Callable[[Any], Any]] = {name: getattr(transforms, name) for name in transforms.__all__} | {
     "skipping": partial(transforms.limited, skips=True),
     "jointly": partial(transforms.limited, skips=True, hyper=_OF_ALL),
 }
-_OF_TRANSFORMS = {"hyperball_lr": 0.1, "agc": 0.1, "clip_norm": 10.0, "skip_square": 1e9}
+_OF_TRANSFORMS = {"agc": 0.1, "clip_norm": 10.0, "skip_square": 1e9}
 _OF_TRANSFORMS |= dict(zip(_OF_ALL, (20.0, 1e9), strict=True))
 _MOST_ULPS = {"exact": 0, "sums": 8, "means": 16, "metrics": 64}
 

@@ -103,10 +103,6 @@ CREATED = [
     ),
     ("rprop", {"cautious_wd": True}, ValueError, "cautious_wd=True: Rprop has no weight decay; it must be False"),
     ("adamw", {"cautious_wd": 1}, TypeError, "cautious_wd=1: must be True or False"),
-    ("lion", {"hyperball": True, "wd": 0.1}, ValueError, r"wd=0.1 with hyperball=True: .* so it must be 0.0"),
-    ("adam", {"hyperball": True, "decoupled_wd": True}, ValueError, "decoupled_wd=True with hyperball=True: .* be False"),
-    ("came", {"hyperball": True}, TypeError, "hyperball=True: CAME has a rule of whole tensors"),
-    ("muon", {"hyperball": True}, TypeError, "hyperball=True: Muon has a rule of whole tensors"),
     # Muon's iterations, and rows of fused matrices
     ("muon", {"coefficients": "polar"}, ValueError, "coefficients='polar': must be one of 'quintic'"),
     ("muon", {"coefficients": 3}, TypeError, r"coefficients=3: must be one of .* or a list of triples"),
