@@ -43,7 +43,6 @@ VALUES = {
     "skip_norm": 3.0,
     "skip_nonfinite": True,
     "decay_schedule": "relative",
-    "kahan": True,
 }
 VARIED = {
     "bf16 states": {"state_dtype": "bfloat16"},

@@ -37,7 +37,7 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   skip_nonfinite together read the gradients once more, agc also the weights, cautious all
   that the rule reads. All with decoupled weight decay take decay_schedule and peak_lr, which cost nothing. Those with rules
   of whole matrices take {whole} of these.
-- How it is stored: all optimizers with rules take state_dtype, stochastic_rounding, rounding_seed, kahan and
+- How it is stored: all optimizers with rules take state_dtype, stochastic_rounding, rounding_seed and
   `multi_precision="remainder"` or `"split8"`. States that are weights or sums over all steps stay float32, and so do the two
   averages whose difference centered RMSProp takes. For each element of AdamW, the bytes that a step moves, and those kept
   in addition to weight and gradient:
@@ -53,7 +53,7 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   | bfloat16 | `stochastic_rounding=True, state_dtype="8bit"` | 10.1 | 2.1 |
   | bfloat16 | `stochastic_rounding=True, state_dtype="4bit"` | 8.1 | 1.1 |
   | bfloat16 | `multi_precision=True` | 28 | 12 |
-  | bfloat16 | `multi_precision="remainder"`, or `kahan=True` | 26 | 10 |
+  | bfloat16 | `multi_precision="remainder"` | 26 | 10 |
   | bfloat16 | the same with `state_dtype="bfloat16"` | 18 | 6 |
   | bfloat16 | the same with `state_dtype="8bit"` | 14.1 | 4.1 |
   | bfloat16 | the same with `state_dtype="4bit"` | 12.1 | 3.1 |

@@ -43,8 +43,7 @@ class Update:
             an elementwise float32 rule may also be bfloat16, or packed: one-dimensional uint8 or int8, encoded by `storage`.
             If you give a state or master new memory through `.data`, make a new `Update`; the change is not noticed.
         masters: for each weight its master copy in the arithmetic's type, or None. A bfloat16 weight may instead have a
-            split master: int16, the 16 bits that it lacks of float32, or int8, the upper 8 of these. A 16-bit weight may
-            have a tensor of its own type, the error of the last rounding (Kahan's compensation).
+            split master: int16, the 16 bits that it lacks of float32, or int8, the upper 8 of these.
         engine: "triton", "cpu", "eager" or None, the best engine for each weight's device (see `choose_engine`).
         names: names of the weights in error messages; default "weights[0]", "weights[1]", ...
         seed: an integer rounds everything that is stored as bfloat16, in 24 bits or packed stochastically, with different

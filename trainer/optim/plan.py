@@ -18,7 +18,7 @@ from ..optimizer.plan import StepPlan
 from ..optimizer.sparse import is_sparse
 from ..optimizer.states import MASTER, State, match_states, states_and_masters
 from . import shards
-from .groups import MASTER_KEYS, Group, GroupOptimizer, GroupRows, as_real, master_key, same_objects
+from .groups import MASTER_KEY, Group, GroupOptimizer, GroupRows, as_real, same_objects
 
 
 class GroupPlan(StepPlan):
@@ -53,7 +53,7 @@ class GroupPlan(StepPlan):
         if self.sharded:
             check_shards(optimizer, rule, self._parameters)
         masters = list(map(optimizer._master_dtype, self._groups, self._weights))
-        keys = {optimizer._keys.get(slot, slot) for slot in rule.slots}.union(MASTER_KEYS)
+        keys = {optimizer._keys.get(slot, slot) for slot in rule.slots} | {MASTER_KEY}
         nothing: State = {}
         present = [
             nothing if keys.isdisjoint(optimizer.state.get(parameter, ())) else self._present(rule, i, masters[i])
@@ -150,12 +150,9 @@ class GroupPlan(StepPlan):
                     f"{key!r} of {name} has shape {tuple(state.shape)}, the parameter {tuple(parameter.shape)}: the "
                     "state of another model?"
                 )
-        if master_dtype is not None:
-            key, other = master_key(weight, master_dtype)
-            master = row.pop(other, None) if row.get(key) is None else row[key]
-            if master is not None:
-                shards.check_placement(name, key, master, parameter)
-                present[MASTER] = shards.local(master)
+        if master_dtype is not None and (master := row.get(MASTER_KEY)) is not None:
+            shards.check_placement(name, MASTER_KEY, master, parameter)
+            present[MASTER] = shards.local(master)
         return present
 
     def _make_states(self, rule: Rule | TensorRule, weights: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
@@ -170,7 +167,7 @@ class GroupPlan(StepPlan):
         row, wholes = optimizer.state[parameter], dict(zip(rule.slots, rule.shapes(parameter.shape), strict=True))
         for slot, tensor in new.items():
             if slot == MASTER:
-                key, shown = master_key(self._weights[i], tensor.dtype)[0], tensor
+                key, shown = MASTER_KEY, tensor
             else:
                 key, is_complex = optimizer._keys.get(slot, slot), self._complex and parameter.is_complex() and tensor.dim()
                 shown = torch.view_as_complex(tensor) if is_complex else tensor

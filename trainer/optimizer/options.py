@@ -109,14 +109,6 @@ def check_state_dtype(value: Any, name: str, rule: Any) -> None:
         raise ValueError(f"state_dtype={value!r}: must be None for {name}, {why}")
 
 
-def _refuse_kahan(optimizer: Any) -> None:
-    if optimizer.multi_precision:
-        raise ValueError(
-            f"kahan=True with multi_precision={optimizer.multi_precision!r}: one of them must be False, since both store "
-            "what rounding takes off a weight"
-        )
-
-
 def _refuse_decoupled(optimizer: Any) -> None:
     if not optimizer.couples_wd:
         decays = {"wd", "decay", *optimizer.decoupled_weight_decay} & set(optimizer.rule.hyper)
@@ -193,7 +185,6 @@ OPTIONS = [
     Option("state_dtype", None, _state_dtype, refuse=_refuse_state_dtype),
     Option("stochastic_rounding", False, boolean),
     Option("rounding_seed", 0, integer, low=0, of="stochastic_rounding"),
-    Option("kahan", False, boolean, refuse=_refuse_kahan),
 ]
 # fmt: on
 

@@ -81,8 +81,6 @@ class RuleOptimizer(Optimizer):
             random, so that the rounding error has mean 0; equal in every run with the same `rounding_seed` (Gupta et al.
             2015, "Deep Learning with Limited Numerical Precision").
         rounding_seed: seed of stochastic rounding, an int >= 0.
-        kahan: store the rounding error of 16-bit weights, in their dtype, and add it at the next update (Kahan 1965,
-            "Further remarks on reducing truncation errors").
         **kwargs: arguments of `Optimizer`. In addition, `multi_precision="remainder"` stores only the 16 bits of the float32
             master that a bfloat16 weight lacks (a split master), and "split8" only the upper 8 of them, which makes a 24-bit
             master; ties are then rounded away from zero, not to even.
@@ -93,9 +91,8 @@ class RuleOptimizer(Optimizer):
         ValueError: options contradict each other or the rule: `clip_gradient` or `wd` with a rule that does not use it;
             `decoupled_wd` if weight decay is decoupled already or there is none; `cautious_wd` or `decay_schedule` without
             decoupled weight decay; `decay_schedule` with a schedule whose peak is not known; `state_dtype` if no state can
-            be stored in it; `kahan` with `multi_precision`. At the first step: a weight has a dtype that `state_dtype`,
-            `stochastic_rounding` or a split master does not support, or `decay_schedule` knows no peak. At any step: the
-            learning rate exceeds the peak.
+            be stored in it. At the first step: a weight has a dtype that `state_dtype`, `stochastic_rounding` or a split
+            master does not support, or `decay_schedule` knows no peak. At any step: the learning rate exceeds the peak.
 
     Example:
         >>> import tristep
@@ -130,7 +127,6 @@ class RuleOptimizer(Optimizer):
     state_dtype: str | None
     stochastic_rounding: bool
     rounding_seed: int
-    kahan: bool
 
     def __init__(self, **kwargs: Any) -> None:
         rule = getattr(self, "rule", None)
@@ -385,11 +381,9 @@ class RuleOptimizer(Optimizer):
         return self.composed_rule.cost(weight.shape)
 
     def master_dtype(self, weight: torch.Tensor) -> torch.dtype | None:
-        """Return the dtype of this weight's master, or of the stored rounding error with `kahan`; None if it has none."""
+        """Return the dtype of this weight's master; None if it has none."""
         if weight.dtype not in LOW_PRECISION:
             return None
-        if self.kahan:
-            return weight.dtype
         return SPLIT_MASTERS.get(self.multi_precision, torch.float32 if self.multi_precision else None)
 
     def check_alone(self, index: Index) -> None:
@@ -465,13 +459,12 @@ class RuleOptimizer(Optimizer):
         As in MXNet 1.9.1, the pair of SGD, ccSGD, NAG and LARS is (master's states, float32 master).
 
         Raises:
-            ValueError: the optimizer uses `kahan` or split masters, which this interface of MXNet cannot hold.
+            ValueError: the optimizer uses split masters, which this interface of MXNet cannot hold.
         """
         if self.master_dtype(weight) not in (None, torch.float32):
-            option = "kahan=True" if self.kahan else f"multi_precision={self.multi_precision!r}"
             raise ValueError(
-                f"create_state_multi_precision with {option}: its states have a float32 copy of the weight; use "
-                "get_updater(optimizer) or a Trainer, or give multi_precision=True"
+                f"create_state_multi_precision with multi_precision={self.multi_precision!r}: its states have a float32 "
+                "copy of the weight; use get_updater(optimizer) or a Trainer, or give multi_precision=True"
             )
         made = super().create_state_multi_precision(index, weight)
         return (made.state, made.master) if self.master_comes_last and isinstance(made, WithMaster) else made

@@ -56,9 +56,6 @@ CREATED = [
     ("adam", {"state_dtype": torch.bfloat16}, TypeError, "state_dtype=torch.bfloat16: must be a string"),
     ("adam", {"stochastic_rounding": 1}, TypeError, "stochastic_rounding=1"),
     ("adam", {"rounding_seed": -1}, ValueError, "rounding_seed=-1"),
-    ("adam", {"kahan": "yes"}, TypeError, "kahan='yes'"),
-    ("adam", {"kahan": True, "multi_precision": True}, ValueError, "kahan=True with multi_precision=True"),
-    ("adam", {"kahan": True, "multi_precision": "remainder"}, ValueError, "kahan=True with multi_precision='remainder'"),
     ("adam", {"multi_precision": "rest"}, TypeError, r"='rest': must be True, False, or one of 'remainder', 'split8'\."),
     ("adam", {"multi_precision": "split"}, TypeError, "multi_precision='split': .* Did you mean 'split8'"),
     # limits
