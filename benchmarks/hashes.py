@@ -42,7 +42,6 @@ VALUES = {
     "ema_decay": 0.9,
     "skip_norm": 3.0,
     "skip_nonfinite": True,
-    "decay_schedule": "relative",
 }
 VARIED = {
     "bf16 states": {"state_dtype": "bfloat16"},
@@ -232,7 +231,6 @@ def trainings():
             way_, arguments, rest = others(way)
             yield f"{name} {way}", lambda t, n=name, w=way_, a=arguments, r=rest: t.trainer(n, a, way=w, **r)
     options = {option.name: {option.name: VALUES[option.name]} for option in OPTIONS if option.name in VALUES}
-    options["decay_schedule"] |= {"peak_lr": 0.05, "wd": 0.1}
     for name, (label, arguments) in itertools.product(names, (options | VARIED).items()):
         yield f"{name} {label}", lambda t, n=name, a=arguments: t.trainer(n, a)
         kind = torch.bfloat16 if hash_of(name + label) % 2 else torch.float16

@@ -31,12 +31,11 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
 - **Engines**: rules written once run on all three; "torch" stands for rules of whole matrices, in torch's own operations.
 - In addition to its own **arguments**, each takes those of every optimizer: learning_rate, wd, rescale_grad, clip_gradient,
   lr_scheduler, begin_num_update, multi_precision, param_idx2name, param_dict; those on all three engines also the options
-  {options} (see
-  `tristep.optimizer.RuleOptimizer`). Lookahead keeps one more state, which only its
-  synchronisations read and write, and ema_decay one that is read and written at every step; clip_norm, skip_norm and
-  skip_nonfinite together read the gradients once more, agc also the weights, cautious all
-  that the rule reads. All with decoupled weight decay take decay_schedule and peak_lr, which cost nothing. Those with rules
-  of whole matrices take {whole} of these.
+  {options}
+  (see `tristep.optimizer.RuleOptimizer`). Lookahead keeps one more state, which only its synchronisations read and write,
+  and ema_decay one that is read and written at every step; clip_norm, skip_norm and skip_nonfinite together read the
+  gradients once more, agc also the weights, cautious all that the rule reads. Those with rules of whole matrices take
+  {whole} of these.
 - How it is stored: all optimizers with rules take state_dtype, stochastic_rounding, rounding_seed and
   `multi_precision="remainder"` or `"split8"`. States that are weights or sums over all steps stay float32, and so do the two
   averages whose difference centered RMSProp takes. For each element of AdamW, the bytes that a step moves, and those kept

@@ -79,8 +79,6 @@ MANY = {
     "lookahead": 2,
     "ema_decay": 0.9,
     "rescale_grad": 0.5,
-    "decay_schedule": "squared",
-    "peak_lr": 2.0,
     "lr_scheduler": schedule,
     "begin_num_update": 2,
     "multipliers": True,
@@ -103,8 +101,6 @@ OPTIONS = {
     "cautious_wd": ({**DECAY, "cautious_wd": True}, WIDE),
     "lookahead": ({"lookahead": 2}, WIDE),
     "ema_decay": ({"ema_decay": 0.9}, WIDE),
-    "decay_schedule": ({**DECAY, "decay_schedule": "relative", "peak_lr": 2.0}, WIDE),
-    "squared decay_schedule": ({**DECAY, "decay_schedule": "squared", "peak_lr": 2.0, "lr_scheduler": schedule}, WIDE),
     "state_dtype": ({"state_dtype": "bfloat16"}, WIDE),
     "stochastic_rounding": ({"stochastic_rounding": True, "rounding_seed": 3}, NARROW),
     "multi_precision": ({"multi_precision": True}, NARROW),
@@ -433,7 +429,7 @@ REFUSED = {
 # pieces of a parameter are others than those of the whole. Of LARS's parameters that are updated one by one, only the first
 # sees a change of the rate, as in MXNet.
 OTHERWISE = {(path, "multipliers", "nadam") for path in ("as_torch", "shards")}
-OTHERWISE |= {("Optimizer.update", option, "lars") for option in ("lr_scheduler", "squared decay_schedule", "many")}
+OTHERWISE |= {("Optimizer.update", option, "lars") for option in ("lr_scheduler", "many")}
 OTHERWISE |= {
     (path, option, name)
     for path in ("shards", "ZeRO of several ranks")

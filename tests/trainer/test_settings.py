@@ -104,8 +104,6 @@ def test_an_attribute_takes_what_the_constructor_takes_of_a_number(name):
         ("wd_mult", {0: -1}, r"wd_mult\[0\]=-1: must be finite and 0 or more"),
         ("multi_precision", "remain", "multi_precision='remain': must be True, False, or one of 'remainder', 'split8'"),
         ("state_dtype", "int8", "state_dtype='int8': must be one of .* Did you mean '8bit'"),
-        ("decay_schedule", "linear", "decay_schedule='linear': must be one of 'relative', 'squared'"),
-        ("peak_lr", 1.0, "peak_lr=1.0 without decay_schedule"),
         ("decoupled_wd", True, "decoupled_wd=True: AdamW decays the weights apart"),
         (
             "stochastic_rounding",

@@ -13,7 +13,6 @@ import torch
 from ...kernels import Rule, TensorRule, rules, storage
 from .. import optimizer as gluon
 from ..interrupts import uninterrupted
-from ..optimizer.options import wd_at
 from ..optimizer.states import MASTER, State, apply_once
 from ..validation import did_you_mean, number
 from . import ports, shards
@@ -183,7 +182,6 @@ class _OfRule(FusedOptimizer):
             value = group[name]
             number(name, value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value, low=0)
         optimizer = self._of(group)
-        wd_at(optimizer, 0.0, 0.0)  # raises if decay follows a schedule without a peak
         for k, parameter in enumerate(group["params"]):
             name = name_of(group, k)
             if parameter.is_complex() and isinstance(self._rule(group), TensorRule):

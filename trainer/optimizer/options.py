@@ -19,16 +19,12 @@ _OTHER_STATE_DTYPES |= dict.fromkeys(("uint4", "int4", "4-bit", "4bits"), "4bit"
 
 
 class StepNumbers(NamedTuple):
-    """A parameter's numbers at one step: update number, learning rate, weight decay, their product, all with multipliers.
-
-    `counts` tells whether the step counts as an update; see `RuleOptimizer.counts_as_step`.
-    """
+    """A parameter's numbers at one step: update number, learning rate, weight decay, their product, all with multipliers."""
 
     t: int
     lr: Any
     wd: Any
     decay: Any
-    counts: bool
 
 
 class Option(Setting[Any]):
@@ -116,41 +112,12 @@ def _refuse_decoupled(optimizer: Any) -> None:
         raise ValueError(f"decoupled_wd=True: {type(optimizer).__name__} {why}, so it must be False")
 
 
-def _needs_decoupled(option: str, off: str, optimizer: Any) -> None:
+def _refuse_cautious_wd(optimizer: Any) -> None:
     if optimizer.has_decoupled_wd:
         return
     why = "has no weight decay" if "wd" not in optimizer.rule.hyper else "adds its weight decay to the gradient"
-    hint = f"it must be {off}" + (", or give decoupled_wd=True, too" if optimizer.couples_wd else "")
-    raise ValueError(f"{option}={getattr(optimizer, option)!r}: {type(optimizer).__name__} {why}; {hint}")
-
-
-def _refuse_decay_schedule(optimizer: Any) -> None:
-    _needs_decoupled("decay_schedule", "None", optimizer)
-    if optimizer.lr_scheduler is not None:
-        wd_at(optimizer, 0.0, optimizer.wd)
-
-
-def _refuse_peak(optimizer: Any) -> None:
-    if optimizer.decay_schedule is None:
-        raise ValueError(f"peak_lr={optimizer.peak_lr!r} without decay_schedule: give both, or neither")
-
-
-def wd_at(optimizer: Any, lr: Any, wd: Any) -> Any:
-    """Return the weight decay whose product with the learning rate is as `decay_schedule` prescribes, before multipliers."""
-    kind = optimizer.decay_schedule
-    if kind is None:
-        return wd
-    peak = optimizer.peak_lr if optimizer.peak_lr is not None else getattr(optimizer.lr_scheduler, "peak_lr", None)
-    if peak is None:
-        raise ValueError(
-            f"decay_schedule={kind!r} with lr_scheduler={optimizer.lr_scheduler!r}: the peak of the learning rate is not "
-            "known; give peak_lr"
-        )
-    if lr > peak * (1 + 1e-9):
-        raise ValueError(f"the learning rate is {lr!r}, above its peak {peak!r}: give a larger peak_lr")
-    if not peak:
-        return 0.0
-    return wd / peak if kind == "relative" else wd * lr / peak
+    hint = "it must be False" + (", or give decoupled_wd=True, too" if optimizer.couples_wd else "")
+    raise ValueError(f"cautious_wd=True: {type(optimizer).__name__} {why}; {hint}")
 
 
 def _of_rule(transform: Callable[[Any], Any]) -> Callable[[Any, Any, bool], Any]:
@@ -171,7 +138,7 @@ OPTIONS = [
     Option("decoupled_wd", False, boolean, transform=_of_rule(transforms.decoupled_weight_decay), refuse=_refuse_decoupled,
            values=lambda optimizer, step: {"wd": 0.0, "decay": 0.0, "decoupled_decay": step.decay}),
     Option("cautious_wd", False, boolean, transform=_beside_decay(transforms.cautious_weight_decay, "decoupled_decay"),
-           refuse=functools.partial(_needs_decoupled, "cautious_wd", "False")),
+           refuse=_refuse_cautious_wd),
     Option("lookahead", None, integer, low=1,
            transform=lambda optimizer, rule, sync: transforms.lookahead(rule, sync and optimizer.counts_as_step),
            values=lambda optimizer, step: {"sync": float((step.t - optimizer.begin_num_update) % optimizer.lookahead == 0)}),
@@ -180,8 +147,6 @@ OPTIONS = [
            transform=lambda optimizer, rule, sync: transforms.ema(rule, optimizer.counts_as_step)),
     Option("skip_norm", None, number, above=0, by_norm=True),
     Option("skip_nonfinite", False, boolean, by_norm=True),
-    Option("decay_schedule", None, choice, allowed=("relative", "squared"), refuse=_refuse_decay_schedule),
-    Option("peak_lr", None, number, above=0, refuse=_refuse_peak),
     Option("state_dtype", None, _state_dtype, refuse=_refuse_state_dtype),
     Option("stochastic_rounding", False, boolean),
     Option("rounding_seed", 0, integer, low=0, of="stochastic_rounding"),

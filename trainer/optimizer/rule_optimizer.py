@@ -20,7 +20,7 @@ from .base import LOW_PRECISION, Optimizer, WithMaster, listed_arguments
 from .counts import Index
 from .limits import JOINT, limit_values, limited
 from .multi import part_of
-from .options import OPTIONS, STATE_DTYPES, Option, StepNumbers, options_in_use, wd_at
+from .options import OPTIONS, STATE_DTYPES, Option, StepNumbers, options_in_use
 from .settings import SPLIT_MASTERS, Setting, split_master, switch
 from .sparse import SparseRows, split
 
@@ -39,9 +39,9 @@ class RuleOptimizer(Optimizer):
 
     The arguments below are options of every optimizer with an elementwise rule. They can be combined, and cost nothing when
     they are off. Rules of whole tensors (Muon, SOAP, ...) take `clip_norm`, `skip_norm`, `skip_nonfinite`, `cautious_wd`,
-    `ema_decay`, `decay_schedule`, `peak_lr` and the options on storage. The first three limit a step by the norm of all
-    gradients. Gradients are clipped first, by `clip_norm` and then `agc`; the other options apply in the order of this list.
-    In a skipped step none of it happens. The attributes of these names may be set between steps, with the same checks.
+    `ema_decay` and the options on storage. The first three limit a step by the norm of all gradients. Gradients are clipped
+    first, by `clip_norm` and then `agc`; the other options apply in the order of this list. In a skipped step none of it
+    happens. The attributes of these names may be set between steps, with the same checks.
 
     Args:
         clip_norm: limit of the global norm of all gradients of a step, > 0; None means no limit. Gradients are multiplied by
@@ -65,12 +65,6 @@ class RuleOptimizer(Optimizer):
         lookahead_alpha: step size of the slow weights, in (0, 1].
         ema_decay: decay rate, in [0, 1), of a moving average of the weights, ema <- ema_decay ema + (1 - ema_decay) w after
             every update; None means no average. `Trainer.averaged_weights` then uses it.
-        decay_schedule: how decoupled weight decay depends on the learning rate lr. None: lr wd. "relative": wd lr / peak,
-            independent of the peak's height (Loshchilov & Hutter 2019, alg. 2). "squared": wd lr^2 / peak (AdamC of Defazio
-            2025, "Why Gradients Rapidly Increase Near the End of Training", arXiv 2506.02285). lr is the rate before
-            `lr_mult`, which multiplies the result.
-        peak_lr: the highest learning rate of training, before `lr_mult`, for `decay_schedule`, > 0; None means the `peak_lr`
-            of `lr_scheduler`.
         state_dtype: storage of the states, "float32" (or None), "bfloat16", "8bit" or "4bit"; arithmetic is float32. States
             that are weights, sums over all steps, or nearly cancel each other stay float32. "8bit" and "4bit" store 1 or 1/2
             byte per element and a float32 scale per block of 128, with stochastic rounding, since slow averages would
@@ -89,10 +83,9 @@ class RuleOptimizer(Optimizer):
         TypeError: an option is given that rules of whole tensors do not take. When a Trainer is made, or at a step: the rule
             needs a hyper-parameter that the class lacks or that is no number.
         ValueError: options contradict each other or the rule: `clip_gradient` or `wd` with a rule that does not use it;
-            `decoupled_wd` if weight decay is decoupled already or there is none; `cautious_wd` or `decay_schedule` without
-            decoupled weight decay; `decay_schedule` with a schedule whose peak is not known; `state_dtype` if no state can
-            be stored in it. At the first step: a weight has a dtype that `state_dtype`, `stochastic_rounding` or a split
-            master does not support, or `decay_schedule` knows no peak. At any step: the learning rate exceeds the peak.
+            `decoupled_wd` if weight decay is decoupled already or there is none; `cautious_wd` without decoupled weight
+            decay; `state_dtype` if no state can be stored in it. At the first step: a weight has a dtype that `state_dtype`,
+            `stochastic_rounding` or a split master does not support.
 
     Example:
         >>> import tristep
@@ -120,7 +113,6 @@ class RuleOptimizer(Optimizer):
     _in_use: tuple[str, ...] = ()  # names of options
 
     # The attributes of the rows of `OPTIONS` that are used by name.
-    decay_schedule: str | None
     decoupled_wd: bool
     lookahead: int | None
     ema_decay: float | None
@@ -259,21 +251,19 @@ class RuleOptimizer(Optimizer):
         Args:
             t: the number of the parameter's update; the first is 1.
             lr: the learning rate of the step, before multipliers.
-            wd: the weight decay, before multipliers and `decay_schedule`.
+            wd: the weight decay, before multipliers.
             index: the parameter.
             rule: the rule of the step; default `composed_rule`.
             lr_mult, wd_mult: the parameter's multipliers.
 
         Raises:
             TypeError: the rule needs a hyper-parameter that the class does not have, or that is no number.
-            ValueError: `decay_schedule` does not know the peak learning rate, or `lr` exceeds it.
         """
         rule = self.composed_rule if rule is None else rule
-        wd = wd if self.decay_schedule is None else wd_at(self, lr, wd)
         lr, wd = lr * lr_mult, wd * wd_mult
         values = {"lr": lr, "wd": wd, "decay": lr * wd}
         if self._in_use:
-            step = StepNumbers(t, lr, wd, values["decay"], self.counts_as_step)
+            step = StepNumbers(t, lr, wd, values["decay"])
             for option in self._rows():
                 if option.values is not None:
                     values.update(option.values(self, step))

@@ -87,11 +87,6 @@ CREATED = [
     ("radam", {"decoupled_wd": True}, ValueError, "RAdam decays the weights apart from the gradient already"),
     ("signum", {"momentum": 0.0, "decoupled_wd": True}, ValueError, "Signum decays the weights apart"),
     ("rprop", {"decoupled_wd": True}, ValueError, "decoupled_wd=True: Rprop has no weight decay, so it must be False"),
-    ("adam", {"decay_schedule": "relative"}, ValueError, "Adam adds its weight decay .*give decoupled_wd=True, too"),
-    ("rprop", {"decay_schedule": "relative"}, ValueError, "'relative': Rprop has no weight decay; it must be None"),
-    ("adamw", {"decay_schedule": "linear"}, ValueError, "decay_schedule='linear'"),
-    ("adamw", {"decay_schedule": "squared", "peak_lr": 0.0}, ValueError, "peak_lr=0.0: must be finite and greater than 0"),
-    ("adamw", {"peak_lr": 0.1}, ValueError, "peak_lr=0.1 without decay_schedule: give both, or neither"),
     (
         "sgd",
         {"cautious_wd": True},
