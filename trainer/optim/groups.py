@@ -305,8 +305,9 @@ def held_master(
 ) -> torch.Tensor | None:
     """Return the master in a weight's row of `state`, or this rank's shard of it; None if there is none that fits."""
     master = None if optimizer._master_dtype(group, weight) is None else row.get(MASTER_KEY)
-    fits = master is not None and storage.kind_of(weight.dtype, master.dtype) is not None
-    return shards.local(master) if fits else None
+    if master is None or storage.kind_of(weight.dtype, master.dtype) is None:
+        return None
+    return shards.local(master)
 
 
 def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:
