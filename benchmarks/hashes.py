@@ -34,20 +34,14 @@ DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f
 STEPS = 5
 VALUES = {
     "agc": 0.1,
-    "zclip": 2.5,
     "clip_norm": 0.7,
-    "clip_step": 0.5,
     "cautious": True,
     "decoupled_wd": True,
     "cautious_wd": True,
-    "hyperball": True,
     "lookahead": 2,
     "ema_decay": 0.9,
     "skip_norm": 3.0,
-    "skip_percentile": 40.0,
     "skip_nonfinite": True,
-    "decay_schedule": "relative",
-    "kahan": True,
 }
 VARIED = {
     "bf16 states": {"state_dtype": "bfloat16"},
@@ -237,7 +231,6 @@ def trainings():
             way_, arguments, rest = others(way)
             yield f"{name} {way}", lambda t, n=name, w=way_, a=arguments, r=rest: t.trainer(n, a, way=w, **r)
     options = {option.name: {option.name: VALUES[option.name]} for option in OPTIONS if option.name in VALUES}
-    options["decay_schedule"] |= {"peak_lr": 0.05, "wd": 0.1}
     for name, (label, arguments) in itertools.product(names, (options | VARIED).items()):
         yield f"{name} {label}", lambda t, n=name, a=arguments: t.trainer(n, a)
         kind = torch.bfloat16 if hash_of(name + label) % 2 else torch.float16

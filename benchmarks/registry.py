@@ -84,10 +84,10 @@ STORED: dict[str, tuple[torch.dtype, dict[str, Any], float]] = {
     ),
     "bf16 and float32": (torch.bfloat16, {"multi_precision": True}, 28),
     "bf16 and remainder": (torch.bfloat16, {"multi_precision": "remainder"}, 26),
+    "bf16 and remainder, states bf16": (torch.bfloat16, {"multi_precision": "remainder", "state_dtype": "bfloat16"}, 18),
     "bf16 and 8 bits": (torch.bfloat16, {"multi_precision": "split8"}, 24),
     "bf16 and 8 bits, states 8-bit": (torch.bfloat16, {"multi_precision": "split8", "state_dtype": "8bit"}, 8 + _PACKED),
     "bf16 and 8 bits, states 4-bit": (torch.bfloat16, {"multi_precision": "split8", "state_dtype": "4bit"}, 8 + _FOUR),
-    "bf16, Kahan, states bf16": (torch.bfloat16, {"kahan": True, "state_dtype": "bfloat16"}, 18),
 }  # fmt: skip
 # Peers for these: library, class (found in its `module`), the weights' type, arguments, bytes, and for which of the above.
 STORED_PEERS: dict[str, tuple[str, str, torch.dtype, dict[str, Any], float]] = {

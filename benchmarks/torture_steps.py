@@ -135,7 +135,7 @@ def _setting(rng: random.Random) -> dict[str, Any]:
     name = rng.choice(sorted(tristep.optimizer.registered()))
     options: list[dict[str, Any]] = [{}, {"wd": 0.1}, {"clip_gradient": 0.5}, {"multi_precision": True}]
     options += [{"ema_decay": 0.9}, {"lookahead": 3}, {"state_dtype": "bfloat16"}, {"state_dtype": "8bit"}]
-    options += [{"clip_norm": 1.0}, {"skip_nonfinite": True}, {"kahan": True}, {"cautious": True}]
+    options += [{"clip_norm": 1.0}, {"skip_nonfinite": True}, {"cautious": True}]
     schedules = [None, None, ["factor", 4, 0.5], ["cosine", 2 * STEPS]]
     return {
         "name": name,

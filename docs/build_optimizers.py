@@ -31,13 +31,12 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
 - **Engines**: rules written once run on all three; "torch" stands for rules of whole matrices, in torch's own operations.
 - In addition to its own **arguments**, each takes those of every optimizer: learning_rate, wd, rescale_grad, clip_gradient,
   lr_scheduler, begin_num_update, multi_precision, param_idx2name, param_dict; those on all three engines also the options
-  {options} (see
-  `tristep.optimizer.RuleOptimizer`). Lookahead keeps one more state, which only its
-  synchronisations read and write, and ema_decay one that is read and written at every step; clip_norm, zclip, skip_norm,
-  skip_percentile and skip_nonfinite together read the gradients once more, agc also the weights, cautious and hyperball all
-  that the rule reads. All with decoupled weight decay take decay_schedule and peak_lr, which cost nothing. Those with rules
-  of whole matrices take {whole} of these.
-- How it is stored: all optimizers with rules take state_dtype, stochastic_rounding, rounding_seed, kahan and
+  {options}
+  (see `tristep.optimizer.RuleOptimizer`). Lookahead keeps one more state, which only its synchronisations read and write,
+  and ema_decay one that is read and written at every step; clip_norm, skip_norm and skip_nonfinite together read the
+  gradients once more, agc also the weights, cautious all that the rule reads. Those with rules of whole matrices take
+  {whole} of these.
+- How it is stored: all optimizers with rules take state_dtype, stochastic_rounding, rounding_seed and
   `multi_precision="remainder"` or `"split8"`. States that are weights or sums over all steps stay float32, and so do the two
   averages whose difference centered RMSProp takes. For each element of AdamW, the bytes that a step moves, and those kept
   in addition to weight and gradient:
@@ -53,7 +52,7 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   | bfloat16 | `stochastic_rounding=True, state_dtype="8bit"` | 10.1 | 2.1 |
   | bfloat16 | `stochastic_rounding=True, state_dtype="4bit"` | 8.1 | 1.1 |
   | bfloat16 | `multi_precision=True` | 28 | 12 |
-  | bfloat16 | `multi_precision="remainder"`, or `kahan=True` | 26 | 10 |
+  | bfloat16 | `multi_precision="remainder"` | 26 | 10 |
   | bfloat16 | the same with `state_dtype="bfloat16"` | 18 | 6 |
   | bfloat16 | the same with `state_dtype="8bit"` | 14.1 | 4.1 |
   | bfloat16 | the same with `state_dtype="4bit"` | 12.1 | 3.1 |

@@ -15,13 +15,8 @@ from .states import slot_shapes
 
 _layout = operator.attrgetter("dtype", "device", "shape")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_IN_PLACE_OF_MASTERS = {  # by the weight's dtype: dtypes of split masters and compensations, in place of a full copy
-    weight: [
-        kind
-        for kind in (torch.int16, torch.int8, weight)
-        if storage.kind_of(weight, kind) not in (None, storage.MasterKind.FULL)
-    ]
-    for weight in DTYPES
+_IN_PLACE_OF_MASTERS = {  # by the weight's dtype: dtypes of split masters, in place of a full copy
+    weight: [kind for kind in (torch.int16, torch.int8) if storage.kind_of(weight, kind) is not None] for weight in DTYPES
 }
 
 

@@ -88,8 +88,8 @@ def weight_unchanged(w, g, new_w):
     """Number of elements whose stored value did not change, because the update was lost in rounding.
 
     Backends count them. They compare the stored value before and after the update, after rounding: the weight together with
-    a split master or compensation, or only the float32 master, if there is one. Numbers are compared bitwise, except that
-    0.0 equals -0.0 and NaN always counts as changed.
+    a split master, or only the float32 master, if there is one. Numbers are compared bitwise, except that 0.0 equals -0.0
+    and NaN always counts as changed.
     """
     return ()
 

@@ -12,7 +12,6 @@ from .layouts import widest
 from .transforms.limited import factor_of
 
 Join = Callable[[torch.Tensor, str], None]
-Decide = Callable[[Sequence[torch.Tensor]], None]
 
 
 def run_reductions(
@@ -20,15 +19,13 @@ def run_reductions(
     n_weights: int,
     all_reduce_global: Join | None,
     all_reduce_per_tensor: Join | None,
-    decide: Decide | None = None,
     begun: bool = False,
 ) -> None:
     """Run all reductions of a rule and write the results into `totals` and `sums` of the launches.
 
-    The launches have bound gradients and hyper-parameters. `begun` means the caller has run the first reduction, joined its
-    results, and decided. `all_reduce_global`, `all_reduce_per_tensor` and `decide` are those of `Update`.
+    The launches have bound gradients and hyper-parameters. `begun` means the caller has run the first reduction and joined
+    its results. `all_reduce_global` and `all_reduce_per_tensor` are those of `Update`.
     """
-    limits = launches[0].rule.limits
     for k in range(max(len(launch.rule.reductions) for launch in launches)):
         # Rules chosen by shape may have more or fewer reductions; those over all tensors come first, and all have them.
         launches = [launch for launch in launches if len(launch.rule.reductions) > k]
@@ -37,8 +34,6 @@ def run_reductions(
             run_reduction(launches, k)
             if reduction.scope == "global" and (len(launches) > 1 or all_reduce_global is not None):
                 join_totals([launch.totals[k] for launch in launches], reduction.op, all_reduce_global)
-            if decide is not None and any(limit.told for limit in limits[k : k + 1]):
-                decide([launch.totals[k] for launch in launches])
         if reduction.scope == "tensor" and all_reduce_per_tensor is not None:
             _all_reduce_each(launches, k, reduction, n_weights, all_reduce_per_tensor)
         _finish([each for each in launches if each.numbers[k] is not None], k)
@@ -51,7 +46,6 @@ def reduce_nothing(
     rule: Rule | TensorRule,
     like: torch.Tensor,
     all_reduce_global: Join,
-    decide: Decide | None = None,
     begun: bool = False,
 ) -> None:
     """Take part in the sums over all tensors of all processes, in one that has no tensors; the others wait for it.
@@ -60,10 +54,7 @@ def reduce_nothing(
     """
     for k, reduction in enumerate(rule.reductions):
         if reduction.scope == "global" and (k or not begun):
-            total = like.new_zeros(1, reduction.n_values)
-            join_totals([total], reduction.op, all_reduce_global)
-            if decide is not None and any(limit.told for limit in rule.limits[k : k + 1]):
-                decide([total])
+            join_totals([like.new_zeros(1, reduction.n_values)], reduction.op, all_reduce_global)
 
 
 def run_reduction(launches: Sequence[Launch], stage: int) -> None:

@@ -27,7 +27,7 @@ from .guards import GradLayouts, PointerGuard, Reference, gradient_references
 from .language import Rule, TensorRule
 from .launch import Launch, group_keys, in_matrices
 from .metrics import MetricsBuffer
-from .reductions import Decide, reduce_nothing, run_reduction, run_reductions
+from .reductions import reduce_nothing, run_reduction, run_reductions
 
 
 class Update:
@@ -42,8 +42,7 @@ class Update:
             an elementwise float32 rule may also be bfloat16, or packed: one-dimensional uint8 or int8, encoded by `storage`.
             If you give a state or master new memory through `.data`, make a new `Update`; the change is not noticed.
         masters: for each weight its master copy in the arithmetic's type, or None. A bfloat16 weight may instead have a
-            split master: int16, the 16 bits that it lacks of float32, or int8, the upper 8 of these. A 16-bit weight may
-            have a tensor of its own type, the error of the last rounding (Kahan's compensation).
+            split master: int16, the 16 bits that it lacks of float32, or int8, the upper 8 of these.
         engine: "triton", "cpu", "eager" or None, the best engine for each weight's device (see `choose_engine`).
         names: names of the weights in error messages; default "weights[0]", "weights[1]", ...
         seed: an integer rounds everything that is stored as bfloat16, in 24 bits or packed stochastically, with different
@@ -67,9 +66,7 @@ class Update:
             processes hold shards of the tensors.
         elsewhere: with `all_reduce_global`, for an update without weights in a process whose others have some: a tensor with
             their device and the dtype of their arithmetic. The update then takes part in reductions over all tensors.
-        decide: function of tensors `[n, 1]` for a rule with a limit that is `told`: they have the sum of squares of all
-            gradients, each of a part of the weights, and it replaces this by the factor of the gradients, or by -1 to skip
-            the step. None if there is none.
+        begun: whether `look` has begun the step that the next call finishes.
         host_only: if True, a call only writes `hyper` into the tables and launches nothing, for steps that a CUDA graph
             replays. Default: False.
 
@@ -105,7 +102,6 @@ class Update:
         self.all_reduce_global: Callable[[torch.Tensor, str], None] | None = None
         self.all_reduce_per_tensor: Callable[[torch.Tensor, str], None] | None = None
         self.elsewhere: torch.Tensor | None = None
-        self.decide: Decide | None = None
         self._hyper = np.zeros((n_weights, 1 + len(rule.hyper) + (seed is not None)))
         self._row: list[float] | None = None  # one row for all weights that `_hyper` does not have yet
         self._names = [f"weights[{i}]" for i in range(len(self.weights))] if names is None else list(names)
@@ -119,7 +115,7 @@ class Update:
         self._layouts: GradLayouts | None = None
         self._alive: Sequence[Any] | None = None  # the gradients themselves, from `bind` to the step
         self._own = False
-        self._begun = False  # whether `look` has begun the step
+        self.begun = False
         self._into: MetricsBuffer | None = None  # the last buffer that was checked to have enough rows
         self._touched: list[torch.Tensor] = []  # weights that have a gradient
         self.active: list[bool] | None = None
@@ -231,7 +227,7 @@ class Update:
             own: whether each gradient is its weight's `.grad`.
             in_place: whether the caller has already asked `is_in_place`, with the answer True.
         """
-        self._begun = False
+        self.begun = False
         if not (in_place or self.is_in_place()):
             return False
         # A weight of another dtype may have the old one's address. If `own`, its gradient shows the new dtype, too.
@@ -400,8 +396,7 @@ class Update:
     def look(self) -> list[torch.Tensor]:
         """Begin a step: run the rule's first reduction, which is over all tensors.
 
-        The caller joins the results over several updates, and decides if the rule is `told`; the next call finishes the
-        step.
+        The caller joins the results over several updates; the next call finishes the step.
 
         Returns:
             The result of each launch, [n_weights, n_values] with equal rows, to be replaced in place.
@@ -414,7 +409,7 @@ class Update:
         for group in self._groups:
             group.begin(self.hyper)
         run_reduction(self._groups, 0)
-        self._begun = True
+        self.begun = True
         if not self._groups and self.elsewhere is not None:
             return [self.elsewhere.new_zeros(1, self.rule.reductions[0].n_values)]
         return [group.totals[0] for group in self._groups]
@@ -447,14 +442,14 @@ class Update:
 
     @torch.no_grad()
     def _run_after_reductions(self, hyper: Any, into: MetricsBuffer | None) -> None:
-        for group in () if self._begun else self._groups:
+        for group in () if self.begun else self._groups:
             group.begin(hyper)
         joins = self.all_reduce_global, self.all_reduce_per_tensor
         if self._groups:
-            run_reductions(self._groups, len(self.weights), *joins, self.decide, self._begun)
+            run_reductions(self._groups, len(self.weights), *joins, self.begun)
         elif self.elsewhere is not None and self.all_reduce_global is not None:
-            reduce_nothing(self.rule, self.elsewhere, self.all_reduce_global, self.decide, self._begun)
-        self._begun = False
+            reduce_nothing(self.rule, self.elsewhere, self.all_reduce_global, self.begun)
+        self.begun = False
         for group in reversed(self._groups):  # the last group read by the reductions is still in the cache
             group.run_rule(into)
             group.end()

@@ -149,8 +149,6 @@ def record_step(recording: Recording, replica: Replica, rescale_grad: float) -> 
     plans.sort(key=lambda plan: not plan.optimizer.reads_rate_first)  # before other plans move the count
     for plan in plans:
         recording.owners.append(_owner(replica, plan, rescale_grad))
-    if isinstance(whole, MultiPlan):
-        recording.owners.append((lambda: True, whole.limiter.host_step))
 
 
 def _owner(replica: Replica, plan: UpdaterPlan, rescale_grad: float) -> tuple[Callable[[], bool], Callable[[], None]]:

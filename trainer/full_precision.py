@@ -66,7 +66,7 @@ def parts_of(
     assert kind is not None
     if kind == storage.MasterKind.FULL:
         return value.to(weight.dtype), value
-    return storage.split(value.contiguous(), weight.dtype, kind)
+    return storage.split(value.contiguous(), kind)
 
 
 def check_weights(params: Mapping[str, torch.Tensor], weights: Any) -> None:

@@ -75,8 +75,8 @@ class Telemetry:
     - "gradient_zeros": the share of zeros among the gradient's elements;
     - "gradient_nonfinite": the number of infinite and NaN elements of the gradient;
     - "weight_unchanged": the share of elements whose stored value did not change, because the update was 0 or lost in
-      rounding. It compares stored values after rounding: the weight with its split master or Kahan compensation, or the
-      float32 master copy if there is one. 0.0 equals -0.0, and NaN counts as changed;
+      rounding. It compares stored values after rounding: the weight with its split master, or the float32 master copy if
+      there is one. 0.0 equals -0.0, and NaN counts as changed;
     - "weight_histogram", "gradient_histogram", "update_histogram": counts of values, [n_steps, n_parameters, 65].
       Bin 0 counts values below `edges[0]`, bin k values from `edges[k - 1]` to below `edges[k]`, and the last bin all larger
       values, infinity too. `edges` are the powers of 2 from 2^-28 to 4, their negatives, and 0 and 2^-126; bin 32, between

@@ -26,7 +26,7 @@ from ...kernels.guards import PointerGuard
 from ...kernels.layouts import is_wrapper
 from ...kernels.states import goes_with, master_like, slot_shapes, states_for
 from ...trainer.optim import shards
-from ...trainer.optim.groups import MASTER_KEYS, Group, GroupOptimizer, master_key, same_objects
+from ...trainer.optim.groups import MASTER_KEY, Group, GroupOptimizer, same_objects
 from ...trainer.optim.plan import GroupPlan, check_shards
 from ...trainer.optimizer.states import MASTER, State, match_states, new_master, states_and_masters
 from .exchange import CutTensor, Exchange, shard_bounds
@@ -176,7 +176,7 @@ class OwnedPlan(GroupPlan):
                     # A DTensor has been loaded, and no step has converted it yet.
                     if shards.is_dtensor(state) or (only is not None and key not in only):
                         continue
-                    if storage.is_packed(state) and key not in MASTER_KEYS:
+                    if storage.is_packed(state) and key != MASTER_KEY:
                         shape = parameter.shape
                         if ranks.rank == owners[parameter]:
                             state = storage.as_bfloat16(state, shape, key in unsigned)
@@ -273,14 +273,12 @@ class OwnedPlan(GroupPlan):
         dtype = self._optimizer._master_dtype(member.group, member.whole)
         if dtype is None:
             return None
-        key, other = master_key(member.whole, dtype)
-        others, found = member.row.pop(other, None), member.row.get(key)
-        found = others if found is None else found
+        found = member.row.get(MASTER_KEY)
         if not member.mine or found is None or not goes_with(found, member.whole, dtype):
             master = master_like(member.whole, dtype)
             if member.mine:
                 self._new_masters.append((i, master, found))
-            member.row[key] = found = master
+            member.row[MASTER_KEY] = found = master
         return found
 
 
@@ -298,7 +296,7 @@ def _states_in(
     keys = [optimizer._keys.get(slot, slot) for slot in rule.slots]
     like = [parameter.dtype if row.get(key) is None else row[key].dtype for key in keys]
     shapes = [*zip(keys, slot_shapes(rule, parameter.shape, like), strict=True)]
-    shapes += [(key, parameter.shape) for key in MASTER_KEYS]
+    shapes.append((MASTER_KEY, parameter.shape))
     return [(key, shape) for key, shape in shapes if row.get(key) is not None]
 
 

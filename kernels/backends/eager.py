@@ -50,7 +50,7 @@ class MetricTotals:
         if self._metric.counts_unchanged:
             pairs = zip(stored, values, strict=True)
             new = [value.to(old) if isinstance(value, torch.Tensor) else old.new_tensor(value) for old, value in pairs]
-            computed.append(storage.unchanged(stored, new))
+            computed.append(storage.combined(*stored) == storage.combined(*new))
         wide = [torch.as_tensor(value, dtype=w.dtype, device=w.device).expand(w.shape) for value in computed]
         reduced = [value.amax() if by == "max" else sum_of(value) for value, by in zip(wide, self._metric.by, strict=True)]
         total, more = self._totals[i], torch.stack(reduced).to(self._totals.dtype)
@@ -104,7 +104,7 @@ class _TorchLaunch(Launch):
             value = self._spread(w, stored[0])
             to_24 = at_random and kind == storage.MasterKind.SPLIT8
             random = self._random_bits(i, start, value, n_states) if to_24 else None
-            values = list(storage.split(value, self.weight_dtype, kind, random))
+            values = list(storage.split(value, kind, random))
         rows = [*zip([n_states if kind == storage.MasterKind.NONE else None, None], stored, values, strict=False), *states]
         for k, (slot, place, value) in enumerate(rows):
             if at_random and place.dtype == torch.bfloat16 and slot is not None:

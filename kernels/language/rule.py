@@ -61,12 +61,10 @@ class Limit(NamedTuple):
     """What a rule does with the sum of squares of all gradients; see `transforms.limited`.
 
     Attributes:
-        told: whether it gets the factor of the gradients in place of the sum, negative if the step is skipped.
         skips: whether it skips steps.
         hyper: the names of its hyper-parameters: the limit of the norm and, if it skips, of the sum.
     """
 
-    told: bool
     skips: bool
     hyper: tuple[str, ...]
 

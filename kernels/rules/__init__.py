@@ -39,5 +39,5 @@ globals().update(_rules)  # after all imports, because some families share their
 # Left out of `__all__`: gradient codecs, Muon's rule for tensors that are not matrices, rules that another one chooses by
 # shape, and rules with states that depend on each other, for which a step from arbitrary states is meaningless.
 _CHOSEN = {rule.name for shaped in _rules.values() if isinstance(shaped, ShapedRule) for rule in shaped.rules}
-_NOT_LISTED = {"one_bit", "two_bit", "adamw_of_vectors", "prodigy", "soap", "spikes"}
+_NOT_LISTED = {"one_bit", "two_bit", "adamw_of_vectors", "prodigy", "soap"}
 __all__ = sorted(_rules.keys() - _NOT_LISTED - _CHOSEN)

@@ -7,7 +7,7 @@ packed in uint8 or int8 (packed.py). master.py has the masters, which are stored
 # ruff: noqa: F401  # re-exports
 
 from .low_precision import HASH, NEXT, CodesOnly, keys, multiplier, random_bits, rounded_at_random
-from .master import MasterKind, Storage, combined, kind_of, master_for, of_tensors, split, unchanged
+from .master import MasterKind, Storage, combined, kind_of, master_for, of_tensors, split
 from .packed import (
     BLOCK,
     CODES,

@@ -2,8 +2,7 @@
 
 - float32 (float64 for a float64 weight): the full-precision weight, of which the stored weight is a rounded copy;
 - int16, alongside bfloat16: the bits that the weight lacks; both together are the float32 weight (a split master);
-- int8, alongside bfloat16: the upper 8 of these bits; both together are the float32 weight in 24 bits, 15 of mantissa;
-- the weight's own 16-bit dtype: the rounding error of the weight, itself rounded (Kahan's compensation).
+- int8, alongside bfloat16: the upper 8 of these bits; both together are the float32 weight in 24 bits, 15 of mantissa.
 
 For int8, the bits b of a float32 are rounded to 24, to nearest or stochastically, as v = b + 0x80 or v = b + r with 8 random
 bits r; the lowest 8 bits of v are dropped. The weight is the nearest bfloat16, with the bits high = (v + 0x8000) >> 16, and
@@ -12,13 +11,11 @@ is stored as infinity with a negative remainder, and both together are finite. A
 number of 24 bits becomes infinity.
 
 Sources: for split weights, Rae et al. (2021), "Scaling Language Models", appendix C; for 8 bits (scaled by the weight's
-exponent there), FlashOptim (2026), arXiv:2602.23349; for compensation, Kahan (1965), "Further remarks on reducing truncation
-errors".
+exponent there), FlashOptim (2026), arXiv:2602.23349.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -31,13 +28,12 @@ _SPLIT = {torch.int16: 16, torch.int8: 8}  # the bits of a split master, by its 
 
 
 class MasterKind(IntEnum):
-    """Kinds of masters: none, the full-precision weight, 16 or 8 bits that the weight lacks, or its rounding error."""
+    """Kinds of masters: none, the full-precision weight, or 16 or 8 bits that the weight lacks."""
 
     NONE = 0
     FULL = 1
     SPLIT = 2
-    KAHAN = 3
-    SPLIT8 = 4
+    SPLIT8 = 3
 
 
 def kind_of(weight: torch.dtype, master: torch.dtype | None) -> MasterKind | None:
@@ -51,7 +47,7 @@ def kind_of(weight: torch.dtype, master: torch.dtype | None) -> MasterKind | Non
         return MasterKind.FULL
     if master in _SPLIT and weight == torch.bfloat16:
         return MasterKind.SPLIT if master == torch.int16 else MasterKind.SPLIT8
-    return MasterKind.KAHAN if master == weight and weight.itemsize == 2 else None
+    return None
 
 
 def combined(weight: torch.Tensor, master: torch.Tensor | None = None) -> torch.Tensor:
@@ -63,66 +59,41 @@ def combined(weight: torch.Tensor, master: torch.Tensor | None = None) -> torch.
     wide = weight.to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
     if master is None:
         return wide
-    if master.dtype in _SPLIT:
-        return (wide.view(torch.int32) + (master.to(torch.int32) << 16 - _SPLIT[master.dtype])).view(torch.float32)
-    return wide + master.to(torch.float32)
+    return (wide.view(torch.int32) + (master.to(torch.int32) << 16 - _SPLIT[master.dtype])).view(torch.float32)
 
 
-def split(
-    value: torch.Tensor, weight: torch.dtype, kind: MasterKind, random: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Split a float32 weight into the low-precision weight and the master to store.
+def split(value: torch.Tensor, kind: MasterKind, random: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Split a float32 weight into the bfloat16 weight and the split master to store.
 
-    With a split master, a weight half-way between two numbers is rounded away from zero, so that the remainder fits.
+    A weight half-way between two numbers is rounded away from zero, so that the remainder fits.
 
     Args:
         value: the weight that the rule computed, float32.
-        weight: the dtype of the stored weight.
-        kind: the kind of the master: `SPLIT`, `SPLIT8` or `KAHAN`.
+        kind: the kind of the master: `SPLIT` or `SPLIT8`.
         random: for `MasterKind.SPLIT8`, 32 random bits for each number from `random_bits`, for stochastic rounding by the
             upper 8. Default: round to nearest.
     """
-    if kind in (MasterKind.SPLIT, MasterKind.SPLIT8):
-        bits = value.view(torch.int32)
-        if kind == MasterKind.SPLIT8:
-            bits = bits + (0x80 if random is None else (random >> 24).to(torch.int32))
-        nan = torch.isnan(value)
-        high = torch.where(nan, value, ((bits + 0x8000) & -0x10000).view(torch.float32)).to(weight)
-        low = (bits & 0xFFFF).to(torch.int16) if kind == MasterKind.SPLIT else (bits >> 8 & 0xFF).to(torch.int8)
-        return high, torch.where(nan, torch.zeros_like(low), low)
-    rounded = value.to(weight)
-    lost = value - rounded.to(torch.float32)
-    return rounded, torch.where(torch.isfinite(lost), lost, torch.zeros_like(lost)).to(weight)
+    bits = value.view(torch.int32)
+    if kind == MasterKind.SPLIT8:
+        bits = bits + (0x80 if random is None else (random >> 24).to(torch.int32))
+    nan = torch.isnan(value)
+    high = torch.where(nan, value, ((bits + 0x8000) & -0x10000).view(torch.float32)).to(torch.bfloat16)
+    low = (bits & 0xFFFF).to(torch.int16) if kind == MasterKind.SPLIT else (bits >> 8 & 0xFF).to(torch.int8)
+    return high, torch.where(nan, torch.zeros_like(low), low)
 
 
 def master_for(weight: torch.Tensor, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the master of this dtype that, with the stored weight, comes closest to the float32 value.
+    """Return the split master of this dtype that, with the stored weight, comes closest to the float32 value.
 
     Args:
-        weight: the stored weight, 16 bits.
+        weight: the stored weight, bfloat16.
         value: the full-precision weight, float32.
-        dtype: the master's dtype: int16, int8 or the weight's.
+        dtype: the master's dtype: int16 or int8.
     """
-    if dtype in _SPLIT:
-        missing = value.view(torch.int32) - weight.to(torch.float32).view(torch.int32)
-        cut, info = 16 - _SPLIT[dtype], torch.iinfo(dtype)
-        missing = missing + (1 << cut >> 1) >> cut
-        return missing.clamp(info.min, info.max).to(dtype)
-    lost = value - weight.to(torch.float32)
-    return torch.where(torch.isfinite(lost), lost, torch.zeros_like(lost)).to(dtype)
-
-
-def unchanged(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a mask of the elements with the same number in `old` and `new`; NaN never equals NaN.
-
-    With Kahan's compensation weight and master must both be equal, because different pairs may have the same sum.
-
-    Args:
-        old, new: the weight, followed by its master if there is one.
-    """
-    if len(old) > 1 and kind_of(old[0].dtype, old[1].dtype) == MasterKind.KAHAN:
-        return (old[0] == new[0]) & (old[1] == new[1])
-    return combined(*old) == combined(*new)
+    missing = value.view(torch.int32) - weight.to(torch.float32).view(torch.int32)
+    cut, info = 16 - _SPLIT[dtype], torch.iinfo(dtype)
+    missing = missing + (1 << cut >> 1) >> cut
+    return missing.clamp(info.min, info.max).to(dtype)
 
 
 class Storage(NamedTuple):

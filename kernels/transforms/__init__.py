@@ -1,4 +1,4 @@
-"""Functions from rule to rule: clipping, masked steps and decay, weights of fixed norm, averages of weights, skipped steps.
+"""Functions from rule to rule: clipping, masked steps and decay, averages of weights, skipped steps.
 
 Each takes an elementwise rule and returns a new rule that calls it, so no equation of a rule is repeated.
 """
@@ -6,10 +6,8 @@ Each takes an elementwise rule and returns a new rule that calls it, so no equat
 from .agc import agc
 from .cautious import cautious
 from .cautious_weight_decay import cautious_weight_decay
-from .clip_by_block_rms import clip_by_block_rms
 from .decoupled_weight_decay import decoupled_weight_decay
 from .ema import ema, moving_average
-from .hyperball import hyperball
 from .limited import limited
 from .lookahead import lookahead
 
@@ -17,10 +15,8 @@ __all__ = [
     "agc",
     "cautious",
     "cautious_weight_decay",
-    "clip_by_block_rms",
     "decoupled_weight_decay",
     "ema",
-    "hyperball",
     "limited",
     "lookahead",
     "moving_average",

@@ -164,48 +164,6 @@ def changed_gradient(rule: Rule, what: str, first: Reduction, change: Change) ->
     return Made(text.define(what, unpacked, lines, f"{stepped}, {text.returned()}"), sums)
 
 
-def changed_step(
-    rule: Rule, sums: tuple[str, str, Function], what: tuple[str, Function], decay: tuple[str, ...], *hyper: str
-) -> Made:
-    """Return the parts of the rule with its step, without decoupled weight decay, changed by a sum over the tensor.
-
-    A rule with such decay is computed with and without it; the difference is the decay.
-
-    Args:
-        rule: the rule.
-        sums: suffix of the name of the reduction, name of its sum, and function `(w, new_w, g)` of the summed values.
-        what: suffix of the name of the new rule, and function `(w, new_w, g, sum, n_elements, *hyper)` that returns the
-            changed weight.
-        decay: names of the rule's hyper-parameters of decoupled weight decay.
-        *hyper: names of hyper-parameters that are added.
-    """
-    measure, change = sums[2], what[1]
-    text = RuleSource(rule, *hyper, **{function.name: function for function in (measure, change)})
-    total, count, stepped, ignored, nothing = text.new(sums[1], "count", "stepped", "ignored", "nothing")
-    full, lines, undecayed = stepped, [], None
-    if decay:
-        full = text.new("full")[0]
-        lines = [f"{nothing} = 0.0 * {decay[0]}"]
-        undecayed = dict.fromkeys(decay, nothing)
-    before = f"{text.w}, {stepped}, {text.g}"
-    fn = text.define(
-        sums[0],
-        text.arguments(),
-        [*lines, f"{stepped}, {ignored} = {text.call(undecayed)}"],
-        f"{text[measure.name]}({before}), 1.0",
-    )
-    if decay:
-        lines += [f"{stepped}, {ignored} = {text.call(undecayed)}"]
-    lines += text.step(full, text.call())
-    result = f"{text[change.name]}({', '.join((before, total, count, *hyper))})"
-    if decay:
-        result += f" + ({full} - {stepped})"
-    extras = ("sums", *(("index",) if "index" in rule.extras else ()))
-    first = text.unpacked(extras, rule.state, (*rule.own_hyper, *hyper), (total, count, *text.sums))
-    reduction = ComposedReduction(fn, rule.reduction, feeds_next=True)
-    return Made(text.define(what[0], first, lines, f"{result}, {text.returned()}"), reduction)
-
-
 @jit
 def interpolated(slow, w, alpha):
     return slow + alpha * (w - slow)

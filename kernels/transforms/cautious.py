@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..language import Rule, jit, tl
-from .base import Made, changed_step, check_rule, transformed
+from ..language.codegen import RuleSource
+from .base import ComposedReduction, Made, check_rule, transformed
 
 
 def cautious(rule: Rule, decay: Iterable[str] = ("decay",)) -> Rule:
@@ -40,4 +41,28 @@ def masked(w, stepped, g, agreeing, count):
 
 
 def _make(rule: Rule, decay: tuple[str, ...]) -> Made:
-    return changed_step(rule, ("agreement", "agreeing", agrees), ("cautious", masked), decay)
+    """A rule with decoupled decay is computed with and without it; the difference is the decay."""
+    text = RuleSource(rule, agrees=agrees, masked=masked)
+    agreeing, count, stepped, ignored, nothing = text.new("agreeing", "count", "stepped", "ignored", "nothing")
+    full, lines, undecayed = stepped, [], None
+    if decay:
+        full = text.new("full")[0]
+        lines = [f"{nothing} = 0.0 * {decay[0]}"]
+        undecayed = dict.fromkeys(decay, nothing)
+    before = f"{text.w}, {stepped}, {text.g}"
+    agreement = text.define(
+        "agreement",
+        text.arguments(),
+        [*lines, f"{stepped}, {ignored} = {text.call(undecayed)}"],
+        f"{text['agrees']}({before}), 1.0",
+    )
+    if decay:
+        lines += [f"{stepped}, {ignored} = {text.call(undecayed)}"]
+    lines += text.step(full, text.call())
+    result = f"{text['masked']}({before}, {agreeing}, {count})"
+    if decay:
+        result += f" + ({full} - {stepped})"
+    extras = ("sums", *(("index",) if "index" in rule.extras else ()))
+    first = text.unpacked(extras, rule.state, rule.own_hyper, (agreeing, count, *text.sums))
+    reduction = ComposedReduction(agreement, rule.reduction, feeds_next=True)
+    return Made(text.define("cautious", first, lines, f"{result}, {text.returned()}"), reduction)

@@ -13,9 +13,7 @@ from ..rules.common import clip_coefficient, total_square
 from .base import Change, Made, after_first, changed_gradient, transformed
 
 
-def limited(
-    rule: Rule | TensorRule, skips: bool = False, told: bool = False, hyper: tuple[str, str] = ("clip_norm", "skip_square")
-) -> Any:
+def limited(rule: Rule | TensorRule, skips: bool = False, hyper: tuple[str, str] = ("clip_norm", "skip_square")) -> Any:
     """Return the rule with gradients clipped by their norm over all tensors and, if `skips`, steps skipped by it.
 
     The new rule has an additional first reduction, the sum of squares of the gradients. Gradients are multiplied by
@@ -28,15 +26,12 @@ def limited(
     Args:
         rule: an elementwise rule or a rule of whole tensors. No other transform may be applied after this one.
         skips: whether steps may be skipped.
-        told: whether the limits are computed elsewhere, after the reduction: `Update.decide` then replaces the sum by the
-            factor of the gradients, or by a negative number to skip the step, and there are no more hyper-parameters.
         hyper: other names of the two hyper-parameters, for a second limit of the limited rule.
 
     Source: Pascanu et al. (2013), "On the difficulty of training recurrent neural networks", alg. 1, with the numbers of
     torch; `optax.skip_large_updates`.
     """
-    limit = Limit(told, skips, () if told else hyper[: 1 + skips])
-    options = (bool(skips), bool(told), tuple(hyper))
+    limit, options = Limit(skips, hyper[: 1 + skips]), (bool(skips), tuple(hyper))
     around = partial(_around_whole, limit)
     return transformed(limited, _make, rule, *options, around=around, hyper=limit.hyper, reduction=total_square, limit=limit)
 
@@ -54,11 +49,9 @@ def factor_or_skip(total, clip_norm, skip_square):
     return tl.where(taken, clip_factor(total, clip_norm), -1.0)
 
 
-def factor_of(limit: Limit, number: Any, hyper: Any) -> Any:
-    """Return the factor of the gradients by the result of the limit's reduction, negative if the step is skipped."""
-    if limit.told:
-        return number
-    return (factor_or_skip if limit.skips else clip_factor)(number, *(hyper[name] for name in limit.hyper))
+def factor_of(limit: Limit, total: Any, hyper: Any) -> Any:
+    """Return the factor of gradients with this sum of squares, negative if the step is skipped."""
+    return (factor_or_skip if limit.skips else clip_factor)(total, *(hyper[name] for name in limit.hyper))
 
 
 def _around_whole(limit: Limit, step: Any, w: Any, g: Any, states: Any, hyper: Any, sums: Any) -> Any:
@@ -71,14 +64,14 @@ def _around_whole(limit: Limit, step: Any, w: Any, g: Any, states: Any, hyper: A
     return torch.where(going, new_w, w), new_states
 
 
-def _make(rule: Rule, skips: bool, told: bool, hyper: tuple[str, str]) -> Made:
-    limit = Limit(told, skips, () if told else hyper[: 1 + skips])
+def _make(rule: Rule, skips: bool, hyper: tuple[str, str]) -> Made:
+    limit = Limit(skips, hyper[: 1 + skips])
     helper = factor_or_skip if skips else clip_factor
-    helpers = {} if told else {helper.name: helper}
+    helpers = {helper.name: helper}
 
     def clip(text: RuleSource, numbers: tuple[str, ...]) -> tuple[list[str], str]:
         clipped, factor = text.new("clipped", "factor")
-        value = numbers[-1] if told else f"{text[helper.name]}({', '.join((numbers[-1], *limit.hyper))})"
+        value = f"{text[helper.name]}({', '.join((numbers[-1], *limit.hyper))})"
         return [f"{factor} = {value}", f"{clipped} = {text.g} * {factor}"], clipped
 
     change = Change(clip, limit.hyper, helpers)

@@ -34,14 +34,12 @@ STORED = [
         ("bfloat16", "int16", None, False),
         ("bfloat16", "int16", "bfloat16", False),
         ("bfloat16", "int8", None, True),
-        ("bfloat16", "bfloat16", "bfloat16", False),
-        ("float16", "float16", None, False),
     ]
 ]
 STORED_ELSEWHERE = [
     Case(target, "adamw", "bfloat16", "bfloat16", masters, True, None, "bfloat16", not masters)
     for target in TARGETS
-    for masters in (False, "int16", "int8", "bfloat16")
+    for masters in (False, "int16", "int8")
 ]
 STORED_SUMS = [Case(rule="lamb", weight="bfloat16", gradient="bfloat16", masters="int16", stage=0, state="bfloat16")]
 PACKED = [

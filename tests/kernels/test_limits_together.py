@@ -1,4 +1,4 @@
-"""Limits by the norm of all gradients that are told the factor, of a limited rule, and of several updates together.
+"""Limits by the norm of all gradients of a limited rule, and of several updates together.
 
 The judge is the rule itself, given the clipped gradients.
 """
@@ -13,7 +13,6 @@ from composed_rules import OF_ALL, clipped_to, close, norm_of, numbers, rows, sa
 
 from tristep.kernels import Update, rules, transforms
 from tristep.kernels.reductions import join_totals
-from tristep.kernels.states import states_for
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 # Without states, with one and two reductions of their own, with per-tensor state, with a reduction that reads it, and of
@@ -25,15 +24,6 @@ FEW = ("sgd", "adamw", "lans", "novograd", "prodigy", "muon")
 def _numbers(place):
     """A function giving weights, gradients and states of a rule."""
     return partial(numbers, place, kept=True)
-
-
-def stepped(place, rule, weights, gradients, states, values, decide=None):
-    """One step of rows with these values, in which `decide` decides."""
-    update = Update(rule, weights, states, engine=place.engine)
-    update.hyper[:] = rows(rule, **values)[0]
-    update.decide = decide
-    update.bind(gradients)
-    update()
 
 
 # Limits of the norm of all gradients and of this update's, in this order, and what remains of a norm of 8; None: skipped.
@@ -74,91 +64,11 @@ def test_the_inner_of_two_limits_sees_what_the_outer_leaves(place, numbers, name
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("skips", [False, True])
-@pytest.mark.parametrize("name", FEW)
-def test_a_rule_that_is_told_takes_factors_and_skips(place, numbers, name, skips):
-    base = getattr(rules, name)
-    made = transforms.limited(base, skips, told=True)
-    assert made.hyper == base.hyper
-    weights, gradients, states = numbers(made)
-    expected, others, expected_states = numbers(base)
-    square, told = norm_of(gradients) ** 2, []
-
-    def decide(totals):
-        for total in totals:
-            assert total.unique().tolist() == pytest.approx([square], rel=1e-12)
-            total.fill_(told[-1])
-
-    for factor in (0.25, 1.0, -1.0, 3.0) if skips else (0.25, 1.0, 3.0):
-        told.append(factor)
-        before = copy.deepcopy((weights, states))
-        stepped(place, made, weights, gradients, states, {}, decide)
-        if factor < 0:
-            same_bits(weights, before[0])
-            same_rows(states, before[1])
-        else:
-            place.run(base, expected, [g * factor for g in others], expected_states, rows(base))
-            close((weights, states), (expected, expected_states), name)
-
-
-def test_a_rule_that_is_told_has_tensors_of_all_types_and_some_without_gradient(place):
-    made = transforms.limited(rules.novograd, True, told=True)
-    weights = [torch.ones(2, dtype=dtype, device=place.device) for dtype in (F32, F64, BF16, F64)]
-    states, own = states_for(made, weights), states_for(rules.novograd, weights)
-    expected = [w.clone() for w in weights]
-    update, alone = (
-        Update(rule, *tensors, engine=place.engine)
-        for rule, *tensors in ((made, weights, states), (rules.novograd, expected, own))
-    )
-    found = []
-
-    def decide(totals):
-        factor = 0.5 if float(totals[0][0]) < 100 else -1.0
-        for total in totals:
-            found.append(float(total[0]))
-            total.fill_(factor)
-
-    update.decide = decide
-    for size in (1.0, 3.0, 6.0, 2.0):
-        gradients = [None, *(torch.full_like(w, size) for w in weights[1:])]
-        before = copy.deepcopy((weights, states))
-        update.hyper[:] = rows(made)[0]
-        update.bind([g if g is None else 2.0 * g for g in gradients])
-        update()
-        assert len(set(found)) == 1
-        assert found.pop() == 6 * size**2
-        found.clear()
-        if size > 4:
-            same_bits(weights, before[0])
-            same_rows(states, before[1])
-        else:
-            alone.hyper[:] = rows(rules.novograd)[0]
-            alone.bind(gradients)
-            alone()
-            same_bits(weights, expected)
-            same_rows(states, own)
-    update.bind([None] * 4)
-    update()  # no gradient at all
-    nothing = Update(made, [], [], engine=place.engine)
-    nothing.decide = decide
-    nothing.bind([])
-    nothing()  # no weight at all
-    assert len(found) == 3
-    nothing.elsewhere, nothing.all_reduce_global = weights[0], lambda total, by: total.add_(150.0)
-    nothing.bind([])
-    nothing()  # no weight in this process
-    assert found[3:] == [150.0]
-    same_bits(weights, expected)
-    same_rows(states, own)
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("name", ["adamw", "lans", "prodigy", "muon"])
-def test_updates_may_take_a_step_with_a_limit_of_all_together(place, numbers, name, told):
+def test_updates_may_take_a_step_with_a_limit_of_all_together(place, numbers, name):
     """Two, each with a limit of its own, too, of which the one of a single update of all weights has no part."""
     base = getattr(rules, name)
-    outer = partial(transforms.limited, skips=True, told=told, hyper=OF_ALL)
+    outer = partial(transforms.limited, skips=True, hyper=OF_ALL)
     together, made = outer(base), outer(transforms.limited(base, True))
     values = dict(zip(OF_ALL, (1.5, 1e4), strict=True)) | {"clip_norm": math.inf}
     weights, gradients, states = numbers(together)
@@ -167,15 +77,11 @@ def test_updates_may_take_a_step_with_a_limit_of_all_together(place, numbers, na
     if name == "prodigy":  # whose own sums are over all tensors of an update, so one has them all
         parts = (slice(0, 0), slice(0, 3))
 
-    def decide(totals):
-        for total in totals:
-            total.fill_(0.125 if float(total[0, 0]) < 1e4 else -1.0)
-
     updates = [Update(made, others[part], other_states[part], engine=place.engine) for part in parts if part.stop]
     for factor in (1.0, 1e3, 0.01):  # the second is above the limit
         given = [factor * g for g in gradients]
         before = copy.deepcopy((weights, states))
-        stepped(place, together, weights, given, states, values, decide if told else None)
+        place.run(together, weights, given, states, rows(together, **values))
         if factor == 1e3:
             same_bits(weights, before[0])
         else:
@@ -185,8 +91,6 @@ def test_updates_may_take_a_step_with_a_limit_of_all_together(place, numbers, na
             update.bind(given[part])
         totals = [total for update in updates for total in update.look()]
         join_totals(totals, "sum")
-        if told:
-            decide(totals)
         for update in updates:
             update()
         close((others, other_states), (weights, states), name)

@@ -52,27 +52,6 @@ def test_a_cautious_rule_masks_its_step_and_nothing_else(place, numbers, name):
     assert name not in ("adamw", "stable_adamw", "adan") or not np.allclose(full[0], bare[0])
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("name", RULES)
-def test_a_rule_with_clipped_steps_limits_their_root_mean_square(place, numbers, name):
-    base = getattr(rules, name)
-    apart = APART.get(name, ("decay",))
-    made = transforms.clip_by_block_rms(base, apart)
-    assert made.slots == base.slots
-    assert set(made.hyper) == {*base.hyper, "step_limit"}
-    before, _, _ = numbers(base)
-    full, states = result(place, base, *numbers(base))
-    bare, _ = result(place, base, *numbers(base), **dict.fromkeys(apart, 0.0))
-    sizes = [np.sqrt(np.mean((b - w.cpu().numpy()) ** 2)) for w, b in zip(before, bare, strict=True)]
-    limit = (sizes[0] + sizes[2]) / 2 if sizes[0] != sizes[2] else sizes[0] / 2  # between, so that one of them is clipped
-    found, found_states = result(place, made, *numbers(made), step_limit=limit)
-    same_states(found_states, states)
-    for w, w_full, w_bare, size, new in zip(before, full, bare, sizes, found, strict=True):
-        step = w_bare - w.cpu().numpy()
-        expected = w.cpu().numpy() + step / max(1.0, size / limit) + (w_full - w_bare)
-        np.testing.assert_allclose(new, expected, rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "lars_momentum", "novograd", "sgld"])
 def test_a_decoupled_rule_decays_in_addition_to_its_step(place, numbers, name):

@@ -1,5 +1,6 @@
-"""Transforms by weights: adaptive gradient clipping, cautious weight decay, weights on spheres, and averages of weights. The
-judges are the papers' formulas in NumPy and pytorch_optimizer, on what the rule itself makes of the same numbers.
+"""Transforms by weights: adaptive gradient clipping, cautious weight decay, and averages of weights.
+
+The judges are the papers' formulas in NumPy and pytorch_optimizer, on what the rule itself makes of the same numbers.
 """
 
 import math
@@ -10,8 +11,7 @@ import pytest
 import torch
 from composed_rules import hyper, numbers, result, rows, same_states
 
-from tristep.kernels import Update, rules, transforms
-from tristep.kernels.states import states_for
+from tristep.kernels import rules, transforms
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 
@@ -117,115 +117,9 @@ def test_what_cannot_be_composed_is_refused():
         transforms.cautious_weight_decay(rules.sgd)
     with pytest.raises(ValueError, match="'adam_averaging' has a state or hyper-parameter 'ema' already"):
         transforms.ema(transforms.ema(rules.adam))
-    with pytest.raises(ValueError, match="'adam_on_sphere' has a state or hyper-parameter 'hyperball_lr' already"):
-        transforms.hyperball(transforms.hyperball(rules.adam))
-    with pytest.raises(TypeError, match="rule must be elementwise"):
-        transforms.hyperball(rules.muon)
-    made = transforms.hyperball(rules.adam)
+    made = transforms.cautious(rules.adam)
     for each in (transforms.cautious_weight_decay(rules.adamw), made, made.reduction):
         assert pickle.loads(pickle.dumps(each)) is each
-
-
-def on_sphere(w, stepped, radius, lr):
-    """The paper's formula, with the direction of w - stepped; the weight where there is none, as of a masked step."""
-    u = w - stepped
-    if not u.any():
-        return w
-    v = w - lr * radius * u / np.linalg.norm(u)
-    return radius * v / np.linalg.norm(v)
-
-
-SPHERICAL = {name: getattr(rules, name) for name in ("sgd", "adamw", "lamb", "lans", "novograd", "sgd_momentum")}
-SPHERICAL |= {"cautious lamb": transforms.cautious(rules.lamb), "clipped": transforms.limited(rules.adamw)}
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("name", SPHERICAL)
-def test_weights_stay_on_their_spheres(place, name):
-    """Two steps; the second one on the sphere of the first, whatever the norm has become."""
-    base = SPHERICAL[name]
-    made = transforms.hyperball(base)
-    added = ("radius", "weight_scale", "step_scale")
-    assert made.slots == (*base.state, *added, *base.kept) or made.slots == (*base.slots, *added)
-    undecayed = {"wd": 0.0, "decay": 0.0, "clip_norm": 0.5}
-    weights, gradients, states = numbers(place, made)
-    bare, _, bare_states = numbers(place, base)
-    radii = [np.linalg.norm(w.cpu().numpy()) for w in weights]
-    for scale in (1.0, 1.5):
-        for w, own, ours, row in zip(weights, bare, bare_states, states, strict=True):
-            w *= scale
-            own.copy_(w)
-            for slot, tensor in zip(base.slots, ours, strict=True):
-                tensor.copy_(row[made.slots.index(slot)])
-        before = [w.cpu().numpy().copy() for w in weights]
-        result(place, base, bare, gradients, bare_states, **undecayed)
-        result(place, made, weights, gradients, states, clip_norm=0.5, wd=0.0 if "lamb" in name or "lans" in name else 0.3)
-        for w, stepped, radius, new in zip(before, bare, radii, weights, strict=True):
-            expected = on_sphere(w, stepped.cpu().numpy(), radius, 0.1)
-            np.testing.assert_allclose(new.cpu().numpy(), expected, rtol=1e-9, atol=1e-12)
-            assert np.linalg.norm(expected) == pytest.approx(radius) or (w == stepped.cpu().numpy()).all()
-        for row, ours in zip(states, bare_states, strict=True):
-            for slot, tensor in zip(base.slots, ours, strict=True):
-                torch.testing.assert_close(row[made.slots.index(slot)], tensor, rtol=1e-12, atol=1e-14)
-
-
-def sphere_step(place, w, g, dtype=F32, lr=0.5, masters=None, state=None):
-    made = transforms.hyperball(rules.sgd)
-    w, g = place.tensor(w, dtype), place.tensor(g, dtype)
-    if state is None:
-        (state,) = states_for(made, [w])
-    place.run(made, [w], [g], [state], [hyper(made, lr=1.0, hyperball_lr=lr)], masters)
-    return w, [float(each) for each in state], state
-
-
-def test_tensors_without_a_sphere_a_direction_or_a_number(place):
-    w, kept, state = sphere_step(place, [0.0, 0.0], [3.0, 4.0])  # the rule's own step
-    assert (w.tolist(), kept) == ([-3.0, -4.0], [-1.0, 1.0, 1.0])
-    w, kept, _ = sphere_step(place, w.tolist(), [1.0, 1.0], state=state)  # for good
-    assert (w.tolist(), kept[0]) == ([-4.0, -5.0], -1.0)
-    w, kept, _ = sphere_step(place, [3.0, 4.0], [0.0, 0.0])
-    assert (w.tolist(), kept) == ([3.0, 4.0], [5.0, 1.0, 0.0])
-    w, kept, _ = sphere_step(place, [3.0, 4.0], [3.0, 4.0], lr=1.0)  # through the centre, where there is no direction
-    assert (w.tolist(), kept) == ([3.0, 4.0], [5.0, 1.0, 0.0])
-    w, _, _ = sphere_step(place, -2.0, 1.0)
-    assert w.item() == -2.0
-    w, _, _ = sphere_step(place, [3.0, 4.0], [math.nan, 0.0])
-    assert w.isnan().all()
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("dtype", [F32, F64, BF16], ids=str)
-def test_norms_do_not_drift(place, dtype):
-    """After a thousand steps, 30 of them where the engine is slow, the norm is that of the first weight, to rounding."""
-    made, rng = transforms.hyperball(rules.sgd), np.random.default_rng(3)
-    w = place.tensor(rng.normal(size=64), dtype)
-    masters = [w.float() * 1.001] if dtype == BF16 else None
-    kept_in = w if masters is None else masters[0]
-    radius = kept_in.double().norm()
-    (state,) = states_for(made, [w])
-    update = Update(made, [w], [state], masters, engine=place.engine)
-    g = torch.zeros_like(w)
-    update.bind([g])
-    for _ in range(30 if place.engine == "triton" and place.device == "cpu" else 1000):
-        g.copy_(torch.tensor(rng.normal(size=64)))
-        update.hyper[:] = hyper(made, hyperball_lr=0.3)
-        update()
-    assert float(kept_in.double().norm()) == pytest.approx(float(radius), rel=4 * torch.finfo(kept_in.dtype).eps)
-    torch.testing.assert_close(w, kept_in.to(dtype), rtol=0, atol=0)
-
-
-@pytest.mark.sample(1)
-def test_spheres_of_other_types_are_those_of_float64(place):
-    """A bfloat16 weight with a master, and one without, whose norm is the sphere's to the rounding of its elements."""
-    rng = np.random.default_rng(4)
-    values, g = rng.normal(size=1500), place.tensor(rng.normal(size=1500), BF16).double().cpu().numpy()
-    start = place.tensor(values, BF16).double().cpu().numpy()
-    expected = on_sphere(start, start - g, np.linalg.norm(start), 0.5)
-    for masters in (None, [place.tensor(start, F32)]):
-        w, _, _ = sphere_step(place, start, g, BF16, masters=masters)
-        np.testing.assert_allclose(w.double().cpu().numpy(), expected, rtol=4e-3, atol=1e-6)
-        if masters:
-            np.testing.assert_allclose(masters[0].cpu().numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.sample(2)

@@ -72,7 +72,6 @@ NAMES = (*["sgd", "adam", "adamw", "radam", "ftml", "adafactor", "ftrl", "lamb",
 OPTIONS = (
     {},
     {"decoupled_wd": True},
-    {"clip_step": 0.5, "hyperball": True, "wd": 0.0},
     {"ema_decay": 0.9, "cautious": True},
 )
 

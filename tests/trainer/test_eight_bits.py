@@ -88,7 +88,7 @@ TOGETHER = {"dtype": BF16, "multi_precision": "split8", "cautious": True, "clip_
         ("eager", TOGETHER),
         ("eager", {}),
         ("eager", {"dtype": BF16, "stochastic_rounding": True}),
-        ("eager", {"dtype": BF16, "kahan": True, "lookahead": 2}),
+        ("eager", {"dtype": BF16, "multi_precision": "remainder", "lookahead": 2}),
         ("eager", {"ema_decay": 0.9, "decoupled_wd": True, "name": "adam", "wd": 0.1}),
         ("eager", {**TOGETHER, "state_dtype": "4bit"}),
     ],

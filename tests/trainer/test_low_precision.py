@@ -1,4 +1,4 @@
-"""Options for how weights and states are stored: bfloat16 states, stochastic rounding, compensation, remainders.
+"""Options for how weights and states are stored: bfloat16 states, stochastic rounding, remainders.
 
 The judges are runs with float32 states and masters, and torch's own rounding.
 """
@@ -16,8 +16,7 @@ F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat1
 STORED = {
     "states": (F32, {"state_dtype": "bfloat16"}),
     "at random": (BF16, {"stochastic_rounding": True, "state_dtype": "bfloat16"}),
-    "kahan": (BF16, {"kahan": True}),
-    "kahan, float16": (F16, {"kahan": True, "state_dtype": "bfloat16"}),
+    "float16": (F16, {"multi_precision": True, "state_dtype": "bfloat16"}),
     "remainder": (BF16, {"multi_precision": "remainder", "state_dtype": "bfloat16"}),
     "24 bits": (BF16, {"multi_precision": "split8"}),
     "24 bits at random": (BF16, {"multi_precision": "split8", "stochastic_rounding": True, "state_dtype": "bfloat16"}),
@@ -57,7 +56,6 @@ def test_small_steps_move_weights_with_each_but_not_without(engine, device):
     for name, arguments in {
         "nearest": {},
         "at random": {"stochastic_rounding": True},
-        "kahan": {"kahan": True},
         "remainder": {"multi_precision": "remainder"},
         "24 bits": {"multi_precision": "split8"},
     }.items():
@@ -68,7 +66,6 @@ def test_small_steps_move_weights_with_each_but_not_without(engine, device):
             trainer.step(1)
         moved[name] = 1.0 - float(param.detach().double().mean())
     assert moved["nearest"] == 0.0
-    assert moved["kahan"] == pytest.approx(2.0**-8, rel=1e-6)
     assert moved["remainder"] == pytest.approx(2.0**-8, rel=1e-6)
     assert moved["24 bits"] == pytest.approx(2.0**-8, rel=1e-6)
     # Each step is 2^-8 down with a probability of 1/64 (below 1 the numbers are that close): variances add up.
@@ -122,7 +119,7 @@ def test_states_are_converted_when_they_are_loaded(engine, device):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"state_dtype": "bfloat16"}, {"kahan": True}, {"multi_precision": "remainder"}, {"multi_precision": "split8"}, {}],
+    [{"state_dtype": "bfloat16"}, {"multi_precision": "remainder"}, {"multi_precision": "split8"}, {}],
     ids=str,
 )
 def test_rows_of_sparse_gradients(arguments, device):
@@ -152,7 +149,6 @@ def test_rows_of_sparse_gradients(arguments, device):
 
 BY_TORCH = [
     {"state_dtype": "bfloat16"},
-    {"kahan": True},
     {"stochastic_rounding": True},
     *({"multi_precision": kind} for kind in (True, "remainder", "split8")),
 ]
@@ -211,5 +207,3 @@ def test_float32_is_the_same_as_none(device):
     others, _ = stepped(device, F64, {})
     assert all(map(torch.equal, params, others))
     assert repr(optimizer.create("sgd")) == repr(optimizer.create("sgd", state_dtype="float32"))
-    assert "kahan" not in repr(optimizer.create("sgd"))
-    assert "kahan=True" in repr(optimizer.create("sgd", kahan=True))

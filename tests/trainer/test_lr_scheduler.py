@@ -78,8 +78,6 @@ def test_a_schedule_is_a_function_of_the_update_count(schedule):
     assert (rates.dtype, rates.shape, schedule(updates[:0]).shape) == (np.float64, (6, 10), (0, 10))
     np.testing.assert_allclose(rates.ravel(), in_order, rtol=1e-14)
     assert all(type(schedule(n)) is float for n in (0, 20, np.int64(50)))
-    if schedule.peak_lr is not None:
-        assert rates.max() <= schedule.peak_lr * (1 + 1e-15)
 
 
 @every_schedule

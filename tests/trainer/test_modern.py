@@ -113,6 +113,30 @@ def test_sophia_estimates_curvature_in_steps_of_their_own(engine, device):
     assert trainer.optimizer.num_update == 12
 
 
+@pytest.mark.sample(0, "cpu", "triton")
+def test_adopt_limits_what_it_averages_by_the_fourth_root_of_the_step(engine, device):
+    """Against algorithm 2 of its paper, in NumPy; gradients grow, so that at each step some elements meet the limit."""
+    beta1, beta2, lr = 0.9, 0.9999, 0.1
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal(50)
+    param = torch.nn.Parameter(torch.tensor(w, device=device))
+    trainer = Trainer([param], "adopt", {"learning_rate": lr, "beta1": beta1, "beta2": beta2}, engine=engine)
+    m = np.zeros(50)
+    for t in range(8):
+        g = 1.3**t * rng.standard_normal(50)
+        param.grad = torch.tensor(g, device=device)
+        trainer.step(1)
+        if t == 0:  # v_0, without a step
+            v = g**2
+            continue
+        ratio, limit = g / np.maximum(np.sqrt(v), 1e-6), t**0.25
+        assert 0 < (np.abs(ratio) > limit).sum() < 50
+        m = beta1 * m + (1 - beta1) * np.clip(ratio, -limit, limit)
+        w = w - lr * m
+        v = beta2 * v + (1 - beta2) * g**2
+    np.testing.assert_allclose(param.detach().cpu(), w, rtol=1e-9, atol=1e-11)
+
+
 PRODIGY = {
     "plain": ({}, {}),
     "decay": ({"wd": 0.1}, {"weight_decay": 0.1}),

@@ -172,7 +172,7 @@ def test_options_may_be_switched_on_later(engine, device):
     assert float(moved.norm()) == pytest.approx(0.05 * 1e-3, rel=2e-3)
 
 
-OF_ALL = {"ema_decay": 0.9, "agc": 0.1, "hyperball": True}
+OF_ALL = {"ema_decay": 0.9, "agc": 0.1}
 
 
 @pytest.mark.parametrize("option", OF_ALL)
@@ -189,9 +189,7 @@ def test_rows_of_sparse_gradients_are_not_whole_tensors(option):
 LIMITS = {
     "clip_norm": {"clip_norm": 0.5},
     "skip_nonfinite": {"skip_nonfinite": True},
-    "zclip": {"zclip": 0.5, "zclip_warmup": 2},
     "skip_norm": {"skip_norm": 3.0},
-    "skip_percentile": {"skip_percentile": 50, "skip_factor": 1.0, "skip_warmup": 2},
 }
 
 

@@ -79,8 +79,6 @@ MANY = {
     "lookahead": 2,
     "ema_decay": 0.9,
     "rescale_grad": 0.5,
-    "decay_schedule": "squared",
-    "peak_lr": 2.0,
     "lr_scheduler": schedule,
     "begin_num_update": 2,
     "multipliers": True,
@@ -95,23 +93,16 @@ OPTIONS = {
     "lr_scheduler": ({"lr_scheduler": schedule, "wd": 0.1}, WIDE),
     "multipliers": ({"multipliers": True, "wd": 0.1}, WIDE),
     "clip_norm": ({"clip_norm": 0.5}, WIDE),
-    "zclip": ({"zclip": 0.5, "zclip_warmup": 2}, WIDE),
     "agc": ({"agc": 0.05}, WIDE),
     "skip_norm": ({"skip_norm": 4.0}, WIDE),
-    "skip_percentile": ({"skip_percentile": 50.0, "skip_factor": 1.0, "skip_warmup": 2}, WIDE),
     "skip_nonfinite": ({"skip_nonfinite": True}, WIDE),
-    "clip_step": ({"clip_step": 0.5, "wd": 0.1}, WIDE),
     "cautious": ({"cautious": True, "wd": 0.1}, WIDE),
     "decoupled_wd": (DECAY, WIDE),
     "cautious_wd": ({**DECAY, "cautious_wd": True}, WIDE),
-    "hyperball": ({"hyperball": True}, WIDE),
     "lookahead": ({"lookahead": 2}, WIDE),
     "ema_decay": ({"ema_decay": 0.9}, WIDE),
-    "decay_schedule": ({**DECAY, "decay_schedule": "relative", "peak_lr": 2.0}, WIDE),
-    "squared decay_schedule": ({**DECAY, "decay_schedule": "squared", "peak_lr": 2.0, "lr_scheduler": schedule}, WIDE),
     "state_dtype": ({"state_dtype": "bfloat16"}, WIDE),
     "stochastic_rounding": ({"stochastic_rounding": True, "rounding_seed": 3}, NARROW),
-    "kahan": ({"kahan": True}, NARROW),
     "multi_precision": ({"multi_precision": True}, NARROW),
     "split master": ({"multi_precision": "remainder"}, NARROW),
     "split master of 24 bits": ({"multi_precision": "split8", "stochastic_rounding": True}, NARROW),
@@ -407,7 +398,7 @@ def expected(name, option):
         return error
 
 
-NORMS = {"clip_norm", "zclip", "skip_norm", "skip_percentile", "skip_nonfinite", "those of matrices", "many with norms"}
+NORMS = {"clip_norm", "skip_norm", "skip_nonfinite", "those of matrices", "many with norms"}
 MANY_OPTIONS = {"many", "many with norms"}
 # What is refused, with a word of the message: by path the options, and the optimizers with any option.
 REFUSED = {
@@ -427,7 +418,6 @@ REFUSED = {
             **{name: name for name in NORMS - MANY_OPTIONS - {"those of matrices"}},
             "many with norms": "clip_norm",
             "those of matrices": "clip_norm",
-            "kahan": "kahan",
             "split master": "remainder",
             "split master of 24 bits": "split8",
         },
@@ -439,7 +429,7 @@ REFUSED = {
 # pieces of a parameter are others than those of the whole. Of LARS's parameters that are updated one by one, only the first
 # sees a change of the rate, as in MXNet.
 OTHERWISE = {(path, "multipliers", "nadam") for path in ("as_torch", "shards")}
-OTHERWISE |= {("Optimizer.update", option, "lars") for option in ("lr_scheduler", "squared decay_schedule", "many")}
+OTHERWISE |= {("Optimizer.update", option, "lars") for option in ("lr_scheduler", "many")}
 OTHERWISE |= {
     (path, option, name)
     for path in ("shards", "ZeRO of several ranks")

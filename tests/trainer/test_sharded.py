@@ -58,7 +58,6 @@ WHOLE = [
     ("sgld", {"learning_rate": 0.01}, torch.float32),
     ("muon", {"learning_rate": 0.01}, torch.float32),
     ("adam", {"learning_rate": 0.01, "cautious": True}, torch.float32),
-    ("lion", {"learning_rate": 0.01, "hyperball": True}, torch.float32),
     ("by hand", {"learning_rate": 0.01, "schedule": True}, torch.float32),
 ]
 
@@ -80,10 +79,8 @@ NORMS = [  # which are of all tensors of all ranks
     ("lamb", {"learning_rate": 0.01, "clip_norm": 0.05}),
     ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "skip_nonfinite": True}),
     ("prodigy", {"learning_rate": 1.0}),
-    ("adam", {"learning_rate": 0.01, "zclip": 0.1, "zclip_warmup": 1}),
     ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "skip_norm": 0.1}),
-    ("adam", {"learning_rate": 0.01, "zclip": 0.1, "skip_percentile": 50, "skip_factor": 1.0, "skip_warmup": 1}),
-    ("lamb", {"learning_rate": 0.01, "agc": 0.01, "zclip": 0.1, "zclip_warmup": 1}),
+    ("lamb", {"learning_rate": 0.01, "agc": 0.01, "clip_norm": 0.05, "skip_norm": 0.1}),
 ]
 
 

@@ -18,7 +18,6 @@ STORAGE = {
     "master": ("adam", {"multi_precision": True}),
     "remainder": ("adam", {"multi_precision": "remainder"}),
     "split8": ("adam", {"multi_precision": "split8", "learning_rate": 1e-6}),
-    "kahan": ("adam", {"kahan": True}),
     "matrices": ("muon", {}),
     "matrices with masters": ("muon", {"multi_precision": True}),
 }

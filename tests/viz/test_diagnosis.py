@@ -377,10 +377,9 @@ def test_a_real_net_in_bfloat16_whose_learning_rate_is_too_small_for_it(name):
         (torch.bfloat16, {"multi_precision": True}),
         (torch.bfloat16, {"multi_precision": "remainder"}),
         (torch.bfloat16, {"multi_precision": "split8"}),
-        (torch.bfloat16, {"kahan": True}),
         (torch.bfloat16, {"stochastic_rounding": True}),
     ],
-    ids=["float32", "master", "remainder", "split8", "kahan", "stochastic"],
+    ids=["float32", "master", "remainder", "split8", "stochastic"],
 )
 def test_a_real_net_whose_storage_is_fine_enough_is_well(dtype, settings):
     run = _train(_layers().to(dtype), settings={"learning_rate": 1e-4} | settings)

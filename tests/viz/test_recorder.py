@@ -125,7 +125,7 @@ def test_what_is_read_is_all_that_was_recorded(how):
             {"multi_precision": "split8", "stochastic_rounding": True},
             "bfloat16 with 24-bit master and stochastic rounding",
         ),
-        (torch.float16, {"kahan": True}, "float16 with Kahan summation"),
+        (torch.float16, {"multi_precision": True}, "float16 with float32 master"),
     ],
     ids=str,
 )

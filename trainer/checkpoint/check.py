@@ -13,7 +13,6 @@ from ...kernels.layouts import compute_dtype
 from ...kernels.states import slot_shapes
 from ...kernels.storage import PACKED, check_scales, is_packed, kind_of
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer
-from ..optimizer.limits import NUMBERS
 from ..optimizer.multi import LIMITS, part_of
 from ..optimizer.options import OPTIONS
 from ..optimizer.settings import SPLIT_MASTERS, check_settings
@@ -54,14 +53,12 @@ def check_form(saved: Any) -> None:
         check_layout(name, layout)
     for name, slots in saved["state"].items():
         _check_dict(f"the state of {name!r}", slots, of_tensors=True)
-    _check_limits("", saved)
     parts = saved.get("optimizers", [])
     instance("saved state: optimizers", parts, (list, tuple), "a list")
     for k, part in enumerate(parts):
-        if not isinstance(part, Mapping) or set(part) - {"limits"} != _PART_KEYS:
+        if not isinstance(part, Mapping) or set(part) != _PART_KEYS:
             raise ValueError(f"saved state: optimizers[{k}] must have {', '.join(sorted(_PART_KEYS))}, and nothing else")
         _check_dict(f"settings of optimizers[{k}]", part["settings"])
-        _check_limits(f" of optimizers[{k}]", part)
         if not isinstance(part["names"], (list, tuple)) or any(not isinstance(name, str) for name in part["names"]):
             raise TypeError(f"saved state: names of optimizers[{k}] must be a list of strings")
 
@@ -275,38 +272,6 @@ def check_buckets(saved: Mapping[str, Any]) -> None:
         raise ValueError(f"saved state: trained of buckets is {str(trained)[:80]}: it must be {count} times true or false")
     if not isinstance(described, (list, tuple)) or any(not isinstance(each, str) for each in described):
         raise TypeError(f"saved state: reducers of buckets is {str(described)[:80]}: it must be a list of strings")
-
-
-def with_limits(saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a saved state with what steps keep of limits under "limits"; earlier versions saved it for each parameter."""
-    states = saved["state"]
-    if not any(NUMBERS[0] in slots or NUMBERS[-1] in slots for slots in states.values()):
-        return saved
-
-    def numbers(names: Any) -> dict[str, Any]:
-        rows = (states[name] for name in names if name in states)
-        row: Mapping[str, Any] = next((slots for slots in rows if set(NUMBERS).intersection(slots)), {})
-        found = {name: float(row[name]) for name in NUMBERS if name in row}
-        return {"limits": found} if found else {}
-
-    parts = saved.get("optimizers")
-    if parts is None:
-        saved = {**saved, **numbers(states)}
-    else:
-        saved = {**saved, "optimizers": [{**part, **numbers(part["names"])} for part in parts]}
-    plain = {name: {slot: t for slot, t in slots.items() if slot not in NUMBERS} for name, slots in states.items()}
-    return {**saved, "state": plain}
-
-
-def _check_limits(what: str, saved: Mapping[str, Any]) -> None:
-    """Raise if "limits" of a saved state, if it has any, is not what steps keep of limits."""
-    numbers = saved.get("limits", {})
-    _check_dict(f"limits{what}", numbers)
-    if unknown := sorted(set(numbers) - set(NUMBERS)):
-        raise ValueError(f"saved state: limits{what} has {few(unknown)}: must have names of {', '.join(NUMBERS)} only")
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"saved state: {name} of limits{what} is {value!r}: must be a number")
 
 
 def plain_name(name: str) -> str:

@@ -20,7 +20,7 @@ from ..optimizer.multi import LIMITS, part_of
 from ..optimizer.patterns import pattern_text
 from ..optimizer.states import MASTER, State, current_state, has_slots, put_master
 from . import files, mapping
-from .check import FORMAT, check, check_form, check_format, few, saved_rule, shape_of, shares, with_limits
+from .check import FORMAT, check, check_form, check_format, few, saved_rule, shape_of, shares
 from .nesting import flatten, tensor_names, unflatten
 
 CALLABLE = "callable"  # stands for a schedule that cannot be made from a file, such as a function that is not registered
@@ -62,10 +62,8 @@ def collect(
             "optimizer": type(optimizer).__name__.lower(),
             "settings": optimizer.limits(),
             "lr_scheduler": None,
-            **_kept(updater, optimizer),
             "optimizers": [
                 _described(part)
-                | _kept(updater, part)
                 | {
                     "pattern": pattern_text(pattern),
                     "names": [name for i, name in zip(indices, names, strict=True) if part_of(optimizer, i) is part],
@@ -74,7 +72,7 @@ def collect(
             ],
         }
     else:
-        described = _described(optimizer) | _kept(updater, optimizer)
+        described = _described(optimizer)
     return described | {
         "format": FORMAT,
         "num_update": optimizer.num_update,
@@ -97,7 +95,7 @@ def restore(
     Tensors of a mapped file are copied into states of the same form.
     """
     check_form(saved)
-    optimizer, saved = updater.optimizer, with_limits(saved)
+    optimizer = updater.optimizer
     check(optimizer, names, params, saved)
     indices = range(len(names)) if indices is None else indices
     present = {name: updater.state[i] for i, name in zip(indices, names, strict=True) if i in updater.state}
@@ -110,17 +108,14 @@ def restore(
         stays = ("state_dtype", "multi_precision") if converted else ("state_dtype",)
         restored = {name: value for name, value in settings.items() if name not in stays}
         schedule, attributes = _saved_schedule(part, part_state["lr_scheduler"])
-        limits = part_state.get("limits", {})
-        changes.append((part, restored | {"lr_scheduler": schedule}, attributes, limits))
+        changes.append((part, restored | {"lr_scheduler": schedule}, attributes))
         states |= _saved_states(part, dict(zip(names, params, strict=True)), part_state, present, overwritten)
-    for part, settings, attributes, of_part in changes:
+    for part, settings, attributes in changes:
         part.set_together(settings, True)
         if attributes:
             vars(part.lr_scheduler).update(attributes)
-        updater.limiter_of(part).load(of_part)
     if isinstance(optimizer, MultiOptimizer):
         optimizer.set_together({option.name: option.default for option in LIMITS} | saved["settings"])
-        updater.limiter_of(optimizer).load(saved.get("limits", {}))
     for state, of_file in overwritten:
         mapping.copy(state, of_file)
     slots = optimizer.slots(indices)  # also extends `values` for new parameters
@@ -191,12 +186,6 @@ def _fits(
             for slot, tensor in slots.items()
         )
     )
-
-
-def _kept(updater: Updater, optimizer: Optimizer) -> dict[str, Any]:
-    """Return what steps have kept of an optimizer's limits, under "limits", if anything."""
-    numbers = updater.limiter_of(optimizer).state()
-    return {"limits": numbers} if numbers else {}
 
 
 def _described(optimizer: Optimizer) -> dict[str, Any]:

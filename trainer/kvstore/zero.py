@@ -303,7 +303,6 @@ class ZeroSync(AllReduceSync):
     def _for_whole_states(self) -> Updater:
         """Return a temporary updater for whole states; the optimizer goes on with this rank's updater."""
         whole = Updater(self._optimizer, self.updater.engine)
-        whole.limiters = self.updater.limiters
         self.updater.register_with(self._optimizer)
         return whole
 

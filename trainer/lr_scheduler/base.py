@@ -59,7 +59,6 @@ class LRScheduler:
 
     registry: ClassVar[Registry[type[LRScheduler]]]
     final_lr: float = 0.0  # the learning rate where `_height` is 0
-    _peaks: ClassVar[tuple[str, ...]] = ()  # attributes whose maximum is `peak_lr`; subclasses do not inherit it
     _warmup_final_lr: float | None = None  # None means base_lr
     _position: int | None = None  # the update count of the last call
     _base_lr_given: bool  # whether the constructor was called with base_lr
@@ -98,15 +97,6 @@ class LRScheduler:
     def has_default_base_lr(self) -> bool:
         """Whether ``base_lr`` still has its default: neither given to the constructor nor changed since."""
         return not self._base_lr_given and self._base_lr == constructor_arguments(type(self)).get("base_lr")
-
-    @property
-    def peak_lr(self) -> float | None:
-        """The largest learning rate that the schedule can return, as a float.
-
-        None means unknown: schedules of torch, functions, and subclasses that do not define this property.
-        """
-        values = [getattr(self, name) for name in vars(type(self)).get("_peaks", ())]
-        return max((rate for value in values for rate in (value if isinstance(value, list) else [value])), default=None)
 
     @property
     def warmup_final_lr(self) -> float:

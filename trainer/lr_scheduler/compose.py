@@ -102,12 +102,6 @@ class SequenceScheduler(LRScheduler):
     def base_lr(self, value: float) -> None:
         raise AttributeError("a SequenceScheduler has no base_lr: set it on one of its schedulers")
 
-    @property
-    def peak_lr(self) -> float | None:
-        """The largest ``peak_lr`` of the inner schedules, as a float; None if one of them does not know its own."""
-        peaks = [peak for schedule in self.schedulers if (peak := getattr(schedule, "peak_lr", None)) is not None]
-        return max(peaks) if len(peaks) == len(self.schedulers) else None
-
     def _after_warmup(self, n):
         offsets = [0, *self.starts]
         which = np.searchsorted(self.starts, n, side="right")

@@ -48,8 +48,6 @@ class OneCycleScheduler(LRScheduler):
     [0.04, 0.52, 1.0, 0.500002, 4e-06]
     """
 
-    _peaks = ("base_lr",)
-
     def __init__(
         self,
         max_update: int,
@@ -112,8 +110,6 @@ class WarmupStableDecayScheduler(LRScheduler):
     [0.0, 1.0, 1.0, 0.5, 0.0, 0.0]
     """
 
-    _peaks = ("base_lr", "final_lr")
-
     def __init__(
         self,
         max_update: int,
@@ -164,8 +160,6 @@ class InverseSquareRootScheduler(LRScheduler):
     [0.5, 1.0, 0.5, 0.1]
     """
 
-    _peaks = ("base_lr",)
-
     def __init__(
         self,
         base_lr: float = 0.01,
@@ -204,8 +198,6 @@ class CosineRestartsScheduler(LRScheduler):
     >>> [round(schedule(n), 6) for n in (0, 5, 10, 20, 30)]
     [1.0, 0.5, 1.0, 0.5, 1.0]
     """
-
-    _peaks = ("base_lr", "final_lr")
 
     def __init__(
         self,
@@ -260,8 +252,6 @@ class CyclicScheduler(LRScheduler):
     [0.0, 0.5, 1.0, 0.0, 0.5]
     """
 
-    _peaks = ("base_lr", "max_lr")
-
     def __init__(
         self,
         step_up: float,
@@ -315,8 +305,6 @@ class ExponentialScheduler(LRScheduler):
     [1.0, 0.5, 0.25]
     """
 
-    _peaks = ("base_lr",)
-
     def __init__(
         self,
         factor: float,
@@ -360,8 +348,6 @@ class PiecewiseScheduler(LRScheduler):
     [1.0, 0.5, 0.5, 0.1]
     """
 
-    _peaks = ("base_lr", "rates")
-
     def __init__(
         self,
         step: Sequence[float],
@@ -403,8 +389,6 @@ class InterpolatedScheduler(LRScheduler):
     >>> [schedule(n) for n in (0, 5, 10, 20, 30, 99)]
     [0.5, 0.75, 1.0, 0.75, 0.5, 0.5]
     """
-
-    _peaks = ("base_lr", "rates")
 
     def __init__(
         self,

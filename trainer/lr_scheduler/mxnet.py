@@ -88,8 +88,6 @@ class FactorScheduler(_DropScheduler):
     [0.8, 0.8, 0.4, 0.2]
     """
 
-    _peaks = ("warmup_final_lr", "stop_factor_lr")
-
     def __init__(
         self,
         step: float,
@@ -132,8 +130,6 @@ class MultiFactorScheduler(_DropScheduler):
     [0.8, 0.4, 0.4, 0.2]
     """
 
-    _peaks = ("warmup_final_lr",)
-
     def __init__(
         self,
         step: Sequence[float],
@@ -171,8 +167,6 @@ class PolyScheduler(LRScheduler):
     >>> [schedule(n) for n in (0, 50, 100, 1000)]
     [1.0, 0.25, 0.0, 0.0]
     """
-
-    _peaks = ("base_lr", "final_lr")
 
     def __init__(
         self,
@@ -213,8 +207,6 @@ class CosineScheduler(LRScheduler):
     >>> [round(schedule(n), 6) for n in (0, 10, 20, 60, 100, 1000)]
     [0.0, 0.5, 1.0, 0.5, 0.0, 0.0]
     """
-
-    _peaks = ("base_lr", "final_lr")
 
     def __init__(
         self,

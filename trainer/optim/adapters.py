@@ -13,7 +13,6 @@ import torch
 from ...kernels import Rule, TensorRule, rules, storage
 from .. import optimizer as gluon
 from ..interrupts import uninterrupted
-from ..optimizer.options import wd_at
 from ..optimizer.states import MASTER, State, apply_once
 from ..validation import number, refuse_arguments
 from . import ports, shards
@@ -65,9 +64,9 @@ def as_torch(klass: type[gluon.RuleOptimizer]) -> type[_OfRule]:
     """Make a `torch.optim.Optimizer` class of an optimizer class of `tristep.optimizer`, such as one with your own rule.
 
     The arguments of the new class are `lr`, `weight_decay`, `maximize` and, by name, the arguments of `klass`; a group may
-    have its own values. Options that use a global norm (`clip_norm`, `zclip`, `skip_norm`, `skip_percentile`,
-    `skip_nonfinite`) use the norm over all groups with the same options. If `klass` keeps an average of the weights, or with
-    `ema_decay`, `eval()` gives the parameters their averaged values until `train()`.
+    have its own values. Options that use a global norm (`clip_norm`, `skip_norm`, `skip_nonfinite`) use the norm over all
+    groups with the same options. If `klass` keeps an average of the weights, or with `ema_decay`, `eval()` gives the
+    parameters their averaged values until `train()`.
 
     Args:
         klass: a subclass of `tristep.optimizer.RuleOptimizer`.
@@ -179,7 +178,6 @@ class _OfRule(FusedOptimizer):
             value = group[name]
             number(name, value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value, low=0)
         optimizer = self._of(group)
-        wd_at(optimizer, 0.0, 0.0)  # raises if decay follows a schedule without a peak
         for k, parameter in enumerate(group["params"]):
             name = name_of(group, k)
             if parameter.is_complex() and isinstance(self._rule(group), TensorRule):
@@ -236,9 +234,6 @@ class _OfRule(FusedOptimizer):
             optimizer = self._klass(**numbers, **dict(zip(self._options, options, strict=True)))
             cache[id(group)] = group, options, optimizer
         return optimizer
-
-    def limits_of(self, group: Group) -> gluon.RuleOptimizer:
-        return self._of(group)
 
     def _rule(self, group: Group) -> Rule | TensorRule:
         return self._of(group).composed_rule

@@ -11,14 +11,14 @@ from ...kernels.layouts import is_wrapper
 from ..full_precision import check_weights, float32_of, parts_of
 from ..optimizer.states import put_master
 from . import shards
-from .groups import MASTER_KEYS, Group, GroupOptimizer, as_real, held_master, master_key, name_of
+from .groups import MASTER_KEY, Group, GroupOptimizer, as_real, held_master, name_of
 from .saved import shown_states
 
 
 def float32_weights(optimizer: GroupOptimizer) -> dict[torch.Tensor, torch.Tensor]:
     """Return the weights by parameter, in float32; the implementation of `FusedOptimizer.float32_weights`."""
     weights = {}
-    with shown_states(optimizer, MASTER_KEYS):
+    with shown_states(optimizer, {MASTER_KEY}):
         rows = dict(optimizer.state)
     for _, group, parameter in _parameters(optimizer):
         weight, row = as_real(parameter).detach(), rows.get(parameter, {})
@@ -48,12 +48,10 @@ def load_float32_weights(optimizer: GroupOptimizer, weights: Any) -> None:
         weight.copy_(new)
         if master is not None:
             row = optimizer.state[parameter]
-            key, other = master_key(weight, master.dtype)
-            row.pop(other, None)
-            old = None if key not in row or parameter in (optimizer._owners or {}) else shards.local(row[key])
+            old = None if MASTER_KEY not in row or parameter in (optimizer._owners or {}) else shards.local(row[MASTER_KEY])
             put = put_master(weight, old, master)
             if put is not old:
-                row[key] = shards.placed_as(parameter, put)
+                row[MASTER_KEY] = shards.placed_as(parameter, put)
     optimizer._plan = None
 
 

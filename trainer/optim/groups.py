@@ -19,7 +19,7 @@ from ..optimizer.plan import Rows
 from ..validation import choice, number
 from . import shards
 
-MASTER_KEYS = ("master", "compensation")  # keys in a parameter's state; the second for Kahan's compensation
+MASTER_KEY = "master"  # in a parameter's state
 # A count stays in these types, as in torch; narrower ones, in which it would end below 2^24, become torch's default type.
 _COUNTS = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32, torch.int64: np.int64}
 _data_ptr = torch.Tensor.data_ptr
@@ -96,16 +96,12 @@ class GroupOptimizer(torch.optim.Optimizer):
         return storage.CodesOnly(0) if storage.is_packed(self._narrow(group)) else None
 
     def _master_dtype(self, group: Group, weight: torch.Tensor) -> torch.dtype | None:
-        """Return the dtype of a weight's master, which is `state[parameter]["master"]` or ["compensation"]; or None."""
+        """Return the dtype of a weight's master, which is `state[parameter]["master"]`, or None."""
         return None
 
     def _from_torch(self, group: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         """Return options to add to a group that torch has saved, and this optimizer's names of states by torch's names."""
         return {}, {}
-
-    def limits_of(self, group: Group) -> Any:
-        """Return an object with the options of a group that limit a step by the norm of all gradients."""
-        raise NotImplementedError
 
     def _by_row(self, group: Group) -> bool:
         """Return whether a sparse gradient updates its rows only; otherwise it is made dense."""
@@ -304,19 +300,14 @@ def refuse_evaluated(what: str, groups: Iterable[Group]) -> None:
         )
 
 
-def master_key(weight: torch.Tensor, dtype: torch.dtype) -> tuple[str, str]:
-    """Return the key in a parameter's state for a master of this dtype, and the key for the other kind of master."""
-    master, compensation = MASTER_KEYS
-    return (compensation, master) if dtype == weight.dtype else (master, compensation)
-
-
 def held_master(
     optimizer: GroupOptimizer, group: Group, weight: torch.Tensor, row: Mapping[str, torch.Tensor]
 ) -> torch.Tensor | None:
     """Return the master in a weight's row of `state`, or this rank's shard of it; None if there is none that fits."""
-    masters = [] if optimizer._master_dtype(group, weight) is None else [row[key] for key in MASTER_KEYS if key in row]
-    fit = [shards.local(master) for master in masters if storage.kind_of(weight.dtype, master.dtype) is not None]
-    return fit[0] if fit else None
+    master = None if optimizer._master_dtype(group, weight) is None else row.get(MASTER_KEY)
+    if master is None or storage.kind_of(weight.dtype, master.dtype) is None:
+        return None
+    return shards.local(master)
 
 
 def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:

@@ -14,12 +14,11 @@ from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.guards import PointerGuard
 from ...kernels.layouts import is_wrapper
 from ...kernels.states import PerTensorStates, per_tensor_states, states_for
-from ..optimizer.limits import NUMBERS, Limiter
 from ..optimizer.plan import StepPlan
 from ..optimizer.sparse import is_sparse
 from ..optimizer.states import MASTER, State, match_states, states_and_masters
 from . import shards
-from .groups import MASTER_KEYS, Group, GroupOptimizer, GroupRows, as_real, master_key, same_objects
+from .groups import MASTER_KEY, Group, GroupOptimizer, GroupRows, as_real, same_objects
 
 
 class GroupPlan(StepPlan):
@@ -54,7 +53,7 @@ class GroupPlan(StepPlan):
         if self.sharded:
             check_shards(optimizer, rule, self._parameters)
         masters = list(map(optimizer._master_dtype, self._groups, self._weights))
-        keys = {optimizer._keys.get(slot, slot) for slot in rule.slots}.union(MASTER_KEYS)
+        keys = {optimizer._keys.get(slot, slot) for slot in rule.slots} | {MASTER_KEY}
         nothing: State = {}
         present = [
             nothing if keys.isdisjoint(optimizer.state.get(parameter, ())) else self._present(rule, i, masters[i])
@@ -76,23 +75,10 @@ class GroupPlan(StepPlan):
             seed=optimizer._rounding(self._groups[0]),
             grad_scale_and_skip=optimizer._control,
         )
-        if rule.limits:
-            self.limiter = self._new_limiter(rule)
-            update.decide = self.limiter.replace
         if self.sharded:
             shards.join_shards(update, self._parameters)
             update.rng_offsets += np.array([shards.own_place(parameter) << 32 for parameter in self._parameters])
         return update
-
-    def _new_limiter(self, rule: Rule | TensorRule) -> Limiter:
-        """Return the limiter of the plan, whose groups have the numbers that steps keep, if there are any."""
-        limiter = Limiter(self._optimizer.limits_of(self._groups[0]))
-        limiter.use_control(self._optimizer._control)
-        if any(limit.told for limit in rule.limits):
-            limiter.load({name: self._groups[0].get(name, 0.0) for name in NUMBERS}, self._weights[0])
-            for group in self._groups:
-                group.update(limiter.numbers())
-        return limiter
 
     def is_current(self, update: Update) -> bool:
         """Return whether weights and states have the same memory as before, and DTensors the same shards."""
@@ -114,8 +100,6 @@ class GroupPlan(StepPlan):
     def finish(self) -> None: ...
 
     def gradients(self) -> list[torch.Tensor | None]:
-        if self.limiter is not None:
-            self.limiter.optimizer = self._optimizer.limits_of(self._groups[0])
         gradients: list[Any] = [parameter.grad for parameter in self._parameters]
         if self.sharded:
             gradients = list(map(shards.local_gradient, self.names, self._parameters, gradients))
@@ -166,12 +150,9 @@ class GroupPlan(StepPlan):
                     f"{key!r} of {name} has shape {tuple(state.shape)}, the parameter {tuple(parameter.shape)}: the "
                     "state of another model?"
                 )
-        if master_dtype is not None:
-            key, other = master_key(weight, master_dtype)
-            master = row.pop(other, None) if row.get(key) is None else row[key]
-            if master is not None:
-                shards.check_placement(name, key, master, parameter)
-                present[MASTER] = shards.local(master)
+        if master_dtype is not None and (master := row.get(MASTER_KEY)) is not None:
+            shards.check_placement(name, MASTER_KEY, master, parameter)
+            present[MASTER] = shards.local(master)
         return present
 
     def _make_states(self, rule: Rule | TensorRule, weights: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
@@ -186,7 +167,7 @@ class GroupPlan(StepPlan):
         row, wholes = optimizer.state[parameter], dict(zip(rule.slots, rule.shapes(parameter.shape), strict=True))
         for slot, tensor in new.items():
             if slot == MASTER:
-                key, shown = master_key(self._weights[i], tensor.dtype)[0], tensor
+                key, shown = MASTER_KEY, tensor
             else:
                 key, is_complex = optimizer._keys.get(slot, slot), self._complex and parameter.is_complex() and tensor.dim()
                 shown = torch.view_as_complex(tensor) if is_complex else tensor

@@ -16,10 +16,9 @@ from ...kernels import TensorRule, storage
 from ...kernels.states import PACK_FROM
 from ..checkpoint import MOST_UPDATES
 from ..optimizer import registered
-from ..optimizer.limits import NUMBERS
 from ..validation import integer
 from . import shards
-from .groups import MASTER_KEYS, GroupOptimizer, as_real, name_of
+from .groups import MASTER_KEY, GroupOptimizer, as_real, name_of
 
 
 @contextmanager
@@ -72,10 +71,7 @@ def converted(optimizer: GroupOptimizer, saved: Mapping[str, Any]) -> dict[str, 
         for parameter in group.get("params", ()):
             row = state.get(parameter)
             if isinstance(row, Mapping):
-                row = {keys.get(key, key): value for key, value in row.items()}
-                if NUMBERS[0] in row or NUMBERS[-1] in row:  # earlier versions saved them for each parameter
-                    groups[k] |= {name: row.pop(name) for name in NUMBERS if name in row}
-                state[parameter] = row
+                state[parameter] = {keys.get(key, key): value for key, value in row.items()}
     return {**saved, "param_groups": groups, "state": state}
 
 
@@ -103,7 +99,7 @@ def check_numbers(optimizer: GroupOptimizer, saved: Mapping[str, Any], shown: Co
         _check_slots(optimizer, k, group, state)
     for key, row in state.items():
         for name, value in row.items() if isinstance(row, Mapping) else ():
-            if isinstance(value, torch.Tensor) and storage.is_packed(value) and value.dim() == 1 and name not in MASTER_KEYS:
+            if isinstance(value, torch.Tensor) and storage.is_packed(value) and value.dim() == 1 and name != MASTER_KEY:
                 storage.check_scales(f"saved state: {name!r} of parameter {key!r}", value)
             value = _number_in(value)
             if name == "step" and isinstance(value, int | float):
@@ -121,7 +117,7 @@ def _check_slots(optimizer: GroupOptimizer, k: int, group: Mapping[str, Any], st
     lacks_options = bool(optimizer.defaults.keys() - saved_options)
     added = saved_options - current.keys() - {"state_dtype"}
     keys = [optimizer._keys.get(slot, slot) for slot in rule.slots]
-    known = {"step", *optimizer._shown, *keys, *MASTER_KEYS}
+    known = {"step", *optimizer._shown, *keys, MASTER_KEY}
     for i, (parameter, row) in enumerate(zip(current["params"], rows, strict=False)):
         if not isinstance(row, Mapping) or not row:
             continue

@@ -12,14 +12,13 @@ import torch
 from ..validation import number
 from .base import Optimizer, create
 from .counts import Index, StepCounts
-from .limits import limit_of
+from .limits import has_limit
 from .options import OPTIONS
 from .patterns import Pattern, assign, pattern_text, read_entry, table_text
 from .settings import switch
 
 _COMMON = ("rescale_grad", "begin_num_update", "param_idx2name", "param_dict")  # arguments shared by all optimizers
-# The options of limits by the norm of all gradients, and the options that modify them.
-LIMITS = [option for option in OPTIONS if option.by_norm or option.of in {each.name for each in OPTIONS if each.by_norm}]
+LIMITS = [option for option in OPTIONS if option.by_norm]  # by the norm of all gradients
 
 
 class MultiOptimizer(Optimizer):
@@ -35,9 +34,8 @@ class MultiOptimizer(Optimizer):
         entries: list of (pattern, optimizer) or (pattern, optimizer, arguments). `patterns.matcher` describes patterns; an
             optimizer is a registered name, or an instance that is not used elsewhere. `"optional": True` among the arguments
             allows a pattern to match no parameter, for instance because these are frozen.
-        clip_norm, zclip, zclip_decay, zclip_warmup, skip_norm, skip_percentile, skip_factor, skip_warmup, skip_nonfinite:
-            the options of `RuleOptimizer` on the global norm, here that of the gradients of all optimizers together. In an
-            entry, they mean the norm of that optimizer's gradients.
+        clip_norm, skip_norm, skip_nonfinite: the options of `RuleOptimizer` on the global norm, here that of the gradients
+            of all optimizers together. In an entry, they mean the norm of that optimizer's gradients.
         **defaults: arguments of all optimizers that are given by name, unless their entry has them. Each optimizer gets its
             own copy of `lr_scheduler`, which starts from its `learning_rate`, if it has one.
 
@@ -93,15 +91,10 @@ class MultiOptimizer(Optimizer):
         self.rescale_grad, self.step_counts = self._rescale_grad, self._step_counts  # sets them in each optimizer
         self._join()
 
-    @property
-    def joint_limit(self) -> tuple[bool, bool] | None:
-        """The limit over all optimizers together; see `limit_of`."""
-        return limit_of(self)
-
     def _join(self) -> None:
         """Let the optimizers obey this object's limits."""
         for optimizer in self.optimizers:
-            optimizer._joint = self if limit_of(self) is not None else None
+            optimizer._joint = self if has_limit(self) else None
 
     def check_settings(self) -> None:
         super().check_settings()
@@ -262,10 +255,8 @@ class MultiOptimizer(Optimizer):
         return settings
 
     def limits(self) -> dict[str, Any]:
-        """Return the options of limits over all optimizers: `clip_norm`, `skip_nonfinite`, and those that are in use."""
-        used = {option.name for option in LIMITS if option.is_on(self)}
-        shown = {"clip_norm", "skip_nonfinite", *used}
-        return {each.name: vars(self)[each.name] for each in LIMITS if each.name in shown or each.of in used}
+        """Return the options of limits over all optimizers: `clip_norm`, `skip_nonfinite`, and `skip_norm` if it is on."""
+        return {each.name: vars(self)[each.name] for each in LIMITS if each.name != "skip_norm" or each.is_on(self)}
 
     def table(self) -> list[tuple[str, ...]]:
         """Return the table that `print(trainer.optimizer)` shows, as tuples of strings: a header, then one per parameter.

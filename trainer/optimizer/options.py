@@ -19,16 +19,12 @@ _OTHER_STATE_DTYPES |= dict.fromkeys(("uint4", "int4", "4-bit", "4bits"), "4bit"
 
 
 class StepNumbers(NamedTuple):
-    """A parameter's numbers at one step: update number, learning rate, weight decay, their product, all with multipliers.
-
-    `counts` tells whether the step counts as an update; see `RuleOptimizer.counts_as_step`.
-    """
+    """A parameter's numbers at one step: update number, learning rate, weight decay, their product, all with multipliers."""
 
     t: int
     lr: Any
     wd: Any
     decay: Any
-    counts: bool
 
 
 class Option(Setting[Any]):
@@ -109,14 +105,6 @@ def check_state_dtype(value: Any, name: str, rule: Any) -> None:
         raise ValueError(f"state_dtype={value!r}: must be None for {name}, {why}")
 
 
-def _refuse_kahan(optimizer: Any) -> None:
-    if optimizer.multi_precision:
-        raise ValueError(
-            f"kahan=True with multi_precision={optimizer.multi_precision!r}: one of them must be False, since both store "
-            "what rounding takes off a weight"
-        )
-
-
 def _refuse_decoupled(optimizer: Any) -> None:
     if not optimizer.couples_wd:
         decays = {"wd", "decay", *optimizer.decoupled_weight_decay} & set(optimizer.rule.hyper)
@@ -124,50 +112,12 @@ def _refuse_decoupled(optimizer: Any) -> None:
         raise ValueError(f"decoupled_wd=True: {type(optimizer).__name__} {why}, so it must be False")
 
 
-def _needs_decoupled(option: str, off: str, optimizer: Any) -> None:
+def _refuse_cautious_wd(optimizer: Any) -> None:
     if optimizer.has_decoupled_wd:
         return
     why = "has no weight decay" if "wd" not in optimizer.rule.hyper else "adds its weight decay to the gradient"
-    hint = f"it must be {off}" + (", or give decoupled_wd=True, too" if optimizer.couples_wd else "")
-    raise ValueError(f"{option}={getattr(optimizer, option)!r}: {type(optimizer).__name__} {why}; {hint}")
-
-
-def _refuse_hyperball(optimizer: Any) -> None:
-    for option, off in (("wd", 0.0), ("decoupled_wd", False), ("cautious_wd", False)):
-        if (value := getattr(optimizer, option)) != off:
-            raise ValueError(
-                f"{option}={value!r} with hyperball=True: weights that are kept on a sphere do not decay, so it must "
-                f"be {off!r}"
-            )
-
-
-def _refuse_decay_schedule(optimizer: Any) -> None:
-    _needs_decoupled("decay_schedule", "None", optimizer)
-    if optimizer.lr_scheduler is not None:
-        wd_at(optimizer, 0.0, optimizer.wd)
-
-
-def _refuse_peak(optimizer: Any) -> None:
-    if optimizer.decay_schedule is None:
-        raise ValueError(f"peak_lr={optimizer.peak_lr!r} without decay_schedule: give both, or neither")
-
-
-def wd_at(optimizer: Any, lr: Any, wd: Any) -> Any:
-    """Return the weight decay whose product with the learning rate is as `decay_schedule` prescribes, before multipliers."""
-    kind = optimizer.decay_schedule
-    if kind is None:
-        return wd
-    peak = optimizer.peak_lr if optimizer.peak_lr is not None else getattr(optimizer.lr_scheduler, "peak_lr", None)
-    if peak is None:
-        raise ValueError(
-            f"decay_schedule={kind!r} with lr_scheduler={optimizer.lr_scheduler!r}: the peak of the learning rate is not "
-            "known; give peak_lr"
-        )
-    if lr > peak * (1 + 1e-9):
-        raise ValueError(f"the learning rate is {lr!r}, above its peak {peak!r}: give a larger peak_lr")
-    if not peak:
-        return 0.0
-    return wd / peak if kind == "relative" else wd * lr / peak
+    hint = "it must be False" + (", or give decoupled_wd=True, too" if optimizer.couples_wd else "")
+    raise ValueError(f"cautious_wd=True: {type(optimizer).__name__} {why}; {hint}")
 
 
 def _of_rule(transform: Callable[[Any], Any]) -> Callable[[Any, Any, bool], Any]:
@@ -183,19 +133,12 @@ def _beside_decay(transform: Callable[[Any, tuple[str, ...]], Any], *decay: str)
 # fmt: off
 OPTIONS = [
     Option("agc", None, number, above=0, transform=_of_rule(transforms.agc)),
-    Option("zclip", None, number, above=0, by_norm=True),
-    Option("zclip_decay", 0.97, number, low=0, below=1, of="zclip"),
-    Option("zclip_warmup", 25, integer, low=1, high=2**24, of="zclip"),
     Option("clip_norm", None, number, above=0, by_norm=True),
-    Option("clip_step", None, number, above=0, transform=_beside_decay(transforms.clip_by_block_rms),
-           values=lambda optimizer, step: {"step_limit": step.lr * optimizer.clip_step}),
     Option("cautious", False, boolean, transform=_beside_decay(transforms.cautious), by_row=True),
     Option("decoupled_wd", False, boolean, transform=_of_rule(transforms.decoupled_weight_decay), refuse=_refuse_decoupled,
            values=lambda optimizer, step: {"wd": 0.0, "decay": 0.0, "decoupled_decay": step.decay}),
     Option("cautious_wd", False, boolean, transform=_beside_decay(transforms.cautious_weight_decay, "decoupled_decay"),
-           refuse=functools.partial(_needs_decoupled, "cautious_wd", "False")),
-    Option("hyperball", False, boolean, transform=_of_rule(transforms.hyperball), refuse=_refuse_hyperball,
-           values=lambda optimizer, step: {"hyperball_lr": step.lr}),
+           refuse=_refuse_cautious_wd),
     Option("lookahead", None, integer, low=1,
            transform=lambda optimizer, rule, sync: transforms.lookahead(rule, sync and optimizer.counts_as_step),
            values=lambda optimizer, step: {"sync": float((step.t - optimizer.begin_num_update) % optimizer.lookahead == 0)}),
@@ -203,16 +146,10 @@ OPTIONS = [
     Option("ema_decay", None, number, low=0, below=1,
            transform=lambda optimizer, rule, sync: transforms.ema(rule, optimizer.counts_as_step)),
     Option("skip_norm", None, number, above=0, by_norm=True),
-    Option("skip_percentile", None, number, above=0, below=100, by_norm=True),
-    Option("skip_factor", 2.0, number, low=1, of="skip_percentile"),
-    Option("skip_warmup", 50, integer, low=1, high=2**24, of="skip_percentile"),
     Option("skip_nonfinite", False, boolean, by_norm=True),
-    Option("decay_schedule", None, choice, allowed=("relative", "squared"), refuse=_refuse_decay_schedule),
-    Option("peak_lr", None, number, above=0, refuse=_refuse_peak),
     Option("state_dtype", None, _state_dtype, refuse=_refuse_state_dtype),
     Option("stochastic_rounding", False, boolean),
     Option("rounding_seed", 0, integer, low=0, of="stochastic_rounding"),
-    Option("kahan", False, boolean, refuse=_refuse_kahan),
 ]
 # fmt: on
 

@@ -19,7 +19,7 @@ from ...kernels.reductions import Join
 from .base import Optimizer
 from .columns import column, table_of
 from .counts import Index
-from .limits import Limiter, limit_of
+from .limits import begin_together, gradient_factor, has_limit, skips_steps
 from .multi import MultiOptimizer
 from .rule_optimizer import RuleOptimizer
 from .sparse import SparseRows, is_sparse
@@ -78,7 +78,6 @@ class StepPlan(Plan):
     """
 
     update: Update
-    limiter: Limiter | None = None  # None without limits by the norm of all gradients
 
     def __init__(self, names: list[str], rows: Rows, own: bool = False, elements: bool = False) -> None:
         self.names, self.rows, self._own = names, rows, own
@@ -109,9 +108,7 @@ class StepPlan(Plan):
 
     def total(self) -> torch.Tensor | None:
         limits = self.update.rule.limits
-        if not (limits and limits[0].skips):
-            return None
-        return self.limiter.total() if limits[0].told and self.limiter is not None else self.update.total()
+        return self.update.total() if limits and limits[0].skips else None
 
     def prepare(
         self,
@@ -146,7 +143,7 @@ class StepPlan(Plan):
     def launch(self, into: MetricsBuffer | None = None) -> None:
         """Launch the update and count it: the second half of `run`, after `rows.write`, in which nothing can fail."""
         if self._sparse.met:
-            self._sparse.run(self.update, into, self.limiter)
+            self._sparse.run(self.update, into)
         else:
             self.update(into)
         self.rows.count()
@@ -165,7 +162,7 @@ class StepPlan(Plan):
         """Update the weights that have a gradient, by a rule and rows of hyper-parameters formed before; counts stay."""
         self.prepare(grads, rule=rule)
         self.update.hyper[:] = rows
-        self._sparse.run(self.update, into, self.limiter)
+        self._sparse.run(self.update, into)
 
     def host_step(self, update: Update, active: list[bool]) -> None:
         """Do the host's part, hyper-parameters and counts, of a step of the captured `update` that a CUDA graph replays."""
@@ -178,8 +175,6 @@ class StepPlan(Plan):
             self.run()
         finally:
             update.host_only = False
-        if self.limiter is not None:
-            self.limiter.host_step()
 
     def _use(self, rule: Rule | TensorRule) -> Update:
         """Switch to another rule and its `Update`, made before if it still works on the right states."""
@@ -289,13 +284,13 @@ class MultiPlan(Plan):
         self,
         optimizer: MultiOptimizer,
         indices: Sequence[Index],
-        limiter: Limiter,
         device: torch.device,
         division: Division | None = None,
     ) -> None:
         # For each optimizer its plan, and its parameters' positions in `indices` and in `division.indices`; the caller's.
         self.parts: list[tuple[StepPlan | CustomPlan, list[int], list[int]]] = []
-        self._optimizer, self._n, self.limiter = optimizer, len(indices), limiter
+        self._optimizer, self._n = optimizer, len(indices)
+        self._total: torch.Tensor | None = None  # of the last step that had a limit
         self._slots = optimizer.slots(indices if division is None else division.indices)
         self._device, self._division = device, division
 
@@ -310,9 +305,7 @@ class MultiPlan(Plan):
         return references
 
     def total(self) -> torch.Tensor | None:
-        if not (limit_of(self._optimizer) or (False, False))[0]:
-            return None
-        return self.limiter.total()
+        return self._total if skips_steps(self._optimizer) else None
 
     def prepare(self, grads: Sequence[torch.Tensor | None], active: list[bool] | None = None) -> None:
         for plan, at, of_all in self.parts:
@@ -325,35 +318,32 @@ class MultiPlan(Plan):
         begun: list[StepPlan] = []
         launched: list[StepPlan] = []
         plans = [plan for plan, *_ in self.parts]
-        restore = self.limiter.undo() if any(isinstance(plan, CustomPlan) for plan in plans) else None
         try:
             for plan in plans:
                 if isinstance(plan, StepPlan):
                     begun.append(plan)
                     if plan.rows.write(plan.update, number):
                         launched.append(plan)
-            factor = None if self._optimizer.joint_limit is None else self._look(launched)
+            factor = self._begin(launched) if has_limit(self._optimizer) else None
             for plan in plans:
                 if isinstance(plan, CustomPlan):
                     plan.run(into, factor)
         except BaseException:
             for plan in begun:
                 plan.rows.undo()
-            if restore is not None:
-                restore()
             raise
         for plan in launched:
             plan.launch(into)
 
     @torch.no_grad()
-    def _look(self, plans: Sequence[StepPlan]) -> torch.Tensor | None:
+    def _begin(self, plans: Sequence[StepPlan]) -> torch.Tensor | None:
         """Begin the step of these plans; return the factor of the gradients of user-defined optimizers, if there are any."""
         customs = [plan for plan, *_ in self.parts if isinstance(plan, CustomPlan)]
         squares = [plan.square(self._device) for plan in customs]
         updates = [update for plan in plans for update in plan.updates()]
         if updates or squares:
-            self.limiter.look(updates, squares, None if self._division is None else self._division.all_reduce)
-        return self.limiter.factor_of(squares[0][0, 0]) if customs else None
+            self._total = begin_together(updates, squares, None if self._division is None else self._division.all_reduce)
+        return gradient_factor(self._optimizer, squares[0][0, 0]) if customs else None
 
 
 class Rows:

@@ -17,9 +17,9 @@ from ...kernels.language import Derivation, derivations
 from ...kernels.states import slot_dtypes, state_type, states_for
 from .base import LOW_PRECISION, Optimizer, WithMaster, listed_arguments
 from .counts import Index
-from .limits import JOINT, NUMBERS, Limiter, limit_values, limited
+from .limits import JOINT, limit_values, limited
 from .multi import part_of
-from .options import OPTIONS, STATE_DTYPES, Option, StepNumbers, options_in_use, wd_at
+from .options import OPTIONS, STATE_DTYPES, Option, StepNumbers, options_in_use
 from .settings import SPLIT_MASTERS, Setting, split_master, switch
 from .sparse import SparseRows, split
 
@@ -37,60 +37,33 @@ class RuleOptimizer(Optimizer):
     `wd`.
 
     The arguments below are options of every optimizer with an elementwise rule. They can be combined, and cost nothing when
-    they are off. Rules of whole tensors (Muon, SOAP, ...) take `clip_norm`, `zclip`, `skip_norm`, `skip_percentile`,
-    `skip_nonfinite`, `cautious_wd`, `ema_decay`, `decay_schedule`, `peak_lr` and the options on storage. The first five
-    limit a step by the norm of all gradients. Gradients are clipped first, by `clip_norm` or `zclip` and then
-    `agc`; the other options apply in the order of this list. In a skipped step none of it happens. The attributes of these
-    names may be set between steps, with the same checks.
+    they are off. Rules of whole tensors (Muon, SOAP, ...) take `clip_norm`, `skip_norm`, `skip_nonfinite`, `cautious_wd`,
+    `ema_decay` and the options on storage. The first three limit a step by the norm of all gradients. Gradients are clipped
+    first, by `clip_norm` and then `agc`; the other options apply in the order of this list. In a skipped step none of it
+    happens. The attributes of these names may be set between steps, with the same checks.
 
     Args:
         clip_norm: limit of the global norm of all gradients of a step, > 0; None means no limit. Gradients are multiplied by
             min(1, clip_norm / (norm + 1e-6)) after `rescale_grad` and before `clip_gradient`. `.grad` is not changed.
-        zclip: clip the gradients when their global norm is a spike, which exceeds the running mean of earlier norms by more
-            than this number of running standard deviations, > 0, 2.5 in the paper; None means never. `clip_norm` then
-            limits the result (Kumar et al. 2025, "ZClip", arXiv 2504.02507; `kernels.rules.spikes`).
-        zclip_decay: decay rate of the running mean and variance of `zclip`, in [0, 1).
-        zclip_warmup: number of first updates in which `zclip` records norms and does not clip, 1 to 2^24.
         agc: adaptive gradient clipping of each tensor: multiply its gradient by min(1, agc max(|w|, 0.001) / |g|), > 0; None
             means never (Brock et al. 2021, "High-Performance Large-Scale Image Recognition Without Normalization", eq. 3,
             with norms of tensors; the paper uses norms of rows and filters, as `kernels.clip_adaptively_` does).
         skip_norm: skip steps whose global gradient norm before clipping, in float32, exceeds this, > 0; None means never. It
             includes `skip_nonfinite`.
-        skip_percentile: skip steps whose global gradient norm before clipping exceeds `skip_factor` times a running estimate
-            of this percentile p of the norms, in (0, 100), such as 95; None means never. It includes `skip_nonfinite`. Each
-            norm above the estimate multiplies it by exp(0.002 p), each lower norm by exp(-0.002 (100 - p)), in skipped
-            steps, too: if all norms become r times as large, about ln(r / skip_factor) / (0.002 p) steps are skipped, and
-            then none. Norms that are 0 or not finite leave the estimate as it is (Andrew et al. 2021, "Differentially
-            Private Learning with Adaptive Clipping", arXiv 1905.03871; `kernels.rules.spikes`).
-        skip_factor: multiple of the percentile above which `skip_percentile` skips, >= 1. With 1, 100 - p percent of all
-            steps are skipped.
-        skip_warmup: number of first steps in which `skip_percentile` estimates and does not skip, 1 to 2^24.
         skip_nonfinite: skip steps whose gradients contain NaN or infinity, or have an infinite sum of squares: no weight and
             no state changes. A skipped step counts as an update, since the host does not synchronize with the device.
-        clip_step: limit of the step's root mean square over each tensor, in units of the parameter's learning rate, > 0:
-            the step without decoupled weight decay is divided by max(1, RMS / (clip_step lr)). None means no limit (Shazeer
-            & Stern 2018, "Adafactor", section 6, where it is 1).
         cautious: apply the step, without decoupled weight decay, only in elements where it descends the gradient, divided by
             the share of these elements in the tensor (Liang et al. 2024, "Cautious Optimizers", alg. 1).
         decoupled_wd: subtract learning rate times `wd` times the weights, instead of adding `wd` times the weights to the
             gradient (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization").
         cautious_wd: apply decoupled weight decay only in elements where it has the direction of the step (Chen et al. 2025,
             "Cautious Weight Decay", arXiv 2510.12402, alg. 1). Rules with coupled weight decay need `decoupled_wd`, too.
-        hyperball: keep the norm R that each tensor had before its first update, and use only the direction u of the
-            optimizer's step: w <- R v / |v| with v = w - lr R u / |u| (Wen et al. 2026, "Hyperball Optimization", arXiv
-            2606.16899, which does this to matrices only). Tensors of zeros take plain steps; a single element stays.
         lookahead: number of updates of a parameter, >= 1, after which its slow weight moves by the fraction
             `lookahead_alpha` towards the weight, and the weight is reset to it; None means never (Zhang et al. 2019,
             "Lookahead Optimizer", alg. 1).
         lookahead_alpha: step size of the slow weights, in (0, 1].
         ema_decay: decay rate, in [0, 1), of a moving average of the weights, ema <- ema_decay ema + (1 - ema_decay) w after
             every update; None means no average. `Trainer.averaged_weights` then uses it.
-        decay_schedule: how decoupled weight decay depends on the learning rate lr. None: lr wd. "relative": wd lr / peak,
-            independent of the peak's height (Loshchilov & Hutter 2019, alg. 2). "squared": wd lr^2 / peak (AdamC of Defazio
-            2025, "Why Gradients Rapidly Increase Near the End of Training", arXiv 2506.02285). lr is the rate before
-            `lr_mult`, which multiplies the result.
-        peak_lr: the highest learning rate of training, before `lr_mult`, for `decay_schedule`, > 0; None means the `peak_lr`
-            of `lr_scheduler`.
         state_dtype: storage of the states, "float32" (or None), "bfloat16", "8bit" or "4bit"; arithmetic is float32. States
             that are weights, sums over all steps, or nearly cancel each other stay float32. "8bit" and "4bit" store 1 or 1/2
             byte per element and a float32 scale per block of 128, with stochastic rounding, since slow averages would
@@ -101,8 +74,6 @@ class RuleOptimizer(Optimizer):
             random, so that the rounding error has mean 0; equal in every run with the same `rounding_seed` (Gupta et al.
             2015, "Deep Learning with Limited Numerical Precision").
         rounding_seed: seed of stochastic rounding, an int >= 0.
-        kahan: store the rounding error of 16-bit weights, in their dtype, and add it at the next update (Kahan 1965,
-            "Further remarks on reducing truncation errors").
         **kwargs: arguments of `Optimizer`. In addition, `multi_precision="remainder"` stores only the 16 bits of the float32
             master that a bfloat16 weight lacks (a split master), and "split8" only the upper 8 of them, which makes a 24-bit
             master; ties are then rounded away from zero, not to even.
@@ -111,11 +82,9 @@ class RuleOptimizer(Optimizer):
         TypeError: an option is given that rules of whole tensors do not take. When a Trainer is made, or at a step: the rule
             needs a hyper-parameter that the class lacks or that is no number.
         ValueError: options contradict each other or the rule: `clip_gradient` or `wd` with a rule that does not use it;
-            `decoupled_wd` if weight decay is decoupled already or there is none; `cautious_wd` or `decay_schedule` without
-            decoupled weight decay; `hyperball` with `wd`, `decoupled_wd` or `cautious_wd`; `decay_schedule` with a schedule
-            whose peak is not known; `state_dtype` if no state can be stored in it; `kahan` with `multi_precision`. At the
-            first step: a weight has a dtype that `state_dtype`, `stochastic_rounding` or a split master does not support, or
-            `decay_schedule` knows no peak. At any step: the learning rate exceeds the peak.
+            `decoupled_wd` if weight decay is decoupled already or there is none; `cautious_wd` without decoupled weight
+            decay; `state_dtype` if no state can be stored in it. At the first step: a weight has a dtype that `state_dtype`,
+            `stochastic_rounding` or a split master does not support.
 
     Example:
         >>> import tristep
@@ -143,14 +112,12 @@ class RuleOptimizer(Optimizer):
     _in_use: tuple[str, ...] = ()  # names of options
 
     # The attributes of the rows of `OPTIONS` that are used by name.
-    decay_schedule: str | None
     decoupled_wd: bool
     lookahead: int | None
     ema_decay: float | None
     state_dtype: str | None
     stochastic_rounding: bool
     rounding_seed: int
-    kahan: bool
 
     def __init__(self, **kwargs: Any) -> None:
         rule = getattr(self, "rule", None)
@@ -281,21 +248,19 @@ class RuleOptimizer(Optimizer):
         Args:
             t: the number of the parameter's update; the first is 1.
             lr: the learning rate of the step, before multipliers.
-            wd: the weight decay, before multipliers and `decay_schedule`.
+            wd: the weight decay, before multipliers.
             index: the parameter.
             rule: the rule of the step; default `composed_rule`.
             lr_mult, wd_mult: the parameter's multipliers.
 
         Raises:
             TypeError: the rule needs a hyper-parameter that the class does not have, or that is no number.
-            ValueError: `decay_schedule` does not know the peak learning rate, or `lr` exceeds it.
         """
         rule = self.composed_rule if rule is None else rule
-        wd = wd if self.decay_schedule is None else wd_at(self, lr, wd)
         lr, wd = lr * lr_mult, wd * wd_mult
         values = {"lr": lr, "wd": wd, "decay": lr * wd}
         if self._in_use:
-            step = StepNumbers(t, lr, wd, values["decay"], self.counts_as_step)
+            step = StepNumbers(t, lr, wd, values["decay"])
             for option in self._rows():
                 if option.values is not None:
                     values.update(option.values(self, step))
@@ -403,11 +368,9 @@ class RuleOptimizer(Optimizer):
         return self.composed_rule.cost(weight.shape)
 
     def master_dtype(self, weight: torch.Tensor) -> torch.dtype | None:
-        """Return the dtype of this weight's master, or of the stored rounding error with `kahan`; None if it has none."""
+        """Return the dtype of this weight's master; None if it has none."""
         if weight.dtype not in LOW_PRECISION:
             return None
-        if self.kahan:
-            return weight.dtype
         return SPLIT_MASTERS.get(self.multi_precision, torch.float32 if self.multi_precision else None)
 
     def check_alone(self, index: Index) -> None:
@@ -483,13 +446,12 @@ class RuleOptimizer(Optimizer):
         As in MXNet 1.9.1, the pair of SGD, ccSGD, NAG and LARS is (master's states, float32 master).
 
         Raises:
-            ValueError: the optimizer uses `kahan` or split masters, which this interface of MXNet cannot hold.
+            ValueError: the optimizer uses split masters, which this interface of MXNet cannot hold.
         """
         if self.master_dtype(weight) not in (None, torch.float32):
-            option = "kahan=True" if self.kahan else f"multi_precision={self.multi_precision!r}"
             raise ValueError(
-                f"create_state_multi_precision with {option}: its states have a float32 copy of the weight; use "
-                "get_updater(optimizer) or a Trainer, or give multi_precision=True"
+                f"create_state_multi_precision with multi_precision={self.multi_precision!r}: its states have a float32 "
+                "copy of the weight; use get_updater(optimizer) or a Trainer, or give multi_precision=True"
             )
         made = super().create_state_multi_precision(index, weight)
         return (made.state, made.master) if self.master_comes_last and isinstance(made, WithMaster) else made
@@ -526,8 +488,6 @@ class RuleOptimizer(Optimizer):
         for name, each in zip(names, weights, strict=True):
             self.check_storage(name, each)
         run = Update(rule, weights, [tuple(each) for each in states], names=names, seed=self.rounding)
-        limiter = None if not rule.limits else vars(self).setdefault("_limiter", Limiter(self))
-        run.decide = None if limiter is None else limiter.replace
         sparse = SparseRows(names, functools.partial(split, self, indices, names, weights))
         sparse.bind(run, grads, own=False)
         slots = self.slots(indices)
@@ -537,7 +497,7 @@ class RuleOptimizer(Optimizer):
         before = self.host_state(), self._begun
         try:
             run.hyper[:] = self.rows_of_step(times, parameters, rule, alone=alone)
-            sparse.run(run, limiter=limiter)
+            sparse.run(run)
         except BaseException:
             self.load_host_state(before[0])
             self._begun = before[1]
@@ -550,16 +510,12 @@ class RuleOptimizer(Optimizer):
         """Return a number that steps keep, by parameter index; empty before the first step. Waits for the device.
 
         Args:
-            name: a name of `rule.kept`, such as Prodigy's "d"; or a name of `tristep.kernels.rules.spikes.state`, whose
-                numbers are the same for all parameters.
+            name: a name of `rule.kept`, such as Prodigy's "d".
         """
         updater = None if self._updater is None else self._updater()
         if updater is None:
             return {}
         indices = [index for index in updater.state if part_of(updater.optimizer, index) is self]
-        if name in NUMBERS:
-            numbers = updater.limiter_of(self).state()
-            return {index: numbers[name] for index in indices if numbers}
         return {index: float(updater.state[index][name]) for index in indices if name in updater.state[index]}
 
     def _hidden(self) -> tuple[str, ...]:

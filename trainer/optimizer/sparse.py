@@ -14,6 +14,7 @@ import torch
 from ...kernels import Update, storage
 from ...kernels.metrics import MetricsBuffer
 from .counts import Index
+from .limits import begin_together
 from .options import OPTIONS
 from .settings import warn_once
 
@@ -93,17 +94,14 @@ class SparseRows:
         return [update, by_row]
 
     @torch.no_grad()
-    def run(self, update: Update, into: MetricsBuffer | None = None, limiter: Any = None) -> None:
-        """Update all weights that have a gradient, after `bind`; rows of sparse gradients are not measured.
-
-        `limiter`: of a rule that has a limit and was not looked at; None for another.
-        """
+    def run(self, update: Update, into: MetricsBuffer | None = None) -> None:
+        """Update all weights that have a gradient, after `bind`; rows of sparse gradients are not measured."""
         updates = self.updates(update)
         if self._by_row is None:
             update(into)
             return
-        if limiter is not None:
-            limiter.look(updates, [], update.all_reduce_global)
+        if update.rule.limits and not update.begun:
+            begin_together(updates, all_reduce=update.all_reduce_global)
         updates[1]()
         update(into)
         for whole, rows, copy in self._copies:

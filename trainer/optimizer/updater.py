@@ -19,7 +19,6 @@ from ..interrupts import uninterrupted
 from ..validation import instance
 from .base import Optimizer
 from .counts import Index
-from .limits import Limiter, limit_of
 from .multi import MultiOptimizer, part_of, parts_of
 from .plan import CustomPlan, Division, HyperRows, MultiPlan, Plan, Rows, StepPlan
 from .rule_optimizer import RuleOptimizer
@@ -69,7 +68,6 @@ class Updater:
         self.state: dict[Index, Any] = {}
         self.control: torch.Tensor | None = None
         self.into: MetricsBuffer | None = None
-        self.limiters: dict[Optimizer, Limiter] = {}  # by the optimizer, one of several or all
         self._plan: tuple[Plan, list[Index], list[torch.Tensor]] | None = None  # with its indices and weights
         self.register_with(optimizer)
 
@@ -86,12 +84,6 @@ class Updater:
     def masters(self) -> Mapping[Index, torch.Tensor]:
         """The masters of 16-bit weights by parameter index, read-only: float32 copies, or the stored part of split ones."""
         return MappingProxyType({i: state[MASTER] for i in self.state if MASTER in (state := self.state_of(i))})
-
-    def limiter_of(self, optimizer: Optimizer) -> Limiter:
-        """Return what steps keep of the limits that the options of an optimizer, one of several or all, ask for."""
-        if optimizer not in self.limiters:
-            self.limiters[optimizer] = Limiter(optimizer, self.engine)
-        return self.limiters[optimizer]
 
     def register_with(self, optimizer: Optimizer) -> None:
         """Register this updater with an optimizer as the holder of its parameters' states."""
@@ -160,9 +152,7 @@ class Updater:
         multi = optimizer if isinstance(optimizer, MultiOptimizer) else None
         whole = None
         if multi is not None:
-            limiter = self.limiter_of(multi)
-            limiter.use_control(self.control)
-            whole = MultiPlan(multi, indices, limiter, (weights[0] if division is None else division.like).device, division)
+            whole = MultiPlan(multi, indices, (weights[0] if division is None else division.like).device, division)
         every = indices if division is None else division.indices
         for part in parts_of(optimizer):
             at, of_all = (
@@ -309,11 +299,6 @@ class UpdaterPlan(StepPlan):
         update.rng_offsets = self._rng_offsets
         if self._division is not None:
             update.all_reduce_global, update.elsewhere = self._division.all_reduce, self._division.like
-        self.limiter = None
-        if limit_of(optimizer) is not None:
-            self.limiter = updater.limiter_of(optimizer)
-            self.limiter.use_control(self._control)
-            update.decide = self.limiter.replace
         return update
 
     def is_current(self, update: Update) -> bool:

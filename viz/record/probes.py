@@ -36,7 +36,6 @@ _ALONGSIDE: dict[MasterKind | None, str] = {
     MasterKind.FULL: "float32 master",
     MasterKind.SPLIT: "split master",
     MasterKind.SPLIT8: "24-bit master",
-    MasterKind.KAHAN: "Kahan summation",
 }
 
 

@@ -36,7 +36,7 @@ from .driver import (
     pointer,
 )
 from .intrinsics import REORDERED, TO, double_of_bits, float_of_bits, larger_of_double, larger_of_float, same
-from .low_precision import LOAD, MEMORY, PACKING, STORE, lost_bfloat16, lost_float16
+from .low_precision import LOAD, MEMORY, PACKING, STORE
 from .means import finish_source, first_row, loop_by_rows, sum_lines, vector
 from .ops import bind
 
@@ -92,7 +92,6 @@ def _compile(
         },
         "empty": np.empty,
         "float32": np.float32,
-        "lost": lost_bfloat16 if weight_dtype == torch.bfloat16 else lost_float16,
         "pointer": pointer,
         "carray": numba.carray,
         "INT64": INT64,
@@ -137,8 +136,6 @@ def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list
     elif stored.master == MasterKind.SPLIT8:
         rounded = at_random("value", len(rule.state), "at_random24") if stochastic else "nearest24(value)"
         lines = [f"bits = {rounded}", "w[i] = high_of24(bits)", "m[i] = low_of24(bits)"]
-    elif stored.master == MasterKind.KAHAN:
-        lines = ["rounded = store_weight(value)", "w[i] = rounded", "m[i] = lost(value, rounded)"]
     elif stochastic and weight_dtype == torch.bfloat16 and not stored.master:
         lines = [f"w[i] = {at_random('value', len(rule.state))}"]
     else:
@@ -223,7 +220,7 @@ def _loop_source(
     halves = [s for s in states if kinds[s] == torch.bfloat16]
     packed = [s for s in states if storage.is_packed(kinds[s])]
     like = {"w": "WEIGHT", "g": "GRADIENT", **dict.fromkeys(halves, "HALF")}
-    if stored.master in (MasterKind.SPLIT, MasterKind.KAHAN):
+    if stored.master == MasterKind.SPLIT:
         like["m"] = "HALF"
     elif stored.master == MasterKind.SPLIT8:
         like["m"] = "BYTE"
@@ -248,7 +245,6 @@ def _loop_source(
         MasterKind.FULL: "load_weight(m[i])",
         MasterKind.SPLIT: "joined(w[i], m[i])",
         MasterKind.SPLIT8: "joined24(w[i], m[i])",
-        MasterKind.KAHAN: "load_weight(w[i]) + load_weight(m[i])",
     }.get(stored.master, "load_weight(w[i])")
     read = "".join(f"load_bfloat16({s}[i]), " if s in halves else f"{s}[i], " for s in states)
     values = (
@@ -272,11 +268,8 @@ def _loop_source(
         before = "".join(f"\n    a{k} = {'NOTHING' if most else 'ZERO'}" for k, most in enumerate(largest))
         updates = [f"a{k} = larger(a{k}, each[{k}])" if most else f"a{k} += each[{k}]" for k, most in enumerate(largest)]
         if isinstance(function, RuleWithMetric) and function.metric.counts_unchanged:
-            # NaN counts as changed. Other pairs of a weight and its compensation may have the same sum.
-            numbers = ["load_weight(w[i])", "load_weight(m[i])"] if stored.master == MasterKind.KAHAN else [weight]
-            same = " & ".join(f"({number} == old{k})" for k, number in enumerate(numbers))
-            lines = [*(f"old{k} = {number}" for k, number in enumerate(numbers)), *lines]
-            updates[-1] = f"a{len(largest) - 1} += ONE if {same} else ZERO"
+            lines.insert(0, f"old = {weight}")
+            updates[-1] = f"a{len(largest) - 1} += ONE if {weight} == old else ZERO"  # NaN counts as changed
         lines += updates
         after = f"\n    partials = pointer(shared[{PARTIALS}] + j * shared[{N_VALUES}] * FLOAT64.itemsize, FLOAT64)"
         for k, most in enumerate(largest):

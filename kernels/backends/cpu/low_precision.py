@@ -118,26 +118,6 @@ def low_of24(bits):
     return np.uint8((bits >> np.uint32(8)) & np.uint32(0xFF))
 
 
-@jit
-def _lost(value, rounded):
-    lost = np.float32(value) - rounded
-    return lost if np.abs(lost) < np.float32(np.inf) else np.float32(0)
-
-
-@jit
-def lost_bfloat16(value, rounded):
-    # Non-finite values become 0 by a mask: a second select next to that of the first rounding halves the loop's speed.
-    bits = bits_of_float(np.float32(value) - load_bfloat16(rounded))
-    finite = np.uint32(np.int32(np.int32(bits & _POSITIVE) - np.int32(_NAN_ABOVE)) >> np.int32(31))
-    bits = bits & finite
-    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
-
-
-@jit
-def lost_float16(value, rounded):
-    return _store_float16(_lost(value, _load_float16(rounded)))
-
-
 def _packing(dtype: torch.dtype, unsigned: bool) -> tuple[Any, Any, Any]:
     """Return functions that unpack states, pack them rounded to nearest, and pack them rounded stochastically."""
     code = storage.CODES[dtype][unsigned]

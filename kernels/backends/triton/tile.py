@@ -17,16 +17,13 @@ from .memory import (
     pack,
     put,
     random_words,
-    round_to,
     rounded_to_24_bits,
     store,
     unpack,
     unpack_at,
 )
 
-_FULL, _SPLIT, _KAHAN, _SPLIT8 = (
-    tl.constexpr(int(storage.MasterKind[name])) for name in ("FULL", "SPLIT", "KAHAN", "SPLIT8")
-)
+_FULL, _SPLIT, _SPLIT8 = (tl.constexpr(int(storage.MasterKind[name])) for name in ("FULL", "SPLIT", "SPLIT8"))
 
 
 class Layout(NamedTuple):
@@ -210,8 +207,6 @@ def _load_weight(addresses, offsets, tile, LAYOUT: tl.constexpr, FULL: tl.conste
         stored += (load(master, offsets, tile, tl.int16, tl.int16, FULL, LAYOUT.aligned),)  # type: ignore[assignment]
     elif LAYOUT.master == _SPLIT8:
         stored += (load(master, offsets, tile, tl.int8, tl.int8, FULL, LAYOUT.aligned),)  # type: ignore[assignment]
-    elif LAYOUT.master == _KAHAN:
-        stored += (load(master, offsets, tile, LAYOUT.weight, LAYOUT.weight, FULL, LAYOUT.aligned),)  # type: ignore[assignment]
     return stored
 
 
@@ -223,8 +218,6 @@ def _combined(stored, LAYOUT: tl.constexpr):
         w = (w.to(tl.int32, bitcast=True) + stored[1].to(tl.int32)).to(LAYOUT.compute, bitcast=True)
     elif LAYOUT.master == _SPLIT8:
         w = (w.to(tl.int32, bitcast=True) + (stored[1].to(tl.int32) << 8)).to(LAYOUT.compute, bitcast=True)
-    elif LAYOUT.master == _KAHAN:
-        w += stored[1].to(LAYOUT.compute)
     return w
 
 
@@ -296,7 +289,7 @@ def _store_weight(address, master, w, offsets, tile, words, LAYOUT: tl.constexpr
         put(address, high, offsets, tile, LAYOUT.weight, FULL, LAYOUT.aligned)
         put(master, low, offsets, tile, tl.int16, FULL, LAYOUT.aligned)
         return high, low
-    elif LAYOUT.master == _SPLIT8:
+    else:
         AT_RANDOM: tl.constexpr = LAYOUT.stochastic == 1
         SLOT: tl.constexpr = len(LAYOUT.states)
         bits = rounded_to_24_bits(w, AT_RANDOM, words, SLOT)
@@ -306,13 +299,6 @@ def _store_weight(address, master, w, offsets, tile, words, LAYOUT: tl.constexpr
         put(address, high, offsets, tile, LAYOUT.weight, FULL, LAYOUT.aligned)
         put(master, low, offsets, tile, tl.int8, FULL, LAYOUT.aligned)
         return high, low
-    else:
-        rounded = round_to(w, LAYOUT.weight)
-        lost = w - rounded.to(w.dtype)
-        lost = round_to(tl.where(tl.abs(lost) < float("inf"), lost, 0.0), LAYOUT.weight)
-        put(address, rounded, offsets, tile, LAYOUT.weight, FULL, LAYOUT.aligned)
-        put(master, lost, offsets, tile, LAYOUT.weight, FULL, LAYOUT.aligned)
-        return rounded, lost
 
 
 @triton.jit
@@ -358,12 +344,7 @@ def store_block(addresses, key, at, tile, w, states, LAYOUT: tl.constexpr, FULL:
 @triton.jit
 def count_unchanged(old, new, LAYOUT: tl.constexpr):
     # 1 for each element whose stored value is unchanged, compared as numbers: NaN counts as changed.
-    if LAYOUT.master == _KAHAN:  # compared in parts, because other pairs may have the same sum
-        same = old[0].to(LAYOUT.compute) == new[0].to(LAYOUT.compute)
-        same &= old[1].to(LAYOUT.compute) == new[1].to(LAYOUT.compute)
-    else:
-        same = _combined(old, LAYOUT) == _combined(new, LAYOUT)
-    return tl.where(same, 1.0, 0.0)
+    return tl.where(_combined(old, LAYOUT) == _combined(new, LAYOUT), 1.0, 0.0)
 
 
 @triton.jit

@@ -28,14 +28,13 @@ SHAPES = ((3, 5), (4, 3, 3), (2, 3, 1, 1), (300, 7), (6, 10), (5, 301), (2, 70, 
 _WITHOUT_GRADIENT = 4
 _EXTENSIVE = ("adamw", "sgd_momentum", "adan", "lamb")  # rules that go through all storage and all that is folded in
 # Rules, and the transforms that are applied to them.
-_TRANSFORMED = ("adamw+cautious_weight_decay", "adamw+hyperball", "lamb+agc+skipping+jointly", "lamb+agc+told")
+_TRANSFORMED = ("adamw+cautious_weight_decay", "adamw+cautious", "lamb+agc+skipping+jointly")
 _OF_ALL = ("clip_norm_of_all", "skip_square_of_all")
 _TRANSFORMS: dict[str, Callable[[Any], Any]] = {name: getattr(transforms, name) for name in transforms.__all__} | {
     "skipping": partial(transforms.limited, skips=True),
     "jointly": partial(transforms.limited, skips=True, hyper=_OF_ALL),
-    "told": partial(transforms.limited, skips=True, told=True),
 }
-_OF_TRANSFORMS = {"hyperball_lr": 0.1, "agc": 0.1, "clip_norm": 10.0, "skip_square": 1e9}
+_OF_TRANSFORMS = {"agc": 0.1, "clip_norm": 10.0, "skip_square": 1e9}
 _OF_TRANSFORMS |= dict(zip(_OF_ALL, (20.0, 1e9), strict=True))
 _MOST_ULPS = {"exact": 0, "sums": 8, "means": 16, "metrics": 64}
 
@@ -114,7 +113,6 @@ class RuleCase(NamedTuple):
         control = None if self.control is None else torch.tensor(self.control)
         names = [f"tensor {i}" for i in range(len(sizes))]
         update = Update(rule, weights, states, masters, engine, names, self.seed, control, self.zero_grads)
-        update.decide = _halve
         every = []
         for step in range(2):
             gradients = [self._gradient(rng, base, n, gradient) for n in sizes]
@@ -202,7 +200,6 @@ class ShapedCase(NamedTuple):
                 if each.dtype not in (torch.uint8, torch.int8):  # codes start from zeros
                     each.copy_(torch.as_tensor(draw(rng, base, name, each.shape)))
         update = Update(rule, weights, states, engine=engine)
-        update.decide = _halve
         for step in range(2):
             size = 1e6 if self.skips and step else 1.0
             gradients = [drawn("gradient", shape, weight).mul_(size) for shape in SHAPES]
@@ -303,7 +300,7 @@ def cases() -> Iterator[RuleCase | ShapedCase | CodeCase]:
             yield RuleCase(name, small=True)
         if name in _EXTENSIVE:
             yield RuleCase(name, "bfloat16", "bfloat16", "float32")
-            yield RuleCase(name, "float16", "float16", "float16")
+            yield RuleCase(name, "float16", "float16", "float32")
             yield RuleCase(name, "bfloat16", "bfloat16", "int16")
             yield RuleCase(name, "bfloat16", "bfloat16", "int8")
             yield RuleCase(name, "bfloat16", "bfloat16", "int8", offset=1, seed=3)
@@ -324,7 +321,7 @@ def cases() -> Iterator[RuleCase | ShapedCase | CodeCase]:
         yield RuleCase(name)
         yield RuleCase(name, "bfloat16", "bfloat16", "float32", "uint8", 1, 3)
         yield RuleCase(name, metrics=True, control=(0.125, 0.0))
-    for master in ("float32", "int16", "int8", "bfloat16"):  # with which unchanged stored weights are counted in other ways
+    for master in ("float32", "int16", "int8"):  # with which unchanged stored weights are counted in other ways
         yield RuleCase("adamw", "bfloat16", "bfloat16", master, metrics=True)
     yield RuleCase("adamw", "bfloat16", "bfloat16", seed=3, metrics=True)
     for name in compress.CODES:
@@ -356,11 +353,6 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
     size = torch.maximum(torch.maximum(x.abs(), y.abs()), x.nan_to_num(0, 0, 0).square().mean().sqrt())
     ulp = torch.exp2(torch.floor(torch.log2(size.clamp(min=info.tiny)))) * info.eps
     return float(torch.where(same, 0.0, ((x - y).abs() / ulp).nan_to_num(float("inf"))).max())
-
-
-def _halve(totals: Sequence[torch.Tensor]) -> None:
-    for total in totals:
-        total.fill_(0.5)
 
 
 def _placed(values: torch.Tensor, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:

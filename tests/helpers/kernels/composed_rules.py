@@ -13,7 +13,7 @@ VALUES = {
     "lr": 0.1, "wd": 0.3, "decay": 0.02, "clip": math.inf, "epsilon": 1e-3, "correction1": 1.5, "correction2": 1.2,
     "correction3": 1.1, "lower_bound": 0.0, "upper_bound": math.inf, "eta": 0.5, "scaled": 1.0, "seen": 1.0, "alpha": 2.0,
     "rho": 0.5, "momentum": 0.9, "key0": 1.0, "key1": 2.0, "d0": 1e-2, "d_coef": 1.0, "growth_rate": 1.5, "safeguard": 0.0,
-    "decoupled_decay": 0.02, "lookahead_alpha": 0.3, "one_minus_ema_decay": 0.25, "hyperball_lr": 0.1, "clip_norm": 0.7,
+    "decoupled_decay": 0.02, "lookahead_alpha": 0.3, "one_minus_ema_decay": 0.25, "clip_norm": 0.7,
     "agc": 0.5, "skip_square": math.inf, "clip_norm_of_all": math.inf, "skip_square_of_all": math.inf, "scale": 0.2,
     "split": 0.0, "one_minus_momentum": 0.1, "of_gradient": 0.3, "of_mean": 0.9, "adam_lr": 0.1, "adam_decay": 0.02,
     "adam_epsilon": 1e-3,

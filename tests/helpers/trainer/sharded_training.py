@@ -106,9 +106,8 @@ def as_arrays(state):
         name: {slot: (str(tensor.dtype), tensor.double().numpy().copy()) for slot, tensor in slots.items()}
         for name, slots in state["state"].items()
     }
-    tensors["limits"] = {name: ("torch.float64", np.array(value)) for name, value in state.get("limits", {}).items()}
     # How several processes put gradients together is no state of one process.
-    return json.dumps({key: value for key, value in state.items() if key not in ("state", "buckets", "limits")}), tensors
+    return json.dumps({key: value for key, value in state.items() if key not in ("state", "buckets")}), tensors
 
 
 def equal(one, other, atol=None):
