@@ -41,7 +41,6 @@ PLUGINS = {
         "dist_device_async": "tristep.contrib.server:ServerStore",
     },
     "tristep.viz": {
-        "BatteryView": "tristep.contrib.racing.battery_view:BatteryView",
         "RaceView": "tristep.contrib.racing.race_view:RaceView",
         "read_run": "tristep.contrib.imported_runs:read_run",
     },

@@ -14,7 +14,6 @@ BLOCKS = re.findall(r"^```(?:python|ipython)\n(.*?)^```$", PAGE, re.DOTALL | re.
 LINES = ("%load_ext", "%opt_", "%lr_", "%viz_")  # blocks of magics: each line of them is a cell
 SHORTER = {  # the same code in less time
     "steps=100, trials=8, seeds=5": "engine='eager', steps=20, trials=2, seeds=2",
-    '["sgd", "momentum", "adam"], learning_rates=[0.01, 0.03, 0.1, 0.3, 1.0]': '["sgd"], learning_rates=[0.1]',
     'savefig("paths.png", dpi=200)': 'savefig("paths.png")',
     "seeds=[0, 1], epochs=5,": 'seeds=[0, 1], epochs=1, engine="eager",',
     'tristep.Trainer(net, "adam")': 'tristep.Trainer(net, "adam", engine="eager")',
@@ -56,7 +55,6 @@ def test_all_blocks_run_in_order(tmp_path, monkeypatch, capsys):
     assert isinstance(names["found"], trainer.Sweep)
     said = capsys.readouterr().out
     assert "CosineScheduler(" in said
-    assert "changing scale" in said  # the table of the battery
 
 
 def test_every_magic_has_a_row_and_each_option_that_is_named_exists():
