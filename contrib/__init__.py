@@ -37,7 +37,6 @@ NAMES = {
         "dist_device_async": "tristep.contrib.server:ServerStore",
     },
     "viz": {
-        "BatteryView": "tristep.contrib.racing.battery_view:BatteryView",
         "RaceView": "tristep.contrib.racing.race_view:RaceView",
         "read_run": "tristep.contrib.imported_runs:read_run",
     },

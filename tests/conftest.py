@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import random
-import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -304,13 +303,3 @@ def everything():
         }
 
     return look
-
-
-@pytest.fixture
-def wandb_run(tmp_path):
-    """An offline run of Weights & Biases in the test's folder; skipped where that is not installed."""
-    wandb = pytest.importorskip("wandb")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the library's own
-        with wandb.init(project="tests", dir=tmp_path, mode="offline", settings=wandb.Settings(silent=True)) as run:
-            yield run

@@ -14,7 +14,6 @@ from .trainer import Trainer
 
 if TYPE_CHECKING:
     from ..contrib.mxnet_files import load_mxnet_params
-    from ..contrib.racing.battery import BatteryResult, battery
     from ..contrib.racing.result import RaceResult
     from ..contrib.racing.run import race
     from . import amp, initializer, kvstore, lr_scheduler, optim, optimizer
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from .sweeping import Sweep, sweep
 
 __all__ = [
-    "BatteryResult",
     "Checkpoint",
     "CheckpointManager",
     "Ensemble",
@@ -40,7 +38,6 @@ __all__ = [
     "Trainer",
     "UpdateOnKVStoreError",
     "amp",
-    "battery",
     "clip_global_norm",
     "collect_params",
     "fit",
@@ -61,13 +58,11 @@ __all__ = [
 # Modules of names that are imported on first use, because a `Trainer` does not need them. No module may have the name
 # of its function: importing it would bind the name to the module.
 ON_FIRST_USE = {
-    "BatteryResult": "tristep.contrib.racing",
     "Ensemble": ".ensemble",
     "Fit": ".fitting",
     "LRFinder": ".lr_finder",
     "RaceResult": "tristep.contrib.racing",
     "Sweep": ".sweeping",
-    "battery": "tristep.contrib.racing",
     "clip_global_norm": ".clipping",
     "collect_params": ".params",
     "fit": ".fitting",

@@ -83,7 +83,6 @@ from .views import (
 
 if TYPE_CHECKING:
     from ..contrib.imported_runs import read_run
-    from ..contrib.racing.battery_view import BatteryView
     from ..contrib.racing.race_view import RaceView
     from .render.matplotlib import Figure, draw
 
@@ -94,7 +93,6 @@ __all__ = [
     "Band",
     "BasinMap",
     "Basins",
-    "BatteryView",
     "Button",
     "Capabilities",
     "Click",

@@ -1,4 +1,4 @@
-"""Runs that other tools have recorded, as runs of ours: TensorBoard, Weights & Biases, CSV, JSON."""
+"""Runs that other tools have recorded, as runs of ours: TensorBoard, CSV, JSON."""
 
 from .read import read_run
 

@@ -1,4 +1,4 @@
-"""Read runs that other programs recorded: CSV, JSON lines, TensorBoard event files, offline runs of Weights & Biases."""
+"""Read runs that other programs recorded: CSV, JSON lines, TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from ...trainer.checkpoint import files
 from ...viz.record.probes import QUANTITIES
 from ...viz.record.runs import Run, readable
 from ...viz.record.series import POINTS, Series
-from .wandb_files import wandb_rows
 
 __all__ = ["read_run"]
 
@@ -50,8 +49,7 @@ def read_run(
 
     Args:
         path: one of: a .csv file with a header (from Lightning, TensorBoard, W&B, MLflow, ...); a .jsonl file with an object
-            in each line; a TensorBoard event file or a folder of them (needs `tensorboard`); a .wandb file of Weights &
-            Biases, or the folder of an offline run; a file of `Run.save`.
+            in each line; a TensorBoard event file or a folder of them (needs `tensorboard`); a file of `Run.save`.
         name: the name of the run; None means the name of the file or folder.
         names: new names for names in the file, such as {"train/loss": "loss", "lr": "learning_rate"}. Views know "loss",
             "learning_rate", "epoch" and "seconds".
@@ -114,15 +112,12 @@ def _readers(path: Path, step: str | None) -> tuple[str, list[tuple[Path, Reader
         raise ValueError(f"step={step!r} is for .csv and .jsonl files: leave it out for {path.name!r}")
     inside = sorted(path.iterdir()) if path.is_dir() else [path]
     events = [file for file in inside if ".tfevents." in file.name]
-    runs = [file for file in inside if file.suffix == ".wandb"]
-    if events and not runs:
-        return "TensorBoard", [(file, partial(_tensorboard_rows, file)) for file in events]
-    if len(runs) == 1 and not events:
-        return "Weights & Biases", [(runs[0], partial(wandb_rows, runs[0]))]
-    raise ValueError(
-        f"path={str(path)!r}: must be a .csv, .jsonl or .safetensors file, an event file of TensorBoard, a .wandb file, or "
-        f"a folder with the files of one run; it has {len(events)} event files and {len(runs)} .wandb files"
-    )
+    if not events:
+        raise ValueError(
+            f"path={str(path)!r}: must be a .csv, .jsonl or .safetensors file, an event file of TensorBoard, or a folder of "
+            "event files"
+        )
+    return "TensorBoard", [(file, partial(_tensorboard_rows, file)) for file in events]
 
 
 def _assembled(rows: Callable[[Counter[str]], Rows], name: str, left: Counter[str]) -> Run:

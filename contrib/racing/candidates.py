@@ -67,12 +67,11 @@ class Candidate:
             raise TypeError(f"optimizers[{self.name!r}] with a folder: {error}") from None
 
 
-def candidates_of(optimizers: Any, one_more: bool = True) -> list[Candidate]:
+def candidates_of(optimizers: Any) -> list[Candidate]:
     """Parse the argument `optimizers` of `race`.
 
     Args:
         optimizers: names or a dict, see `race`.
-        one_more: whether to search a second argument where only the learning rate would be searched.
 
     Raises:
         TypeError, ValueError: an entry is invalid.
@@ -86,10 +85,10 @@ def candidates_of(optimizers: Any, one_more: bool = True) -> list[Candidate]:
     )
     if not optimizers:
         raise ValueError("optimizers is empty: name at least one")
-    return [_candidate(name, entry, one_more) for name, entry in optimizers.items()]
+    return [_candidate(name, entry) for name, entry in optimizers.items()]
 
 
-def _candidate(name: Any, entry: Any, one_more: bool) -> Candidate:
+def _candidate(name: Any, entry: Any) -> Candidate:
     where = f"optimizers[{name!r}]"
     if not isinstance(name, str) or not name:
         raise TypeError(f"optimizers has the key {name!r}: must be a name")
@@ -116,7 +115,7 @@ def _candidate(name: Any, entry: Any, one_more: bool) -> Candidate:
     except (TypeError, ValueError) as error:
         raise type(error)(f"{where}: {error}") from None
     ranges = {"learning_rate": ranges.pop("learning_rate"), **ranges}
-    if len(ranges) == 1 and one_more:
+    if len(ranges) == 1:
         averaged = [key for key in ("momentum", "beta1") if key not in entry and 0 < _attribute(probe, key) < 1]
         if averaged:
             ranges[PREFIX + averaged[0]] = ONE_MINUS

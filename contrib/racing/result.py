@@ -253,7 +253,7 @@ class RaceResult:
                     settings_text(self.settings(name)),
                 ]
             )
-        return text_table(rows, left=(0, len(rows[0]) - 1))
+        return _text_table(rows)
 
     def _in_words(self, comparison: Comparison, by: str, base: Comparison) -> str:
         if comparison.reached < comparison.of:
@@ -306,9 +306,10 @@ def steps_to(target: float, losses: np.ndarray, measured: np.ndarray) -> np.ndar
     return np.where(reached.any(axis=-1), steps, np.inf)
 
 
-def text_table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """Return the cells as a text table; columns are right-aligned, except for the columns whose numbers are in `left`."""
+def _text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return the cells as a text table; the first and the last column are left-aligned, all others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    left = (0, len(widths) - 1)
     lines = ([cell.ljust(widths[k]) if k in left else cell.rjust(widths[k]) for k, cell in enumerate(row)] for row in rows)
     return "\n".join("  ".join(line).rstrip() for line in lines)
 

@@ -17,7 +17,6 @@ from .trainer import CheckpointManager, StaleGradientError, Telemetry, Trainer, 
 if TYPE_CHECKING:  # imported on first use
     from . import amp, init, initializer, integrations, kv, kvstore, lr_scheduler, optim, optimizer, viz
     from .trainer import (
-        battery,
         clip_global_norm,
         collect_params,
         fit,
@@ -37,7 +36,6 @@ __all__ = [
     "Trainer",
     "UpdateOnKVStoreError",
     "amp",
-    "battery",
     "clip_global_norm",
     "collect_params",
     "fit",

@@ -158,7 +158,7 @@ def test_a_picture_that_is_looked_at_closely_has_a_button_to_the_whole(stage):
 
 
 def test_notes_below_a_picture_are_seen(stage):
-    notes = ["On two variables muon takes the steps of adamw.", "The best rate, 0.214, is the greatest that was tried."]
+    notes = ["The curve is flat: no rate is suggested.", "The best rate, 0.214, is the greatest that was tried."]
     scene = Scene(one(Line([0, 1], [0, 1])).panels, notes=notes, message="found")
     looks = "const [each] = arguments, look = getComputedStyle(each), box = each.getBoundingClientRect();"
     looks += "const at = document.elementFromPoint(box.x + 20, box.y + 5);"

@@ -169,18 +169,6 @@ def test_frames_are_chosen_while_python_is_busy(book, browser, tmp_path):
 
 
 @pytest.mark.sample(0)
-def test_the_doctor_hears_from_the_page(book, browser):
-    book.run(BEGIN.format(renderer="canvas"))
-    said = book.run("%viz_doctor", "doctor")
-    assert "front end        a notebook that can answer" in said
-    assert "training runs    in the background" in said
-    assert "canvas, the best of four" in said
-    assert "because          chosen by set_renderer()" in said
-    book.says(r"The front end reached Python and got an answer after \d+ ms")
-    browser.keep("doctor")
-
-
-@pytest.mark.sample(0)
 def test_optimizers_compared_by_a_magic(book, browser):
     book.run(BEGIN.format(renderer="canvas"))
     book.run("%opt_compare adam lion sgd --on rosenbrock", "compared")

@@ -1,12 +1,11 @@
-"""The pictures of a race and of a battery have the numbers that were found."""
+"""The pictures of a race have the numbers that were found."""
 
 import numpy as np
 import pytest
 from races import planted
 
-from tristep.trainer import BatteryResult
-from tristep.viz import BatteryView, RaceView
-from tristep.viz.scene import Band, Heatmap, Line, Points, RefLine, Text
+from tristep.viz import RaceView
+from tristep.viz.scene import Band, Line, Points, RefLine, Text
 
 pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
 
@@ -109,22 +108,3 @@ def test_without_ratios_their_panel_says_why(needed, why, by):
     words = [each.get_text().replace("\n", " ") for each in view.figure(measure=by).axes[1].texts]
     assert any(why.casefold() in each.casefold() for each in words)
     assert not _layers(RaceView(planted([[20, 30], [None, 30]])).scene().panels[1], Text)  # there is the baseline's
-
-
-def test_the_map_of_a_battery_has_the_scores_the_best_at_the_top():
-    inf = np.inf
-    needed = np.array([[[50.0], [60]], [[100], [30]], [[inf], [70]]])
-    result = BatteryResult(("a", "b", "c"), ("saddle", "noisy"), 100, np.ones(1), np.full((3, 2), 0.1), needed)
-    view = BatteryView(result)
-    (panel,) = view.scene().panels
-    (image,) = _layers(panel, Heatmap)
-    order = [2, 0, 1]  # of c, a, b, from below: means of 0.21, 0.75 and 0.75
-    np.testing.assert_allclose(image.values, result.scores[order], rtol=1e-6)
-    assert image.limits == (0.0, 1.0)
-    assert [str(text.texts) for text in _layers(panel, Text)] == ["–", "70", "50", "60", "100", "30"]
-    assert [words for _, words in panel.y.ticks] == ["c  0.21", "a  0.75", "b  0.75"]
-    assert [words for _, words in panel.x.ticks] == ["saddle", "noisy"]
-    assert "saddle: a is first with 50 steps; not solved by c. noisy: b is first with 30 steps." in view.describe()
-    assert view.figure()
-    nobody = BatteryResult(("a",), ("saddle",), 100, np.ones(1), np.ones((1, 1)), np.full((1, 1, 3), inf))
-    assert "saddle: solved by none." in BatteryView(nobody).describe()

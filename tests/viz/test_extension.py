@@ -6,7 +6,6 @@ import sys
 import textwrap
 import types
 from functools import partial
-from importlib import metadata
 
 import numpy as np
 import pytest
@@ -17,11 +16,8 @@ from torch_paths import torch_path
 from traitlets.config import Config
 
 import tristep
-from tristep.viz import Line, LiveLoop, LossView, Run, capabilities, set_renderer
+from tristep.viz import Line, LiveLoop
 from tristep.viz.live.cell_loops import split_at_loop
-from tristep.viz.live.doctor import doctor_report
-
-MAGICS = {"opt_compare", "lr_schedule", "lr_find", "viz_dashboard", "viz_export", "viz_renderer", "viz_doctor"}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +81,7 @@ def test_unloading_leaves_nothing_behind(bare):
     before = everything(bare)
     bare.extension_manager.load_extension("tristep")
     after = everything(bare)
-    assert set(after["magics"]["line"]) - set(before["magics"]["line"]) == MAGICS
+    assert set(after["magics"]["line"]) - set(before["magics"]["line"]) == {"opt_compare"}
     assert set(after["magics"]["cell"]) - set(before["magics"]["cell"]) == {"train"}
     assert len(after["events"]["pre_run_cell"]) == len(before["events"]["pre_run_cell"]) + 1
     assert len(after["formatters"][0]) == len(before["formatters"][0]) + 5
@@ -108,8 +104,8 @@ def test_while_it_is_loaded_optimizers_are_shown_as_tables_and_magics_explain_th
     assert data["text/plain"] == repr(optimizer)
     trainer = tristep.Trainer([torch.nn.Parameter(torch.zeros(3))], "lion")
     assert "Trainer with Lion" in shell.display_formatter.format(trainer)[0]["text/html"]
-    for name in MAGICS | {"train"}:
-        words = shell.magics_manager.magics["cell" if name == "train" else "line"][name].__doc__
+    for kind, name in (("cell", "train"), ("line", "opt_compare")):
+        words = shell.magics_manager.magics[kind][name].__doc__
         assert f"%{name}" in words
         assert len(words.splitlines()) > 3, name
     shell.run_line_magic("unload_ext", "tristep")
@@ -302,83 +298,11 @@ def test_optimizers_compared(shell):
     [
         ("%%train --mode fiber\nfor x in y:\n    pass", "fiber"),
         ("%opt_compare", ""),
-        ("%lr_schedule cosine --steps many", "many"),
-        ("%lr_schedule cosine --set end=3", "end"),
-        ("%lr_schedule cosinus", "Did you mean"),
-        ("%lr_schedule cosine --set 3", "NAME=VALUE"),
-        ("%lr_find nobody loader", "nobody"),
-        ("%viz_dashboard", "there is no Recorder, Run or LiveLoop in the notebook"),
-        ("%viz_export loss.gif view", "must end in .html"),
-        ("%viz_export loss.png torch", "is a module: must be a view"),
-        ("%viz_renderer hologram", "hologram"),
+        ("%opt_compare adam --steps many", "many"),
+        ("%%train --trainer nobody\nfor x in y:\n    pass", "nobody"),
     ],
 )
 def test_what_a_magic_cannot_use_is_refused(shell, line, message):
-    shell.user_ns["view"] = LossView({"a": [1.0]})
-    before = capabilities().renderer
     error = shell.run_cell(line).error_in_exec
     assert isinstance(error, UsageError)
     assert message in str(error)
-    assert capabilities().renderer == before
-
-
-def test_the_doctor_names_versions_and_what_is_missing(monkeypatch):
-    lines = doctor_report()
-    assert f"{'matplotlib':16} {metadata.version('matplotlib')}" in lines
-    assert f"{'kernel':16} none: this is no notebook" in lines
-    assert f"{'training runs':16} in the cell with mode='auto'" in lines
-
-    def version(package):
-        if package == "ipywidgets":
-            raise metadata.PackageNotFoundError(package)
-        return "1.0"
-
-    monkeypatch.setattr(metadata, "version", version)
-    assert f"{'ipywidgets':16} missing" in doctor_report()
-
-
-def test_a_dashboard_shows_what_was_recorded_last(shell):
-    first, second = Run("first"), Run("second")
-    for recorded in (first, second):
-        recorded.add_scalars(1, {"loss": 2.5})
-    shell.user_ns.update(first=first, second=second)
-    assert run(shell, "%viz_dashboard").run is second
-    assert run(shell, "%viz_dashboard first").run is first
-
-
-def test_a_schedule_is_drawn_and_its_code_printed(shell, capsys):
-    view = run(shell, "%lr_schedule cosine --steps 80 --warmup 8 --lr 0.5 --set final_lr=0.25")
-    printed = capsys.readouterr().out.splitlines()[0]
-    schedule = eval(printed, {"tristep": tristep})
-    assert schedule == tristep.lr_scheduler.CosineScheduler(80, base_lr=0.5, final_lr=0.25, warmup_steps=8)
-    lines = [layer for panel in view.scene().panels for layer in panel.layers if isinstance(layer, Line)]
-    expected = schedule(lines[0].x.astype(int))
-    np.testing.assert_allclose(lines[0].y, expected, rtol=1e-5, atol=1e-7)
-    run(shell, "%lr_schedule factor --steps 30 --set step=10 --set factor=0.5")
-    assert "FactorScheduler(step=10" in capsys.readouterr().out
-
-
-def test_a_rate_is_found_and_everything_restored(shell):
-    run(shell, SETUP)
-    run(shell, "loss_function = torch.nn.MSELoss(); pairs = [(torch.ones(4, 2), torch.zeros(4, 1))] * 3")
-    before = [parameter.detach().clone() for parameter in shell.user_ns["net"].parameters()]
-    rate = run(shell, "%lr_find trainer pairs --loss loss_function -n 40")
-    assert 1e-7 < rate < 10
-    for parameter, weight in zip(shell.user_ns["net"].parameters(), before, strict=True):
-        assert torch.equal(parameter, weight)
-
-
-def test_a_view_is_written_to_a_file(shell, tmp_path):
-    shell.user_ns["view"] = LossView({"short": [1.0, 0.5, 0.25]})
-    run(shell, f"%viz_export {tmp_path / 'loss.png'}")
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    run(shell, f"%viz_export {tmp_path / 'loss.svg'} view")
-    assert "loss" in (tmp_path / "loss.svg").read_text()
-
-
-def test_the_tier_is_chosen(shell):
-    try:
-        run(shell, "%viz_renderer matplotlib")
-        assert capabilities().renderer == "matplotlib"
-    finally:
-        set_renderer("auto")

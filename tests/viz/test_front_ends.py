@@ -1,4 +1,4 @@
-"""Front ends: Colab's manager of custom widgets, what marimo is handed, and what `%viz_doctor` says of each."""
+"""Front ends: Colab's manager of custom widgets, and what marimo is handed."""
 
 import sys
 import types
@@ -139,39 +139,3 @@ def test_a_widget_of_a_cell_that_is_gone_gets_no_more_frames(marimo):
     view.catch_up()
     assert widget.payload == before
     assert view.display.widgets == []
-
-
-@pytest.mark.parametrize(
-    ("missing", "renderer", "words"),
-    [
-        (None, "canvas", None),
-        ("anywidget", "ipywidgets", "pip install 'tristep[notebook]'"),
-        ("ipywidgets", "matplotlib", "pip install 'tristep[notebook]'"),
-    ],
-)
-def test_the_doctor_tells_which_renderer_why_and_what_would_be_better(missing, renderer, words, colab, monkeypatch):
-    monkeypatch.delitem(sys.modules, "google.colab")
-    if missing is not None:
-        monkeypatch.setitem(sys.modules, missing, None)
-    lines = report()
-    assert lines["views"].startswith(f"{renderer}, ")
-    assert lines["because"] == capabilities().reason
-    assert (words is None) == ("better" not in lines)
-    assert words is None or words in lines["better"]
-
-
-def test_the_doctor_says_how_to_undo_a_choice_and_to_mend_colab(colab):
-    set_renderer("text")
-    assert "set_renderer('auto')" in report()["better"]
-    set_renderer("auto")
-    colab.error = RuntimeError("no")
-    notebook.enable_colab_widgets.cache_clear()
-    with pytest.warns(RuntimeWarning, match="no"):
-        assert "enable_custom_widget_manager" in report()["better"]
-
-
-def report():
-    """What the doctor says, by the word at the beginning of each line."""
-    from tristep.viz.live.doctor import doctor_report
-
-    return {line[:16].strip(): line[17:] for line in doctor_report()}

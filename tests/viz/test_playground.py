@@ -6,11 +6,9 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from drawn_scenes import words_of
 from torch_paths import torch_path
 
 import tristep
-from tristep.trainer.optimizer import registered
 from tristep.viz import (
     BasinMap,
     Function,
@@ -307,74 +305,9 @@ def test_names_of_the_default_legend_are_names_and_no_two_paths_are_equal():
     again = TrajectoryView(BOWL, names, steps=30, factors=(1.0,))
     np.testing.assert_array_equal(again.trajectories.paths, view.trajectories.paths)
     assert list(_lines(view.scene().panels[0])) == names
-    assert not view.scene().notes
     at_one_rate = simulate(BOWL, names, steps=30, learning_rates=[0.01]).paths[:, 0, 0]
     for i, path in enumerate(at_one_rate):
         assert all(np.abs(path - other).max() > 1e-3 for other in at_one_rate[:i])
-
-
-@pytest.mark.usefixtures("few_steps")
-def test_who_takes_the_steps_of_a_plainer_one_is_called_so():
-    """Against paths on another function, from elsewhere, at another rate than where they are compared."""
-    names = sorted({name for name in registered() if registered()[name].__module__.startswith("tristep")} - {"groupadagrad"})
-    view = TrajectoryView("himmelblau", {name: {"learning_rate": 0.02} for name in names}, (1.0, 2.5), 60, factors=(1.0,))
-    labels = list(_lines(view.scene().panels[0]))
-    paths = dict(zip(names, view.trajectories.paths[:, 0, 0], strict=True))
-    same = {name: label[len(name) + 4 : -1] for name, label in zip(names, labels, strict=True) if label != name}
-    assert same.keys() >= {"muon", "normuon", "sophia", "ccsgd", "lbsgd"}
-    assert {same[name] for name in ("muon", "normuon")} == {"adam"}
-    for name, other in same.items():
-        np.testing.assert_allclose(paths[name], paths[other], rtol=1e-3, atol=1e-3)
-    for name in paths.keys() - same.keys():
-        for other in {"sgd", "nag", "adagrad", "rmsprop", "adam", "lion", "adabelief", "tiger"} - {name}:
-            assert not np.abs(paths[name] - paths[other]).max() <= 1e-4, (name, other)
-    (note,) = view.scene().notes
-    assert "On two variables " in note
-    assert "muon takes the steps of adam" in note
-    assert note in view.describe()
-    written = " ".join(text.get_text() for text in words_of(view.figure())).replace("\n", " ")
-    assert note in written
-    runs = view.scene().runs
-    assert all(runs.names[k] in written for k in runs.shown)
-    assert any("(= " in runs.names[k] for k in runs.shown)
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"nag": {"momentum": 0.0}}, "nag (= sgd)"),
-        ({"momentum": {"momentum": 0.8}}, "momentum"),
-        ({"mine": {"optimizer": "muon"}}, "mine (= adam)"),
-        ({"mine": {"optimizer": "adam"}}, "mine"),
-        ({"adamw": {}}, "adamw (= adam)"),
-        ({"adamw": {"wd": 0.1}}, "adamw"),
-        ({"lion": {"beta1": 0.9, "beta2": 0.9}}, "lion (= signum)"),
-        ({"ours": lambda point, gradient, state, lr: point - lr * gradient}, "ours"),
-    ],
-)
-def test_settings_decide_who_is_a_plainer_one(given, expected):
-    before = torch.get_rng_state()
-    view = TrajectoryView(BOWL, given, steps=5, factors=(1.0,))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert list(_lines(view.scene().panels[0])) == [expected]
-    assert bool(view.scene().notes) == (expected != next(iter(given)))
-    assert list(view.best) == list(given)
-
-
-def test_other_pictures_of_them_say_so_too():
-    curves = SensitivityView(BOWL, ["sgd", "ccsgd"], 2, steps=5)
-    assert list(_lines(curves.scene().panels[0])) == ["sgd", "ccsgd (= sgd)"]
-    basins = BasinMap("himmelblau", ["sgd", "ccsgd"], n=4, steps=5, learning_rates=[0.01])
-    assert basins.scene().controls[0].values == ["sgd", "ccsgd (= sgd)"]
-    playground = Playground(BOWL, "ccsgd", ("adam",), steps=5)
-    assert "ccsgd (= sgd)" in _lines(playground.scene().panels[0])
-    for view in (curves, basins, playground):
-        assert view.scene().notes == [
-            "On two variables ccsgd takes the steps of sgd: what is different elsewhere is not in this picture."
-        ]
-        assert view.scene().notes[0] in view.describe()
-    playground.on_control("optimizer", "adam", 0)
-    assert not playground.scene().notes
 
 
 def test_a_function_of_x_and_y():

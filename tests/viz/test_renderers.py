@@ -107,6 +107,14 @@ def test_the_renderer_is_chosen_by_what_is_found(shell, environment, front_end, 
     assert str(seen).startswith(f"{renderer}: ")
 
 
+@pytest.mark.parametrize(("missing", "renderer"), [("anywidget", "ipywidgets"), ("ipywidgets", "matplotlib")])
+def test_a_missing_package_is_the_reason_for_a_lower_renderer(missing, renderer, monkeypatch):
+    monkeypatch.setattr("IPython.get_ipython", lambda: types.SimpleNamespace(kernel=True, user_ns={}))
+    monkeypatch.setitem(sys.modules, missing, None)
+    found = capabilities()
+    assert (found.renderer, found.reason) == (renderer, f"{missing} is missing")
+
+
 def test_the_environment_chooses_until_set_renderer_does(monkeypatch):
     monkeypatch.setenv("TRISTEP_VIZ", "text")
     assert (capabilities().renderer, capabilities().reason) == ("text", "chosen by TRISTEP_VIZ")

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import ast
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
-from IPython.display import display
 
-from ...trainer import LRFinder, Trainer, lr_find
+from ...trainer import Trainer
 from ...trainer.optimizer import Optimizer
-from ..record import Recorder, Run
-from ..render.notebook import has_front_end
-from ..render.renderers import set_renderer
-from ..views import Dashboard, LRFinderView, ScheduleView, TrajectoryView, View, reprs
-from ..views.schedule import scheduler
+from ..record import Recorder
+from ..views import TrajectoryView, reprs
 from . import LiveLoop, stop_loops
 from .cell_loops import numbers_of, split_at_loop, turns
-from .doctor import doctor_report, show_ping
 from .loop import MODES
 
 __all__ = ["TristepMagics", "load", "unload"]
 
-REPORTED = (Recorder, Run, LiveLoop)  # types with a dashboard
 MODELS = (
     Trainer,
     Optimizer,
@@ -106,54 +99,6 @@ class TristepMagics(Magics):
         return TrajectoryView(args.on, candidates, start=args.start, steps=args.steps)
 
     @magic_arguments()
-    @argument("name", help="of a schedule, such as cosine, poly, factor or onecycle")
-    @argument("--steps", type=int, default=1000, help="how many updates (1000); a schedule with an end ends there")
-    @argument("--warmup", type=int, default=0, help="how many of them warm up (0)")
-    @argument("--lr", type=float, help="the largest rate (the schedule's default)")
-    @argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another argument, as often as needed")
-    @line_magic
-    def lr_schedule(self, line: str) -> Any:
-        """Draw a schedule of learning rates, and print the code that makes it.
-
-        Example: %lr_schedule cosine --steps 1000 --warmup 100 --set final_lr=0.001
-        """
-        args = parse_argstring(self.lr_schedule, line)
-        arguments = dict(_setting(each) for each in args.set)
-        arguments |= {"warmup_steps": args.warmup} if args.warmup else {}
-        arguments |= {} if args.lr is None else {"base_lr": args.lr}
-        try:
-            schedule = scheduler(args.name, args.steps, **arguments)
-        except (TypeError, ValueError) as error:
-            raise UsageError(str(error)) from error
-        print(f"tristep.lr_scheduler.{schedule!r}")
-        return ScheduleView(schedule, args.steps)
-
-    @magic_arguments()
-    @argument("trainer", help="a Trainer or an optimizer, by its name in the notebook")
-    @argument("data", help="a loader, or a function or iterator that takes a step and returns the loss")
-    @argument("--net", default="net", help="with a loader: the model (net)")
-    @argument("--loss", default="loss", help="with a loader: the loss function (loss)")
-    @argument("--low", type=float, default=1e-7, help="the first rate (1e-7)")
-    @argument("--high", type=float, default=10.0, help="the last rate (10)")
-    @argument("-n", type=int, default=100, help="how many steps (100)")
-    @line_magic
-    def lr_find(self, line: str) -> float:
-        """Try rising learning rates, show the losses, restore everything, and return the suggested rate.
-
-        Example: %lr_find trainer loader --net net --loss loss_function
-        """
-        args = parse_argstring(self.lr_find, line)
-        source, data = self._value(args.trainer), self._value(args.data)
-        step = data
-        if not callable(data) and not isinstance(data, Iterator):
-            step = self._value(args.net), self._value(args.loss), data
-        result: LRFinder = lr_find(source, step, low=args.low, high=args.high, n=args.n)
-        display(LRFinderView(result))
-        if result.nothing:
-            raise UsageError(result.nothing)
-        return result.value
-
-    @magic_arguments()
     @argument("--fps", type=float, default=4.0, help="redraw at most this many times a second (4)")
     @argument("--mode", choices=MODES, default="auto", help="what runs the loop: the mode of LiveLoop (auto)")
     @argument("--trainer", help="the Trainer or optimizer (the first one that the cell names)")
@@ -203,61 +148,6 @@ class TristepMagics(Magics):
         namespace[args.name] = loop
         loop.start()
 
-    @magic_arguments()
-    @argument("source", nargs="?", help="a Recorder, Run or LiveLoop (the one made last)")
-    @line_magic
-    def viz_dashboard(self, line: str) -> Any:
-        """Show everything recorded of a run on one page."""
-        args = parse_argstring(self.viz_dashboard, line)
-        return Dashboard(self._value(args.source) if args.source else self._last(REPORTED, "Recorder, Run or LiveLoop"))
-
-    @magic_arguments()
-    @argument("file", help="the file: .html for a page that works by itself, .png, .svg or .pdf for a picture")
-    @argument("view", nargs="?", help="the view (the last output, or the view made last)")
-    @line_magic
-    def viz_export(self, line: str) -> None:
-        """Write a view to a file.
-
-        Example: %viz_export losses.html
-        """
-        args = parse_argstring(self.viz_export, line)
-        path = Path(args.file)
-        if path.suffix not in (".html", ".png", ".svg", ".pdf"):
-            raise UsageError(f"file={args.file!r}: must end in .html, .png, .svg or .pdf")
-        last = self.shell.user_ns.get("_")
-        if args.view:
-            view = self._value(args.view)
-        else:
-            view = last if isinstance(last, View) else self._last((View,), "view")
-        if isinstance(view, LiveLoop):
-            view = view.view
-        if not isinstance(view, View):
-            raise UsageError(f"view={args.view!r} is a {type(view).__name__}: must be a view")
-        if path.suffix == ".html":
-            view.html(path)
-        else:
-            view.figure().savefig(path)
-
-    @magic_arguments()
-    @argument("renderer", help="auto, canvas, ipywidgets, matplotlib or text")
-    @line_magic
-    def viz_renderer(self, line: str) -> None:
-        """Choose how views are shown from now on."""
-        args = parse_argstring(self.viz_renderer, line)
-        try:
-            set_renderer(args.renderer)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-
-    @magic_arguments()
-    @line_magic
-    def viz_doctor(self, line: str) -> None:
-        """Print which packages and features of the notebook work, which are missing, and the commands that install them."""
-        parse_argstring(self.viz_doctor, line)
-        print("\n".join(doctor_report()))
-        if has_front_end():
-            show_ping()
-
     def _value(self, name: str) -> Any:
         try:
             return self.shell.ev(name)
@@ -268,22 +158,6 @@ class TristepMagics(Magics):
         """Return the notebook's class, optimizer or function of this name; else {}, the arguments of a named one."""
         candidate = self.shell.user_ns.get(name)
         return candidate if isinstance(candidate, (type, Optimizer)) or (callable(candidate)) else {}
-
-    def _last(self, kinds: tuple[type, ...], words: str) -> Any:
-        for name, value in reversed(list(self.shell.user_ns.items())):
-            if isinstance(value, kinds) and not name.startswith("_"):
-                return value
-        raise UsageError(f"there is no {words} in the notebook: give its name")
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise UsageError(f"--set {text}: must be NAME=VALUE")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
 
 
 def _first(things: Sequence[Any], kinds: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Adapters to loggers: files, TensorBoard, MLflow, Weights & Biases, Trackio, functions."""
+"""Adapters to loggers: files, TensorBoard, Weights & Biases, functions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ import numpy as np
 
 from ...trainer.checkpoint import files
 from ...trainer.validation import absolute_path
-from .event_files import EventFile
 
 __all__ = ["Adapter", "adapter"]
-
-MOST_METRICS = 1000  # the limit of one call to MLflow's store
 
 
 class Adapter:
@@ -123,11 +120,8 @@ class _TensorBoard(Adapter):
             )
         protocol: Any = import_module("tensorboard.compat.proto.summary_pb2")
         self._summary, self._histogram = protocol.Summary, protocol.HistogramProto
-        self._file: Any
-        if "://" in folder:  # remote storage, which only TensorBoard's writer can access
-            self._file = import_module("torch.utils.tensorboard").FileWriter(folder, filename_suffix=".tristep")
-        else:
-            self._file = EventFile(folder, import_module("tensorboard.compat.proto.event_pb2").Event)
+        place = folder if "://" in folder else str(Path(folder).absolute())  # the writer opens its file again and again
+        self._file: Any = import_module("torch.utils.tensorboard").FileWriter(place, filename_suffix=".tristep")
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         value = self._summary.Value
@@ -155,36 +149,17 @@ class _TensorBoard(Adapter):
         self._file.close()
 
 
-class _MLflow(Adapter):
-    """The module `mlflow`, or a run. Each call names the run, because MLflow's active run belongs to one thread."""
+class _WandB(Adapter):
+    """A run of Weights & Biases, or its module."""
+
+    takes_histograms = True
 
     def __init__(self, target: Any) -> None:
-        self._mlflow = import_module("mlflow")
-        active = self._mlflow.active_run() if target is self._mlflow else target
-        if active is None:
-            raise ValueError("to has mlflow, which has no active run: call mlflow.start_run() before")
-        self._run = active.info.run_id
-        super().__init__(self._log, f"MLflow's run {self._run}")
-
-    def _log(self, step: int, values: dict[str, float]) -> None:
-        items = list(values.items())
-        for first in range(0, len(items), MOST_METRICS):
-            part = dict(items[first : first + MOST_METRICS])
-            self._mlflow.log_metrics(part, step=step, run_id=self._run, synchronous=True)
-
-
-class _LogMethod(Adapter):
-    """An object with `log(numbers, step=...)`: a run, or the module, of Weights & Biases or Trackio."""
-
-    def __init__(self, target: Any, library: str) -> None:
-        super().__init__(lambda step, values: target.log(values, step=step), f"{library}'s {_short(target)}")
-        self._target = target
-        self._histogram = getattr(import_module("wandb"), "Histogram", None) if library == "wandb" else None
-        self.takes_histograms = self._histogram is not None
+        super().__init__(lambda step, values: target.log(values, step=step), f"wandb's {_short(target)}")
+        self._target, self._histogram = target, import_module("wandb").Histogram
 
     def log_histogram(self, step: int, name: str, counts: np.ndarray, edges: np.ndarray) -> None:
-        if self._histogram is not None:
-            self._target.log({name: self._histogram(np_histogram=(counts.astype(np.int64), edges))}, step=step)
+        self._target.log({name: self._histogram(np_histogram=(counts.astype(np.int64), edges))}, step=step)
 
 
 def adapter(target: Any) -> Adapter:
@@ -197,12 +172,9 @@ def adapter(target: Any) -> Adapter:
                 f"to has {str(target)!r}: a file's name must end in .csv or .jsonl; TensorBoard is a SummaryWriter"
             )
         return kinds[path.suffix](path)
-    library = str(getattr(target, "__name__", type(target).__module__)).partition(".")[0]
     boards = sys.modules.get("torch.utils.tensorboard")
     if boards is not None and isinstance(target, boards.SummaryWriter):
         return _TensorBoard(target)
-    if library == "mlflow":
-        return _MLflow(target)
     if callable(getattr(target, "add_scalar", None)):  # tensorboardX, and other libraries with TensorBoard's methods
 
         def add(step: int, values: dict[str, float]) -> None:
@@ -210,13 +182,13 @@ def adapter(target: Any) -> Adapter:
                 target.add_scalar(name, value, step)
 
         return Adapter(add, _short(target))
-    if callable(getattr(target, "log", None)):
-        return _LogMethod(target, library)
+    if str(getattr(target, "__name__", type(target).__module__)).partition(".")[0] == "wandb":
+        return _WandB(target)
     if callable(target):
         return Adapter(target, _short(target))
     raise TypeError(
         f"to has {target!r} ({type(target).__name__}): must be the name of a .csv or .jsonl file, a SummaryWriter, a run of "
-        "W&B, Trackio or MLflow, or a function that takes a step and a dict"
+        "W&B, or a function that takes a step and a dict"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import queue
 import threading
 import time
@@ -145,9 +144,8 @@ class _Logger:
     def put(self, lot: Lot) -> None:
         """Queue a lot; the queue must have room. The thread starts with the first lot, and ends with the recorder."""
         if self._thread is None:
-            context = contextvars.copy_context()  # it holds Trackio's current run
             self._thread = threading.Thread(
-                target=context.run, args=(_work, self.adapter, self.queue, self.report), name="tristep logger", daemon=True
+                target=_work, args=(self.adapter, self.queue, self.report), name="tristep logger", daemon=True
             )
             self._thread.start()
             weakref.finalize(self, _end, self.queue)

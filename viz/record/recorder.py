@@ -54,8 +54,8 @@ class Recorder:
         module: names the parameters of a torch optimizer. None means the names that the optimizer got from
             `named_parameters()`, or else group and index: "0.1" is the second parameter of the first group. Not with a
             `Trainer`, which has names.
-        to: loggers that also get the numbers: the name of a new .csv or .jsonl file; a `SummaryWriter`; a run of W&B or
-            Trackio; the module `mlflow`; or a function of a step and a dict. Each has its own thread; training never waits.
+        to: loggers that also get the numbers: the name of a new .csv or .jsonl file; a `SummaryWriter`; a run of W&B; or
+            a function of a step and a dict. Each has its own thread; training never waits.
         log_every: loggers get the first value of each series in every window of this many steps, >= 1.
         log_quantities: the quantities of each parameter that loggers get, under names such as "gradient_norm/0.weight"; see
             `Telemetry` for all quantities.

@@ -10,7 +10,7 @@ import numpy as np
 from ..scene import Control, Heatmap, Points, Scene, Text
 from ..simulate import RATES, Basins, basin_map, function, tune_learning_rates
 from ..simulate.candidates import named_optimizers
-from .functions import On, function_panel, plainer_ones, rounded, starts_around, with_rate
+from .functions import On, function_panel, rounded, starts_around, with_rate
 from .series import words_panel
 from .view import View
 
@@ -49,7 +49,6 @@ class BasinMap(View):
     ) -> None:
         self.function, self._steps = function(on), steps
         named = named_optimizers(optimizers)
-        self._labels, self._notes = plainer_ones(named)
         if learning_rates is None:
             starts = starts_around(self.function, 16, 0)
             best = tune_learning_rates(self.function, named, starts, steps).best
@@ -72,7 +71,7 @@ class BasinMap(View):
     def scene(self) -> Scene:
         names = list(self.basins)
         n_rates = len(self.learning_rates[names[0]])
-        choice = Control("optimizer", "optimizer", list(self._labels.values()), kind="choice")
+        choice = Control("optimizer", "optimizer", names, kind="choice")
         if self._relative:
             values = [rounded(factor) for factor in (10 ** np.linspace(-1.5, 1.5, n_rates)).tolist()]
             rate = Control("rate", "learning rate, times the best", values, n_rates // 2)
@@ -116,7 +115,6 @@ class BasinMap(View):
             height=5.8,
             heights=(14, 1),
             description=self.describe(),
-            notes=self._notes,
         )
 
     def describe(self) -> str:
@@ -131,7 +129,7 @@ class BasinMap(View):
                 for count, minimum in zip(counts.tolist(), basins[k].minima, strict=True)
             )
             parts.append(f"{name} at rate {self.learning_rates[name][k]:.3g}: {shares[k]:.0%} end at a minimum: {split}.")
-        return " ".join([*parts, *self._notes])
+        return " ".join(parts)
 
     @staticmethod
     def _share(basin: Basins) -> float:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...trainer.presets import label, plainer
 from ..scene import Axis, Layer, Line, Panel, Points, surface_layers
 from ..simulate import Function, Trajectories
 
@@ -20,7 +19,6 @@ __all__ = [
     "loss_above",
     "loss_label",
     "loss_panel",
-    "plainer_ones",
     "rounded",
     "starts_around",
     "ways",
@@ -67,7 +65,7 @@ def loss_axis(trajectories: Trajectories, losses: np.ndarray) -> Axis:
     return Axis.over(loss_label(trajectories.function), np.clip(height, 1e-9, max(highest, 1e-8)), scale="log")
 
 
-def ways(trajectories: Trajectories, labels: Mapping[str, str], values: Any, by: tuple[str, ...] = ()) -> list[list[Line]]:
+def ways(trajectories: Trajectories, values: Any, by: tuple[str, ...] = ()) -> list[list[Line]]:
     """Return two lists of lines, the paths of all optimizers from the first start and their losses, up to control "step".
 
     `values` is an index or a slice of the values that were varied, and `by` the control that selects one value of a slice.
@@ -75,7 +73,7 @@ def ways(trajectories: Trajectories, labels: Mapping[str, str], values: Any, by:
     path_lines, loss_lines = list[Line](), list[Line]()
     for i, name in enumerate(trajectories.names):
         path, losses = trajectories.paths[i, values, 0], loss_above(trajectories.losses[i, values, 0], trajectories)
-        look: dict[str, Any] = {"name": labels[name], "style": i, "by": by, "upto": "step", "run": i}
+        look: dict[str, Any] = {"name": name, "style": i, "by": by, "upto": "step", "run": i}
         path_lines.append(Line(path[..., 0], path[..., 1], head=True, **look))
         loss_lines.append(Line(np.arange(trajectories.steps + 1), losses, **look))
     return [path_lines, loss_lines]
@@ -88,17 +86,6 @@ def loss_panel(trajectories: Trajectories, losses: np.ndarray, layers: Sequence[
 
 def loss_label(where: Function) -> str:
     return "f(x, y) above its minimum" if where.minima else "f(x, y) above the least seen"
-
-
-def plainer_ones(optimizers: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Return a dict from names to legend labels, and a list of notes.
-
-    An optimizer that takes the same steps on two variables as a simpler one has both names in its label, and a note.
-    """
-    simpler = {name: plainer(name, optimizer) for name, optimizer in optimizers.items()}
-    labels = {name: label(name, other) for name, other in simpler.items()}
-    same = ", ".join(f"{name} takes the steps of {other}" for name, other in simpler.items() if other)
-    return labels, [f"On two variables {same}: what is different elsewhere is not in this picture."] if same else []
 
 
 def rounded(value: float) -> float:

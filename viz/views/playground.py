@@ -18,7 +18,7 @@ from ...trainer.presets import PRESETS, named
 from ..scene import Arrows, Button, Control, Layer, Listing, RefLine, Scene, Text
 from ..simulate import FUNCTIONS, SearchRange, UpdateTrace, function, rule_source, search_ranges, trace_updates
 from ..simulate.candidates import named_optimizers
-from .functions import On, function_panel, loss_panel, plainer_ones, ways
+from .functions import On, function_panel, loss_panel, ways
 from .series import words_panel
 from .trajectories import MOVING, TrajectoryView, moments_of
 
@@ -85,7 +85,7 @@ class Playground(TrajectoryView):
         trajectories, trace = self.trajectories, self.trace
         moments = moments_of(trajectories.steps)
         step = Control("step", "step", moments, min(len(moments) - 1, 12), kind="play", seconds=8)
-        paths, curves = ways(trajectories, self._labels, 0)
+        paths, curves = ways(trajectories, 0)
         surface = [*self._surface(), *paths, *self._arrows(trace, moments), self._start_point()]
         whole = [replace(line, name="", upto=None, width=1, alpha=0.3) for line in curves]
         current = RefLine(np.array(moments)[:, None], by=("step",), style="quiet")
@@ -111,7 +111,6 @@ class Playground(TrajectoryView):
             description=self.describe(),
             listings=[Listing("its rule, as it is compiled", _source(self._klass))],
             message=self._why or self.found,
-            notes=self._notes,
         )
 
     def on_control(self, name: str, value: Any, index: int) -> None:
@@ -126,7 +125,6 @@ class Playground(TrajectoryView):
             self._klass, self.settings = _resolved(value, {})
             self._chosen = value
             self._optimizers, self._rates = self._all(), {}
-            self._labels, self._notes = plainer_ones(self._optimizers)
             self._find_rates()
         elif name.startswith("setting "):
             setting = next((each for each in self.sliders if each.name == name[8:]), None)

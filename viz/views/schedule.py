@@ -22,7 +22,7 @@ from .run_view import checked_run, take_in
 from .series import SOLID_GREY, axis_from_zero, drawable, middle_steps, not_positive, scalar_panel, smoothing_control, spread
 from .view import View
 
-__all__ = ["Schedule", "ScheduleView", "TorchSchedule", "scheduler"]
+__all__ = ["Schedule", "ScheduleView", "TorchSchedule"]
 
 TorchSchedule = torch.optim.lr_scheduler.LRScheduler
 Schedule = str | Callable[[int], float] | Trainer | TorchSchedule
@@ -323,14 +323,11 @@ def _loss_panel(run: Run | None, across: Axis, smoothing: Control) -> Panel | No
     return replace(scalar_panel("loss", drawn, across, smoothing), row=1)
 
 
-def scheduler(name: str, n_updates: int, **arguments: Any) -> LRScheduler:
-    """Create a schedule by its registered name.
-
-    `n_updates` is its `max_update`, if it has this parameter and `arguments` does not set it.
-    """
+def _scheduler(name: str, n_updates: int) -> LRScheduler:
+    """Create a schedule by its registered name; `n_updates` is its `max_update`, if it has this parameter."""
     parameters = inspect.signature(LRScheduler.registry.lookup(name)).parameters.values()
-    if any(each.name == "max_update" or each.kind is each.VAR_KEYWORD for each in parameters):
-        arguments = {"max_update": n_updates} | arguments
+    with_end = any(each.name == "max_update" or each.kind is each.VAR_KEYWORD for each in parameters)
+    arguments = {"max_update": n_updates} if with_end else {}
     needed = [each.name for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
     if missing := [each for each in needed if each not in arguments]:
         values = ", ".join(f"{each}=..." for each in missing)
@@ -343,7 +340,7 @@ def _named(schedules: Any, n_updates: int) -> dict[str, Any]:
         return {}
     if not isinstance(schedules, Mapping):
         schedules = {_name(schedules): schedules}
-    schedules = {name: scheduler(each, n_updates) if isinstance(each, str) else each for name, each in schedules.items()}
+    schedules = {name: _scheduler(each, n_updates) if isinstance(each, str) else each for name, each in schedules.items()}
     for name, schedule in schedules.items():
         if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise TypeError(f"{name}: ReduceLROnPlateau needs losses, so nobody knows what it will do")

@@ -12,7 +12,7 @@ from ...trainer.validation import integer
 from ..scene import Axis, Band, Layer, Line, Panel, Points, Scene
 from ..simulate import Sensitivity, function, tune_learning_rates
 from ..simulate.candidates import named_optimizers
-from .functions import LEAST, On, loss_label, plainer_ones, starts_around
+from .functions import LEAST, On, loss_label, starts_around
 from .run_table import with_table
 from .view import View
 
@@ -48,10 +48,8 @@ class SensitivityView(View):
             if ours:
                 raise ValueError(f"{', '.join(ours)}: `on` has been found already; leave them out")
             self.found = on
-            self._labels, self._notes = {name: name for name in on.names}, list[str]()
         else:
             where, named = function(on), named_optimizers(optimizers)
-            self._labels, self._notes = plainer_ones(named)
             if "start" not in ours:
                 ours["start"] = starts_around(where, integer("starts", starts, low=1), int(ours.get("seed", 0)))
             self.found = tune_learning_rates(where, named, **ours)
@@ -71,7 +69,7 @@ class SensitivityView(View):
         for i, name in enumerate(tuning.names):
             low, middle, high = shown[i].T
             layers.append(Band(tuning.learning_rates, low, high, style=i, run=i))
-            layers.append(Line(tuning.learning_rates, middle, name=self._labels[name], style=i, run=i))
+            layers.append(Line(tuning.learning_rates, middle, name=name, style=i, run=i))
             if np.isfinite(tuning.best[i]):
                 k = int(np.argmin(np.abs(tuning.learning_rates - tuning.best[i])))
                 words = [f"{name}: best rate {tuning.best[i]:.3g}"]
@@ -85,10 +83,10 @@ class SensitivityView(View):
             layers,
         )
         title = f"Which rates work on {where.name}"
-        scene = Scene([panel], title, width=8.5, height=4.8, description=self.describe(), notes=self._notes)
+        scene = Scene([panel], title, width=8.5, height=4.8, description=self.describe())
         least_medians = np.nanmin(np.where(np.isfinite(quartiles), quartiles, np.nan)[:, :, 1], axis=1, initial=np.inf)
         columns = {"best rate": tuning.best.tolist(), "loss": least_medians.tolist()}
-        return with_table(scene, [self._labels[name] for name in tuning.names], columns, columns["loss"])
+        return with_table(scene, tuning.names, columns, columns["loss"])
 
     def describe(self) -> str:
         """Return a sentence for each optimizer with its best rate, and with the range of rates that work about as well."""
@@ -107,4 +105,4 @@ class SensitivityView(View):
                 f"{name}: best {median[k]:.4g} at {tuning.best[i]:.3g}; within ten times of it from {good.min():.3g} to "
                 f"{good.max():.3g}."
             )
-        return " ".join([*parts, *self._notes])
+        return " ".join(parts)

@@ -18,7 +18,6 @@ from .functions import (
     function_panel,
     has_rate,
     loss_panel,
-    plainer_ones,
     rounded,
     starts_around,
     ways,
@@ -81,7 +80,6 @@ class TrajectoryView(View):
             raise ValueError(f"factors={self._factors!r}: must be increasing, with 1 among them")
         self._one = rounded_factors.index(1.0)
         self._optimizers = named_optimizers(optimizers)
-        self._labels, self._notes = plainer_ones(self._optimizers)
         self._start = one_start(self.function, start)
         self._rates: dict[str, float] = {}
         self._made: tuple[Any, Simulation] | None = None  # (function, optimizers), and their simulation
@@ -102,7 +100,7 @@ class TrajectoryView(View):
         rate = Control("rate", "learning rates", factors, self._one, texts=[self._rate_in_words(f) for f in factors])
         moments = moments_of(trajectories.steps)
         step = Control("step", "step", moments, len(moments) - 1, kind="play")
-        paths, curves = ways(trajectories, self._labels, slice(None), ("rate",))
+        paths, curves = ways(trajectories, slice(None), ("rate",))
         panels = [
             function_panel(self.function, [*self._surface(), *paths, self._start_point()], click=MOVING),
             loss_panel(trajectories, trajectories.losses[:, self._one, 0], curves, title="loss on the way", column=1),
@@ -118,7 +116,6 @@ class TrajectoryView(View):
             heights = (12, 0.7)
         lost, ends = trajectories.diverged[:, self._one, 0], trajectories.losses[:, self._one, 0, -1].astype(np.float64)
         ends = np.where(lost, np.nan, ends)
-        names = [self._labels[name] for name in trajectories.names]
         columns = {"learning rate": [self._rates[name] for name in trajectories.names], "loss": ends.tolist()}
         scene = Scene(
             panels,
@@ -131,9 +128,8 @@ class TrajectoryView(View):
             heights=heights,
             description=self.describe(),
             message=self.found,
-            notes=self._notes,
         )
-        return with_table(scene, names, columns, ends.tolist())
+        return with_table(scene, trajectories.names, columns, ends.tolist())
 
     def describe(self) -> str:
         """Return a sentence for each optimizer with its rate and its final loss, the lowest loss first."""
@@ -146,7 +142,7 @@ class TrajectoryView(View):
             end = trajectories.paths[i, self._one, 0, -1]
             what = "diverged" if lost[i] else f"loss {losses[i]:.4g} at ({end[0]:.3g}, {end[1]:.3g})"
             parts.append(f"{trajectories.names[i]} at rate {self._rates[trajectories.names[i]]:.3g}: {what}.")
-        return " ".join([*parts, *([self.found] if self.found else []), *self._notes])
+        return " ".join([*parts, *([self.found] if self.found else [])])
 
     def on_click(self, event: str, x: float, y: float) -> None:
         if event == "start":

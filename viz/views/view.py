@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...trainer.checkpoint import files
-from ...trainer.validation import choice, refuse_arguments
-from ..render.characters import in_characters
+from ...trainer.validation import refuse_arguments
 from ..render.notebook import JUPYTER, UNKNOWN
 from ..render.renderers import Capabilities, canvas_module, capabilities
 from ..scene import Scene
@@ -99,11 +98,6 @@ class View(ABC):
     def describe(self) -> str:
         """Return a description of the current picture in words, with its most important numbers."""
         return self._now().description
-
-    def __str__(self) -> str:
-        """Return the picture drawn in characters, followed by its description, for `print` in a terminal."""
-        with self._sharing() as scene:
-            return f"{in_characters(scene)}\n\n{self.describe()}"
 
     def figure(self, **state: int) -> Figure:
         """Draw the current picture as a matplotlib figure.
