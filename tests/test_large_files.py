@@ -103,7 +103,8 @@ def test_safetensors_reads_what_we_write_and_we_what_it_writes(kind, small_parts
             for name, tensor in tensors.items():
                 assert (again[name].dtype, again[name].shape) == (kind, tensor.shape)
                 assert _bytes(again[name]) == _bytes(tensor)
-                assert mapping.is_mapped(again[name]) == (mapped and os.name == "posix" and tensor.numel() > 0)
+                if kind != torch.complex128 or path == "ours":
+                    assert mapping.is_mapped(again[name]) == (mapped and os.name == "posix" and tensor.numel() > 0)
 
 
 def test_tensors_are_aligned_and_in_the_order_of_safetensors(tmp_path):
@@ -115,9 +116,27 @@ def test_tensors_are_aligned_and_in_the_order_of_safetensors(tmp_path):
     metadata = described.pop("__metadata__")
     expected = safetensors.torch.save(tensors, metadata)
     start = 8 + int.from_bytes(expected[:8], "little")
-    assert length % 8 == 0
+    assert (8 + length) % 16 == 0
     assert json.loads(expected[8:start]) == described | {"__metadata__": metadata}
     assert whole[8 + length :] == expected[start:]
+
+
+@pytest.mark.parametrize("spaces", [0, 8])
+def test_complex128_is_copied_from_any_place_in_a_file(spaces, tmp_path):
+    """Into other strides, for which torch needs multiples of 16 bytes, and crashes at others."""
+    values = torch.complex(torch.arange(6.0).double(), torch.ones(6).double()).view(2, 3)
+    files.write("path", tmp_path / "a", {}, {"one": torch.ones(1, dtype=torch.float64), "values": values})
+    whole = (tmp_path / "a").read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    (tmp_path / "a").write_bytes(
+        (length + spaces).to_bytes(8, "little") + whole[8 : 8 + length] + b" " * spaces + whole[8 + length :]
+    )
+    _, tensors = files.read(tmp_path / "a", mapped=True)
+    assert mapping.is_mapped(tensors["values"]) == (os.name == "posix" and not spaces)
+    assert tensors["values"].data_ptr() % 16 == 0
+    copied = torch.zeros(3, 2, dtype=torch.complex128).t()
+    mapping.copy(copied, tensors["values"])
+    assert torch.equal(copied, values)
 
 
 def test_a_header_that_is_too_long_is_refused_before_a_file_is_made(tmp_path, monkeypatch):

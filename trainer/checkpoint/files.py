@@ -132,7 +132,7 @@ def write(
     others = {key: name for key, name in names.items() if name != key}
     dtypes = {key: f"{tensor.dtype}".removeprefix("torch.") for key, tensor in tensors.items() if tensor.dtype not in _NAMES}
     header = {**header, **({"names": others} if others else {}), **({"dtypes": dtypes} if dtypes else {})}
-    in_order = sorted(tensors, key=lambda key: (-forms[key].itemsize, names[key]))  # so all are aligned
+    in_order = sorted(tensors, key=lambda key: (-tensors[key].itemsize, names[key]))  # so all are aligned
     described, end = dict[str, Any](), 0
     for key in in_order:
         form, start = forms[key], end
@@ -146,7 +146,7 @@ def write(
 
     # The header comes first, but the checksums in it are known last: room is left for the longest ones.
     checksums = dict.fromkeys(tensors, _MOST_CHECKSUM)
-    size = -(-(len(begin(checksums)) + len(str(_MOST_CHECKSUM))) // 8) * 8
+    size = -(-(len(begin(checksums)) + len(str(_MOST_CHECKSUM))) // 16) * 16 + 8  # after 8 bytes, and for complex128
     if size > _MOST_HEADER:
         raise ValueError(
             f"{argument}={str(path)!r}: names and header take {size:,} bytes: a file has at most {_MOST_HEADER:,}"
@@ -227,7 +227,11 @@ def _read(
     if not with_tensors:
         return header, {}
     in_order, view = sorted(places.items(), key=lambda item: item[1][2]), map_file(file) if mapped else None
-    tensors = {keys[name]: _read_tensor(file, view, *place) for name, place in in_order}
+    tensors = {}
+    for name, place in in_order:
+        # torch copies complex128, which a file has as pairs of numbers, by instructions that need multiples of 16 bytes.
+        multiple = 16 if dtypes.get(keys[name]) == "complex128" else place[0].itemsize
+        tensors[keys[name]] = _read_tensor(file, view, multiple, *place)
     _refuse_damaged(key for key, tensor in tensors.items() if _checksum(tensor) != checksums[key])
     return header, {key: _as_written(tensors[key], dtypes.get(key)) for key in checksums}
 
@@ -319,11 +323,12 @@ def _begin(file: IO[bytes]) -> tuple[str | None, dict[str, tuple[torch.dtype, li
 
 
 def _read_tensor(
-    file: IO[bytes], view: mmap | None, kind: torch.dtype, shape: list[int], start: int, size: int
+    file: IO[bytes], view: mmap | None, multiple: int, kind: torch.dtype, shape: list[int], start: int, size: int
 ) -> torch.Tensor:
+    """Return a tensor in the mapping `view` if there is one, and its place is a multiple of so many bytes; else read it."""
     if not size:
         return torch.empty(shape, dtype=kind)
-    if view is not None and start % kind.itemsize == 0:
+    if view is not None and start % multiple == 0:
         return torch.frombuffer(view, dtype=kind, count=size // kind.itemsize, offset=start).reshape(shape)
     data = bytearray(size)
     file.seek(start)
