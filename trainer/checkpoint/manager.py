@@ -246,7 +246,7 @@ class CheckpointManager:
             The checkpoint; its step is 0 if the folder has none.
 
         Raises:
-            ValueError: the checkpoint does not fit, or all are damaged. Nothing has been changed.
+            ValueError: the checkpoint does not fit, or none can be read. Nothing has been changed.
         """
         self.wait()
         checkpoint = resume(self.trainer, self.folder, self.net, self.stateful)

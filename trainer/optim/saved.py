@@ -16,7 +16,6 @@ from ...kernels import TensorRule, storage
 from ...kernels.states import PACK_FROM
 from ..checkpoint import MOST_UPDATES
 from ..optimizer import registered
-from ..optimizer.limits import NUMBERS
 from ..validation import integer
 from . import shards
 from .groups import MASTER_KEYS, GroupOptimizer, as_real, name_of
@@ -72,10 +71,7 @@ def converted(optimizer: GroupOptimizer, saved: Mapping[str, Any]) -> dict[str, 
         for parameter in group.get("params", ()):
             row = state.get(parameter)
             if isinstance(row, Mapping):
-                row = {keys.get(key, key): value for key, value in row.items()}
-                if NUMBERS[0] in row or NUMBERS[-1] in row:  # earlier versions saved them for each parameter
-                    groups[k] |= {name: row.pop(name) for name in NUMBERS if name in row}
-                state[parameter] = row
+                state[parameter] = {keys.get(key, key): value for key, value in row.items()}
     return {**saved, "param_groups": groups, "state": state}
 
 
