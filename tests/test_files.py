@@ -500,7 +500,7 @@ def test_a_file_of_another_format_is_refused_with_both_numbers(kind, tmp_path):
     other = f"it has format {number}: this version of tristep reads format {files.FORMAT}; load it with the version"
     if kind == "checkpoint":
         trainer = _trainer()
-        with CheckpointManager(tmp_path / "a", trainer, signals=()) as manager:
+        with CheckpointManager(tmp_path / "a", trainer, sigterm=False) as manager:
             manager.save()
         for path in (tmp_path / "a" / "step-0000000001").iterdir():
             whole = path.read_bytes()

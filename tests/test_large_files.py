@@ -218,7 +218,7 @@ trainer.load_states(folder / "a")
 size = (folder / "a").stat().st_size
 peak(lambda: trainer.save_states(folder / "a"))
 peak(lambda: trainer.load_states(folder / "a"))
-manager = tristep.CheckpointManager(folder / "run", trainer, asynchronous=False, signals=())
+manager = tristep.CheckpointManager(folder / "run", trainer, asynchronous=False, sigterm=False)
 size *= 1.5
 peak(manager.save)
 peak(lambda: trainer.resume(folder / "run"))
@@ -443,7 +443,7 @@ def test_a_checkpoint_keeps_no_file_either(small_parts, tmp_path):
     for k in range(2):
         net, averages = _net(), Averages()
         trainer = Trainer(net, "adam", engine="eager")
-        with CheckpointManager(tmp_path / "run", trainer, net, stateful=[averages], signals=()) as manager:
+        with CheckpointManager(tmp_path / "run", trainer, net, stateful=[averages], sigterm=False) as manager:
             if k:
                 manager.resume()
             else:

@@ -340,9 +340,7 @@ def test_other_objects_are_saved_with_it(tmp_path):
         ({"mode": "least"}, ValueError, "mode"),
         ({"asynchronous": 1}, TypeError, "asynchronous"),
         ({"stateful": [3]}, TypeError, r"stateful\[0\] is a int"),
-        ({"signals": "SIGTERM"}, TypeError, "must be a list of names"),
-        ({"signals": ["TERM"]}, ValueError, "signals has 'TERM'"),
-        ({"signals": ["SIGKILL"]}, ValueError, "for which no program can have a handler"),
+        ({"sigterm": 1}, TypeError, "sigterm"),
     ],
 )
 def test_bad_arguments(change, error, message, tmp_path):
