@@ -115,7 +115,7 @@ def cases(folder: Path, mib: int, n: int) -> dict[str, tuple[str, str, Callable[
 
     def checkpoint(resumes: bool) -> Case:
         trainer = trained(mib, n)
-        manager = tristep.CheckpointManager(folder / "run", trainer, max_to_keep=1, signals=())
+        manager = tristep.CheckpointManager(folder / "run", trainer, max_to_keep=1, sigterm=False)
         if resumes:
             manager.save()
             manager.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
@@ -12,7 +11,6 @@ import shutil
 import signal
 import time
 import warnings
-import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +24,7 @@ from torture_process import Child, Silent, Wrong, plain
 
 from tristep import CheckpointManager, Trainer
 from tristep.trainer import Sweep
+from tristep.trainer.checkpoint.files import FORMAT
 from tristep.viz import Run, RunSet
 
 __all__ = ["KINDS", "check_clean", "checkpoints", "damage", "hostile", "kills"]
@@ -195,42 +194,15 @@ class _Runs:
 def bad_files(rng: random.Random, mark: str) -> Iterator[bytes]:
     """Files that a sender made on purpose; unpickling one of them makes the folder `mark`."""
 
-    def archive(compression: int = zipfile.ZIP_DEFLATED, **members: bytes) -> bytes:
-        file = io.BytesIO()
-        with zipfile.ZipFile(file, "w", compression) as made:
-            for name, content in members.items():
-                made.writestr(f"{name}.npy", content)
-        return file.getvalue()
-
-    def array(values: Any, **settings: Any) -> bytes:
-        file = io.BytesIO()
-        np.save(file, values, **settings)
-        return file.getvalue()
-
-    def text(content: bytes) -> bytes:
-        return array(np.frombuffer(content, np.uint8))
-
-    def header(shape: str, dtype: str = "<f4") -> bytes:
-        line = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
-        return b"\x93NUMPY\x01\x00" + len(line).to_bytes(2, "little") + line.encode()
-
     def tensors(head: bytes, data: bytes = b"", length: int | None = None) -> bytes:
         return (len(head) if length is None else length).to_bytes(8, "little") + head + data
 
+    def said(text: str) -> dict[str, str]:
+        return {"tristep": text, "tristep checksum": f"{zlib.crc32(text.encode())}"}
+
     large, deep = rng.randrange(2**28, 2**30), rng.randrange(10**4, 10**6)
     nested = rng.choice((b"[", b'{"a":')) * deep
-    says = {"tristep": "{}", "tristep checksum": "0"}
-    yield archive(losses=bytes(large // 4))  # a small file of many zeros
-    yield archive(tristep=bytes(large // 4))
-    yield archive(tristep=text(nested))
-    yield archive(tristep=text(b'{"kind": "runs", "about": ' + nested))
-    yield archive(tristep=text(b" " * (large // 8)))
-    yield archive(tristep=header(f"({large},)", "|u1"))
-    yield archive(losses=header(f"({large}, {large}, {large})"))
-    yield archive(losses=header(f"(-{large},)"))
-    yield archive(losses=array(np.array([_Runs(mark)], dtype=object), allow_pickle=True))
-    yield archive(tristep=array(np.array([_Runs(mark)], dtype=object), allow_pickle=True))
-    yield archive(**{"../" * rng.randrange(1, 9) + "a": array(np.ones(2))})
+    says = said("{}")
     yield pickle.dumps(_Runs(mark))
     yield tensors(b"{}", length=rng.choice((large, 2**63, 2**64 - 1)))
     yield tensors(nested)
@@ -238,7 +210,8 @@ def bad_files(rng: random.Random, mark: str) -> Iterator[bytes]:
         described = {"__metadata__": says, "a": {"dtype": "F32", "shape": [shape], "data_offsets": [0, end]}}
         yield tensors(json.dumps(described).encode(), b"1234")
     yield tensors(json.dumps({"__metadata__": says}).encode())
-    yield tensors(json.dumps({"__metadata__": {"tristep": nested.decode(), "tristep checksum": "0"}}).encode())
+    yield tensors(json.dumps({"__metadata__": said(nested.decode())}).encode())
+    yield tensors(json.dumps({"__metadata__": said(f'{{"format": {FORMAT}, "about": {nested.decode()}')}).encode())
     yield b""
     yield rng.randbytes(rng.randrange(1, 4096))
 

@@ -304,7 +304,7 @@ def _checkpointed(
 
 @contextmanager
 def saving_with(manager: CheckpointManager, stateful: Iterable[Any]) -> Iterator[None]:
-    """Inside this context let `manager` note signals, and save more objects with a `state_dict`."""
+    """Inside this context let `manager` note SIGTERM, and save more objects with a `state_dict`."""
     before, manager.stateful = manager.stateful, [*manager.stateful, *stateful]
     try:
         with manager:

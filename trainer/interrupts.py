@@ -11,7 +11,7 @@ import signal
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from threading import get_ident, main_thread
@@ -28,8 +28,7 @@ except ImportError:  # neither CPython nor PyPy
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _Handlers = dict[int, Callable[..., Any]]
-# Ctrl-C, and signals for which programs set handlers that raise: time limits, and requests to end a job.
-_NUMBERS = [int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1") if hasattr(signal, name)]
+_NUMBERS = int(signal.SIGINT), int(signal.SIGTERM)
 _waiting: list[_Handlers] = [{}]  # the handlers of the signals that wait
 _came: list[tuple[int, Any]] = []  # the signals that wait
 
@@ -39,25 +38,23 @@ def gets_signals() -> bool:
     return get_ident() == main_thread().ident
 
 
-def give_back(before: Mapping[int, Any], handler: Any) -> None:
-    """Restore the handlers `before`, by number of signal, unless a program has replaced `handler` meanwhile."""
-    for number, earlier in before.items():
-        present = set_handler(number, earlier if callable(earlier) else int(earlier or signal.SIG_DFL))
-        if present != handler and present is not None:
-            set_handler(number, present)
-
-
 @contextmanager
-def handled(handler: Callable[[int, Any], Any], number: int = signal.SIGINT) -> Iterator[None]:
-    """Handle a signal by `handler` inside this context; it does nothing outside of the main thread."""
+def handled(handler: Callable[[int, Any], Any]) -> Iterator[None]:
+    """Handle SIGINT by `handler` inside this context; it does nothing outside of the main thread."""
     if not gets_signals():
         yield
         return
-    before = {number: signal.signal(number, handler)}
+    before = signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
-        give_back(before, handler)
+        restore_handlers({signal.SIGINT: before})
+
+
+def restore_handlers(before: Mapping[int, Any]) -> None:
+    """Set the handlers `before`, by number of signal, as `getsignal` returned them; None, not of Python, is the default."""
+    for number, handler in before.items():
+        set_handler(number, handler if callable(handler) else int(handler or signal.SIG_DFL))
 
 
 def uninterrupted(function: _F) -> _F:
@@ -77,10 +74,10 @@ def uninterrupted(function: _F) -> _F:
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Let signals wait until the end of this context: SIGINT, SIGTERM, SIGALRM and SIGUSR1.
+    """Let SIGINT and SIGTERM wait until the end of this context.
 
     The handlers of the program, such as a notebook's, are called at the end. A second SIGINT acts at once, in case the end
-    never comes. Signals without a Python handler are not delayed. Nested contexts act as the outermost one. Outside of the
+    never comes. A signal without a Python handler is not delayed. A context inside another one is part of it. Outside of the
     main thread, which alone gets signals, it does nothing.
     """
     before = _begin()
@@ -115,9 +112,9 @@ def _begin() -> _Handlers | None:
 
 def _end(before: _Handlers) -> None:
     try:
-        give_back(before, _note)
+        restore_handlers(before)
     except BaseException:
-        give_back(before, _note)
+        restore_handlers(before)
         raise
     finally:
         if _came:
@@ -143,104 +140,84 @@ def _note(number: int, frame: Any) -> None:
         _waiting[0][number](number, frame)
 
 
-def checked_signals(names: Sequence[str]) -> tuple[int, ...]:
-    """Return the numbers of signals by their names; raise if the system has none of a name, or none can have a handler."""
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"signals={names!r}: must be a list of names, such as ('SIGTERM', 'SIGUSR1')")
-    for name in names:
-        if not (name[:3] == "SIG" and isinstance(getattr(signal, name, None), signal.Signals)):
-            raise ValueError(f"signals has {name!r}: must be names of signals of this system, such as 'SIGTERM'")
-        if name in ("SIGKILL", "SIGSTOP"):
-            raise ValueError(f"signals has {name!r}, for which no program can have a handler")
-    return tuple(int(getattr(signal, name)) for name in names)
+class StopSignal:
+    """Notes SIGTERM, which asks a training to end, from `install` to `restore`, instead of ending the process at once.
 
-
-class StopSignals:
-    """Notes the signals that ask a training to end, from `install` to `restore`, instead of ending it at once.
-
-    `deliver` and `restore` then let the noted signal act, in the main thread. Several signals count as one. Forked processes
-    get the handlers from before.
+    `deliver` and `restore` then let it act, in the main thread. Several count as one. Forked processes get the handler from
+    before.
     """
 
-    def __init__(self, numbers: Sequence[int]) -> None:
-        self.arrived = 0  # the number of the signal that has come, 0 if none has
-        self.numbers = tuple(numbers)
-        self.entered = 0  # `install` calls without a `restore`; only the outermost pair has an effect
-        self._delivers, self._is_over = False, False
-        self._before: dict[int, Any] = {}
+    def __init__(self) -> None:
+        self.arrived = False
 
     def install(self) -> None:
-        """Begin to note signals. Warns outside of the main thread, where no handler can be set."""
-        self.entered += 1
-        if self.entered > 1:
-            return
-        self.arrived, self._delivers, self._is_over = 0, False, False
-        if not self.numbers:
-            return
+        """Begin to note SIGTERM. Warns outside of the main thread, where no handler can be set."""
+        global _before_notes
+        self.arrived = False
         if not gets_signals():
             warnings.warn(
-                "signals can be noted in the main thread only, so that none will save a checkpoint: enter the "
-                "CheckpointManager there, or give signals=()",
+                "SIGTERM can be noted in the main thread only, so that it will not save a checkpoint: enter the "
+                "CheckpointManager there, or give sigterm=False",
                 stacklevel=4,
             )
             return
-        for number in self.numbers:
-            self._before[number] = signal.signal(number, self._note)
+        if getsignal(signal.SIGTERM) is not _note_stop:
+            _before_notes = signal.signal(signal.SIGTERM, _note_stop)
         _installed.add(self)
 
     def restore(self) -> None:
-        """Restore the handlers from before, and let a noted signal act.
+        """Restore the handler from before, and let a noted signal act.
 
-        In another thread the handlers stay installed, and forward signals to the handlers from before.
+        In another thread the handler stays installed, and forwards signals to the one from before.
         """
-        self.entered = max(0, self.entered - 1)
-        if self.entered:
-            return
-        if gets_signals():
-            self.give_back()
-        else:
-            self._is_over = True
-        arrived, self.arrived = self.arrived, 0
-        if arrived:
-            signal.raise_signal(arrived)
+        if self in _installed:
+            _installed.discard(self)
+            if not _installed and gets_signals():
+                restore_handlers({signal.SIGTERM: _before_notes})
+        if self.arrived:
+            self.arrived = False
+            signal.raise_signal(signal.SIGTERM)
 
-    def give_back(self) -> None:
-        give_back(self._before, self._note)
-        self._before = {}
-        _installed.discard(self)
-
-    def deliver(self, number: int) -> None:
-        """Let a signal act as it would have before `install`, which may end the process."""
-        self.arrived, self._delivers = 0, True
-        signal.raise_signal(number)
-
-    def _note(self, number: int, frame: Any) -> None:
-        if not (self._delivers or self._is_over):
-            self.arrived = number
-            return
-        self._delivers = False
-        before = self._before.get(number)
-        signal.signal(number, signal.SIG_DFL if before is None else before)
-        signal.raise_signal(number)
-        if not self._is_over:  # the process goes on: note the next signal
-            signal.signal(number, self._note)
+    def deliver(self) -> None:
+        """Let SIGTERM act as it would have before `install`, which may end the process; the last that has noted it does."""
+        global _acts
+        self.arrived = False
+        if not any(each.arrived for each in _installed):
+            _acts = True
+            signal.raise_signal(signal.SIGTERM)
 
 
-_installed: weakref.WeakSet[StopSignals] = weakref.WeakSet()
+_installed: weakref.WeakSet[StopSignal] = weakref.WeakSet()
+_before_notes: Any = signal.SIG_DFL  # the handler from before the first of them
+_acts = False  # whether the next signal acts instead of being noted
 
 
-# A forked process saves no checkpoint, so signals must end it as before, even if they come while it starts.
+def _note_stop(number: int, frame: Any) -> None:
+    global _acts
+    if _installed and not _acts:
+        for each in _installed:
+            each.arrived = True
+        return
+    _acts = False
+    restore_handlers({number: _before_notes})
+    signal.raise_signal(number)
+    if _installed:  # the process goes on: note the next signal
+        signal.signal(number, _note_stop)
+
+
+# A forked process saves no checkpoint, so SIGTERM must end it as before, even if it comes while it starts.
 
 
 def _before_fork() -> None:
-    numbers = {number for signals in _installed for number in signals.numbers}
-    _of_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    _of_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM} if _installed else ())
 
 
 def _after_fork(in_child: bool) -> None:
-    for signals in list(_installed) if in_child else ():
-        signals.arrived = 0
-        signals.give_back()
+    if in_child and _installed:
+        for each in _installed:
+            each.arrived = False
+        _installed.clear()
+        restore_handlers({signal.SIGTERM: _before_notes})
     signal.pthread_sigmask(signal.SIG_SETMASK, _of_thread.mask)
 
 

@@ -527,20 +527,19 @@ class Trainer:
             ValueError, TypeError: `state_dict` does not fit this trainer; everything is checked first, and nothing has been
                 changed.
         """
-        saved = checkpoint.with_plain_names(state_dict)
-        scaling = saved.get("loss_scaler") if isinstance(saved, Mapping) else None
+        scaling = state_dict.get("loss_scaler") if isinstance(state_dict, Mapping) else None
         if scaling is not None:
             if self._loss_scaler is None:
                 raise ValueError(
                     "saved state has a loss scaler, this trainer has none: call tristep.amp.init_trainer(trainer) before"
                 )
             self._loss_scaler.check(scaling)
-        if isinstance(saved, Mapping):
-            checkpoint.check_residuals(self._names, self._params, saved.get("residuals", {}))
-            checkpoint.check_buckets(saved)
+        if isinstance(state_dict, Mapping):
+            checkpoint.check_residuals(self._names, self._params, state_dict.get("residuals", {}))
+            checkpoint.check_buckets(state_dict)
         if not self._is_alone:
             self._start()
-        self._sync.restore(saved)
+        self._sync.restore(state_dict)
         if scaling is not None:
             self._loss_scaler.load_state_dict(scaling)
         if self._ascended is not None:  # weights that were written to since `ascend` have been loaded: they stay
@@ -572,7 +571,7 @@ class Trainer:
     def resume(self, folder: str | os.PathLike[str], net: Any = None) -> Checkpoint:
         """Restore the newest complete checkpoint of a `CheckpointManager`, with the states of random-number generators.
 
-        It warns of newer checkpoints that are damaged.
+        It warns of newer checkpoints that cannot be read.
 
         Args:
             folder: a folder of checkpoints, or one checkpoint. If it is empty or missing, nothing is changed.
@@ -582,7 +581,7 @@ class Trainer:
             The checkpoint, with the attributes `step`, `metrics`, `metadata` and `path`; its step is 0 if there is none.
 
         Raises:
-            ValueError: the checkpoint does not fit this trainer, or all are damaged; nothing has been changed.
+            ValueError: the checkpoint does not fit this trainer, or none can be read; nothing has been changed.
             RuntimeError: it is called inside `averaged_weights`, or after `ascend`; nothing has been changed.
         """
         self._refuse_averaged("resume()", or_ascended=True)

@@ -219,7 +219,7 @@ for name, sentences in found.items():
 
 # %% [markdown]
 # Losses alone do not tell which layer it is, and two of the faults hardly show in them. The runs went through a file on the
-# way to this picture: `save` and `load` keep all that was recorded, in NumPy's own format.
+# way to this picture: `save` and `load` keep all that was recorded.
 
 # %%
 runs.save(Path(folder.name, "runs.safetensors"))

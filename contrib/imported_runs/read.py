@@ -78,7 +78,7 @@ def read_run(
         array([2.5, 1.5])
     """
     path = Path(path)
-    if path.suffix in (".safetensors", ".npz"):  # earlier versions wrote npz files
+    if path.suffix == ".safetensors":
         run = Run.load(path)
         run.name = run.name if name is None else name
         return run

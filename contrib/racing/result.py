@@ -14,7 +14,6 @@ from ...trainer.checkpoint import files
 from ...trainer.validation import choice, number
 from .statistics import ratio_interval
 
-FORMAT = 1
 MEASURES = ("steps", "samples", "seconds")
 
 
@@ -191,7 +190,7 @@ class RaceResult:
         Raises:
             FileNotFoundError: there is no such folder.
         """
-        about: dict[str, Any] = {"format": FORMAT, "searched": [list(each) for each in self.searched]}
+        about: dict[str, Any] = {"searched": [list(each) for each in self.searched]}
         about |= {name: getattr(self, name) for name in ("names", "baseline", "target", "held_out", "seeds", "level")}
         arrays = {name: getattr(self, name) for name in _ARRAYS}
         for i, ranges in enumerate(self.searched):
@@ -208,8 +207,6 @@ class RaceResult:
         """
         with files.contents("path", path, "a file that was written by RaceResult.save"):
             about, arrays = files.read_arrays(path, "race")
-            if about["format"] != FORMAT:
-                raise ValueError(f"it has no format that this version knows; that is {FORMAT}")
             searched = tuple(
                 {str(name): arrays[f"searched {i} {name}"] for name in names} for i, names in enumerate(about["searched"])
             )

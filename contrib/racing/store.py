@@ -70,10 +70,8 @@ class Store:
         self._trainings[key] = dict(arrays)
 
     def _path(self, key: tuple[Any, ...]) -> Path:
-        """Return the path of a training's file, with the earlier versions' suffix if such a file exists."""
         assert self._folder is not None
-        earlier = self._folder / f"{'-'.join(map(str, key))}.npz"
-        return earlier if earlier.exists() else earlier.with_suffix(".safetensors")
+        return self._folder / f"{'-'.join(map(str, key))}.safetensors"
 
 
 def _difference(name: str, one: Any, other: Any) -> tuple[str, Any, Any] | None:

@@ -161,7 +161,7 @@ def pieces(packed: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def check_scales(name: str, packed: torch.Tensor) -> None:
-    """Raise ValueError if a scale of a packed state is not a power of two, 0 or NaN, as in old development versions.
+    """Raise ValueError if a scale of a packed state is not a power of two, 0 or NaN.
 
     Args:
         name: the name of the state, for the message.
@@ -176,8 +176,7 @@ def check_scales(name: str, packed: torch.Tensor) -> None:
     mantissas, _ = torch.frexp(scales)
     if not bool(((mantissas == 0.5) | (scales == 0) | scales.isnan()).all()):
         raise ValueError(
-            f"{name} is packed in {bits} bits, but its scales are no powers of two: it is damaged, or of a version made "
-            "before December 2026. Save it with state_dtype='float32' by the version that wrote it, or begin with new states"
+            f"{name} is packed in {bits} bits, but its scales are no powers of two: it is damaged. Begin with new states"
         )
 
 

@@ -1,11 +1,9 @@
 """The folder of checkpoints: files and folders of others in it, and others who save into it."""
 
 import importlib
-import json
 import os
 import shutil
 import signal
-import zlib
 
 import pytest
 import torch
@@ -70,32 +68,6 @@ def test_a_checkpoint_with_the_name_of_another_step_is_refused(tmp_path):
         manager.resume()
     (tmp_path / "step-0000000007").rename(tmp_path / "good")  # no name of a step, and given as the one to resume
     assert manager.trainer.resume(tmp_path / "good", manager.net).step == 1
-
-
-def _without_identity(path):
-    """As an earlier version wrote it."""
-    tensors = safetensors.torch.load_file(path)
-    with safetensors.safe_open(path, "pt") as file:
-        header = json.loads(file.metadata()["tristep"])
-    assert header.pop("checkpoint")
-    for rank in header.get("ranks", {}).get("list", []):
-        rank["dict"] = [item for item in rank["dict"] if item[0] != "extra"]
-    text = json.dumps(header)
-    safetensors.torch.save_file(tensors, path, {"tristep": text, "tristep checksum": str(zlib.crc32(text.encode()))})
-
-
-def test_checkpoints_of_earlier_versions_are_resumed_and_pruned(tmp_path):
-    manager = _training(tmp_path, 2, max_to_keep=2)
-    for part in PARTS:
-        _without_identity(tmp_path / "step-0000000002" / f"{part}.safetensors")
-        if part != PARTS[-1]:
-            with pytest.warns(UserWarning, match="its files are of different checkpoints"):
-                assert manager.resume().step == 1
-    assert manager.resume().step == 2
-    for _ in range(2):
-        _step(manager)
-        manager.save()
-    assert [each.step for each in manager.all_checkpoints()] == [3, 4]
 
 
 def test_only_what_is_certainly_a_checkpoint_is_removed_or_counted(tmp_path):

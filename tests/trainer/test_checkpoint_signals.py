@@ -71,37 +71,28 @@ PROGRAM = textwrap.dedent("""
             sys.stdin.readline()
 
     if {handled}:
-        signal.signal(signal.{name}, lambda *_: print("handled", flush=True))
-    test._fit({folder!r}, batch_end_callback=wait, manager={{"signals": ["{name}"]}})
+        signal.signal(signal.SIGTERM, lambda *_: print("handled", flush=True))
+    test._fit({folder!r}, batch_end_callback=wait)
     print("went on", flush=True)
 """)
 
 
 @posix
-@pytest.mark.parametrize(
-    ("name", "handled"),
-    [
-        ("SIGTERM", False),
-        pytest.param("SIGUSR1", False, marks=pytest.mark.sample(0)),
-        pytest.param("SIGTERM", True, marks=pytest.mark.sample(0)),
-    ],
-)
-def test_a_process_that_gets_a_signal_saves_and_ends(name, handled, tmp_path):
+@pytest.mark.parametrize("handled", [False, pytest.param(True, marks=pytest.mark.sample(0))])
+def test_a_process_that_gets_a_signal_saves_and_ends(handled, tmp_path):
     """In a step the signal comes; after it a checkpoint is written, and the process ends as by that signal."""
     threads = torch.get_num_threads()
-    program = PROGRAM.format(
-        tests=os.path.dirname(__file__), folder=str(tmp_path), name=name, handled=handled, threads=threads
-    )
+    program = PROGRAM.format(tests=os.path.dirname(__file__), folder=str(tmp_path), handled=handled, threads=threads)
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "here\n"
-        process.send_signal(getattr(signal, name))
+        process.send_signal(signal.SIGTERM)
         out, _ = process.communicate("go on\n")
     if handled:
         assert (process.returncode, out) == (0, "handled\nwent on\n")
         assert [path.name for path in folders.list_checkpoints(tmp_path)] == [f"step-{step:010}" for step in (8, 12, 18)]
         return
-    assert (process.returncode, out) == (-getattr(signal, name), "")
+    assert (process.returncode, out) == (-signal.SIGTERM, "")
     assert [path.name for path in folders.list_checkpoints(tmp_path)] == [f"step-{step:010}" for step in (6, 8)]
     expected, trainer, whole = _fit(None)
     net, resumed, rest = _fit(tmp_path)
@@ -116,48 +107,89 @@ def test_a_process_that_gets_a_signal_saves_and_ends(name, handled, tmp_path):
 def test_former_handlers_get_the_signal_after_it_is_saved(tmp_path):
     net = _net()
     trainer, came = Trainer(net, "sgd"), []
-    before = signal.signal(signal.SIGUSR1, lambda number, _: came.append((number, folders.list_checkpoints(tmp_path))))
-    former = signal.getsignal(signal.SIGUSR1)
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append((number, folders.list_checkpoints(tmp_path))))
+    former = signal.getsignal(signal.SIGTERM)
     try:
-        with CheckpointManager(tmp_path, trainer, net, signals=["SIGUSR1"]) as manager:
+        with CheckpointManager(tmp_path, trainer, net) as manager:
             assert not manager.step()
-            signal.raise_signal(signal.SIGUSR1)
-            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
             assert came == []
             assert manager.step()
             ((number, there),) = came
-            assert number == signal.SIGUSR1
+            assert number == signal.SIGTERM
             assert len(there) == 1
             assert not manager.step()
-            signal.raise_signal(signal.SIGUSR1)  # with no step after it
+            signal.raise_signal(signal.SIGTERM)  # with no step after it
         assert len(came) == 2
-        assert signal.getsignal(signal.SIGUSR1) is former
+        assert signal.getsignal(signal.SIGTERM) is former
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGTERM, before)
 
 
 @posix
 @pytest.mark.parametrize("end", [CheckpointManager.close, lambda manager: manager.__exit__(None, None, None)])
 def test_a_signal_that_comes_while_the_last_checkpoint_is_written_waits_for_it(end, tmp_path, monkeypatch):
     """From a signal's handler by default the process would be gone, with half a checkpoint."""
-    manager, came = CheckpointManager(tmp_path, Trainer(_net(), "sgd"), signals=["SIGUSR1"]), []
+    manager, came = CheckpointManager(tmp_path, Trainer(_net(), "sgd")), []
     write = folders.write_checkpoint
 
     def signalled(*arguments):
-        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)
         return write(*arguments)
 
     monkeypatch.setattr("tristep.trainer.checkpoint.manager.write_checkpoint", signalled)
-    before = signal.signal(signal.SIGUSR1, lambda *_: came.append(len(folders.list_checkpoints(tmp_path))))
-    former = signal.getsignal(signal.SIGUSR1)
+    before = signal.signal(signal.SIGTERM, lambda *_: came.append(len(folders.list_checkpoints(tmp_path))))
+    former = signal.getsignal(signal.SIGTERM)
     try:
         manager.__enter__()
         manager.save()
         end(manager)
         assert came == [1]
-        assert signal.getsignal(signal.SIGUSR1) is former
+        assert signal.getsignal(signal.SIGTERM) is former
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGTERM, before)
+
+
+@posix
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_managers_both_save_before_the_signal_acts_and_end_in_any_order(first, tmp_path):
+    """As of a generator and a discriminator, in one loop."""
+    came, before = (
+        [],
+        signal.signal(signal.SIGTERM, lambda *_: came.append([len(each.all_checkpoints()) for each in managers])),
+    )
+    former = signal.getsignal(signal.SIGTERM)
+    managers = [CheckpointManager(tmp_path / name, Trainer(_net(), "sgd")) for name in "ab"]
+    try:
+        for manager in managers:
+            manager.__enter__()
+        signal.raise_signal(signal.SIGTERM)
+        assert [manager.step() for manager in managers] == [True, True]
+        assert came == [[1, 1]]
+        managers[first].close()
+        signal.raise_signal(signal.SIGTERM)
+        assert managers[1 - first].step()
+        assert len(came) == 2
+        managers[1 - first].close()
+        assert signal.getsignal(signal.SIGTERM) is former
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@posix
+def test_after_an_end_in_another_thread_the_former_handler_gets_the_signal(tmp_path):
+    came, before = [], signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        manager = CheckpointManager(tmp_path, Trainer(_net(), "sgd")).__enter__()
+        thread = threading.Thread(target=manager.close)
+        thread.start()
+        thread.join()
+        for k in (1, 2):
+            signal.raise_signal(signal.SIGTERM)
+            assert came == [signal.SIGTERM] * k
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @posix
@@ -173,7 +205,7 @@ def test_a_forked_process_can_be_ended(tmp_path):
             assert process.exitcode == -signal.SIGTERM
             signal.raise_signal(signal.SIGTERM)  # here it is noted, as before
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            manager._signals.arrived = 0
+            manager._stop.arrived = False
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -211,7 +243,7 @@ def test_in_another_thread_signals_are_not_noted_and_it_says_so(tmp_path):
             warnings.simplefilter("always")
             with CheckpointManager(tmp_path, trainer):
                 pass
-            with CheckpointManager(tmp_path, trainer, signals=()):
+            with CheckpointManager(tmp_path, trainer, sigterm=False):
                 pass
         found.extend(str(warning.message) for warning in caught)
 
@@ -219,7 +251,7 @@ def test_in_another_thread_signals_are_not_noted_and_it_says_so(tmp_path):
     thread.start()
     thread.join()
     (message,) = found
-    assert "signals can be noted in the main thread only" in message
+    assert "SIGTERM can be noted in the main thread only" in message
 
 
 def test_fit_saves_each_epoch_and_resumes_from_a_folder(tmp_path):
@@ -278,21 +310,21 @@ def _train_ranks(folder, update_on_kvstore, stop):
     else:
         trainer = Trainer(net, "adam", {"learning_rate": 0.05}, "dist_sync", update_on_kvstore=update_on_kvstore)
     torch.manual_seed(10 + rank)
-    ended, before = [], signal.signal(signal.SIGUSR1, lambda number, _: ended.append(number))
+    ended, before = [], signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
     try:
-        with CheckpointManager(folder, trainer, net, save_interval_steps=3, signals=["SIGUSR1"]) as manager:
+        with CheckpointManager(folder, trainer, net, save_interval_steps=3) as manager:
             start = manager.resume().step
             for step in range(start, 6):
                 trainer.zero_grad()
                 net(torch.randn(5, 3)).square().sum().backward()
                 if stop and step == 3 and rank == 1:
-                    signal.raise_signal(signal.SIGUSR1)
+                    signal.raise_signal(signal.SIGTERM)
                 trainer.step(10)
                 manager.step()
                 if ended:
                     break
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGTERM, before)
     state = trainer.state_dict()["state"]
     whole = [tensor.numpy().copy() for slots in state.values() for tensor in slots.values()]
     return start, trainer.optimizer.num_update, [tensor.numpy().copy() for tensor in net.state_dict().values()] + whole

@@ -154,14 +154,13 @@ def test_a_training_resumed_in_the_middle_has_the_same_bits(processes, tmp_path,
         np.testing.assert_array_equal(resumed, straight[3:])
 
 
-def _of_earlier_files(params, update):
-    """Whether a state without buckets and reducers, as files had before, loads; and errors of entries that do not fit."""
+def _with_other_buckets(params, update):
+    """Whether a state without buckets and reducers, as of a single process, loads; and errors of entries that do not fit."""
     settings = {"kvstore": "dist_sync", "update_on_kvstore": update, "compression_params": params}
     _, _, trainer = train("sgd", {"learning_rate": 0.02}, 2, torch.float32, net=_Crossed(), **settings)
     state = trainer.state_dict()
     buckets = state["buckets"]
-    earlier = {name: value for name, value in state.items() if name not in ("buckets", "reducers")}
-    trainer.load_state_dict(earlier)
+    trainer.load_state_dict({name: value for name, value in state.items() if name not in ("buckets", "reducers")})
     residuals, messages = trainer.state_dict()["residuals"], []
     same = all(torch.equal(residuals[name][k], each[k]) for name, each in state["residuals"].items() for k in each)
     for odd in (
@@ -180,8 +179,8 @@ def _of_earlier_files(params, update):
 
 
 @pytest.mark.parametrize("update", [True, False], ids=["ZeRO-1", "all-reduce"])
-def test_states_of_earlier_files_load_and_odd_ones_are_refused(processes, update):
-    for same, messages in processes(2).run(_of_earlier_files, {"type": "sign"}, update):
+def test_states_without_buckets_load_and_odd_ones_are_refused(processes, update):
+    for same, messages in processes(2).run(_with_other_buckets, {"type": "sign"}, update):
         assert same
         assert messages == [
             "buckets must be a dict",

@@ -273,20 +273,20 @@ def test_torchs_state_dict_goes_on_to_the_bit_and_is_converted(device):
 
 @pytest.mark.parametrize("packs", ["8bit", "4bit"])
 def test_states_packed_otherwise_are_refused(packs, device, everything):
-    """Those of earlier development versions had the largest number of each block for its scale."""
+    """With another scale than a power of two, such as the largest number of a block."""
     params, trainer = stepped(device, packs)
     before, saved_state = everything(trainer, params), copy.deepcopy(trainer.state_dict())
     pieces = storage.pieces(saved_state["state"]["0"]["mean"], 5120)
     pieces[1][3] *= 1.5
     with pytest.raises(
-        ValueError, match=rf"mean of '0' is packed in {packs[0]} bits, but its scales are no powers of two.*begin with new"
+        ValueError, match=rf"mean of '0' is packed in {packs[0]} bits, but its scales are no powers of two.*Begin with new"
     ):
         trainer.load_state_dict(saved_state)
     assert everything(trainer, params) == before
     optimizer = tristep.optim.Lion(params, state_dtype=packs)
     train(params, optimizer.step, 1)
     saved_state = copy.deepcopy(optimizer.state_dict())
-    saved_state["state"][0]["mean"] = optimizer.state[params[0]]["mean"].clone()  # as those versions had it
+    saved_state["state"][0]["mean"] = optimizer.state[params[0]]["mean"].clone()
     storage.pieces(saved_state["state"][0]["mean"], 5120)[1][3] *= 1.5
     with pytest.raises(ValueError, match=rf"'mean' of parameter 0 is packed in {packs[0]} bits, but its scales"):
         optimizer.load_state_dict(saved_state)

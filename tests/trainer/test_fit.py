@@ -221,19 +221,6 @@ def test_a_second_interrupt_raises(data):
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_a_handler_that_is_set_meanwhile_stays(data):
-    before, mine = signal.getsignal(signal.SIGINT), lambda *_: None
-
-    def take_over(batch):
-        signal.signal(signal.SIGINT, mine)
-
-    try:
-        fit(_net(), CROSS_ENTROPY, data, batch_end_callback=take_over, progress=False)
-        assert signal.getsignal(signal.SIGINT) is mine
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def test_it_works_in_a_thread(data):
     found = []
     thread = threading.Thread(target=lambda: found.append(fit(_net(), CROSS_ENTROPY, data, progress=False)))

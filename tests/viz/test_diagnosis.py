@@ -175,19 +175,6 @@ def test_of_tensors_that_are_not_finite_in_one_block_the_first_is_named_but_none
     assert diagnose(run)[0] == "gradients: not finite first at step 4 in 'layer2.weight'"
 
 
-def test_a_file_without_first_steps_names_the_range(monkeypatch, tmp_path):
-    whole = Series.to_arrays
-    with monkeypatch.context() as patch:
-        patch.setattr(Series, "to_arrays", lambda self: {k: v for k, v in whole(self).items() if "first_" not in k})
-        run = _saved(*_bad_at([6004]), tmp_path=tmp_path)
-    assert diagnose(run)[:2] == [
-        "gradients: not finite first at a step from 6,001 to 6,008 in 'layer4.weight'",
-        "loss: not finite first at a step from 6,001 to 6,008, 1 step in all",
-    ]
-    run.add_tensors([9001], {"gradient_nonfinite": np.eye(10)[[6]]})
-    assert run.tensors["gradient_nonfinite"].first_positive.earliest.tolist()[4:7] == [6001, np.iinfo(np.int64).max, 9001]
-
-
 def test_tensors_that_nothing_reaches():
     def change(found):
         found["gradient_norm"][99:, 2] = 0

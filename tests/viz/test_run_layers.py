@@ -79,18 +79,6 @@ def test_several_kinds_of_histograms_can_be_chosen_and_weights_are_shown():
     assert [panel.y.label for panel in TensorHeatmap(run).scene().panels if panel.frame][1] == "values in the weight"
 
 
-def test_histograms_of_absolute_values_as_earlier_versions_recorded_them():
-    run = make_run(60, 3, histograms=False)
-    run.edges = 2.0 ** np.arange(-28, 3)
-    counts = np.zeros((6, 3, 32))
-    counts[:, :, 11] = 5
-    run.add_tensors(range(1, 61, 10), {"gradient_histogram": counts})
-    scene = TensorHeatmap(run).scene()
-    (image,) = layers_of(scene, Heatmap, 2)
-    assert image.values.tolist() == [[[10_000] * 6]] * 3
-    assert scene.panels[2].y.label == "absolute values in the gradient"
-
-
 def test_without_histograms_a_layer_shows_its_norms():
     scene = TensorHeatmap(make_run(50, 3, histograms=False)).scene()
     gradient = named_layers(scene, "gradient")

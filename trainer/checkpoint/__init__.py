@@ -3,7 +3,7 @@
 A loaded state is checked completely before anything is changed; `tristep.trainer.checkpoint.files` writes and reads.
 """
 
-from .check import MOST_UPDATES, check_buckets, check_residuals, plain_name, shape_of, with_plain_names
+from .check import MOST_UPDATES, check_buckets, check_residuals, plain_name, shape_of
 from .state import collect, load_read, read, restore, write
 
 __all__ = [
@@ -16,6 +16,5 @@ __all__ = [
     "read",
     "restore",
     "shape_of",
-    "with_plain_names",
     "write",
 ]

@@ -18,26 +18,17 @@ from ..optimizer.options import OPTIONS
 from ..optimizer.settings import SPLIT_MASTERS, check_settings
 from ..optimizer.states import MASTER
 from ..validation import instance, integer
+from .files import check_format
 from .nesting import check_layout
 
-FORMAT = 1
 _PART_KEYS = {"pattern", "optimizer", "settings", "lr_scheduler", "names"}
 MOST_UPDATES = 2**53  # float64, in which bias corrections are computed, has all integers up to this
-
-
-def check_format(saved: Mapping[str, Any]) -> None:
-    """Raise ValueError if a saved state has another format number than this version writes."""
-    if saved.get("format") != FORMAT:
-        raise ValueError(
-            f"saved state has format {saved.get('format')!r}: this version of tristep reads format {FORMAT}; "
-            "it may come from a newer version"
-        )
 
 
 def check_form(saved: Any) -> None:
     """Raise TypeError or ValueError if `collect` cannot have returned `saved` for any model and optimizer."""
     instance("state_dict", saved, Mapping, "a dict, as Trainer.state_dict gives it")
-    check_format(saved)
+    check_format("saved state", saved.get("format"))
     keys = {"format", "optimizer", "settings", "lr_scheduler", "num_update", "counts", "parameters", "layout", "state"}
     if missing := sorted(keys - set(saved)):
         raise ValueError(f"saved state lacks {', '.join(missing)}: it must be as Trainer.state_dict gave it")
@@ -277,14 +268,6 @@ def check_buckets(saved: Mapping[str, Any]) -> None:
 def plain_name(name: str) -> str:
     """Return a parameter's name without the prefix that torch.compile adds."""
     return name.replace("_orig_mod.", "")
-
-
-def with_plain_names(saved: Any) -> Any:
-    """Return a saved state with plain names of parameters; early versions saved the names that torch.compile made."""
-    if not isinstance(saved, Mapping) or "_orig_mod." not in "".join(map(str, saved.get("parameters") or ())):
-        return saved
-    keys = [key for key in ("counts", "parameters", "layout", "state", "residuals") if isinstance(saved.get(key), Mapping)]
-    return {**saved, **{key: {plain_name(str(name)): value for name, value in saved[key].items()} for key in keys}}
 
 
 def shape_of(param: torch.Tensor) -> list[int] | None:

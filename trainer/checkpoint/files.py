@@ -1,18 +1,17 @@
 """Files of states, checkpoints, runs, sweeps and races: written atomically, fully checked when read, never unpickled.
 
 All are safetensors files, which other programs can read, with a JSON text in their metadata and checksums of everything.
+They say which format they have, and one of another format is refused.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
 import re
 import stat
 import uuid
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ import torch
 
 from .mapping import map_file, parts, used
 
+FORMAT = 1  # to be raised by a change after which files of before would be read wrongly, or not at all
 fcntl: Any = import_module("fcntl") if os.name == "posix" else None  # on Windows nobody can remove a file that is open
 _TEXT, _CHECKSUM = "tristep", "tristep checksum"  # in a file's metadata
 _MOST_HEADER = 100_000_000  # bytes of JSON in a file, as safetensors allows
@@ -38,8 +38,19 @@ _NAMES_OF_DTYPES = {
 _DTYPES = {name: getattr(torch, kind) for name, kind in _NAMES_OF_DTYPES.items() if hasattr(torch, kind)}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _MOST_CHECKSUM = 2**32 - 1
-SMALL, RATIO = 1 << 26, 128  # what an npz file may unpack to: so many bytes, or so many times its size
-_MOST_TEXT = 1 << 24  # bytes of JSON in an npz file; parsed, they take some twenty times as much memory
+
+
+class _FormatError(ValueError):
+    """A file has another format than this version reads."""
+
+
+def check_format(what: str, found: Any) -> None:
+    """Raise ValueError if `found`, the number that `what` has, is not `FORMAT`."""
+    if found != FORMAT:
+        raise ValueError(
+            f"{what} has format {found!r:.80}: this version of tristep reads format {FORMAT}; load it with the version that "
+            "wrote it"
+        )
 
 
 def replace(argument: str, path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]) -> None:
@@ -105,22 +116,29 @@ def contents(argument: str, path: str | os.PathLike[str], what: str) -> Iterator
         pass
     try:
         yield
+    except _FormatError as error:
+        raise ValueError(f"{name}: {error}") from error
     except (
         ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, OSError, RuntimeError, SyntaxError, TypeError,
-        ValueError, zipfile.BadZipFile, zlib.error,
+        ValueError,
     ) as error:  # fmt: skip
         raise ValueError(f"{name}: not {what}, or a damaged one ({error})") from error
 
 
 def write(
-    argument: str, path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    argument: str,
+    path: str | os.PathLike[str],
+    kind: str,
+    header: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
 ) -> None:
     """Write a safetensors file with a JSON header, completely or not at all.
 
-    The header tells what is stored in another form, because safetensors cannot represent it: complex128 as pairs of numbers,
-    and a tensor with a name that is not allowed, as half of a surrogate pair, under the JSON text of that name. Its names
-    "names", "dtypes" and "checksums" are taken. Names and header may take 100 MB, the most that safetensors reads.
-    `check_writable` must not raise for the tensors.
+    `kind` tells this file from files of other kinds, such as "runs". The header tells what is stored in another form,
+    because safetensors cannot represent it: complex128 as pairs of numbers, and a tensor with a name that is not allowed, as
+    half of a surrogate pair, under the JSON text of that name. Its names "format", "kind", "names", "dtypes" and "checksums"
+    are taken. Names and header may take 100 MB, the most that safetensors reads. `check_writable` must not raise for the
+    tensors.
     """
     names, forms = dict[str, str](), dict[str, torch.Tensor]()  # by key; without memory, as they will be stored
     for key, tensor in tensors.items():
@@ -131,8 +149,14 @@ def write(
         forms[key] = _stored(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
     others = {key: name for key, name in names.items() if name != key}
     dtypes = {key: f"{tensor.dtype}".removeprefix("torch.") for key, tensor in tensors.items() if tensor.dtype not in _NAMES}
-    header = {**header, **({"names": others} if others else {}), **({"dtypes": dtypes} if dtypes else {})}
-    in_order = sorted(tensors, key=lambda key: (-forms[key].itemsize, names[key]))  # so all are aligned
+    header = {
+        "format": FORMAT,
+        "kind": kind,
+        **header,
+        **({"names": others} if others else {}),
+        **({"dtypes": dtypes} if dtypes else {}),
+    }
+    in_order = sorted(tensors, key=lambda key: (-tensors[key].itemsize, names[key]))  # so all are aligned
     described, end = dict[str, Any](), 0
     for key in in_order:
         form, start = forms[key], end
@@ -146,7 +170,7 @@ def write(
 
     # The header comes first, but the checksums in it are known last: room is left for the longest ones.
     checksums = dict.fromkeys(tensors, _MOST_CHECKSUM)
-    size = -(-(len(begin(checksums)) + len(str(_MOST_CHECKSUM))) // 8) * 8
+    size = -(-(len(begin(checksums)) + len(str(_MOST_CHECKSUM))) // 16) * 16 + 8  # after 8 bytes, and for complex128
     if size > _MOST_HEADER:
         raise ValueError(
             f"{argument}={str(path)!r}: names and header take {size:,} bytes: a file has at most {_MOST_HEADER:,}"
@@ -167,11 +191,10 @@ def write_arrays(
 ) -> None:
     """Write NumPy arrays to a safetensors file, completely or not at all; `read_arrays` reads it.
 
-    `kind` tells this file from files of other kinds, such as "runs". In `about`, data for the header, the text of an object
-    stands for it if JSON cannot represent it.
+    `kind` as in `write`. In `about`, data for the header, the text of an object stands for it if JSON cannot represent it.
     """
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}  # copies, which may be written to
-    write(argument, path, {"kind": kind, "about": json.loads(json.dumps(about, default=repr))}, tensors)
+    write(argument, path, kind, {"about": json.loads(json.dumps(about, default=repr))}, tensors)
 
 
 def check_writable(what: str, tensor: torch.Tensor) -> None:
@@ -185,9 +208,9 @@ def check_writable(what: str, tensor: torch.Tensor) -> None:
 
 
 def read(
-    path: str | os.PathLike[str], with_tensors: bool = True, mapped: bool = False
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
-    """Return the header and the tensors that `write` wrote, or None for another program's file. Call it within `contents`.
+    path: str | os.PathLike[str], kind: str, with_tensors: bool = True, mapped: bool = False
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the header and the tensors that `write` wrote. Call it within `contents`.
 
     `mapped` tensors stay in the file, where all has been checked, until they are copied by `mapping.copy`. They are for
     reading only, and nobody must keep them: what is written over the file would change them.
@@ -195,39 +218,37 @@ def read(
     # Opened once, so that another process may replace it meanwhile. We read it ourselves, because a library that calls back
     # reports a KeyboardInterrupt from a signal's handler as an error of the file.
     with open(path, "rb") as file:
-        return _read(file, with_tensors, mapped)
+        return _read(file, kind, with_tensors, mapped)
 
 
 def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the `about` and the arrays that `write_arrays`, or an earlier version, wrote. Call it within `contents`."""
-    with open(path, "rb") as file:
-        is_npz = file.read(2) == b"PK"
-        file.seek(0)
-        if is_npz:
-            return _read_npz(file, kind)
-        content = _read(file)
-    if content is None:
-        raise ValueError("a safetensors file from elsewhere")
-    header, tensors = content
-    if header.get("kind") != kind:
-        raise ValueError(f"it is a file of {header.get('kind', 'states')}, not of {kind}")
+    """Return the `about` and the arrays that `write_arrays` wrote. Call it within `contents`."""
+    header, tensors = read(path, kind)
     return header["about"], {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
-def _read(
-    file: IO[bytes], with_tensors: bool = True, mapped: bool = False
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
+def _read(file: IO[bytes], kind: str, with_tensors: bool, mapped: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     text, places = _begin(file)
-    if text is None:
-        return None
     header = _parsed(text)
+    if not isinstance(header, dict):
+        raise ValueError("its settings are no JSON object")
+    try:
+        check_format("it", header.get("format"))
+    except ValueError as error:
+        raise _FormatError(error) from None
+    if (found := header.pop("kind", None)) != kind:
+        raise ValueError(f"it is a file of {found!s:.80}, not of {kind}")
     checksums, names, dtypes = (_section(header, *each) for each in (("checksums", int), ("names", str), ("dtypes", str)))
     keys = {names.get(key, key): key for key in checksums}
     _refuse_damaged(set(keys) ^ set(places))
     if not with_tensors:
         return header, {}
     in_order, view = sorted(places.items(), key=lambda item: item[1][2]), map_file(file) if mapped else None
-    tensors = {keys[name]: _read_tensor(file, view, *place) for name, place in in_order}
+    tensors = {}
+    for name, place in in_order:
+        # torch copies complex128, which a file has as pairs of numbers, by instructions that need multiples of 16 bytes.
+        multiple = 16 if dtypes.get(keys[name]) == "complex128" else place[0].itemsize
+        tensors[keys[name]] = _read_tensor(file, view, multiple, *place)
     _refuse_damaged(key for key, tensor in tensors.items() if _checksum(tensor) != checksums[key])
     return header, {key: _as_written(tensors[key], dtypes.get(key)) for key in checksums}
 
@@ -287,8 +308,8 @@ def _as_written(tensor: torch.Tensor, kind: str | None) -> torch.Tensor:
     return viewed
 
 
-def _begin(file: IO[bytes]) -> tuple[str | None, dict[str, tuple[torch.dtype, list[int], int, int]]]:
-    """Read our JSON text, None in another program's file, and of each tensor the dtype, shape, place and size in bytes.
+def _begin(file: IO[bytes]) -> tuple[str, dict[str, tuple[torch.dtype, list[int], int, int]]]:
+    """Read our JSON text, and of each tensor the dtype, shape, place and size in bytes.
 
     The format is that of https://huggingface.co/docs/safetensors: 8 bytes with the length of a JSON text, the text, data.
     """
@@ -312,18 +333,19 @@ def _begin(file: IO[bytes]) -> tuple[str | None, dict[str, tuple[torch.dtype, li
     if end != size:
         raise ValueError(f"it has {size:,} bytes: must be {end:,}")
     if not isinstance(metadata, dict) or _TEXT not in metadata or _CHECKSUM not in metadata:
-        return None, places
+        raise ValueError("it is a safetensors file of another program")
     if metadata[_CHECKSUM] != str(zlib.crc32(metadata[_TEXT].encode())):
         raise ValueError("damaged; the checksum of its settings differs")
     return metadata[_TEXT], places
 
 
 def _read_tensor(
-    file: IO[bytes], view: mmap | None, kind: torch.dtype, shape: list[int], start: int, size: int
+    file: IO[bytes], view: mmap | None, multiple: int, kind: torch.dtype, shape: list[int], start: int, size: int
 ) -> torch.Tensor:
+    """Return a tensor in the mapping `view` if there is one, and its place is a multiple of so many bytes; else read it."""
     if not size:
         return torch.empty(shape, dtype=kind)
-    if view is not None and start % kind.itemsize == 0:
+    if view is not None and start % multiple == 0:
         return torch.frombuffer(view, dtype=kind, count=size // kind.itemsize, offset=start).reshape(shape)
     data = bytearray(size)
     file.seek(start)
@@ -332,9 +354,9 @@ def _read_tensor(
     return torch.frombuffer(data, dtype=kind).reshape(shape)
 
 
-def _section(header: Any, key: str, kind: type) -> dict[str, Any]:
+def _section(header: dict[str, Any], key: str, kind: type) -> dict[str, Any]:
     """Remove a dict with values of one type from a header, and return it; only "checksums" must be there."""
-    section = header.pop(key, {} if key != "checksums" else None) if isinstance(header, dict) else None
+    section = header.pop(key, {} if key != "checksums" else None)
     if not isinstance(section, dict) or not all(type(value) is kind for value in section.values()):
         raise ValueError(f"it has no {key}")
     return section
@@ -367,40 +389,3 @@ def _checksum(tensor: torch.Tensor, form: torch.Tensor | None = None, write: Cal
 def _refuse_damaged(names: Iterable[str]) -> None:
     if odd := sorted(names):
         raise ValueError(f"damaged; checksums differ for {', '.join(odd[:5])}")
-
-
-def _read_npz(file: IO[bytes], kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Read an npz file of an earlier version; the oldest have neither a kind nor checksums."""
-    with zipfile.ZipFile(file) as archive:
-        members = archive.infolist()
-        size, most = sum(member.file_size for member in members), max(SMALL, RATIO * os.fstat(file.fileno()).st_size)
-        if size > most:
-            raise ValueError(f"it would unpack to {size:,} bytes; for its size at most {most:,} are read")
-        arrays = {member.filename.removesuffix(".npy"): _array(archive.read(member)) for member in members}
-    (name,) = arrays.keys() & {_TEXT, "header", "about"}
-    text = arrays.pop(name)
-    if text.nbytes > _MOST_TEXT:
-        raise ValueError(f"its text has {text.nbytes:,} bytes, more than {_MOST_TEXT:,}")
-    header = _parsed(str(text) if text.dtype.kind == "U" else text.tobytes())
-    if "checksums" not in header:
-        return header, arrays
-    if header["kind"] != kind:
-        raise ValueError(f"it is a file of {header['kind']}, not of {kind}")
-    sums = {
-        name: zlib.crc32(array.tobytes(), zlib.crc32(f"{array.dtype.str}{list(array.shape)}".encode()))
-        for name, array in arrays.items()
-    }
-    _refuse_damaged({name for name, _ in sums.items() ^ header["checksums"].items()})
-    return header["about"], arrays
-
-
-def _array(data: bytes) -> np.ndarray:
-    """Return an array of numbers in an npz file. Its own header cannot make it larger than `data`."""
-    npy = io.BytesIO(data)
-    version = np.lib.format.read_magic(npy)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(npy)
-    if dtype.kind not in "biufU" or min(shape, default=0) < 0:
-        raise ValueError(f"it has an array of {dtype} {shape}: must be numbers")
-    array = np.frombuffer(data, dtype, offset=npy.tell()).reshape(shape, order="F" if fortran else "C")
-    return array.copy()  # which may be written to

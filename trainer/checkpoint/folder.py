@@ -29,9 +29,9 @@ _NAME = re.compile(r"step-(\d{10,})(?:-(\d+))?")  # the step, and the number of 
 _HIDDEN = re.compile(r"\.(step-.*)\.[0-9a-f]{32}\.tmp")  # a checkpoint that is being written or removed
 _MODEL, _STATES, _REST = "model.safetensors", "trainer.safetensors", "training.safetensors"
 _PART = "a part of a checkpoint"
-_FILES, _IDENTITY = {_MODEL, _STATES, _REST}, "checkpoint"  # all of a checkpoint's files have the same identity
+_KINDS = {_MODEL: "weights", _STATES: state.KIND, _REST: "training"}
+_IDENTITY = "checkpoint"  # all of a checkpoint's files have the same
 _OF_RANK = {"random", "stateful", "extra", "buffers"}
-_FORMAT = 1
 
 
 class Checkpoint(NamedTuple):
@@ -146,7 +146,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def is_checkpoint(path: Path) -> bool:
     """Return whether a folder has any file of a checkpoint; other programs' folders may have names of checkpoints."""
-    return any((path / name).is_file() for name in _FILES)
+    return any((path / name).is_file() for name in _KINDS)
 
 
 def step_of(path: Path) -> int | None:
@@ -167,26 +167,26 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
 def newest(folder: Path) -> Content | None:
     """Read the newest checkpoint in a folder, or the one that the folder itself is. None: there is no checkpoint.
 
-    Warn if newer ones are damaged; raise ValueError if all are.
+    Warn if newer ones cannot be read; raise ValueError if none can.
     """
-    damaged: dict[Path, str] = {}
-    while paths := [each for each in _paths(folder) if each not in damaged]:
+    errors: dict[Path, str] = {}
+    while paths := [each for each in _paths(folder) if each not in errors]:
         path = paths[-1]
         try:
             content = read_checkpoint(path)
         except (OSError, ValueError) as error:
             if path.exists():  # if not, somebody who saves here has removed it meanwhile: there is a newer one
-                damaged[path] = f"{path.name}: {error}"
+                errors[path] = f"{path.name}: {error}"
             continue
-        if damaged:
+        if errors:
             warnings.warn(
-                f"folder={str(folder)!r}: {path.name} is resumed, newer ones are damaged. {next(iter(damaged.values()))}",
+                f"folder={str(folder)!r}: {path.name} is resumed, newer ones cannot be read. {next(iter(errors.values()))}",
                 stacklevel=5,
             )
         return content
-    if damaged:
+    if errors:
         raise ValueError(
-            f"folder={str(folder)!r}: all of its {len(damaged)} checkpoints are damaged. {next(iter(damaged.values()))}"
+            f"folder={str(folder)!r}: none of its {len(errors)} checkpoints can be read. {next(iter(errors.values()))}"
         )
     return None
 
@@ -203,7 +203,7 @@ def read_checkpoint(path: Path) -> Content:
     with files.contents("checkpoint", path / _MODEL, _PART):
         of_model, model = _read(path / _MODEL, mapped=True)
     states = state.read(path / _STATES, mapped=True)
-    if len({str(each) for each in (header.get(_IDENTITY), of_model.get(_IDENTITY), states.pop(_IDENTITY, None))}) > 1:
+    if not (header.get(_IDENTITY) == of_model.get(_IDENTITY) == states.pop(_IDENTITY, None) is not None):
         raise ValueError(
             f"checkpoint={str(path)!r}: its files are of different checkpoints, as after a copy that was mixed up"
         )
@@ -225,16 +225,15 @@ def write_checkpoint(folder: Path, content: Content) -> Checkpoint:
     try:
         tensors: dict[str, torch.Tensor] = {}
         header = {
-            "format": _FORMAT,
             _IDENTITY: identity,
             "step": step,
             "metrics": content.about.metrics,
             "metadata": content.about.metadata,
             "ranks": pack(content.ranks, tensors, "ranks"),
         }
-        files.write("folder", hidden / _MODEL, {_IDENTITY: identity}, content.model)
+        files.write("folder", hidden / _MODEL, _KINDS[_MODEL], {_IDENTITY: identity}, content.model)
         state.write(hidden / _STATES, {**content.states, _IDENTITY: identity})
-        files.write("folder", hidden / _REST, header, tensors)
+        files.write("folder", hidden / _REST, _KINDS[_REST], header, tensors)
         os.rename(hidden, folder / name)
     except BaseException:
         shutil.rmtree(hidden, ignore_errors=True)
@@ -275,11 +274,6 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _about(path: Path, header: Mapping[str, Any]) -> Checkpoint:
-    if header.get("format") != _FORMAT:
-        raise ValueError(
-            f"it has format {header.get('format')!r}: this version of tristep reads format {_FORMAT}; it may come from a "
-            "newer version"
-        )
     step, metrics = header["step"], header["metrics"]
     if type(step) is not int or step < 0 or not isinstance(metrics, dict):
         raise ValueError("its step or its metrics are of another type")
@@ -291,10 +285,9 @@ def _about(path: Path, header: Mapping[str, Any]) -> Checkpoint:
 
 
 def _check_rank(rank: Any) -> None:
-    """Raise ValueError if `Training.collect` cannot have returned `rank`. Earlier versions saved no extra states."""
-    if not isinstance(rank, dict) or set(rank) | {"extra"} != _OF_RANK:
+    """Raise ValueError if `Training.collect` cannot have returned `rank`."""
+    if not isinstance(rank, dict) or set(rank) != _OF_RANK:
         raise ValueError("it does not have the states of generators")
-    rank.setdefault("extra", [])
     if not all(isinstance(rank[name], list) for name in ("stateful", "extra", "buffers")):
         raise ValueError("its other objects, extra states or buffers are no list")
     if not rank["buffers"] or len(rank["extra"]) not in (0, len(rank["buffers"])):
@@ -310,10 +303,7 @@ def _check_rank(rank: Any) -> None:
 
 
 def _read(path: Path, with_tensors: bool = True, mapped: bool = False) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    content = files.read(path, with_tensors, mapped)
-    if content is None:
-        raise ValueError("a safetensors file from elsewhere")
-    return content
+    return files.read(path, _KINDS[path.name], with_tensors, mapped)
 
 
 def _hidden(folder: Path, name: str) -> Path:
@@ -323,7 +313,7 @@ def _hidden(folder: Path, name: str) -> Path:
 def _remove(path: Path) -> None:
     """Remove a folder if it is a whole checkpoint with nothing else in it. It loses its name first."""
     try:
-        if path.is_symlink() or not _FILES.issuperset(os.listdir(path)):
+        if path.is_symlink() or not set(os.listdir(path)) <= set(_KINDS):
             return
         for each in path.iterdir():
             _read(each, with_tensors=False)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..interrupts import StopSignals, checked_signals, uninterrupted
+from ..interrupts import StopSignal, uninterrupted
 from ..validation import absolute_path, boolean, choice, instance, integer, number
 from .content import Ranks, Training, resume
 from .files import check_writable
@@ -55,12 +55,13 @@ class CheckpointManager:
     processes cannot. The manager warns if the folder has checkpoints of later steps, because `resume` would prefer them. It
     removes only folders that certainly are checkpoints.
 
-    Used as a context manager, it also handles signals. After a signal has arrived, the next `step` saves, waits until the
-    checkpoint is on the disk, and then lets the signal act as it would have without the manager: SIGTERM ends the process.
-    Only the main thread receives signals, so enter the context there.
+    Used as a context manager, it also handles SIGTERM, which asks a process to end. After it has arrived, the next `step`
+    saves, waits until the checkpoint is on the disk, and then lets the signal act as it would have without the manager. Only
+    the main thread receives signals, so enter the context there. `fit` and `LiveLoop` enter it, and the end of the first
+    context is the end of it.
 
     With several synchronous processes (kvstore="dist_sync", or DistributedDataParallel), all ranks make the same calls, and
-    rank 0 writes to a folder that all ranks can read. A signal to one rank acts on all: unless `signals` is empty, the ranks
+    rank 0 writes to a folder that all ranks can read. SIGTERM to one rank acts on all: unless `sigterm` is False, the ranks
     exchange a number at each `step`.
 
     Args:
@@ -75,7 +76,7 @@ class CheckpointManager:
         mode: "min" if the smallest value of `best` is the best, "max" if the largest is.
         asynchronous: whether another thread writes. If not, `save` returns when the checkpoint is on the disk.
         stateful: other objects to save, with `state_dict`, which returns plain data and tensors, and `load_state_dict`.
-        signals: names of the signals after which `step` saves, such as "SIGTERM", or "SIGUSR1", which Slurm can send.
+        sigterm: whether `step` saves after SIGTERM.
 
     Attributes:
         folder: the argument, as an absolute path.
@@ -114,7 +115,7 @@ class CheckpointManager:
         mode: str = "min",
         asynchronous: bool = True,
         stateful: Sequence[Any] = (),
-        signals: Sequence[str] = ("SIGTERM",),
+        sigterm: bool = True,
     ) -> None:
         from ..trainer import Trainer
 
@@ -128,7 +129,7 @@ class CheckpointManager:
         self._keep = None if max_to_keep is None else integer("max_to_keep", max_to_keep, low=1)
         self.metric, self._mode = best, choice("mode", mode, ("min", "max"))
         self._asynchronous = boolean("asynchronous", asynchronous)
-        self._signals = StopSignals(checked_signals(signals))
+        self._stop = StopSignal() if boolean("sigterm", sigterm) else None
         for name, same in Training(trainer, net).tensors.items():
             check_writable(f"net's {name!r}", same[0])
         self._claim: Claim | None = None
@@ -138,26 +139,25 @@ class CheckpointManager:
         weakref.finalize(self, _abandon, self._writing)  # also called at exit, where the interpreter waits for the thread
 
     def step(self, metrics: Mapping[str, Any] | None = None, metadata: Any = None) -> bool:
-        """Save if the interval is over or a signal has arrived. Call it after each training step.
+        """Save if the interval is over or SIGTERM has arrived. Call it after each training step.
 
         Args:
             metrics: numbers, or tensors of one element, by name.
             metadata: any data that JSON can represent.
 
         Returns:
-            Whether it has saved. After a signal it returns only if the signal did not end the process.
+            Whether it has saved. After SIGTERM it returns only if the signal did not end the process.
         """
         step, before = self.trainer.optimizer.num_update, self._seen
         self._seen = step
         ranks = Ranks(self.trainer)
         if self._claim is None and ranks.rank == 0:
             self._take_folder()
-        signal = ranks.largest(self._signals.arrived) if self._signals.numbers else self._signals.arrived
-        if signal:
+        if self._stop is not None and ranks.largest(int(self._stop.arrived)):
             self.save(metrics, metadata)
             self.wait()
             ranks.wait()  # no process ends before the checkpoint is on the disk
-            self._signals.deliver(signal)
+            self._stop.deliver()
             return True
         if self._interval is None or step // self._interval <= before // self._interval:
             return False
@@ -246,7 +246,7 @@ class CheckpointManager:
             The checkpoint; its step is 0 if the folder has none.
 
         Raises:
-            ValueError: the checkpoint does not fit, or all are damaged. Nothing has been changed.
+            ValueError: the checkpoint does not fit, or none can be read. Nothing has been changed.
         """
         self.wait()
         checkpoint = resume(self.trainer, self.folder, self.net, self.stateful)
@@ -274,26 +274,27 @@ class CheckpointManager:
         return best_of(self.all_checkpoints(), self.metric, self._mode)
 
     def close(self) -> None:
-        """Wait until the last checkpoint is on the disk, then handle signals no more and release the folder.
+        """Wait until the last checkpoint is on the disk, then handle SIGTERM no more and release the folder.
 
-        The end of a `with` block calls it. A signal that has arrived, also during the wait, acts then.
+        The end of a `with` block calls it. A SIGTERM that has arrived, also during the wait, acts then.
         """
         try:
             self.wait()
         finally:
-            if self._signals.entered <= 1:
-                disclaim(self.folder, self.trainer)
-                self._claim = None
-            self._signals.restore()
+            disclaim(self.folder, self.trainer)
+            self._claim = None
+            if self._stop is not None:
+                self._stop.restore()
 
     def __enter__(self) -> Self:
-        self._signals.install()
+        if self._stop is not None:
+            self._stop.install()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        signal = self._signals.arrived if self._signals.entered == 1 else 0
+        arrived = self._stop is not None and self._stop.arrived
         try:
-            if signal and kind is None and Ranks(self.trainer).alone:  # other processes may not have the signal
+            if arrived and kind is None and Ranks(self.trainer).alone:  # other processes may not have the signal
                 if self.saved_step != self.trainer.optimizer.num_update:
                     self.save()
         finally:

@@ -20,10 +20,11 @@ from ..optimizer.multi import LIMITS, part_of
 from ..optimizer.patterns import pattern_text
 from ..optimizer.states import MASTER, State, current_state, has_slots, put_master
 from . import files, mapping
-from .check import FORMAT, check, check_form, check_format, few, saved_rule, shape_of, shares
+from .check import check, check_form, few, saved_rule, shape_of, shares
 from .nesting import flatten, tensor_names, unflatten
 
 CALLABLE = "callable"  # stands for a schedule that cannot be made from a file, such as a function that is not registered
+KIND = "states"
 # The sections of tensors, each with what follows the two names in the keys of its tensors.
 _SECTIONS: dict[str, tuple[str, ...]] = {"state": (), "residuals": ("residual",), "reducers": ("reducer",)}
 
@@ -74,7 +75,7 @@ def collect(
     else:
         described = _described(optimizer)
     return described | {
-        "format": FORMAT,
+        "format": files.FORMAT,
         "num_update": optimizer.num_update,
         "counts": {name: counts[i] for i, name in zip(indices, names, strict=True) if i in counts},
         "parameters": dict(zip(names, map(shape_of, params), strict=True)),
@@ -245,21 +246,17 @@ def write(path: str | os.PathLike[str], collected: Mapping[str, Any]) -> None:
         for slot, tensor in slots.items()
     }
     header = {key: value for key, value in collected.items() if key not in _SECTIONS}
-    files.write("fname", path, header | {"states of": list(collected["state"])}, tensors)
+    files.write("fname", path, KIND, header | {"states of": list(collected["state"])}, tensors)
 
 
 def read(path: str | os.PathLike[str], mapped: bool = False) -> dict[str, Any]:
     """Read a file of `write`, and return what `collect` returned; `mapped` as in `files.read`."""
     with files.contents("fname", path, "a state file of tristep"):
-        content = files.read(path, mapped=mapped)
-        if content is not None:
-            return _put_together(*content)
-    raise ValueError(f"fname={str(path)!r}: a safetensors file, but not one that Trainer.save_states wrote")
+        return _put_together(*files.read(path, KIND, mapped=mapped))
 
 
 def _put_together(header: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Return what `collect` returned, from the header of a file and its tensors, whose names are JSON texts."""
-    check_format(header)
     sections = {marks: section for section, marks in _SECTIONS.items()}
     parts: dict[str, dict[str, dict[str, torch.Tensor]]] = {section: {} for section in _SECTIONS}
     parts["state"] = {name: {} for name in header.pop("states of")}

@@ -191,10 +191,8 @@ class _OfRule(FusedOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
-            for name, default in self._options.items():  # options that are newer than the pickle
+            for name, default in self._options.items():  # options that states of torch's optimizers do not have
                 group.setdefault(name, default)
-            if self._beta_names:
-                group.setdefault("betas", tuple(group[name] for name in self._beta_names))
         for name in ("_known", "_versions"):  # they refer to the groups and tensors of the original
             vars(self).pop(name, None)
 
@@ -259,9 +257,7 @@ class _OfRule(FusedOptimizer):
     def _from_torch(self, group: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         rule, names = self._klass.rule, self._beta_names
         options: dict[str, Any] = {}
-        if names and "betas" not in group and all(name in group for name in names):  # saved before groups had "betas"
-            options["betas"] = tuple(group[name] for name in names)
-        elif names and isinstance(betas := group.get("betas"), tuple) and len(betas) == len(names):
+        if names and isinstance(betas := group.get("betas"), tuple) and len(betas) == len(names):
             options = {name: value for name, value in zip(names, betas, strict=True) if name not in group}
         if rule not in _TORCHS or "eps" not in group or "epsilon" in group:
             return options, {}

@@ -109,7 +109,7 @@ class MultiOptimizer(Optimizer):
         return {name: value for name, value in super().__getstate__().items() if name != "step_counts"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update({option.name: option.default for option in LIMITS} | {"_skips_overflow": False} | state)
+        vars(self).update(state)
         self.step_counts = self._step_counts.copy()
         self._join()
 

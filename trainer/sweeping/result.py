@@ -15,8 +15,6 @@ from ...kernels.messages import listed, there_are
 from ..checkpoint import files
 from ..validation import choice, integer
 
-FORMAT = 1
-
 
 @dataclass(repr=False)
 class Sweep:
@@ -141,7 +139,7 @@ class Sweep:
         Raises:
             FileNotFoundError: the folder does not exist.
         """
-        about = {"format": FORMAT, "steps_per_epoch": self.steps_per_epoch, "scores": list(self.scores)}
+        about: dict[str, Any] = {"steps_per_epoch": self.steps_per_epoch, "scores": list(self.scores)}
         about["axes"] = [[name, list(values)] for name, values in self.axes.items()]
         arrays: dict[str, Any] = {f"score {name}": score for name, score in self.scores.items()}
         arrays |= {f"weight {name}": weight.detach().cpu().numpy() for name, weight in self.weights.items()}
@@ -161,8 +159,6 @@ class Sweep:
         """
         with files.contents("path", path, "a file that was written by Sweep.save"):
             about, arrays = files.read_arrays(path, "sweep")
-            if about["format"] != FORMAT:
-                raise ValueError(f"it has format {about['format']!r}, this version knows {FORMAT}")
             axes = {str(name): tuple(values) for name, values in about["axes"]}
             scores = {str(name): arrays.pop(f"score {name}") for name in about["scores"]}
             losses, per_epoch = arrays.pop("losses"), integer("steps_per_epoch", about["steps_per_epoch"], low=1)

@@ -30,7 +30,7 @@ from ...trainer.batch_step import BatchStep, check_captures
 from ...trainer.checkpoint.snapshot import Snapshot as TrainerSnapshot
 from ...trainer.checkpoint.snapshot import parameters_of
 from ...trainer.fitting import EpochBatches, check_batches, evaluate, saving_with
-from ...trainer.interrupts import gets_signals, give_back, handled, uninterrupted
+from ...trainer.interrupts import gets_signals, handled, restore_handlers, uninterrupted
 from ...trainer.metrics import checked_metrics
 from ...trainer.validation import boolean, choice, instance, integer, number
 from ..record import Recorder, Run, RunSet
@@ -116,7 +116,7 @@ class LiveLoop:
             first: the last of those that the loop has kept now and then, in 2 % of the time. Weights of over 64 MiB are not
             kept. May be set.
         checkpoint: a `CheckpointManager` of the trainer. `start` continues from the newest checkpoint in its folder;
-            checkpoints are saved at the manager's interval, after a signal, and at the end.
+            checkpoints are saved at the manager's interval, after SIGTERM, and at the end.
 
     Attributes:
         status: "ready", "running", "paused", "stopped", "finished" or "failed".
@@ -753,7 +753,8 @@ class LiveLoop:
             raise
         finally:
             if gets_signals() and not any(loop.mode == "task" for loop in _loops if loop.status == "running"):
-                give_back({signal.SIGINT: signal.SIG_IGN}, _interrupt_tasks)
+                if signal.getsignal(signal.SIGINT) is _interrupt_tasks:
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _run_here(self, turn: int, timeout: float | None = None) -> None:
         until = None if timeout is None else self.clock() + timeout
@@ -940,7 +941,7 @@ class LiveLoop:
         self._spare_due = now + (now - begun) / SPARE_SHARE
 
     def _begin_saving(self, resumes: bool) -> None:
-        """Begin to save checkpoints and to note signals. With `resumes`, first load the newest checkpoint."""
+        """Begin to save checkpoints and to note SIGTERM. With `resumes`, first load the newest checkpoint."""
         manager = self._checkpoint()
         if manager is None or self._saving is not None:
             return
@@ -1099,7 +1100,7 @@ def _taking_interrupts() -> Iterator[None]:
         yield
     finally:
         if before is not signal.SIG_IGN and before is not _interrupt_tasks:
-            give_back({signal.SIGINT: before}, _interrupt_tasks)
+            restore_handlers({signal.SIGINT: before})
             cell_awaits = callable(before) and before is not signal.default_int_handler and in_notebook()
             if _interrupts[0] != count and cell_awaits:
                 signal.raise_signal(signal.SIGINT)  # interrupt the cell, too

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .runs import Run
-from .series import NEVER, Curve, FirstStep
+from .series import NEVER, Curve
 from .statistics import LARGEST, quantiles, smoothed
 
 __all__ = ["Finding", "diagnose", "findings", "nonfinite_gradients"]
@@ -95,7 +95,7 @@ def _not_finite(run: Run) -> Iterator[Finding]:
     curve, bad = counts
     is_counted = len(run.tensors.get("gradient_nonfinite", ())) > 0
     first = run.tensors["gradient_nonfinite"].first_positive if is_counted else run.tensors["gradient_norm"].first_nonfinite
-    earliest = np.where(bad.any(axis=0), first.earliest, NEVER)
+    earliest = np.where(bad.any(axis=0), first, NEVER)
     indices = np.flatnonzero(earliest == earliest.min())
     tensors = [run.parameters[i] for i in indices]
     where = repr(tensors[0])
@@ -112,7 +112,7 @@ def _not_finite(run: Run) -> Iterator[Finding]:
     if is_counted and len(tensors) == 1 and curve.first[k] == curve.last[k]:  # a longer block has the largest count only
         number = int(curve.high[k, indices[0]])
         elements = " (1 element)" if number == 1 else f" ({number} elements)"
-    yield Finding(f"gradients: not finite first at {_first(first, indices[0])} in {where}{elements}", tensors[0], step)
+    yield Finding(f"gradients: not finite first at step {step:,} in {where}{elements}", tensors[0], step)
 
 
 def _only_skipped(run: Run) -> bool:
@@ -129,22 +129,15 @@ def _bad_losses(run: Run) -> Iterator[Finding]:
         curve = loss.curve()
         bad = curve.nonfinite > 0
         if bad.any():
-            number = int(curve.nonfinite.sum())
+            number, first = int(curve.nonfinite.sum()), int(loss.first_nonfinite)
             plural = "1 step" if number == 1 else f"{number:,} steps"
-            words = f"loss: not finite first at {_first(loss.first_nonfinite)}, {plural} in all"
-            yield Finding(words, None, int(loss.first_nonfinite.earliest))
-
-
-def _first(step: FirstStep, index: int | tuple[()] = ()) -> str:
-    return _steps(int(step.earliest[index]), int(step.latest[index]))
+            words = f"loss: not finite first at step {first:,}, {plural} in all"
+            yield Finding(words, None, first)
 
 
 def _at(curve: Curve, k: int) -> str:
     """Name the steps of point `k`; which of them has its minimum or maximum is not known."""
-    return _steps(curve.first[k], curve.last[k])
-
-
-def _steps(first: int, last: int) -> str:
+    first, last = curve.first[k], curve.last[k]
     return f"step {first:,}" if first == last else f"a step from {first:,} to {last:,}"
 
 

@@ -15,8 +15,6 @@ from .series import PARTS, Series
 
 __all__ = ["Run", "RunSet", "readable"]
 
-FORMAT = 1
-
 
 def readable(name: str) -> str:
     """Return the name with lone surrogates escaped, which neither files nor fonts can represent."""
@@ -198,7 +196,7 @@ class RunSet:
             names = {kind: list(members) for kind, members in kinds.items()}
             header = {"name": run.name, "parameters": run.parameters, "edges": run.edges.tolist(), "notes": run.notes}
             described.append(header | {"storage": run.storage, "series": names})
-        files.write_arrays("path", path, "runs", {"tristep runs": FORMAT, "runs": described}, arrays)
+        files.write_arrays("path", path, "runs", {"runs": described}, arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RunSet:
@@ -210,8 +208,6 @@ class RunSet:
         """
         with files.contents("path", path, "a file of runs"):
             about, arrays = files.read_arrays(path, "runs")
-            if about["tristep runs"] != FORMAT:
-                raise ValueError(f"it has format {about['tristep runs']}, this version knows {FORMAT}")
             runs = cls(_run(i, header, arrays) for i, header in enumerate(about["runs"]))
             if arrays:
                 raise ValueError(f"{next(iter(arrays))!r} is of no run")
@@ -220,11 +216,10 @@ class RunSet:
 
 def _run(i: int, header: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Run:
     """Return run `i` of a file from its header, and remove its arrays from `arrays`."""
-    storage = header.get("storage", [])  # missing in files of earlier versions
-    texts = [header["name"], *header["parameters"], *header["notes"].values(), *storage]
+    texts = [header["name"], *header["parameters"], *header["notes"].values(), *header["storage"]]
     if not all(isinstance(text, str) for text in texts) or not isinstance(header["parameters"], list):
         raise ValueError(f"names and notes of run {i} must be strings")
-    run = Run(header["name"], header["parameters"], header["edges"], header["notes"], storage)
+    run = Run(header["name"], header["parameters"], header["edges"], header["notes"], header["storage"])
     if run.edges.ndim != 1 or set(header["series"]) != set(run._kinds()):
         raise ValueError(f"run {i} has edges {header['edges']!r:.80} and series of {', '.join(header['series'])}")
     for kind, names in header["series"].items():

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["NEVER", "POINTS", "Curve", "FirstStep", "Series"]
+__all__ = ["NEVER", "POINTS", "Curve", "Series"]
 
 BLOCK_PARTS = ("first", "last", "low", "mean", "high", "nonfinite")
 FIRSTS = ("first_nonfinite", "first_positive")
@@ -33,17 +33,6 @@ class Curve(NamedTuple):
     nonfinite: np.ndarray
 
 
-class FirstStep(NamedTuple):
-    """The first step at which a value has some property, for each element of a series' values.
-
-    It is not before `earliest` and not after `latest`, int64 [*shape]. They are equal, but for a series from a file of an
-    earlier version, which has blocks of steps only. Both are `NEVER`, the largest int64, if there is no such step.
-    """
-
-    earliest: np.ndarray
-    latest: np.ndarray
-
-
 class Series:
     """Values over the steps of a run: the last 2,048 unchanged, and all of them summarized in up to 2,048 blocks.
 
@@ -55,8 +44,9 @@ class Series:
         dtype: the dtype of stored values.
 
     Attributes:
-        first_nonfinite: the first step with an infinite or NaN value.
-        first_positive: the first step with a finite value above 0.
+        first_nonfinite: the first step with an infinite or NaN value, for each element of the values, int64 [*shape];
+            `NEVER`, the largest int64, if there is none.
+        first_positive: the first step with a finite value above 0; likewise.
 
     Example:
         >>> from tristep.viz import Series
@@ -77,9 +67,7 @@ class Series:
         self._blocks = _Blocks(self.shape, self.dtype)
         self._recent_steps = np.zeros(0, dtype=np.int64)  # a ring, once it is full
         self._recent = np.zeros((0, *self.shape), dtype=self.dtype)
-        self.first_nonfinite, self.first_positive = (
-            FirstStep(*(np.full(self.shape, NEVER, dtype=np.int64) for _ in range(2))) for _ in FIRSTS
-        )
+        self.first_nonfinite, self.first_positive = (np.full(self.shape, NEVER, dtype=np.int64) for _ in FIRSTS)
 
     def __len__(self) -> int:
         """How many values have been added."""
@@ -116,8 +104,8 @@ class Series:
                 "earlier step, use another run"
             )
         finite = np.isfinite(values)
-        _find_first(self.first_nonfinite, ~finite, steps, steps)
-        _find_first(self.first_positive, finite & (values > 0), steps, steps)
+        _find_first(self.first_nonfinite, ~finite, steps)
+        _find_first(self.first_positive, finite & (values > 0), steps)
         self._blocks.extend(self._count, steps, values)
         self._put_into_ring(steps, values)
         self._count += len(steps)
@@ -216,13 +204,11 @@ class Series:
         if self._count <= POINTS:
             return arrays
         arrays |= {name: array[:n] for name, array in self._blocks.arrays._asdict().items()}
-        return arrays | {name: np.stack(getattr(self, name)) for name in FIRSTS}
+        return arrays | {name: getattr(self, name) for name in FIRSTS}
 
     @classmethod
     def from_arrays(cls, state: Mapping[str, np.ndarray]) -> Series:
         """Make a series from the arrays that `to_arrays` returned.
-
-        Earlier versions returned blocks of every series, and no first steps, which are then known as ranges.
 
         Raises:
             ValueError: the arrays are damaged: their shapes, dtypes or counts contradict each other.
@@ -236,50 +222,33 @@ class Series:
             return series
         blocks = series._blocks
         series._count, blocks.each = (int(number) for number in counts)
-        if series._count < 0 or blocks.each < 1 or len(recent) != min(series._count, POINTS):
+        if series._count <= POINTS or blocks.each < 1 or len(recent) != POINTS:
             raise ValueError("its numbers of values contradict each other")
         blocks.full = series._count // blocks.each
         n = blocks.used(series._count)
-        kinds: dict[str, tuple[int, Any, tuple[int, ...]]]
-        kinds = dict.fromkeys(("low", "mean", "high"), (n, recent.dtype, series.shape))
-        kinds |= {"first": (n, np.int64, ()), "last": (n, np.int64, ()), "nonfinite": (n, np.int64, series.shape)}
-        kinds["recent_steps"] = (len(recent), np.int64, ())
-        has_firsts = "first_nonfinite" in state
-        if has_firsts:
-            kinds |= dict.fromkeys(FIRSTS, (2, np.int64, series.shape))
-        for name, (length, dtype, shape) in kinds.items():
+        kinds: dict[str, tuple[Any, tuple[int, ...]]]
+        kinds = dict.fromkeys(("low", "mean", "high"), (recent.dtype, (n, *series.shape)))
+        kinds |= {"first": (np.int64, (n,)), "last": (np.int64, (n,)), "nonfinite": (np.int64, (n, *series.shape))}
+        kinds |= {"recent_steps": (np.int64, (len(recent),))} | dict.fromkeys(FIRSTS, (np.int64, series.shape))
+        for name, (dtype, shape) in kinds.items():
             array = state[name]
-            if array.shape != (length, *shape) or array.dtype != dtype or n > POINTS:
-                raise ValueError(f"{name} is {array.dtype} {array.shape} instead of {np.dtype(dtype)} {(length, *shape)}")
+            if array.shape != shape or array.dtype != dtype or n > POINTS:
+                raise ValueError(f"{name} is {array.dtype} {array.shape} instead of {np.dtype(dtype)} {shape}")
         first, last = state["first"], state["last"]
         if (np.diff(steps) <= 0).any() or (first > last).any() or (first[1:] <= last[:-1]).any():
             raise ValueError("its steps do not increase")
-        if has_firsts and any((state[name][0] > state[name][1]).any() for name in FIRSTS):
-            raise ValueError("the range of a first step ends before it begins")
-        if has_firsts:
-            series.first_nonfinite, series.first_positive = (
-                FirstStep(*(state[name][k, ...].copy() for k in range(2))) for name in FIRSTS
-            )
-        else:
-            _find_first(series.first_nonfinite, state["nonfinite"] > 0, first, last)
-            _find_first(series.first_positive, state["high"] > 0, first, last)
+        series.first_nonfinite, series.first_positive = (state[name].copy() for name in FIRSTS)
         blocks.arrays = Curve(*(_longer(state[name], POINTS if n > POINTS // 2 else n) for name in Curve._fields))
-        series._recent_steps, series._recent = steps.copy(), recent.copy()
-        if series._count > POINTS:  # turn the ring so that the next value overwrites the oldest
-            turn = series._count % POINTS
-            series._recent_steps, series._recent = np.roll(steps, turn), np.roll(recent, turn, axis=0)
+        turn = series._count % POINTS  # of the ring, so that the next value overwrites the oldest
+        series._recent_steps, series._recent = np.roll(steps, turn), np.roll(recent, turn, axis=0)
         return series
 
 
-def _find_first(found: FirstStep, marked: np.ndarray, first: np.ndarray, last: np.ndarray) -> None:
-    """Set, in place, the first step of each element that has none yet.
-
-    `marked`, bool [n, *shape], says which elements have the property in which of n spans of steps, from `first` to `last`.
-    """
-    new = marked.any(axis=0) & (found.earliest == NEVER)
+def _find_first(found: np.ndarray, marked: np.ndarray, steps: np.ndarray) -> None:
+    """Set, in place, the first of `steps` at which an element is `marked`, bool [n, *shape], if it has none yet."""
+    new = marked.any(axis=0) & (found == NEVER)
     if new.any():
-        span = marked.argmax(axis=0)[new]
-        found.earliest[new], found.latest[new] = first[span], last[span]
+        found[new] = steps[marked.argmax(axis=0)[new]]
 
 
 def _shortened(steps: np.ndarray) -> str:

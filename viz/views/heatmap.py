@@ -247,7 +247,7 @@ def _histogram_panel(run: Run, rows: Rows, kinds: Sequence[str] = ()) -> Panel |
     )
     used = np.flatnonzero(shares.any(axis=(0, 1, 2)))
     low, high = (int(used[0]), int(used[-1]) + 1) if used.size else (0, shape[2])
-    zero = int(np.searchsorted(run.edges, 0.0, side="right")) if (run.edges <= 0).any() else -1
+    zero = int(np.searchsorted(run.edges, 0.0, side="right"))
     more = (high - low) // 16 if low <= zero < high else 0  # additional rows for the bin of zeros
     bins = [*range(low, high), *[zero] * more]
     cells = np.rint(10_000 * shares[..., sorted(bins)]).astype(np.int16)
@@ -256,15 +256,14 @@ def _histogram_panel(run: Run, rows: Rows, kinds: Sequence[str] = ()) -> Panel |
     reach, by = (steps[[0, -1]], [0, len(bins)]), ("histogram", "layer") if kinds else ("layer",)
     image = Heatmap(cells, *reach, limits=(1, 10_000), scale="log", label="elements of 10,000", by=by)
     what = "values" if kinds else f"values in the {shown[0]}"
-    label = what if zero >= 0 else f"absolute {what}"  # earlier versions recorded absolute values
-    up = Axis(label, 0, len(bins), ticks=_bin_ticks(run.edges, low, high, zero, more))
+    up = Axis(what, 0, len(bins), ticks=_bin_ticks(run.edges, low, high, zero, more))
     return Panel(Axis("step", *steps[[0, -1]].tolist()), up, [image])
 
 
 def _bin_ticks(edges: np.ndarray, low: int, high: int, zero: int, more: int) -> list[tuple[float, str]]:
     """Return the ticks of an axis of the bins from `low` to `high` - 1: 0, and up to two powers of ten on either side.
 
-    `edges` are between bins. The bin `zero` (-1 for none) is `more` bins higher than the others.
+    `edges` are between bins. The bin `zero` is `more` bins higher than the others.
     """
 
     def place(value: float) -> float | None:
@@ -272,7 +271,7 @@ def _bin_ticks(edges: np.ndarray, low: int, high: int, zero: int, more: int) -> 
         if not (low <= k < high and 0 < k < len(edges)) or np.abs(edges[[k - 1, k]]).min() < 2.0**-28:
             return None  # bins next to the zeros end at 0, which has no logarithm
         ends = np.log(np.abs(edges[[k - 1, k]]))
-        return k - low + more * (k > zero >= 0) + float((np.log(abs(value)) - ends[0]) / (ends[1] - ends[0]))
+        return k - low + more * (k > zero) + float((np.log(abs(value)) - ends[0]) / (ends[1] - ends[0]))
 
     ticks = [(zero - low + (more + 1) / 2, "0")] if low <= zero < high else []
     both = {sign * 10.0**power: place(sign * 10.0**power) for power in range(-9, 1) for sign in (-1, 1)}

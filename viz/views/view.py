@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...trainer.checkpoint import files
-from ...trainer.validation import refuse_arguments
+from ...trainer.validation import choice, refuse_arguments
 from ..render.notebook import JUPYTER, UNKNOWN
 from ..render.renderers import Capabilities, canvas_module, capabilities
 from ..scene import Scene
