@@ -24,7 +24,7 @@ from torture_process import Child, Silent, Wrong, plain
 
 from tristep import CheckpointManager, Trainer
 from tristep.trainer import Sweep
-from tristep.trainer.checkpoint.files import FORMAT
+from tristep.trainer.serialization.files import FORMAT
 from tristep.viz import Run, RunSet
 
 __all__ = ["KINDS", "check_clean", "checkpoints", "damage", "hostile", "kills"]

@@ -17,8 +17,8 @@ from races import planted
 from saved_states import check_refused, make_gradients, make_trained, take_step
 
 from tristep import CheckpointManager, Trainer
-from tristep.trainer import RaceResult, Sweep, checkpoint
-from tristep.trainer.checkpoint import files
+from tristep.trainer import RaceResult, Sweep, serialization
+from tristep.trainer.serialization import files
 
 viz = pytest.importorskip("tristep.viz", reason="runs are pictures, too, which need matplotlib")
 safetensors = pytest.importorskip("safetensors", reason="files need it")
@@ -62,7 +62,7 @@ def _plain(loaded):
 SAVED = {
     "sweep": (_sweep, Sweep.save, Sweep.load),
     "runs": (_runs, viz.RunSet.save, viz.RunSet.load),
-    "states": (_trainer, Trainer.save_states, checkpoint.read),
+    "states": (_trainer, Trainer.save_states, serialization.read),
 }
 RACE = lambda: planted([[40, 60, 50], [20, None, 30]]), RaceResult.save, RaceResult.load
 EACH = pytest.mark.parametrize(("make", "save", "load"), SAVED.values(), ids=SAVED)
@@ -139,7 +139,7 @@ def test_a_file_keeps_its_mode_and_a_link_stays_one(tmp_path):
     _trainer(2.0).save_states(str(link))
     assert link.is_symlink()
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert repr(checkpoint.read(link)["state"]) == repr(_trainer(2.0).state_dict()["state"])
+    assert repr(serialization.read(link)["state"]) == repr(_trainer(2.0).state_dict()["state"])
     assert os.listdir(tmp_path / "folder") == ["a"]
 
 
@@ -171,7 +171,7 @@ def test_two_saves_at_once_leave_each_other_alone(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.fsync", save_another)
     _trainer().save_states(tmp_path / "a")
-    assert repr(checkpoint.read(tmp_path / "a")["state"]) == repr(_trainer().state_dict()["state"])
+    assert repr(serialization.read(tmp_path / "a")["state"]) == repr(_trainer().state_dict()["state"])
     assert os.listdir(tmp_path) == ["a"]
 
 
@@ -450,7 +450,7 @@ def test_headers_that_lie_are_refused_before_they_fill_memory(lie, tmp_path):
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="not a state file of tristep, or a damaged one"):
-            checkpoint.read(tmp_path / "a")
+            serialization.read(tmp_path / "a")
         assert tracemalloc.get_traced_memory()[1] < 1 << 23
     finally:
         tracemalloc.stop()
@@ -526,7 +526,7 @@ def test_a_state_dict_of_another_format_is_refused_with_both_numbers(trained, ev
         check_refused(trainer, params, everything, load, ValueError, message)
 
 
-@pytest.mark.parametrize("load", [Sweep.load, viz.RunSet.load, checkpoint.read])
+@pytest.mark.parametrize("load", [Sweep.load, viz.RunSet.load, serialization.read])
 def test_nothing_is_unpickled(load, tmp_path):
     class Harm:
         def __reduce__(self):

@@ -16,8 +16,8 @@ import torch
 from saved_states import check_refused, make_gradients, make_params, make_trained, take_step
 
 from tristep import CheckpointManager, Trainer, lr_scheduler, optimizer
-from tristep.trainer import checkpoint
-from tristep.trainer.checkpoint import files, mapping
+from tristep.trainer import serialization
+from tristep.trainer.serialization import files, mapping
 
 safetensors = pytest.importorskip("safetensors", reason="files are compared with its")
 pytest.importorskip("safetensors.torch", reason="files are compared with its")
@@ -193,7 +193,7 @@ def test_nothing_is_read_into_memory_to_load_states(trained, tmp_path, monkeypat
 PEAKS = """
 import sys, torch, tristep
 from pathlib import Path
-from tristep.trainer.checkpoint import mapping
+from tristep.trainer.serialization import mapping
 
 folder, mapping.AT_A_TIME = Path(sys.argv[1]), 1 << 17
 
@@ -330,7 +330,7 @@ def test_states_of_another_form_are_made_anew(before, tmp_path):
     _step(trainer, net)
     trainer.save_states(tmp_path / "a")
     found = []
-    for load in (Trainer.load_states, lambda trainer, path: trainer.load_state_dict(checkpoint.read(path))):
+    for load in (Trainer.load_states, lambda trainer, path: trainer.load_state_dict(serialization.read(path))):
         other = Trainer(net, kind, second, engine="eager")
         _step(other, net)
         load(other, tmp_path / "a")

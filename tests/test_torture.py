@@ -23,7 +23,7 @@ def _tortured(*arguments, before=""):
     program = f"""
 import sys
 sys.path.insert(0, {str(BENCHMARKS)!r})
-from tristep.trainer.checkpoint import files
+from tristep.trainer.serialization import files
 {before}
 import torture
 sys.exit(torture.main())"""

@@ -7,23 +7,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .checkpoint.folder import Checkpoint
-from .checkpoint.manager import CheckpointManager
-from .errors import StaleGradientError, UpdateOnKVStoreError
-from .telemetry import Telemetry
+from .loops.manager import CheckpointManager
+from .step.telemetry import Telemetry
 from .trainer import Trainer
+from .utils.errors import StaleGradientError, UpdateOnKVStoreError
 
 if TYPE_CHECKING:
     from ..contrib.mxnet_files import load_mxnet_params
     from ..contrib.racing.result import RaceResult
     from ..contrib.racing.run import race
     from . import amp, initializer, kvstore, lr_scheduler, optim, optimizer
-    from .clipping import clip_global_norm
-    from .data_parallel import replicate, split_and_load, split_data
-    from .ensemble import Ensemble
-    from .fitting import Fit, fit
-    from .lr_finder import LRFinder, lr_find
-    from .params import collect_params
-    from .sweeping import Sweep, sweep
+    from .loops.ensemble import Ensemble
+    from .loops.fitting import Fit, fit
+    from .loops.lr_finder import LRFinder, lr_find
+    from .loops.sweeping import Sweep, sweep
+    from .step.clipping import clip_global_norm
+    from .step.params import collect_params
+    from .utils.data_parallel import replicate, split_and_load, split_data
 
 __all__ = [
     "Checkpoint",
@@ -58,21 +58,21 @@ __all__ = [
 # Modules of names that are imported on first use, because a `Trainer` does not need them. No module may have the name
 # of its function: importing it would bind the name to the module.
 ON_FIRST_USE = {
-    "Ensemble": ".ensemble",
-    "Fit": ".fitting",
-    "LRFinder": ".lr_finder",
+    "Ensemble": ".loops.ensemble",
+    "Fit": ".loops.fitting",
+    "LRFinder": ".loops.lr_finder",
     "RaceResult": "tristep.contrib.racing",
-    "Sweep": ".sweeping",
-    "clip_global_norm": ".clipping",
-    "collect_params": ".params",
-    "fit": ".fitting",
+    "Sweep": ".loops.sweeping",
+    "clip_global_norm": ".step.clipping",
+    "collect_params": ".step.params",
+    "fit": ".loops.fitting",
     "load_mxnet_params": "tristep.contrib.mxnet_files",
-    "lr_find": ".lr_finder",
+    "lr_find": ".loops.lr_finder",
     "race": "tristep.contrib.racing",
-    "replicate": ".data_parallel",
-    "split_and_load": ".data_parallel",
-    "split_data": ".data_parallel",
-    "sweep": ".sweeping",
+    "replicate": ".utils.data_parallel",
+    "split_and_load": ".utils.data_parallel",
+    "split_data": ".utils.data_parallel",
+    "sweep": ".loops.sweeping",
 }
 
 if not TYPE_CHECKING:  # type checkers would take any name for an attribute

@@ -21,23 +21,20 @@ from ..kernels import Rule, rules
 from ..kernels.backends import choose_engine
 from ..kernels.graphs import current_recording
 from ..kernels.messages import listed
-from . import checkpoint
-from .accumulation import AccumulationWatch
-from .capture import CapturedStep, check_capture, record_step
+from . import serialization
 from .checkpoint.content import resume
 from .checkpoint.folder import Checkpoint
-from .dynamo import outside_dynamo
-from .errors import UpdateOnKVStoreError
-from .full_precision import float32_weights, load_float32_weights
-from .in_backward import BackwardStep, check_optimizer
-from .interrupts import interrupts_wait, uninterrupted
+from .checkpoint.full_precision import float32_weights, load_float32_weights
 from .kvstore import KVStore
 from .kvstore.create import check_one_reduces, check_store, sync_for
 from .kvstore.sync import GradientSync
 from .optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater, create
 from .optimizer.multi import part_of, parts_of
 from .optimizer.patterns import layers_of
-from .params import (
+from .step.accumulation import AccumulationWatch
+from .step.capture import CapturedStep, check_capture, record_step
+from .step.in_backward import BackwardStep, check_optimizer
+from .step.params import (
     check_alike,
     check_distinct,
     check_parameters,
@@ -47,8 +44,11 @@ from .params import (
     named_parameters,
     replica_of,
 )
-from .replica import DisplacedWeights, Replica
-from .telemetry import Telemetry, attached
+from .step.replica import DisplacedWeights, Replica
+from .step.telemetry import Telemetry, attached
+from .utils.dynamo import outside_dynamo
+from .utils.errors import UpdateOnKVStoreError
+from .utils.interrupts import interrupts_wait, uninterrupted
 from .validation import boolean, number
 
 
@@ -535,8 +535,8 @@ class Trainer:
                 )
             self._loss_scaler.check(scaling)
         if isinstance(state_dict, Mapping):
-            checkpoint.check_residuals(self._names, self._params, state_dict.get("residuals", {}))
-            checkpoint.check_buckets(state_dict)
+            serialization.check_residuals(self._names, self._params, state_dict.get("residuals", {}))
+            serialization.check_buckets(state_dict)
         if not self._is_alone:
             self._start()
         self._sync.restore(state_dict)
@@ -551,7 +551,7 @@ class Trainer:
         """Write `state_dict()` to a file (safetensors, JSON in its metadata), atomically, without a copy of it in memory."""
         state = self.state_dict()
         if self._sync.writes:
-            checkpoint.write(fname, state)
+            serialization.write(fname, state)
         self._sync.end_save()
 
     def load_states(self, fname: str | os.PathLike[str]) -> None:
@@ -565,7 +565,7 @@ class Trainer:
             FileNotFoundError: there is no such file.
             ValueError: the file is not a state file, is damaged, or does not fit this trainer; nothing has been changed.
         """
-        checkpoint.load_read(self.load_state_dict, checkpoint.read(fname, mapped=True), f"fname={str(fname)!r}")
+        serialization.load_read(self.load_state_dict, serialization.read(fname, mapped=True), f"fname={str(fname)!r}")
 
     @uninterrupted
     def resume(self, folder: str | os.PathLike[str], net: Any = None) -> Checkpoint:

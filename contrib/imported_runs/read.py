@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ...trainer.checkpoint import files
+from ...trainer.serialization import files
 from ...viz.record.probes import QUANTITIES
 from ...viz.record.runs import Run, readable
 from ...viz.record.series import POINTS, Series

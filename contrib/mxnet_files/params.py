@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ...trainer.checkpoint import files
+from ...trainer.serialization import files
 from .arrays import Cursor, read_array
 
 _MAGIC = 0x112

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...trainer import dist_utils
+from ...trainer.utils import distributed
 
 _ALIGNMENT = 16  # bytes between the starts of two tensors in a message, so that each can be viewed in its type
 
@@ -73,7 +73,7 @@ class Exchange:
         )
         _copy(_views(sent, self._from), self._from)
         sizes = self._got_sizes, self._sent_sizes
-        self._work = dist_utils.all_to_all(got, sent, self._group, async_op=True, sizes=sizes)
+        self._work = distributed.all_to_all(got, sent, self._group, async_op=True, sizes=sizes)
         self._buffers = sent, got
 
     def finish(self) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...trainer.ensemble import make_optimizer
+from ...trainer.loops.ensemble import make_optimizer
 from ...trainer.optimizer import MultiOptimizer, Optimizer, create
-from ...trainer.presets import named
 from ...trainer.validation import instance, number
+from ...viz.simulate.presets import named
 
 RATES = 30.0  # learning rates are searched from 1/30 to 30 times the usual one
 ONE_MINUS, DECAYS = (0.02, 0.5), (1e-5, 1e-2)  # ranges of 1 - momentum and of weight decay

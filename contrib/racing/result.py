@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...trainer.checkpoint import files
+from ...trainer.serialization import files
 from ...trainer.validation import choice, number
 from .statistics import ratio_interval
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...trainer.fitting import check_batches, check_loss
-from ...trainer.sweeping.train import NotStackableError
+from ...trainer.loops.fitting import check_batches, check_loss
+from ...trainer.loops.sweeping.train import NotStackableError
 from ...trainer.validation import absolute_path, boolean, choice, integer, number
 from .candidates import Candidate, candidates_of
 from .result import RaceResult, steps_to

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...trainer.checkpoint import files
+from ...trainer.serialization import files
 
 KIND = "race training"
 TOLERANCE = 1e-3  # relative, of losses, which another machine computes a little differently

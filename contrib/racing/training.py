@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...trainer.batch_step import device_of, unpack_batch
-from ...trainer.fitting import evaluate
+from ...trainer.loops.batch_step import device_of, unpack_batch
+from ...trainer.loops.fitting import evaluate
+from ...trainer.loops.sweeping.train import Batches, Look, start, train_separately, train_together
 from ...trainer.optimizer import Optimizer
-from ...trainer.sweeping.train import Batches, Look, start, train_separately, train_together
 from ...trainer.trainer import Trainer
 
 ROUNDS, STEPS = 11, 3  # rounds of timing, and steps in each round

@@ -9,10 +9,10 @@ import torch
 
 from ...kernels import Update, rules
 from ...kernels.layouts import is_wrapper
-from ...trainer.interrupts import uninterrupted
 from ...trainer.optim.groups import Group, as_real, name_of, refuse_evaluated
 from ...trainer.optim.joined import JoinedOptimizers
 from ...trainer.optim.multi import optimizer_class
+from ...trainer.utils.interrupts import uninterrupted
 from ...trainer.validation import boolean, number
 
 __all__ = ["SAM"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...trainer import checkpoint
+from ...trainer import serialization
 from ...trainer.kvstore.base import Key, known_value, optimizer_updater, same_shapes
 from ...trainer.optimizer import Optimizer, RuleOptimizer, Updater
 from ...trainer.optimizer.plan import Plan
@@ -173,7 +173,7 @@ class ServerCore:
         return [Counter(worker.delays) for worker in self._workers]
 
     def states(self) -> dict[str, Any]:
-        """Return the optimizer's state as `checkpoint.collect` does, with a state for every key.
+        """Return the optimizer's state as `serialization.collect` does, with a state for every key.
 
         Raises:
             RuntimeError: there is no optimizer.
@@ -181,7 +181,7 @@ class ServerCore:
         updater, keys = optimizer_updater(self._updater), list(self.values)
         if new := [key for key in keys if key not in updater.state]:
             updater.make_plan(new, [self.values[key] for key in new])
-        return checkpoint.collect(updater, [str(key) for key in keys], list(self.values.values()), keys)
+        return serialization.collect(updater, [str(key) for key in keys], list(self.values.values()), keys)
 
     def load_states(self, saved: Mapping[str, Any]) -> None:
         """Load the result of `states`; `rescale_grad` does not change.
@@ -192,7 +192,7 @@ class ServerCore:
         """
         updater, keys = optimizer_updater(self._updater), list(self.values)
         rescale_grad = updater.optimizer.rescale_grad
-        checkpoint.restore(updater, [str(key) for key in keys], list(self.values.values()), saved, keys)
+        serialization.restore(updater, [str(key) for key in keys], list(self.values.values()), saved, keys)
         updater.optimizer.rescale_grad = rescale_grad
         self._plans = {}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...trainer import dist_utils
+from ...trainer.utils import distributed
 from ...trainer.validation import number
 
 _TIMEOUT = 1800.0  # seconds; torch's own default for gloo
@@ -60,7 +60,7 @@ class Roles:
         if not initialized:
             dist.init_process_group("gloo", timeout=limit)
         group = dist.new_group(backend="gloo", timeout=limit)
-        dist_utils.barrier(group)  # a process that leaves early would break connections that others are making
+        distributed.barrier(group)  # a process that leaves early would break connections that others are making
         return cls(dist.get_rank(), count - 1, group, None if initialized else dist.group.WORLD, timeout)
 
     def leave(self) -> None:

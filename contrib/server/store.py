@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...trainer import checkpoint
+from ...trainer import serialization
 from ...trainer.kvstore.base import Key, KVStore, dense, known_values, new_values, renamed
 from ...trainer.kvstore.sync import KVStoreSync
 from ...trainer.lr_scheduler import LRScheduler
@@ -262,7 +262,7 @@ class ServerStore(KVStore):
         Raises:
             RuntimeError: no optimizer updates the stored values.
         """
-        checkpoint.write(fname, self._states())
+        serialization.write(fname, self._states())
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Load a file of `save_optimizer_states`. One worker may call it, or all: the server loads the first request.
@@ -276,7 +276,7 @@ class ServerStore(KVStore):
         """
         if self._synced is None:
             raise RuntimeError("no optimizer updates what is stored, so there are no states: call set_optimizer() first")
-        self._load_states(checkpoint.read(fname))
+        self._load_states(serialization.read(fname))
 
     def staleness(self) -> dict[int, Staleness]:
         """Return the ages of the applied gradients of each worker, by the worker's number; see `Staleness`."""
@@ -322,7 +322,7 @@ class ServerStore(KVStore):
         params = [torch.empty(entry.shape, dtype=entry.dtype) for entry in entries.values()]
         # A copy of the server's optimizer loads the states first, so that the server raises no error.
         twin = Updater(copy.deepcopy(_bare_copy(optimizer)))
-        checkpoint.restore(twin, [str(key) for key in entries], params, saved, list(entries))
+        serialization.restore(twin, [str(key) for key in entries], params, saved, list(entries))
         self._calls["load"] += 1
         self._client.request(Opcode.LOAD, *without_tensors(saved), self._calls["load"])
         self._client.finish()

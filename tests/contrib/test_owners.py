@@ -12,8 +12,8 @@ from owner_training import MATRICES, RULES, AnyMuon, Pair, backward, fully_shard
 
 import tristep
 from tristep.contrib.owners import ranks
-from tristep.trainer import dist_utils
 from tristep.trainer.optim import shards
+from tristep.trainer.utils import distributed
 
 pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
 
@@ -85,8 +85,8 @@ def test_whole_tensors_train_as_by_torch(processes, name, arguments):
 
 @contextmanager
 def _counted_exchanges():
-    sent, all_to_all = [], dist_utils.all_to_all
-    with mock.patch.object(dist_utils, "all_to_all", lambda *args, **kwargs: sent.append(1) or all_to_all(*args, **kwargs)):
+    sent, all_to_all = [], distributed.all_to_all
+    with mock.patch.object(distributed, "all_to_all", lambda *args, **kwargs: sent.append(1) or all_to_all(*args, **kwargs)):
         yield sent
 
 

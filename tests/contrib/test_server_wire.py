@@ -135,7 +135,7 @@ def test_what_is_no_plain_data_is_refused(value):
         '{"name": ["os", "system"]}',
         '{"name": ["subprocess", "call"]}',
         f'{{"name": ["{__name__}", "json.loads"]}}',  # through an attribute of this module
-        '{"name": ["tristep.trainer.checkpoint.files", "os.path.join"]}',
+        '{"name": ["tristep.trainer.serialization.files", "os.path.join"]}',
         '{"name": ["subprocess", "Popen"]}',
         '{"name": ["never_imported_module", "f"]}',
         '{"object": [["subprocess", "Popen"], {"dict": []}]}',

@@ -43,8 +43,8 @@ from environment import conditions, machine  # noqa: E402
 from torch import nn  # noqa: E402
 
 import tristep  # noqa: E402
-from tristep.trainer import dist_utils  # noqa: E402
 from tristep.trainer.kvstore.buckets import GradientBuckets  # noqa: E402
+from tristep.trainer.utils import distributed  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "gpu_multi.json"
 WAYS: dict[str, dict[str, Any]] = {
@@ -359,7 +359,7 @@ def _counted() -> Iterator[list[float]]:
     }
     with ExitStack() as stack:
         for name, size in counted.items():
-            stack.enter_context(mock.patch.object(dist_utils, name, wrapped(size, getattr(dist_utils, name))))
+            stack.enter_context(mock.patch.object(distributed, name, wrapped(size, getattr(distributed, name))))
         yield found
 
 

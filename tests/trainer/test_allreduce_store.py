@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tristep import optimizer
 from tristep.kvstore import CollectiveStore
-from tristep.trainer.dist_utils import check_alike, process_group
+from tristep.trainer.utils.distributed import check_alike, process_group
 
 
 def _arrays(tensors):

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tristep.trainer import dist_utils
 from tristep.trainer.compression import CompressedAllReduce, Handle
 from tristep.trainer.kvstore.buckets import GradientBuckets
 from tristep.trainer.kvstore.compressed import compressed_sum
+from tristep.trainer.utils import distributed
 
 
 def _plain_net(width, depth):
@@ -158,13 +158,13 @@ def _compressed_overlap(kind, scatter):
     buckets = GradientBuckets(params, reducer=reducer, scatter=scatter, **sizes)
     with ExitStack() as stack:
         for name in _COLLECTIVES:
-            real = getattr(dist_utils, name)
+            real = getattr(distributed, name)
 
             def noted(values, *args, name=name, real=real, **settings):
                 events.append((name, values.numel()))
                 return real(values, *args, **settings)
 
-            stack.enter_context(mock.patch.object(dist_utils, name, noted))
+            stack.enter_context(mock.patch.object(distributed, name, noted))
         start = buckets.start_sum
         stack.enter_context(mock.patch.object(buckets, "start_sum", lambda each: (events.append("started"), start(each))[1]))
         for step in range(3):

@@ -138,7 +138,7 @@ def test_a_signal_that_comes_while_the_last_checkpoint_is_written_waits_for_it(e
         os.kill(os.getpid(), signal.SIGTERM)
         return write(*arguments)
 
-    monkeypatch.setattr("tristep.trainer.checkpoint.manager.write_checkpoint", signalled)
+    monkeypatch.setattr("tristep.trainer.loops.manager.write_checkpoint", signalled)
     before = signal.signal(signal.SIGTERM, lambda *_: came.append(len(folders.list_checkpoints(tmp_path))))
     former = signal.getsignal(signal.SIGTERM)
     try:

@@ -161,7 +161,7 @@ class _Gate:
             self.open.wait()
             return write(*arguments)
 
-        monkeypatch.setattr("tristep.trainer.checkpoint.manager.write_checkpoint", wait)
+        monkeypatch.setattr("tristep.trainer.loops.manager.write_checkpoint", wait)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_one_waits(tmp_path, monkeypatch):
@@ -194,7 +194,7 @@ def test_errors_of_the_writer_are_raised_at_the_next_call(tmp_path, monkeypatch)
         raise OSError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tristep.trainer.checkpoint.manager.write_checkpoint", fail)
+        patch.setattr("tristep.trainer.loops.manager.write_checkpoint", fail)
         manager = CheckpointManager(tmp_path, training.trainer)
         for call in (manager.save, manager.wait, manager.close, manager.all_checkpoints, manager.resume):
             manager.save()

@@ -8,7 +8,7 @@ import torch
 
 import tristep
 from tristep import Trainer, collect_params
-from tristep.trainer import params
+from tristep.trainer.step import params
 
 
 def _net():

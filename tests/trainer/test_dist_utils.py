@@ -4,17 +4,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tristep.trainer import dist_utils
+from tristep.trainer.utils import distributed
 
 
 def _gather_and_scatter():
     rank, ranks = dist.get_rank(), dist.get_world_size()
     gathered, part = torch.zeros(2 * ranks), torch.zeros(2)
-    dist_utils.all_gather(gathered, torch.tensor([rank, 10.0]))
-    dist_utils.reduce_scatter(part, torch.arange(2.0 * ranks) + rank)
+    distributed.all_gather(gathered, torch.tensor([rank, 10.0]))
+    distributed.reduce_scatter(part, torch.arange(2.0 * ranks) + rank)
     sent = torch.full((ranks,), rank, dtype=torch.uint8)
     got = torch.zeros(ranks, dtype=torch.uint8)
-    dist_utils.all_to_all(got, sent, async_op=True).wait()
+    distributed.all_to_all(got, sent, async_op=True).wait()
     return gathered.tolist(), part.tolist(), got.tolist()
 
 

@@ -10,7 +10,7 @@ from ensembles import RATES, assert_equal, both, rated
 from tristep import optimizer
 from tristep.kernels import rules
 from tristep.trainer import Ensemble
-from tristep.trainer.ensemble import JointRows, make_optimizer
+from tristep.trainer.loops.ensemble import JointRows, make_optimizer
 from tristep.trainer.lr_scheduler import FactorScheduler
 from tristep.trainer.optimizer.updater import Updater
 

@@ -24,7 +24,7 @@ from torch import nn
 
 import tristep
 from tristep.kvstore import CollectiveStore
-from tristep.trainer import dist_utils
+from tristep.trainer.utils import distributed
 
 LIMIT = 3  # seconds that a rank waits for the others
 GRACE = 1.5  # seconds that those who have noticed wait for each other
@@ -80,7 +80,7 @@ def _never_steps(update, first):
     before, found = weights_of(net), None
     dist.barrier()
     if rank != 1:
-        with mock.patch.object(dist_utils, "_GRACE", GRACE):
+        with mock.patch.object(distributed, "_GRACE", GRACE):
             found = _said(lambda: _steps(net, trainer, done, done + 1, ranks))
     dist.barrier()
     again = _said(lambda: _steps(net, trainer, done, done + 1, ranks))
@@ -255,7 +255,7 @@ def be_several(ranks, folder):
 def be_killed(folder):
     """In each stage some ranks train, and the last one is killed: between backward and step, or inside communication."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    dist_utils._GRACE, rank = GRACE, dist.get_rank()
+    distributed._GRACE, rank = GRACE, dist.get_rank()
     nets = [_net() for _ in STAGES]
     trainers = [_trainer(net, update, list(range(ranks))) for net, (ranks, update, _) in zip(nets, STAGES, strict=True)]
     meetings = [dist.new_group(list(range(ranks))) for ranks in (5, 4, 3, 2)]

@@ -12,7 +12,7 @@ from played_graphs import HAS_GPU, PlayedGraph, played
 
 import tristep
 from tristep import StaleGradientError, Trainer, amp
-from tristep.trainer import capture as capture_module
+from tristep.trainer.step import capture as capture_module
 
 launch = pytest.importorskip("tristep.kernels.backends.triton.launch", reason="Triton has builds for Linux only")
 

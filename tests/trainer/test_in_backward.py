@@ -9,8 +9,8 @@ from torch.nn import Parameter
 
 import tristep
 from tristep import StaleGradientError, Trainer
-from tristep.trainer import in_backward
 from tristep.trainer.optimizer import registered
+from tristep.trainer.step import in_backward
 
 ARGUMENTS = {"lbsgd": {"batch_scale": 2}, "groupadagrad": {}, "nadam": {}, "lars": {"momentum": 0.9}, "rprop": {}}
 TOGETHER = ("prodigy",)

@@ -15,11 +15,13 @@ import torch
 import tristep
 from tristep import Trainer
 from tristep.kernels import Update, launch
-from tristep.trainer import Ensemble, interrupts, replica
-from tristep.trainer.checkpoint import snapshot
-from tristep.trainer.interrupts import interrupts_wait, uninterrupted
+from tristep.trainer import Ensemble
+from tristep.trainer.loops import snapshot
 from tristep.trainer.optim import adapters, base, joined, multi
 from tristep.trainer.optimizer import SGD, get_updater
+from tristep.trainer.step import replica
+from tristep.trainer.utils import interrupts
+from tristep.trainer.utils.interrupts import interrupts_wait, uninterrupted
 
 safetensors = pytest.importorskip("safetensors", reason="files need it")
 

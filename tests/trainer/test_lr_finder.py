@@ -9,7 +9,7 @@ import torch
 
 import tristep
 from tristep import lr_scheduler
-from tristep.trainer.checkpoint.snapshot import Snapshot
+from tristep.trainer.loops.snapshot import Snapshot
 
 
 class Net(torch.nn.Module):

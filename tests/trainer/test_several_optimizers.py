@@ -10,7 +10,7 @@ from rank_training import train, weights_after_steps
 from torch import nn
 
 import tristep
-from tristep.trainer.checkpoint.snapshot import Snapshot
+from tristep.trainer.loops.snapshot import Snapshot
 
 ADAM, SGD = {"learning_rate": 0.02, "wd": 0.1, "epsilon": 1e-15}, {"learning_rate": 0.01, "momentum": 0.9}
 TWO = [("ndim<2", "adam", ADAM), ("*", "sgd", SGD)]

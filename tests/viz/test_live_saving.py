@@ -88,7 +88,7 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_loop(tmp_path, monkeypatc
     def fail(*_):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr("tristep.trainer.checkpoint.manager.write_checkpoint", fail)
+    monkeypatch.setattr("tristep.trainer.loops.manager.write_checkpoint", fail)
     _, loop, _ = _loop(tmp_path)
     with pytest.raises(OSError, match="the disk is full"):
         loop.start()

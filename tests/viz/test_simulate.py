@@ -10,7 +10,7 @@ import torch
 
 from tristep import Trainer, optimizer
 from tristep.kernels import rules
-from tristep.trainer.ensemble import JointRows
+from tristep.trainer.loops.ensemble import JointRows
 from tristep.trainer.lr_scheduler import CosineScheduler, FactorScheduler
 from tristep.viz import (
     FUNCTIONS,

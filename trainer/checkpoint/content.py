@@ -10,16 +10,16 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from .. import dist_utils
 from ..kvstore.sync import GradientSync
-from ..params import modules_of
-from ..random_state import check_random_state, random_state, set_random_state
-from ..replica import Replica
+from ..serialization import mapping
+from ..serialization.check import plain_name
+from ..serialization.state import load_read
+from ..step.params import modules_of
+from ..step.replica import Replica
+from ..utils import distributed
+from ..utils.random_state import check_random_state, random_state, set_random_state
 from ..validation import absolute_path
-from . import mapping
-from .check import plain_name
 from .folder import Checkpoint, Content, is_checkpoint, newest, read_checkpoint
-from .state import load_read
 
 _LAZY = (torch.nn.UninitializedParameter, torch.nn.parameter.UninitializedBuffer)
 
@@ -57,21 +57,21 @@ class Ranks:
         self.alone, self._trainer = not together, trainer
 
     def gather(self, value: Any) -> list[Any]:
-        return [value] if self.alone else dist_utils.all_gather_objects(value, self._group)
+        return [value] if self.alone else distributed.all_gather_objects(value, self._group)
 
     def from_first(self, value: Any) -> Any:
-        return value if self.alone else dist_utils.broadcast_object(value, self._group)
+        return value if self.alone else distributed.broadcast_object(value, self._group)
 
     def largest(self, value: int) -> int:
         if self.alone:
             return value
         values = torch.tensor([value], device=self._trainer.replicas[0].params[0].device)
-        dist_utils.all_reduce(values, dist.ReduceOp.MAX, self._group)
+        distributed.all_reduce(values, dist.ReduceOp.MAX, self._group)
         return int(values)
 
     def wait(self) -> None:
         if not self.alone:
-            dist_utils.barrier(self._group)
+            distributed.barrier(self._group)
 
 
 class Training:

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..random_state import check_random_state
-from . import files, state
-from .nesting import pack, unpack
+from ..serialization import files, state
+from ..serialization.nesting import pack, unpack
+from ..utils.random_state import check_random_state
 
 fcntl: Any = import_module("fcntl") if os.name == "posix" else None
 _NAME = re.compile(r"step-(\d{10,})(?:-(\d+))?")  # the step, and the number of earlier saves of this step

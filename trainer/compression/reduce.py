@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ...kernels import compress
-from .. import dist_utils
+from ..utils import distributed
 from ..validation import choice
 from .base import Compressor, keep_residual
 
@@ -115,11 +115,11 @@ class ReduceAlgorithm(abc.ABC):
 
     def all_reduce(self, values: torch.Tensor) -> Any:
         """Start an all-reduce in place and return its handle, to be yielded by `steps`; None for one rank."""
-        return None if self.ranks == 1 else dist_utils.all_reduce(values, group=self.group, async_op=True)
+        return None if self.ranks == 1 else distributed.all_reduce(values, group=self.group, async_op=True)
 
     def all_gather(self, output: torch.Tensor, own: torch.Tensor) -> Any:
         """Start an all-gather of `own` into `output`, and return its handle, to be yielded by `steps`."""
-        return dist_utils.all_gather(output.view(-1), own.view(-1), self.group, async_op=True)
+        return distributed.all_gather(output.view(-1), own.view(-1), self.group, async_op=True)
 
     def all_to_all(self, output: torch.Tensor, own: torch.Tensor, sizes: Sequence[int] | None = None) -> Any:
         """Start an all-to-all of parts of `own` into `output`, and return its handle, to be yielded by `steps`.
@@ -129,7 +129,7 @@ class ReduceAlgorithm(abc.ABC):
             sizes: the number of elements of the part for each rank; None for equal parts.
         """
         each = None if sizes is None else ([sizes[self.rank]] * self.ranks, sizes)
-        return dist_utils.all_to_all(output.view(-1), own.view(-1), self.group, async_op=True, sizes=each)
+        return distributed.all_to_all(output.view(-1), own.view(-1), self.group, async_op=True, sizes=each)
 
 
 class MessageReduce(ReduceAlgorithm):

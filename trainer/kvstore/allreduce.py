@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 
 from ...kernels import streams
-from .. import checkpoint, dist_utils
+from .. import serialization
 from ..compression import CompressedAllReduce, check_float32, create_compressor, wait_all
-from ..dist_utils import check_alike, check_same
 from ..optimizer import Optimizer
-from ..replica import Replica
+from ..step.replica import Replica
+from ..utils import distributed
+from ..utils.distributed import check_alike, check_same
 from .base import Key, KVStore, dense, optimizer_updater
 from .buckets import Bucket, GradientBuckets
 from .compressed import bucket_state, compressed_sum, load_sums, residuals_of, use_saved_plan
@@ -51,7 +52,7 @@ class CollectiveStore(LocalStore):
 
     def __init__(self, type: str = "dist_sync", group: Any = None) -> None:
         super().__init__(type)
-        self.group = dist_utils.process_group(group, type)
+        self.group = distributed.process_group(group, type)
         self.rank = dist.get_rank(self.group)
         self.num_workers = dist.get_world_size(self.group)
         self._compression_params: dict[str, Any] | None = None
@@ -70,12 +71,12 @@ class CollectiveStore(LocalStore):
         super().init(key, value)
         new = {str(name): stored for name, stored in self._values.items() if name not in before}
         try:
-            dist_utils.check_alike("key", new, self.group)
+            distributed.check_alike("key", new, self.group)
         except ValueError:
             for name in set(self._values) - before:
                 del self._values[name]
             raise
-        dist_utils.broadcast_coalesced(list(new.values()), self.group)
+        distributed.broadcast_coalesced(list(new.values()), self.group)
 
     def replace(self, key: Any, value: Any) -> None:
         """Raise RuntimeError, as in MXNet: values are equal on all ranks, and one rank could not change the others'."""
@@ -107,7 +108,7 @@ class CollectiveStore(LocalStore):
                 super().save_optimizer_states(fname, dump_optimizer)
             except Exception as error:
                 failure = f"{type(error).__name__}: {error}"
-        failure = dist_utils.broadcast_object(failure, self.group)
+        failure = distributed.broadcast_object(failure, self.group)
         if failure is not None:
             raise RuntimeError(f"rank 0 could not save the optimizer's states: {failure}")
 
@@ -123,10 +124,10 @@ class CollectiveStore(LocalStore):
         optimizer_updater(self._updater)
         failure: Exception | None = None
         try:
-            checkpoint.read(fname)
+            serialization.read(fname)
         except (ValueError, FileNotFoundError) as error:
             failure = error
-        answers = dist_utils.all_gather_objects(failure and str(failure), self.group)
+        answers = distributed.all_gather_objects(failure and str(failure), self.group)
         if failure is not None:
             raise failure
         for rank, answer in enumerate(answers):
@@ -136,7 +137,7 @@ class CollectiveStore(LocalStore):
 
     def barrier(self) -> None:
         """Wait until every rank has called this method."""
-        dist_utils.barrier(self.group)
+        distributed.barrier(self.group)
 
     def __repr__(self) -> str:
         return f"CollectiveStore({self.type!r}, rank {self.rank} of {self.num_workers}, {len(self._values)} keys)"
@@ -150,7 +151,7 @@ class CollectiveStore(LocalStore):
         if self._compression_params is not None:
             self._add_compressed([keys[i] for i in order], [totals[i] for i in order])
             return totals
-        sums = dist_utils.all_reduce_coalesced([totals[i] for i in order], self.group)
+        sums = distributed.all_reduce_coalesced([totals[i] for i in order], self.group)
         return [total for _, total in sorted(zip(order, sums, strict=True), key=lambda pair: pair[0])]
 
     def _add_compressed(self, keys: Sequence[Key], tensors: Sequence[torch.Tensor]) -> None:
@@ -276,7 +277,7 @@ class AllReduceSync(ReplicasSync):
         return super().accumulate() if self._buckets is None else self._buckets.accumulate()
 
     def end_save(self) -> None:
-        dist_utils.barrier(self.group)
+        distributed.barrier(self.group)
 
     def sum_state(self) -> dict[str, Any]:
         if self._buckets is None or not self._buckets.buckets:

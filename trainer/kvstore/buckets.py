@@ -24,9 +24,9 @@ import torch.distributed as dist
 from ...kernels import streams
 from ...kernels.guards import copy_all
 from ...kernels.states import PACK_FROM
-from .. import dist_utils
-from ..dist_utils import broadcast_coalesced, check_alike
-from ..params import is_lazy
+from ..step.params import is_lazy
+from ..utils import distributed
+from ..utils.distributed import broadcast_coalesced, check_alike
 from ..validation import integer
 from .partition import shaped_like
 
@@ -294,7 +294,7 @@ class GradientBuckets:
                 raise ValueError(f"params: {name!r} is not initialized yet: run the model once before")
         if owners is not None and not scatter:
             raise ValueError("owners needs scatter=True, since an all-reduce gives every rank all sums: leave owners out")
-        self.group, self.pool = dist_utils.process_group(group), Pool()
+        self.group, self.pool = distributed.process_group(group), Pool()
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self._is_gloo = dist.get_backend(self.group) == "gloo"
         self.used = [False] * len(self.params)
@@ -351,7 +351,7 @@ class GradientBuckets:
             The number of ranks on which each parameter had a gradient, float32 or float64 [n_params] on the parameters'
             device. Reading it waits for the device; `used` often tells enough without waiting.
         """
-        dist_utils.refuse_lost(self.group)
+        distributed.refuse_lost(self.group)
         states = zip(self._arrived, fresh, self.params, strict=True)
         counted = [arrived or (bool(new) and param.requires_grad) for arrived, new, param in states]
         if self.ranks == 1 and not self._scatter:
@@ -413,7 +413,7 @@ class GradientBuckets:
         unused = [i for i in reversed(range(n)) if i not in arrived]
         trained = [int(param.requires_grad) for param in self.params]
         plan = torch.tensor(self.plan or [*self._order, *unused, *trained], device=self.params[0].device)
-        dist_utils.broadcast(plan, 0, group)
+        distributed.broadcast(plan, 0, group)
         self.plan = plan.tolist()
         ranks, extra = self.ranks, n + len(self.flag_slots)
         exact = not self._scatter and self._reducer is None
@@ -433,7 +433,7 @@ class GradientBuckets:
     def on_gradient(self, i: int) -> None:
         """Start the sums that are complete with the gradient of parameter `i`; the autograd hooks call it."""
         with self._lock:  # backward has a thread for each device
-            dist_utils.refuse_lost(self.group)
+            distributed.refuse_lost(self.group)
             alone = self.ranks == 1  # then there are no sums
             if self._arrived[i] and not alone:
                 raise RuntimeError(
@@ -588,16 +588,16 @@ class GradientBuckets:
         if bucket.reducer is not None:
             return bucket.reducer.start(*([bucket.flat, bucket.shard] if bucket.reducer_scatters else [bucket.flat]))
         if bucket.shard is None:
-            return dist_utils.all_reduce(bucket.flat, group=self.group, async_op=True)
+            return distributed.all_reduce(bucket.flat, group=self.group, async_op=True)
         shard, parts, pool = bucket.shard, bucket.parts, self.pool
         if self.native(bucket):
             if bucket.is_even:
-                return dist_utils.reduce_scatter(shard, bucket.flat, self.group, async_op=True)
+                return distributed.reduce_scatter(shard, bucket.flat, self.group, async_op=True)
             # One owner may have most of a bucket, and would receive that from each of the others.
             sums = pool.take(bucket.flat.numel(), shard)
             pieces = sums.copy_(bucket.flat).split(parts)
             started = [
-                dist_utils.reduce(piece, rank, self.group, async_op=True) for rank, piece in enumerate(pieces) if len(piece)
+                distributed.reduce(piece, rank, self.group, async_op=True) for rank, piece in enumerate(pieces) if len(piece)
             ]
 
             def keep() -> None:
@@ -620,7 +620,7 @@ class GradientBuckets:
                 shard.add_(part)
             pool.give(received)
 
-        work = dist_utils.all_to_all(received, bucket.flat, self.group, async_op=True, sizes=sizes)
+        work = distributed.all_to_all(received, bucket.flat, self.group, async_op=True, sizes=sizes)
         work.then = add_up
         return work
 
@@ -629,15 +629,15 @@ class GradientBuckets:
         shard = flat[bucket.bounds[self.rank] : bucket.bounds[self.rank + 1]]
         if self.native(bucket):
             if bucket.is_even:
-                return dist_utils.all_gather(flat, shard, self.group, async_op=True)
+                return distributed.all_gather(flat, shard, self.group, async_op=True)
             pieces = enumerate(flat.split(bucket.parts))
             return _several(
-                [dist_utils.broadcast(piece, rank, self.group, async_op=True) for rank, piece in pieces if len(piece)]
+                [distributed.broadcast(piece, rank, self.group, async_op=True) for rank, piece in pieces if len(piece)]
             )
         sent = self.pool.take(shard.numel() * self.ranks, shard)
         sent.view(self.ranks, shard.numel()).copy_(shard.expand(self.ranks, shard.numel()))
         sizes = bucket.parts, [shard.numel()] * self.ranks
-        work = dist_utils.all_to_all(flat, sent, self.group, async_op=True, sizes=sizes)
+        work = distributed.all_to_all(flat, sent, self.group, async_op=True, sizes=sizes)
         work.then = lambda: self.pool.give(sent)
         return work
 
@@ -661,8 +661,8 @@ def _on_gradient(buckets: Any, i: int, _: torch.Tensor) -> None:
         alive.on_gradient(i)
 
 
-def _several(works: Sequence[Any], then: Callable[[], None] | None = None) -> dist_utils.Works:
-    together = dist_utils.Works(works)
+def _several(works: Sequence[Any], then: Callable[[], None] | None = None) -> distributed.Works:
+    together = distributed.Works(works)
     together.then = then
     return together
 

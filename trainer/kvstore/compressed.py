@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from .. import dist_utils
 from ..compression import CompressedAllReduce
+from ..utils import distributed
 from .buckets import Bucket, GradientBuckets, gaps_of
 from .partition import in_memory_order, shaped_like
 from .sync import Residuals
@@ -44,7 +44,7 @@ def residuals_of(buckets: GradientBuckets) -> Residuals:
             if residual is None:
                 continue
             gathered = residual.new_empty(bucket.reducer.ranks * residual.numel())
-            dist_utils.all_gather(gathered, residual, buckets.group)
+            distributed.all_gather(gathered, residual, buckets.group)
             if name == "worker":
                 flats = {str(rank): flat for rank, flat in enumerate(gathered.view(bucket.reducer.ranks, -1))}
             else:
@@ -81,12 +81,12 @@ def bucket_state(buckets: GradientBuckets) -> dict[str, Any]:
         if state["worker"] is not None:
             own = state["worker"][_gaps_in(bucket, len(state["worker"]))]
             gaps = own.new_empty(buckets.ranks * len(own))
-            dist_utils.all_gather(gaps, own, buckets.group)
+            distributed.all_gather(gaps, own, buckets.group)
             if gaps.any():
                 tensors[_GAPS_OF_RANKS] = gaps.view(buckets.ranks, -1).cpu()
         if state["server"] is not None:
             whole = state["server"].new_empty(buckets.ranks * len(state["server"]))
-            dist_utils.all_gather(whole, state["server"], buckets.group)
+            distributed.all_gather(whole, state["server"], buckets.group)
             if (gaps := whole[_gaps_in(bucket, len(whole))]).any():
                 tensors[_GAPS_OF_SUMS] = gaps.cpu()
         for name in state.keys() - _IN_RESIDUALS:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...kernels.messages import listed, one_of
 from ..optimizer import Optimizer
-from ..replica import Replica
+from ..step.replica import Replica
 from ..validation import boolean, choice, instance
 from .base import LOCAL, SYNCHRONOUS, KVStore
 from .local import LocalStore

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...kernels.metrics import MetricsBuffer
-from .. import checkpoint
+from .. import serialization
 from ..optimizer import Optimizer, Updater, get_updater
 from ..optimizer.sparse import is_sparse
 from .base import Key, KVStore, known_values, new_values, optimizer_updater, pairs
@@ -204,7 +204,7 @@ class LocalStore(KVStore):
             RuntimeError: no optimizer has been set.
         """
         updater, keys = optimizer_updater(self._updater), list(self._values)
-        checkpoint.write(fname, checkpoint.collect(updater, list(map(str, keys)), list(self._values.values()), keys))
+        serialization.write(fname, serialization.collect(updater, list(map(str, keys)), list(self._values.values()), keys))
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Load a file that `save_optimizer_states` wrote.
@@ -215,8 +215,8 @@ class LocalStore(KVStore):
             ValueError: the file is damaged, or of other keys, shapes or another optimizer; nothing has been changed.
         """
         updater, keys = optimizer_updater(self._updater), list(self._values)
-        saved = checkpoint.read(fname, mapped=True)
-        checkpoint.restore(updater, list(map(str, keys)), list(self._values.values()), saved, keys)
+        saved = serialization.read(fname, mapped=True)
+        serialization.restore(updater, list(map(str, keys)), list(self._values.values()), saved, keys)
 
     def __repr__(self) -> str:
         return f"LocalStore({self.type!r}, {len(self._values)} keys)"
@@ -284,10 +284,10 @@ class LocalSync(KVStoreSync):
         return updater.total() if isinstance(updater, Updater) else None
 
     def state_dict(self) -> dict[str, Any]:
-        return checkpoint.collect(self._updater, self._replicas[0].names, self._weights)
+        return serialization.collect(self._updater, self._replicas[0].names, self._weights)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        checkpoint.restore(self._updater, self._replicas[0].names, self._weights, state)
+        serialization.restore(self._updater, self._replicas[0].names, self._weights, state)
 
     def masters(self, new: Mapping[int, torch.Tensor] | None = None) -> Mapping[Any, torch.Tensor]:
         if new is not None:  # the weights are replaced at the next step

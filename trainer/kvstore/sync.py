@@ -14,14 +14,14 @@ import torch
 from ...kernels.guards import copy_all
 from ...kernels.messages import listed
 from ...kernels.metrics import MetricsBuffer
-from .. import checkpoint
-from ..errors import StaleGradientError
-from ..interrupts import uninterrupted
+from .. import serialization
 from ..optimizer import Optimizer
 from ..optimizer.multi import parts_of
 from ..optimizer.sparse import is_sparse
-from ..params import is_lazy
-from ..replica import Replica, update_together, zero
+from ..step.params import is_lazy
+from ..step.replica import Replica, update_together, zero
+from ..utils.errors import StaleGradientError
+from ..utils.interrupts import uninterrupted
 from .base import KVStore, renamed
 
 Residuals = dict[str, dict[str, torch.Tensor]]  # by parameter name, then by source
@@ -158,7 +158,7 @@ class GradientSync:
     def collect(self) -> dict[str, Any]:
         """Return all that a training needs to go on: the states of whole parameters by name, and `sum_state`."""
         replica = self._replicas[0]
-        states = self.state_dict() if self.updates else checkpoint.collect(replica.updater, replica.names, replica.params)
+        states = self.state_dict() if self.updates else serialization.collect(replica.updater, replica.names, replica.params)
         return states | self.sum_state()
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -167,21 +167,21 @@ class GradientSync:
             self.load_state_dict(saved)
         else:
             for replica in self._replicas:
-                checkpoint.restore(replica.updater, replica.names, replica.params, saved)
+                serialization.restore(replica.updater, replica.names, replica.params, saved)
         self.load_sum_state(saved)
         for replica in self._replicas:
             replica.counts = replica.host_state = None  # the optimizer's again
             replica.forget_plan()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of whole parameters by name, as `checkpoint.collect` does. Called only if `updates` is True."""
+        """Return the states of whole parameters by name, as `serialization.collect` does; only if `updates` is True."""
         raise NotImplementedError
 
     def end_save(self) -> None:
         """Wait until the process that writes has written a file of states."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Check and load what `state_dict` returned, as `checkpoint.restore` does. Called only if `updates` is True."""
+        """Check and load what `state_dict` returned, as `serialization.restore` does. Called only if `updates` is True."""
         raise NotImplementedError
 
     def masters(self, new: Mapping[int, torch.Tensor] | None = None) -> Mapping[Any, torch.Tensor]:
@@ -528,12 +528,12 @@ class KVStoreSync(ReplicasSync):
         with tempfile.TemporaryDirectory() as folder:  # a user-defined store offers its states only as a file
             path = Path(folder) / "states"
             self._live.save_optimizer_states(path, dump_optimizer=True)
-            return renamed(checkpoint.read(path), self._by_key)
+            return renamed(serialization.read(path), self._by_key)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "states"
-            checkpoint.write(path, renamed(state, {name: key for key, name in self._by_key.items()}))
+            serialization.write(path, renamed(state, {name: key for key, name in self._by_key.items()}))
             self._live.load_optimizer_states(path)
 
     @property

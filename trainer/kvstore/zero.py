@@ -26,11 +26,12 @@ from ...kernels.guards import copy_all
 from ...kernels.layouts import compute_dtype, is_dense, widest
 from ...kernels.metrics import MetricsBuffer
 from ...kernels.states import master_like
-from .. import checkpoint, dist_utils
+from .. import serialization
 from ..compression import create_compressor
 from ..optimizer import RuleOptimizer, Updater
 from ..optimizer.plan import Division, Plan
 from ..optimizer.states import MASTER, State, current_state
+from ..utils import distributed
 from .allreduce import AllReduceSync
 from .buckets import BLOCK, Bucket, GradientBuckets
 from .compressed import use_saved_plan
@@ -149,13 +150,13 @@ class ZeroSync(AllReduceSync):
         """Return the states of whole parameters, as without sharding, with tensors on the CPU."""
         whole = self._for_whole_states()
         has_states = torch.tensor([float(bool(self.updater.state))], device=self._device)
-        dist_utils.all_reduce(has_states, dist.ReduceOp.MAX, self.group)
+        distributed.all_reduce(has_states, dist.ReduceOp.MAX, self.group)
         if has_states.item():
             if not self._cuts:
                 return self._collect_owned(whole)
             self._collect_cut(whole)
         self._optimizer.slots(range(len(self._names)))
-        return checkpoint.collect(whole, self._names, self._live.params)
+        return serialization.collect(whole, self._names, self._live.params)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a `state_dict`, saved with or without sharding and on any number of ranks."""
@@ -166,7 +167,7 @@ class ZeroSync(AllReduceSync):
             param if not self._cuts and i in mine else torch.empty_like(param, device="cpu")
             for i, param in enumerate(self._live.params)
         ]
-        checkpoint.restore(whole, self._names, stand_ins, state)
+        serialization.restore(whole, self._names, stand_ins, state)
         present = {i: piece for i, piece in mine.items() if i in whole.state}
         if self._cuts:
             self.updater.state = {i: self._piece_of(whole.state[i], piece) for i, piece in present.items()}
@@ -187,7 +188,7 @@ class ZeroSync(AllReduceSync):
         kinds = torch.tensor(
             [_MASTERS.index(pieces[i].dtype if i in pieces else None) for i in range(len(params))], device=self._device
         )
-        dist_utils.all_reduce(kinds, dist.ReduceOp.MAX, self.group)
+        distributed.all_reduce(kinds, dist.ReduceOp.MAX, self.group)
         if not kinds.any():
             return {}
         if not self._cuts:
@@ -296,7 +297,7 @@ class ZeroSync(AllReduceSync):
         return self._plan
 
     def _all_reduce_global(self, totals: torch.Tensor, by: str) -> None:
-        dist_utils.all_reduce(totals, dist.ReduceOp.SUM if by == "sum" else dist.ReduceOp.MAX, self.group)
+        distributed.all_reduce(totals, dist.ReduceOp.SUM if by == "sum" else dist.ReduceOp.MAX, self.group)
         if self._total is None:
             self._total = totals[0]
 
@@ -370,7 +371,7 @@ class ZeroSync(AllReduceSync):
         for piece in self._pieces:
             if piece.start == 0:
                 numbers[piece.param] = torch.stack([states[piece.param][slot] for slot in rule.kept]).to(numbers)
-        dist_utils.all_reduce(numbers, group=self.group)
+        distributed.all_reduce(numbers, group=self.group)
         for i, state in whole.state.items():
             for slot, value in zip(rule.kept, numbers[int(i)].cpu(), strict=True):
                 state[slot].copy_(value)
@@ -379,12 +380,12 @@ class ZeroSync(AllReduceSync):
         """Return the state of all parameters when each belongs to one rank, which broadcasts it tensor by tensor."""
         whole.state = {p.param: self.updater.state[p.param] for p in self._pieces if p.param in self.updater.state}
         self._optimizer.slots(range(len(self._names)))
-        collected = checkpoint.collect(whole, self._names, self._live.params)
+        collected = serialization.collect(whole, self._names, self._live.params)
         local = collected["state"]
         state: dict[str, dict[str, torch.Tensor]] = {}
         layout: dict[str, Any] = {}
         listed = {name: {slot: (tuple(t.shape), t.dtype) for slot, t in slots.items()} for name, slots in local.items()}
-        for rank, (kinds, nesting) in enumerate(dist_utils.all_gather_objects((listed, collected["layout"]), self.group)):
+        for rank, (kinds, nesting) in enumerate(distributed.all_gather_objects((listed, collected["layout"]), self.group)):
             layout |= nesting
             for name, slots in kinds.items():
                 state[name] = {}
@@ -392,7 +393,7 @@ class ZeroSync(AllReduceSync):
                     is_local = rank == self._live.rank
                     tensor = local[name][slot] if is_local else torch.empty(shape, dtype=dtype, device=self._device)
                     sent = tensor.contiguous().to(self._device)
-                    dist_utils.broadcast(sent.view(torch.uint8) if dtype == torch.int16 else sent, rank, self.group)
+                    distributed.broadcast(sent.view(torch.uint8) if dtype == torch.int16 else sent, rank, self.group)
                     state[name][slot] = tensor.cpu()
         collected["state"] = {name: state[name] for name in self._names if name in state}
         collected["layout"] = {name: layout[name] for name in self._names if name in layout}

@@ -12,8 +12,8 @@ import torch
 
 from ...kernels import Rule, TensorRule, rules, storage
 from .. import optimizer as gluon
-from ..interrupts import uninterrupted
 from ..optimizer.states import MASTER, State, apply_once
+from ..utils.interrupts import uninterrupted
 from ..validation import number, refuse_arguments
 from . import ports, shards
 from .base import FusedOptimizer

@@ -17,9 +17,9 @@ from ...kernels import TensorRule
 from ...kernels.checks import DTYPES
 from ...kernels.graphs import current_recording
 from ...kernels.layouts import is_wrapper
-from ..capture import CapturedStep, check_rule
-from ..interrupts import uninterrupted
 from ..optimizer.options import check_state_dtype
+from ..step.capture import CapturedStep, check_rule
+from ..utils.interrupts import uninterrupted
 from . import shards
 from .full_precision import float32_weights, load_float32_weights
 from .groups import Group, GroupOptimizer, name_of, refuse_evaluated

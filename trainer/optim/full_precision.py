@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...kernels.layouts import is_wrapper
-from ..full_precision import check_weights, float32_of, parts_of
+from ..checkpoint.full_precision import check_weights, float32_of, parts_of
 from ..optimizer.states import put_master
 from . import shards
 from .groups import MASTER_KEY, Group, GroupOptimizer, as_real, held_master, name_of

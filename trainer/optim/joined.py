@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ..dynamo import outside_dynamo
-from ..interrupts import uninterrupted
+from ..utils.dynamo import outside_dynamo
+from ..utils.interrupts import uninterrupted
 from .base import FusedOptimizer
 from .groups import Group, refuse_evaluated, same_objects
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from .. import optimizer as gluon
-from ..capture import CapturedStep
-from ..interrupts import uninterrupted
 from ..optimizer.patterns import Pattern, assign, layers_of, pattern_text, read_entry, table_text
-from ..params import named_parameters
 from ..registry import Registry
+from ..step.capture import CapturedStep
+from ..step.params import named_parameters
+from ..utils.interrupts import uninterrupted
 from . import adapters, ports
 from .base import FusedOptimizer
 from .groups import name_of

@@ -14,8 +14,8 @@ import torch
 
 from ...kernels import TensorRule, storage
 from ...kernels.states import PACK_FROM
-from ..checkpoint import MOST_UPDATES
 from ..optimizer import registered
+from ..serialization import MOST_UPDATES
 from ..validation import integer
 from . import shards
 from .groups import MASTER_KEY, GroupOptimizer, as_real, name_of

@@ -15,7 +15,7 @@ from ...kernels import Rule, TensorRule, Update
 from ...kernels.checks import first_alike
 from ...kernels.metrics import MetricsBuffer
 from ...kernels.states import slot_shapes
-from ..interrupts import uninterrupted
+from ..utils.interrupts import uninterrupted
 from ..validation import instance
 from .base import Optimizer
 from .counts import Index

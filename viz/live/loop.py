@@ -26,12 +26,12 @@ from tqdm import tqdm
 
 from ...kernels.messages import there_are
 from ...trainer import CheckpointManager, Trainer
-from ...trainer.batch_step import BatchStep, check_captures
-from ...trainer.checkpoint.snapshot import Snapshot as TrainerSnapshot
-from ...trainer.checkpoint.snapshot import parameters_of
-from ...trainer.fitting import EpochBatches, check_batches, evaluate, saving_with
-from ...trainer.interrupts import gets_signals, handled, restore_handlers, uninterrupted
-from ...trainer.metrics import checked_metrics
+from ...trainer.loops.batch_step import BatchStep, check_captures
+from ...trainer.loops.fitting import EpochBatches, check_batches, evaluate, saving_with
+from ...trainer.loops.metrics import checked_metrics
+from ...trainer.loops.snapshot import Snapshot as TrainerSnapshot
+from ...trainer.loops.snapshot import parameters_of
+from ...trainer.utils.interrupts import gets_signals, handled, restore_handlers, uninterrupted
 from ...trainer.validation import boolean, choice, instance, integer, number
 from ..record import Recorder, Run, RunSet
 from ..record.scalars import ScalarBuffer, checked_scalars

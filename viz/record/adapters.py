@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ...trainer.checkpoint import files
+from ...trainer.serialization import files
 from ...trainer.validation import absolute_path
 
 __all__ = ["Adapter", "adapter"]

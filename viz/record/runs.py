@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...kernels.messages import there_are
-from ...trainer.checkpoint import files
+from ...trainer.serialization import files
 from ...trainer.validation import instance
 from .series import PARTS, Series
 

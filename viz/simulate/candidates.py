@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ...kernels import Rule
-from ...trainer.ensemble import kind_of, make_optimizer
+from ...trainer.loops.ensemble import kind_of, make_optimizer
 from ...trainer.optimizer import Optimizer, RuleOptimizer
 from ...trainer.optimizer.counts import StepCounts
-from ...trainer.presets import named
 from ...trainer.validation import number
+from .presets import named
 
 __all__ = ["Candidate", "PlainUpdate", "TorchFactory", "named_optimizers", "one_optimizer", "settings_to_try"]
 

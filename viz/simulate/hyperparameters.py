@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ...trainer.ensemble import make_optimizer
+from ...trainer.loops.ensemble import make_optimizer
 from ...trainer.optimizer import Optimizer, RuleOptimizer
-from ...trainer.presets import named
+from .presets import named
 
 __all__ = ["SearchRange", "search_ranges"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ...kernels import Update
-from ...trainer.ensemble import Ensemble, JointRows, kind_of
+from ...trainer.loops.ensemble import Ensemble, JointRows, kind_of
 from ...trainer.optimizer import Optimizer, RuleOptimizer
 from .candidates import PlainUpdate, TorchFactory
 

@@ -12,9 +12,9 @@ import torch
 
 from ...kernels import Rule
 from ...trainer.optimizer import Optimizer, RuleOptimizer, create
-from ...trainer.presets import named
 from .candidates import one_optimizer
 from .functions import Function
+from .presets import named
 from .trajectories import Simulation, one_start
 
 __all__ = ["UpdateTrace", "rule_source", "trace_updates"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...trainer import LRFinder
-from ...trainer.lr_finder import SUGGESTERS
+from ...trainer.loops.lr_finder import SUGGESTERS
 from ...trainer.validation import instance
 from ..scene import Axis, Control, Layer, Line, Panel, Points, Scene
 from .view import View

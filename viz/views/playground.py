@@ -14,10 +14,10 @@ import torch
 
 from ...kernels import Rule
 from ...trainer.optimizer import Optimizer, RuleOptimizer, create, registered
-from ...trainer.presets import PRESETS, named
 from ..scene import Arrows, Button, Control, Layer, Listing, RefLine, Scene, Text
 from ..simulate import FUNCTIONS, SearchRange, UpdateTrace, function, rule_source, search_ranges, trace_updates
 from ..simulate.candidates import named_optimizers
+from ..simulate.presets import PRESETS, named
 from .functions import On, function_panel, loss_panel, ways
 from .series import words_panel
 from .trajectories import MOVING, TrajectoryView, moments_of

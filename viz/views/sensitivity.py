@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ...trainer.presets import COMPARED
 from ...trainer.validation import integer
 from ..scene import Axis, Band, Layer, Line, Panel, Points, Scene
 from ..simulate import Sensitivity, function, tune_learning_rates
 from ..simulate.candidates import named_optimizers
+from ..simulate.presets import COMPARED
 from .functions import LEAST, On, loss_label, starts_around
 from .run_table import with_table
 from .view import View

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...trainer.presets import COMPARED
 from ..scene import Button, Click, Control, Layer, Points, Scene, Text
 from ..simulate import RATES, Function, Sensitivity, Simulation, Trajectories, function, tune_learning_rates
 from ..simulate.candidates import named_optimizers
+from ..simulate.presets import COMPARED
 from ..simulate.trajectories import one_start
 from .functions import (
     On,

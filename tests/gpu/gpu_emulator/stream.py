@@ -21,7 +21,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tristep.kernels import streams
-from tristep.trainer import capture
+from tristep.trainer.step import capture
 
 __all__ = ["Event", "Graph", "Stream", "late"]
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tristep.trainer import batch_step
-from tristep.trainer import capture as capture_module
+from tristep.trainer.loops import batch_step
+from tristep.trainer.step import capture as capture_module
 
 HAS_GPU = torch.cuda.is_available()
 

@@ -13,8 +13,8 @@ from tristep import Trainer, kvstore, optim, optimizer
 from tristep.kernels import choose_engine
 from tristep.kvstore import CompressedAllReduce
 from tristep.trainer import Ensemble
+from tristep.trainer.loops.sweeping.train import Batches
 from tristep.trainer.optimizer import registered
-from tristep.trainer.sweeping.train import Batches
 
 # Arguments of optimizers, which `optimizer.create` refuses: the optimizer's name, arguments, the error, its message.
 CREATED = [

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ..kernels.checks import DTYPES
-from ..kernels.layouts import is_wrapper
-from ..kernels.messages import listed, there_are
-from . import checkpoint
-from .optimizer import Optimizer
-from .validation import choice, instance, number
+from ...kernels.checks import DTYPES
+from ...kernels.layouts import is_wrapper
+from ...kernels.messages import listed, there_are
+from .. import serialization
+from ..optimizer import Optimizer
+from ..validation import choice, instance, number
 
 _SETTABLE = ("lr_mult", "wd_mult", "grad_req", "init")
 
@@ -112,7 +112,7 @@ def named_parameters(params: Any) -> list[tuple[str, torch.nn.Parameter, dict[st
             raise TypeError(f"params: {name!r} must be a torch.nn.Parameter, got {type(parameter).__name__}{hint}")
     once: dict[int, Any] = {}
     for name, parameter, multipliers in named:
-        once.setdefault(id(parameter), (checkpoint.plain_name(name), parameter, multipliers))
+        once.setdefault(id(parameter), (serialization.plain_name(name), parameter, multipliers))
     result = list(once.values())
     names = [name for name, _, _ in result]
     if twice := sorted(name for name, count in Counter(names).items() if count > 1):

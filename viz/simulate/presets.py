@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .optimizer import NAG, SGD, Optimizer, registered
+from ...trainer.optimizer import NAG, SGD, Optimizer, registered
 
 __all__ = ["COMPARED", "PRESETS", "named"]
 

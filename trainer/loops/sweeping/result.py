@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...kernels.messages import listed, there_are
-from ..checkpoint import files
-from ..validation import choice, integer
+from ....kernels.messages import listed, there_are
+from ...serialization import files
+from ...validation import choice, integer
 
 
 @dataclass(repr=False)

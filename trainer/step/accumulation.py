@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .optimizer.settings import stacklevel_of_caller
+from ..optimizer.settings import stacklevel_of_caller
 
 
 class AccumulationWatch:

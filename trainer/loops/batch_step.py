@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from .capture import CapturedStep, has_graphs
-from .random_state import random_state, set_random_state
-from .trainer import Trainer
+from ..step.capture import CapturedStep, has_graphs
+from ..trainer import Trainer
+from ..utils.random_state import random_state, set_random_state
 
 WARMUP = 3  # steps before a graph is recorded
 MOST_CHANGES = 8  # of a model between steps without a recorded step between them, after which it is no longer captured

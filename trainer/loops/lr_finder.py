@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..trainer import Trainer
+from ..validation import choice, instance, integer, number
 from .batch_step import device_of, step_on, unpack_batch
-from .checkpoint.snapshot import Snapshot
 from .fitting import check_batches
-from .trainer import Trainer
-from .validation import choice, instance, integer, number
+from .snapshot import Snapshot
 
 SUGGESTERS = ("valley", "slide", "minimum", "steep")
 ENOUGH = 40  # the number of losses from which a fall can be told from noise

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .validation import choice
+from ..validation import choice
 
 Metric = Callable[[torch.Tensor, torch.Tensor], "float | torch.Tensor"]
 

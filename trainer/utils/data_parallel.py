@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .validation import boolean, instance, integer
+from ..validation import boolean, instance, integer
 
 
 def replicate(module: torch.nn.Module, devices: Sequence[torch.device | str]) -> list[torch.nn.Module]:

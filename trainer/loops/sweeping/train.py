@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch.func import functional_call, vmap
 
+from ...optimizer import MultiOptimizer, Optimizer
+from ...optimizer.patterns import layers_of
+from ...trainer import Trainer
 from ..batch_step import device_of, unpack_batch
 from ..ensemble import Ensemble
 from ..fitting import evaluate
-from ..optimizer import MultiOptimizer, Optimizer
-from ..optimizer.patterns import layers_of
-from ..trainer import Trainer
 
 Look = Callable[[Iterable[Any]], torch.Tensor]  # from batches to the mean loss of each copy on them, [n]
 Watch = Callable[[int, Look], None]  # called before training, with step 0, and after each step

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from ..kernels.guards import GradGuard, zero_all
-from ..kernels.metrics import MetricsBuffer
-from .interrupts import uninterrupted
-from .optimizer import Optimizer, Updater
-from .optimizer.counts import StepCounts
-from .optimizer.plan import Plan
+from ...kernels.guards import GradGuard, zero_all
+from ...kernels.metrics import MetricsBuffer
+from ..optimizer import Optimizer, Updater
+from ..optimizer.counts import StepCounts
+from ..optimizer.plan import Plan
+from ..utils.interrupts import uninterrupted
 
 
 class Replica:

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 import torch
 
-from ..kernels.norms import scale_to_norm_
-from .optimizer.sparse import is_sparse
-from .validation import boolean, number
+from ...kernels.norms import scale_to_norm_
+from ..optimizer.sparse import is_sparse
+from ..validation import boolean, number
 
 
 @torch.no_grad()

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..kernels import Metric, MetricsBuffer
-from ..kernels import metrics as builtin
-from ..kernels.messages import there_are
-from .optimizer import Optimizer, RuleOptimizer
-from .optimizer.multi import parts_of
-from .validation import choice, instance, integer
+from ...kernels import Metric, MetricsBuffer
+from ...kernels import metrics as builtin
+from ...kernels.messages import there_are
+from ..optimizer import Optimizer, RuleOptimizer
+from ..optimizer.multi import parts_of
+from ..validation import choice, instance, integer
 
 _Values = dict[str, np.ndarray]  # the measured values by name, each [n_steps, n_tensors]
 

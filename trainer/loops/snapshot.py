@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ..interrupts import uninterrupted
 from ..optim.base import FusedOptimizer
 from ..optim.joined import JoinedOptimizers
 from ..optimizer.multi import parts_of
-from ..random_state import random_state, set_random_state
 from ..trainer import Trainer
+from ..utils.interrupts import uninterrupted
+from ..utils.random_state import random_state, set_random_state
 from ..validation import instance
 
 
@@ -31,7 +31,7 @@ class Snapshot:
 
     Example:
         >>> import torch, tristep
-        >>> from tristep.trainer.checkpoint.snapshot import Snapshot
+        >>> from tristep.trainer.loops.snapshot import Snapshot
         >>> net = torch.nn.Linear(2, 1)
         >>> trainer = tristep.Trainer(net, "adam")
         >>> before = Snapshot(trainer, [net])

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...optimizer import Optimizer
+from ...validation import boolean, instance, integer
 from ..ensemble import make_optimizer
 from ..fitting import check_batches, check_loss, evaluate
 from ..metrics import Metric, checked_metrics
-from ..optimizer import Optimizer
-from ..validation import boolean, instance, integer
 from .result import Sweep
 from .train import Batches, start, train_separately, train_together
 

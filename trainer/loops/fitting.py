@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
+from ..optimizer import Optimizer
+from ..trainer import Trainer
+from ..utils.interrupts import handled
+from ..utils.random_state import check_random_state, random_state, set_random_state
+from ..validation import absolute_path, boolean, instance, integer
 from .batch_step import BatchStep, check_captures, device_of, unpack_batch
-from .checkpoint.manager import CheckpointManager
-from .interrupts import handled
+from .manager import CheckpointManager
 from .metrics import Metric, checked_metrics
-from .optimizer import Optimizer
-from .random_state import check_random_state, random_state, set_random_state
-from .trainer import Trainer
-from .validation import absolute_path, boolean, instance, integer
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def fit(
         trainer = Trainer(net, optimizer, arguments or None, kvstore=kvstore)
     step = BatchStep(trainer, net, loss, capture)
     if initializer is not None:
-        from .initializer import initialize
+        from ..initializer import initialize
 
         initialize(net, initializer)
     from tqdm.auto import tqdm  # it looks for widgets when it is imported

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..kernels import Rule
-from .interrupts import uninterrupted
-from .optimizer import Optimizer, RuleOptimizer, create
-from .optimizer.columns import Column, column
-from .optimizer.counts import StepCounts
-from .optimizer.plan import Plan, Rows
-from .optimizer.updater import Updater, UpdaterPlan
-from .validation import instance, number
+from ...kernels import Rule
+from ..optimizer import Optimizer, RuleOptimizer, create
+from ..optimizer.columns import Column, column
+from ..optimizer.counts import StepCounts
+from ..optimizer.plan import Plan, Rows
+from ..optimizer.updater import Updater, UpdaterPlan
+from ..utils.interrupts import uninterrupted
+from ..validation import instance, number
 
 __all__ = ["Ensemble", "JointRows", "kind_of", "make_optimizer"]
 

@@ -15,11 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..interrupts import StopSignal, uninterrupted
-from ..validation import absolute_path, boolean, choice, instance, integer, number
-from .content import Ranks, Training, resume
-from .files import check_writable
-from .folder import (
+from ..checkpoint.content import Ranks, Training, resume
+from ..checkpoint.folder import (
     Checkpoint,
     Claim,
     Content,
@@ -32,7 +29,10 @@ from .folder import (
     step_of,
     write_checkpoint,
 )
-from .nesting import pack, unpack
+from ..serialization.files import check_writable
+from ..serialization.nesting import pack, unpack
+from ..utils.interrupts import StopSignal, uninterrupted
+from ..validation import absolute_path, boolean, choice, instance, integer, number
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from ..kernels import Rule, ShapedRule
-from ..kernels.backends import choose_engine
-from ..kernels.graphs import Recording, for_all_steps
-from .interrupts import interrupts_wait
-from .optimizer import RuleOptimizer, Updater
-from .optimizer.multi import parts_of
-from .optimizer.plan import MultiPlan
-from .optimizer.updater import UpdaterPlan
+from ...kernels import Rule, ShapedRule
+from ...kernels.backends import choose_engine
+from ...kernels.graphs import Recording, for_all_steps
+from ..optimizer import RuleOptimizer, Updater
+from ..optimizer.multi import parts_of
+from ..optimizer.plan import MultiPlan
+from ..optimizer.updater import UpdaterPlan
+from ..utils.interrupts import interrupts_wait
+from ..validation import integer
 from .replica import Replica
-from .validation import integer
 
 
 class CapturedStep:

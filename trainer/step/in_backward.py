@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..kernels import Rule
-from ..kernels.messages import listed
-from ..kernels.metrics import MetricsBuffer
-from .errors import StaleGradientError
-from .interrupts import interrupts_wait
-from .optimizer import Optimizer, RuleOptimizer
-from .optimizer.multi import LIMITS, part_of, parts_of
-from .optimizer.plan import HyperRows
-from .optimizer.updater import UpdaterPlan
+from ...kernels import Rule
+from ...kernels.messages import listed
+from ...kernels.metrics import MetricsBuffer
+from ..optimizer import Optimizer, RuleOptimizer
+from ..optimizer.multi import LIMITS, part_of, parts_of
+from ..optimizer.plan import HyperRows
+from ..optimizer.updater import UpdaterPlan
+from ..utils.errors import StaleGradientError
+from ..utils.interrupts import interrupts_wait
 from .replica import Replica
 from .telemetry import Telemetry
 

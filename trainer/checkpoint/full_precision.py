@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from ..kernels import storage
-from ..kernels.layouts import compute_dtype
-from .checkpoint.check import few
-from .kvstore.sync import GradientSync
-from .optimizer import Optimizer, RuleOptimizer
-from .optimizer.multi import part_of
-from .replica import Replica
-from .validation import instance
+from ...kernels import storage
+from ...kernels.layouts import compute_dtype
+from ..kvstore.sync import GradientSync
+from ..optimizer import Optimizer, RuleOptimizer
+from ..optimizer.multi import part_of
+from ..serialization.check import few
+from ..step.replica import Replica
+from ..validation import instance
 
 
 def float32_weights(replicas: Sequence[Replica], sync: GradientSync, optimizer: Optimizer) -> dict[str, torch.Tensor]:
