@@ -42,9 +42,9 @@ class RecordedUpdate:
         self.update, self._groups = update, update.groups
         self._gradients = [group.addresses[GRADIENT].copy() for group in self._groups]
         # The graph reads and writes these tensors, so keep them alive.
-        self._alive = [reference() for reference in update.references], [group.sources for group in self._groups]
+        self._kept = [reference() for reference in update.references], [group.sources for group in self._groups]
 
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         """Return whether the weights and states still have the addresses that the graph's kernels use."""
         return self.update.groups is self._groups and self.update.is_in_place()
 

@@ -63,24 +63,24 @@ def states_for(
     rule: Rule | TensorRule,
     weights: Sequence[torch.Tensor],
     state_dtype: torch.dtype | None = None,
-    apart: bool = False,
+    separate: bool = False,
 ) -> list[tuple[torch.Tensor, ...]]:
     """Return new states of zeros for each weight, in the order of `rule.slots`, with the dtypes of `slot_dtypes`.
 
-    Those of a weight's shape are slices of one arena or, if `apart`, each in memory of its own.
+    Those of a weight's shape are slices of one arena or, if `separate`, each in memory of its own.
     """
     if isinstance(rule, Rule):
         columns: list[Any] = []
         for dtype, same in groupby(None if name in rule.full_precision else state_dtype for name in rule.state):
-            columns += _columns(weights, len(list(same)), dtype, apart)
+            columns += _columns(weights, len(list(same)), dtype, separate)
         columns += zip(*per_tensor_states(weights, len(rule.kept)), strict=True)
         return list(zip(*columns, strict=True)) or [()] * len(weights)
     states = []
     for weight in weights:
         shapes, narrows = rule.shapes(weight.shape), rule.narrows(weight.shape)
         full = [shape == weight.shape and not narrow for shape, narrow in zip(shapes, narrows, strict=True)]
-        low = iter(*allocate_states([weight], sum(narrows), state_dtype, apart=True))
-        like = iter(*allocate_states([weight], sum(full), apart=True))
+        low = iter(*allocate_states([weight], sum(narrows), state_dtype, separate=True))
+        like = iter(*allocate_states([weight], sum(full), separate=True))
         new = partial(torch.zeros, dtype=compute_dtype(weight.dtype), device=weight.device)
         rows = zip(shapes, narrows, full, strict=True)
         states.append(tuple(next(low) if narrow else next(like) if whole else new(shape) for shape, narrow, whole in rows))
@@ -102,20 +102,20 @@ def per_tensor_states(weights: Sequence[torch.Tensor], n: int) -> list[tuple[tor
 
 @torch.inference_mode(False)
 def allocate_states(
-    weights: Sequence[torch.Tensor], n_states: int, dtype: torch.dtype | None = None, apart: bool = False
+    weights: Sequence[torch.Tensor], n_states: int, dtype: torch.dtype | None = None, separate: bool = False
 ) -> list[tuple[torch.Tensor, ...]]:
     """Return `n_states` tensors of zeros for each weight, in its shape.
 
-    One arena per device, dtype and state serves all weights (not if `apart`): few allocations, always aligned. The state of
-    a dense weight has its strides, so both can be walked as one stretch of memory. Weights that compute in float32 get
+    One arena per device, dtype and state serves all weights (not if `separate`): few allocations, always aligned. The state
+    of a dense weight has its strides, so both can be walked as one stretch of memory. Weights that compute in float32 get
     states of `dtype`, if it is given; others `compute_dtype`. Packed states (uint8, int8) are one-dimensional, except for
     weights that `state_type` excludes.
     """
-    return list(zip(*_columns(weights, n_states, dtype, apart), strict=True)) or [()] * len(weights)
+    return list(zip(*_columns(weights, n_states, dtype, separate), strict=True)) or [()] * len(weights)
 
 
 def _columns(
-    weights: Sequence[torch.Tensor], n_states: int, dtype: torch.dtype | None, apart: bool
+    weights: Sequence[torch.Tensor], n_states: int, dtype: torch.dtype | None, separate: bool
 ) -> list[list[torch.Tensor]]:
     """Return for each state the tensors of all weights; weights of equal kinds are served together."""
     kinds: dict[Any, list[int]] = {}
@@ -133,15 +133,15 @@ def _columns(
     columns: list[list[Any]] = [[None] * len(weights) for _ in range(n_states)]
     for (device, kind), stacks in arenas.items():
         for column in columns:
-            for (members, *_), states in zip(stacks, _zeros(stacks, kind, device, apart), strict=True):
+            for (members, *_), states in zip(stacks, _zeros(stacks, kind, device, separate), strict=True):
                 for i, state in zip(members, states, strict=True):
                     column[i] = state
     return columns
 
 
-def _zeros(stacks: Sequence[Any], kind: torch.dtype, device: torch.device, apart: bool) -> list[Sequence[torch.Tensor]]:
-    """Return for each (members, sizes, strides) as many zeros of this layout, in one arena or `apart`."""
-    if apart:
+def _zeros(stacks: Sequence[Any], kind: torch.dtype, device: torch.device, separate: bool) -> list[Sequence[torch.Tensor]]:
+    """Return for each (members, sizes, strides) as many zeros of this layout, in one arena or `separate`."""
+    if separate:
         made: list[Any] = []
         for members, sizes, strides in stacks:
             like = torch.empty_strided(sizes, strides, dtype=kind, device=device)

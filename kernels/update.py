@@ -64,9 +64,9 @@ class Update:
             device. None (default) in a single process.
         all_reduce_per_tensor: the same for the results of reductions over each tensor, [n_weights, n_values], when several
             processes hold shards of the tensors.
-        elsewhere: with `all_reduce_global`, for an update without weights in a process whose others have some: a tensor with
-            their device and the dtype of their arithmetic. The update then takes part in reductions over all tensors.
-        begun: whether `look` has begun the step that the next call finishes.
+        reduces_like: with `all_reduce_global`, for an update without weights in a process whose others have some: a tensor
+            with their device and the dtype of their arithmetic. The update then takes part in reductions over all tensors.
+        begun: whether `begin` has begun the step that the next call finishes.
         host_only: if True, a call only writes `hyper` into the tables and launches nothing, for steps that a CUDA graph
             replays. Default: False.
 
@@ -101,7 +101,7 @@ class Update:
         self.grad_scale_and_skip, self.zero_grads, self.host_only = grad_scale_and_skip, zero_grads, False
         self.all_reduce_global: Callable[[torch.Tensor, str], None] | None = None
         self.all_reduce_per_tensor: Callable[[torch.Tensor, str], None] | None = None
-        self.elsewhere: torch.Tensor | None = None
+        self.reduces_like: torch.Tensor | None = None
         self._hyper = np.zeros((n_weights, 1 + len(rule.hyper) + (seed is not None)))
         self._row: list[float] | None = None  # one row for all weights that `_hyper` does not have yet
         self._names = [f"weights[{i}]" for i in range(len(self.weights))] if names is None else list(names)
@@ -113,7 +113,7 @@ class Update:
         self._references: list[Reference] | None = None
         self._gradient_guard: PointerGuard | None = None
         self._layouts: GradLayouts | None = None
-        self._alive: Sequence[Any] | None = None  # the gradients themselves, from `bind` to the step
+        self._bound_gradients: Sequence[Any] | None = None  # the gradients themselves, from `bind` to the step
         self._own = False
         self.begun = False
         self._into: MetricsBuffer | None = None  # the last buffer that was checked to have enough rows
@@ -263,7 +263,7 @@ class Update:
                 bound = [reference if wanted else None for reference, wanted in zip(bound, active, strict=True)]
             for group in self._groups:
                 group.rebind(pointers, bound)
-        self._alive = gradients
+        self._bound_gradients = gradients
         return True
 
     def _activate(self, active: list[bool] | None) -> None:
@@ -291,7 +291,7 @@ class Update:
             check_own_memory(self._names, gradients)
         self._layouts = self._references = None
         self._bind(gradients)
-        self._own, self._alive = own, gradients
+        self._own, self._bound_gradients = own, gradients
         plain = all(g.aligned and not g.sources and not g.copied for g in self._groups)
         if plain:  # a weight that never had a gradient is grouped as if its gradient had the weight's dtype
             pairs = zip(self.weights, gradients, strict=True)
@@ -380,8 +380,8 @@ class Update:
             recording.updates.append(RecordedUpdate(self))
         if into is not None and into is not self._into:
             self._check_rows(into)
-        if self._alive is None:
-            self._revive()
+        if self._bound_gradients is None:
+            self._dereference()
         if not self._reduces:
             for group in self._groups:
                 group.run(hyper, into)
@@ -389,11 +389,11 @@ class Update:
             self._run_after_reductions(hyper, into)
         increment_version(self._touched)  # as `count_change`
         if self.zero_grads:
-            increment_version(_present(self._alive or ()))
-        self._alive = None
+            increment_version(_present(self._bound_gradients or ()))
+        self._bound_gradients = None
 
     @torch.no_grad()
-    def look(self) -> list[torch.Tensor]:
+    def begin(self) -> list[torch.Tensor]:
         """Begin a step: run the rule's first reduction, which is over all tensors.
 
         The caller joins the results over several updates; the next call finishes the step.
@@ -404,20 +404,20 @@ class Update:
         Raises:
             RuntimeError: as in a call.
         """
-        if self._alive is None:
-            self._revive()
+        if self._bound_gradients is None:
+            self._dereference()
         for group in self._groups:
             group.begin(self.hyper)
         run_reduction(self._groups, 0)
         self.begun = True
-        if not self._groups and self.elsewhere is not None:
-            return [self.elsewhere.new_zeros(1, self.rule.reductions[0].n_values)]
+        if not self._groups and self.reduces_like is not None:
+            return [self.reduces_like.new_zeros(1, self.rule.reductions[0].n_values)]
         return [group.totals[0] for group in self._groups]
 
-    def _revive(self) -> None:
+    def _dereference(self) -> None:
         """Hold the bound gradients for one more step; raise RuntimeError if some have been deleted."""
-        self._alive = None if self._references is None else [reference() for reference in self._references]
-        if self._alive is None or len(_present(self._alive)) < len(self._touched):
+        self._bound_gradients = None if self._references is None else [reference() for reference in self._references]
+        if self._bound_gradients is None or len(_present(self._bound_gradients)) < len(self._touched):
             raise RuntimeError("there are no gradients to step with, or some of them have been deleted: bind() them first")
 
     def repeats(self) -> list[tuple[np.ndarray, np.ndarray, Callable[[], None]]]:
@@ -447,8 +447,8 @@ class Update:
         joins = self.all_reduce_global, self.all_reduce_per_tensor
         if self._groups:
             run_reductions(self._groups, len(self.weights), *joins, self.begun)
-        elif self.elsewhere is not None and self.all_reduce_global is not None:
-            reduce_nothing(self.rule, self.elsewhere, self.all_reduce_global, self.begun)
+        elif self.reduces_like is not None and self.all_reduce_global is not None:
+            reduce_nothing(self.rule, self.reduces_like, self.all_reduce_global, self.begun)
         self.begun = False
         for group in reversed(self._groups):  # the last group read by the reductions is still in the cache
             group.run_rule(into)

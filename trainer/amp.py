@@ -174,7 +174,7 @@ class LossScaler:
         torch.reciprocal(self.scale.view(1), out=self.control[:1])
 
     @torch.no_grad()
-    def look(self, *copies: Sequence[torch.Tensor | None], always: bool = False) -> None:
+    def detect_overflow(self, *copies: Sequence[torch.Tensor | None], always: bool = False) -> None:
         """Before a step, mark it as skipped if a gradient of any replica is not finite.
 
         Nothing is done if the update rule detects that by itself, unless `always`.
@@ -191,7 +191,7 @@ class LossScaler:
     def end(self, total: torch.Tensor | None) -> None:
         """After a step, decrease the scale if it overflowed, or count a good step.
 
-        `total`: the sum of squares of all gradients, which is finite without overflow; None: `look` has decided.
+        `total`: the sum of squares of all gradients, which is finite without overflow; None: `detect_overflow` has decided.
         """
         overflow = self.control[1] if total is None else (~total.isfinite()).to(self.scale.device, torch.float32)
         torch._amp_update_scale_(

@@ -213,7 +213,7 @@ class OwnedPlan(GroupPlan):
                 member = self._members[i]
                 rule = self._optimizer._rule(member.group)
                 room = dict(zip(rule.slots, *states_for(rule, [member.whole], self._narrow), strict=True))
-                self._optimizer._first_states(member.group, member.whole, room)
+                self._optimizer._initialize_states(member.group, member.whole, room)
                 for slot in missing:
                     new[slot].copy_(room[slot])
 

@@ -111,11 +111,11 @@ class QKClip:
         Raises:
             RuntimeError: a module has not been seen to compute attention since the last `step`; nothing has been changed.
         """
-        unseen = [name for name in self.names if name not in self._largest]
-        if unseen:
+        unmeasured = [name for name in self.names if name not in self._largest]
+        if unmeasured:
             raise RuntimeError(
-                f"no attention has been seen in {', '.join(map(repr, unseen))} since the last step: a module must run in "
-                "training mode, and call torch.nn.functional.scaled_dot_product_attention (Hugging Face: "
+                f"no attention has been seen in {', '.join(map(repr, unmeasured))} since the last step: a module must run "
+                "in training mode, and call torch.nn.functional.scaled_dot_product_attention (Hugging Face: "
                 'attn_implementation="sdpa"); leave a module out by skip='
             )
         largest, self._largest = self._largest, {}

@@ -14,7 +14,7 @@ import torch
 
 from ...trainer.loops.batch_step import device_of, unpack_batch
 from ...trainer.loops.fitting import evaluate
-from ...trainer.loops.sweeping.train import Batches, Look, start, train_separately, train_together
+from ...trainer.loops.sweeping.train import Batches, Evaluate, start, train_separately, train_together
 from ...trainer.optimizer import Optimizer
 from ...trainer.trainer import Trainer
 
@@ -127,11 +127,11 @@ def train(
     model, batches = start(plan.make_model, seed), SeededBatches(plan.data, seed)
     at, looked = set(plan.measured.tolist()), []
 
-    def watch(step: int, look: Look) -> None:
+    def watch(step: int, evaluate: Evaluate) -> None:
         if step:
             tick(len(optimizers))
         if plan.eval_data is not None and step in at:
-            looked.append(look(plan.eval_data).float().cpu().numpy())
+            looked.append(evaluate(plan.eval_data).float().cpu().numpy())
 
     run = train_together if together else train_separately
     with torch.random.fork_rng():

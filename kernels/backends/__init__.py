@@ -45,8 +45,8 @@ def choose_engine(device: torch.device, engine: str | None = None) -> str:
         what = "engine" if engine else "TRISTEP_ENGINE"
         raise ValueError(f"{what}={asked!r}:{one_of(asked, ENGINES, _OTHER_NAMES)}, or None")
     # The variable is for a whole process, which may have tensors on both a GPU and the CPU, as the store "local" has.
-    elsewhere = {"triton": not gpu and os.environ.get("TRITON_INTERPRET") != "1", "cpu": device.type != "cpu"}
-    if asked is None or (not engine and elsewhere.get(asked)):
+    unsuited = {"triton": not gpu and os.environ.get("TRITON_INTERPRET") != "1", "cpu": device.type != "cpu"}
+    if asked is None or (not engine and unsuited.get(asked)):
         if gpu and has_triton():
             if problem := _problem_of_triton(device):
                 _warn(device, problem)
@@ -58,7 +58,7 @@ def choose_engine(device: torch.device, engine: str | None = None) -> str:
                 "engine='triton' needs Triton, which is missing: torch's builds for GPUs bring it; otherwise, on Linux, "
                 "pip install 'tristep[triton]'; or leave engine out"
             )
-        if elsewhere["triton"]:
+        if unsuited["triton"]:
             raise ValueError(
                 f"engine='triton' needs tensors on a GPU, these are on {device}: move the model to a GPU, leave engine out, "
                 "or set TRITON_INTERPRET=1 before Python starts to run the kernels slowly on the CPU"
@@ -66,7 +66,7 @@ def choose_engine(device: torch.device, engine: str | None = None) -> str:
         if gpu and (problem := _problem_of_triton(device)):
             raise RuntimeError(f"engine='triton' cannot run on {device}: {problem}; or leave engine out")
     if asked == "cpu":
-        if elsewhere["cpu"]:
+        if unsuited["cpu"]:
             raise ValueError(f"engine='cpu' needs tensors on the CPU, these are on {device}: leave engine out")
         if not has_numba():
             raise ModuleNotFoundError("engine='cpu' needs the package numba: pip install numba, or engine='eager'")

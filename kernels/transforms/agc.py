@@ -25,7 +25,7 @@ def agc(rule: Rule) -> Rule:
     Source: Brock et al. (2021), "High-Performance Large-Scale Image Recognition Without Normalization", eq. 3, with norms of
     tensors instead of units.
     """
-    return transformed(agc, _make, rule)
+    return transformed(agc, _compose, rule)
 
 
 @reduction
@@ -46,7 +46,7 @@ def _clip(text: RuleSource, numbers: tuple[str, ...]) -> tuple[list[str], str]:
     return [f"{clipped} = {text['clipped_by_ratio']}({text.g}, {', '.join(numbers[-2:])}, agc)"], clipped
 
 
-def _make(rule: Rule) -> Made:
+def _compose(rule: Rule) -> Made:
     if rule.limits:
         raise ValueError(f"rule {rule.name!r} needs the norm over all tensors already: apply agc before what does")
     return changed_gradient(rule, "agc", squares, Change(_clip, ("agc",), {"clipped_by_ratio": clipped_by_ratio}))

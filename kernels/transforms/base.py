@@ -15,7 +15,7 @@ from .whole import Around, ComposedTensorRule
 
 
 class Made(NamedTuple):
-    """The parts of a transformed rule; a transform's `_make` returns them.
+    """The parts of a transformed rule; a transform's `_compose` returns them.
 
     Attributes:
         fn: the function of the new rule.

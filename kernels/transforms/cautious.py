@@ -23,7 +23,7 @@ def cautious(rule: Rule, decay: Iterable[str] = ("decay",)) -> Rule:
     """
     check_rule(rule)
     decay = tuple(decay)
-    return transformed(cautious, _make, rule, tuple(name for name in rule.hyper if name in decay))
+    return transformed(cautious, _compose, rule, tuple(name for name in rule.hyper if name in decay))
 
 
 @jit
@@ -40,7 +40,7 @@ def masked(w, stepped, g, agreeing, count):
     return w - (w - stepped) * (agrees(w, stepped, g) / share)
 
 
-def _make(rule: Rule, decay: tuple[str, ...]) -> Made:
+def _compose(rule: Rule, decay: tuple[str, ...]) -> Made:
     """A rule with decoupled decay is computed with and without it; the difference is the decay."""
     text = RuleSource(rule, agrees=agrees, masked=masked)
     agreeing, count, stepped, ignored, nothing = text.new("agreeing", "count", "stepped", "ignored", "nothing")

@@ -37,7 +37,7 @@ def cautious_weight_decay(rule: Rule | TensorRule, decay: Iterable[str] = ("deca
             "weight decay in it; apply decoupled_weight_decay first, or name it in decay="
         )
     around = partial(_around_whole, decay=_of_whole(rule, used))
-    return transformed(cautious_weight_decay, _make, rule, used, around=around)
+    return transformed(cautious_weight_decay, _compose, rule, used, around=around)
 
 
 def _of_whole(rule: Rule | TensorRule, decay: tuple[str, ...]) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ def opposes(w, stepped):
     return ((step > 0.0) & (w < 0.0)) | ((step < 0.0) & (w > 0.0))
 
 
-def _make(rule: Rule, decay: tuple[str, ...]) -> Made:
+def _compose(rule: Rule, decay: tuple[str, ...]) -> Made:
     """Compute the rule with and without decay, because states may depend on it, too."""
     text = RuleSource(rule, opposes=opposes)
     nothing, decayed, stepped, states, opposing = text.new("nothing", "decayed", "stepped", "states", "opposing")

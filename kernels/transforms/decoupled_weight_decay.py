@@ -24,10 +24,10 @@ def decoupled_weight_decay(rule: Rule) -> Rule:
     check_rule(rule)
     if "wd" not in rule.hyper:
         raise ValueError(f"rule {rule.name!r} has no hyper-parameter 'wd': there is no weight decay in it to be decoupled")
-    return transformed(decoupled_weight_decay, _make, rule)
+    return transformed(decoupled_weight_decay, _compose, rule)
 
 
-def _make(rule: Rule) -> Made:
+def _compose(rule: Rule) -> Made:
     text = RuleSource(rule, "decoupled_decay", weighted=weighted)
     (stepped,) = text.new("stepped")
     first = text.arguments(hyper=("decoupled_decay",))

@@ -25,7 +25,7 @@ def ema(rule: Rule | TensorRule, moves: bool = True) -> Any:
     Source: Polyak & Juditsky (1992); as `torch.optim.swa_utils.get_ema_multi_avg_fn`.
     """
     added = ("one_minus_ema_decay",) if moves else ()
-    return transformed(ema, _make, rule, bool(moves), around=_around_whole, state=("ema",), hyper=added, **_STARTS)
+    return transformed(ema, _compose, rule, bool(moves), around=_around_whole, state=("ema",), hyper=added, **_STARTS)
 
 
 def _around_whole(step: Any, w: Any, g: Any, states: Any, hyper: Any, *sums: Any) -> Any:
@@ -41,7 +41,7 @@ def moving_average(w, g, state, hyper):
     return ema, (ema,)
 
 
-def _make(rule: Rule, moves: bool) -> Made:
+def _compose(rule: Rule, moves: bool) -> Made:
     added = ("one_minus_ema_decay",) if moves else ()
     text = RuleSource(rule, "ema", *added, interpolated=interpolated)
     (stepped,) = text.new("stepped")

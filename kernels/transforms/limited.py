@@ -33,7 +33,9 @@ def limited(rule: Rule | TensorRule, skips: bool = False, hyper: tuple[str, str]
     """
     limit, options = Limit(skips, hyper[: 1 + skips]), (bool(skips), tuple(hyper))
     around = partial(_around_whole, limit)
-    return transformed(limited, _make, rule, *options, around=around, hyper=limit.hyper, reduction=total_square, limit=limit)
+    return transformed(
+        limited, _compose, rule, *options, around=around, hyper=limit.hyper, reduction=total_square, limit=limit
+    )
 
 
 @jit
@@ -64,7 +66,7 @@ def _around_whole(limit: Limit, step: Any, w: Any, g: Any, states: Any, hyper: A
     return torch.where(going, new_w, w), new_states
 
 
-def _make(rule: Rule, skips: bool, hyper: tuple[str, str]) -> Made:
+def _compose(rule: Rule, skips: bool, hyper: tuple[str, str]) -> Made:
     limit = Limit(skips, hyper[: 1 + skips])
     helper = factor_or_skip if skips else clip_factor
     helpers = {helper.name: helper}

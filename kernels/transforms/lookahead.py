@@ -20,10 +20,10 @@ def lookahead(rule: Rule, sync: bool = True) -> Rule:
 
     Source: Zhang et al. (2019), "Lookahead Optimizer: k steps forward, 1 step back", alg. 1.
     """
-    return transformed(lookahead, _make, rule, bool(sync))
+    return transformed(lookahead, _compose, rule, bool(sync))
 
 
-def _make(rule: Rule, sync: bool) -> Made:
+def _compose(rule: Rule, sync: bool) -> Made:
     added = ("lookahead_alpha", "sync") if sync else ()
     text = RuleSource(rule, "slow_weight", *added, interpolated=interpolated)
     stepped, met = text.new("stepped", "met")

@@ -89,7 +89,7 @@ def test_updates_may_take_a_step_with_a_limit_of_all_together(place, numbers, na
         for update, part in zip(updates, [part for part in parts if part.stop], strict=True):
             update.hyper[:] = rows(made, **values)[0]
             update.bind(given[part])
-        totals = [total for update in updates for total in update.look()]
+        totals = [total for update in updates for total in update.begin()]
         join_totals(totals, "sum")
         for update in updates:
             update()
@@ -105,7 +105,7 @@ def test_a_limit_of_all_comes_before_those_of_each_update(place):
         values = {"clip_norm_of_all": 5.0, "clip_norm": own, "lr": 1.0, "wd": 0.0}
         update.hyper[:] = [1.0, *rows(made, **values)[0][1:]]
         update.bind([torch.full((1,), g, dtype=F64, device=place.device)])
-    join_totals([total for update in updates for total in update.look()], "sum")
+    join_totals([total for update in updates for total in update.begin()], "sum")
     for update in updates:
         update()
     assert [float(w) for w in weights] == pytest.approx([-1.0, -4.0], rel=2e-6)
@@ -120,8 +120,8 @@ def test_gradients_that_are_bound_anew_are_looked_at_anew(place):
         update.hyper[:] = [1.0, *rows(made, clip_norm=1.0, lr=1.0, wd=0.0)[0][1:]]
         update.bind([torch.full_like(w, gradient)])
         if gradient == 8.0:
-            update.look()
+            update.begin()
     update()
     assert float(w) == pytest.approx(-1.0, rel=2e-6)
     with pytest.raises(RuntimeError, match="no gradients to step with"):
-        Update(made, [w], [()], engine=place.engine).look()
+        Update(made, [w], [()], engine=place.engine).begin()

@@ -55,9 +55,9 @@ def test_a_recorder_is_not_looked_at_between_its_own_looks(monkeypatch):
     looks = []
 
     class Watched(Recorder):
-        def look(self):
+        def poll(self):
             looks.append(loop.n_steps)
-            super().look()
+            super().poll()
 
     monkeypatch.setattr("tristep.viz.record.recorder.SECONDS", float("inf"))
     training = Training()

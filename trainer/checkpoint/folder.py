@@ -85,7 +85,7 @@ class Claim:
         os.ftruncate(self._descriptor, 0)
         os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
 
-    def holds(self, path: Path) -> bool:
+    def is_present(self, path: Path) -> bool:
         """Return whether this is the folder's present lock: the folder may have been removed and made again."""
         return path.exists() and os.path.samestat(os.fstat(self._descriptor), path.stat())
 
@@ -105,7 +105,7 @@ def claim(folder: Path, trainer: Any, before: Claim | None) -> Claim:
     """
     folder.mkdir(parents=True, exist_ok=True)
     key, path = os.path.realpath(folder), folder / ".lock"
-    if key in _claims and not _claims[key].holds(path):
+    if key in _claims and not _claims[key].is_present(path):
         _claims.pop(key).close()
     if key not in _claims:
         _claims[key] = Claim(path)

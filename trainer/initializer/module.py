@@ -139,7 +139,7 @@ def _targets(module: torch.nn.Module) -> Iterator[_Target]:
                 if init is None and leaf == "weight" and isinstance(child, torch.nn.PReLU):
                     init = Constant(0.25)
                 padding_idx = child.padding_idx if embeds and leaf == "weight" else None
-                yield _Target(dot + leaf, tensor, _role(child, leaf, tensor), init, padding_idx)
+                yield _Target(dot + leaf, tensor, _rule_name(child, leaf, tensor), init, padding_idx)
         if isinstance(child, _NORMS):
             for leaf, tensor in child.named_buffers(recurse=False):
                 if leaf in ("running_mean", "running_var", _COUNT) and id(tensor) not in seen:
@@ -147,7 +147,7 @@ def _targets(module: torch.nn.Module) -> Iterator[_Target]:
                     yield _Target(dot + leaf, tensor, leaf)
 
 
-def _role(child: torch.nn.Module, leaf: str, tensor: torch.Tensor) -> str | None:
+def _rule_name(child: torch.nn.Module, leaf: str, tensor: torch.Tensor) -> str | None:
     """Return the ending that selects a parameter's rule ("gamma", "bias", ...), or None if its own name does."""
     norm = isinstance(child, _NORMS)
     if norm or "norm" in type(child).__name__.lower():

@@ -226,7 +226,7 @@ class AllReduceSync(ReplicasSync):
             reducer = partial(
                 compressed_sum, compression_params=params, group=self.group, engine=self._engine, scatter=self.updates
             )
-        self._buckets = self._make(reducer)
+        self._buckets = self._make_buckets(reducer)
         self._buckets.broadcast_weights()
 
     def use_control(self, control: torch.Tensor) -> None:
@@ -237,7 +237,7 @@ class AllReduceSync(ReplicasSync):
                 "scaler; use another type, such as 'bf16', or leave one of them out"
             )
 
-    def _make(self, reducer: Callable[[Bucket], Any] | None) -> GradientBuckets:
+    def _make_buckets(self, reducer: Callable[[Bucket], Any] | None) -> GradientBuckets:
         params: Any = self._replica.params
         return GradientBuckets(params, self._names, self.group, reducer=reducer)
 

@@ -657,8 +657,8 @@ class GradientBuckets:
 
 
 def _on_gradient(buckets: Any, i: int, _: torch.Tensor) -> None:
-    if (alive := buckets()) is not None:
-        alive.on_gradient(i)
+    if (live := buckets()) is not None:
+        live.on_gradient(i)
 
 
 def _several(works: Sequence[Any], then: Callable[[], None] | None = None) -> distributed.Works:

@@ -99,7 +99,7 @@ class GradientSync:
                 plan = replica.make_plan()
             plan.prepare(gradients)
             if scaler is not None:
-                scaler.look(gradients)
+                scaler.detect_overflow(gradients)
             plan.run(into)
         except BaseException:
             if restore is not None:
@@ -345,7 +345,7 @@ class ReplicasSync(GradientSync):
         self, chosen: list[bool], fresh: Any, used: Any, into: MetricsBuffer | None, scaler: Any
     ) -> tuple[torch.Tensor | None, list[Any]]:
         if scaler is not None:
-            scaler.look(*self._gradients_of(fresh))
+            scaler.detect_overflow(*self._gradients_of(fresh))
         self.update(chosen, fresh, into)
         gradients = self._gradients_of(used)
         for replica, grads in zip(self._replicas, gradients, strict=True):
@@ -366,7 +366,7 @@ class ReplicasSync(GradientSync):
                 self.reduce(unsummed, fresh)
                 gradients = self._prepared(used)
             if scaler is not None:
-                scaler.look(*gradients, always=not self.reduces)
+                scaler.detect_overflow(*gradients, always=not self.reduces)
             update_together(self._optimizer, replicas, gradients, into)
             if self.reduces:
                 self.end_step()

@@ -87,7 +87,7 @@ class ZeroSync(AllReduceSync):
         self._routes: list[tuple[Bucket, list[int], _Placed, _Placed]] = []
         self._total: torch.Tensor | None = None  # the result of the last update's first reduction over all tensors
 
-    def _make(self, reducer: Callable[[Bucket], Any] | None) -> GradientBuckets:
+    def _make_buckets(self, reducer: Callable[[Bucket], Any] | None) -> GradientBuckets:
         optimizer, params = self._optimizer, self._replica.params
         self._cuts = can_cut(optimizer)
         for name, param in zip(self._names, params, strict=True):

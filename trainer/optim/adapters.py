@@ -245,7 +245,7 @@ class _OfRule(FusedOptimizer):
     def _master_dtype(self, group: Group, weight: torch.Tensor) -> torch.dtype | None:
         return self._of(group).master_dtype(weight)
 
-    def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
+    def _initial_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
         if self._klass.uniform_hyper:
             return {"step": 0.0}
         parameters = [member for any_group in self.param_groups for member in any_group["params"]]
@@ -265,7 +265,7 @@ class _OfRule(FusedOptimizer):
             return options, {}
         return {**options, "epsilon": group["eps"]}, {key: slot for slot, key in _TORCHS[rule]._keys.items()}
 
-    def _first_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
+    def _initialize_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
         self._of(group).start_state(weight, dict(states))
 
     def _row(self, group: Group, numbers: Numbers, rule: Rule | TensorRule, rounds: bool) -> list[float]:

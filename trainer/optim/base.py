@@ -105,7 +105,7 @@ class FusedOptimizer(GroupOptimizer):
     @uninterrupted
     def _step(self) -> None:
         plan = self._plan
-        if plan is not None and plan.holds():
+        if plan is not None and plan.is_valid():
             with _NO_CONTEXT if plan.records_nothing else torch.no_grad():  # no_grad takes longer than some kernels
                 plan.prepare(in_place=True)
                 plan.run()
@@ -336,7 +336,7 @@ class Plans:
         self._rows = [row for row in map(optimizer.state.get, self._parameters) if row is not None]
         self._objects = self._objects_now()
 
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         """Return whether the plans are right for the next step: only gradients and options of groups have changed."""
         optimizer = self._optimizer
         if optimizer.state is not self._state or len(optimizer.param_groups) != len(self._groups):
@@ -389,7 +389,7 @@ class Plans:
         self._count_change()
 
     def _is_in_use(self) -> bool:
-        return self._optimizer._plan is self and self.holds()
+        return self._optimizer._plan is self and self.is_valid()
 
     def _count_change(self) -> None:
         """Increment the versions of DTensors, which autograd checks; updates have incremented their shards' only."""

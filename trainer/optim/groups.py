@@ -79,11 +79,11 @@ class GroupOptimizer(torch.optim.Optimizer):
     def _end(self, group: Group) -> None:
         """Finish a step of this group that succeeded."""
 
-    def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
+    def _initial_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
         """Return the numbers of a parameter before its first step; numbers in `state` take precedence."""
         return {"step": 0.0}
 
-    def _first_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
+    def _initialize_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
         """Fill new states, which are zero, if the rule starts from other values."""
 
     def _narrow(self, group: Group) -> torch.dtype | None:
@@ -121,7 +121,7 @@ class GroupRows(Rows):
         super().__init__(len(groups), lambda: rule)
         self._optimizer, self._groups = optimizer, groups
         first = [
-            optimizer._first_numbers(group, parameter, optimizer.state.get(parameter, {}))
+            optimizer._initial_numbers(group, parameter, optimizer.state.get(parameter, {}))
             for group, parameter in zip(groups, parameters, strict=True)
         ]
         shown, self._rounds = optimizer._shown, optimizer._rounding(groups[0]) is not None
@@ -178,7 +178,7 @@ class GroupRows(Rows):
                 array[where] = numbers[name]
         self._basis = [array.tobytes() for array in self._numbers.values()]
         for name, shown in self.tensors.items():
-            if shown.apart:
+            if shown.detached:
                 shown.write([where for where, _ in self._changes], name == "step")
         for group in self._stepping:
             self._optimizer._end(group)
@@ -256,15 +256,15 @@ class NumberTensors:
             ):
                 tensor.data = own_tensor
         self._tensors: list[torch.Tensor] = [row[name] for row in rows]
-        self.apart: list[int] = []  # the indices of tensors with memory of their own, for `write`
+        self.detached: list[int] = []  # the indices of tensors with memory of their own, for `write`
 
     def read(self) -> None:
         pointers = list(map(_data_ptr, self._tensors))
         if pointers != self._pointers:
             self._pointers = pointers
-            self.apart = [i for i, pointer in enumerate(self._own_pointers) if pointers[i] != pointer]
-        if self.apart:
-            self.array[self.apart] = [self._tensors[i].item() for i in self.apart]
+            self.detached = [i for i, pointer in enumerate(self._own_pointers) if pointers[i] != pointer]
+        if self.detached:
+            self.array[self.detached] = [self._tensors[i].item() for i in self.detached]
 
     def write(self, changed: Sequence[Any], counted: bool) -> None:
         """Write changed numbers to the tensors with memory of their own; `changed`: their indices in `array`.
@@ -274,7 +274,7 @@ class NumberTensors:
         written = np.zeros(len(self.array), dtype=bool)
         for rows in changed:
             written[rows] = True
-        places = [i for i in self.apart if written[i]]
+        places = [i for i in self.detached if written[i]]
         tensors = [self._tensors[i] for i in places]
         if counted and tensors:
             torch._foreach_add_(tensors, 1)

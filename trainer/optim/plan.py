@@ -157,10 +157,10 @@ class GroupPlan(StepPlan):
 
     def _make_states(self, rule: Rule | TensorRule, weights: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
         """Return states of zeros for each weight, each in memory of its own, as in torch."""
-        return states_for(rule, weights, self._narrow, apart=True)
+        return states_for(rule, weights, self._narrow, separate=True)
 
     def _start(self, i: int, new: State, missing: list[str]) -> None:
-        self._optimizer._first_states(self._groups[i], self._weights[i], new)
+        self._optimizer._initialize_states(self._groups[i], self._weights[i], new)
 
     def _show(self, rule: Rule | TensorRule, i: int, new: State) -> None:
         optimizer, parameter = self._optimizer, self._parameters[i]

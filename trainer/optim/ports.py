@@ -89,7 +89,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
     def _rule(self, group: Group) -> Rule:
         return rules.heavy_ball if group["momentum"] else rules.sgd
 
-    def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
+    def _initial_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
         return {"step": 0.0 if state.get("momentum_buffer") is None else 1.0}
 
     def _by_row(self, group: Group) -> bool:
@@ -251,7 +251,7 @@ class NAdam(FusedOptimizer, torch.optim.NAdam):
     def _rule(self, group: Group) -> Rule:
         return rules.nadam
 
-    def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
+    def _initial_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
         return {"step": 0.0, "mu_product": 1.0}
 
     def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
@@ -315,7 +315,7 @@ class Adagrad(FusedOptimizer, torch.optim.Adagrad):
             )
         return True
 
-    def _first_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
+    def _initialize_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
         states["history"].fill_(group["initial_accumulator_value"])
 
     def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
@@ -371,7 +371,7 @@ class ASGD(FusedOptimizer, torch.optim.ASGD):
     def _rule(self, group: Group) -> Rule:
         return rules.asgd
 
-    def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
+    def _initial_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
         return {"step": 0.0, "eta": float(group["lr"]), "mu": 1.0}
 
     def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
@@ -390,7 +390,7 @@ class Rprop(FusedOptimizer, torch.optim.Rprop):
     def _rule(self, group: Group) -> Rule:
         return rules.rprop
 
-    def _first_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
+    def _initialize_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
         states["size"].fill_(float(group["lr"]))
 
     def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
@@ -407,7 +407,7 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
     def _rule(self, group: Group) -> TensorRule:
         return rules.adafactor
 
-    def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
+    def _initial_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
         return {"step": 0.0, "epsilon": torch.finfo(parameter.dtype).eps}
 
     def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:

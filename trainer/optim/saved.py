@@ -95,7 +95,7 @@ def check_numbers(optimizer: GroupOptimizer, saved: Mapping[str, Any], shown: Co
         options = {n: v for n, v in options.items() if isinstance(v, kinds) and not isinstance(v, bool)}
         if "state_dtype" in group:
             options["state_dtype"] = group["state_dtype"]
-        _make(type(optimizer), k, options)
+        _check_options(type(optimizer), k, options)
         _check_slots(optimizer, k, group, state)
     for key, row in state.items():
         for name, value in row.items() if isinstance(row, Mapping) else ():
@@ -140,7 +140,7 @@ def _options_of_all() -> set[str]:
     return {name for klass in (*torchs, *registered().values()) for name in inspect.signature(klass).parameters}
 
 
-def _make(klass: Any, k: int, options: Mapping[str, Any]) -> None:
+def _check_options(klass: Any, k: int, options: Mapping[str, Any]) -> None:
     """Check options by a call of the constructor; for a user's subclass, of its nearest base class in tristep."""
     package = __name__.partition(".")[0]
     klass = next(base for base in klass.__mro__ if base.__module__.partition(".")[0] == package or "_klass" in vars(base))

@@ -88,9 +88,9 @@ class Optimizer:
     _joint: Any = None  # a `MultiOptimizer` whose limits by the norm of all gradients hold, too
     _is_complete = False  # whether the constructor has ended; from then on settings are checked together
 
-    lr = Setting(number, low=0, apart=True)
+    lr = Setting(number, low=0, independent=True)
     wd = Setting(number, low=0)
-    rescale_grad = Setting(number, apart=True)
+    rescale_grad = Setting(number, independent=True)
     clip_gradient = Setting(number, optional=True)  # MXNet's kernels take 0 and negative numbers for "no limit"
     begin_num_update = Setting(integer, low=0)
     multi_precision: Setting[Any] = Setting(boolean)

@@ -64,7 +64,7 @@ def begin_together(
     `squares`: sums of squares [1, 1] of gradients that no update has, which are replaced by the sum of all. Return that sum,
     a tensor without dimensions.
     """
-    totals = [*(total for update in updates for total in update.look()), *squares]
+    totals = [*(total for update in updates for total in update.begin()), *squares]
     join_totals(totals, "sum", all_reduce)
     return totals[0][0, 0]
 

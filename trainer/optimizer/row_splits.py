@@ -123,7 +123,7 @@ def blocks_by_parameter(
     for param, name in zip(params, names, strict=True):
         blocks: Blocks = ()
         if matrix := matrix_shape(param.shape):
-            argument, value = _asked(split, name, param.shape)
+            argument, value = _blocks_of(split, name, param.shape)
             if value is not None:
                 blocks = checked_blocks(argument, value)
                 check_rows(argument, blocks, repr(name), param.shape, matrix[0])
@@ -139,7 +139,7 @@ def blocks_by_parameter(
     return all_blocks
 
 
-def _asked(split: Any, name: str, shape: torch.Size) -> tuple[str, Any]:
+def _blocks_of(split: Any, name: str, shape: torch.Size) -> tuple[str, Any]:
     """Return (argument name for messages, blocks or None) of a parameter."""
     if not isinstance(split, Mapping):
         return f"split({name!r}, {tuple(shape)})", split(name, shape)

@@ -200,10 +200,12 @@ class RuleOptimizer(Optimizer):
         return {}
 
     def hyper_of(self, index: Index | None, t: int, lr: float, wd: float) -> dict[str, float]:
-        """Return the hyper-parameters of `hyper` for one parameter; for classes with `uniform_hyper = False`.
+        """Return one parameter's hyper-parameters, by default those of `hyper`; every row has them from here.
+
+        With `uniform_hyper`, parameters of equal count, rate and decay share a row: the result must not depend on `index`.
 
         Args:
-            index: the parameter.
+            index: the parameter, or one of those that share the row; None for the values of any parameter.
             t, lr, wd: the arguments of `hyper`.
         """
         return self.hyper(t, lr, wd)

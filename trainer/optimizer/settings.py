@@ -50,15 +50,17 @@ class Setting(Generic[_T]):
         check: function of the attribute's name, a value and `limits` that returns the value to store; raises TypeError or
             ValueError for a value that is not allowed.
         optional: whether None is allowed, too.
-        apart: whether the setting is independent of all others; `check_settings` is then skipped, so that setting it at
-            every step is cheap.
+        independent: whether the setting is allowed whatever the others are; `check_settings` is then skipped, so that
+            setting it at every step is cheap.
         **limits: further arguments of `check`.
     """
 
     name: str
 
-    def __init__(self, check: Callable[..., _T], *, optional: bool = False, apart: bool = False, **limits: Any) -> None:
-        self._check, self._optional, self._apart, self._limits = check, optional, apart, limits
+    def __init__(
+        self, check: Callable[..., _T], *, optional: bool = False, independent: bool = False, **limits: Any
+    ) -> None:
+        self._check, self._optional, self._independent, self._limits = check, optional, independent, limits
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -69,7 +71,7 @@ class Setting(Generic[_T]):
 
     # Without a method __get__, the value is read from the instance's dictionary, as fast as any other attribute.
     def __set__(self, optimizer: Any, value: Any) -> None:
-        if self._apart:
+        if self._independent:
             vars(optimizer)[self.name] = self.checked(value)
         else:
             optimizer.set_together({self.name: value})
@@ -103,7 +105,7 @@ def switch() -> Setting[bool]:
 
 def carried(optional: bool = False) -> Setting[Any]:
     """Return a setting for a number that one step passes to the next; an array of them in an ensemble of optimizers."""
-    return Setting(_carried, optional=optional, apart=True)
+    return Setting(_carried, optional=optional, independent=True)
 
 
 def _carried(name: str, value: Any) -> Any:

@@ -39,7 +39,7 @@ class SparseRows:
         self._names, self._split, self._elements, self.met = list(names), split, elements, False
         self._by_row: tuple[Update, list[int]] | None = None  # an update of copies, and the positions of their weights
         self._copies: list[tuple[torch.Tensor, Places, torch.Tensor]] = []  # (whole tensor, rows, copy of the rows)
-        self._alive: list[torch.Tensor] = []  # sparse gradients and their values, kept alive while bound
+        self._bound_gradients: list[torch.Tensor] = []  # sparse gradients and their values, kept alive while bound
 
     def bind(self, update: Update, gradients: Sequence[torch.Tensor | None], own: bool) -> None:
         """Bind gradients, some of which may be sparse, to the update of all weights; check everything, change no weight."""
@@ -54,14 +54,14 @@ class SparseRows:
         whole, places = self._split(gradients)
         update.bind(whole)
         self.met = True
-        self._alive = [gradient for gradient in gradients if gradient is not None and is_sparse(gradient)]
+        self._bound_gradients = [gradient for gradient in gradients if gradient is not None and is_sparse(gradient)]
         self._by_row = self._update_of_rows(update, gradients, places), places
 
     @torch.no_grad()
     def _update_of_rows(self, update: Update, gradients: Sequence[torch.Tensor | None], places: list[int]) -> Update:
         """Return an update of copies of the rows that the gradients at these positions list. All errors are raised here."""
         listed = [_listed(gradients[i], self._elements) for i in places]  # type: ignore[arg-type]  # none of them is None
-        self._alive += [values for _, values in listed]
+        self._bound_gradients += [values for _, values in listed]
         self._copies = []
 
         def copy_of_rows(tensor: torch.Tensor, weight: torch.Tensor, rows: Places) -> torch.Tensor:
@@ -106,10 +106,10 @@ class SparseRows:
         update(into)
         for whole, rows, copy in self._copies:
             whole.index_put_(rows, copy)
-        for gradient in self._alive if update.zero_grads else ():
+        for gradient in self._bound_gradients if update.zero_grads else ():
             if is_sparse(gradient):
                 gradient.zero_()
-        self._by_row, self._copies, self._alive = None, [], []
+        self._by_row, self._copies, self._bound_gradients = None, [], []
 
 
 def is_sparse(gradient: Any) -> bool:

@@ -298,7 +298,7 @@ class UpdaterPlan(StepPlan):
         )
         update.rng_offsets = self._rng_offsets
         if self._division is not None:
-            update.all_reduce_global, update.elsewhere = self._division.all_reduce, self._division.like
+            update.all_reduce_global, update.reduces_like = self._division.all_reduce, self._division.like
         return update
 
     def is_current(self, update: Update) -> bool:

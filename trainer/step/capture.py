@@ -69,7 +69,9 @@ class CapturedStep:
     def _step(self, inputs: tuple[Any, ...]) -> Any:
         leaves, form = _pytree.tree_flatten(inputs)
         leaves = [leaf.to(self._device, non_blocking=True) if _is_tensor(leaf) else leaf for leaf in leaves]
-        if self._graph is None or (self.is_recorded and not self._holds()):  # weights have moved, or states have been loaded
+        if self._graph is None or (
+            self.is_recorded and not self._is_valid()
+        ):  # weights have moved, or states have been loaded
             self._graph, self.is_recorded = _new_graph(), False
             self._calls = max(self._calls - 1, 0)
         if self._calls < self._warmup:
@@ -90,9 +92,10 @@ class CapturedStep:
         # Detached, because an autograd graph would keep nodes alive that remember streams.
         return _pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
 
-    def _holds(self) -> bool:
+    def _is_valid(self) -> bool:
         recording = self._recording
-        return all(recorded.holds() for recorded in recording.updates) and all(holds() for holds, _ in recording.owners)
+        plans_are_valid = all(is_valid() for is_valid, _ in recording.owners)
+        return plans_are_valid and all(recorded.is_valid() for recorded in recording.updates)
 
     def _record(self, leaves: list[Any], form: Any) -> Any:
         inputs = [leaf.detach().clone() if _is_tensor(leaf) else leaf for leaf in leaves]
@@ -155,14 +158,14 @@ def _owner(replica: Replica, plan: UpdaterPlan, rescale_grad: float) -> tuple[Ca
     """Return two functions: whether one optimizer's recorded step is still valid, and the host's part of a replay."""
     optimizer, whole, update, active = replica.updater.optimizer, replica.plan, plan.update, list(plan.rows.active)
 
-    def holds() -> bool:
+    def is_valid() -> bool:
         return replica.plan is whole and plan.is_current(update) and update.rule is plan.optimizer.composed_rule
 
     def advance() -> None:
         optimizer.rescale_grad = rescale_grad
         plan.host_step(update, active)
 
-    return holds, advance
+    return is_valid, advance
 
 
 @contextmanager

@@ -181,7 +181,7 @@ class LiveLoop:
         self._stepping: int | None = None  # the thread of the current step
         self._turn = 0  # how often it was started or resumed; code of an earlier turn must not step any more
         self._limit: int | None = None  # how many steps to take before the next pause
-        self._asked: str | None = None  # the status to change to after the current step
+        self._requested: str | None = None  # the status to change to after the current step
         self._interrupted = self._is_breakable = self._is_replaced = False
         self._since = (0, 0.0)  # step and time of the last start or resume
         self.event_loop = running_event_loop()
@@ -535,11 +535,11 @@ class LiveLoop:
             wait: whether to wait for numbers that are still on a device. With a recorder this never waits.
         """
         if self.recorder is not None:
-            self.recorder.look()
+            self.recorder.poll()
         elif wait:
             self._scalars.flush(self.run)
         else:
-            self._scalars.look(self.run)
+            self._scalars.poll(self.run)
 
     def _ipython_display_(self) -> None:
         """Show the view, unless `start` has shown it in this cell already."""
@@ -579,7 +579,7 @@ class LiveLoop:
             self._changed.wait_for(lambda: self._guests == 0 and self._stepping is None)
             if not self._is_on(turn):
                 return
-            steps = self._asked is None
+            steps = self._requested is None
             self._stepping = threading.get_ident() if steps else None
         status: str | None = None
         try:
@@ -592,7 +592,7 @@ class LiveLoop:
             with self._changed:
                 self._stepping = None if steps else self._stepping
                 if status in (None, "paused"):
-                    status = self._asked or status
+                    status = self._requested or status
                 if status is not None:
                     self._set_status(status)
                 self._changed.notify_all()
@@ -627,7 +627,7 @@ class LiveLoop:
     def _take_up(self, status: str) -> None:
         """Change to "paused" or "stopped" after the current step, and wait for that. Within a step it returns at once."""
         if self._stepping == threading.get_ident():
-            self._asked = status
+            self._requested = status
             return
         with self.at_rest():
             if not (self.status == "running" or (status == "stopped" and self.status in ("ready", "paused"))):
@@ -642,7 +642,7 @@ class LiveLoop:
             if status in ("finished", "paused") and (error := self._bad_loss()) is not None:
                 status, self.exception = "failed", error
         finally:
-            self.status, self._asked, self._limit = status, None, None
+            self.status, self._requested, self._limit = status, None, None
         if not self.has_ended:
             return
         if self.recorder is not None:
@@ -669,7 +669,7 @@ class LiveLoop:
             return False
         if self._interrupted and self._is_breakable and self._stepping == threading.get_ident():
             return True
-        self._asked, self._interrupted = self._asked or "paused", True
+        self._requested, self._interrupted = self._requested or "paused", True
         return False
 
     def _handle(self, *_: object) -> None:
@@ -707,7 +707,13 @@ class LiveLoop:
         with self._changed:
             if self.status == "running":  # another thread has just resumed it
                 return
-            self._limit, self.exception, self._asked, self._interrupted, self.unseen_from = limit, None, None, False, None
+            self._limit, self.exception, self._requested, self._interrupted, self.unseen_from = (
+                limit,
+                None,
+                None,
+                False,
+                None,
+            )
             self.status, self._turn = "running", self._turn + 1
             self._since = (self.n_steps, self.clock())
             turn = self._turn
@@ -794,7 +800,7 @@ class LiveLoop:
         if self.view is not None and self.view.unseen >= UNSEEN:
             self.unseen_from = self.n_steps if self.unseen_from is None else self.unseen_from
             asked = asked or ("paused" if self._pauses_unseen else None)
-        self._asked = self._asked or asked
+        self._requested = self._requested or asked
 
     async def _wait_for_end(self) -> LiveLoop:
         if self.status == "ready":
@@ -908,7 +914,7 @@ class LiveLoop:
     def _bad_loss(self) -> FloatingPointError | None:
         """Return the error if losses that have arrived since the last call are not finite, and weights neither."""
         self._watch = self._watch if self._watch.run is self.run else LossWatch(self.run)
-        bad, trainer = self._watch.look(), self.rate.trainer
+        bad, trainer = self._watch.find_nonfinite(), self.rate.trainer
         if bad is None or not self.stop_at_nan or (trainer is not None and all(map(_is_finite, parameters_of(trainer)))):
             return None
         name, step, value = bad

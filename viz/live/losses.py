@@ -23,7 +23,7 @@ class LossWatch:
         self._seen: dict[str, int] = {}  # by name: how many values have been looked at
         self._first: dict[str, float] = {}
 
-    def look(self) -> tuple[str, int, float] | None:
+    def find_nonfinite(self) -> tuple[str, int, float] | None:
         """Return (name, step, value) of the first value since the last call that is infinite or NaN; or None."""
         bad: tuple[str, int, float] | None = None
         for name, series in self.run.scalars.items():

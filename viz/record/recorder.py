@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Recorder"]
 
-SECONDS = 0.1  # between two calls of `look`
+SECONDS = 0.1  # between two calls of `poll`
 
 
 class Recorder:
@@ -151,7 +151,7 @@ class Recorder:
         # A run keeps the last `POINTS` steps unchanged; loggers must get a step before it leaves them.
         is_late = bool(self._now.loggers) and number - self._now.sent >= POINTS // 2
         if time.monotonic() - self._looked > SECONDS or self._now.measuring.is_pressed() or is_late:
-            self.look()
+            self.poll()
 
     def note(self, *unnamed: float | torch.Tensor, **scalars: float | torch.Tensor) -> None:
         """Add numbers to the last recorded step, for values that are known later or rarely, such as "val_loss".
@@ -220,10 +220,10 @@ class Recorder:
         self._now.loggers.go_back(self._now.run, run, last_step)
         self._now.run, self._now.last, self._now.sent = run, last_step, last_step
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Move values that have arrived from the device into the run, without waiting. `step` calls it every 0.1 s."""
         self._looked = time.monotonic()
-        self._now.look()
+        self._now.poll()
 
     def flush(self) -> None:
         """Wait for all values on their way from the device, and move them into the run."""
@@ -268,8 +268,8 @@ class _Recording:
         if loggers:  # functions registered before this one may close them later, at exit
             atexit.register(self._end)
 
-    def look(self) -> None:
-        self.scalars.look(self.run)
+    def poll(self) -> None:
+        self.scalars.poll(self.run)
         was_pending = self.measuring.pending  # asked before reading: what arrives in between is read the next time
         self.measuring.read_into(self.run)
         if self.loggers:

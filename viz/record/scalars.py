@@ -41,7 +41,7 @@ class ScalarBuffer:
                 steps.append(step)
                 numbers.append(value)
 
-    def look(self, run: Run) -> None:
+    def poll(self, run: Run) -> None:
         """Move all values that are on the host into the run. Never waits for a device."""
         self._take_numbers(run)
         while self._copying and (self._copying[0][3] is None or self._copying[0][3].query()):

@@ -43,7 +43,7 @@ class Candidate:
         for value in values:
             arguments = {key: each for key, each in value.items() if key != "learning_rate"}
             if not plain or any(arguments[key] is not last[key] for key in arguments):
-                plain.append(self._make(entry, arguments))
+                plain.append(self._make_training(entry, arguments))
                 last = arguments
             training, rate = plain[-1], value.get("learning_rate")
             if rate is not None:
@@ -52,7 +52,7 @@ class Candidate:
             self.rates.append(training.rate_at(1) if isinstance(training, Optimizer) else training.rate)
         self.elementwise = all(map(_is_elementwise, plain)) if isinstance(plain[0], Optimizer) else None
 
-    def _make(self, entry: Any, varied: Mapping[str, Any]) -> Optimizer | TorchFactory | PlainUpdate:
+    def _make_training(self, entry: Any, varied: Mapping[str, Any]) -> Optimizer | TorchFactory | PlainUpdate:
         """Make the training at the optimizer's own rate, with `varied` as its other arguments."""
         if isinstance(entry, type) and issubclass(entry, Optimizer):
             entry = {"optimizer": entry}
@@ -66,7 +66,7 @@ class Candidate:
             for name in settings:
                 if name != "learning_rate":
                     raise TypeError(f"{self.name}: {name} is for names and classes of optimizers, not for {kind!r}")
-            training = self._make(kind, varied)
+            training = self._make_training(kind, varied)
             return _at_rate(training, settings["learning_rate"]) if settings else training
         if isinstance(entry, Optimizer):
             if varied:

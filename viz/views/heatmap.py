@@ -14,7 +14,7 @@ from ..record.diagnosis import nonfinite_gradients
 from ..scene import Axis, Click, Control, Heatmap, Layer, Panel, Points, Scene, Text
 from .rows import Rows
 from .run_view import Runs, RunView
-from .series import MARKS, NOWHERE_FINITE, apart, empty_scene, words_panel
+from .series import MARKS, NOWHERE_FINITE, empty_scene, thinned, words_panel
 from .weights import bad_gradients, norm_panel
 
 __all__ = ["TensorHeatmap", "heat_panels", "histogram_control", "kept_histograms"]
@@ -356,7 +356,7 @@ def _bad_cells(run: Run, rows: Rows, edges: np.ndarray) -> tuple[np.ndarray, np.
     curve, bad = nonfinite
     cells = rows.of("gradient_nonfinite", _columns(curve, bad.astype(np.float64), edges, largest=True)).T > 0
     middles = (edges[:-1] + edges[1:]) / 2
-    marks = [apart(middles[row], (edges[-1] - edges[0]) / MARKS) for row in cells]
+    marks = [thinned(middles[row], (edges[-1] - edges[0]) / MARKS) for row in cells]
     return np.concatenate(marks), np.repeat(np.arange(len(marks), dtype=np.float64), list(map(len, marks)))
 
 

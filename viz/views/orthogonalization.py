@@ -113,7 +113,7 @@ class OrthogonalizationView(View):
         for i, (name, triples) in enumerate(self._triples.items()):
             curves = [values]
             for k in range(most):
-                curves.append(_through(curves[-1], triples[k : k + 1]))
+                curves.append(_polynomials(curves[-1], triples[k : k + 1]))
             highest = max(highest, float(np.max(curves)))
             layers.append(Line(values, np.array(curves), name=f"{name}, {len(triples)} steps", style=i, by=("steps",)))
         panel = Panel(
@@ -134,14 +134,14 @@ class OrthogonalizationView(View):
 
     def _values_of(self, name: str, x: torch.Tensor) -> SingularValues:
         triples = self._triples[name]
-        exact = _through(np.geomspace(self.low, 1.0, 20_001), triples)
+        exact = _polynomials(np.geomspace(self.low, 1.0, 20_001), triples)
         values = torch.linalg.svdvals(orthogonalized(x, triples, 1e-7).double())
         products = sum(3 if c else 2 for _, _, c in triples)
         spans = ((float(each.min()), float(each.max())) for each in (exact, values))
         return SingularValues(name, len(triples), products, *spans)
 
 
-def _through(values: np.ndarray, triples: Sequence[Triple]) -> np.ndarray:
+def _polynomials(values: np.ndarray, triples: Sequence[Triple]) -> np.ndarray:
     """Apply the polynomials a x + b x^3 + c x^5 one after the other."""
     for a, b, c in triples:
         values = a * values + b * values**3 + c * values**5

@@ -125,7 +125,7 @@ def take_in(recorders: Iterable[Recorder], wait: bool) -> bool:
         if wait:
             recorder.flush()
         else:
-            recorder.look()
+            recorder.poll()
     return not any(recorder.pending for recorder in recorders)
 
 

@@ -18,7 +18,6 @@ __all__ = [
     "NOWHERE_FINITE",
     "SOLID_GREY",
     "Drawn",
-    "apart",
     "axis_from_zero",
     "axis_value",
     "crosses",
@@ -40,6 +39,7 @@ __all__ = [
     "smoothing_control",
     "smoothing_of",
     "spread",
+    "thinned",
     "words_panel",
 ]
 
@@ -201,7 +201,7 @@ def not_positive(
 def _at_the_bottom(
     across: Axis, y: float, places: Sequence[np.ndarray], by: tuple[str, ...] = (), **look: Any
 ) -> list[Layer]:
-    marks = [apart(x, (across.high - across.low) / MARKS) for x in places]
+    marks = [thinned(x, (across.high - across.low) / MARKS) for x in places]
     most = max(map(len, marks))
     if not most:
         return []
@@ -210,7 +210,7 @@ def _at_the_bottom(
     return [Points(x, np.full(x.shape, y), by=by, size=5, **look)]
 
 
-def apart(x: np.ndarray, gap: float) -> np.ndarray:
+def thinned(x: np.ndarray, gap: float) -> np.ndarray:
     """Return a subset of increasing positions, beginning with the first, whose neighbours are at least `gap` apart."""
     positions, k = list[float](), 0
     while k < len(x):

@@ -19,8 +19,8 @@ from ..batch_step import device_of, unpack_batch
 from ..ensemble import Ensemble
 from ..fitting import evaluate
 
-Look = Callable[[Iterable[Any]], torch.Tensor]  # from batches to the mean loss of each copy on them, [n]
-Watch = Callable[[int, Look], None]  # called before training, with step 0, and after each step
+Evaluate = Callable[[Iterable[Any]], torch.Tensor]  # from batches to the mean loss of each copy on them, [n]
+Watch = Callable[[int, Evaluate], None]  # called before training, with step 0, and after each step
 
 
 class NotStackableError(RuntimeError):
@@ -133,7 +133,7 @@ def train_together(
                 f"sweep(..., together=False) trains one after the other. torch says: {error}"
             ) from error
 
-    def look(data: Iterable[Any]) -> torch.Tensor:
+    def mean_loss(data: Iterable[Any]) -> torch.Tensor:
         total, count, training = torch.zeros(len(models), dtype=torch.float64, device=device), 0, first.training
         first.eval()
         try:
@@ -147,7 +147,7 @@ def train_together(
         return total / count
 
     if watch is not None:
-        watch(0, look)
+        watch(0, mean_loss)
     for batch in batches:
         inputs, labels = unpack_batch("data", batch, device)
         with explain_refusal():
@@ -158,7 +158,7 @@ def train_together(
         new_gradients = None  # the ensemble keeps the same tensors from now on
         losses.append(values.detach())
         if watch is not None:
-            watch(len(losses), look)
+            watch(len(losses), mean_loss)
     stacked = {name: tensor.detach().contiguous() for name, tensor in (weights | untrained).items()}
     # A tensor with two names is stacked under the first one.
     names = {tensor: name for name, tensor in itertools.chain(first.named_parameters(), first.named_buffers())}
@@ -187,11 +187,11 @@ def train_separately(
         trainer = Trainer(net, optimizer, engine=engine)
         values: list[torch.Tensor] = []
 
-        def look(data: Iterable[Any], net: torch.nn.Module = net) -> torch.Tensor:
+        def mean_loss(data: Iterable[Any], net: torch.nn.Module = net) -> torch.Tensor:
             return torch.tensor([evaluate(net, loss, data, {})["loss"]], dtype=torch.float64)
 
         if watch is not None:
-            watch(0, look)
+            watch(0, mean_loss)
         for batch in batches:
             inputs, labels = unpack_batch("data", batch, device)
             value = loss(net(*inputs), labels).mean()
@@ -200,7 +200,7 @@ def train_separately(
             trainer.step(1)
             values.append(value.detach())
             if watch is not None:
-                watch(len(values), look)
+                watch(len(values), mean_loss)
         losses.append(torch.stack(values))
         states.append(net.state_dict())
     stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}

@@ -41,14 +41,14 @@ def legible(words: str) -> str:
     if words.isascii() and words.isprintable():
         return words
     missing = {sign for sign in words if sign != "\n" and _family_of(sign, False) is None}
-    unseen = {sign for sign in missing if unicodedata.category(sign) in ("Cc", "Cf", "Me", "Mn")}
-    if missing - unseen:
+    invisible = {sign for sign in missing if unicodedata.category(sign) in ("Cc", "Cf", "Me", "Mn")}
+    if missing - invisible:
         warnings.warn(  # always the same, and from here, so that Python shows it once
             "no installed font has all signs of a picture, and boxes stand for the others: install one that has them, such "
             "as Noto Sans CJK or Noto Emoji, and start Python again",
             stacklevel=1,
         )
-    return "".join("" if sign in unseen else BOX if sign in missing else sign for sign in words)
+    return "".join("" if sign in invisible else BOX if sign in missing else sign for sign in words)
 
 
 @lru_cache(4096)
