@@ -1,4 +1,4 @@
-"""Times what the notebook side waits for: races, basin maps, sweeps, pictures, what recording costs, long runs.
+"""Times what the notebook side waits for: races, sweeps, pictures, what recording costs, long runs.
 
     python benchmarks/notebook.py                  all of it, about ten minutes on two cores
     python benchmarks/notebook.py --only sweep     some of the parts
@@ -9,7 +9,6 @@ The parts:
 
     race        41 rates x 8 optimizers x 200 steps: made ready and run, run again from another start as when it is dragged,
                 and from there to the bytes that a browser gets
-    basins      256 x 256 starts, 300 steps of Adam
     sweep       64 copies of a network against single runs of `Trainer`, and against `torch.func.vmap` with one
                 `torch.optim` optimizer for all, which gives all of them the same rate
     pictures    redrawing by `viz.render.matplotlib.Picture` against matplotlib as notebooks commonly use it, see
@@ -54,7 +53,7 @@ from torch.nn.functional import cross_entropy
 import tristep
 from tristep import Trainer
 from tristep.demo import load, make_batches, network
-from tristep.viz import Dashboard, LossView, Run, TrajectoryView, basin_map, simulate
+from tristep.viz import Dashboard, LossView, Run, TrajectoryView, simulate
 from tristep.viz.record.loggers import LOGGED, Loggers
 from tristep.viz.record.probes import QUANTITIES
 from tristep.viz.render.matplotlib import Picture
@@ -109,19 +108,6 @@ def trajectories() -> list[Row]:
         row(what, fastest(lambda: simulate("rosenbrock", RACERS, steps=200, learning_rates=RATES), 20), "ms", goal=50),
         row(f"{what}, from another start", fastest(lambda: simulation.run(next(places)), 20), "ms", goal=50),
         row("the same, 41 factors of best rates, from the event to a scene's bytes", fastest(drag, 20), "ms", goal=50),
-    ]
-
-
-def basins() -> list[Row]:
-    adam = {"optimizer": "adam", "learning_rate": 0.1}
-    return [
-        row(
-            f"256 x 256 starts, 300 steps of Adam, {name}",
-            fastest(lambda name=name: basin_map(name, adam, 256, 300), 5),
-            "s",
-            goal=goal,
-        )
-        for name, goal in (("himmelblau", 0.3), ("beale", None), ("ackley", None))
     ]
 
 
@@ -345,7 +331,6 @@ def add(run: Run, steps: np.ndarray) -> None:
 
 PARTS: dict[str, Callable[[], list[Row]]] = {
     "race": trajectories,
-    "basins": basins,
     "sweep": sweep,
     "pictures": pictures,
     "dashboard": dashboard,

@@ -281,12 +281,9 @@ def _step(trainer, net):
 
 
 CASES = {
-    "adam": ("adam", {}, torch.float32),
     "8-bit": ("adam", {"state_dtype": "8bit"}, torch.float32),
-    "bfloat16": ("adamw", {"multi_precision": True}, torch.bfloat16),
     "split": ("sgd", {"momentum": 0.9, "multi_precision": "remainder"}, torch.bfloat16),
     "per tensor": ("prodigy", {}, torch.float32),
-    "matrices": ("muon", {}, torch.float32),
     "lists": (Lists, {}, torch.float32),
 }
 

@@ -26,21 +26,18 @@ def stepped(net, trainer):
     trainer.step(1)
 
 
-def managed(asynchronous):
-    def door(leave):
-        net, trainer = training()
-        with CheckpointManager("kept", trainer, net, save_interval_steps=1, asynchronous=asynchronous) as manager:
-            for _ in range(2):
-                stepped(net, trainer)
-                manager.step()
-            leave()
-            for _ in range(2):
-                stepped(net, trainer)
-                manager.step()
-            assert [each.step for each in manager.all_checkpoints()] == [2, 3, 4]
-            assert manager.resume().step == 4
-
-    return door
+def managed(leave):
+    net, trainer = training()
+    with CheckpointManager("kept", trainer, net, save_interval_steps=1) as manager:
+        for _ in range(2):
+            stepped(net, trainer)
+            manager.step()
+        leave()
+        for _ in range(2):
+            stepped(net, trainer)
+            manager.step()
+        assert [each.step for each in manager.all_checkpoints()] == [2, 3, 4]
+        assert manager.resume().step == 4
 
 
 def fitted(leave):
@@ -83,20 +80,17 @@ def looped(leave):
     assert manager.latest().step == 6
 
 
-def recorded(name):
-    def door(leave):
-        net, trainer = training()
-        with viz.Recorder(trainer, to=[name]) as recorder:
-            for number in range(3):
-                stepped(net, trainer)
-                recorder.step(loss=1.0)
-                recorder.flush()
-                if number == 0:
-                    leave()
-                recorder.note(validation=0.5)  # a new column
-        assert "validation" in Path("../given", name).read_text()
-
-    return door
+def recorded(leave):
+    net, trainer = training()
+    with viz.Recorder(trainer, to=["kept.csv"]) as recorder:
+        for number in range(3):
+            stepped(net, trainer)
+            recorder.step(loss=1.0)
+            recorder.flush()
+            if number == 0:
+                leave()
+            recorder.note(validation=0.5)  # a new column
+    assert "validation" in Path("../given/kept.csv").read_text()
 
 
 def event_file(leave):
@@ -122,13 +116,11 @@ def race(leave):
 
 
 DOORS = {
-    "CheckpointManager": managed(False),
-    "CheckpointManager, asynchronous": managed(True),
+    "CheckpointManager": managed,
     "fit": fitted,
     "resume": resumed,
     "LiveLoop": looped,
-    "Recorder, csv": recorded("kept.csv"),
-    "Recorder, jsonl": recorded("kept.jsonl"),
+    "Recorder": recorded,
     "SummaryWriter": event_file,
     "race": race,
 }
@@ -171,11 +163,10 @@ def test_a_relative_folder_of_compiled_code_stays_the_first_one(variable, tmp_pa
     assert os.listdir() == []
 
 
-@pytest.mark.parametrize("path", [None, 3, b"kept"], ids=repr)
-def test_what_is_no_path_is_named(path):
+def test_what_is_no_path_is_named():
     net, trainer = training()
-    with pytest.raises(TypeError, match="folder=.*: must be a path, a string or a pathlib.Path"):
-        CheckpointManager(path, trainer, net)
+    with pytest.raises(TypeError, match="folder=b'kept': must be a path, a string or a pathlib.Path"):
+        CheckpointManager(b"kept", trainer, net)
 
 
 def test_a_relative_path_in_a_folder_that_was_removed_is_named(tmp_path, monkeypatch):

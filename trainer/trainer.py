@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ..kernels import Rule, rules
+from ..kernels import Rule
 from ..kernels.backends import choose_engine
 from ..kernels.graphs import current_recording
 from ..kernels.messages import listed
@@ -153,7 +153,6 @@ class Trainer:
         self._loss_scaler: Any = None  # amp.py puts one here
         self._backward: BackwardStep | None = None
         self._watch = AccumulationWatch(self._params)
-        self._ascended: DisplacedWeights | None = None  # between `ascend` and the next step
         self._averaging = False  # whether a context of `averaged_weights` is open
         self._replaced = False  # whether the optimizer has been given to another trainer since
         models = [Replica(self._params, self._names, self._updater, zero_grads)]
@@ -273,7 +272,7 @@ class Trainer:
         Raises:
             TypeError, ValueError: an invalid argument, or an optimizer that needs all gradients together, such as Prodigy;
                 nothing has been changed.
-            RuntimeError: after `ascend`, inside another `step_in_backward`, with several replicas of the model or a store,
+            RuntimeError: inside another `step_in_backward`, with several replicas of the model or a store,
                 with DistributedDataParallel, or with a loss scaler, which must see all gradients before a step; nothing has
                 been changed. Or, from `backward`, a parameter got a second gradient, which is not applied.
             StaleGradientError: on leaving, some parameters got no gradient; the others have been updated.
@@ -330,47 +329,6 @@ class Trainer:
         for replica in self._replicas:
             replica.zero_grad(set_to_none)
 
-    @outside_dynamo
-    @uninterrupted
-    def ascend(self, rho: float = 0.05, *, adaptive: bool = False) -> None:
-        """Move the weights along their gradients, for sharpness-aware minimization; the next step first moves them back.
-
-        Between `ascend` and `step`, compute the gradients at the moved weights:
-
-            loss(net(x), y).backward()
-            trainer.ascend()
-            trainer.zero_grad()
-            loss(net(x), y).backward()
-            trainer.step(batch_size)
-
-        Args:
-            rho: the distance, as a 2-norm over all weights, > 0.
-            adaptive: measure the distance relative to each weight, as ASAM does; use a `rho` about ten times as large.
-
-        Raises:
-            StaleGradientError: some parameters have a stale gradient, or none; nothing has been changed.
-            RuntimeError: there has been no step since the last `ascend`, `averaged_weights` is open, there are several
-                replicas of the model, or there is a store.
-
-        Source: Foret et al. (2021), "Sharpness-Aware Minimization"; Kwon et al. (2021), "ASAM".
-        """
-        rho, adaptive = number("rho", rho, above=0), boolean("adaptive", adaptive)
-        self._refuse_together("ascend()")
-        if self._ascended is not None:
-            raise RuntimeError("ascend() has moved the weights up already: take a step() first")
-        self._refuse_averaged("ascend()")
-        self._check_initialized()
-        (replica,) = self._replicas
-        if not self._watch.is_over:
-            self._watch.before_use()
-        gradients, _ = self._sync.choose(ignore_stale_grad=False)
-        ascended = DisplacedWeights(self._replicas)
-        hyper = {"rho": rho, "adaptive": float(adaptive)}
-        self._updater.apply(rules.ascent, hyper, range(len(self._params)), self._params, gradients)
-        ascended.mark()
-        replica.guard.use(gradients)
-        self._ascended = ascended
-
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
         """Give the model the optimizer's averaged weights inside this context, for evaluation.
@@ -381,8 +339,8 @@ class Trainer:
 
         Raises:
             ValueError: no optimizer keeps an average; nothing has been changed.
-            RuntimeError: a store in another process keeps the average; or it is called inside another `averaged_weights`,
-                or after `ascend`; or, on leaving, weights were written to inside: they are restored all the same.
+            RuntimeError: a store in another process keeps the average; or it is called inside another `averaged_weights`;
+                or, on leaving, weights were written to inside: they are restored all the same.
 
         Example:
             >>> import torch, tristep
@@ -392,7 +350,7 @@ class Trainer:
             ...     prediction = net(torch.ones(1, 2))
         """
         averages = _averages_of(self._optimizer)
-        self._refuse_averaged("averaged_weights()", or_ascended=True)
+        self._refuse_averaged("averaged_weights()")
         displaced = None
         try:
             try:
@@ -428,10 +386,10 @@ class Trainer:
         every process must call this, and gets all weights.
 
         Raises:
-            RuntimeError: a store in another process has the masters; or inside `averaged_weights`, or after `ascend`.
+            RuntimeError: a store in another process has the masters; or inside `averaged_weights`.
             TypeError: a user-defined optimizer with `multi_precision`.
         """
-        self._refuse_averaged("float32_weights()", or_ascended=True)
+        self._refuse_averaged("float32_weights()")
         self._check_initialized()
         if not self._is_alone:
             self._start()
@@ -449,10 +407,9 @@ class Trainer:
         Raises:
             ValueError, TypeError: `weights` lacks a parameter, or has another name, shape or dtype, or the optimizer is a
                 user-defined one with `multi_precision`; nothing has been changed.
-            RuntimeError: a store in another process has the masters; or inside `averaged_weights`, or after `ascend`;
-                nothing has been changed.
+            RuntimeError: a store in another process has the masters; or inside `averaged_weights`; nothing has been changed.
         """
-        self._refuse_averaged("load_float32_weights()", or_ascended=True)
+        self._refuse_averaged("load_float32_weights()")
         self._check_initialized()
         if not self._is_alone:
             self._start()
@@ -502,15 +459,7 @@ class Trainer:
 
         It includes the state of a loss scaler, and the residuals of gradient compression. With several replicas of the
         model it holds the first one's states, and can be loaded by a trainer with more or fewer replicas.
-
-        Raises:
-            RuntimeError: it is called between `ascend` and `step`.
         """
-        if self._ascended is not None:
-            raise RuntimeError(
-                "between ascend() and step() the weights are displaced, and training will not go on from there: save after "
-                "step()"
-            )
         if not self._is_alone:
             self._start()
         state = self._sync.collect()
@@ -542,10 +491,6 @@ class Trainer:
         self._sync.restore(state_dict)
         if scaling is not None:
             self._loss_scaler.load_state_dict(scaling)
-        if self._ascended is not None:  # weights that were written to since `ascend` have been loaded: they stay
-            if not self._ascended.written():
-                self._ascended.restore()
-            self._ascended = None
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Write `state_dict()` to a file (safetensors, JSON in its metadata), atomically, without a copy of it in memory."""
@@ -582,9 +527,9 @@ class Trainer:
 
         Raises:
             ValueError: the checkpoint does not fit this trainer, or none can be read; nothing has been changed.
-            RuntimeError: it is called inside `averaged_weights`, or after `ascend`; nothing has been changed.
+            RuntimeError: it is called inside `averaged_weights`; nothing has been changed.
         """
-        self._refuse_averaged("resume()", or_ascended=True)
+        self._refuse_averaged("resume()")
         return resume(self, folder, net)
 
     def __repr__(self) -> str:
@@ -604,12 +549,6 @@ class Trainer:
             self._refuse_step("step()")
         if not self._started:
             self._start()
-        if self._ascended is not None and (written := self._ascended.written()):
-            self._ascended = None
-            raise RuntimeError(
-                f"{listed(written)} written to between ascend() and step(): the weights stay as written, instead of "
-                "returning to where ascend() began; compute gradients there, and call step() again"
-            )
         if not self._watch.is_over:
             self._watch.before_use()
         self._take(self._sync.choose(ignore_stale_grad, reduced), self._scale / batch_size)
@@ -617,9 +556,6 @@ class Trainer:
     @uninterrupted
     def _take(self, choice: Any, rescale_grad: float) -> None:
         """Update the weights with gradients that `GradientSync.choose` has returned, multiplied by `rescale_grad`."""
-        if self._ascended is not None:
-            self._ascended.restore()
-            self._ascended = None
         optimizer, telemetry = self._optimizer, self._telemetry
         if optimizer.rescale_grad != rescale_grad or isinstance(optimizer, MultiOptimizer):  # which sets it for each part
             optimizer.rescale_grad = rescale_grad
@@ -670,8 +606,6 @@ class Trainer:
     def _backward_step(self) -> BackwardStep:
         """Return the object that takes steps inside backward, after all checks; see `step_in_backward`."""
         self._refuse_together("step_in_backward()")
-        if self._ascended is not None:
-            raise RuntimeError("ascend() has moved the weights up, and needs all gradients to move them back: use step()")
         self._refuse_step("step_in_backward()")
         if self._loss_scaler is not None:
             raise RuntimeError("a loss scaler must see all gradients before any weight is updated: use step()")
@@ -687,9 +621,7 @@ class Trainer:
         self._backward = self._backward or BackwardStep(self._replicas[0])
         return self._backward
 
-    def _refuse_averaged(self, what: str, or_ascended: bool = False) -> None:
-        if or_ascended and self._ascended is not None:
-            raise RuntimeError(f"ascend() has moved the weights up: take a step() before {what}")
+    def _refuse_averaged(self, what: str) -> None:
         if self._averaging:
             raise RuntimeError(f"{what} inside averaged_weights(), whose weights are restored at its end: leave it first")
 
@@ -733,17 +665,14 @@ class Trainer:
             raise RuntimeError("a Trainer cannot be copied inside averaged_weights() or step_in_backward(): leave it first")
         remade = ("_replicas", "_sync", "_is_alone", "_started")
         state = {name: value for name, value in vars(self).items() if name not in remade}
-        before = None if self._ascended is None else self._ascended.before
         recorded = self._telemetry is not None and self._telemetry.is_recorders
         telemetry = None if recorded else self._telemetry
-        return state | {"_backward": None, "_watch": None, "_ascended": before, "_telemetry": telemetry}
+        return state | {"_backward": None, "_watch": None, "_telemetry": telemetry}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         replica = Replica(self._params, self._names, self._updater, self._zero_grads)
         self._use_replicas([replica], GradientSync([replica], self._optimizer))
-        if self._ascended is not None:
-            self._ascended = DisplacedWeights([replica], state["_ascended"])
         self._watch = AccumulationWatch(self._params, is_over=True)
         self._optimizer.trainer = weakref.ref(self)
         self._updater.register_with(self._optimizer)

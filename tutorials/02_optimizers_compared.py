@@ -16,9 +16,9 @@
 #
 # First three questions that a bowl answers with pencil and paper: how large a rate may be, why some problems take so many
 # steps, and what momentum does about it. Then several optimizers run on functions of two variables, each at its own best
-# learning rate, and curves and maps show how they do at other learning rates and from other starts. One of them is opened
-# up, update by update, next to its rule. At the end three of them train a real network on handwritten digits, and their
-# trajectories are drawn on its loss surface.
+# learning rate, and curves show how they do at other learning rates. One of them is opened up, update by update, next to its
+# rule. At the end three of them train a real network on handwritten digits, and their trajectories are drawn on its loss
+# surface.
 #
 # In JupyterLab the pictures are interactive once their cells have been run: sliders move, a click moves the start. A page
 # such as a code host's shows the same as a picture. Questions have folded answers: guess first, then run the cell, then
@@ -195,17 +195,6 @@ sensitivity = viz.SensitivityView("rosenbrock", candidates, steps=200)
 print(sensitivity.describe().replace(". ", ".\n"))
 rates_of = dict(zip(sensitivity.found.names, sensitivity.found.best.tolist(), strict=True))
 sensitivity
-
-# %% [markdown]
-# ## From which start?
-#
-# On Himmelblau's function again, every point of the plane is a start; its colour is the minimum in which it ends, grey if in
-# none. At small rates the regions have smooth borders. At large ones points that lie side by side end in different minima,
-# and then in none. The choice and the slider show the other optimizer and other rates.
-
-# %%
-basins = viz.BasinMap("himmelblau", {"sgd": {}, "adam": {}}, n=96, steps=200)
-basins
 
 # %% [markdown]
 # ## Inside one update
@@ -459,9 +448,6 @@ assert all(is_right[number](answer) for number, answer in {1: 0.04, 2: 0.072, 3:
 assert rates_of["sgd"] == rates_of["momentum"] < rates_of["lion"] < rates_of["adam"]
 reached = {tuple(path[-1].round().tolist()) for path in himmelblau.trajectories.paths[:, 0, 0]}
 assert len(reached) == 2  # minima
-shares = [(found.reached >= 0).mean() for found in basins.basins["sgd"]]
-assert shares[6] > 0.99  # at the best rate
-assert shares[-1] < 0.01  # at thirty times that
 assert abs(trace.updates[0] + 0.1 * torch.tensor(trace.gradients[0]).sign().numpy()).max() < 1e-6
 assert set(own.best) == {"sgd", "adam", "short steps"}
 assert all(losses[-1] < losses[0] / 10 for losses in plane.losses.values())

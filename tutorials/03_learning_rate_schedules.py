@@ -15,10 +15,10 @@
 #
 # A schedule says which learning rate each update has. This notebook draws MXNet's schedules and those that came after
 # them, makes one of its own in three lines, derives why a rate has to come down at all, and lets six of them train the
-# same network on handwritten digits. It then looks at the schedule of a training that is under way, bends one by hand and
-# takes it away as code, and draws PyTorch's schedules.
+# same network on handwritten digits. It then looks at the schedule of a training that is under way, and draws PyTorch's
+# schedules.
 #
-# In JupyterLab the pictures are interactive once their cells have been run: the pointer reads values off, knots are dragged.
+# In JupyterLab the pictures are interactive once their cells have been run: the pointer reads values off.
 # A page such as a code host's shows the same as a picture.
 
 # %%
@@ -226,27 +226,6 @@ trainer, recorder, _ = training(advanced["WSD"], updates=300)
 viz.ScheduleView(trainer, UPDATES, loss=recorder)
 
 # %% [markdown]
-# ## By hand
-#
-# With `knots` a schedule is bent by hand: in JupyterLab they are dragged with the pointer, in code it is `move`. Here the
-# rest of this training is to go down at once. The button "use it" gives the schedule to the trainer of the picture, from its
-# next update on; `apply` does the same.
-
-# %%
-by_hand = viz.ScheduleView({"WSD": trainer}, UPDATES, knots=[(300, 0.2), (400, 0.1), (660, 0.002)], loss=recorder)
-by_hand.move(1, update=350, rate=0.05)
-by_hand
-
-# %% [markdown]
-# What was drawn is code, for a script that has no picture:
-
-# %%
-print(by_hand.code())
-by_hand.apply(trainer)
-print()
-print(f"the rate of the trainer's update 350 is now {trainer.optimizer.rate_at(350):.3g}")
-
-# %% [markdown]
 # ## PyTorch's schedules
 #
 # A schedule of `torch.optim.lr_scheduler` belongs to its optimizer, and changes it when it is asked for the next rate. The
@@ -365,9 +344,5 @@ assert final["constant"] > 3 * max(final[name] for name in ("multi-factor", "cos
 assert accuracies["cosine, warm-up"] > accuracies["constant"]
 rates = recorders["1-cycle"].run.scalars["learning_rate"].curve().mean
 assert abs(rates - [advanced["1-cycle"](n) for n in range(1, UPDATES + 1)]).max() < 1e-6
-written = {}
-exec(by_hand.code(), written)
-assert [written["schedule"](n) for n in range(UPDATES)] == [by_hand.schedule(n) for n in range(UPDATES)]
-assert by_hand.schedule(350) == trainer.optimizer.rate_at(350) == 0.05
 assert (optimizer.param_groups[0]["lr"], warmed.last_epoch) == before
 assert abs(ours(330) - mxnet["poly"](329)) < 1e-9  # torch counts from 0

@@ -39,7 +39,6 @@ from .scene import (
 )
 from .simulate import (
     FUNCTIONS,
-    Basins,
     Function,
     LossPlane,
     Minimum,
@@ -48,7 +47,6 @@ from .simulate import (
     Trajectories,
     UpdateTrace,
     WeightPath,
-    basin_map,
     function,
     ill_conditioned_bowl,
     loss_plane,
@@ -60,7 +58,6 @@ from .simulate import (
     tune_learning_rates,
 )
 from .views import (
-    BasinMap,
     Dashboard,
     FrameBudget,
     LossPlaneView,
@@ -91,8 +88,6 @@ __all__ = [
     "Arrows",
     "Axis",
     "Band",
-    "BasinMap",
-    "Basins",
     "Button",
     "Capabilities",
     "Click",
@@ -140,7 +135,6 @@ __all__ = [
     "View",
     "WeightPath",
     "WeightsView",
-    "basin_map",
     "capabilities",
     "diagnose",
     "draw",

@@ -83,7 +83,7 @@ def test_the_mouse_on_a_map_of_rate_and_momentum_moves_the_path_without_python(s
 
 
 def test_points_are_moved_by_mouse_and_by_keyboard_where_there_is_python(stage):
-    scene = one(Points([2, 5], [2, 5], style=0, size=12, drag="knot"))
+    scene = one(Points([2, 5], [2, 5], style=0, size=12, drag="start"))
     stage.show(scene, remote=False)
     start, end = stage.place(scene, 2, 2), stage.place(scene, 4, 2.2)
     stage.pointer(("down", *start), ("move", *end), ("up", *end))
@@ -92,7 +92,7 @@ def test_points_are_moved_by_mouse_and_by_keyboard_where_there_is_python(stage):
     end = stage.place(scene, 4, 8)
     stage.pointer(("down", *start), ("move", start[0] + 20, start[1]), ("move", *end), ("up", *end))
     last = stage.browser.until(lambda: [each for each in stage.sent("drag") if abs(each["y"] - 8) < 0.1], "the drop")[-1]
-    assert {name: last[name] for name in ("kind", "name", "number")} == {"kind": "drag", "name": "knot", "number": 0}
+    assert {name: last[name] for name in ("kind", "name", "number")} == {"kind": "drag", "name": "start", "number": 0}
     assert last["x"] == pytest.approx(4, abs=0.05)
     pixels = stage.browser.pixels()
     assert colour_at(pixels, end) == LIGHT.colours[0]
@@ -107,7 +107,7 @@ def test_points_are_moved_by_mouse_and_by_keyboard_where_there_is_python(stage):
 
 def test_a_point_is_where_python_says_as_soon_as_it_has_answered(stage):
     """Also where nothing new is to be shown, since a point could not be moved any farther."""
-    scene = one(Points([2, 5], [2, 5], style=0, size=12, drag="knot"))
+    scene = one(Points([2, 5], [2, 5], style=0, size=12, drag="start"))
     stage.show(scene)
     start, end = stage.place(scene, 2, 2), stage.place(scene, 8, 2)
     stage.pointer(("down", *start), ("move", start[0] + 20, start[1]), ("move", *end))

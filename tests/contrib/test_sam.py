@@ -1,4 +1,4 @@
-"""tristep.optim.SAM against two steps of torch.optim by hand, a peer, and `Trainer.ascend`; what it refuses and restores."""
+"""tristep.optim.SAM against two steps of torch.optim by hand, and a peer; what it refuses and restores."""
 
 import copy
 import doctest
@@ -96,21 +96,6 @@ def test_any_base_takes_the_step(base):
             each.grad = own.grad.clone()
         peer.step()
     assert all(map(torch.equal, ours, alone))
-
-
-def test_the_bits_of_ascend_of_a_trainer():
-    ours, gluons = parameters(torch.float32), parameters(torch.float32)
-    optimizer = tristep.optim.SAM(ours, tristep.optim.as_torch(tristep.optimizer.Adam), rho=0.3, lr=0.01)
-    trainer = tristep.Trainer(gluons, "adam", {"learning_rate": 0.01})
-    for _ in range(4):
-        optimizer.step(closure_of(optimizer, ours))
-        trainer.zero_grad()
-        loss_of(gluons).backward()
-        trainer.ascend(0.3)
-        trainer.zero_grad()
-        loss_of(gluons).backward()
-        trainer.step(1)
-    assert all(map(torch.equal, ours, gluons))
 
 
 def test_groups_have_their_own_distance_and_one_norm():

@@ -197,13 +197,13 @@ def ascent() -> list[str]:
     """Two backward passes a step, the second at weights uphill."""
 
     def make(params: list[torch.nn.Parameter]) -> Callable[[], None]:
-        trainer = tristep.Trainer(params, "sgd", {"learning_rate": 0.01})
+        stepped = tristep.optim.SAM(params, "SGD", rho=0.05, lr=0.01)
 
         def step() -> None:
-            trainer.ascend(0.05)
+            stepped.ascend()
             for param in params:
                 param.grad.mul_(0.5)
-            trainer.step(1)
+            stepped.step()
 
         return step
 

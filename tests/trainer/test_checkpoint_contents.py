@@ -12,6 +12,7 @@ from torch import nn
 import tristep
 from tristep import CheckpointManager, Trainer
 from tristep.trainer.checkpoint.content import Training
+from tristep.trainer.serialization.nesting import pack, unpack
 
 safetensors = pytest.importorskip("safetensors", reason="files need it")
 pytest.importorskip("safetensors.torch", reason="files need it")
@@ -197,33 +198,25 @@ def _python_state(words=lambda words: words, gauss=None):
     return lambda: (version, words(own), gauss)
 
 
-NOT_FINITE = (np.inf, -np.inf, np.nan)
 NUMPY, TORCH, PYTHON = "numpy.random.get_state", "torch.get_rng_state", "random.getstate"
 HOSTILE = {
-    "position beyond the words": (NUMPY, lambda: _numpy_state(position=10**6)),
     "position before the words": (NUMPY, lambda: _numpy_state(position=-5)),
     "one too far": (NUMPY, lambda: _numpy_state(position=625)),
-    "no position": (NUMPY, lambda: _numpy_state(position=1.5)),
     "has_gauss": (NUMPY, lambda: _numpy_state(has_gauss=7)),
-    "gauss": (NUMPY, lambda: _numpy_state(has_gauss=1, gauss="x")),
-    **{f"gauss {value}": (NUMPY, lambda value=value: _numpy_state(has_gauss=1, gauss=value)) for value in NOT_FINITE},
+    "gauss": (NUMPY, lambda: _numpy_state(has_gauss=1, gauss=np.inf)),
     "few words": (NUMPY, lambda: _numpy_state(words=np.zeros(5, np.uint32))),
     "words of 64 bits": (NUMPY, lambda: _numpy_state(words=np.zeros(624, np.uint64))),
     "another generator": (NUMPY, lambda: _numpy_state(kind="PCG64")),
     "torch reads too long": (TORCH, lambda: _torch_state(left=620)),
     "torch begins too late": (TORCH, lambda: _torch_state(following=600)),
     "torch's size": (TORCH, lambda: lambda: torch.zeros(16, dtype=torch.uint8)),
-    **{f"torch's normal number {value}": (TORCH, lambda value=value: _torch_normal(value)) for value in NOT_FINITE},
-    "torch's type": (TORCH, lambda: lambda: torch.zeros(5056)),
+    "torch's normal number": (TORCH, lambda: _torch_normal(np.nan)),
     "Python's position": (PYTHON, lambda: _python_state(lambda words: (*words[:-1], 700))),
     "Python's words": (PYTHON, lambda: _python_state(lambda words: (-1, *words[1:]))),
-    "Python's count": (PYTHON, lambda: _python_state(lambda words: words[:-2])),
-    "Python's normal number": (PYTHON, lambda: _python_state(gauss="x")),
-    **{f"Python's normal number {value}": (PYTHON, lambda value=value: _python_state(gauss=value)) for value in NOT_FINITE},
+    "Python's normal number": (PYTHON, lambda: _python_state(gauss=np.inf)),
 }
 
 
-@pytest.mark.sample(8)
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_states_of_generators_that_they_would_read_out_of_bounds(kind, tmp_path, monkeypatch, everything):
     (place, make), net = HOSTILE[kind], nn.Linear(2, 2)
@@ -242,7 +235,7 @@ def test_states_of_generators_that_they_would_read_out_of_bounds(kind, tmp_path,
     assert (torch.rand(3).tolist(), np.random.rand(), random.random()) == expected  # noqa: NPY002
 
 
-@pytest.mark.parametrize("drawn", [0, 1, 623, 624, 625])
+@pytest.mark.parametrize("drawn", [0, 1, 624])
 def test_generators_anywhere_among_their_words_are_resumed(drawn, tmp_path):
     net = nn.Linear(2, 2)
     trainer = _stepped(net)
@@ -317,21 +310,18 @@ class _Counter:
 
 BYTES = torch.zeros(16, dtype=torch.uint8)
 ODD_RANKS = {  # by field of what each process saves: values, of which `collect` gives none
-    "gpus": [[], [1, 2], {}, {"0": BYTES}, {0: BYTES}, (), 3, "x", [BYTES.float()], [BYTES[None]], [BYTES[:0]], [None]],
-    "buffers": [[], {}, None, [None], [[]], [{0: torch.ones(1)}], [{"a": 1.0}], [{}, {}], "x"],
-    "extra": [[{}, {}], {}, None, [None], [[]], [{0: 1}]],
-    "stateful": [[3], [None], ["x"], [[]], [[1]], [torch.ones(1)], {}, None],
+    "gpus": [[], {"0": BYTES}, [BYTES.float()], [BYTES[None]], [BYTES[:0]], [None]],
+    "buffers": [[], {}, [[]], [{0: torch.ones(1)}], [{"a": 1.0}], [{}, {}]],
+    "extra": [[{}, {}], {}, [[]], [{0: 1}]],
+    "stateful": [[3], {}],
 }
 
 
-@pytest.mark.sample(12)
-@pytest.mark.parametrize("stateful", [True, False])
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in ODD_RANKS.items() for value in values])
-def test_odd_fields_of_a_process_are_refused(field, value, stateful, tmp_path, monkeypatch, everything):
-    """Whether or not there are objects here that would take the state."""
-    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    objects = [_Counter()] if stateful else []
-    manager = CheckpointManager(tmp_path, _stepped(net), net, asynchronous=False, stateful=objects)
+def test_odd_fields_of_a_process_are_refused(field, value, tmp_path, monkeypatch, everything):
+    """Although there is an object that would take any state."""
+    net, taker = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), _Counter()
+    manager = CheckpointManager(tmp_path, _stepped(net), net, asynchronous=False, stateful=[taker])
     collect = Training.collect
 
     def odd(training):
@@ -347,12 +337,11 @@ def test_odd_fields_of_a_process_are_refused(field, value, stateful, tmp_path, m
         manager.resume()
     assert everything(manager.trainer, net.parameters()) == before
     assert torch.equal(torch.get_rng_state(), drawn)
-    assert all(each.loaded is None for each in objects)
+    assert taker.loaded is None
 
 
-@pytest.mark.parametrize("value", [3, None, [1], torch.ones(1)], ids=repr)
-def test_an_object_whose_state_is_no_dict_is_refused_when_it_is_saved(value, tmp_path, monkeypatch):
-    monkeypatch.setattr(_Counter, "state_dict", lambda self: value)
+def test_an_object_whose_state_is_no_dict_is_refused_when_it_is_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(_Counter, "state_dict", lambda self: [1])
     net = nn.Linear(2, 2)
     manager = CheckpointManager(tmp_path, _stepped(net), net, stateful=[_Counter()])
     with pytest.raises(TypeError, match=r"stateful\[0\]: state_dict of _Counter must give a dict, got"):
@@ -360,23 +349,31 @@ def test_an_object_whose_state_is_no_dict_is_refused_when_it_is_saved(value, tmp
     assert manager.all_checkpoints() == []
 
 
+def test_values_nested_fifty_times_are_saved_and_more_refused():
+    def nested(times, value=2.5):
+        for _ in range(times):
+            value = [value]
+        return value
+
+    packed = pack(nested(50), {}, "it")
+    assert unpack(packed, {}) == nested(50)
+    with pytest.raises(TypeError, match=r"it\[0\].* is nested more than 50 times, too deeply to be saved"):
+        pack(nested(51), {}, "it")
+    with pytest.raises(ValueError, match="it is nested too deeply"):
+        unpack({"list": [{"list": [packed]}]}, {})
+
+
 ODD_PLACES = {  # changes of the states of fit's own objects: the place in the data, the sums of an epoch
     "no epoch": lambda place, sums: place.pop("epoch"),
-    "an unknown field": lambda place, sums: place.update(other=1),
     "epoch": lambda place, sums: place.update(epoch=-1),
-    "half an epoch": lambda place, sums: place.update(epoch=1.5),
-    "batch": lambda place, sums: place.update(batch="x"),
     "batch beyond the data": lambda place, sums: place.update(batch=5),
-    "batch and no generators": lambda place, sums: place.update(batch=1, random=None),
     "generators": lambda place, sums: place.update(batch=1, random=({"torch": 1}, [])),
     "a generator of the data": lambda place, sums: place.update(own=[]),
-    "no state of it": lambda place, sums: place.update(own=[3]),
     "a short state of it": lambda place, sums: place.update(own=[BYTES]),
     "sums": lambda place, sums: sums.update(totals=[1.0]),
     "sums of another metric": lambda place, sums: sums.update(totals={"loss": 0.0, "accuracy": 1.0}),
     "a sum": lambda place, sums: sums.update(totals={"loss": "x"}),
     "count": lambda place, sums: sums.update(count=-1),
-    "count of none": lambda place, sums: sums.update(count=None),
     "nothing": lambda place, sums: sums.clear(),
 }
 

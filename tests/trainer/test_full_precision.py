@@ -214,14 +214,12 @@ def test_what_does_not_fit_is_refused_before_anything_changes(change, error, mes
 
 
 def test_where_weights_are_not_those_of_training(device):
-    params, trainer = stepped(device, BF16, {"multi_precision": "split8", "ema_decay": 0.9})
-    with trainer.averaged_weights(), pytest.raises(RuntimeError, match=r"float32_weights\(\) inside averaged_weights\(\)"):
-        trainer.float32_weights()
-    for param in params:
-        param.grad = torch.ones_like(param)
-    trainer.ascend()
-    with pytest.raises(RuntimeError, match=r"take a step\(\) before load_float32_weights\(\)"):
-        trainer.load_float32_weights({})
+    _, trainer = stepped(device, BF16, {"multi_precision": "split8", "ema_decay": 0.9})
+    with trainer.averaged_weights():
+        with pytest.raises(RuntimeError, match=r"^float32_weights\(\) inside averaged_weights\(\)"):
+            trainer.float32_weights()
+        with pytest.raises(RuntimeError, match=r"load_float32_weights\(\) inside averaged_weights\(\)"):
+            trainer.load_float32_weights({})
 
 
 def test_masters_that_are_elsewhere_are_refused():

@@ -222,9 +222,7 @@ def test_a_signal_at_any_line_leaves_the_guard_as_it_was(raising):
     assert len(lines_met) > 15
 
 
-@pytest.mark.cover("raising")
-def test_handlers_that_raise_wait_for_the_end_of_a_step(raising, monkeypatch):
-    number, error = raising
+def test_a_handler_of_sigterm_that_raises_waits_for_the_end_of_a_step(monkeypatch):
     params = _params()
     step, count = _trainer(params)
     for param in params:
@@ -233,20 +231,18 @@ def test_handlers_that_raise_wait_for_the_end_of_a_step(raising, monkeypatch):
 
     def then_signal(*args, **kwargs):
         run(*args, **kwargs)
-        signal.raise_signal(number)
-        if number != signal.SIGINT:
-            signal.raise_signal(number)  # only of SIGINT a second one acts at once
+        for _ in range(2):  # only of SIGINT a second one acts at once
+            signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(launch.Launch, "run", then_signal if number != signal.SIGINT else _once(then_signal, run))
-    with pytest.raises(error):
-        step()
+    monkeypatch.setattr(launch.Launch, "run", then_signal)
+    before = signal.signal(signal.SIGTERM, _raises)
+    try:
+        with pytest.raises(_Raised):
+            step()
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert count() == 1
     assert all((param == 0.5).all() for param in params)
-
-
-def _once(first, then):
-    calls = itertools.count()
-    return lambda *args, **kwargs: (then if next(calls) else first)(*args, **kwargs)
 
 
 def test_both_signals_that_came_act_afterwards():

@@ -32,8 +32,6 @@ WITH_BASE_LR = [
     lr.CyclicScheduler(step_up=5, max_lr=7.0, base_lr=0.7, mode="exp_range", gamma=0.9),
     lr.ExponentialScheduler(factor=0.3, step=20.5, base_lr=0.7, warmup_steps=5),
     lr.PiecewiseScheduler(step=(10, 30), rates=(0.2, 0.4), base_lr=0.7, warmup_steps=2),
-    lr.InterpolatedScheduler(step=(10, 30), rates=(0.2, 0.4), base_lr=0.7, warmup_steps=2),
-    lr.InterpolatedScheduler(step=[3, 40.5], rates=[0.2, 1e-4], scale="log", base_lr=0.7),
 ]
 FROM_TORCH = [
     lr.from_torch("StepLR", step_size=7, gamma=0.5, base_lr=0.7),
@@ -158,8 +156,6 @@ def test_exact_values(schedule, updates, rates):
         (lr.FactorScheduler(100, **WARM), range(5), [0.2, 0.4, 0.6, 0.8, 1.0]),
         (lr.OneCycleScheduler(100, 1.0, 0.2, 10, 10), [10], [0.55]),
         (lr.OneCycleScheduler(100, 1.0, 0.5, 10, three_phase=True), range(0, 101, 25), [0.1, 0.55, 1.0, 0.55, 0.1]),
-        (lr.InterpolatedScheduler([15], [0.1], base_lr=1.0, warmup_steps=5), [1, 4, 5, 10, 100], [0.2, 0.8, 1, 0.55, 0.1]),
-        (lr.InterpolatedScheduler([15], [0.1], "log", 1.0, 5), [1, 4, 5, 10, 100], [0.2, 0.8, 1, 0.1**0.5, 0.1]),
     ],
     ids=repr,
 )
@@ -361,7 +357,6 @@ REFUSED = {
     ),
     "exponential": ({"factor": 0.5}, {"factor": [1.5], "step": [0]}),
     "piecewise": ({"step": [3], "rates": [1]}, {"step": [[5, 3]], "rates": [[1, 2], 1]}),
-    "interpolated": ({"step": [3], "rates": [1]}, {"step": [[5, 3]], "rates": [[1, 2]], "scale": ["exp"]}),
     "function": ({}, {"function": [3]}),
     "sequence": ({"schedulers": [abs, abs, abs], "starts": [3, 4]}, {"schedulers": [abs, []], "starts": [[4], [4, 4]]}),
 }
@@ -386,9 +381,6 @@ def test_bad_values_are_named(name):
         (lambda: lr.OneCycleScheduler(9, pct_start=0.6, three_phase=True), ValueError, "pct_start=0.6: .*0.5 or less"),
         (lambda: lr.OneCycleScheduler(9, anneal_strategy="cosine"), ValueError, "='cosine': .*Did you mean 'cos'"),
         (lambda: lr.PiecewiseScheduler([3], [-1]), ValueError, r"rates\[0\]=-1: must be finite and 0 or more"),
-        (lambda: lr.InterpolatedScheduler([3], [0.0], "log"), ValueError, r"rates=\[0.0\]: must all be above 0"),
-        (lambda: lr.InterpolatedScheduler([3], [1.0], "log", 0), ValueError, "base_lr=0: must be above 0 with scale='log'"),
-        (lambda: lr.InterpolatedScheduler([3], [1.0], warmup_steps=3), ValueError, r"step=\[3\]: must begin after warmup_"),
         (lambda: lr.FunctionScheduler("no_such"), ValueError, "function='no_such': no function is registered"),
         (lambda: lr.FunctionScheduler(lambda n: -n)(3), ValueError, r"function\(3\)=-3: must be finite and 0 or more"),
         (lambda: lr.FunctionScheduler(lambda n: None)(np.arange(2)), TypeError, r"function\(0\)=None: must be a number"),

@@ -10,7 +10,6 @@ import pytest
 import torch
 from optimizer_table import TABLE
 
-import tristep
 from tristep import Trainer
 from tristep.kernels import rules
 
@@ -325,48 +324,6 @@ def test_soap_keeps_room_for_the_dimensions_that_it_turns(device):
     used = trainer.optimizer.rule
     assert pickle.loads(pickle.dumps(used)) is used
     assert pickle.loads(pickle.dumps(rules.soap)) is rules.soap
-
-
-@pytest.mark.sample(0, "cpu", "triton")
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_sharpness_aware_steps_like_the_reference(adaptive, engine, device):
-    params, expected = _parameters(device), _parameters(device)
-    trainer = Trainer(params, "sgd", {"learning_rate": 0.1}, engine=engine)
-    peer = reference.SAM(expected, torch.optim.SGD, rho=0.3, adaptive=adaptive, lr=0.1)
-
-    def backward(weights):
-        for weight in weights:
-            weight.grad = None
-        sum(weight.cos().sum() for weight in weights).backward()
-
-    for _ in range(5):
-        backward(params)
-        trainer.ascend(0.3, adaptive=adaptive)
-        backward(params)
-        trainer.step(1)
-        backward(expected)
-        peer.first_step(zero_grad=True)
-        backward(expected)
-        peer.second_step(zero_grad=True)
-    torch.testing.assert_close(params, expected, rtol=1e-7, atol=1e-9)  # the reference's norm is float32
-
-
-def test_an_ascent_uses_gradients_up_and_is_not_repeated(device):
-    param = torch.nn.Parameter(torch.tensor([3.0, 4.0], device=device))
-    trainer = Trainer([param], "sgd", {"learning_rate": 1.0})
-    with pytest.raises(tristep.StaleGradientError):
-        trainer.ascend()
-    (param**2).sum().backward()
-    trainer.ascend(0.5)
-    assert param.tolist() == pytest.approx([3.3, 4.4])
-    with pytest.raises(RuntimeError, match="take a step"):
-        trainer.ascend()
-    with pytest.raises(tristep.StaleGradientError):
-        trainer.step(1)
-    assert param.tolist() == pytest.approx([3.3, 4.4])
-    param.grad = torch.ones_like(param)
-    trainer.step(1)
-    assert param.tolist() == [2.0, 3.0]
 
 
 @pytest.mark.sample(1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from replicas import Remote
 
-from tristep import CheckpointManager, Trainer, initializer, kvstore, lr_find, lr_scheduler, optimizer, rule
+from tristep import CheckpointManager, Trainer, initializer, kvstore, lr_find, lr_scheduler
 from tristep.trainer.lr_scheduler import FunctionScheduler, LRScheduler, SequenceScheduler
 
 pytestmark = pytest.mark.usefixtures("clean_registry")
@@ -244,60 +244,7 @@ def test_a_class_is_found_in_another_module_if_there_is_one():
     assert type(lr_scheduler.from_config(config)) is first
 
 
-# ---- optimizers and initializers ---------------------------------------------------------------------------------------
-
-
-@rule
-def heavy(w, g, state, hyper):
-    """v <- v + g;  w <- w - lr v."""
-    (v,) = state
-    (lr,) = hyper
-    v = v + g
-    return w - lr * v, (v,)
-
-
-class Heavy(optimizer.RuleOptimizer):
-    rule = heavy
-
-
-class Plain(optimizer.Optimizer):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.share = 1.0
-
-    def create_state(self, index, weight):
-        return torch.zeros_like(weight)
-
-    def update(self, index, weight, grad, state):
-        self._update_count(index)
-        self.share *= 0.5
-        state.add_(grad)
-        weight.sub_(state, alpha=self._get_lr(index) * self.share)
-
-
-@unlike
-@pytest.mark.parametrize("klass", [Heavy, Plain])
-def test_an_optimizer_goes_on(klass, registered, tmp_path):
-    if registered:
-        optimizer.register(klass)
-    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-
-    def step(trainer, count):
-        for _ in range(count):
-            weight.grad = -torch.ones_like(weight)
-            trainer.step(1)
-
-    trainer = Trainer([weight], klass(learning_rate=0.5))
-    step(trainer, 3)
-    trainer.save_states(tmp_path / "states")
-    other = Trainer([weight], klass())
-    other.load_states(tmp_path / "states")
-    step(other, 2)
-    shares = [0.5**n if klass is Plain else 1.0 for n in range(1, 6)]
-    assert weight.item() == sum(0.5 * n * share for n, share in enumerate(shares, 1))
-    third = Trainer([weight], "sgd")
-    with pytest.raises(ValueError, match=f"is of optimizer '{klass.__name__.lower()}', this trainer has 'sgd'"):
-        third.load_states(tmp_path / "states")
+# ---- initializers ------------------------------------------------------------------------------------------------------
 
 
 class Sevens(initializer.Initializer):

@@ -49,23 +49,6 @@ def test_states_go_from_any_number_of_copies_to_any_other(saver, loader, tmp_pat
     assert loaded.optimizer.counts == alone.optimizer.counts
 
 
-def test_a_trainer_goes_on_after_loading_its_own_states(update_on_kvstore):
-    ends = []
-    for back in (True, False):
-        nets, trainer = _trainer_of(2, update_on_kvstore)
-        train_copies(trainer, nets, make_batches(2))
-        if back:
-            state = copy.deepcopy(trainer.state_dict())
-            weights = copy.deepcopy(nets[0].state_dict())
-            train_copies(trainer, nets, make_batches(4))
-            for net in nets:
-                net.load_state_dict(weights)
-            trainer.load_state_dict(state)
-        train_copies(trainer, nets, make_batches(3))
-        ends.append(weights_of(nets[1]))
-    assert all(map(torch.equal, *ends))
-
-
 def test_states_before_the_first_step(update_on_kvstore):
     _, trainer = _trainer_of(2, update_on_kvstore)
     assert trainer.state_dict()["state"] == {}

@@ -226,7 +226,6 @@ def test_weights_written_through_data_hold_as_with_one_copy(store, in_both, writ
 
 REFUSED = {
     "step_in_backward": lambda trainer: trainer.step_in_backward(1).__enter__(),
-    "ascend": lambda trainer: trainer.ascend(),
     "capture": lambda trainer: trainer.capture(print),
 }
 

@@ -31,55 +31,14 @@ def _replace(net):
     net.bias.data = torch.full_like(net.bias, 7.0)
 
 
-@pytest.mark.parametrize("write", [_write, _replace])
-def test_weights_that_are_written_after_ascend_stay(write):
-    net, trainer = _trained()
-    trainer.ascend()
-    raised = net.weight.detach().clone()
-    write(net)
-    _backward(net)
-    with pytest.raises(RuntimeError, match=r"'bias' written to between ascend\(\) and step\(\)"):
-        trainer.step(1)
-    assert (net.bias == 7.0).all()
-    assert torch.equal(net.weight, raised)
-    gradient = net.bias.grad.clone()
-    trainer.step(1)
-    torch.testing.assert_close(net.bias.detach(), 7.0 - 0.1 * gradient)
-
-
-def test_nothing_is_saved_between_ascend_and_step(tmp_path):
-    net, trainer = _trained()
-    trainer.ascend()
-    for save in (trainer.state_dict, lambda: trainer.save_states(tmp_path / "a")):
-        with pytest.raises(RuntimeError, match=r"between ascend\(\) and step\(\).*save after step"):
-            save()
-    assert not (tmp_path / "a").exists()
-    _backward(net)
-    trainer.step(1)
-    trainer.save_states(tmp_path / "a")
-
-
-@pytest.mark.parametrize("loads_weights", [False, True])
-def test_loading_ends_an_ascent(loads_weights):
-    net, trainer = _trained()
-    weights = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    states = trainer.state_dict()
-    trainer.ascend()
-    if loads_weights:
-        net.load_state_dict({name: tensor + 1 for name, tensor in weights.items()})
-    trainer.load_state_dict(states)
-    for name, tensor in net.state_dict().items():
-        assert torch.equal(tensor, weights[name] + loads_weights)
-
-
 @pytest.mark.parametrize(
     "call",
     [
         lambda trainer: trainer.step(1),
         lambda trainer: trainer.update(1),
-        lambda trainer: trainer.ascend(),
         lambda trainer: trainer.step_in_backward(1).__enter__(),
         lambda trainer: trainer.averaged_weights().__enter__(),
+        lambda trainer: trainer.resume("no folder"),
     ],
 )
 def test_no_step_is_taken_inside_averaged_weights(call):
@@ -93,14 +52,15 @@ def test_no_step_is_taken_inside_averaged_weights(call):
     assert not torch.equal(net.weight, before)
 
 
-def test_what_is_written_inside_averaged_weights_is_told():
+@pytest.mark.parametrize("write", [_write, _replace])
+def test_what_is_written_inside_averaged_weights_is_told(write):
     net, trainer = _trained("sgd", ema_decay=0.5)
     before = net.bias.detach().clone()
     with pytest.raises(RuntimeError, match=r"'bias' written to inside averaged_weights\(\)"), trainer.averaged_weights():
-        _write(net)
+        write(net)
     assert torch.equal(net.bias, before)
     with pytest.raises(KeyError), trainer.averaged_weights():  # noqa: PT012  # an error of its own comes first
-        _write(net)
+        write(net)
         raise KeyError
     assert torch.equal(net.bias, before)
 

@@ -31,7 +31,6 @@ def canvas(monkeypatch):
     import traitlets
 
     class StandIn(ipywidgets.DOMWidget):
-        tells = True
         _view_name = traitlets.Unicode("StandIn").tag(sync=True)
 
         def __init__(self, payload, on_event):

@@ -31,8 +31,8 @@ def test_a_widget_sends_the_module_and_the_bytes_of_the_scene():
             {"kind": "click", "name": "start", "x": 1.0, "y": -2.5},
         ),
         (
-            {"kind": "drag", "name": "knot", "number": 0, "x": 0.1, "y": 1e-9},
-            {"kind": "drag", "name": "knot", "number": 0, "x": 0.1, "y": 1e-9},
+            {"kind": "drag", "name": "start", "number": 0, "x": 0.1, "y": 1e-9},
+            {"kind": "drag", "name": "start", "number": 0, "x": 0.1, "y": 1e-9},
         ),
     ],
 )
@@ -62,7 +62,7 @@ def test_what_a_person_does_is_told(message, event):
         {"kind": "click", "name": "start", "x": float("nan"), "y": 0.0},
         {"kind": "click", "name": "start", "x": float("inf"), "y": 0.0},
         {"kind": "click", "name": "start", "x": 10**400, "y": 0.0},
-        {"kind": "drag", "name": "knot", "number": -1, "x": 0.0, "y": 0.0},
+        {"kind": "drag", "name": "start", "number": -1, "x": 0.0, "y": 0.0},
     ],
     ids=repr,
 )

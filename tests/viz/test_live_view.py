@@ -1,7 +1,6 @@
 """The live loop: what its view draws, when, and what its controls do."""
 
 import asyncio
-import itertools
 import threading
 
 import numpy as np
@@ -67,35 +66,6 @@ def test_a_recorder_is_not_looked_at_between_its_own_looks(monkeypatch):
     loop.step(20)
     assert looks == [20]
     assert loop.run.scalars["loss"].last_step == 20
-
-
-@pytest.mark.parametrize("when_unseen", ["go on", "pause"])
-def test_a_page_that_has_been_closed_is_noticed(when_unseen, monkeypatch):
-    """Pages tell that they got a picture; here the page is closed after 50 steps of a second."""
-    now, ticks = [0.0], itertools.count()
-
-    def steps():
-        for step in range(200):
-            now[0] += 1.0
-            if step < 50:
-                widget._handle_custom_msg({"kind": "seen"}, [])
-            yield 0.5
-
-    loop = LiveLoop(steps, mode="block", when_unseen=when_unseen)
-    loop.clock = lambda: next(ticks)  # every step is a slice
-    loop.view.display.clock = loop.view.display.budget.clock = lambda: now[0]
-    viz.set_renderer("canvas")
-    widget = loop.view.widget()
-    loop.start()
-    assert loop.status == ("paused" if when_unseen == "pause" else "finished")
-    assert "no page showed it after step 110" in loop.view.status()
-    if when_unseen == "pause":
-        assert loop.n_steps == 110
-        widget._handle_custom_msg({"kind": "seen"}, [])
-        loop.step(20)
-        assert loop.n_steps == 130
-        assert "no page" not in loop.view.status()
-    widget.close()
 
 
 def test_a_view_that_cannot_be_drawn_does_not_end_training():

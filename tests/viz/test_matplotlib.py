@@ -77,18 +77,6 @@ def test_pixels_of_an_image_have_the_palette_s_colours():
             np.testing.assert_allclose(pixel_at(figure, 10 ** (-1.5 + column), row + 0.5), expected, atol=2)
 
 
-def test_categories_have_the_colours_of_lines_and_their_words_the_legend():
-    image = Heatmap(np.array([[0, 1, -1]], np.int16), [0, 3], [0, 1], palette="categories", words=["sgd", "adam"])
-    for theme, colours in THEMES.items():
-        figure = draw(one_panel(Line([-1], [-1], name="sgd"), image, x=Axis("x", 0, 3)), theme=theme)
-        expected = [colours.colours[0], colours.colours[1], colours.background]
-        for column, colour in enumerate(expected):
-            np.testing.assert_allclose(pixel_at(figure, column + 0.5, 0.5), 255 * np.array(to_rgb(colour)), atol=1)
-        (legend,) = figure.legends
-        assert [text.get_text() for text in legend.texts] == ["sgd", "adam"]
-        assert legend.legend_handles[1].get_facecolor()[:3] == to_rgb(colours.colours[1])
-
-
 def test_colours_have_a_bar_with_their_limits_and_label():
     image = Heatmap([[0.01, 1.0]], [0, 1], [0, 1], scale="log", label="update / weight")
     (axes,) = draw(one_panel(image)).axes

@@ -1,4 +1,4 @@
-"""Schedules as pictures: the rates that are drawn, what live training keeps to itself, and knots that are dragged."""
+"""Schedules as pictures: the rates that are drawn, and what live training keeps to itself."""
 
 import copy
 
@@ -10,7 +10,7 @@ from torch.optim import lr_scheduler as torchs
 
 import tristep
 from tristep import lr_scheduler
-from tristep.viz import Click, Line, Points, Recorder, RefLine, ScheduleView
+from tristep.viz import Line, Recorder, RefLine, ScheduleView
 from tristep.viz.style import line_style
 
 
@@ -40,6 +40,8 @@ def test_rates_of_several_schedules_from_update_1_on():
     assert len(long.x) == 2048
     assert long.x[-1] == 10**6
     assert ScheduleView(cosine).scene().panels[0].x.high == 100
+    logarithmic = ScheduleView(cosine, scale="log").scene().panels[0].y
+    assert (logarithmic.scale, 0 < logarithmic.low < 0.05) == ("log", True)
 
 
 TORCH = {
@@ -63,7 +65,7 @@ def test_schedules_by_name_end_where_the_picture_does():
                 schedule = kind(end)
                 np.testing.assert_allclose(line.y, [schedule(int(n)) for n in line.x], rtol=1e-6)
                 assert line.x[-1] == end
-    for name, asked in (("factor", "step"), ("multifactor", "step"), ("interpolated", "step, rates")):
+    for name, asked in (("factor", "step"), ("multifactor", "step"), ("piecewise", "step, rates")):
         with pytest.raises(TypeError, match=rf"'{name}' needs {asked}, .*create\('{name}', step=...") as refused:
             ScheduleView(name)
         assert "__init__" not in str(refused.value)
@@ -125,116 +127,14 @@ def test_a_live_trainer_has_a_past_and_a_future():
     assert "SGD, now after update 20: from 0.0983 to 0 up to update 60" in view.describe()
 
 
-@pytest.mark.parametrize("scale", ["linear", "log"])
-def test_knots_make_a_schedule_whose_code_gives_the_same_rates(scale):
-    view = ScheduleView(knots=[(0, 0.01), (100, 0.5), (1000, 0.001)], scale=scale)
-    n = np.arange(0, 1100, 7)
-    expected = np.interp(n, [0, 100, 1000], [0.01, 0.5, 0.001])
-    if scale == "log":
-        expected = np.exp(np.interp(n, [0, 100, 1000], np.log([0.01, 0.5, 0.001])))
-    np.testing.assert_allclose(view.schedule(n), expected, rtol=1e-12)
-    names = {}
-    exec(view.code(), names)
-    np.testing.assert_array_equal(names["schedule"](n), view.schedule(n))
-    line = named_layers(view.scene(), "by hand")
-    np.testing.assert_allclose(line.y, np.asarray(view.schedule(line.x.astype(int))), rtol=1e-5)
-    later = ScheduleView(knots=[(10, 0.2), (20, 0.4)])
-    assert [later.schedule(k) for k in (0, 10, 15, 20, 30)] == pytest.approx([0.2, 0.2, 0.3, 0.4, 0.4])
-
-
-def test_knots_are_dragged_as_far_as_they_can_go():
-    view = ScheduleView(knots=[(0, 0.01), (100, 0.5), (1000, 0.0)])
-    points, chosen = (layer for layer in view.scene().panels[0].layers if isinstance(layer, Points))
-    assert points.drag == "knot"
-    assert (chosen.drag, chosen.x.tolist()) == (None, [0.0])
-    np.testing.assert_allclose([points.x, points.y], [[0, 100, 1000], [0.01, 0.5, 0.0]])
-    view.on_drag("knot", 1, 249.7, 0.3)
-    assert view.knots == [(0, 0.01), (250, 0.3), (1000, 0.0)]
-    assert view.schedule(250) == 0.3
-    view.on_drag("knot", 1, 5000, -1)
-    assert view.knots[1] == (999, 0.0)
-    view.on_drag("knot", 1, -5, 0.2)
-    assert view.knots[1] == (1, 0.2)
-    view.on_drag("knot", 2, 2000.0, 0.1)
-    assert view.scene().panels[0].x.high > 2000
-    view.on_drag("another", 0, 5, 5)
-    assert view.knots[0] == (0, 0.01)
-    log = ScheduleView(knots=[(0, 0.01), (100, 0.5)], scale="log")
-    log.move(0, 0, -3)
-    assert 0 < log.knots[0][1] < 1e-5
-    with pytest.raises(ValueError, match="number=3: there is no such knot; there are 3"):
-        view.move(3, 0, 0)
-
-
-def test_knots_are_added_and_removed():
-    view = ScheduleView(knots=[(0, 0.02), (1000, 0.1)])
-    assert not view.scene().buttons[0].enabled  # two are needed
-    view.on_click("knot", 499.6, 0.123456)
-    assert view.knots == [(0, 0.02), (500, 0.123), (1000, 0.1)]
-    scene = view.scene()
-    assert scene.panels[0].click == Click(event="knot", double=True, does="add a knot")
-    control = scene.controls[0]
-    assert control.words(control.index) == "2: 0.123 at update 500"
-    assert "step=[500, 1000], rates=[0.123, 0.1], base_lr=0.02" in scene.listings[0].text
-    assert view.add(2000.2, 0.5) == 3
-    view.on_click("knot", 500, 0.3)  # where there is one
-    assert view.knots == [(0, 0.02), (500, 0.3), (1000, 0.1), (2000, 0.5)]
-    view.on_control("knot", "", 2)
-    view.on_button("remove")
-    assert view.knots == [(0, 0.02), (500, 0.3), (2000, 0.5)]
-    view.on_drag("knot", 1, 500, 1 / 3)
-    assert view.knots[1] == (500, 0.333)
-    view.on_button("remove")  # the one that was dragged
-    assert view.knots == [(0, 0.02), (2000, 0.5)]
-    view.on_button("remove")
-    with pytest.raises(ValueError, match="a schedule has two knots or more"):
-        view.remove(0)
-    with pytest.raises(ValueError, match="number=2: there is no such knot; there are 2"):
-        view.remove(2)
-    log = ScheduleView(knots=[(0, 0.01), (100, 0.5)], scale="log")
-    log.add(50, -1.0)
-    assert 0 < log.knots[1][1] < 1e-5
-    with pytest.raises(ValueError, match="this view has no knots"):
-        ScheduleView(lambda n: 0.1, 5).add(1, 1)
-
-
-def test_a_schedule_by_hand_is_given_to_a_trainer_and_saved_with_it(tmp_path):
-    trainer, _ = _train(5, learning_rate=0.7)
-    view = ScheduleView(trainer, knots=[(0, 0.1), (10, 0.2), (20, 0.0)])
-    assert trainer.learning_rate == 0.7  # not before it is asked for
-    assert [(button.name, button.enabled) for button in view.scene().buttons] == [("remove", True), ("apply", True)]
-    view.on_button("apply")
-    assert [button.enabled for button in view.scene().buttons] == [True, False]  # it is in use
-    assert trainer.learning_rate == pytest.approx(0.15)
-    trainer.save_states(tmp_path / "states")
-    other, _ = _train(1)
-    other.load_states(tmp_path / "states")
-    assert other.learning_rate == pytest.approx(0.15)
-    assert other.optimizer.lr_scheduler == view.schedule
-    with pytest.raises(TypeError, match="trainer must be a Trainer, got Linear"):
-        view.apply(torch.nn.Linear(1, 1))
-
-
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: ScheduleView(), ValueError, "schedules is empty: .*give a schedule, or knots"),
+        (lambda: ScheduleView({}), ValueError, "schedules is empty: .*give a schedule"),
         (lambda: ScheduleView(0.1), TypeError, "schedules must be names, callables .*, got float for 'float'"),
         (lambda: ScheduleView(lambda n: 0.1), ValueError, "n_updates is missing: none of the schedules says how long"),
         (lambda: ScheduleView(lambda n: 0.1, 0), ValueError, "n_updates=0: must be 1 or more"),
-        (lambda: ScheduleView(knots=[(0, 1)]), ValueError, "must be two or more"),
-        (lambda: ScheduleView(knots=[(5, 1), (5, 2)]), ValueError, "numbers of updates must increase"),
-        (lambda: ScheduleView(knots=[(0.5, 1), (5, 2)]), TypeError, r"knots\[0\]\[0\]=0.5: must be an integer"),
-        (lambda: ScheduleView(knots=[(0, -1), (5, 2)]), ValueError, r"knots\[0\]\[1\]=-1: must be finite and 0 or more"),
-        (lambda: ScheduleView(knots=3), TypeError, "knots=3: must be pairs"),
-        (
-            lambda: ScheduleView(knots=[(0, 0), (5, 2)], scale="log"),
-            ValueError,
-            "rates must all be above 0 with scale='log'",
-        ),
         (lambda: ScheduleView(lambda n: 1, 5, loss=3), TypeError, "loss must be a Recorder, a Run or a LiveLoop, got int"),
-        (lambda: ScheduleView(lambda n: 1, 5).schedule, ValueError, "this view has no knots"),
-        (lambda: ScheduleView(lambda n: 1, 5).code(), ValueError, "this view has no knots"),
         (
             lambda: ScheduleView(torchs.ReduceLROnPlateau(torch.optim.SGD([torch.zeros(1)], lr=1.0)), 5),
             TypeError,
@@ -250,7 +150,7 @@ def test_what_does_not_fit_is_refused(make, error, message):
 def test_it_can_be_drawn():
     trainer, recorder = _train(3, learning_rate=0.1)
     for view in (
-        ScheduleView(trainer, 10, loss=recorder, knots=[(0, 0.1), (10, 0.0)]),
+        ScheduleView(trainer, 10, loss=recorder),
         ScheduleView(trainer, 1),
         ScheduleView(lambda n: 0.0, 1, scale="log"),
     ):

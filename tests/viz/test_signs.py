@@ -18,7 +18,6 @@ def scene_of(words):
     panels = [
         Panel(axis, axis, [*layers, Text(words, 0.1, 0.3, fixed=True)], title=words),
         Panel(axis, axis, [Heatmap([[1.0, 2.0]], [0, 1], [0, 1], label=words)], column=1),
-        Panel(axis, axis, [Heatmap([[0.0]], [0, 1], [0, 1], palette="categories", words=[words])], column=2),
     ]
     return Scene(panels, words, [Control("a", words, [1, 2])], notes=[words], width=12, height=5)
 

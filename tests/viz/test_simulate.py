@@ -1,4 +1,4 @@
-"""Trajectories, learning rates, basins and traced updates against a Trainer on one point, and known functions."""
+"""Trajectories, learning rates and traced updates against a Trainer on one point, and known functions."""
 
 import functools
 import math
@@ -15,7 +15,6 @@ from tristep.trainer.lr_scheduler import CosineScheduler, FactorScheduler
 from tristep.viz import (
     FUNCTIONS,
     Function,
-    basin_map,
     noisy_ravine,
     rule_source,
     search_ranges,
@@ -177,8 +176,6 @@ def test_divergence():
     trajectories = simulate(steep, {"sgd": {}}, [(5.0, 0.0), (0.0, 1.0)], 50, learning_rates=[1.0, 0.01])
     assert trajectories.diverged[0].tolist() == [[True, False], [False, False]]
     assert np.isnan(tune_learning_rates(ill_conditioned_bowl(100), ["sgd"], learning_rates=[5.0, 9.0]).best[0])
-    found = basin_map("rosenbrock", {"optimizer": "sgd", "learning_rate": 10.0}, n=4, steps=20)
-    assert set(found.reached.ravel()) == set(found.steps.ravel()) == {-1}
 
 
 def test_tuned_learning_rates():
@@ -224,44 +221,6 @@ def test_quartiles_over_noise():
     assert len(set(found.losses[0, 0].tolist())) == 8
     expected = np.quantile(found.losses, [0.25, 0.5, 0.75], axis=-1, method="inverted_cdf").transpose(1, 2, 0)
     np.testing.assert_array_equal(found.quartiles, expected)
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("arguments", [{"optimizer": "adam", "learning_rate": 0.1}, {"optimizer": "sgd", "clip_norm": 0.5}])
-def test_basins_as_single_paths(arguments):
-    found = basin_map("himmelblau", arguments, n=5, steps=200)
-    on = FUNCTIONS["himmelblau"]
-    name = arguments.pop("optimizer")
-    assert found.tolerance == pytest.approx(0.1)
-    for i, y in enumerate(found.y):
-        for j, x in enumerate(found.x):
-            path, _ = by_trainer(on, name, arguments, (x, y), 200)
-            distances = [np.hypot(path[:, 0] - m.x, path[:, 1] - m.y) for m in on.minima]
-            k = int(np.argmin([distance[-1] for distance in distances]))
-            if distances[k][-1] > 0.1:
-                assert found.reached[i, j] == found.steps[i, j] == -1
-            else:
-                assert found.reached[i, j] == k
-                looked = [t for t in range(201) if t % 4 == 0]
-                assert found.steps[i, j] == next(t for t in looked if distances[k][t] <= 0.1)
-
-
-def test_basins_larger_than_a_chunk_and_symmetric():
-    """The saddle's two minima mirror each other, and so must the map."""
-    found = basin_map("saddle", {"optimizer": "sgd", "learning_rate": 0.1}, n=100, steps=100)
-    assert found.reached.shape == found.steps.shape == (100, 100)
-    assert (found.reached[50:] == 0).all()
-    assert (found.reached[:50] == 1).all()
-    np.testing.assert_array_equal(found.steps[50:], found.steps[:50][::-1])
-
-
-def test_minima_that_nobody_told():
-    found = basin_map(Function("two", "(x**2 - 1)**2 + y**2"), {"optimizer": "adam", "learning_rate": 0.1}, n=16, steps=200)
-    assert sorted((round(m.x, 2), round(m.y, 2), round(m.value, 2)) for m in found.minima) == [(-1, 0, 0), (1, 0, 0)]
-    right = [m.x > 0 for m in found.minima].index(True)
-    assert (found.reached[:, 9:] == right).mean() > 0.8
-    assert (found.reached >= 0).all()
-    assert (found.steps >= 0).all()
 
 
 def test_traced_updates_of_adam_are_those_of_the_paper():
@@ -403,7 +362,7 @@ def test_a_simulation_that_was_interrupted_starts_anew(monkeypatch):
     monkeypatch.setattr(JointRows, "form", interrupted)
     with pytest.raises(KeyboardInterrupt):
         simulation.run()
-    walk = simulation.walk(checked_starts(simulation.function, None), None)
+    walk = simulation.walk(checked_starts(simulation.function, None))
     next(walk), next(walk)
     walk.close()
     assert np.array_equal(simulation.run().paths, expected)

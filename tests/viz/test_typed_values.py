@@ -89,14 +89,14 @@ def test_fields_listings_and_buttons_in_core_widgets(chosen_renderer):
         [PANEL],
         controls=[field, beta],
         buttons=[Button("go", "Go", enabled=False)],
-        listings=[Listing("code", "a = 1\nb = 2", folded=False)],
+        listings=[Listing("code", "a = 1\nb = 2")],
         message="a < b",
     )
     box = SceneBox(scene, events.append)
     _, typed, row, buttons, listing, message = box.children
     slider, number = row.children
     assert (typed.value, number.value, buttons.children[0].disabled) == ("x**2", "0.9", True)
-    assert (listing.selected_index, listing.get_title(0), listing.children[0].value) == (0, "code", "a = 1\nb = 2")
+    assert (listing.selected_index, listing.get_title(0), listing.children[0].value) == (None, "code", "a = 1\nb = 2")
     assert "a &lt; b" in message.value
     number.value, typed.value = "0.93", "y"
     assert events == [{"kind": "entry", "name": "beta", "text": "0.93"}, {"kind": "entry", "name": "f", "text": "y"}]

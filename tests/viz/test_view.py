@@ -43,12 +43,12 @@ def test_events_reach_the_methods_for_them(canvas):
         {"kind": "control", "name": "pace", "index": 1},
         {"kind": "button", "name": "go"},
         {"kind": "click", "name": "start", "x": 0.25, "y": 4.0},
-        {"kind": "drag", "name": "knot", "number": 3, "x": 1.0, "y": 2.0},
+        {"kind": "drag", "name": "start", "number": 3, "x": 1.0, "y": 2.0},
         {"kind": "control", "name": "pace", "index": 2},  # of a scene that is no longer shown
         {"kind": "control", "name": "gone", "index": 0},
     ):
         widget.on_event(event)
-    assert view.happened == [("pace", "fast", 1), "go", ("start", 0.25, 4.0), ("knot", 3, 1.0, 2.0)]
+    assert view.happened == [("pace", "fast", 1), "go", ("start", 0.25, 4.0), ("start", 3, 1.0, 2.0)]
 
 
 def test_what_a_person_does_is_shown_at_once(canvas):

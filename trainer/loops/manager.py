@@ -175,8 +175,7 @@ class CheckpointManager:
             TypeError, ValueError: metrics or metadata have other types, the metric `best` is missing, or an object in
                 `stateful` returned something that cannot be saved.
             OSError: writing the checkpoint before has failed, or this one, if the manager is not asynchronous.
-            RuntimeError: the trainer is between `ascend` and `step`; or another process, or another trainer of this
-                process, saves into this folder.
+            RuntimeError: another process, or another trainer of this process, saves into this folder.
         """
         step = self.trainer.optimizer.num_update
         values = _checked(metrics, self.metric)

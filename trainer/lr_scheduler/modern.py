@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -358,72 +357,11 @@ class PiecewiseScheduler(LRScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.step, self.rates = _points(step, rates)
+        self.step = increasing("step", step)
+        instance("rates", rates, list | tuple, "a list or tuple of learning rates", shown=True)
+        if len(rates) != len(step):
+            raise ValueError(f"rates={rates!r}: must hold as many learning rates as step has update counts, {len(step)}")
+        self.rates = [number(f"rates[{k}]", rate, low=0) for k, rate in enumerate(rates)]
 
     def _after_warmup(self, n):
         return np.array([self.base_lr, *self.rates])[np.searchsorted(self.step, n, side="left")]
-
-
-@register
-class InterpolatedScheduler(LRScheduler):
-    """Schedule that interpolates linearly between learning rates listed for certain updates.
-
-    With n the update count, the learning rate is ::
-
-        linear    r[k] + (r[k + 1] - r[k]) * t
-        log       r[k] * (r[k + 1] / r[k])**t
-        t = (n - s[k]) / (s[k + 1] - s[k])    for s[k] <= n <= s[k + 1]
-
-    with s = (warmup_steps, *step) and r = (base_lr, *rates). After ``step[-1]`` it stays ``rates[-1]``.
-
-    Args:
-        step: list or tuple of at least one update count, each >= 1 and above ``warmup_steps``, strictly increasing.
-        rates: list or tuple of the learning rates at these updates, each >= 0 (> 0 for "log"), as many as ``step``.
-        scale: ``"linear"``, or ``"log"`` for interpolation on a log scale.
-        base_lr: the learning rate at the end of the warm-up, >= 0 (> 0 for "log").
-        warmup_steps, warmup_begin_lr, warmup_mode: length, first rate and shape of the warm-up; see :class:`LRScheduler`.
-
-    Source: NumPy's ``interp``.
-
-    >>> schedule = InterpolatedScheduler(step=[10, 30], rates=[1.0, 0.5], base_lr=0.5)
-    >>> [schedule(n) for n in (0, 5, 10, 20, 30, 99)]
-    [0.5, 0.75, 1.0, 0.75, 0.5, 0.5]
-    """
-
-    def __init__(
-        self,
-        step: Sequence[float],
-        rates: Sequence[float],
-        scale: str = "linear",
-        base_lr: float = 0.01,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0.0,
-        warmup_mode: str = "linear",
-    ) -> None:
-        self.scale = choice("scale", scale, ("linear", "log"))
-        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.step, self.rates = _points(step, rates)
-        if self.step[0] <= self.warmup_steps:
-            raise ValueError(f"step={step!r}: must begin after warmup_steps={warmup_steps}")
-        if scale == "log" and min(self.rates) == 0:
-            raise ValueError(f"rates={rates!r}: must all be above 0 with scale='log'")
-
-    def _after_warmup(self, n):
-        updates, rates = [self.warmup_steps, *self.step], np.array([self.base_lr, *self.rates])
-        if self.scale == "log":
-            return np.exp(np.interp(n, updates, np.log(rates)))
-        return np.interp(n, updates, rates)
-
-    def _check_base_lr(self, value: float) -> None:
-        super()._check_base_lr(value)
-        if self.scale == "log" and value == 0:
-            raise ValueError("base_lr=0: must be above 0 with scale='log'")
-
-
-def _points(step: Any, rates: Any) -> tuple[list[float], list[float]]:
-    """Return update counts and their learning rates as lists; raise TypeError or ValueError if they do not match."""
-    step = increasing("step", step)
-    instance("rates", rates, list | tuple, "a list or tuple of learning rates", shown=True)
-    if len(rates) != len(step):
-        raise ValueError(f"rates={rates!r}: must hold as many learning rates as step has update counts, {len(step)}")
-    return step, [number(f"rates[{k}]", rate, low=0) for k, rate in enumerate(rates)]

@@ -364,7 +364,7 @@ class _OfRule(FusedOptimizer):
             if (master := held_master(self, group, weight, row)) is not None and master.shape == weight.shape:
                 states[-1][MASTER] = master
             row[_TRAINED] = parameter.detach().clone()
-        apply_once(rule, hyper, weights, states, list(map(torch.zeros_like, weights)))
+        apply_once(rule, hyper, weights, states)
         vars(self).setdefault("_versions", {}).update((parameter, parameter._version) for parameter in trained)
 
     @uninterrupted

@@ -101,20 +101,18 @@ def apply_once(
     hyper: Mapping[str, float],
     weights: Sequence[torch.Tensor],
     states: Sequence[State],
-    grads: Sequence[torch.Tensor | None],
     engine: str | None = None,
 ) -> None:
-    """Apply a rule to weights that have a gradient, with states by its names of them; masters, which it reads, stay."""
-    chosen = [i for i, grad in enumerate(grads) if grad is not None]
+    """Apply a rule to weights, with gradients of 0 and states by its names of them; masters, which it reads, stay."""
     run = Update(
         rule,
-        [weights[i] for i in chosen],
-        [tuple(map(states[i].__getitem__, rule.slots)) for i in chosen],
-        [states[i][MASTER].clone() if MASTER in states[i] else None for i in chosen],
+        weights,
+        [tuple(map(state.__getitem__, rule.slots)) for state in states],
+        [state[MASTER].clone() if MASTER in state else None for state in states],
         engine,
     )
     run.hyper[:] = [1.0, *(hyper[name] for name in rule.hyper)]
-    run.bind([grads[i] for i in chosen])
+    run.bind([torch.zeros_like(weight) for weight in weights])
     run()
 
 

@@ -185,25 +185,19 @@ class Updater:
         hyper: Mapping[str, float],
         indices: Sequence[Index],
         weights: Sequence[torch.Tensor],
-        grads: Sequence[torch.Tensor | None] | None = None,
     ) -> None:
-        """Apply a rule other than the optimizer's to weights in place; it does not count as an update.
+        """Compute averaged weights in place, by a rule that does not use gradients; it does not count as an update.
 
-        Masters are not changed. It is used to compute averaged weights, for instance.
+        Masters are not changed, and weights that lack the rule's states stay.
 
         Args:
             rule: the rule; its states are looked up by name among the parameters' states.
             hyper: the rule's hyper-parameters by name.
             indices, weights: the parameters and their indices.
-            grads: for each weight a gradient, or None to leave the weight alone. Without `grads`, gradients are zeros, and
-                only weights that have the rule's states are changed.
         """
-        states = list(map(self.state_of, indices))
-        if grads is None:
-            slots = set(rule.slots)
-            pairs = zip(weights, states, strict=True)
-            grads = [torch.zeros_like(weight) if slots <= set(state) else None for weight, state in pairs]
-        apply_once(rule, hyper, weights, states, grads, self.engine)
+        slots, pairs = set(rule.slots), zip(weights, map(self.state_of, indices), strict=True)
+        chosen = [(weight, state) for weight, state in pairs if slots <= set(state)]
+        apply_once(rule, hyper, [weight for weight, _ in chosen], [state for _, state in chosen], self.engine)
 
     def state_of(self, index: Index) -> State:
         """Return the states and master of a parameter by name; empty before the first step and for custom optimizers."""

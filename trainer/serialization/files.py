@@ -176,6 +176,8 @@ def write(
             f"{argument}={str(path)!r}: names and header take {size:,} bytes: a file has at most {_MOST_HEADER:,}"
         )
 
+    # Part by part: safetensors' `save_file` takes all tensors at once, contiguous and on the host, so it needs a copy of all
+    # states on a GPU and of all with other strides, before version 0.8 of any, and a second pass for the checksums.
     def save(file: IO[bytes]) -> None:
         file.seek(8 + size)
         for key in in_order:

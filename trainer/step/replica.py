@@ -116,16 +116,11 @@ def update_together(
 
 
 class DisplacedWeights:
-    """A copy of the weights of replicas, to restore them after a temporary move, with a check for writes in between.
+    """A copy of the weights of replicas, to restore them after a temporary move, with a check for writes in between."""
 
-    `before`, [replica][parameter]: the weights to restore; None copies the present ones.
-    """
-
-    def __init__(self, replicas: Sequence[Replica], before: list[list[torch.Tensor]] | None = None) -> None:
+    def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
-        if before is None:
-            before = [[weight.clone() for weight in replica.weights()] for replica in replicas]
-        self.before = before
+        self._before = [[weight.clone() for weight in replica.weights()] for replica in replicas]
         self._marks = self._present_marks()
 
     def mark(self) -> None:
@@ -141,8 +136,8 @@ class DisplacedWeights:
     @uninterrupted
     @torch.no_grad()
     def restore(self) -> None:
-        """Copy the weights in the attribute `before` back into the replicas' parameters."""
-        for replica, weights in zip(self._replicas, self.before, strict=True):
+        """Give the replicas' parameters their weights from before the move."""
+        for replica, weights in zip(self._replicas, self._before, strict=True):
             for parameter, weight in zip(replica.params, weights, strict=True):
                 parameter.copy_(weight)
 

@@ -152,7 +152,7 @@ class StopSignal:
 
     def install(self) -> None:
         """Begin to note SIGTERM. Warns outside of the main thread, where no handler can be set."""
-        global _before_notes
+        global _before_notes, _acts
         self.arrived = False
         if not gets_signals():
             warnings.warn(
@@ -162,7 +162,7 @@ class StopSignal:
             )
             return
         if getsignal(signal.SIGTERM) is not _note_stop:
-            _before_notes = signal.signal(signal.SIGTERM, _note_stop)
+            _before_notes, _acts = signal.signal(signal.SIGTERM, _note_stop), False
         _installed.add(self)
 
     def restore(self) -> None:

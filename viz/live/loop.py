@@ -48,7 +48,6 @@ SLICE = 0.02  # seconds of steps, after which other code may run
 TURNS = 8  # turns of the event loop between slices; a message to the kernel takes several
 SPARE = "before nan"  # the name of the snapshot that is kept in case a loss becomes NaN
 SPARE_SHARE, SPARE_BYTES = 0.02, 2**26  # the share of the time that such snapshots take, and the most bytes of weights
-UNSEEN = 60.0  # seconds without a page that shows the view, after which the view counts as unseen
 _loops: weakref.WeakSet[LiveLoop] = weakref.WeakSet()
 _numbers = itertools.count()
 
@@ -108,8 +107,6 @@ class LiveLoop:
         frames_per_second: the highest rate of redrawing the view, > 0; it falls where drawing would take over 5 % of the
             time.
         name: the name of the run, if there is no recorder.
-        when_unseen: "go on", or "pause" once no page has shown the view for a minute, such as when its tab was closed.
-            The view says so when it is seen again. This works with the canvas only.
         stop_at_nan: whether the loop fails with FloatingPointError when a loss is infinite or NaN and weights are, too,
             which no later step mends. This is noticed when the loss has been recorded, within 0.1 s if it is on the CPU.
             The snapshot "before nan" is then a state of before, in which weights were finite and the loss no higher than the
@@ -128,7 +125,6 @@ class LiveLoop:
         view: the `LiveView` that shows the loop; None if there is none.
         rate: the `LearningRate`, with its multiplier.
         remark: says which loop has replaced this one, or which one this loop has stopped; "" if neither.
-        unseen_from: the step after which no page showed the view any more; None while one does.
         clock: the function that tells the time, in seconds.
 
     Raises:
@@ -162,19 +158,16 @@ class LiveLoop:
         mode: str = "auto",
         frames_per_second: float = 4.0,
         name: str = "run",
-        when_unseen: str = "go on",
         stop_at_nan: bool = True,
         checkpoint: CheckpointManager | None = None,
     ) -> None:
         _check_arguments(steps, trainer, recorder, stateful, view, checkpoint)
         budget = FrameBudget(most=number("frames_per_second", frames_per_second, above=0))
         self._mode = choice("mode", mode, MODES)
-        self._pauses_unseen = choice("when_unseen", when_unseen, ("go on", "pause")) == "pause"
         self.stop_at_nan = boolean("stop_at_nan", stop_at_nan)
         self.status, self.n_steps, self.clock = "ready", 0, time.monotonic
         self.exception: BaseException | None = None
         self.remark = ""
-        self.unseen_from: int | None = None
         # These decide which thread may step: see `at_rest` and the methods after it.
         self._changed = threading.Condition(threading.RLock())
         self._guests = 0
@@ -707,13 +700,7 @@ class LiveLoop:
         with self._changed:
             if self.status == "running":  # another thread has just resumed it
                 return
-            self._limit, self.exception, self._requested, self._interrupted, self.unseen_from = (
-                limit,
-                None,
-                None,
-                False,
-                None,
-            )
+            self._limit, self.exception, self._requested, self._interrupted = limit, None, None, False
             self.status, self._turn = "running", self._turn + 1
             self._since = (self.n_steps, self.clock())
             turn = self._turn
@@ -797,9 +784,6 @@ class LiveLoop:
         asked = None if error is None else "failed"
         self.exception = self.exception if error is None else error
         asked = "stopped" if self._cell_is_gone() else asked  # then nothing refers to the loop any more
-        if self.view is not None and self.view.unseen >= UNSEEN:
-            self.unseen_from = self.n_steps if self.unseen_from is None else self.unseen_from
-            asked = asked or ("paused" if self._pauses_unseen else None)
         self._requested = self._requested or asked
 
     async def _wait_for_end(self) -> LiveLoop:

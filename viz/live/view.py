@@ -160,8 +160,6 @@ class LiveView(View):
             multiplied = "" if loop.multiplier == 1 else f" (× {loop.multiplier:.3g})"
             words.append(f"learning rate {rate:.4g}{multiplied}")
         words.append(f"drawing {100 * self.cost:.1f} % of the time")
-        if loop.unseen_from is not None:
-            words.append(f"no page showed it after step {loop.unseen_from:,}")
         if loop.remark:
             words.append(loop.remark)
         return ", ".join(words) + (f"\n{self.message}" if self.message else "")

@@ -33,7 +33,6 @@ EVENTS: dict[str, dict[str, type]] = {
     "click": {"name": str, "x": float, "y": float},  # a position in a panel; name is Click.event
     "drag": {"name": str, "number": int, "x": float, "y": float},  # point `number` was moved; name is Points.drag
     "entry": {"name": str, "text": str},  # a text was typed into a control's field
-    "seen": {},  # a page is open and up to date; sent every few seconds at most
     "runs": {"shown": list},  # the runs of these numbers are drawn
     "waiting": {},  # nothing has come for a while from a scene that changes by itself; asks for an answer only
 }
@@ -46,7 +45,6 @@ class SceneWidget(anywidget.AnyWidget):
     the same name with as many values.
     """
 
-    tells = True  # that a page has got what it shows
     _esm = MODULE
     payload = traitlets.Bytes().tag(sync=True)
     pictured = traitlets.Bool(False).tag(
@@ -73,8 +71,7 @@ class SceneWidget(anywidget.AnyWidget):
                 if self._on_event is not None and event["kind"] != "waiting":
                     self._on_event(event)
             finally:
-                if event["kind"] != "seen":
-                    self.send({"kind": "answered"})  # without it the page says that Python does not answer
+                self.send({"kind": "answered"})  # without it the page says that Python does not answer
 
 
 def checked(message: object) -> Event | None:

@@ -149,7 +149,7 @@ class _Listing(ipywidgets.Accordion):
 
     def __init__(self, listing: Listing) -> None:
         self._text = ipywidgets.Textarea(disabled=True, layout=ipywidgets.Layout(width="100%"))
-        super().__init__([self._text], selected_index=None if listing.folded else 0, layout=ipywidgets.Layout(width="100%"))
+        super().__init__([self._text], selected_index=None, layout=ipywidgets.Layout(width="100%"))
         self.set_title(0, listing.title)
         self.fill(listing)
 
@@ -170,7 +170,7 @@ def structure_of(scene: Scene) -> list[Any]:
         for c in scene.controls
     ]
     clicks = [(panel.click.event, panel.x.label, panel.y.label) for panel in scene.panels if panel.click is not None]
-    listings = [(listing.title, listing.folded) for listing in scene.listings]
+    listings = [listing.title for listing in scene.listings]
     runs = None if scene.runs is None else scene.runs.names
     return [controls, [(button.name, button.label) for button in scene.buttons], clicks, listings, _says(scene), runs]
 

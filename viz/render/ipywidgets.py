@@ -33,8 +33,6 @@ Event = dict[str, Any]
 class SceneBox(ipywidgets.VBox):
     """A scene as a picture, with its controls below or next to it. Events are those of `render.canvas.SceneWidget`."""
 
-    tells = False  # when a page has got what it shows
-
     def __init__(self, scene: Scene, on_event: Callable[[Event], object] | None = None, theme: str = "light") -> None:
         super().__init__(
             layout={"flex_flow": "row wrap", "align_items": "flex-start"}

@@ -149,7 +149,6 @@ class Click:
         along: the axis along which `control` is set, "x" or "y".
         other: a control to set along the other axis; None for none.
         event: the name under which Python gets the position (x, y); None if the click only sets controls.
-        double: whether Python is only told of a double click or Enter.
         does: what Python does then, such as "move the start", for the hint below the picture.
     """
 
@@ -157,23 +156,20 @@ class Click:
     along: str = "x"
     other: str | None = None
     event: str | None = None
-    double: bool = False
     does: str = ""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Text below the picture that the user may copy, such as code.
+    """Text below the picture that the user may unfold and copy, such as code.
 
     Args:
         title: its heading.
         text: its lines.
-        folded: whether only the heading is shown at first.
     """
 
     title: str
     text: str
-    folded: bool = True
 
 
 class Note(str):

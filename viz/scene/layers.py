@@ -119,15 +119,13 @@ class Heatmap(Layer):
     """A grid of cells, coloured by value. Cells with non-finite values stay empty.
 
     Args:
-        values: [n_rows, n_columns], the lowest row first. With palette "categories", integers: the index of a category, or
-            a negative number for an empty cell.
+        values: [n_rows, n_columns], the lowest row first.
         x, y: [2], where the first cell begins and the last one ends, in units of the axes.
-        palette: "sequential", "diverging", "categories", or "quiet" (pale, for lines on top).
+        palette: "sequential", "diverging", or "quiet" (pale, for lines on top).
         limits: the values of the first and the last colour; None means the range of the values, and for "diverging" a
             range symmetric around 0.
         scale: the scale of the colours, "linear" or "log".
         label: the label of the colour bar, with the unit; "" for no bar.
-        words: the names of the categories.
         alpha: opacity, in (0, 1].
     """
 
@@ -138,7 +136,6 @@ class Heatmap(Layer):
     limits: tuple[float, float] | None = None
     scale: str = "linear"
     label: str = ""
-    words: Sequence[str] = ()
     alpha: float = 1.0
 
     arrays: ClassVar[Mapping[str, int]] = {"values": 2, "x": 1, "y": 1}
@@ -159,7 +156,7 @@ class Heatmap(Layer):
             object.__setattr__(self, "limits", (low, high))
 
     def colours(self, theme: str = "light") -> np.ndarray:
-        """Return the palette as RGB, uint8 [n, 3]; "categories" have the colours of the theme's lines."""
+        """Return the palette as RGB, uint8 [n, 3]."""
         return palette_colours(self.palette, theme).copy()
 
 

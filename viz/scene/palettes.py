@@ -11,7 +11,7 @@ from ..style import THEMES
 __all__ = ["palette_colours", "palette_in_hex"]
 
 # matplotlib's colormaps; None means a palette made from the theme's colours
-PALETTES = {"sequential": "viridis", "diverging": "RdBu_r", "quiet": None, "categories": None}
+PALETTES = {"sequential": "viridis", "diverging": "RdBu_r", "quiet": None}
 QUIETEST = 0.35  # "quiet" ends at this share of the way from background to quiet colour, so lines stand out from it
 
 
@@ -25,8 +25,6 @@ def palette_in_hex(palette: str, theme: str) -> str:
 def palette_colours(palette: str, theme: str) -> np.ndarray:
     """Return the colours of a palette as RGB, uint8 [n, 3]. The array is shared: do not write to it."""
     colors, colormap = THEMES[theme], PALETTES[palette]
-    if palette == "categories":
-        return np.array([_channels(colour) for colour in colors.colours], dtype=np.uint8)
     if colormap is None:
         share = np.linspace(0, QUIETEST, 256)[:, None]
         mixed = (1 - share) * _channels(colors.background) + share * _channels(colors.quiet)

@@ -231,14 +231,11 @@ class Scene:
         ).strip(". ")
 
     def legend(self, panels: Sequence[Panel]) -> dict[tuple[str, int | str], Layer]:
-        """Return the legend of panels: the first layer of each name and style. A category has its index as style."""
+        """Return the legend of panels: the first layer of each name and style."""
         entries: dict[tuple[str, int | str], Layer] = {}
         for layer in (layer for panel in panels for layer in panel.layers if not isinstance(layer, Text)):
             if layer.name:
                 entries.setdefault((layer.name, layer.style), layer)
-            if isinstance(layer, Heatmap) and layer.palette == "categories":
-                for i, word in enumerate(layer.words):
-                    entries.setdefault((word, i), layer)
         return entries
 
     def to_bytes(self) -> bytes:

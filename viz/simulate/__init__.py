@@ -1,6 +1,5 @@
 """Simulations: optimizers on functions of two variables, and the loss of a network over a plane of its weights."""
 
-from .basins import Basins, basin_map
 from .catalog import FUNCTIONS, function, ill_conditioned_bowl, noisy_ravine
 from .functions import Function, Minimum
 from .hyperparameters import SearchRange, search_ranges
@@ -12,7 +11,6 @@ from .updates import UpdateTrace, rule_source, trace_updates
 __all__ = [
     "FUNCTIONS",
     "RATES",
-    "Basins",
     "Function",
     "LossPlane",
     "Minimum",
@@ -22,7 +20,6 @@ __all__ = [
     "Trajectories",
     "UpdateTrace",
     "WeightPath",
-    "basin_map",
     "function",
     "ill_conditioned_bowl",
     "loss_plane",

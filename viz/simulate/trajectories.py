@@ -211,7 +211,7 @@ class Simulation:
         n, v, s = len(self._named), len(self._values), len(starts)
         points = np.empty((steps + 1, 2, n * v * s), np.float32)
         walked = np.empty((steps + 1, n * v * s), np.float32)
-        for t, (x, y, loss, *_) in enumerate(self.walk(starts, self.noise(s))):
+        for t, (x, y, loss, *_) in enumerate(self.walk(starts)):
             points[t], walked[t] = (x, y), loss
         order = self._in_order()
         back = [order.index(candidate) for candidate in self.candidates]  # compared by identity
@@ -221,12 +221,11 @@ class Simulation:
         values = tuple(map(dict, self._values))
         return Trajectories(where, tuple(self._named), values, rates, starts, paths, losses, _diverged(where, paths, losses))
 
-    def walk(self, starts: np.ndarray, noise: np.ndarray | None) -> Iterator[tuple[np.ndarray, ...]]:
+    def walk(self, starts: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
         """Take all steps from these starts, and yield the points before each step and after the last.
 
         Args:
             starts: float32 [n_starts, 2], the starting points.
-            noise: the gradient noise of these starts, [steps, 2, n_starts], taken from the result of `noise`; None for none.
 
         Yields:
             Five arrays [n_points]: x, y, loss, and the noisy gradient in x and in y. The points are ordered by candidate
@@ -239,6 +238,7 @@ class Simulation:
         if self._room is None or len(self._room[1]) != size:
             self._room = self.function.evaluator((size,)), np.empty(size, np.float32), np.empty(size, np.float32)
         evaluate, x, y = self._room
+        noise = self._noise(len(starts))
         for runner, part in parts:
             runner.read(x[part], y[part])
         for t in range(self.steps + 1):
@@ -252,7 +252,7 @@ class Simulation:
                 for runner, part in parts:
                     runner.step(slopes[0][part], slopes[1][part], x[part], y[part])
 
-    def noise(self, n_starts: int) -> np.ndarray | None:
+    def _noise(self, n_starts: int) -> np.ndarray | None:
         """Return the noise to add to the gradients, [steps, 2, n_starts]; None if the function has no noise."""
         if not self.function.noise:
             return None

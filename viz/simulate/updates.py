@@ -79,7 +79,7 @@ def trace_updates(
     gradients = np.empty((steps, 2), np.float32)
     by_slot: dict[str, list[np.ndarray]] = {name: [] for name in rule.slots}
     starts = np.array([one_start(simulation.function, start)], np.float32)
-    for t, (x, y, loss, dx, dy) in enumerate(simulation.walk(starts, simulation.noise(1))):
+    for t, (x, y, loss, dx, dy) in enumerate(simulation.walk(starts)):
         points[t], losses[t : t + 1] = (x[0], y[0]), loss
         for name, state in zip(rule.slots, simulation.states(), strict=True):
             by_slot[name].append(state)

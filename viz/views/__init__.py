@@ -1,6 +1,5 @@
 """Views: interactive pictures of runs, optimizers, schedules and sweeps."""
 
-from .basins import BasinMap
 from .budget import FrameBudget
 from .curves import plot_schedules, plot_training
 from .dashboard import Dashboard
@@ -18,7 +17,6 @@ from .view import View
 from .weights import UpdateRatioView, WeightsView
 
 __all__ = [
-    "BasinMap",
     "Dashboard",
     "FrameBudget",
     "LRFinderView",

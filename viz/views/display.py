@@ -26,8 +26,8 @@ class Display:
     `clock` returns the time in seconds; `shown` is the scene that the widgets show, None before the first one.
     """
 
-    def __init__(self, view: Any, budget: FrameBudget, clock: Callable[[], float] = time.monotonic) -> None:
-        self.budget, self.clock = budget, clock
+    def __init__(self, view: Any, budget: FrameBudget) -> None:
+        self.budget, self.clock = budget, time.monotonic
         self._view = weakref.ref(view)  # a view without a widget can be garbage-collected
         self._shown_view: Any = None  # keeps the view alive as long as a widget shows it
         self.shown: Scene | None = None
@@ -39,7 +39,6 @@ class Display:
         self._chosen: list[int] | None = None  # in the table of runs; None: as the scene says
         self._answering = False  # whether an event is being handled; one frame after it serves all refreshes meanwhile
         self._at_once = False  # whether refreshes draw immediately, as the last frame
-        self._unseen_since: float | None = None
         self._late: object | None = None  # the postponed frame: ANSWER, or the token of a timer
 
     @property
@@ -49,11 +48,6 @@ class Display:
     @property
     def widgets(self) -> list[Any]:
         return [widget for widget, _ in filter(_is_open, self._open)]
-
-    @property
-    def unseen(self) -> float:
-        """The seconds since a frame was sent that no page has acknowledged; see `View.unseen`."""
-        return 0.0 if self._unseen_since is None else self.clock() - self._unseen_since
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -129,7 +123,7 @@ class Display:
             for widget, _ in self._open:
                 widget.close()
             self._open.clear()
-            self.shown = self._unseen_since = self._shown_view = None
+            self.shown = self._shown_view = None
 
     def _draw(self, wait: bool) -> None:
         live = not self._at_once and self._late is not ANSWER and self.view.is_live()
@@ -140,8 +134,6 @@ class Display:
             self.shown = scene = self.chosen(self.view.scene())
             for widget, _ in self._open:
                 widget.show(scene, live)
-                if widget.tells and self._unseen_since is None:
-                    self._unseen_since = self.clock()
         if not is_all:
             self._put_off()
         if self.view.picture_seconds() or not self.view.is_live():
@@ -173,9 +165,6 @@ class Display:
 
     def _receive(self, event: dict[str, Any]) -> None:
         """Pass an event of a widget to the view's method for it, then draw once."""
-        self._unseen_since = None
-        if event["kind"] == "seen":
-            return
         with self._handling:
             with self._lock:  # waits for a frame that is being drawn
                 previous, self._answering = self._answering, True

@@ -96,14 +96,9 @@ def has_rate(optimizer: Any) -> bool:
     return isinstance(optimizer, Mapping) and "learning_rate" in optimizer
 
 
-def with_rate(optimizer: Any, rate: float, label: str | None = None) -> Any:
-    """Return the settings of an optimizer, given as a dict or an optimizer, with learning rate `rate`.
-
-    `label` is the optimizer's name, if settings do not name it.
-    """
+def with_rate(optimizer: Any, rate: float) -> Any:
+    """Return the settings of an optimizer, given as a dict or an optimizer, with learning rate `rate`."""
     settings: dict[str, Any] = dict(optimizer) if isinstance(optimizer, Mapping) else {"optimizer": optimizer}
-    if label is not None and "optimizer" not in settings:
-        settings["optimizer"] = label
     return settings | {"learning_rate": rate}
 
 

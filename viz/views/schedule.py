@@ -1,10 +1,9 @@
-"""ScheduleView: past and future learning rates over the updates, and an editor of schedules."""
+"""ScheduleView: past and future learning rates over the updates."""
 
 from __future__ import annotations
 
 import inspect
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +11,10 @@ import numpy as np
 import torch
 
 from ...trainer import Trainer, validation
-from ...trainer.lr_scheduler import InterpolatedScheduler, LRScheduler, create
+from ...trainer.lr_scheduler import LRScheduler, create
 from ..record import Recorder, Run
 from ..record.series import POINTS
-from ..scene import Axis, Button, Click, Control, Layer, Line, Listing, Panel, Points, RefLine, Scene
+from ..scene import Axis, Control, Layer, Line, Panel, RefLine, Scene
 from ..simulate.schedules import simulate_scheduler
 from ..style import COLOURS, DASHES
 from .run_view import checked_run, take_in
@@ -32,23 +31,16 @@ class ScheduleView(View):
     """Learning rates of one or several schedules over the number of updates.
 
     A `Trainer`'s past rates are a solid line, and its future rates a dashed one. A torch schedule shows only future rates,
-    which come from a copy of it, so that the schedule and its optimizer do not change. With `knots`, the user can draw a
-    piecewise schedule through these points: drag them, or call `move`; add a point by a double click, or by Enter at the
-    keyboard's cursor; remove the selected point, or the one moved or added last, by a button. The code that makes the
-    schedule is shown below.
+    which come from a copy of it, so that the schedule and its optimizer do not change.
 
     Args:
         schedules: a callable from the number of updates to a learning rate, such as the schedules of
             `tristep.lr_scheduler`; the name of one of these, such as "cosine", which then ends at `n_updates`, or at 1,000;
-            a `Trainer`; a schedule of `torch.optim.lr_scheduler`; or a dict of these by name. None draws only `knots`.
-        n_updates: the last update drawn, >= 1; None takes it from the lengths of the schedules and the last knot.
-        knots: the draggable points, at least two pairs (update count, learning rate) with increasing update counts.
-        scale: the scale of the learning rates, "linear" or "log", and of the interpolation between knots.
+            a `Trainer`; a schedule of `torch.optim.lr_scheduler`; or a dict of these by name.
+        n_updates: the last update drawn, >= 1; None takes it from the lengths of the schedules.
+        scale: the scale of the learning rates, "linear" or "log".
         loss: a `Recorder`, a `Run` or a `LiveLoop`, whose losses and past learning rates are drawn too.
         **settings: `name`, `theme` and `budget` of `View`.
-
-    Attributes:
-        knots: the current points. Points that the user has placed have rates rounded to three digits.
 
     Raises:
         TypeError: an argument has the wrong type, or a schedule depends on losses, as torch's `ReduceLROnPlateau` does.
@@ -56,152 +48,29 @@ class ScheduleView(View):
 
     Example:
         >>> from tristep.viz import ScheduleView
-        >>> view = ScheduleView(knots=[(0, 0.02), (100, 0.5), (1000, 0.0)])
-        >>> view.schedule(50)
-        0.26
-        >>> print(view.code())
-        from tristep.lr_scheduler import InterpolatedScheduler
-        <BLANKLINE>
-        schedule = InterpolatedScheduler(step=[100, 1000], rates=[0.5, 0.0], base_lr=0.02)
+        >>> print(ScheduleView({"halved": lambda update: 0.1 / 2 ** (update // 30)}, 90).describe())
+        halved: from 0.1 to 0.0125 up to update 90
     """
 
     def __init__(
         self,
-        schedules: Schedule | Mapping[str, Schedule] | None = None,
+        schedules: Schedule | Mapping[str, Schedule],
         n_updates: int | None = None,
         *,
-        knots: Sequence[tuple[int, float]] | None = None,
         scale: str = "linear",
         loss: Recorder | Run | None = None,
         **settings: Any,
     ) -> None:
         self.scale = validation.choice("scale", scale, ("linear", "log"))
         self.schedules = _named(schedules, 1000 if n_updates is None else n_updates)
-        self.knots = None if knots is None else _checked_knots(knots, self.scale)
-        if not self.schedules and self.knots is None:
-            raise ValueError("schedules is empty: there is nothing to draw; give a schedule, or knots")
+        if not self.schedules:
+            raise ValueError("schedules is empty: there is nothing to draw; give a schedule")
         loss = None if loss is None else checked_run(loss, "loss")
         self._recorders = [loss] if isinstance(loss, Recorder) else []
         self._run = loss.run if isinstance(loss, Recorder) else loss
         self._wanted = None if n_updates is None else validation.integer("n_updates", n_updates, low=1)
         self._n_updates()  # raises if the number of updates is unknown
-        self._trainer = next((item for item in self.schedules.values() if isinstance(item, Trainer)), None)
-        self._chosen = 0  # the number of the selected knot
-        self._top = max((rate for _, rate in self.knots or ()), default=0.0)
         super().__init__(**settings)
-
-    @property
-    def schedule(self) -> InterpolatedScheduler:
-        """The schedule that interpolates between the knots.
-
-        Raises:
-            ValueError: the view has no knots.
-        """
-        if self.knots is None:
-            raise ValueError("this view has no knots to make a schedule of: give it knots=[(0, 0.1), (1000, 0.01)], say")
-        numbers, rates = [number for number, _ in self.knots], [rate for _, rate in self.knots]
-        first = 1 if numbers[0] == 0 else 0  # `base_lr` is the rate before the first knot
-        return InterpolatedScheduler(numbers[first:], rates[first:], self.scale, base_lr=rates[0])
-
-    def code(self) -> str:
-        """Return Python source code that creates `schedule`.
-
-        Raises:
-            ValueError: the view has no knots.
-        """
-        return f"from tristep.lr_scheduler import InterpolatedScheduler\n\nschedule = {self.schedule!r}"
-
-    def move(self, number: int, update: float, rate: float) -> None:
-        """Move a knot, which stays between its neighbours and at a rate >= 0, or > 0 on a log scale.
-
-        Args:
-            number: the index of the knot, from 0.
-            update, rate: the new update count and learning rate; each is clipped to its allowed range.
-
-        Raises:
-            ValueError: the view has no knot `number`, or an argument is not finite.
-        """
-        knots = self._with_knot(number)
-        update, rate = validation.number("update", update), validation.number("rate", rate)
-        low = knots[number - 1][0] + 1 if number else 0
-        high = knots[number + 1][0] - 1 if number + 1 < len(knots) else None
-        place = max(round(update), low)
-        least = self._top * 1e-6 or 1e-12
-        knots[number] = (place if high is None else min(place, high), max(rate, least if self.scale == "log" else 0.0))
-
-    def add(self, update: float, rate: float) -> int:
-        """Add a knot, or change the rate of the knot at this update.
-
-        Args:
-            update, rate: the update count, >= 0, and the learning rate, >= 0, or > 0 on a log scale; each is clipped to its
-                allowed range.
-
-        Returns:
-            The index of the knot, from 0.
-
-        Raises:
-            ValueError: the view has no knots, or an argument is not finite.
-        """
-        self.schedule  # raises without knots  # noqa: B018
-        assert self.knots is not None
-        update, rate = validation.number("update", update), validation.number("rate", rate)
-        place = max(round(update), 0)
-        number = int(np.searchsorted([at for at, _ in self.knots], place))
-        if number == len(self.knots) or self.knots[number][0] != place:
-            self.knots.insert(number, (place, 0.0))
-        self.move(number, place, rate)
-        return number
-
-    def remove(self, number: int) -> None:
-        """Remove the knot of index `number`, from 0.
-
-        Raises:
-            ValueError: the view has no such knot, or fewer than two would be left.
-        """
-        knots = self._with_knot(number)
-        if len(knots) <= 2:
-            raise ValueError("a schedule has two knots or more: add one first")
-        del knots[number]
-        self._chosen = min(self._chosen, len(knots) - 1)
-
-    def _with_knot(self, number: int) -> list[tuple[int, float]]:
-        if self.knots is None or not 0 <= number < len(self.knots):
-            raise ValueError(f"number={number!r}: there is no such knot; there are {len(self.knots or ())}")
-        return self.knots
-
-    def apply(self, trainer: Trainer) -> None:
-        """Set `schedule` as the learning-rate schedule of a trainer, from its next update on.
-
-        Raises:
-            TypeError: `trainer` is not a `Trainer`.
-            ValueError: the view has no knots.
-        """
-        validation.instance("trainer", trainer, Trainer, "a Trainer")
-        trainer.optimizer.lr_scheduler = self.schedule
-
-    def on_drag(self, event: str, number: int, x: float, y: float) -> None:
-        if event == "knot" and self.knots is not None and number < len(self.knots):
-            self._chosen = number
-            self.move(number, x, _rounded(y))
-            super().refresh()
-
-    def on_click(self, event: str, x: float, y: float) -> None:
-        if event == "knot" and self.knots is not None:
-            self._chosen = self.add(x, _rounded(y))
-            super().refresh()
-
-    def on_control(self, name: str, value: Any, index: int) -> None:
-        if name == "knot":
-            self._chosen = index
-            super().refresh()
-
-    def on_button(self, name: str) -> None:
-        if name == "remove" and self.knots is not None and len(self.knots) > 2:
-            self.remove(self._chosen)
-            super().refresh()
-        if name == "apply" and self._trainer is not None:
-            self.apply(self._trainer)
-            super().refresh()
 
     def take_in(self, wait: bool) -> bool:
         return take_in(self._recorders, wait)
@@ -232,21 +101,11 @@ class ScheduleView(View):
                 rates = _rates(schedule, numbers)
                 layers.append(Line(numbers, drawable(rates), name=name, style=i, marker=len(numbers) == 1))
             values.append(rates)
-        if self.knots is not None:
-            i = len(self.schedules)
-            rates = np.asarray(self.schedule(numbers))
-            x, y = np.array(self.knots, dtype=np.float64).T
-            layers.append(Line(numbers, rates, style=i, name="by hand"))
-            words = [f"update {number:,}: {rate:.3g}" for number, rate in self.knots]
-            layers.append(Points(x, y, size=9, style=i, drag="knot", words=words))
-            chosen = self.knots[self._chosen]
-            layers.append(Points([chosen[0]], [chosen[1]], size=15, style=i, marker="ring"))
-            values += [rates, y, np.array([1.25 * self._top])]  # room above, into which to drag points
         if now is not None and 0 < now < n:
             layers.append(RefLine([float(now)], style="quiet", label="now"))
-        across = Axis("update", 0.0, float(n)) if self.knots is None else Axis("update", -0.02 * n, 1.02 * n)
+        across = Axis("update", 0.0, float(n))
         if self.scale == "log" and any((rates > 0).any() for rates in values):
-            vertical = Axis.over("learning rate", *values, scale="log", margin=0.15 if self.knots else 0.05)
+            vertical = Axis.over("learning rate", *values, scale="log", margin=0.05)
         else:
             vertical = axis_from_zero("learning rate", *values)
         lines = [layer for layer in layers if isinstance(layer, Line)]
@@ -254,22 +113,11 @@ class ScheduleView(View):
         layers += not_positive(across, vertical, zeros)
         smoothing = smoothing_control([] if self._run is None else [self._run], ["loss"])
         loss = _loss_panel(self._run, across, smoothing)
-        click = None if self.knots is None else Click(event="knot", double=True, does="add a knot")
-        panels = [Panel(across if loss is None else replace(across, label=""), vertical, layers, click=click)]
+        panels = [Panel(across if loss is None else replace(across, label=""), vertical, layers)]
         panels += [] if loss is None else [loss]
-        controls, buttons, listings = [] if loss is None else [smoothing], [], []
-        if self.knots is not None:
-            words = [f"{k + 1}: {rate:.3g} at update {number:,}" for k, (number, rate) in enumerate(self.knots)]
-            controls.append(Control("knot", "knot", words, self._chosen, "choice", remote=True))
-            buttons.append(Button("remove", "Remove this knot", len(self.knots) > 2))
-            listings.append(Listing("code of the schedule by hand", self.code(), folded=False))
-            if self._trainer is not None:
-                buttons.append(Button("apply", "Use it", self._trainer.optimizer.lr_scheduler != self.schedule))
         return Scene(
             panels,
-            controls=controls,
-            buttons=buttons,
-            listings=listings,
+            controls=[] if loss is None else [smoothing],
             height=3.6 if loss is None else 4.9,
             description=self.describe(),
         )
@@ -287,8 +135,6 @@ class ScheduleView(View):
             else:
                 rates = _rates(schedule, few)
             lines.append(f"{name}: {_words(rates)} up to update {n:,}")
-        if self.knots is not None:
-            lines.append(f"by hand: {', '.join(f'{rate:.3g} at {number:,}' for number, rate in self.knots)}")
         return "\n".join(lines)
 
     def _past(self, trainer: Trainer, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -303,7 +149,7 @@ class ScheduleView(View):
     def _n_updates(self) -> int:
         if self._wanted is not None:
             return self._wanted
-        lengths = [self.knots[-1][0]] if self.knots is not None else []
+        lengths: list[int] = []
         for schedule in self.schedules.values():
             rule: Any = schedule.optimizer.lr_scheduler if isinstance(schedule, Trainer) else schedule
             lengths += [int(getattr(rule, name)) for name in ("max_update", "total_steps", "T_max") if hasattr(rule, name)]
@@ -336,8 +182,6 @@ def _scheduler(name: str, n_updates: int) -> LRScheduler:
 
 
 def _named(schedules: Any, n_updates: int) -> dict[str, Any]:
-    if schedules is None:
-        return {}
     if not isinstance(schedules, Mapping):
         schedules = {_name(schedules): schedules}
     schedules = {name: _scheduler(each, n_updates) if isinstance(each, str) else each for name, each in schedules.items()}
@@ -359,29 +203,6 @@ def _name(schedule: Any) -> str:
         return type(schedule.optimizer).__name__
     name = getattr(schedule, "__name__", type(schedule).__name__)
     return "schedule" if name == "<lambda>" else str(name).removesuffix("Scheduler")
-
-
-def _checked_knots(knots: Any, scale: str) -> list[tuple[int, float]]:
-    try:
-        pairs = [(number, rate) for number, rate in knots]
-    except (TypeError, ValueError):
-        raise TypeError(f"knots={knots!r}: must be pairs (update count, learning rate)") from None
-    if len(pairs) < 2:
-        raise ValueError(f"knots={knots!r}: must be two or more")
-    checked = [
-        (validation.integer(f"knots[{k}][0]", number, low=0), validation.number(f"knots[{k}][1]", rate, low=0))
-        for k, (number, rate) in enumerate(pairs)
-    ]
-    if any(later[0] <= earlier[0] for earlier, later in itertools.pairwise(checked)):
-        raise ValueError(f"knots={knots!r}: numbers of updates must increase")
-    if scale == "log" and min(rate for _, rate in checked) == 0:
-        raise ValueError(f"knots={knots!r}: rates must all be above 0 with scale='log'")
-    return checked
-
-
-def _rounded(rate: float) -> float:
-    """Round a rate to three digits, the precision of a drag by hand."""
-    return float(f"{rate:.3g}")
 
 
 def _rates(schedule: Callable[[int], float], numbers: np.ndarray) -> np.ndarray:

@@ -163,14 +163,6 @@ class View(ABC):
         """The fraction of the recent time that was spent drawing, from 0 to 1."""
         return self.display.budget.cost
 
-    @property
-    def unseen(self) -> float:
-        """The seconds since a frame was sent that no page has acknowledged; 0.0 while pages acknowledge frames, or cannot.
-
-        A hidden page acknowledges frames, and a closed page does not. Only canvas widgets can acknowledge.
-        """
-        return self.display.unseen
-
     def close(self) -> None:
         """Close all widgets of the view, which can be shown again."""
         self.display.close()

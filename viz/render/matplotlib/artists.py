@@ -139,8 +139,7 @@ class HeatmapArtist(LayerArtist):
 
     def make(self, layer: Heatmap) -> None:
         colours = ListedColormap(layer.colours("dark" if self.theme is THEMES["dark"] else "light") / 255)
-        self.n = colours.N if layer.palette == "categories" else 0
-        limits = (0, self.n) if self.n else layer.limits or ()
+        limits = layer.limits or ()
         norm = LogNorm(*limits) if layer.scale == "log" else Normalize(*limits)
         look: dict[str, Any] = {"cmap": colours, "norm": norm, "alpha": layer.alpha, "zorder": self.zorder}
         self.image = AxesImage(self.axes, origin="lower", interpolation="nearest", **look)
@@ -155,11 +154,8 @@ class HeatmapArtist(LayerArtist):
 
     def set(self, layer: Heatmap, *data: Any) -> None:
         values, x, y, _ = data
-        if self.n:
-            self.image.set_data(np.ma.masked_where(values < 0, values % self.n + 0.5))
-        else:
-            self.image.set_data(values)
-            self.image.set_clim(layer.limits)
+        self.image.set_data(values)
+        self.image.set_clim(layer.limits)
         (left, bottom), (right, top) = self.axes.transScale.transform(np.stack([x, y], axis=1))
         self.image.set_extent((left, right, bottom, top))
 

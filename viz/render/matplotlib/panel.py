@@ -128,5 +128,4 @@ class PanelAxes:
 
 def scaled_images(panel: Panel) -> list[Heatmap]:
     """Return the heatmaps whose colours need a scale: a bar, or an entry in the panel's own legend."""
-    images = [layer for layer in panel.layers if isinstance(layer, Heatmap)]
-    return [layer for layer in images if layer.label and layer.palette != "categories"]
+    return [layer for layer in panel.layers if isinstance(layer, Heatmap) and layer.label]

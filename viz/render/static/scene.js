@@ -9,7 +9,6 @@ const TYPES = { uint8: Uint8Array, int16: Int16Array, int32: Int32Array, float32
 const PIXELS_PER_INCH = 96;
 const PIXELS_PER_POINT = PIXELS_PER_INCH / 72;
 const DOUBLE_CLICK = 400; // milliseconds
-const SEEN = 5000; // milliseconds at least between two messages that a page is there
 const MOST_LISTED = 24; // values of a choice; more are searched
 const MOST_BELOW = 4; // controls below the picture; more are next to it where the page is this wide
 const WIDE = 780; // pixels
@@ -116,16 +115,13 @@ export function valueAt(scene, layer, state, name) {
   return low && Number.isFinite(ys[low - 1]) ? number(Number(ys[low - 1].toPrecision(3))) : "–";
 }
 
-/** What a legend of these panels has: layers of different names or styles. Words of categories have numbers as styles. */
+/** What a legend of these panels has: layers of different names or styles. */
 function keysOf({ runs }, panels) {
   const found = new Map();
   for (const layer of panels.flatMap(({ layers }) => layers)) {
     if (layer.kind === "text" || (runs && layer.run !== null)) continue; // which are in the table
-    const words = layer.palette === "categories" ? layer.words.map((name, style) => ({ ...layer, name, style, fixed: true })) : [];
-    for (const each of [layer, ...words]) {
-      const key = JSON.stringify([each.name, each.style]);
-      if (each.name && !found.has(key)) found.set(key, each);
-    }
+    const key = JSON.stringify([layer.name, layer.style]);
+    if (layer.name && !found.has(key)) found.set(key, layer);
   }
   return [...found.values()];
 }
@@ -452,7 +448,7 @@ function rowsOf(widths, room) {
 function bars(panel, frame, pen) {
   let x = frame.x + frame.width + 14;
   return panel.layers
-    .filter((layer) => layer.kind === "heatmap" && layer.label && layer.palette !== "categories")
+    .filter((layer) => layer.kind === "heatmap" && layer.label)
     .map((layer) => {
       const [low, high] = layer.limits;
       const axis = { low, high, scale: layer.scale, ticks: null, upwards: true, label: layer.label };
@@ -688,7 +684,6 @@ const pictures = new WeakMap(); // by layer: the last cells that were coloured, 
 
 function coloured(pen, layer, state) {
   const values = part(layer, "values", state);
-  const categorical = layer.palette === "categories";
   const known = pictures.get(layer);
   if (known && known.start === values.byteOffset && known.theme === pen.theme) return known.canvas;
   const [rows, columns] = layer.values.shape.slice(-2);
@@ -700,10 +695,6 @@ function coloured(pen, layer, state) {
   const [low, high] = log ? layer.limits.map(Math.log10) : layer.limits;
   const unit = table.length / (high - low);
   for (let k = 0; k < values.length; k++) {
-    if (categorical) {
-      if (values[k] >= 0) out[k] = table[Math.trunc(values[k]) % table.length];
-      continue;
-    }
     const value = log ? Math.log10(values[k]) : values[k];
     if (Number.isFinite(value)) out[k] = table[Math.max(0, Math.min(table.length - 1, Math.floor((value - low) * unit)))];
   }
@@ -1064,8 +1055,7 @@ function lookAt(place, x, y, { scene, state, isDrawn, moved }) {
     const [wide, high] = [(x1 - x0) / columns, (y1 - y0) / rows];
     const [px, py] = [x0 + (column + 0.5) * wide, y0 + (row + 0.5) * high];
     best = { layer, far: 0, px, py, vx: place.x.value(px), vy: place.y.value(py), cell: { wide, high }, title: layer.name };
-    if (layer.palette === "categories") best.says = value < 0 ? "none" : layer.words[value] ?? String(value);
-    else best.says = `${layer.label ? `${layer.label} ` : ""}${number(value)}`;
+    best.says = `${layer.label ? `${layer.label} ` : ""}${number(value)}`;
   }
   return best;
 }
@@ -1407,8 +1397,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     // The height of a frame in a page tells nothing: it may follow its content.
     const seen = SEEN_SHARE * (window === window.top ? innerHeight : screen.availHeight - 120);
     const heightOf = (...parts) => parts.reduce((sum, part) => sum + part.offsetHeight, 0);
-    // As they were given, for the picture is not to move when one is unfolded.
-    const lines = scene.listings.reduce((sum, { text: all, folded }) => sum + 26 + (folded ? 0 : Math.min(260, 18 * all.split("\n").length)), 0);
+    const lines = 26 * scene.listings.length; // folded, for the picture is not to move when one is unfolded
     const below = Math.min(0.25 * seen, heightOf(notes, message) + lines);
     const around = 40 + heightOf(title, legends[0], hint) + (isAside ? 0 : heightOf(controls)) + below;
     const high = isNarrow(scene, wide) ? Infinity : Math.max(LOWEST, seen - around);
@@ -1479,7 +1468,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     }
     shown.forEach((layer, k) => {
       if (layer.legend_by !== null) legendBy.add(layer.legend_by);
-      if (!layer.fixed) box.children[k].setAttribute("aria-pressed", String(!hidden.has(layer.name)));
+      box.children[k].setAttribute("aria-pressed", String(!hidden.has(layer.name)));
       const [, name, value] = box.children[k].children;
       name.textContent = named(scene, layer, state);
       value.textContent = valueAt(scene, layer, state, panels[0].legend);
@@ -1499,9 +1488,8 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   }
 
   function entry(layer) {
-    const button = make(layer.fixed ? "div" : "button"); // the colours of a map are all there or none
+    const button = make("button");
     button.append(swatch(layer, scene.style, colouring), make("span", "", layer.name), make("b"));
-    if (layer.fixed) return button;
     button.type = "button";
     button.addEventListener("click", () => {
       if (!hidden.delete(layer.name)) hidden.add(layer.name);
@@ -1549,7 +1537,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     const set = clicks.flatMap(({ control, other }) => [control, other].filter((name) => name !== null).map(label));
     const drags = send ? framed.flatMap(({ layers }) => layers.map(({ drag }) => drag ?? null)).filter((name) => name !== null) : [];
     const words = [
-      ...told.map(({ does, double }) => `${double ? "double click" : "click"}, or arrows and Enter: ${does}`),
+      ...told.map(({ does }) => `click, or arrows and Enter: ${does}`),
       ...(set.length ? [`click or drag, or arrows and Enter: choose ${[...new Set(set)].join(", ")}`] : []),
       ...drags.map((name) => `drag ${name}: move it`),
       ...(framed.some(({ click }) => !click?.control) ? [`${drags.length ? "drag elsewhere" : "drag"}: zoom`, "double click: back"] : []),
@@ -1725,7 +1713,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     });
   }
 
-  function listed({ title: name, folded }) {
+  function listed({ title: name }) {
     const about = make("details");
     const copy = make("button", "", "Copy");
     const lines = make("pre");
@@ -1737,7 +1725,6 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
       voice.textContent = copy.textContent;
       setTimeout(() => (copy.textContent = "Copy"), 2000);
     });
-    about.open = !folded;
     about.append(make("summary", "", name), lines);
     const row = make("div", "tristep-listing");
     row.append(about, copy);
@@ -2003,11 +1990,11 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     return [Math.max(frame.x, Math.min(frame.x + frame.width, x)), Math.max(frame.y, Math.min(frame.y + frame.height, y))];
   }
 
-  function click(k, x, y, twice = false) {
+  function click(k, x, y) {
     const { panel, x: X, y: Y } = places[k];
     if (!panel.click) return;
-    const { control, other, along, event, double } = panel.click;
-    if (event !== null && (!double || twice)) tell({ kind: "click", name: event, x: X.value(x), y: Y.value(y) });
+    const { control, other, along, event } = panel.click;
+    if (event !== null) tell({ kind: "click", name: event, x: X.value(x), y: Y.value(y) });
     const directions = along === "x" ? [[X, x], [Y, y]] : [[Y, y], [X, x]];
     if (control !== null) set(control, nearest(control, ...directions[0]));
     if (other !== null) set(other, nearest(other, ...directions[1]));
@@ -2139,7 +2126,6 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   front.addEventListener("dblclick", (event) => {
     const [x, y] = place(event);
     const k = panelAt(x, y);
-    if (k >= 0 && !zoomed[k] && places[k].panel.click?.double && !grip(k, x, y)) click(k, x, y, true);
     if (k < 0 || !zoomed[k]) return;
     clearTimeout(clickTimer);
     zoom(null, k);
@@ -2167,7 +2153,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
       held = null;
     } else if (event.key === "Enter" && cursor) {
       if (held) held = null;
-      else if (!(held = grip(cursor.k, cursor.x, cursor.y))) click(cursor.k, cursor.x, cursor.y, true);
+      else if (!(held = grip(cursor.k, cursor.x, cursor.y))) click(cursor.k, cursor.x, cursor.y);
     } else if (event.key === "Escape") {
       held = cursor = null;
       quiet();
@@ -2322,7 +2308,7 @@ function swatch(layer, style, theme) {
   const numbered = typeof layer.style === "number";
   let colour = numbered ? colours[layer.style % colours.length] : roles[layer.style];
   const parts = [];
-  if (layer.kind === "heatmap" && !layer.fixed) colour = `#${layer.colours[theme].slice(-6)}`;
+  if (layer.kind === "heatmap") colour = `#${layer.colours[theme].slice(-6)}`;
   if (layer.kind === "band" || layer.kind === "heatmap") {
     parts.push(svg("rect", { x: 1, y: 2, width: 32, height: 8, fill: colour, "fill-opacity": Math.max(0.25, layer.alpha) }));
   } else if (layer.kind === "points") {
@@ -2381,14 +2367,7 @@ function mixed(one, other) {
 export default {
   render({ model, el }) {
     const shown = mount(el, model.get("payload"), { send: (message) => model.send(message) });
-    let told = -Infinity;
-    const update = () => {
-      shown.update(model.get("payload"));
-      // Not by a timer, which a browser slows down where the page is behind others: a message comes all the same.
-      if (performance.now() - told < SEEN) return;
-      told = performance.now();
-      model.send({ kind: "seen" });
-    };
+    const update = () => shown.update(model.get("payload"));
     const hide = () => el.classList.toggle("tristep-pictured", model.get("pictured"));
     hide();
     const answered = ({ kind }) => kind === "answered" && shown.answered();
