@@ -10,7 +10,6 @@ from scene_cases import LEFT, LIGHT, RIGHT
 BEGIN = """
 import json
 from tristep import viz
-%load_ext tristep
 viz.set_renderer({renderer!r})
 """
 TRAJECTORIES = """
@@ -166,20 +165,6 @@ def test_frames_are_chosen_while_python_is_busy(book, browser, tmp_path):
     browser.keep("frames")
     free.touch()
     book.run("box.close()")
-
-
-@pytest.mark.sample(0)
-def test_optimizers_compared_by_a_magic(book, browser):
-    book.run(BEGIN.format(renderer="canvas"))
-    book.run("%opt_compare adam lion sgd --on rosenbrock", "compared")
-    canvas = "[data-cell=compared] .tristep-picture canvas"
-    browser.find(canvas)
-    entries = browser.driver.find_elements("css selector", "[data-cell=compared] .tristep-legend button")
-    assert [entry.text for entry in entries] == ["adam", "lion", "sgd"]
-    pixels = browser.pixels(canvas)
-    assert all(len(_places(pixels, rgb(LIGHT.colours[k]))) > 100 for k in range(3))
-    browser.keep("opt-compare")
-    book.run("_.close()")
 
 
 def _ink_at(pixels, column, row):

@@ -1,7 +1,5 @@
 """Notes: each planted fault is found, with its numbers, and healthy runs get none."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -50,6 +48,11 @@ def _noted(change=None, loss=None, steps=400):
     return diagnose(run)
 
 
+def _says(note, *facts):
+    """What is wrong, where and when; the rest of the sentence is for people."""
+    assert all(fact in note for fact in facts), (note, facts)
+
+
 @pytest.mark.parametrize("steps", [1, 5, 12, 60, 400, 6000])
 def test_a_healthy_run_gets_no_notes(steps):
     assert _noted(steps=steps) == diagnose(Run()) == []
@@ -66,26 +69,21 @@ def test_an_update_ratio_far_above_the_others():
 
     assert _noted(small) == []
     (note,) = _noted(change)
-    assert note.startswith("layer7.weight: update ratio 0.3 at step 301, then usually 0.2, ")
-    assert note.endswith("): its learning rate is too high")
+    _says(note, "layer7.weight: update ratio 0.3 at step 301, then usually 0.2, ", "learning rate is too high")
     assert 100 < float(note.split("then usually 0.2, ")[1].split(" times")[0]) < 400
 
 
 @pytest.mark.parametrize(
-    ("factor", "said"),
-    [
-        (300, "half of all tensors change by over 0.3 of themselves each step: the rate is high"),
-        (1e-6, "half of all tensors change by under 1e-09 of themselves each step: they hardly move"),
-        (0, "all are 0: no weight changes"),
-    ],
+    ("factor", "facts"), [(300, ("over 0.3", "high")), (1e-6, ("under 1e-09", "hardly")), (0, ("all are 0",))]
 )
-def test_updates_that_are_too_large_or_too_small_everywhere(factor, said):
+def test_updates_that_are_too_large_or_too_small_everywhere(factor, facts):
     def change(found):
         found["update_ratio"] *= factor
         if factor == 0:
             found["update_norm"] *= 0
 
-    assert _noted(change) == [f"updates: {said}"]
+    (note,) = _noted(change)
+    _says(note, "updates: ", *facts)
 
 
 def test_gradients_that_are_not_finite():
@@ -93,14 +91,14 @@ def test_gradients_that_are_not_finite():
         found["gradient_nonfinite"][119, 4], found["gradient_norm"][119, 4] = 12, np.inf
         found["gradient_nonfinite"][150] = 1
 
-    assert _noted(change)[0] == "gradients: not finite first at step 120 in 'layer4.weight' (12 elements)"
+    _says(_noted(change)[0], "gradients: not finite first at step 120 ", "layer4.weight", "12")
 
     def of_hooks(found):
         del found["gradient_nonfinite"]
         found["gradient_norm"][119, 3:5] = np.nan
         found["gradient_norm"][:, 9] = np.nan  # has no gradient
 
-    assert _noted(of_hooks)[0] == "gradients: not finite first at step 120 in 'layer3.weight' and 1 other tensor"
+    _says(_noted(of_hooks)[0], "gradients: not finite first at step 120 ", "layer3.weight", "1 other")
 
 
 def _bad_at(bad, steps=9000, several=1):
@@ -156,23 +154,20 @@ def _of_an_optimizer(run, number, losses, found, tmp_path):
 @pytest.mark.parametrize("way", [_recorded, _saved, _saved_in_the_middle, _imported, _of_an_optimizer])
 def test_a_long_run_names_the_first_step_that_is_not_finite(way, several, bad, tmp_path):
     gradients, loss = diagnose(way(*_bad_at(bad, several=several), tmp_path=tmp_path))[:2]
-    where = "'layer4.weight'" + " and 2 other tensors" * (several == 3)
-    assert gradients == f"gradients: not finite first at step {bad[0]:,} in {where}"
-    assert loss == f"loss: not finite first at step {bad[0]:,}, {len(bad)} step{'s' * (len(bad) > 1)} in all"
+    _says(gradients, f"gradients: not finite first at step {bad[0]:,} ", "layer4.weight", "2 other" if several == 3 else "")
+    _says(loss, f"loss: not finite first at step {bad[0]:,},", f"{len(bad)} step")
 
 
 def test_of_tensors_that_are_not_finite_in_one_block_the_first_is_named_but_none_without_a_gradient():
     run, number, losses, found = _bad_at([6004])
     found["gradient_nonfinite"][6002, 1] = 1
-    assert diagnose(_added(run, number, losses, found, 9000))[0] == (
-        "gradients: not finite first at step 6,003 in 'layer1.weight'"
-    )
+    _says(diagnose(_added(run, number, losses, found, 9000))[0], "first at step 6,003 in 'layer1.weight'")
     run, number, _, found = _bad_at([])
     del found["gradient_nonfinite"]
     found["gradient_norm"][3::8, 2] = np.nan  # once in each block
     found["gradient_norm"][:, 7] = np.nan
     run.add_tensors(number, found)
-    assert diagnose(run)[0] == "gradients: not finite first at step 4 in 'layer2.weight'"
+    _says(diagnose(run)[0], "first at step 4 in 'layer2.weight'")
 
 
 def test_tensors_that_nothing_reaches():
@@ -180,10 +175,7 @@ def test_tensors_that_nothing_reaches():
         found["gradient_norm"][99:, 2] = 0
 
     (note,) = _noted(change)
-    assert note == (
-        "layer2.weight: its gradient is 0 from step 100 to 400: nothing reaches it; the first behind that gets one is "
-        "layer3.weight"
-    )
+    _says(note, "layer2.weight: its gradient is 0 from step 100 to 400", "layer3.weight")
 
     def groups(found):
         found["gradient_norm"][99:, 0] = 0
@@ -192,18 +184,16 @@ def test_tensors_that_nothing_reaches():
         found["gradient_norm"][:, 7] = np.nan  # has none
         found["gradient_norm"][99:, 9] = 0
 
-    assert _noted(groups) == [
-        "layer0.weight and layer1.weight: their gradients are 0 from step 150 to 400: nothing reaches them; the first "
-        "behind that gets one is layer2.weight",
-        "layer4.weight to layer6.weight, 3 tensors: their gradients are 0 from step 1 to 400: nothing reaches them; the "
-        "first behind that gets one is layer8.weight",
-        "layer9.weight: its gradient is 0 from step 100 to 400: nothing reaches it",
-    ]
+    first, second, last = _noted(groups)
+    _says(first, "layer0.weight and layer1.weight: ", "from step 150 to 400", "layer2.weight")
+    _says(second, "layer4.weight to layer6.weight, 3 tensors: ", "from step 1 to 400", "layer8.weight")
+    _says(last, "layer9.weight: ", "from step 100 to 400")
+    assert last.count("layer") == 1  # there is none behind
 
     def all_of_them(found):
         found["gradient_norm"][99:] = 0
 
-    assert _noted(all_of_them)[0] == "gradients: all are 0 since step 100"
+    _says(_noted(all_of_them)[0], "gradients: all are 0", "step 100")
 
 
 def test_a_weight_that_grows_beyond_the_others():
@@ -213,10 +203,7 @@ def test_a_weight_that_grows_beyond_the_others():
         found["weight_norm"][:, 7] = np.minimum(2.0 + np.arange(400.0), 250)
 
     (note,) = _noted(change)
-    assert note == (
-        "layer7.weight: its norm grows from 2 at step 1 to 250 at step 249, while half of all tensors grow 1.5 times at "
-        "most: it blows up"
-    )
+    _says(note, "layer7.weight: its norm grows from 2 at step 1 to 250 at step 249", "1.5 times", "blows up")
 
     def all_of_them(found):
         found["weight_norm"] = np.linspace(0.01, 1.0, 400)[:, None] * np.ones(10)  # they began small
@@ -236,17 +223,11 @@ def test_weights_that_are_stored_as_they_were():
         return diagnose(run)
 
     (note,) = noted([0.95, 0.625], 0.25, ["bfloat16"] * 10)
-    assert note == (
-        "weights: updates are lost in rounding, in bfloat16: usually 93 % of layer3.weight and 50 % of layer4.weight do not "
-        'change at a step, though their gradients are not 0: keep masters (multi_precision=True, "remainder" or "split8"), '
-        "round stochastically (stochastic_rounding=True), or raise the learning rate"
-    )
-    two = noted([0.9, 0.8], 0.0, [*["float32"] * 4, *["float16"] * 6])
-    assert [note.split(": ")[1] for note in two] == ["updates are lost in rounding, in float32"] + [
-        "updates are lost in rounding, in float16"
-    ]
-    assert two[0].endswith(": raise the learning rate")
-    assert two[1].endswith(": keep masters (multi_precision=True), or raise the learning rate")
+    _says(note, "weights: ", "rounding", "bfloat16", "93 % of layer3.weight and 50 % of layer4.weight ")
+    _says(note, '(multi_precision=True, "remainder" or "split8")', "stochastic_rounding=True", "raise the learning rate")
+    plain, half = noted([0.9, 0.8], 0.0, [*["float32"] * 4, *["float16"] * 6])
+    _says(plain, "float32", ": raise the learning rate")
+    _says(half, "float16", "(multi_precision=True)", "raise the learning rate")
     assert noted([0.97, 0.99], [0.96, 0.99]) == []  # rows of embeddings that no token has used
     assert noted([1.0, 1.0], [1.0, 0.9], freeze=True) == []
     assert noted([0.95, 0.95], 0.0, ["bfloat16 with stochastic rounding"] * 10) == []
@@ -258,12 +239,11 @@ def test_a_spike_of_the_gradients():
         found["gradient_norm"][199, 6] = 900.0
 
     (note,) = _noted(change)
-    assert note.startswith("gradients: norm 9e+02 at step 200, ")
-    assert note.endswith(" times the median nearby, most of it in 'layer6.weight': a spike")
+    _says(note, "gradients: norm 9e+02 at step 200, ", "layer6.weight", "a spike")
     run, number, losses, found = _bad_at([])
     found["gradient_norm"][6003, 6] = 900.0
     (note,) = diagnose(_added(run, number, losses, found, 9000))  # whose blocks have 8 steps
-    assert note.startswith("gradients: norm 9e+02 at a step from 6,001 to 6,008, ")
+    _says(note, "norm 9e+02 at a step from 6,001 to 6,008, ")
 
 
 def _fall(number, generator, noise=0.05):
@@ -272,21 +252,18 @@ def _fall(number, generator, noise=0.05):
 
 def test_losses_that_rise_stand_still_never_fell_or_are_not_finite():
     (note,) = _noted(loss=lambda n, g: _fall(n, g) + np.where(n > 300, (n - 300) / 25, 0))
-    assert note.startswith("loss: 4.0")  # (400 - 300) / 25
+    _says(note, "loss: 4.0", ": it rises")  # (400 - 300) / 25
     assert 270 < int(note.split("at step ")[1].split(":")[0]) < 310
-    assert note.endswith(": it rises")
     (note,) = _noted(loss=lambda n, g: 0.5 + _fall(n, g, 0.0) * (n < 150) + 0.01 * g.standard_normal(400))
-    assert note.startswith("loss: 0.5")
-    assert note.endswith(": it stands still")
+    _says(note, "loss: 0.5", ": it stands still")
     (note,) = _noted(loss=lambda n, g: 2.3 + 0.05 * g.standard_normal(400))
-    assert note.startswith("loss: 2.")
-    assert note.endswith(": it has not fallen")
+    _says(note, "loss: 2.", ": it has not fallen")
     (note,) = _noted(loss=lambda n, g: np.where(n == 100, np.nan, _fall(n, g)))
-    assert note == "loss: not finite first at step 100, 1 step in all"
+    _says(note, "loss: not finite first at step 100, 1 step ")
     assert _noted(loss=lambda n, g: np.where(n == 100, 1e300, _fall(n, g))) == []  # and does not break what is computed
 
 
-def _train(net, name="adam", settings=None, steps=60, before=lambda: None, after=lambda: None, loss_of=None):
+def _train(net, name="adam", settings=None, steps=60, loss_of=None):
     """A recorded training, by default one to give back what is put in."""
     trainer = tristep.Trainer(net, name, {"learning_rate": 1e-3} if settings is None else settings)
 
@@ -299,16 +276,14 @@ def _train(net, name="adam", settings=None, steps=60, before=lambda: None, after
             loss = (loss_of or given_back)()
             trainer.zero_grad()
             loss.backward()
-            before()
             trainer.step(1)
-            after()
             recorder.step(loss=loss)
     return recorder.run
 
 
-def _layers(bend=torch.nn.Tanh):
+def _layers():
     torch.manual_seed(0)
-    return torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(8, 8), bend()) for _ in range(4)])
+    return torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(4)])
 
 
 def test_a_real_net_with_a_layer_whose_rate_is_too_high():
@@ -318,42 +293,11 @@ def test_a_real_net_with_a_layer_whose_rate_is_too_high():
     assert diagnose(_train(net))[0].startswith("2.0.weight: update ratio ")
 
 
-def test_a_real_net_with_a_weight_that_blows_up_until_its_updates_look_small():
-    net = _layers()
-    sick = net[2][0].weight
-    sick.lr_mult = 1000.0
-    norms = []
-    run = _train(net, steps=200, before=lambda: norms.append(float(sick.detach().norm())))
-    ratios = run.tensors["update_ratio"].recent()[1][:, run.parameters.index("2.0.weight")]
-    assert np.median(ratios[:5]) > 0.1 > 0.03 > np.median(ratios[100:])
-    said = next(note for note in diagnose(run) if "blows up" in note)
-    start, end = f"{norms[0]:.2g} at step 1", f"{max(norms):.3g} at step {np.argmax(norms) + 1:,}"
-    assert said.startswith(f"2.0.weight: its norm grows from {start} to {end}, while half of all tensors grow ")
-
-
-LOST = "weights: updates are lost in rounding, in bfloat16: usually "
-
-
-@pytest.mark.sample(1)
-@pytest.mark.usefixtures("few_steps")
-@pytest.mark.parametrize("name", ["adam", "sgd", "muon"])
-def test_a_real_net_in_bfloat16_whose_learning_rate_is_too_small_for_it(name):
-    net = _layers().to(torch.bfloat16)
-    bits = []
-
-    def remember():
-        bits.append([param.detach().view(torch.int16).clone() for param in net.parameters()])
-
-    run = _train(net, name, {"learning_rate": 2e-2 if name == "sgd" else 1e-4}, before=remember, after=remember)
-    steps = zip(bits[60::2], bits[61::2], strict=True)  # the second half
-    shares = [[float((a == b).double().mean()) for a, b in zip(*step, strict=True)] for step in steps]
-    usual = dict(zip(run.parameters, np.sort(shares, axis=0)[14], strict=True))
-    (note,) = [each for each in diagnose(run) if each.startswith(LOST)]
-    said = re.findall(r"(\d+) % of ([\w.]+)", note)
-    assert [percent for percent, _ in said] == [f"{100 * usual[name]:.0f}" for _, name in said]
-    others = re.search(r" % or more of (\d) other tensor", note)
-    assert len(said) + (int(others[1]) if others else 0) == sum(share >= 0.5 for share in usual.values())
-    assert len(said) > 3
+@pytest.mark.parametrize(("name", "rate"), [("adam", 1e-4), ("sgd", 2e-2), ("muon", 1e-4)])
+def test_a_real_net_in_bfloat16_whose_learning_rate_is_too_small_for_it(name, rate):
+    run = _train(_layers().to(torch.bfloat16), name, {"learning_rate": rate})
+    (note,) = (each for each in diagnose(run) if each.startswith("weights: updates are lost in rounding, in bfloat16"))
+    assert note.count(".weight") > 1
 
 
 @pytest.mark.sample(2)
@@ -373,18 +317,6 @@ def test_a_real_net_whose_storage_is_fine_enough_is_well(dtype, settings):
     assert not [note for note in diagnose(run) if note.startswith("weights:")]
 
 
-def test_a_real_net_with_a_layer_that_lets_nothing_through():
-    net = _layers(torch.nn.ReLU)
-    torch.nn.init.constant_(net[1][0].bias, -9.0)
-    last = {}
-    run = _train(net, before=lambda: last.update({name: float(p.grad.abs().max()) for name, p in net.named_parameters()}))
-    assert [name for name, largest in last.items() if largest == 0] == list(last)[:5]
-    assert diagnose(run)[0] == (
-        "0.0.weight to 2.0.weight, 5 tensors: their gradients are 0 from step 1 to 60: nothing reaches them; the first "
-        "behind that gets one is 2.0.bias"
-    )
-
-
 def test_a_real_net_of_which_all_steps_are_skipped():
     class Root(torch.nn.Module):
         def forward(self, x):
@@ -396,10 +328,7 @@ def test_a_real_net_of_which_all_steps_are_skipped():
     run = _train(net, settings={"learning_rate": 1e-3, "skip_nonfinite": True})
     assert all(map(torch.equal, before, net.parameters()))
     (note,) = diagnose(run)
-    assert note == (
-        "gradients: not finite in '0.0.weight' and 3 other tensors at each of 60 steps, which were all skipped: no weight "
-        "has changed"
-    )
+    _says(note, "gradients: not finite in '0.0.weight' and 3 other tensors at each of 60 steps", "skipped")
 
 
 class _Transformer(torch.nn.Module):

@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from live_training import sliced
 
 import tristep
 from tristep.viz import LiveLoop, Recorder
@@ -72,6 +73,21 @@ def test_a_loop_fails_at_nan_and_keeps_a_state_of_before(source, mode, recorded)
     for _ in range(kept.step):
         next(steps)
     torch.testing.assert_close(net.weight, expected.weight, rtol=0, atol=0)
+
+
+def test_the_step_that_is_named_is_the_first_also_where_later_losses_arrive_at_the_end(monkeypatch):
+    monkeypatch.setattr("tristep.viz.record.recorder.SECONDS", math.inf)
+    _, trainer, train = _training()
+    recorder = Recorder(trainer)
+
+    def steps():
+        for step, loss in enumerate(train(), start=1):
+            if step == BAD + 1:
+                recorder.look()  # brings the loss of step 40, and nothing of this one
+            yield loss
+
+    loop = sliced(LiveLoop(steps, trainer=trainer, recorder=recorder, view=None, mode="block"))
+    assert _ended(loop).startswith(f"loss is nan at step {BAD}, ")
 
 
 @pytest.mark.parametrize("steps", [BAD, BAD + 3, 200], ids=["the last step", "one of the last steps", "a pause"])

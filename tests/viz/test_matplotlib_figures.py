@@ -223,8 +223,6 @@ def test_what_there_is_not_is_refused_and_settings_of_matplotlib_and_pyplot_are_
     Picture(_everything()).png()
     with pytest.raises(ValueError, match="theme='blue': must be one of 'light', 'dark'"):
         draw(_everything(), theme="blue")
-    with pytest.raises(ValueError, match="'rates' is no control"):
-        draw(_everything(), {"rates": 1})
     assert dict(mpl.rcParams) == before
     assert plt.get_fignums() == []
 

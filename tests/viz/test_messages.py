@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tristep
-from tristep.viz import LiveLoop, LossView, Playground, Recorder, TrajectoryView, function, simulate
+from tristep.viz import LiveLoop, LossView, Playground, Recorder, function, simulate
 
 
 def _loss():
@@ -38,7 +38,6 @@ def _recorder():
     [
         (lambda: LiveLoop(_loss()), "steps=tensor(0.2500): must be a generator function, .* LiveLoop(step) instead of Live"),
         (lambda: LiveLoop(0.25), "steps=0.25: .*; give the function itself"),
-        (lambda: LiveLoop(None), "steps=None: .*; give the function itself"),
         (
             lambda: LiveLoop("step"),
             "steps='step': must be a generator function, an iterator or a callable that takes one step$",
@@ -46,10 +45,6 @@ def _recorder():
         (
             lambda: tristep.lr_find(*_trained()),
             "lr_find(Trainer, Linear, MSELoss, list): must be a trainer and .*, lr_find(trainer, (net, loss, data))",
-        ),
-        (
-            lambda: tristep.lr_find(*_trained()[1:], _trained()[0]),
-            "lr_find(Linear, MSELoss, list, Trainer): must be a trainer and .*, lr_find(trainer, (net, loss, data))",
         ),
         (
             lambda: simulate("beale", "sgd", learning_rates=0.1),
@@ -63,7 +58,6 @@ def _recorder():
             lambda: LossView([[1.0, 0.5], [2.0, 1.0]]),
             "runs must be .*, got list: .* {'adam': [1.0, 0.5], 'sgd': [1.0, 0.8]}",
         ),
-        (lambda: LossView(0.5), "runs must be a Recorder, .*, got float: LossView takes losses as numbers"),
         (lambda: _found("net data loss"), "step=(Linear, list, MSELoss): must be (net, loss, data) in this order"),
         (lambda: _found("loss net data"), "step=(MSELoss, Linear, list): must be (net, loss, data) in this order"),
         (lambda: _found("data loss net"), "step=(list, MSELoss, Linear): must be (net, loss, data) in this order"),
@@ -73,15 +67,9 @@ def _recorder():
         ),
         (lambda: Playground("beale", setting={}), "no argument 'setting' (={}). Did you mean 'settings'"),
         (
-            lambda: TrajectoryView("beale", "adam", lr=0.1),
-            'TrajectoryView .* Write optimizers={"adam": {"learning_rate": 0.1}}',
-        ),
-        (lambda: LossView({"a": [1.0]}, smoothin=2), "LossView has no argument 'smoothin' (=2). Did you mean 'smoothing'"),
-        (
             lambda: LossView({"a": {"loss": [1.0]}}),
             "runs['a']={'loss': [1.0]}: must be a list of losses, one number for each",
         ),
-        (lambda: LossView({"a": 1.0}), "runs['a']=1.0: must be a list of losses"),
         (lambda: LossView({"a": torch.ones(2, 2)}), "runs['a']=tensor(.*must be a list of losses"),
         (
             lambda: simulate("beale", "adam", learning_rate=0.1),
@@ -99,9 +87,7 @@ def test_what_does_not_fit_is_refused_with_what_to_write(call, words):
     ("text", "words"),
     [
         ("x^2 + y**2", r"\^ is no power here; write \*\*, such as x\*\*2\n  x\^2 \+ y\*\*2\n   \^$"),
-        ("(x + 1)^2", r"write \*\*"),
         ("np.sin(x) + y", r"write sin\(x\) instead of np.sin\(x\)"),
-        ("y + torch.exp(x)", r"write exp\(x\) instead of torch.exp\(x\)"),
         ("np.max(x, y)", r"write max\(x, y\) instead of np.max\(x, y\)"),
         ("np.pi * x + y", r"write pi instead of np.pi"),
     ],

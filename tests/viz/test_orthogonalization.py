@@ -39,7 +39,7 @@ def test_the_table_has_the_least_and_the_largest():
     ("arguments", "error", "message"),
     [
         ({"lists": "quintic"}, TypeError, "lists='quintic': must be names of lists, or a dict"),
-        ({"lists": [CUBIC]}, TypeError, "must be names of lists, or a dict"),
+        ({"lists": [CUBIC]}, TypeError, "must be names"),
         ({"lists": []}, ValueError, "is empty"),
         ({"lists": ["muon"]}, ValueError, "lists='muon': must be one of 'quintic'"),
         ({"lists": {"own": [(1, 2)]}}, ValueError, r"lists\['own'\]\[0\]=\(1, 2\): must be the three numbers"),

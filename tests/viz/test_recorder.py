@@ -177,21 +177,6 @@ def test_histograms_come_from_the_first_step_on_at_growing_intervals():
     assert (counts == np.histogram([1.0, -1.0, 0.0], edges)[0]).all()
 
 
-def test_the_weights_become_what_they_become_without_it():
-    weights = []
-    for recorded in (False, True):
-        net = _net()
-        trainer = _trainer(net, "adam", 0.05)
-        recorder = Recorder(trainer, histograms=["gradient"], histogram_every=3) if recorded else NOTHING
-        for x in torch.randn(7, 5, 3, generator=torch.Generator().manual_seed(0)):
-            trainer.zero_grad()
-            net(x).square().sum().backward()
-            trainer.step(5)
-            recorder.step()
-        weights.append(torch.cat([param.detach().flatten() for param in net.parameters()]))
-    assert torch.equal(*weights)
-
-
 def test_single_elements_are_followed():
     net, note = _net(), []
     trainer = _trainer(net)
@@ -278,7 +263,6 @@ def test_a_trainers_telemetry_sets_how_often_is_measured():
         ),
         ({"size": 16}, {}, "telemetry of size=16: make one of size >= 128, or set trainer.telemetry = None"),
         ({}, {"every": 4}, "every=4, but source has telemetry with every=1: leave it out"),
-        ({"every": 4}, {"every": 1}, "every=1, but source has telemetry with every=4"),
         ({}, {"histograms": ["weight"]}, r"without histograms of weight: give it Telemetry\(histograms=\['weight'\]\)"),
         ({"histograms": ["weight"]}, {"histogram_every": 8}, "histogram_every=8, but source has telemetry with every=1"),
     ],

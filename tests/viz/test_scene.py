@@ -50,7 +50,6 @@ def test_controls_choose_among_arrays_in_the_order_in_which_they_are_named():
         (lambda: Heatmap(np.zeros((2, 2)), [0, 1], [0, 1], palette="jet"), "palette='jet'"),
         (lambda: Points([0], [0], marker="heart"), "marker='heart'"),
         (lambda: Scene([]), "panels is empty"),
-        (lambda: _scene(controls=(RATE, RATE)), "two controls or buttons of the name 'rate'"),
         (lambda: _scene(controls=(RATE,), buttons=[Button("rate", "go")]), "two controls or buttons of the name 'rate'"),
         (lambda: _scene(Line([0], [[0]], by=("wd",), name="sgd")), "Line 'sgd' depends on 'wd'"),
         (lambda: _scene(Line([0], [0], upto="wd")), "depends on 'wd'"),

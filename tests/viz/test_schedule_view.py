@@ -55,8 +55,6 @@ TORCH = {
 
 
 def test_schedules_by_name_end_where_the_picture_does():
-    with pytest.raises(TypeError):  # which needs more than its name
-        ScheduleView("factor")
     for given in ("cosine", {"cosine": "cosine", "a": "Poly"}):
         for arguments, end in (((300,), 300), ((), 1000)):
             scene = ScheduleView(given, *arguments).scene()
@@ -65,7 +63,7 @@ def test_schedules_by_name_end_where_the_picture_does():
                 schedule = kind(end)
                 np.testing.assert_allclose(line.y, [schedule(int(n)) for n in line.x], rtol=1e-6)
                 assert line.x[-1] == end
-    for name, asked in (("factor", "step"), ("multifactor", "step"), ("piecewise", "step, rates")):
+    for name, asked in (("factor", "step"), ("piecewise", "step, rates")):
         with pytest.raises(TypeError, match=rf"'{name}' needs {asked}, .*create\('{name}', step=...") as refused:
             ScheduleView(name)
         assert "__init__" not in str(refused.value)

@@ -74,6 +74,7 @@ def test_all_values_together_as_one_by_one():
     }
     trajectories = simulate(on, candidates, starts, 20, learning_rates=rates, sweep={"wd": [0.0, 0.1]})
     assert trajectories.names == tuple(candidates)
+    assert repr(trajectories).endswith("adam, clipped, lamb; 6 values, 2 starts, 20 steps>")
     assert trajectories.paths.shape == (5, 6, 2, 21, 2)
     assert trajectories.losses.shape == (5, 6, 2, 21)
     assert trajectories.paths.dtype == trajectories.losses.dtype == trajectories.starts.dtype == np.float32
@@ -300,7 +301,6 @@ def test_sliders_of_adam():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"on": 3}, TypeError, "not int"),
         ({"optimizers": []}, ValueError, "optimizers is empty"),
         ({"optimizers": 3}, TypeError, "optimizers must be names"),
         ({"optimizers": ["sgd", "sgd"]}, ValueError, "'sgd' is there twice"),
@@ -317,20 +317,12 @@ def test_sliders_of_adam():
         ({"optimizers": {"a": lambda point, gradient, state, lr: 3}}, ValueError, "must return the new point"),
         (lambda: tune_learning_rates("beale", ["sgd"], judged_by="last"), ValueError, "judged_by='last'"),
         (lambda: trace_updates("beale", torch.optim.SGD), TypeError, "no optimizer by a rule"),
-        (lambda: trace_updates("beale", "sgd", [(0, 0), (1, 1)]), ValueError, "2 points"),
         (lambda: rule_source(3), TypeError, "got int"),
     ],
 )
 def test_bad_input(arguments, error, message):
     with pytest.raises(error, match=message):
         arguments() if callable(arguments) else simulate(**{"on": "beale", "optimizers": ["sgd"]} | arguments)
-
-
-def test_repr_and_user_functions():
-    trajectories = simulate("x**2 + y**2 / 2", ["sgd", "adam"], steps=2)
-    assert repr(trajectories) == "<trajectories on x**2 + y**2 / 2: sgd, adam; 1 values, 1 starts, 2 steps>"
-    ring = simulate(lambda p: (p.square().sum(dim=-1) - 1).square(), ["sgd"], (0.5, 0.0), 300, learning_rates=[0.1])
-    assert ring.paths[0, 0, 0, -1].tolist() == pytest.approx([1.0, 0.0], abs=1e-3)
 
 
 @pytest.mark.parametrize(

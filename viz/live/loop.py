@@ -773,7 +773,7 @@ class LiveLoop:
             now = self.clock()
             if now >= end or (until is not None and now >= until):
                 break
-        else:
+        if not self._is_on(turn):  # an ended loop keeps the error that has ended it, whatever arrived last
             return
         if self.recorder is None:
             with self.at_rest():
