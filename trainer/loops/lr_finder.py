@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..trainer import Trainer
-from ..validation import choice, instance, integer, number
+from ..validation import instance, integer, number
 from .batch_step import device_of, step_on, unpack_batch
 from .fitting import check_batches
 from .snapshot import Snapshot

@@ -302,7 +302,7 @@ class Picture:
             colours = layer.colours(self._theme) / 255
             if style == RAMP:
                 return tuple(Patch(color=each) for each in colours[::16])
-            return Patch(color=colours[-1], alpha=layer.alpha)
+            return Patch(color=colours[-1])
         if isinstance(layer, Arrows):
             return Line2D([], [], color=colour, linewidth=2, marker=">")
         panels = zip(self.scene.panels, self._panels, strict=True)
