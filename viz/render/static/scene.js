@@ -149,7 +149,7 @@ export function number(value) {
 export function words(control, index) {
   if (control.texts?.length) return control.texts[index];
   const value = control.values[index];
-  return typeof value === "string" ? value : number(value) + (control.unit ? ` ${control.unit}` : "");
+  return typeof value === "string" ? value : number(value);
 }
 
 /** The same to be edited: with the signs of a keyboard. */
