@@ -23,8 +23,7 @@ The parts:
 
 Where several ways are compared they take turns. Each time stands twice: by the clock, and of all the process's threads on
 the processor, which another program's load hardly changes; each is the least of several after a first one, which compiles.
-What is added to something is the mean over many pairs, as a share, with its standard error below it. The goal is one for the
-clock on an idle machine.
+What is added to something is the mean over many pairs, as a share, with its standard error below it.
 """
 
 from __future__ import annotations
@@ -82,14 +81,13 @@ def main() -> None:
         results = json.loads(arguments.out.read_text(encoding="utf-8"))
     results["machine"] = machine("cpu")
     print(results["machine"], f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "")
-    print(f"{'':78}{'clock':>10}{'processor':>11}{'':14}goal")
+    print(f"{'':78}{'clock':>10}{'processor':>11}")
     for name in arguments.only:
         found = PARTS[name]()
         results[name] = {"machine": results["machine"], "found": found}
         print(name)
         for line in found:
-            goal = f"{line['goal']:g}" if "goal" in line else ""
-            print(f"  {line['what']:<76}{line['clock']:10.4g}{line['processor']:11.4g} {line['unit']:<13}{goal}", flush=True)
+            print(f"  {line['what']:<76}{line['clock']:10.4g}{line['processor']:11.4g} {line['unit']}", flush=True)
         if arguments.out:  # after each part, so that a run that is cut off leaves what it has seen
             write(arguments.out, results)
 
@@ -105,9 +103,9 @@ def trajectories() -> list[Row]:
         return view.scene().to_bytes()
 
     return [
-        row(what, fastest(lambda: simulate("rosenbrock", RACERS, steps=200, learning_rates=RATES), 20), "ms", goal=50),
-        row(f"{what}, from another start", fastest(lambda: simulation.run(next(places)), 20), "ms", goal=50),
-        row("the same, 41 factors of best rates, from the event to a scene's bytes", fastest(drag, 20), "ms", goal=50),
+        row(what, fastest(lambda: simulate("rosenbrock", RACERS, steps=200, learning_rates=RATES), 20), "ms"),
+        row(f"{what}, from another start", fastest(lambda: simulation.run(next(places)), 20), "ms"),
+        row("the same, 41 factors of best rates, from the event to a scene's bytes", fastest(drag, 20), "ms"),
     ]
 
 
@@ -115,8 +113,8 @@ def sweep() -> list[Row]:
     rows = []
     data = load(torch.device("cpu"))
     all_batches = [(data["images"][each], data["labels"][each]) for each in make_batches(2)]
-    networks = (("MLP of 64-32-10", mlp, 42, 12.0), ("the demo's convolutional network", network, 6, None))
-    for name, make, steps, goal in networks:
+    networks = (("MLP of 64-32-10", mlp, 42), ("the demo's convolutional network", network, 6))
+    for name, make, steps in networks:
         batches = all_batches[:steps]
         ways: dict[str, Callable[[], object]] = {
             "single": lambda make=make, batches=batches: single(make, batches),
@@ -129,21 +127,19 @@ def sweep() -> list[Row]:
         shown = f"{COPIES} copies, {name}, {steps} steps"
         rows.append(row(f"1 run by Trainer, {name}, {steps} steps", times["single"], "ms"))
         rows.append(row(shown, times["sweep"], "ms"))
-        rows.append(row(shown, times["sweep"], "single runs", by=times["single"], goal=goal))
+        rows.append(row(shown, times["sweep"], "single runs", by=times["single"]))
         rows.append(row(f"{shown}, vmap and torch.optim.Adam", times["torch"], "ms"))
     return rows
 
 
 def pictures() -> list[Row]:
-    goals = {"live loss": 6.0, "paths on a landscape": 12.0}
     return [
-        row(f"{found['picture']}, {found['inches']} inches: {words}", Time(*times), "ms", goal=goals[name] if ours else None)
+        row(f"{found['picture']}, {found['inches']} inches: {words}", Time(*times), "ms")
         for found in notebook_pictures.rows()
-        for name in [found["picture"]]
-        for how, words, ours in (
-            ("ours", "drawn again by Picture", True),
-            ("anew", "a new figure, saved", False),
-            ("data", "a kept figure, saved", False),
+        for how, words in (
+            ("ours", "drawn again by Picture"),
+            ("anew", "a new figure, saved"),
+            ("data", "a kept figure, saved"),
         )
         for times in [(found[f"{how}, ms"] / 1e3, found[f"{how}, ms of the processor"] / 1e3)]
     ]
@@ -161,9 +157,9 @@ def dashboard() -> list[Row]:
             add(run, np.array([next(number)]))
             return view.scene().to_bytes()
 
-        rows.append(row(f"a frame of a dashboard, {tensors} tensors, 5,000 steps", fastest(frame, 20), "ms", goal=12.5))
+        rows.append(row(f"a frame of a dashboard, {tensors} tensors, 5,000 steps", fastest(frame, 20), "ms"))
         first = fastest(lambda view=view: Picture(view.scene()).png(), 5)
-        rows.append(row(f"its first image for ipywidgets, {tensors} tensors", first, "ms", goal=150))
+        rows.append(row(f"its first image for ipywidgets, {tensors} tensors", first, "ms"))
     return rows
 
 
@@ -175,7 +171,7 @@ def live() -> list[Row]:
             watched = Watched(*make(), steps, renderer)
             more, error = watched.run(48)
             rows.append(row(f"{steps} training steps, {name}, recorded", watched.plain, "ms"))
-            rows.append(row(f"what a live dashboard adds, {name}, {words}", more, "of it", goal=0.05))
+            rows.append(row(f"what a live dashboard adds, {name}, {words}", more, "of it"))
             rows.append(row("  the standard error of that", error, "of it"))
             rows.append(row(f"frames of it, {name}, {words}", watched.rate, "a second"))
     return rows
@@ -189,9 +185,9 @@ def curves() -> list[Row]:
             name = type(view).__name__
             picture = Path(folder) / f"{name}.png"
             drawn = fastest(lambda view=view, picture=picture: view.figure().savefig(picture), 3)
-            rows.append(row(f"100,000 steps, {name}, as a PNG file", drawn, "s", goal=1.0))
+            rows.append(row(f"100,000 steps, {name}, as a PNG file", drawn, "s"))
             page = fastest(lambda view=view, name=name: view.html(Path(folder) / f"{name}.html"), 3)
-            rows.append(row(f"100,000 steps, {name}, as a page", page, "s", goal=1.0))
+            rows.append(row(f"100,000 steps, {name}, as a page", page, "s"))
     return rows
 
 
@@ -203,7 +199,7 @@ def recorder() -> list[Row]:
         took, more, error = added(plain, recorded, pairs)
         each = f"every {steps} steps" if name != "Trainer" else "every step"
         rows.append(row(f"{steps} training steps, GPT-2's 148 tensors at width {WIDTH}, {name}", took, "ms"))
-        rows.append(row(f"what recording all norms adds, {name}, {each}", more, "of it", goal=0.03))
+        rows.append(row(f"what recording all norms adds, {name}, {each}", more, "of it"))
         rows.append(row("  the standard error of that", error, "of it"))
     return rows
 
@@ -234,7 +230,7 @@ def loggers() -> list[Row]:
             rows.append(row(f"logging a step, {name}", took, "of a step", by=step))
         for name, make in log_targets(Path(folder)).items():
             more, error = logged(lambda turn, make=make: training("Trainer", 4, True, [make(turn)]))
-            rows.append(row(f"what logging each step adds to recorded steps, {name}", more, "of it", goal=0.02))
+            rows.append(row(f"what logging each step adds to recorded steps, {name}", more, "of it"))
             rows.append(row("  the standard error of that", error, "of it"))
     return rows
 

@@ -22,13 +22,12 @@ class Time(NamedTuple):
     processor: float
 
 
-def row(what: str, time: Time, unit: str, by: Time | None = None, goal: float | None = None) -> Row:
+def row(what: str, time: Time, unit: str, by: Time | None = None) -> Row:
     """A line of the table: a time in seconds or milliseconds, or as a multiple of another."""
     clock, processor = (value * {"ms": 1e3}.get(unit, 1.0) for value in time)
     if by is not None:
         clock, processor = time.clock / by.clock, time.processor / by.processor
-    own: Row = {"what": what, "clock": clock, "processor": processor, "unit": unit}
-    return own if goal is None else own | {"goal": goal}
+    return {"what": what, "clock": clock, "processor": processor, "unit": unit}
 
 
 class Watched:

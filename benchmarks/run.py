@@ -57,7 +57,6 @@ import registry
 import torch
 import workloads
 from environment import Kernels, conditions, machine, program_of
-from goals import show
 from registry import Step, copy_step
 from timing import SECONDS, in_turns, race, release, write
 
@@ -104,16 +103,13 @@ def main() -> None:
         release()
     if arguments.out:
         print(f"written to {arguments.out}")
-    if arguments.rows:
-        return
-    if arguments.out:
+    if arguments.out and not arguments.rows:
         try:
             from plot import draw
         except ImportError as error:
             print(f"not drawn: {error}")
         else:
             draw(results, arguments.out.with_suffix(".png"))
-    show(results, device)
 
 
 def time_steps(device: str, rows: re.Pattern[str] = _ALL) -> Table:

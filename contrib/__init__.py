@@ -10,7 +10,6 @@ if not __name__.startswith("tristep."):
 NAMES = {
     "compressors": {
         "powersgd": "tristep.contrib.compression.powersgd:PowerSGD",
-        "randomk": "tristep.contrib.compression.sparse:RandomK",
         "topk": "tristep.contrib.compression.sparse:TopK",
     },
     "initializers": {

@@ -22,7 +22,7 @@ from .language import (
     tl,
 )
 from .metrics import MetricsBuffer
-from .norms import clip_adaptively_, clip_by_global_norm_, clip_by_norm_, clip_by_value_, global_norm
+from .norms import clip_by_global_norm_, global_norm
 from .update import Update
 
 __all__ = [
@@ -36,10 +36,7 @@ __all__ = [
     "TensorRule",
     "Update",
     "choose_engine",
-    "clip_adaptively_",
     "clip_by_global_norm_",
-    "clip_by_norm_",
-    "clip_by_value_",
     "compress",
     "global_norm",
     "jit",

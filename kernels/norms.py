@@ -26,8 +26,7 @@ from .language import Rule, reduction, rule, tl
 from .launch import GRADIENT, WEIGHT, Launch, itself
 from .layouts import is_dense
 from .reductions import join_totals
-from .rules.common import clip_coefficient, clipped, total_square
-from .rules.layerwise import gradient_square
+from .rules.common import clip_coefficient, total_square
 
 EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 
@@ -77,76 +76,6 @@ def clip_by_global_norm_(tensors: Iterable[torch.Tensor], max_norm: float, ord: 
     Source: Pascanu et al. (2013), "On the difficulty of training recurrent neural networks", alg. 1; numbers of torch.
     """
     return scale_to_norm_("tensors", tensors, max_norm, ord)
-
-
-@torch.no_grad()
-def clip_by_norm_(tensors: Iterable[torch.Tensor], max_norm: float) -> None:
-    """Multiply each tensor by min(1, max_norm / (norm + 1e-6)), in place, where `norm` is the 2-norm of that tensor.
-
-    Args:
-        tensors: dense floating-point tensors of any dtypes, shapes and strides.
-        max_norm: upper limit for the norm of each tensor.
-    """
-    max_norm = _number("max_norm", max_norm)
-    with _taken("tensors", _clipped_each, tensors) as plan:
-        plan.run_reduction()
-        plan.apply([max_norm, EPSILON])
-
-
-@torch.no_grad()
-def clip_by_value_(tensors: Iterable[torch.Tensor], value: float) -> None:
-    """Limit all elements to [-value, value], in place; NaN stays NaN.
-
-    Args:
-        tensors: dense floating-point tensors of any dtypes, shapes and strides.
-        value: limit >= 0.
-
-    Raises:
-        ValueError: `value` is negative.
-    """
-    value = _number("value", value)
-    if value < 0:
-        raise ValueError(f"value={value!r}: must be 0 or more")
-    with _taken("tensors", _limited, tensors) as plan:
-        plan.apply([value])
-
-
-@torch.no_grad()
-def clip_adaptively_(
-    weights: Iterable[torch.Tensor], gradients: Iterable[torch.Tensor | None], clipping: float, eps: float = 1e-3
-) -> None:
-    """Scale each unit's gradient, in place, to a norm of at most clipping * max(norm of the unit's weights, eps).
-
-    A unit is a slice along the first dimension, such as a row of a matrix or a filter; a vector or scalar is one unit.
-
-    Args:
-        weights: dense floating-point tensors.
-        gradients: for each weight a gradient of the same shape, or None to skip it.
-        clipping: largest ratio of the two norms, > 0.
-        eps: smallest norm of weights that counts, > 0, so that zero weights can move. Default: 0.001.
-
-    Raises:
-        TypeError: an element is not a dense floating-point tensor.
-        ValueError: `clipping` or `eps` is not greater than 0, or lengths or shapes differ.
-
-    Source: Brock et al. (2021), "High-Performance Large-Scale Image Recognition Without Normalization", eq. 3.
-    """
-    for name, value in (("clipping", clipping), ("eps", eps)):
-        if not _number(name, value) > 0:
-            raise ValueError(f"{name}={value!r}: must be greater than 0")
-    weights, gradients = list(weights), list(gradients)
-    if len(weights) != len(gradients):
-        raise ValueError(f"{len(gradients)} gradients for {len(weights)} weights: there must be as many")
-    pairs = [(w, g) for w, g in zip(weights, gradients, strict=True) if g is not None]
-    check_list("weights", [w for w, _ in pairs])
-    check_list("gradients", [g for _, g in pairs])
-    for w, g in pairs:
-        if w.shape != g.shape:
-            raise ValueError(f"a gradient has shape {tuple(g.shape)}: its weight has {tuple(w.shape)}")
-    for w, g in pairs:
-        limit = clipping * _unit_norm(w).clamp(min=eps)
-        norm = _unit_norm(g)
-        g.copy_(torch.where(norm > limit, g * (limit / norm), g))
 
 
 @torch.no_grad()
@@ -207,19 +136,6 @@ def _clipped_inf(w, g, state, hyper, sums):
     return w * clip_coefficient(size, max_norm, epsilon), state
 
 
-@rule(reduction=gradient_square)
-def _clipped_each(w, g, state, hyper, sums):
-    max_norm, epsilon = hyper
-    (square,) = sums
-    return w * clip_coefficient(tl.sqrt(square), max_norm, epsilon), state
-
-
-@rule
-def _limited(w, g, state, hyper):
-    (value,) = hyper
-    return clipped(w, value), state
-
-
 _RULES: dict[float, Rule] = {1.0: _clipped_1, 2.0: _clipped_2, math.inf: _clipped_inf}
 
 
@@ -278,16 +194,19 @@ class _Plan:
             launch.release()
 
     def norm(self, ord: float) -> torch.Tensor:
-        self.run_reduction()
+        for launch in self._launches:
+            launch.run_reduction(0)
         if not self._launches:
             return torch.zeros((), dtype=torch.float32)
+        if len(self._launches) > 1:
+            join_totals([launch.totals[0] for launch in self._launches], self._rule.reductions[0].op)
         totals = [launch.totals[0][0, 0] for launch in self._launches]
         total = next(total for total in totals if total.dtype == self._dtype)
         norm = total.sqrt() if ord == 2 else total.clone()
         return norm if norm.get_device() == self._devices[0] else norm.to(self._tensors[0].device)
 
     def apply(self, hyper: Sequence[float]) -> None:
-        """Update the tensors with these hyper-parameters and the results of the last reduction."""
+        """Update the tensors with these hyper-parameters and the last norm."""
         for launch in reversed(self._launches):  # the last launch read by the reduction is still in the cache
             launch.hyper[:, 1:] = hyper
             launch.compute()
@@ -297,12 +216,6 @@ class _Plan:
             increment_version([t for i, t in enumerate(self._tensors) if i not in self._gapped])
         else:
             increment_version(self._tensors)
-
-    def run_reduction(self) -> None:
-        for launch in self._launches:
-            launch.run_reduction(0)
-        if len(self._launches) > 1 and self._rule.reductions[0].scope == "global":
-            join_totals([launch.totals[0] for launch in self._launches], self._rule.reductions[0].op)
 
     def _dense(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the tensors, with a dense copy in place of each that has gaps."""
@@ -383,9 +296,3 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name}={value!r}: must be a number, not {type(value).__name__}") from None
-
-
-def _unit_norm(tensor: torch.Tensor) -> torch.Tensor:
-    dims = tuple(range(1, tensor.dim())) if tensor.dim() > 1 else None
-    dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-    return torch.linalg.vector_norm(tensor, dim=dims, keepdim=True, dtype=dtype)

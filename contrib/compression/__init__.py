@@ -2,6 +2,6 @@
 
 from .ddp import ddp_hook
 from .powersgd import PowerSGD
-from .sparse import RandomK, TopK
+from .sparse import TopK
 
-__all__ = ["PowerSGD", "RandomK", "TopK", "ddp_hook"]
+__all__ = ["PowerSGD", "TopK", "ddp_hook"]

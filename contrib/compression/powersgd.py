@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from ...trainer.compression.base import Compressor, keep_residual, option_name
-from ...trainer.compression.reduce import ReduceAlgorithm, all_reduce_bytes
+from ...trainer.compression.reduce import ReduceAlgorithm
 from ...trainer.validation import integer
 
 
@@ -44,7 +44,7 @@ class PowerSGDReduce(ReduceAlgorithm):
         self.q = [q.clone() for q in self.first]
         sent = sum(rank * (rows + columns) for _, rows, columns, rank in self.matrices)
         sent += sum(stretch.stop - stretch.start for stretch in self.uncompressed)
-        self.bytes_sent = all_reduce_bytes(self.ranks, sent)
+        self.bytes_sent = 2 * (self.ranks - 1) / self.ranks * 4 * sent
 
     @torch.no_grad()
     def steps(self, bucket: torch.Tensor, out: torch.Tensor | None = None) -> Iterator[Any]:

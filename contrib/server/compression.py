@@ -26,7 +26,6 @@ class PushCompression:
     def __init__(self, compression_params: Mapping[str, Any]) -> None:
         self._compressor = compressor_of(compression_params)
         self._params = dict(compression_params)
-        self._count = 0  # number of pushes
         self.residuals: dict[Key, torch.Tensor] = {}
 
     def encode(self, keys: Sequence[Key], gradients: Sequence[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
@@ -44,7 +43,6 @@ class PushCompression:
                 raise TypeError(
                     f"the gradient of key {key!r} is {gradient.dtype}: compression takes {kinds}; convert the model"
                 )
-        step, self._count = self._count, self._count + 1
         for key, gradient in zip(keys, gradients, strict=True) if self._compressor.error_feedback else ():
             residual = self.residuals.get(key)
             self.residuals[key] = (
@@ -58,10 +56,10 @@ class PushCompression:
         if self._compressor.error_feedback:
             parts = [self.residuals[key].view(-1) for key in keys]
             residual = torch.cat([part.to(device) for part in parts])
-        message = self._compressor.encode_with_feedback(values, residual, step)
+        message = self._compressor.encode_with_feedback(values, residual)
         if residual is not None:
             copy_all(parts, residual.split([part.numel() for part in parts]))
-        return (self._params, step, [(gradient.shape, gradient.dtype) for gradient in gradients]), [message]
+        return (self._params, [(gradient.shape, gradient.dtype) for gradient in gradients]), [message]
 
     def load_residuals(self, saved: Mapping[Key, Mapping[str, torch.Tensor]], rank: int, workers: int) -> None:
         """Load the residuals of worker `rank`, and an equal share of residuals from sources that are not workers here."""

@@ -155,11 +155,11 @@ class ServerLoop:
         self._send(worker, reply, keep=self._core.keeps_pulled)
 
     def _decoded(
-        self, message: torch.Tensor, params: Any, step: int, kinds: Sequence[tuple[Sequence[int], torch.dtype]]
+        self, message: torch.Tensor, params: Any, kinds: Sequence[tuple[Sequence[int], torch.dtype]]
     ) -> list[torch.Tensor]:
         """Return the gradients that a compressed message encodes."""
         sizes = [math.prod(shape) for shape, _ in kinds]
-        flats = create_compressor(params).decode_step(message.to(self._core.device), sum(sizes), step).split(sizes)
+        flats = create_compressor(params).decode(message.to(self._core.device), sum(sizes)).split(sizes)
         return [flat.view(shape).to(dtype) for flat, (shape, dtype) in zip(flats, kinds, strict=True)]
 
     def _arrive(self, worker: int, what: str, value: Any) -> None:

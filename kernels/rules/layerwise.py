@@ -82,11 +82,6 @@ def lamb(w, g, state, hyper, sums):
     return w - lr * ratio(norm * norm, u2) * u, (mean, var)
 
 
-@reduction
-def gradient_square(w, g, state, hyper):
-    return (g * g,)
-
-
 @jit
 def lans_directions(
     w, g, mean, var, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, norm

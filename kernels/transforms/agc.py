@@ -12,9 +12,9 @@ def agc(rule: Rule) -> Rule:
     """Return the rule with adaptive gradient clipping: a gradient's norm is limited to `agc` times the norm of its weight.
 
     With the norms |g| and |w| of a whole tensor, and L = agc max(|w|, 0.001), the gradient is multiplied by L / |g| if
-    |g| > L. The paper, and `tristep.kernels.clip_adaptively_`, compare the norms of each row of a matrix, or filter; for
-    vectors and scalars both are the same. `agc` is an additional hyper-parameter. The rule has an additional first
-    reduction, and its own reductions see the clipped gradient, too. The gradient tensors do not change.
+    |g| > L. The paper compares the norms of each row of a matrix, or filter; for vectors and scalars both are the
+    same. `agc` is an additional hyper-parameter. The rule has an additional first reduction, and its own reductions see the
+    clipped gradient, too. The gradient tensors do not change.
 
     Args:
         rule: an elementwise rule. Apply this transform before all others.

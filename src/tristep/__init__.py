@@ -77,7 +77,7 @@ if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Add tristep's magics, and tables for trainers and optimizers, to IPython; `%load_ext tristep` calls it."""
+    """Add tristep's magics to IPython; `%load_ext tristep` calls it."""
     import_module(f"{__name__}.viz.live.extension").load(shell)
 
 

@@ -106,7 +106,6 @@ def test_a_band_lets_through_what_is_behind_it(stage):
     [
         ("sequential", "linear", "viridis", Normalize(-2, 3)),
         ("sequential", "log", "viridis", LogNorm(1e-3, 10)),
-        ("diverging", "linear", "RdBu_r", Normalize(-3, 3)),
         ("quiet", "linear", None, Normalize(-2, 3)),
     ],
 )

@@ -101,7 +101,7 @@ def test_numbers_in_words(stage):
 
 def test_a_page_works_from_a_file_and_asks_nothing_of_a_network(browser, tmp_path):
     evil = "</script><b>loss & more</b>"
-    scene = swept(unit=evil)
+    scene = swept(texts=[f"{rate} {evil}" for rate in (1, 2, 4, 8)])
     file = tmp_path / "page.html"
     file.write_text(page(scene.to_bytes(), f"A {evil}", f"It says {evil}"), encoding="utf-8")
     browser.driver.get(file.as_uri())

@@ -15,7 +15,6 @@ COMPRESSIONS = [
     {"type": "1bit", "threshold": 0.0},
     *({"type": kind} for kind in ("fp16", "bf16", "int8", "int4", "sign", "wholethirds")),
     {"type": "topk", "ratio": 0.1},
-    {"type": "randomk", "ratio": 0.1},
 ]
 
 

@@ -11,10 +11,7 @@ import pytest
 import torch
 
 from tristep.kernels import (
-    clip_adaptively_,
     clip_by_global_norm_,
-    clip_by_norm_,
-    clip_by_value_,
     global_norm,
     norms,
     reduction,
@@ -120,39 +117,6 @@ def test_none_and_empty(place):
     assert global_norm([]).item() == clip_by_global_norm_([], 1.0).item() == 0.0
     empty = [torch.zeros(0, device=place.device), torch.zeros(3, 0, device=place.device)]
     assert [clip_by_global_norm_(empty, 1.0, ord).item() for ord in ORDERS] == [0.0] * 3
-    clip_by_norm_([], 1.0)
-    clip_by_value_(empty, 1.0)
-
-
-def test_each_by_its_own_norm_and_by_value(place):
-    found = tensors(place, (F32, F64))
-    before = [tensor.double().cpu().numpy() for tensor in found]
-    clip_by_norm_(found, 1.5)
-    for tensor, old in zip(found, before, strict=True):
-        factor = min(1.0, 1.5 / (np.linalg.norm(old.ravel()) + 1e-6))
-        np.testing.assert_allclose(tensor.cpu().numpy(), old * factor, rtol=2e-6)
-    found = tensors(place, (F32, BF16))
-    found[2][7] = math.nan
-    expected = [tensor.clamp(-0.5, 0.5) for tensor in found]
-    clip_by_value_(found, 0.5)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("dtype", [F32, F64])
-def test_adaptively_by_the_papers_formula(place, dtype):
-    shapes = [(4, 3), (6,), (), (2, 3, 2, 2), (5, 2)]
-    weights, gradients = tensors(place, (dtype,), shapes, 0), tensors(place, (dtype,), shapes, 1)
-    weights[0][1] = 0.0
-    before = [g.double().cpu().numpy() for g in gradients]
-    clip_adaptively_(weights, [*gradients[:-1], None], 0.3)
-    for w, g, old in zip(weights[:-1], gradients, before, strict=False):
-        w = w.double().cpu().numpy()
-        units = [np.s_[i] for i in range(len(w))] if w.ndim > 1 else [np.s_[...]]
-        for unit in units:
-            w_norm, g_norm = max(np.linalg.norm(w[unit].ravel()), 1e-3), np.linalg.norm(old[unit].ravel())
-            factor = 0.3 * w_norm / g_norm if g_norm / w_norm > 0.3 else 1.0
-            np.testing.assert_allclose(g[unit].cpu().numpy(), old[unit] * factor, rtol=2e-6)
-    np.testing.assert_array_equal(gradients[-1].cpu().numpy(), before[-1].astype(gradients[-1].cpu().numpy().dtype))
 
 
 @pytest.mark.parametrize("name", ["cpu", "eager"])
@@ -178,7 +142,6 @@ def test_repeated_calls_use_one_plan_which_keeps_no_tensor_alive(place, monkeypa
     global_norm(found)
     assert [tensor._version for tensor in found] == versions
     clip_by_global_norm_(found, 1.0)
-    clip_by_value_(found, 1.0)
     assert all(tensor._version > before for tensor, before in zip(found, versions, strict=True))  # autograd notices
     references = [weakref.ref(tensor) for tensor in found]
     del found
@@ -253,21 +216,17 @@ REFUSED = {
         r"tensors\[0\] is sparse \(torch.sparse_coo\): must be dense",
     ),
     "integers": (
-        lambda: clip_by_norm_([X.long()], 1.0),
+        lambda: clip_by_global_norm_([X.long()], 1.0),
         TypeError,
         r"tensors\[0\] is torch.int64: must be one of torch.float64",
     ),
     "one place": (
-        lambda: clip_by_value_([X, torch.ones(1).expand(3)], 1.0),
+        lambda: clip_by_global_norm_([X, torch.ones(1).expand(3)], 1.0),
         ValueError,
         r"tensors\[1\] has several elements in one place in memory",
     ),
     "ord": (lambda: global_norm([X], 3), ValueError, r"ord=3: must be 1, 2 or inf"),
     "max_norm": (lambda: clip_by_global_norm_([X], "a"), TypeError, r"max_norm='a': must be a number, not str"),
-    "value": (lambda: clip_by_value_([X], -1), ValueError, r"value=-1.0: must be 0 or more"),
-    "clipping": (lambda: clip_adaptively_([X], [X], 0), ValueError, "clipping=0: must be greater than 0"),
-    "too few": (lambda: clip_adaptively_([X, X], [X], 0.1), ValueError, "1 gradients for 2 weights"),
-    "another shape": (lambda: clip_adaptively_([X], [X[:2]], 0.1), ValueError, r"shape \(2,\): its weight has \(3,\)"),
     "op": (lambda: reduction(op="min"), ValueError, "op='min': must be 'sum', 'max' or 'mean'"),
 }
 

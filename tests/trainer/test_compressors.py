@@ -54,17 +54,6 @@ def test_topk_sends_the_largest():
     assert compressor.decode(compressor.encode(values), 6).tolist() == [0.0, -5.0, 0.0, 3.0, 0.0, 0.0]
 
 
-def test_randomk_draws_every_index_equally_often_and_others_in_every_step():
-    compressor, n, steps = create_compressor({"type": "randomk", "ratio": 0.15, "seed": 3}), 103, 3000
-    counts = torch.zeros(n)
-    for step in range(steps):
-        indices = compressor.indices(step, n, torch.device("cpu"))
-        assert len(indices.unique()) == len(indices) == 16
-        counts[indices] += 1
-    expected = steps * 16 / n
-    assert (counts - expected).abs().max() < 0.25 * expected  # stretches are of 6 or of 7
-
-
 def test_powersgd_finds_a_matrix_of_low_rank():
     torch.manual_seed(1)
     matrix, vector = torch.randn(40, 2) @ torch.randn(2, 60), torch.randn(7)
@@ -128,7 +117,7 @@ REFUSED = {
     "a threshold of 0": (_make(type="2bit", threshold=0), ValueError, "threshold.*greater than 0"),
     "a threshold as text": (_make(type="1bit", threshold="1"), TypeError, "threshold.*must be a number"),
     "too many": (_make(type="topk", ratio=1.5), ValueError, "ratio.*1 or less"),
-    "none": (_make(type="randomk", ratio=0), ValueError, "ratio.*greater than 0"),
+    "none": (_make(type="topk", ratio=0), ValueError, "ratio.*greater than 0"),
     "a rank of 0": (_make(type="powersgd", rank=0), ValueError, "rank.*1 or more"),
     "half a feedback": (_make(type="int8", error_feedback=1), TypeError, "error_feedback.*True or False"),
     "no class": (lambda: kvstore.register_compressor(3), TypeError, "takes a subclass of Compressor"),
@@ -137,10 +126,6 @@ REFUSED = {
     "an unknown engine": (_reduce(5, engine="gpu"), ValueError, "engine='gpu'"),
     "a topk by chunks": (
         lambda: CompressedAllReduce({"type": "topk"}, 5, exchange="all_to_all"), ValueError, "'topk' uses 'all_gather'",
-    ),
-    "another way of randomk": (
-        lambda: CompressedAllReduce({"type": "randomk"}, 5, exchange="all_to_all"),
-        ValueError, "'randomk' uses 'all_reduce'",
     ),
     "another way of powersgd": (
         lambda: CompressedAllReduce({"type": "powersgd"}, 6, [(2, 3)], exchange="all_to_all"),

@@ -22,7 +22,7 @@ WITH_BASE_LR = [
     lr.MultiFactorScheduler(step=(10, 30), factor=0.1, base_lr=0.3, warmup_steps=12),
     lr.PolyScheduler(max_update=40, pwr=0.5, final_lr=0.001, warmup_steps=5),
     lr.CosineScheduler(max_update=40, base_lr=3.0, final_lr=0.01, warmup_steps=25, warmup_begin_lr=0.5),
-    lr.OneCycleScheduler(max_update=50, base_lr=0.7, anneal_strategy="linear", three_phase=True),
+    lr.OneCycleScheduler(max_update=50, base_lr=0.7, anneal_strategy="linear"),
     lr.CosineRestartsScheduler(period=11, base_lr=0.7, final_lr=0.1, warmup_steps=3),
     lr.CosineRestartsScheduler(period=6, period_mult=1.5, base_lr=0.7),
     lr.WarmupStableDecayScheduler(50, 20, base_lr=0.7, final_lr=0.1, decay="sqrt", warmup_steps=10),
@@ -155,7 +155,6 @@ def test_exact_values(schedule, updates, rates):
         (lr.FactorScheduler(10, 0.5, base_lr=0.8, warmup_steps=35), [34, 35], [0.8 * 34 / 35, 0.1]),
         (lr.FactorScheduler(100, **WARM), range(5), [0.2, 0.4, 0.6, 0.8, 1.0]),
         (lr.OneCycleScheduler(100, 1.0, 0.2, 10, 10), [10], [0.55]),
-        (lr.OneCycleScheduler(100, 1.0, 0.5, 10, three_phase=True), range(0, 101, 25), [0.1, 0.55, 1.0, 0.55, 0.1]),
     ],
     ids=repr,
 )
@@ -210,12 +209,12 @@ def _rates_of_torch(make, rate, count):
     return np.array(rates)
 
 
-def _one_cycle(strategy, three):
+def _one_cycle(strategy):
     def make(o):
         options = {"pct_start": 0.25, "div_factor": 20, "final_div_factor": 1e3}
-        return torchs.OneCycleLR(o, 0.7, M + 1, anneal_strategy=strategy, three_phase=three, **options)
+        return torchs.OneCycleLR(o, 0.7, M + 1, anneal_strategy=strategy, **options)
 
-    return lr.OneCycleScheduler(M, 0.7, (0.25 * (M + 1) - 1) / M, 20, 1e3, strategy, three), make, M + 1
+    return lr.OneCycleScheduler(M, 0.7, (0.25 * (M + 1) - 1) / M, 20, 1e3, strategy), make, M + 1
 
 
 def _cyclic(*down, **options):
@@ -237,7 +236,7 @@ SEQUENTIAL = (lr.ExponentialScheduler(0.9, base_lr=0.7), 20), (lr.CosineSchedule
 @pytest.mark.parametrize(
     ("ours", "make", "count"),
     [
-        *(_one_cycle(strategy, three) for strategy in ("cos", "linear") for three in (False, True)),
+        *(_one_cycle(strategy) for strategy in ("cos", "linear")),
         (lr.CosineRestartsScheduler(11, 1, 0.7, 0.1), lambda o: torchs.CosineAnnealingWarmRestarts(o, 11, eta_min=0.1), 100),
         (lr.CosineRestartsScheduler(5, 2, 0.7), lambda o: torchs.CosineAnnealingWarmRestarts(o, 5, 2), 200),
         (lr.CosineScheduler(60, 0.7, 0.1), lambda o: torchs.CosineAnnealingLR(o, 60, 0.1), 61),
@@ -343,7 +342,7 @@ REFUSED = {
     "cosine": ({"max_update": 10}, {"max_update": ["10"], "warmup_steps": [11], "final_lr": [-1]}),
     "onecycle": (
         {"max_update": 9},
-        {"max_update": [0], "pct_start": [1], "div_factor": [0.5], "final_div_factor": [0], "three_phase": [1]},
+        {"max_update": [0], "pct_start": [1], "div_factor": [0.5], "final_div_factor": [0]},
     ),
     "cosinerestarts": ({"period": 5}, {"period": [0], "period_mult": [0.5], "final_lr": [-1]}),
     "warmupstabledecay": (
@@ -378,7 +377,6 @@ def test_bad_values_are_named(name):
         (lambda: lr.PolyScheduler(5, warmup_steps=5), ValueError, "warmup_steps=5: must be less than max_update=5"),
         (lambda: lr.MultiFactorScheduler([0, 5]), ValueError, r"step\[0\]=0: must be finite and 1 or more"),
         (lambda: lr.MultiFactorScheduler([1, "5"]), TypeError, r"step\[1\]='5': must be a number"),
-        (lambda: lr.OneCycleScheduler(9, pct_start=0.6, three_phase=True), ValueError, "pct_start=0.6: .*0.5 or less"),
         (lambda: lr.OneCycleScheduler(9, anneal_strategy="cosine"), ValueError, "='cosine': .*Did you mean 'cos'"),
         (lambda: lr.PiecewiseScheduler([3], [-1]), ValueError, r"rates\[0\]=-1: must be finite and 0 or more"),
         (lambda: lr.FunctionScheduler("no_such"), ValueError, "function='no_such': no function is registered"),

@@ -32,16 +32,12 @@ def test_patterns(pattern, expected):
     assert [row[0] for row in rows if row[2] == "adam"] == expected
 
 
-def test_the_table_is_printed_and_shown():
-    to_html = pytest.importorskip("tristep.viz.views.reprs", reason="pictures need matplotlib").to_html
+def test_the_table_is_printed():
     trainer = tristep.Trainer(several_layers(), TWO)
     lines = str(trainer.optimizer).splitlines()
     assert lines[0].split() == ["parameter", "shape", "optimizer", "learning", "rate", "wd", "pattern"]
     assert lines[1].split() == ["0.weight", "(9,", "6)", "sgd", "0.01", "0", "*"]
     assert len(lines) == 8
-    for shown in (trainer, trainer.optimizer):
-        assert "adam</td>" in to_html(shown)
-        assert "ndim&lt;2" in to_html(shown)
 
 
 def test_rates_are_set_together_or_each():

@@ -339,7 +339,6 @@ SHOWN = {
     "dashboard": (TRAINED, "viz.Dashboard(recorder)"),
     "loss view": (TRAINED, "display(viz.LossView([recorder]))"),
     "recorder": (TRAINED, "recorder"),
-    "table": (TRAINED, "trainer"),
     "loop that ends": ("viz.LiveLoop(train, trainer=trainer, recorder=recorder, mode='block').start()",),
     "loop that is stopped": ("loop = viz.LiveLoop(train, trainer=trainer, mode='task').start()\nloop",),
     "loop with snapshots": ("loop = viz.LiveLoop(train, trainer=trainer, mode='task')\nloop.step(2); loop.branch()\nloop",),

@@ -1,9 +1,7 @@
 """Live loops whose training goes wrong: a loss that is not finite, and functions that lack their `yield`."""
 
 import asyncio
-import gc
 import math
-import weakref
 
 import pytest
 import torch
@@ -53,7 +51,7 @@ def _ended(loop):
 @pytest.mark.parametrize("mode", ["block", "task", "thread"])
 @pytest.mark.parametrize("source", ["trainer", "tristep", "torch"])
 @pytest.mark.parametrize("recorded", [False, True])
-def test_a_loop_fails_at_nan_and_keeps_a_state_of_before(source, mode, recorded):
+def test_a_loop_fails_at_nan(source, mode, recorded):
     net, trainer, train = _training(source)
     recorder = Recorder(trainer) if recorded else None
     loop = LiveLoop(train, trainer=trainer, recorder=recorder, mode=mode)
@@ -63,16 +61,6 @@ def test_a_loop_fails_at_nan_and_keeps_a_state_of_before(source, mode, recorded)
     assert loop.status == "failed"
     assert not torch.isfinite(net.weight).all()
     assert f"step {BAD}" in loop.view.status()
-    kept = loop.snapshots["before nan"]
-    assert 1 <= kept.step < BAD
-    loop.branch(at="before nan", learning_rate=1e-4)
-    assert torch.isfinite(net.weight).all()
-    assert loop.status == "paused"
-    expected, _, again = _training(source, bad=None)
-    steps = again()
-    for _ in range(kept.step):
-        next(steps)
-    torch.testing.assert_close(net.weight, expected.weight, rtol=0, atol=0)
 
 
 def test_the_step_that_is_named_is_the_first_also_where_later_losses_arrive_at_the_end(monkeypatch):
@@ -94,11 +82,14 @@ def test_the_step_that_is_named_is_the_first_also_where_later_losses_arrive_at_t
 def test_nan_in_the_last_steps_or_before_a_pause_is_told_and_a_branch_trains_on(steps):
     net, trainer, train = _training(steps=steps)
     loop = LiveLoop(train, trainer=trainer, view=None, mode="block")
+    if steps == 200:
+        loop.step(2)
+        loop.snapshot("finite")
     with pytest.raises(FloatingPointError, match=f"step {BAD}"):
-        loop.step(BAD + 1) if steps == 200 else loop.start()
+        loop.step(BAD - 1) if steps == 200 else loop.start()
     if steps == 200:
         assert loop.can_go_on
-        loop.branch(at="before nan")
+        loop.branch(at="finite")
         loop.step(50)  # its batches are those after the bad one
         assert loop.status == "paused"
         assert torch.isfinite(net.weight).all()
@@ -123,52 +114,6 @@ def test_without_a_trainer_the_loss_alone_tells():
     assert _ended(loop).startswith("train_loss is inf at step 6.")
     other = LiveLoop(({"loss": 1.0, "accuracy": math.nan} for _ in range(10)), view=None, mode="block").start()
     assert other.status == "finished"
-
-
-def test_large_weights_are_not_kept(monkeypatch):
-    monkeypatch.setattr("tristep.viz.live.loop.SPARE_BYTES", 15)
-    _, trainer, train = _training()
-    loop = LiveLoop(train, trainer=trainer, view=None, mode="block")
-    assert "snapshot" not in _ended(loop)
-    assert not loop.snapshots
-
-
-def test_a_training_that_went_astray_is_not_kept():
-    """The state of before is one of a loss no higher than the first, although the weights are finite for long."""
-    torch.manual_seed(0)
-    weight = torch.nn.Parameter(torch.ones(3))
-    trainer = tristep.Trainer([weight], "sgd", {"learning_rate": 0.5})
-
-    def train():
-        for step in range(2000):
-            trainer.zero_grad()
-            loss = (0.1 if step < 30 else 5.0) * weight.square().sum()
-            loss.backward()
-            trainer.step(1)
-            yield loss
-
-    loop = LiveLoop(train, trainer=trainer, view=None, mode="block")
-    now = iter(range(10**6))
-    loop.clock = lambda: next(now)  # every step is a slice, and a snapshot is due after some steps
-    _ended(loop)
-    assert 1 <= loop.snapshots["before nan"].step <= 33
-
-
-def test_a_loop_that_has_ended_keeps_no_state_of_before():
-    variables = {}  # a notebook's
-    variables["net"], variables["trainer"], variables["train"] = _training(bad=None, steps=20)
-    trained = [weakref.ref(each) for each in (variables["net"], variables["trainer"], *variables["net"].parameters())]
-
-    def train():
-        yield from variables["train"]()
-
-    loop = LiveLoop(train, trainer=variables["trainer"], view=None, mode="block")
-    loop.clock = lambda: 0.0  # a snapshot is due after each step
-    loop.start()
-    variables.clear()
-    gc.collect()
-    assert loop.status == "finished"
-    assert [each() for each in trained] == [None] * len(trained)
 
 
 @pytest.mark.parametrize("source", ["trainer", "tristep", "torch"])

@@ -85,7 +85,6 @@ def test_an_axis_has_room_for_all_finite_values():
 
 def test_limits_of_colours_are_found():
     assert Heatmap([[1.0, np.nan, 4.0]], [0, 1], [0, 1]).limits == (1.0, 4.0)
-    assert Heatmap([[-1.0, 4.0]], [0, 1], [0, 1], palette="diverging").limits == (-4.0, 4.0)
     low, high = Heatmap([[0.0, 0.01, 10.0]], [0, 1], [0, 1], scale="log").limits
     assert (low, high) == pytest.approx((0.01, 10.0))
     low, high = Heatmap([[2.0, 2.0]], [0, 1], [0, 1]).limits
@@ -106,9 +105,9 @@ def test_the_quiet_palette_begins_with_the_background_and_stays_near_it(theme):
 
 
 def test_values_of_a_control_in_words():
-    assert Control("c", "c", [0.00012345, 123456, 2.5], unit="s").words(0) == "0.0001234 s"
+    assert Control("c", "c", [0.00012345, 123456, 2.5]).words(0) == "0.0001234"
     assert Control("c", "c", [0.00012345, 123456, 2.5]).words(1) == "123456"
-    assert Control("c", "c", ["a", "b"], unit="s").words(1) == "b"
+    assert Control("c", "c", ["a", "b"]).words(1) == "b"
 
 
 def test_the_legend_has_each_name_and_style_once():

@@ -10,8 +10,7 @@ A bucket is a flat tensor of gradients, divided into one chunk for each rank:
 So all ranks end with the same bits, and each sends 2 (N - 1) / N b n bytes for n values that take b bytes each. With "2bit"
 and "1bit" the second message is the exact sum of the votes, in a few more bits, without a residual. With two ranks, or few
 values, all messages are gathered instead: then one collective is enough, and there is no second rounding error. "topk"
-always gathers, since ranks choose different indices; "randomk" and "powersgd" use all-reduces, as what they send can be
-summed directly.
+always gathers, since ranks choose different indices; "powersgd" uses all-reduces, as what it sends can be summed directly.
 
 Where a rank needs the sum of its own part only, as with sharded updates, the algorithm ends after the local sums: without an
 all-gather and without a second rounding error.
@@ -19,7 +18,7 @@ all-gather and without a second rounding error.
 Sources: Seide et al. (2014), "1-bit stochastic gradient descent" (error feedback); Tang et al. (2019), "DoubleSqueeze" (both
 directions); MXNet 1.9.1 and 2.0, `gradient_compression` ("2bit", "1bit"); Bernstein et al. (2018), "signSGD", and
 Karimireddy et al. (2019), "Error feedback fixes SignSGD" ("sign"); Stich et al. (2018), "Sparsified SGD with memory"
-("topk", "randomk"); Vogels et al. (2019), "PowerSGD".
+("topk"); Vogels et al. (2019), "PowerSGD".
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class CompressedAllReduce:
         engine: the engine of encoding and decoding; see `tristep.kernels.choose_engine`.
         exchange: "all_to_all" or "all_gather", for compressors that can use both; None for the one that sends less.
         parts: the number of elements of each rank's part of the bucket, if a rank needs the sum of its own part only. No
-            effect on "topk", "randomk" and "powersgd", which sum whole buckets. None: each rank gets the whole sum.
+            effect on "topk" and "powersgd", which sum whole buckets. None: each rank gets the whole sum.
 
     Attributes:
         compressor: the compressor.

@@ -16,7 +16,7 @@ from ..validation import boolean, choice, instance
 option_name = "compression_params[{!r}]".format
 _OTHER_NAMES = {
     "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "8bit": "int8", "4bit": "int4", "signsgd": "sign",
-    "top_k": "topk", "top-k": "topk", "random_k": "randomk", "random-k": "randomk", "power_sgd": "powersgd",
+    "top_k": "topk", "top-k": "topk", "power_sgd": "powersgd",
 }  # fmt: skip
 
 _Class = TypeVar("_Class", bound="type[Compressor]")
@@ -28,7 +28,7 @@ class Compressor(abc.ABC):
     A subclass defines `encode` and `decode`; marked with `register_compressor` it is used for
     `compression_params={"type": ...}`, whose other entries are the arguments of its `__init__`. The caller does the error
     feedback: it adds the part of the values that a message leaves out, the residual, to the next values. Residuals are saved
-    with a trainer's states, attributes of a compressor are not: what changes with the steps overrides `encode_step`.
+    with a trainer's states, attributes of a compressor are not.
 
     Attributes:
         registry: the registered classes by type.
@@ -96,27 +96,18 @@ class Compressor(abc.ABC):
         settings = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         return f"<compressor {self.type!r}{''.join(f', {name}={value!r}' for name, value in settings.items())}>"
 
-    def encode_with_feedback(self, values: torch.Tensor, residual: torch.Tensor | None, step: int) -> torch.Tensor:
+    def encode_with_feedback(self, values: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """Return a message of the values plus the residual, and set the residual to what the message leaves out.
 
         Args:
             values: float32 [n].
             residual: float32 [n], changed in place; None for no error feedback.
-            step: the number of messages before this one.
         """
         x = values if residual is None else values + residual
-        message = self.encode_step(x, step)
+        message = self.encode(x)
         if residual is not None:
-            keep_residual(x, self.decode_step(message, x.numel(), step), residual)
+            keep_residual(x, self.decode(message, x.numel()), residual)
         return message
-
-    def encode_step(self, values: torch.Tensor, step: int) -> torch.Tensor:
-        """Return a message of the values; overridden by compressors whose messages depend on the number of the step."""
-        return self.encode(values)
-
-    def decode_step(self, message: torch.Tensor, n: int, step: int) -> torch.Tensor:
-        """Return the values, float32 [n], of a message that `encode_step` made at the same step."""
-        return self.decode(message, n)
 
 
 Compressor.registry = Registry(
@@ -142,8 +133,6 @@ def create_compressor(compression_params: Mapping[str, Any]) -> Compressor:
             "2bit": `threshold`, > 0, default 0.5. "1bit": `threshold`, default 0.5.
             "fp16", "bf16", "int8", "int4", "sign": no options.
             "topk": `ratio`, in (0, 1], default 0.01, the fraction of values that is sent: the largest in magnitude.
-            "randomk": `ratio`, in (0, 1], default 0.01, the fraction of values that is sent; `seed`, default 0, of the
-                random indices, which are the same on all ranks.
             "powersgd": `rank`, default 4, of the matrices that are sent; `seed`, default 0, of their initial values.
             All types: `error_feedback`, default True.
 

@@ -92,9 +92,9 @@ class CodecCompressor(Compressor):
     parameter = 0.0
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        return self.encode_with_feedback(values, None, 0)
+        return self.encode_with_feedback(values, None)
 
-    def encode_with_feedback(self, values: torch.Tensor, residual: torch.Tensor | None, step: int) -> torch.Tensor:
+    def encode_with_feedback(self, values: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         message = torch.empty(1, self.code.size(self.code.chunk(values.numel())), dtype=torch.uint8, device=values.device)
         compress.encode(self.code, values.contiguous(), residual, message, self.parameter)
         return message[0]

@@ -237,8 +237,3 @@ class MessageReduce(ReduceAlgorithm):
     def accumulate(self, message: torch.Tensor, total: torch.Tensor) -> None:
         """Add the values of a message to `total` in place; overridden where that needs no decoding of whole chunks."""
         total += self._decoded(message, len(total))
-
-
-def all_reduce_bytes(ranks: int, n: int) -> float:
-    """Return the bytes that each rank sends for an all-reduce of n float32 values."""
-    return 2 * (ranks - 1) / ranks * 4 * n

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..trainer import Trainer
-from ..validation import choice, instance, integer, number
+from ..validation import instance, integer, number
 from .batch_step import device_of, step_on, unpack_batch
 from .fitting import check_batches
 from .snapshot import Snapshot
@@ -84,7 +84,6 @@ def lr_find(
     low: float = 1e-7,
     high: float = 10.0,
     n: int = 100,
-    spacing: str = "exponential",
     stop: float | None = 4.0,
     smoothing: float | None = None,
     name: str | None = None,
@@ -114,9 +113,8 @@ def lr_find(
             element; or an iterator, such as a generator, that takes a step for each loss it yields; or (net, loss, data) as
             for `tristep.fit`. It must not step a schedule or record.
         *refused: nothing; the net, the loss and the data are one tuple.
-        low, high: the first and the last rate, 0 < low < high.
+        low, high: the first and the last rate, 0 < low < high; the ratio of consecutive rates is constant.
         n: the number of steps, >= 4.
-        spacing: "exponential" (a constant ratio of consecutive rates) or "linear".
         stop: end when the smoothed loss exceeds `stop` times its smallest value, > 1; None: only if a loss is not finite.
         smoothing: the standard deviation of the bell-shaped average over neighbours, in steps, >= 0; None: n / 50.
         name: the name of the result; None: the class of the optimizer.
@@ -145,13 +143,12 @@ def lr_find(
     low = number("low", low, above=0)
     high = number("high", high, above=low)
     n = integer("n", n, low=4)
-    choice("spacing", spacing, ("exponential", "linear"))
     stop = None if stop is None else number("stop", stop, above=1)
     width = n / 50 if smoothing is None else number("smoothing", smoothing, low=0)
     take = _stepper(source, step)
     if name is None:
         name = type(source.optimizer if isinstance(source, Trainer) else source).__name__
-    rates = np.geomspace(low, high, n) if spacing == "exponential" else np.linspace(low, high, n)
+    rates = np.geomspace(low, high, n)
     before = Snapshot(source)
     try:
         try:

@@ -53,10 +53,6 @@ class Snapshot:
             self.add_buffers(module)
         self._random = random_state()
 
-    def is_finite(self) -> bool:
-        """Return whether no weight is infinite or NaN."""
-        return all(bool(torch.isfinite(weight).all()) for weight in self._weights)
-
     def add_buffers(self, module: torch.nn.Module) -> None:
         """Keep the buffers of another module as they are now. Buffers that are kept already stay as they were."""
         for buffer in module.buffers():

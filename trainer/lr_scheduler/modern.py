@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..validation import boolean, choice, instance, int_or_float, integer, number
+from ..validation import choice, instance, int_or_float, integer, number
 from .base import LRScheduler, final_update, half_cosine, increasing, register
 
 
@@ -20,20 +20,17 @@ class OneCycleScheduler(LRScheduler):
         from base_lr to last                for n from P to max_update
         first = base_lr / div_factor        last = first / final_div_factor
 
-    With ``three_phase`` it falls from base_lr to first for n from P to 2 P, and then to last. A phase from a to b takes the
-    values ``b + (a - b) * (1 + cos(pi * s)) / 2`` with "cos" and ``a + (b - a) * s`` with "linear", where s is the fraction
-    of the phase that has passed. After ``max_update`` the learning rate is constant. The paper also varies the momentum;
-    this schedule does not.
+    A phase from a to b takes the values ``b + (a - b) * (1 + cos(pi * s)) / 2`` with "cos" and ``a + (b - a) * s`` with
+    "linear", where s is the fraction of the phase that has passed. After ``max_update`` the learning rate is constant. The
+    paper also varies the momentum; this schedule does not.
 
     Args:
         max_update: the last update of the cycle, where the learning rate is lowest, an int >= 1.
         base_lr: the peak learning rate, >= 0; torch calls it ``max_lr``.
-        pct_start: fraction of ``max_update`` at which the peak is reached, above 0 and below 1 (with ``three_phase`` at most
-            0.5).
+        pct_start: fraction of ``max_update`` at which the peak is reached, above 0 and below 1.
         div_factor: ratio of the peak to the first learning rate, >= 1.
         final_div_factor: ratio of the first learning rate to the last, >= 1.
         anneal_strategy: shape of each phase, "cos" or "linear".
-        three_phase: whether the learning rate falls in two phases, the first as long as the rise.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -55,12 +52,10 @@ class OneCycleScheduler(LRScheduler):
         div_factor: float = 25.0,
         final_div_factor: float = 1e4,
         anneal_strategy: str = "cos",
-        three_phase: bool = False,
     ) -> None:
         super().__init__(base_lr)
         self.max_update = integer("max_update", max_update, low=1)
-        self.three_phase = boolean("three_phase", three_phase)
-        self.pct_start = number("pct_start", pct_start, above=0, **({"high": 0.5} if three_phase else {"below": 1}))
+        self.pct_start = number("pct_start", pct_start, above=0, below=1)
         self.div_factor = number("div_factor", div_factor, low=1)
         self.final_div_factor = number("final_div_factor", final_div_factor, low=1)
         self.anneal_strategy = choice("anneal_strategy", anneal_strategy, ("cos", "linear"))
@@ -68,14 +63,10 @@ class OneCycleScheduler(LRScheduler):
     def _after_warmup(self, n):
         first = self.base_lr / self.div_factor
         last, peak = first / self.final_div_factor, self.pct_start * self.max_update
-        ends, rates = [peak, self.max_update], [first, self.base_lr, last]
-        if self.three_phase:
-            ends[1:1], rates[2:2] = [2 * peak], [first]
         n = np.minimum(n, self.max_update)
-        phase = np.minimum(np.searchsorted(ends, n), len(ends) - 1)
-        starts = np.array([0.0, *ends[:-1]])[phase]
-        part = (n - starts) / (np.array(ends)[phase] - starts)
-        begin, end = np.array(rates)[phase], np.array(rates)[phase + 1]
+        rises = n <= peak
+        part = np.where(rises, n / peak, (n - peak) / (self.max_update - peak))
+        begin, end = np.where(rises, first, self.base_lr), np.where(rises, self.base_lr, last)
         if self.anneal_strategy == "linear":
             return begin + (end - begin) * part
         wave = np.cos(np.pi * part)

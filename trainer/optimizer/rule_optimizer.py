@@ -47,7 +47,7 @@ class RuleOptimizer(Optimizer):
             min(1, clip_norm / (norm + 1e-6)) after `rescale_grad` and before `clip_gradient`. `.grad` is not changed.
         agc: adaptive gradient clipping of each tensor: multiply its gradient by min(1, agc max(|w|, 0.001) / |g|), > 0; None
             means never (Brock et al. 2021, "High-Performance Large-Scale Image Recognition Without Normalization", eq. 3,
-            with norms of tensors; the paper uses norms of rows and filters, as `kernels.clip_adaptively_` does).
+            with norms of tensors; the paper uses norms of rows and filters).
         skip_norm: skip steps whose global gradient norm before clipping, in float32, exceeds this, > 0; None means never. It
             includes `skip_nonfinite`.
         skip_nonfinite: skip steps whose gradients contain NaN or infinity, or have an infinite sum of squares: no weight and

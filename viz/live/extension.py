@@ -1,10 +1,10 @@
-"""The IPython extension: ``%load_ext tristep`` adds magics, and shows trainers as tables; unloading removes both."""
+"""The IPython extension: ``%load_ext tristep`` adds magics; unloading removes them."""
 
 from __future__ import annotations
 
 import ast
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,32 +15,20 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from ...trainer import Trainer
 from ...trainer.optimizer import Optimizer
 from ..record import Recorder
-from ..views import TrajectoryView, reprs
+from ..views import TrajectoryView
 from . import LiveLoop, stop_loops
 from .cell_loops import numbers_of, split_at_loop, turns
 from .loop import MODES
 
 __all__ = ["TristepMagics", "load", "unload"]
 
-MODELS = (
-    Trainer,
-    Optimizer,
-    torch.optim.Optimizer,
-    torch.optim.lr_scheduler.LRScheduler,
-)  # types of reprs.TYPES whose objects refer to a model
-
 
 def load(shell: Any) -> None:
-    """Register magics, formatters and events with an IPython shell. Loading again has no further effect."""
+    """Register magics and an event with an IPython shell. Loading again has no further effect."""
     unload(shell)
     magics = TristepMagics(shell)
     shell.register_magics(magics)
-    formatter = shell.display_formatter.mimebundle_formatter
-    magics.replaced = {kind: formatter.type_printers.get(kind) for kind in reprs.TYPES}
-    for kind in reprs.TYPES:
-        formatter.for_type(kind, reprs.mimebundle)
     shell.events.register("pre_run_cell", magics.before_cell)
-    shell.events.register("post_run_cell", magics.after_cell)
 
 
 def unload(shell: Any) -> None:
@@ -48,13 +36,6 @@ def unload(shell: Any) -> None:
     if magics is None:
         return
     shell.events.unregister("pre_run_cell", magics.before_cell)
-    shell.events.unregister("post_run_cell", magics.after_cell)
-    formatter = shell.display_formatter.mimebundle_formatter
-    for kind, before in magics.replaced.items():
-        if before is not None:
-            formatter.for_type(kind, before)
-        elif formatter.type_printers.get(kind) is reprs.mimebundle:
-            formatter.pop(kind)
     manager = shell.magics_manager
     del manager.registry[TristepMagics.__name__]
     for kind, functions in magics.magics.items():
@@ -69,19 +50,12 @@ class TristepMagics(Magics):
     """The magics of tristep. ``%opt_compare?`` shows the help of one."""
 
     shell: Any
-    replaced: Mapping[type, Any]
 
     def before_cell(self, info: Any) -> None:
         """Stop the loop that this cell started when it ran before."""
         # Widgets' messages trigger this event, too, on other threads.
         if threading.current_thread() is threading.main_thread() and info.cell_id is not None:
             stop_loops(info.cell_id)
-
-    def after_cell(self, result: Any) -> None:
-        """Remove a trainer shown as a table from `Out`, which would otherwise keep a model for each run of the cell."""
-        if isinstance(result.result, MODELS):
-            self.shell.user_ns["Out"].pop(result.execution_count, None)
-            self.shell.del_var(f"_{result.execution_count}", by_name=True)
 
     @magic_arguments()
     @argument("optimizers", nargs="+", help="names of optimizers, or of your own rules and optimizers in the notebook")

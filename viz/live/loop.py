@@ -8,7 +8,6 @@ import contextvars
 import copy
 import inspect
 import itertools
-import math
 import signal
 import threading
 import time
@@ -46,8 +45,6 @@ __all__ = ["MODES", "LiveLoop", "Snapshot", "loops", "stop_loops"]
 MODES = ("auto", "task", "thread", "block")
 SLICE = 0.02  # seconds of steps, after which other code may run
 TURNS = 8  # turns of the event loop between slices; a message to the kernel takes several
-SPARE = "before nan"  # the name of the snapshot that is kept in case a loss becomes NaN
-SPARE_SHARE, SPARE_BYTES = 0.02, 2**26  # the share of the time that such snapshots take, and the most bytes of weights
 _loops: weakref.WeakSet[LiveLoop] = weakref.WeakSet()
 _numbers = itertools.count()
 
@@ -109,9 +106,7 @@ class LiveLoop:
         name: the name of the run, if there is no recorder.
         stop_at_nan: whether the loop fails with FloatingPointError when a loss is infinite or NaN and weights are, too,
             which no later step mends. This is noticed when the loss has been recorded, within 0.1 s if it is on the CPU.
-            The snapshot "before nan" is then a state of before, in which weights were finite and the loss no higher than the
-            first: the last of those that the loop has kept now and then, in 2 % of the time. Weights of over 64 MiB are not
-            kept. May be set.
+            May be set.
         checkpoint: a `CheckpointManager` of the trainer. `start` continues from the newest checkpoint in its folder;
             checkpoints are saved at the manager's interval, after SIGTERM, and at the end.
 
@@ -192,8 +187,6 @@ class LiveLoop:
         self.runs, self.snapshots = RunSet([self.run]), dict[str, Snapshot]()
         self._left_off: dict[str, Snapshot] = {}  # for each other run, its state when it was left
         self._watch = LossWatch(self.run)
-        self._spares: list[Snapshot] = []  # the last two that were taken in case the loss becomes NaN
-        self._spare_due = 0.0  # the time of the next one
         self.view = None if view is None else LiveView(self, view if isinstance(view, View) else None, budget=budget)
         self._shown_by: str | None = None  # the execution of a cell that has shown the view
         self.cell: str | None = request().get("metadata", {}).get("cellId")  # the id of the notebook cell that made the loop
@@ -646,7 +639,7 @@ class LiveLoop:
             self.status, self.exception = "failed", error
         if status == "stopped" and isinstance(self._iterator, Generator):
             self._iterator.close()  # so that it can clean up
-        self._model, self._spares = [], []
+        self._model = []
 
     def _tell(self) -> None:
         interrupted, self._interrupted = self._interrupted, False
@@ -768,8 +761,6 @@ class LiveLoop:
         end = self.clock() + SLICE
         while self._is_on(turn):
             self._take_step(turn)
-            if not self._spares:
-                self._keep_spare()
             now = self.clock()
             if now >= end or (until is not None and now >= until):
                 break
@@ -778,8 +769,7 @@ class LiveLoop:
         if self.recorder is None:
             with self.at_rest():
                 self.take_in(wait=False)
-        if (error := self._bad_loss()) is None:
-            self._keep_spare()
+        error = self._bad_loss()
         self._draw(turn)
         asked = None if error is None else "failed"
         self.exception = self.exception if error is None else error
@@ -904,31 +894,7 @@ class LiveLoop:
         name, step, value = bad
         words = f"{name} is {value:g} at step {step:,}"
         words += "" if trainer is None else ", and weights are not finite, which no later step mends"
-        for spare in reversed(self._spares):
-            if spare.run == self.run.name and spare.step < step and spare.state["trainer"].is_finite():
-                self.snapshots[SPARE] = spare
-                words += (
-                    f"; snapshot {SPARE!r} has the state after step {spare.step:,}: go back to it, or "
-                    f"loop.branch(at={SPARE!r}, learning_rate=...)"
-                )
-                break
         return FloatingPointError(f"{words}. LiveLoop(..., stop_at_nan=False) goes on")
-
-    def _keep_spare(self) -> None:
-        """Take a snapshot for the case that the loss becomes NaN, if it is due and the training has not gone astray yet."""
-        trainer, begun = self.rate.trainer, self.clock()
-        if begun < self._spare_due or trainer is None or not self.stop_at_nan or not self._watch.is_fine:
-            return
-        params = parameters_of(trainer)
-        if sum(param.numel() * param.element_size() for param in params) > SPARE_BYTES:
-            self._spare_due = math.inf
-            return
-        with self.at_rest():
-            if self.status != "running":  # an ended loop keeps nothing
-                return
-            self._spares = [*self._spares[-1:], self._snapshot_now(SPARE)]
-        now = self.clock()
-        self._spare_due = now + (now - begun) / SPARE_SHARE
 
     def _begin_saving(self, resumes: bool) -> None:
         """Begin to save checkpoints and to note SIGTERM. With `resumes`, first load the newest checkpoint."""
@@ -974,9 +940,6 @@ class LiveLoop:
 
     def _take_snapshot(self, name: str) -> Snapshot:
         self.take_in()
-        return self._snapshot_now(name)
-
-    def _snapshot_now(self, name: str) -> Snapshot:
         snapshot = TrainerSnapshot(self.rate.needed("snapshot"))
         state = {
             "trainer": snapshot,

@@ -82,7 +82,6 @@ class Control:
         index: the index of the initial value.
         kind: "slider", "choice" (a drop-down), "play" (a slider that can run by itself), or "text" (a field that shows the
             only value, and sends Python what is typed).
-        unit: follows the numbers.
         remote: whether Python is told of every change, for what only Python can compute. No layer may depend on a remote
             control. Pages without Python leave it out.
         seconds: how long "play" takes from the first value to the last.
@@ -98,7 +97,6 @@ class Control:
     values: Sequence[float] | Sequence[str]
     index: int = 0
     kind: str = "slider"
-    unit: str = ""
     remote: bool = False
     seconds: float = 5.0
     texts: Sequence[str] = ()
@@ -115,14 +113,13 @@ class Control:
             raise ValueError(f"index={self.index!r} of control {self.name!r}: must be from 0 to {len(self.values) - 1}")
 
     def words(self, index: int) -> str:
-        """Return a value as text, with its unit."""
+        """Return a value as text."""
         value = self.values[index]
         if self.texts:
             return self.texts[index]
         if isinstance(value, str):
             return value
-        number = f"{value:.0f}" if value == round(value) and abs(value) < 1e9 else f"{value:.4g}"
-        return f"{number} {self.unit}" if self.unit else number
+        return f"{value:.0f}" if value == round(value) and abs(value) < 1e9 else f"{value:.4g}"
 
 
 @dataclass(frozen=True)

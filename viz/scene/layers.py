@@ -121,12 +121,10 @@ class Heatmap(Layer):
     Args:
         values: [n_rows, n_columns], the lowest row first.
         x, y: [2], where the first cell begins and the last one ends, in units of the axes.
-        palette: "sequential", "diverging", or "quiet" (pale, for lines on top).
-        limits: the values of the first and the last colour; None means the range of the values, and for "diverging" a
-            range symmetric around 0.
+        palette: "sequential", or "quiet" (pale, for lines on top).
+        limits: the values of the first and the last colour; None means the range of the values.
         scale: the scale of the colours, "linear" or "log".
         label: the label of the colour bar, with the unit; "" for no bar.
-        alpha: opacity, in (0, 1].
     """
 
     values: Any
@@ -136,7 +134,6 @@ class Heatmap(Layer):
     limits: tuple[float, float] | None = None
     scale: str = "linear"
     label: str = ""
-    alpha: float = 1.0
 
     arrays: ClassVar[Mapping[str, int]] = {"values": 2, "x": 1, "y": 1}
 
@@ -148,9 +145,6 @@ class Heatmap(Layer):
             if self.scale == "log":
                 values = values[values > 0]
             low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
-            if self.palette == "diverging":
-                high = max(abs(low), abs(high))
-                low = -high
             if not low < high:
                 low, high = (low / 2, low * 2) if self.scale == "log" else (low - 0.5, low + 0.5)
             object.__setattr__(self, "limits", (low, high))

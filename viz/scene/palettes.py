@@ -11,7 +11,7 @@ from ..style import THEMES
 __all__ = ["palette_colours", "palette_in_hex"]
 
 # matplotlib's colormaps; None means a palette made from the theme's colours
-PALETTES = {"sequential": "viridis", "diverging": "RdBu_r", "quiet": None}
+PALETTES = {"sequential": "viridis", "quiet": None}
 QUIETEST = 0.35  # "quiet" ends at this share of the way from background to quiet colour, so lines stand out from it
 
 

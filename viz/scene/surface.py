@@ -11,6 +11,8 @@ from .layers import Heatmap, Layer, Line
 
 __all__ = ["level_lines", "surface_layers"]
 
+CONTOURS = 14
+
 
 def level_lines(x: Any, y: Any, values: Any, levels: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the contour lines of a function on a grid as one line: x and y, float32 [n_points], NaN between pieces.
@@ -27,13 +29,11 @@ def level_lines(x: Any, y: Any, values: Any, levels: Any) -> tuple[np.ndarray, n
     return points[:, 0].astype(np.float32), points[:, 1].astype(np.float32)
 
 
-def surface_layers(
-    x: Any, y: Any, values: Any, *, label: str = "", levels: int = 14, by: tuple[str, ...] = ()
-) -> list[Layer]:
+def surface_layers(x: Any, y: Any, values: Any, *, label: str = "") -> list[Layer]:
     """Return a heatmap and contour lines of a surface, such as a loss over two weights.
 
     Colours show the height above the lowest value, on a log scale. `x` and `y` are the centers of the cells, increasing and
-    evenly spaced; `values` is [n_rows, n_columns], and cells with non-finite values stay empty. The `levels` contours are at
+    evenly spaced; `values` is [n_rows, n_columns], and cells with non-finite values stay empty. The 14 contours are at
     quantiles, so each encloses the same additional area. `label`, with the unit, is that of the colour bar; "" for no bar.
     """
     x, y, values = (np.asarray(array, dtype=np.float64) for array in (x, y, values))
@@ -53,6 +53,6 @@ def surface_layers(
         limits=(low, high),
         label=label,
     )
-    heights = np.quantile(above, np.linspace(0, 1, levels + 2)[1:-1]) if above.size and levels else []
+    heights = np.quantile(above, np.linspace(0, 1, CONTOURS + 2)[1:-1]) if above.size else []
     line_x, line_y = level_lines(x, y, height, heights)
     return [colours, Line(line_x, line_y, style="quiet", width=0.5, alpha=0.6)]

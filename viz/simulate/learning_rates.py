@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...trainer.validation import choice, integer
+from ...trainer.validation import integer
 from .catalog import function
 from .functions import Function
 from .trajectories import Trajectories, checked_starts, farthest, simulate
@@ -50,17 +50,15 @@ def tune_learning_rates(
     steps: int = 200,
     *,
     learning_rates: Sequence[float] = RATES,
-    judged_by: str = "final",
     repeats: int = 1,
     seed: int = 0,
     engine: str | None = None,
 ) -> Sensitivity:
-    """Find the best learning rate of each optimizer, so that optimizers can be compared fairly.
+    """Find the rate of each optimizer with the lowest loss after the last step, so that they can be compared fairly.
 
     Args:
         on, optimizers, start, steps, seed, engine: as for `simulate`.
         learning_rates: the rates to try; by default 41 from 0.0001 to 10.
-        judged_by: "final" compares the losses after the last step, "best" the smallest losses of all steps.
         repeats: the number of runs from each start, >= 1; they differ only if the function has noise.
 
     Returns:
@@ -74,11 +72,9 @@ def tune_learning_rates(
         >>> at_best = {name: {"learning_rate": rate} for name, rate in zip(found.names, found.best)}
         >>> fair = simulate("ill_conditioned_bowl", at_best)
     """
-    judged_by, repeats = choice("judged_by", judged_by, ("final", "best")), integer("repeats", repeats, low=1)
-    starts = np.repeat(checked_starts(function(on), start), repeats, axis=0)
+    starts = np.repeat(checked_starts(function(on), start), integer("repeats", repeats, low=1), axis=0)
     trajectories = simulate(on, optimizers, starts, steps, learning_rates=learning_rates, seed=seed, engine=engine)
-    with np.errstate(invalid="ignore"):
-        losses = trajectories.losses[..., -1] if judged_by == "final" else np.fmin.reduce(trajectories.losses, axis=-1)
+    losses = trajectories.losses[..., -1]
     lost = trajectories.diverged | np.isnan(losses)
     if trajectories.function.minima:  # they are in the drawn area: a path that leaps far out of it must not win
         begun = farthest(trajectories.function, trajectories.starts[:, None])

@@ -28,7 +28,7 @@ class SensitivityView(View):
         optimizers: the optimizers to compare, as for `simulate`.
         starts: the number of random starts around the function's start. A curve is the median over the starts, and a band
             holds the middle half of them.
-        **arguments: `steps`, `learning_rates`, `judged_by`, `repeats` and `seed` of `tune_learning_rates`; and `name`,
+        **arguments: `steps`, `learning_rates`, `repeats` and `seed` of `tune_learning_rates`; and `name`,
             `theme` and `budget` of `View`.
 
     Attributes:

@@ -7,7 +7,7 @@ from processes import module_at
 
 from tristep.kvstore import Compressor
 
-TYPES = ("2bit", "1bit", "fp16", "bf16", "int8", "int4", "sign", "topk", "randomk", "powersgd")
+TYPES = ("2bit", "1bit", "fp16", "bf16", "int8", "int4", "sign", "topk", "powersgd")
 
 
 class Thirds(Compressor):
@@ -24,9 +24,7 @@ class Thirds(Compressor):
 
 
 def params_of(kind):
-    return {"2bit": {"threshold": 0.25}, "1bit": {"threshold": 0.0}, "topk": {"ratio": 0.1}, "randomk": {"ratio": 0.1}}.get(
-        kind, {}
-    ) | {"type": kind}
+    return {"2bit": {"threshold": 0.25}, "1bit": {"threshold": 0.0}, "topk": {"ratio": 0.1}}.get(kind, {}) | {"type": kind}
 
 
 def on_ranks(processes, ranks, function, *args):

@@ -141,7 +141,7 @@ class HeatmapArtist(LayerArtist):
         colours = ListedColormap(layer.colours("dark" if self.theme is THEMES["dark"] else "light") / 255)
         limits = layer.limits or ()
         norm = LogNorm(*limits) if layer.scale == "log" else Normalize(*limits)
-        look: dict[str, Any] = {"cmap": colours, "norm": norm, "alpha": layer.alpha, "zorder": self.zorder}
+        look: dict[str, Any] = {"cmap": colours, "norm": norm, "zorder": self.zorder}
         self.image = AxesImage(self.axes, origin="lower", interpolation="nearest", **look)
         self.image.set_clip_path(self.axes.patch)
         self.axes.add_image(self.image)

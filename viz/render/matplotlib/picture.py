@@ -302,7 +302,7 @@ class Picture:
             colours = layer.colours(self._theme) / 255
             if style == RAMP:
                 return tuple(Patch(color=each) for each in colours[::16])
-            return Patch(color=colours[-1], alpha=layer.alpha)
+            return Patch(color=colours[-1])
         if isinstance(layer, Arrows):
             return Line2D([], [], color=colour, linewidth=2, marker=">")
         panels = zip(self.scene.panels, self._panels, strict=True)
@@ -371,7 +371,7 @@ def _structure(scene: Scene) -> Any:
         axes = [(axis.label, axis.scale, axis.upwards) for axis in (panel.x, panel.y)]
         places = (panel.row, panel.column, panel.rows, panel.columns, panel.equal, panel.frame, panel.legend)
         panels.append((axes, layers, panel.title, places))
-    controls = [(control.name, control.label, control.unit, control.remote) for control in scene.controls]
+    controls = [(control.name, control.label, control.remote) for control in scene.controls]
     words = [scene.title, *scene.notes]
     return panels, controls, words, scene.width, scene.height, list(scene.widths), list(scene.heights)
 

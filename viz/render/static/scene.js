@@ -149,7 +149,7 @@ export function number(value) {
 export function words(control, index) {
   if (control.texts?.length) return control.texts[index];
   const value = control.values[index];
-  return typeof value === "string" ? value : number(value) + (control.unit ? ` ${control.unit}` : "");
+  return typeof value === "string" ? value : number(value);
 }
 
 /** The same to be edited: with the signs of a keyboard. */
@@ -647,10 +647,8 @@ function drawBar(pen, bar) {
   const up = direction(bar.axis, y + height, y);
   context.fillStyle = pen.quiet;
   for (const tick of bar.ticks.major) drawTick(pen, tick, x + width + 6, up.at(tick.value) + 4 * scale);
-  context.globalAlpha = layer.alpha;
   context.imageSmoothingEnabled = false;
   context.drawImage(gradient(pen, layer), x, y, width, height);
-  context.globalAlpha = 1;
   context.strokeStyle = pen.grid; // an end may be as light as the background
   context.lineWidth = 1;
   context.strokeRect(x - 0.5, y - 0.5, width + 1, height + 1);
@@ -814,7 +812,6 @@ const draw = {
     const [left, low] = [place.x.at(x[0]), place.y.at(y[0])];
     const [wide, high] = [place.x.at(x[1]) - left, place.y.at(y[1]) - low];
     context.save();
-    context.globalAlpha = layer.alpha;
     context.translate(left, low);
     context.scale(wide / columns, high / rows);
     // Cells smaller than a pixel are averaged, others have sharp edges.
@@ -2310,7 +2307,8 @@ function swatch(layer, style, theme) {
   const parts = [];
   if (layer.kind === "heatmap") colour = `#${layer.colours[theme].slice(-6)}`;
   if (layer.kind === "band" || layer.kind === "heatmap") {
-    parts.push(svg("rect", { x: 1, y: 2, width: 32, height: 8, fill: colour, "fill-opacity": Math.max(0.25, layer.alpha) }));
+    const opacity = layer.kind === "band" ? Math.max(0.25, layer.alpha) : 1;
+    parts.push(svg("rect", { x: 1, y: 2, width: 32, height: 8, fill: colour, "fill-opacity": opacity }));
   } else if (layer.kind === "points") {
     const shape = { ring: "none" }[layer.marker] ?? colour;
     if (layer.marker === "cross") parts.push(svg("path", { d: "M9 2l8 8M17 2l-8 8", stroke: colour, "stroke-width": 2 }));
