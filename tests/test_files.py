@@ -373,6 +373,17 @@ def test_sweeps_and_runs_that_contradict_themselves_are_refused(kind, change, tm
     assert "damaged; " not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("float7", "'float7', which this torch does not have"), ("complex64", "it has torch.float64 for a tensor of")],
+)
+def test_tensors_of_types_that_cannot_be_are_refused(kind, message, tmp_path):
+    files.write("path", tmp_path / "a", "any", {}, {"w": torch.ones(2, dtype=torch.complex128)})
+    _changed(tmp_path / "a", None, dtypes={"w": kind})
+    with pytest.raises(ValueError, match=message):
+        files.read(tmp_path / "a", "any")
+
+
 HEADER = {
     "format": 1, "kind": "states", "optimizer": "sgd", "settings": {}, "lr_scheduler": None, "num_update": 1,
     "counts": {"w": 1}, "parameters": {"w": [3]}, "layout": {}, "states of": [], "checksums": {},
