@@ -71,7 +71,7 @@ def test_the_step_that_is_named_is_the_first_also_where_later_losses_arrive_at_t
     def steps():
         for step, loss in enumerate(train(), start=1):
             if step == BAD + 1:
-                recorder.look()  # brings the loss of step 40, and nothing of this one
+                recorder.poll()  # brings the loss of step 40, and nothing of this one
             yield loss
 
     loop = sliced(LiveLoop(steps, trainer=trainer, recorder=recorder, view=None, mode="block"))
