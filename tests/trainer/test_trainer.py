@@ -37,16 +37,6 @@ def test_the_gradient_is_divided_by_the_batch_size_of_its_step(params, gradients
             np.testing.assert_allclose(values_of(weight)[0], old - 0.3 * 2.0 / float(batch_size) * gradient, **CLOSE)
 
 
-def test_weights_stay_leaves_without_history(params, gradients, engine):
-    trainer = Trainer(params, "sgd", {"momentum": 0.9}, engine=engine)
-    places = [param.data_ptr() for param in params]
-    for _ in range(2):
-        backward_with(params, gradients)
-        trainer.step(1)
-    assert all(param.is_leaf and param.requires_grad and param.grad_fn is None for param in params)
-    assert [param.data_ptr() for param in params] == places
-
-
 def test_backward_through_a_graph_from_before_the_step_is_refused(params, engine):
     """As with torch.optim: autograd must notice that a weight has changed."""
     loss = sum(param.square().sum() for param in params)

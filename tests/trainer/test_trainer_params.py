@@ -74,16 +74,6 @@ def test_multipliers_of_parameters_are_read_at_every_step(params):
     assert one_step_rates(trainer, params) == pytest.approx([1, 1, 1], rel=1e-5)
 
 
-def test_a_parameters_own_multiplier_comes_before_the_optimizers(params):
-    """As under Gluon's Trainer, set_lr_mult reaches only parameters that have no multiplier of their own."""
-    params[0].lr_mult = 0.5
-    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
-    trainer.optimizer.set_lr_mult({0: 4.0, 1: 2.0})
-    assert one_step_rates(trainer, params) == pytest.approx([0.5, 2, 1], rel=1e-5)
-    trainer.optimizer.set_lr_mult({})
-    assert one_step_rates(trainer, params) == pytest.approx([0.5, 1, 1], rel=1e-5)
-
-
 def test_multipliers_of_unknown_parameters_are_refused():
     net = torch.nn.Linear(2, 1)
     trainer = Trainer(net, "sgd", {"learning_rate": 1.0})
