@@ -76,20 +76,6 @@ def test_several_processes_go_on_from_a_checkpoint(processes, tmp_path, update):
         assert weights.tolist() == whole[0].tolist()
 
 
-def test_a_checkpoint_of_another_trainer_changes_nothing(tmp_path):
-    net, trainer = _made("adam")
-    _train(net, trainer, range(2))
-    dcp.save({"trainer": TrainerState(trainer)}, checkpoint_id=tmp_path)
-    other, fresh = _made("8bit")
-    _train(other, fresh, range(1))
-    before = fresh.state_dict()
-    with pytest.raises(Exception, match="optimizer"):
-        dcp.load({"trainer": TrainerState(fresh)}, checkpoint_id=tmp_path)
-    after = fresh.state_dict()
-    assert after["num_update"] == 1
-    assert after["settings"] == before["settings"]
-
-
 def test_what_is_refused():
     with pytest.raises(TypeError, match="trainer must be a tristep.Trainer, got Linear"):
         TrainerState(torch.nn.Linear(1, 1))

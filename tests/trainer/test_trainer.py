@@ -11,20 +11,6 @@ import tristep
 from tristep import Trainer
 
 
-def test_the_equation_of_gluons_tutorial(engine, device):
-    """After step(batch_size) a weight is w - lr / batch_size * grad."""
-    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).to(device)
-    trainer = Trainer(net, "sgd", {"learning_rate": 0.1}, engine=engine)
-    batch_size = 16
-    for _ in range(3):
-        net.zero_grad()
-        net(torch.randn(batch_size, 4, device=device)).square().sum().backward()
-        expected = [values_of(w)[0] - 0.1 / batch_size * values_of(w.grad)[0] for w in net.parameters()]
-        trainer.step(batch_size)
-        for weight, wanted in zip(values_of(*net.parameters()), expected, strict=True):
-            np.testing.assert_allclose(weight, wanted, **CLOSE)
-
-
 def test_the_gradient_is_divided_by_the_batch_size_of_its_step(params, gradients):
     trainer = Trainer(params, "sgd", {"learning_rate": 0.3, "rescale_grad": 2.0})
     for batch_size in (1, 4, 0.5, np.int64(3), np.float32(2.5), torch.tensor(8)):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import Parameter
-from trainer_cases import CLOSE, backward_with, one_step_rates, values_of
+from trainer_cases import backward_with, one_step_rates, values_of
 
 import tristep
 from tristep import Trainer, lr_scheduler
@@ -156,17 +156,6 @@ def test_groups_have_multipliers(params):
     assert params[2].wd_mult == 0.0
     assert not vars(params[1])
     assert set(trainer.state_dict()["counts"]) == {"0.0", "head", "2.0"}
-
-
-def test_biases_decay(device):
-    """Under a Trainer nothing is exempt from the decay, unlike in MXNet's Module."""
-    net = torch.nn.Linear(2, 2).to(device)
-    before = values_of(net.weight, net.bias)
-    trainer = Trainer(net, "sgd", {"learning_rate": 1.0, "wd": 0.5})
-    (net(torch.zeros(1, 2, device=device)) * 0).sum().backward()
-    trainer.step(1)
-    for now, old in zip(values_of(net.weight, net.bias), before, strict=True):
-        np.testing.assert_allclose(now, 0.5 * old, **CLOSE)
 
 
 def test_names_decide_the_decay_where_they_are_given(device):
