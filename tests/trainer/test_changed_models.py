@@ -38,18 +38,6 @@ def test_the_state_follows_a_model_to_another_type(dtype, engine, device):
         np.testing.assert_allclose(values_of(layer[0])[0], w, rtol=4 * eps, atol=4 * eps)
 
 
-def test_models_of_several_types(engine, device):
-    params = [Parameter(torch.ones(9, device=device, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
-    params += [Parameter(torch.ones(9, device=device, dtype=dtype)) for dtype in (torch.float16, torch.bfloat16)]
-    trainer = Trainer(params, "sgd", {"learning_rate": 0.5, "momentum": 0.5}, engine=engine)
-    for _ in range(3):
-        trainer.zero_grad()
-        backward_with(params, [torch.full_like(param, 0.25) for param in params])
-        trainer.step(1)
-    for param in params:  # 1 - 0.125 (1 + 1.5 + 1.75), all of it exact in every type
-        assert param.tolist() == [0.46875] * 9
-
-
 @pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_master_copy_keeps_steps_that_the_weight_is_too_coarse_for(dtype, engine, device):

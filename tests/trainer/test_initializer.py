@@ -161,14 +161,6 @@ def test_no_direction_is_preferred_by_orthogonal_weights(rand_type):
     assert (drawn.square().mean(0) - 0.5).abs().max() < 5 * math.sqrt(1 / 8 / 2000)
 
 
-def test_enlarging_by_bilinear_weights_interpolates():
-    up = torch.nn.ConvTranspose2d(1, 1, 4, stride=2, padding=1, bias=False)
-    init.initialize(up, "bilinear")
-    image = torch.arange(5.0).expand(1, 1, 5, 5)
-    enlarged = torch.nn.functional.interpolate(image, scale_factor=2, mode="bilinear")
-    torch.testing.assert_close(up(image)[..., 2:-2, 2:-2], enlarged[..., 2:-2, 2:-2])
-
-
 def test_the_default_is_gluons():
     net = torch.nn.Linear(100, 100)
     init.initialize(net)

@@ -9,7 +9,6 @@ import torch
 
 import tristep
 from tristep import lr_scheduler
-from tristep.trainer.loops.snapshot import Snapshot
 
 
 class Net(torch.nn.Module):
@@ -331,20 +330,3 @@ def test_what_does_not_fit_is_refused_and_nothing_has_changed(arguments, error, 
     assert trainer.learning_rate == 0.5
     with pytest.raises(TypeError, match="source must be a Trainer or a torch.optim.Optimizer, got Linear"):
         tristep.lr_find(net, lambda: 1.0)
-
-
-def test_a_snapshot_goes_back_more_than_once():
-    torch.manual_seed(6)
-    net = Net()
-    trainer = tristep.Trainer(net, "adam")
-    step = _loop(net, trainer)
-    step()
-    snapshot, before = Snapshot(trainer, [net]), _everything(net, trainer)[:2]
-    for _ in range(2):
-        for _ in range(3):
-            step()
-        assert _everything(net, trainer)[:2] != before
-        snapshot.restore()
-        assert _everything(net, trainer)[:2] == before
-    with pytest.raises(TypeError, match="source must be a Trainer"):
-        Snapshot(net)

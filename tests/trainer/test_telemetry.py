@@ -219,26 +219,6 @@ def test_sparse_gradients_are_not_measured(engine, device):
 
 
 @pytest.mark.sample(0, "cpu", "triton")
-def test_steps_inside_backward_are_recorded_like_others(engine, device):
-    outcomes = []
-    for inside in (False, True):
-        net, telemetry = model(device), tristep.Telemetry()
-        trainer = tristep.Trainer(net, "adamw", {"learning_rate": 0.1}, engine=engine, telemetry=telemetry)
-        for k in range(3):
-            trainer.zero_grad()
-            if inside:
-                with trainer.step_in_backward(5):
-                    backward(net, k)
-            else:
-                backward(net, k)
-                trainer.step(5)
-        telemetry.flush()
-        outcomes.append(telemetry.read())
-    for quantity, expected in outcomes[0].items():
-        np.testing.assert_array_equal(outcomes[1][quantity], expected, err_msg=quantity)
-
-
-@pytest.mark.sample(0, "cpu", "triton")
 def test_inside_backward_what_got_no_gradient_is_nan(engine, device):
     net = model(device)
     trainer = tristep.Trainer(net, "sgd", engine=engine, telemetry=True)
