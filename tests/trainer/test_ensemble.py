@@ -18,7 +18,7 @@ def shapes_for(name):
     return [shape for shape in SHAPES if len(shape) == 2] if name == "groupadagrad" else SHAPES
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.sample(1, "cpu")
 @pytest.mark.sample(1, "triton")
 @pytest.mark.parametrize("name", NAMES)
@@ -30,7 +30,7 @@ def test_every_optimizer_stacked_as_alone(name, engine, device):
 NUMBERS = ("beta1", "beta2", "beta3", "momentum", "epsilon", "eps", "gamma1", "rho", "alpha", "lamda", "beta", "eta")
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_other_settings_that_differ(name):
     """All numbers of the constructor that can be made a little smaller, and the decay."""

@@ -276,6 +276,7 @@ def test_it_can_be_switched_between_steps(engine, device):
     assert first.quantities == ("weight_norm",)
 
 
+@pytest.mark.sample(0, "cpu", "triton")
 def test_not_finite_gradients_show(engine, device):
     net = model(device)
     options = {"skip_nonfinite": True}
