@@ -10,12 +10,6 @@ def _net():
     return torch.nn.Linear(2, 1)
 
 
-def _step(net, trainer, scale=1.0):
-    for param in net.parameters():
-        param.grad = torch.full_like(param, scale)
-    trainer.step(1)
-
-
 def test_a_compiled_model_has_the_names_of_the_model():
     compiled = torch.nn.Sequential(torch.compile(torch.nn.Sequential(_net()), backend="eager"))
     trainer = Trainer(compiled, "sgd", {"momentum": 0.9})
