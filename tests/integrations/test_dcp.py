@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint with tristep.integrations.dcp, and without where torch's interface is enough."""
+"""torch.distributed.checkpoint with tristep.integrations.dcp; torch's own functions are also in test_optim_multi.py."""
 
 import doctest
 
@@ -84,34 +84,6 @@ def test_what_is_refused():
         TrainerState(trainer).load_state_dict({})
     with pytest.raises(ValueError, match="state file|damaged"):
         TrainerState(trainer).load_state_dict({"safetensors": b"nothing of the kind"})
-
-
-def test_torchs_own_functions_save_an_optimizer(tmp_path):
-    """No class of ours is needed for the optimizers of tristep.optim."""
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
-    def made():
-        torch.manual_seed(0)
-        net = torch.nn.Linear(4, 2)
-        entries = [("ndim<2", "adamw"), ("*", "sgd", {"momentum": 0.9})]
-        return net, tristep.optim.MultiOptimizer(net, entries, lr=0.1)
-
-    def train(net, optimizer):
-        for _ in range(2):
-            optimizer.zero_grad()
-            net(torch.ones(3, 4)).square().sum().backward()
-            optimizer.step()
-
-    net, optimizer = made()
-    train(net, optimizer)
-    dcp.save(dict(zip(("model", "optimizer"), get_state_dict(net, optimizer), strict=True)), checkpoint_id=tmp_path)
-    train(net, optimizer)
-    other, fresh = made()
-    state = dict(zip(("model", "optimizer"), get_state_dict(other, fresh), strict=True))
-    dcp.load(state, checkpoint_id=tmp_path)
-    set_state_dict(other, fresh, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    train(other, fresh)
-    assert all(map(torch.equal, other.parameters(), net.parameters()))
 
 
 def test_the_docstrings_example():

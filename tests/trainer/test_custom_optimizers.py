@@ -159,14 +159,6 @@ def test_a_given_value_replaces_a_derived_one():
     assert (row["correction"], row["correction2"], row["one_minus_beta3"], row["beta3"]) == (5.0, 3.0, 4.0, 0.125)
 
 
-def test_what_a_hyper_parameter_is_derived_from_is_named_where_it_is_missing():
-    made = Derived()
-    del made.beta
-    message = "rule 'recording' needs 'correction', derived from 'beta', which Derived lacks: set self.beta in __init__"
-    with pytest.raises(TypeError, match=message):
-        made.row(1, 0.1, 0.0)
-
-
 def _torch_adam(starts, rows, multipliers=None, **kwargs):
     """Weights after training with torch.optim.Adam in float64."""
     params = [Parameter(torch.tensor(start)) for start in starts]
