@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint with tristep.integrations.dcp, and without where torch's interface is enough."""
+"""torch.distributed.checkpoint with tristep.integrations.dcp; torch's own functions are also in test_optim_multi.py."""
 
 import doctest
 
@@ -76,20 +76,6 @@ def test_several_processes_go_on_from_a_checkpoint(processes, tmp_path, update):
         assert weights.tolist() == whole[0].tolist()
 
 
-def test_a_checkpoint_of_another_trainer_changes_nothing(tmp_path):
-    net, trainer = _made("adam")
-    _train(net, trainer, range(2))
-    dcp.save({"trainer": TrainerState(trainer)}, checkpoint_id=tmp_path)
-    other, fresh = _made("8bit")
-    _train(other, fresh, range(1))
-    before = fresh.state_dict()
-    with pytest.raises(Exception, match="optimizer"):
-        dcp.load({"trainer": TrainerState(fresh)}, checkpoint_id=tmp_path)
-    after = fresh.state_dict()
-    assert after["num_update"] == 1
-    assert after["settings"] == before["settings"]
-
-
 def test_what_is_refused():
     with pytest.raises(TypeError, match="trainer must be a tristep.Trainer, got Linear"):
         TrainerState(torch.nn.Linear(1, 1))
@@ -98,34 +84,6 @@ def test_what_is_refused():
         TrainerState(trainer).load_state_dict({})
     with pytest.raises(ValueError, match="state file|damaged"):
         TrainerState(trainer).load_state_dict({"safetensors": b"nothing of the kind"})
-
-
-def test_torchs_own_functions_save_an_optimizer(tmp_path):
-    """No class of ours is needed for the optimizers of tristep.optim."""
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
-    def made():
-        torch.manual_seed(0)
-        net = torch.nn.Linear(4, 2)
-        entries = [("ndim<2", "adamw"), ("*", "sgd", {"momentum": 0.9})]
-        return net, tristep.optim.MultiOptimizer(net, entries, lr=0.1)
-
-    def train(net, optimizer):
-        for _ in range(2):
-            optimizer.zero_grad()
-            net(torch.ones(3, 4)).square().sum().backward()
-            optimizer.step()
-
-    net, optimizer = made()
-    train(net, optimizer)
-    dcp.save(dict(zip(("model", "optimizer"), get_state_dict(net, optimizer), strict=True)), checkpoint_id=tmp_path)
-    train(net, optimizer)
-    other, fresh = made()
-    state = dict(zip(("model", "optimizer"), get_state_dict(other, fresh), strict=True))
-    dcp.load(state, checkpoint_id=tmp_path)
-    set_state_dict(other, fresh, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    train(other, fresh)
-    assert all(map(torch.equal, other.parameters(), net.parameters()))
 
 
 def test_the_docstrings_example():

@@ -227,25 +227,6 @@ def test_views_that_are_none(transformers):
         _ = TristepCallback().run
 
 
-def test_a_schedule_that_asks_for_the_defaults(transformers):
-    """By its own rate for all groups, `defaults["lr"]`."""
-    found = []
-    for make in (
-        lambda net: tristep.optim.MultiOptimizer(net, [("*", "adamw", {"lr": 0.1})]),
-        lambda net: torch.optim.AdamW(net.parameters(), lr=0.1),
-    ):
-        optimizer = make(torch.nn.Linear(2, 1))
-        arguments = {"num_warmup_steps": 1, "num_training_steps": 6, "scheduler_specific_kwargs": {"min_lr": 0.01}}
-        schedule = transformers.get_scheduler("cosine_with_min_lr", optimizer, **arguments)
-        rates = []
-        for _ in range(6):
-            optimizer.step()
-            schedule.step()
-            rates += schedule.get_last_lr()
-        found.append(rates)
-    assert found[0] == found[1]
-
-
 def test_the_trainer_evaluates_averages_and_trains_on(transformers, tmp_path):
     """It calls `eval()` and `train()` of the optimizer, through Accelerate's."""
     losses, weights = [], []

@@ -14,9 +14,9 @@ PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
 DIFFS = dict(re.findall(r"<!-- (\w+) -->\n```diff\n(.*?)```", PAGE, re.DOTALL))
 
 
-def _run(name, names):
-    """What the example defines, with its new lines."""
-    code = "\n".join(line[1:] for line in DIFFS[name].splitlines() if not line.startswith("-"))
+def _run(name, names, without="-"):
+    """What the example defines, with its new lines; or with the old ones, without "+"."""
+    code = "\n".join(line[1:] for line in DIFFS[name].splitlines() if not line.startswith(without))
     exec(compile(code, f"<docs/integrations.md, {name}>", "exec"), names)
     return names
 
@@ -78,12 +78,18 @@ def test_accelerate():
     assert run.parameters == ["weight", "bias"]
 
 
-@pytest.mark.sample(0)
 def test_skorch(capsys):
+    """With the numbers of torch's class."""
     pytest.importorskip("skorch", reason="not installed")
-    x = torch.randn(20, 4).numpy()
-    names = _run("skorch", {"torch": torch, "module": torch.nn.Linear(4, 2), "x": x, "y": x[:, :2]})
-    assert type(names["net"].optimizer_) is tristep.optim.AdamW
+    x, nets = torch.randn(20, 4).numpy(), []
+    for without in ("-", "+"):
+        torch.manual_seed(0)
+        given = {"torch": torch, "module": torch.nn.Linear(4, 2), "x": x, "y": x[:, :2]}
+        nets.append(_run("skorch", given, without)["net"])
+    assert [type(net.optimizer_) for net in nets] == [tristep.optim.AdamW, torch.optim.AdamW]
+    torch.testing.assert_close(*(net.module_.state_dict() for net in nets), rtol=1e-4, atol=1e-6)
+    torch.manual_seed(0)
+    assert not torch.equal(nets[0].module_.weight, torch.nn.Linear(4, 2).weight)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")

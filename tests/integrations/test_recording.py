@@ -92,34 +92,3 @@ def test_a_second_training_is_a_run_of_its_own(shown):
     _step(net, optimizer, followed)
     assert followed.run is not first
     assert (first.last_step, followed.run.last_step) == (6, 1)
-
-
-@pytest.mark.sample(0)
-def test_in_a_notebook():
-    """A kernel without a front end keeps the picture of the end."""
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    pytest.importorskip("lightning")
-    code = """
-import lightning, torch, logging
-from tristep.integrations.lightning import TristepCallback
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-
-class Regression(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = torch.nn.Linear(4, 2)
-
-    def training_step(self, batch, index):
-        return torch.nn.functional.mse_loss(self.net(batch), batch[:, :2])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-trainer = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=2, callbacks=[TristepCallback()], **quiet)
-trainer.fit(Regression(), torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4))
-"""
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-    nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
-    outputs = [output["data"] for output in book.cells[0].outputs if output.output_type == "display_data"]
-    assert any("image/png" in data and "6 steps" in data["text/plain"] for data in outputs)

@@ -1,6 +1,8 @@
-"""User-defined optimizers: a rule and a class, and MXNet's form; the judges are torch.optim and NumPy in float64."""
+"""User-defined optimizers: a rule and a class, and MXNet's form; the judges are torch.optim and NumPy in float64.
 
-import math
+Those that the README and CONTRIBUTING.md show are in test_readme.py and test_howtos.py.
+"""
+
 from fractions import Fraction
 
 import numpy as np
@@ -11,75 +13,13 @@ from torch.nn import Parameter
 from trainer_cases import values_of
 
 from tristep import Trainer, rule
-from tristep.kernels import tl, transforms
-from tristep.trainer.optimizer import RuleOptimizer, create, register
+from tristep.kernels import transforms
+from tristep.trainer.optimizer import RuleOptimizer
 
 # Some roundings of float32 apart.
 CLOSE = {"rtol": 2e-6, "atol": 1e-6}
 
 LOW_PRECISION = [torch.float16, torch.bfloat16]
-
-pytestmark = pytest.mark.usefixtures("clean_registry")
-
-
-@rule
-def lion(w, g, state, hyper):
-    """c = beta1 m + (1 - beta1) g;  w <- w - lr (sign(c) + wd w);  m <- beta2 m + (1 - beta2) g. Chen et al. (2023)."""
-    (mean,) = state
-    lr, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2 = hyper
-    g = tl.minimum(tl.maximum(g, -clip), clip)
-    c = beta1 * mean + one_minus_beta1 * g
-    c = tl.where(c > 0.0, 1.0, tl.where(c < 0.0, -1.0, 0.0))
-    return w - lr * (c + wd * w), (beta2 * mean + one_minus_beta2 * g,)
-
-
-class MyLion(RuleOptimizer):
-    default_learning_rate = 1e-4
-    rule = lion
-
-    def __init__(self, learning_rate=None, beta1=0.9, beta2=0.99, **kwargs):
-        self.beta1, self.beta2 = beta1, beta2
-        super().__init__(learning_rate=learning_rate, **kwargs)
-
-
-def _lion_in_numpy(w, gradients, lr, wd, beta1, beta2, clip=math.inf):
-    mean = np.zeros_like(w)
-    for g in gradients:
-        g = np.clip(g, -clip, clip)
-        w = w - lr * (np.sign(beta1 * mean + (1 - beta1) * g) + wd * w)
-        mean = beta2 * mean + (1 - beta2) * g
-    return w, mean
-
-
-def test_a_hyper_parameter_may_be_an_attribute_of_the_class(engine, device):
-    @rule
-    def scaled(w, g, state, hyper):
-        lr, gain = hyper
-        return w - lr * gain * g, ()
-
-    class Scaled(RuleOptimizer):
-        rule = scaled
-        gain = 0.5
-
-    weight = Parameter(torch.ones(3, device=device))
-    trainer = Trainer([weight], Scaled(learning_rate=0.5), engine=engine)
-    weight.grad = torch.ones_like(weight)
-    trainer.step(1)
-    assert weight.tolist() == [0.75] * 3
-
-
-def test_a_rule_and_a_class_train_on_every_engine(engine, device):
-    register(MyLion)
-    params = [Parameter(random_tensor(shape, device=device)) for shape in SHAPES]
-    gradients = [[torch.randn_like(param) for param in params] for _ in range(6)]
-    before = values_of(*params)
-    made = create("mylion", learning_rate=0.01, wd=0.1, beta1=0.8, clip_gradient=0.7)
-    trainer = train_by_hand(params, made, gradients, engine)
-    for i, start in enumerate(before):
-        rows = [values_of(row[i])[0] for row in gradients]
-        weight, mean = _lion_in_numpy(start, rows, 0.01, 0.1, 0.8, 0.99, clip=0.7)
-        np.testing.assert_allclose(values_of(params[i])[0], weight, **CLOSE)
-        np.testing.assert_allclose(values_of(trainer.state_dict()["state"][str(i)]["mean"])[0], mean, **CLOSE)
 
 
 @rule
@@ -219,14 +159,6 @@ def test_a_given_value_replaces_a_derived_one():
     assert (row["correction"], row["correction2"], row["one_minus_beta3"], row["beta3"]) == (5.0, 3.0, 4.0, 0.125)
 
 
-def test_what_a_hyper_parameter_is_derived_from_is_named_where_it_is_missing():
-    made = Derived()
-    del made.beta
-    message = "rule 'recording' needs 'correction', derived from 'beta', which Derived lacks: set self.beta in __init__"
-    with pytest.raises(TypeError, match=message):
-        made.row(1, 0.1, 0.0)
-
-
 def _torch_adam(starts, rows, multipliers=None, **kwargs):
     """Weights after training with torch.optim.Adam in float64."""
     params = [Parameter(torch.tensor(start)) for start in starts]
@@ -298,12 +230,6 @@ def test_optimizers_may_keep_master_copies_in_a_form_of_their_own(device):
     wanted = _torch_adam(values_of(weight), gradients, lr=0.01)
     trainer = train_by_hand([weight], Reversed(learning_rate=0.01, multi_precision=True), gradients)
     np.testing.assert_allclose(values_of(trainer._updater.states[0][1])[0], wanted[0], **CLOSE)
-
-
-def test_mxnets_form_without_master_copies_gets_the_weight_itself(device):
-    weight = Parameter(random_tensor((3,), torch.float16, device))
-    trainer = train_by_hand([weight], PlainAdam(learning_rate=1e-3), [[torch.ones_like(weight)]])
-    assert {state.dtype for state in trainer._updater.states[0]} == {torch.float16}
 
 
 def test_mxnets_form_is_rescaled_by_the_trainer_and_skips_stale_gradients():

@@ -1,8 +1,5 @@
 """Uses that nobody has in mind at first: each works, or is an error that names the argument."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 
@@ -11,32 +8,6 @@ from tristep import Trainer
 
 def _net():
     return torch.nn.Linear(2, 1)
-
-
-def _step(net, trainer, scale=1.0):
-    for param in net.parameters():
-        param.grad = torch.full_like(param, scale)
-    trainer.step(1)
-
-
-@pytest.mark.sample(6)
-@pytest.mark.sample(0, "cpu", "triton")
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb", "prodigy", "schedulefreesgd"])
-def test_a_used_trainer_can_be_copied_with_its_model(optimizer, way, engine, device):
-    net = _net().to(device)
-    trainer = Trainer(net, optimizer, engine=engine)
-    for k in range(3):
-        _step(net, trainer, k + 1.0)
-    other, second = way((net, trainer))
-    for k in range(3):
-        _step(net, trainer, k - 5.0)
-        _step(other, second, k - 5.0)
-    assert second.optimizer is not trainer.optimizer
-    assert second.optimizer.num_update == trainer.optimizer.num_update == 6
-    for param, twin in zip(net.parameters(), other.parameters(), strict=True):
-        assert param is not twin
-        assert torch.equal(param, twin)
 
 
 def test_a_compiled_model_has_the_names_of_the_model():

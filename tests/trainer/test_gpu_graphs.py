@@ -295,28 +295,6 @@ def test_captured_by_hand_it_says_how_it_is_done():
         trainer.step(1)
 
 
-@pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
-@pytest.mark.parametrize("name", ["adam", "lamb", "novograd", "prodigy"])
-def test_no_step_waits_for_the_device(name):
-    options = {"clip_norm": 0.5, "skip_nonfinite": True, "ema_decay": 0.99}
-    (trainer, _, train), (scaled, _, train_scaled) = pair(name, options)[0], pair(name, options, scaled=True)[0]
-    zeroing = pair(name, options, form="add", zero_grads=True)[0][2]
-    inputs = batches(6)
-    for x in inputs[:3]:
-        for each in (train, train_scaled, zeroing):
-            each(x)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for k, x in enumerate(inputs[3:]):
-            for each in (trainer, scaled):
-                each.set_learning_rate(0.1 / (k + 1))
-            for each in (train, train_scaled, zeroing):
-                each(x)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 def test_a_step_in_another_thread_is_not_recorded():
     """It copies its own numbers to the device, and the graph replays only the step that was captured."""
     found = []

@@ -36,13 +36,6 @@ from tristep.trainer.optimizer import (
 # ---- initializers ----------------------------------------------------------------------------------------------------
 
 
-def test_a_module_is_filled_as_often_as_asked():
-    net = torch.nn.Linear(2, 2)
-    for value in (1.0, 2.0):
-        initializer.initialize(net, initializer.Constant(value))
-        assert net.weight.tolist() == [[value] * 2] * 2
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [("upsampling0_weight", 7.0), ("stn_loc_weight", 7.0), ("stn_loc_bias", 0.0), ("bn_moving_var", 1.0)],

@@ -1,6 +1,7 @@
 """Learning-rate schedules: the numbers of MXNet, of papers and of torch; calls in any order, equality, bad arguments."""
 
 import copy
+import inspect
 import json
 import math
 import pickle
@@ -119,47 +120,42 @@ def test_config_is_a_copy():
 
 # ---- each schedule's own numbers -------------------------------------------------------------------------------------
 
-WARM = {"base_lr": 1.0, "warmup_steps": 4, "warmup_begin_lr": 0.2}
-
 
 @pytest.mark.parametrize(
     ("schedule", "updates", "rates"),
     [
-        (lr.FactorScheduler(10, 0.5, base_lr=0.8), [0, 10, 11, 20, 21], [0.8, 0.8, 0.4, 0.4, 0.2]),
-        (lr.MultiFactorScheduler([1, 4], 0.5, base_lr=0.8), [0, 1, 2, 4, 5], [0.8, 0.8, 0.4, 0.4, 0.2]),
-        (lr.FactorScheduler(1, 0.1, stop_factor_lr=0.003, base_lr=1.0), [4, 5, 10**6], [0.003] * 3),
         # A base_lr below the floor is kept until the first drop, as in MXNet.
         (lr.FactorScheduler(10, 0.5, stop_factor_lr=0.1, base_lr=0.01), [0, 10, 11], [0.01, 0.01, 0.1]),
         (lr.InverseSquareRootScheduler(1.0, timescale=100), [0, 300], [1.0, 0.5]),
         (lr.InverseSquareRootScheduler(1.0), [0, 3], [1.0, 0.5]),
-        (lr.PolyScheduler(10, base_lr=1.0, final_lr=0.25), [10, 11, 10**9], [0.25] * 3),
-        (lr.CosineScheduler(10, base_lr=1.0, final_lr=0.25), [10, 11, 10**9], [0.25] * 3),
         (lr.OneCycleScheduler(100, 1.0, 0.2, 10, 10), [0, 20, 100, 1000], [0.1, 1.0, 0.01, 0.01]),
-        (lr.CosineRestartsScheduler(7, base_lr=0.3), [0, 7, 14, 21], [0.3] * 4),
-        (lr.CosineRestartsScheduler(7, 2, base_lr=0.3), [0, 7, 21, 49], [0.3] * 4),
         (lr.CosineRestartsScheduler(7, 1.5, base_lr=0.3), [0, 7], [0.3] * 2),
         (lr.PiecewiseScheduler([3, 5], [0.5, 2], 1, warmup_steps=1), range(7), [0.0, 1.0, 1.0, 1.0, 0.5, 0.5, 2.0]),
-        (lr.FactorScheduler(100, warmup_mode="constant", **WARM), range(5), [0.2, 0.2, 0.2, 0.2, 1.0]),
     ],
     ids=repr,
 )
 def test_exact_values(schedule, updates, rates):
+    """What neither MXNet nor torch has."""
     assert schedule(np.array(updates)).tolist() == rates
     assert [schedule(n) for n in updates] == rates
 
 
-@pytest.mark.parametrize(
-    ("schedule", "updates", "rates"),
-    [
-        (lr.FactorScheduler(1, 0.1, stop_factor_lr=0.003, base_lr=1.0), [3], [0.01]),
-        (lr.FactorScheduler(10, 0.5, base_lr=0.8, warmup_steps=35), [34, 35], [0.8 * 34 / 35, 0.1]),
-        (lr.FactorScheduler(100, **WARM), range(5), [0.2, 0.4, 0.6, 0.8, 1.0]),
-        (lr.OneCycleScheduler(100, 1.0, 0.2, 10, 10), [10], [0.55]),
-    ],
-    ids=repr,
-)
-def test_values(schedule, updates, rates):
-    assert schedule(np.array(updates)) == pytest.approx(rates, rel=1e-14)
+WARMING = {
+    type(schedule): schedule.to_config()["kwargs"]
+    for schedule in WITH_BASE_LR
+    if "warmup_mode" in inspect.signature(type(schedule)).parameters
+}
+WARMING[lr.FunctionScheduler] = {"function": math.cosh}
+
+
+@pytest.mark.parametrize("klass", WARMING)
+def test_every_schedule_warms_up_in_the_mode_that_it_is_given(klass):
+    """MXNet's two formulas: constant, or a line from warmup_begin_lr to base_lr. After the warm-up they are the same."""
+    kwargs = WARMING[klass] | {"base_lr": 0.5, "warmup_steps": 2, "warmup_begin_lr": 0.1}
+    constant, linear = (klass(**kwargs | {"warmup_mode": mode}) for mode in ("constant", "linear"))
+    assert constant(np.arange(2)) == pytest.approx([0.1, 0.1], rel=1e-14)
+    assert linear(np.arange(2)) == pytest.approx([0.1, 0.3], rel=1e-14)
+    np.testing.assert_array_equal(constant(np.arange(2, 60)), linear(np.arange(2, 60)))
 
 
 @pytest.mark.parametrize(
@@ -373,17 +369,12 @@ def test_bad_values_are_named(name):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: lr.PolyScheduler(10, base_lr="0.1"), TypeError, "base_lr='0.1': must be a number, not str"),
-        (lambda: lr.PolyScheduler(5, warmup_steps=5), ValueError, "warmup_steps=5: must be less than max_update=5"),
         (lambda: lr.MultiFactorScheduler([0, 5]), ValueError, r"step\[0\]=0: must be finite and 1 or more"),
-        (lambda: lr.MultiFactorScheduler([1, "5"]), TypeError, r"step\[1\]='5': must be a number"),
         (lambda: lr.OneCycleScheduler(9, anneal_strategy="cosine"), ValueError, "='cosine': .*Did you mean 'cos'"),
         (lambda: lr.PiecewiseScheduler([3], [-1]), ValueError, r"rates\[0\]=-1: must be finite and 0 or more"),
         (lambda: lr.FunctionScheduler("no_such"), ValueError, "function='no_such': no function is registered"),
         (lambda: lr.FunctionScheduler(lambda n: -n)(3), ValueError, r"function\(3\)=-3: must be finite and 0 or more"),
-        (lambda: lr.FunctionScheduler(lambda n: None)(np.arange(2)), TypeError, r"function\(0\)=None: must be a number"),
         (lambda: lr.SequenceScheduler([abs, 0.1], [3]), TypeError, r"schedulers\[1\]=0.1: must be a callable"),
-        (lambda: lr.SequenceScheduler([abs, abs], [2.5]), TypeError, r"starts\[0\]=2.5: must be an integer"),
         (lambda: lr.sequence(), ValueError, "parts: must hold at least one schedule"),
         (lambda: lr.sequence(abs, abs), TypeError, r"parts\[0\]=<.*: must be a pair of a schedule and its number"),
         (lambda: lr.sequence((abs, 0), abs), ValueError, r"parts\[0\]\[1\]=0: must be 1 or more"),
@@ -394,7 +385,6 @@ def test_bad_values_are_named(name):
         (lambda: lr.CosineScheduler(5)(np.array([0.5])), TypeError, "num_update has dtype float64"),
         (lambda: lr.from_torch("StpLR"), ValueError, "factory='StpLR': neither .*Did you mean 'StepLR'"),
         (lambda: lr.from_torch(3), TypeError, "factory=3: must be a class of torch.optim.lr_scheduler, or a function"),
-        (lambda: lr.from_torch("StepLR"), TypeError, "step_size"),
         (lambda: lr.from_torch(lambda o: 3), TypeError, "returned 3, which is not a torch"),
         (lambda: lr.from_torch("ReduceLROnPlateau"), TypeError, "ReduceLROnPlateau needs losses.*set_learning_rate"),
         (lambda: lr.TorchScheduler("StepLR", 3), TypeError, "kwargs=3: must be a dict"),

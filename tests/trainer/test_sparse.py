@@ -14,7 +14,7 @@ from trainer_cases import values_of
 
 from tristep import StaleGradientError, Trainer, rule
 from tristep.kernels import reduction
-from tristep.trainer.optimizer import SGD, Adam, RuleOptimizer, create, get_updater, registered
+from tristep.trainer.optimizer import SGD, RuleOptimizer, create, get_updater
 
 CLOSE = {"rtol": 2e-6, "atol": 1e-6}
 
@@ -116,32 +116,6 @@ def test_without_lazy_update_a_sparse_gradient_is_as_good_as_a_dense_one(name, e
     assert net.embedding.weight.grad.is_sparse
 
 
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
-def test_lazy_update_leaves_absent_rows_without_decay(name, device):
-    lazy, eager = (torch.ones(3, 2, device=device) for _ in range(2))
-    for weight, lazy_update in ((lazy, True), (eager, False)):
-        updater = get_updater(_make(name, lazy_update=lazy_update))
-        updater(0, _sparse([1], torch.ones(1, 2, device=device), (3, 2)), weight)
-    assert lazy[[0, 2]].tolist() == [[1.0, 1.0]] * 2
-    assert (eager[[0, 2]] < 1).all()
-    assert torch.equal(lazy[1], eager[1])
-
-
-@ALL
-def test_a_gradient_with_all_rows_is_as_good_as_a_dense_one(name, engine, device, monkeypatch):
-    monkeypatch.setenv("TRISTEP_ENGINE", engine)
-    sparse = torch.randn(5, 3, device=device)
-    dense = sparse.clone()
-    one, other = get_updater(_make(name)), get_updater(_make(name))
-    for size in (1.0, 1.0, 0.0):  # a row of zeros is present, too: momentum goes on, and decay
-        gradient = size * torch.randn(5, 3, device=device)
-        order = torch.randperm(5, device=device)
-        one(0, _sparse(order, gradient[order], sparse.shape), sparse)
-        other(0, gradient, dense)
-    assert torch.equal(sparse, dense)
-    assert all(torch.equal(a, b) for a, b in zip(one.states[0], other.states[0], strict=True))
-
-
 def test_rows_that_occur_twice_are_added_up_before_anything_else(engine, device):
     weight = Parameter(torch.zeros(4, 2, device=device))
     trainer = Trainer([weight], "sgd", {"learning_rate": 1.0, "clip_gradient": 1.0}, engine=engine)
@@ -151,14 +125,6 @@ def test_rows_that_occur_twice_are_added_up_before_anything_else(engine, device)
     assert weight.tolist() == [[-1.0, -1.0], [0.0, 0.0], [-0.5, -0.75], [0.0, 0.0]]
     assert not weight.grad.is_coalesced()  # it is left as it was
     assert torch.equal(weight.grad._values(), values)
-
-
-def test_a_gradient_without_rows_changes_nothing_but_the_count(device):
-    weight = torch.ones(3, 2, device=device)
-    updater = get_updater(_make("adam"))
-    updater(0, _sparse(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2, device=device), (3, 2)), weight)
-    assert weight.tolist() == [[1.0, 1.0]] * 3
-    assert updater.optimizer.counts == {0: 1}
 
 
 @pytest.mark.parametrize("shape", [(5,), (4, 3), (3, 2, 2)])
@@ -279,32 +245,6 @@ def test_a_graph_from_before_the_step_is_refused(device):
         loss.backward()
 
 
-def test_a_converted_model_is_followed(device):
-    net, other = _twins(device)
-    trainers = [Trainer(those, "adam", {"multi_precision": True}) for those in (net, other)]
-    words = torch.arange(9, device=device)  # all rows, so that both do the same
-    for dtype in (torch.float32, torch.float64, torch.float32):
-        for those, trainer in zip((net, other), trainers, strict=True):
-            those.to(dtype)
-            those.zero_grad()
-            backward_of(those, words)
-            trainer.step(1)
-    for one, two in zip(net.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(one, two, **CLOSE)
-
-
-def test_an_optimizer_driven_by_hand_takes_them(device):
-    one, other = (torch.linspace(-1, 1, 12, device=device).reshape(4, 3) for _ in range(2))
-    by_hand, updater = Adam(wd=0.1), get_updater(Adam(wd=0.1))
-    state = by_hand.create_state(0, one)
-    for rows in ([1, 2], [3], [1]):
-        gradient = _sparse(rows, torch.randn(len(rows), 3, device=device), (4, 3))
-        by_hand.update(0, one, gradient, state)
-        updater(0, gradient, other)
-    assert torch.equal(one, other)
-    assert by_hand.counts == {0: 3}
-
-
 @reduction
 def _count(w, g, state, hyper):
     return (g * 0.0 + 1.0,)
@@ -384,16 +324,6 @@ def test_a_refused_step_uses_no_sparse_gradient_up(device, everything):
     assert everything(trainer, net.parameters()) == now
 
 
-def test_gradients_accumulate_over_backward_passes(device):
-    weight = Parameter(torch.zeros(4, 2, device=device))
-    trainer = Trainer([weight], "sgd", {"learning_rate": 1.0})
-    for rows in ([1, 1], [3, 1]):
-        torch.nn.functional.embedding(torch.tensor(rows, device=device), weight, sparse=True).sum().backward()
-    assert weight.grad.is_sparse
-    trainer.step(1)
-    assert weight.tolist() == [[0.0, 0.0], [-3.0, -3.0], [0.0, 0.0], [-1.0, -1.0]]
-
-
 def test_zeroing_makes_no_sparse_gradient_fresh(device, everything):
     net = Net().to(device)
     trainer = Trainer(net, "sgd")
@@ -405,12 +335,6 @@ def test_zeroing_makes_no_sparse_gradient_fresh(device, everything):
     backward_of(net, torch.tensor([1], device=device))
     trainer.step(1)
     assert trainer.optimizer.num_update == 2
-
-
-def test_those_that_take_them_are_mxnets():
-    assert {name for name, klass in registered().items() if getattr(klass, "takes_sparse", False)} >= {
-        name for name, _ in TAKERS.values()
-    }
 
 
 def test_adagrad_decays_no_weights_with_sparse_gradients(everything, device):
@@ -446,26 +370,3 @@ def test_gradients_that_do_not_fit_are_refused(gradient, error, message):
         updater(0, other_layout, weight)
     assert weight.tolist() == [[1.0] * 3] * 4
     assert updater.optimizer.num_update == 0
-
-
-def test_a_step_that_fails_leaves_rows_as_they_were(everything, device):
-    broken = True
-
-    def schedule(num_update):
-        return -1.0 if broken and num_update == 2 else 1.0
-
-    net = Net().to(device)
-    trainer = Trainer(net, "sgd", {"lr_scheduler": schedule, "momentum": 0.5})
-    words = torch.tensor([1, 1, 2], device=device)
-    backward_of(net, words)
-    trainer.step(1)
-    net.zero_grad()
-    backward_of(net, words)
-    before = everything(trainer, net.parameters())
-    with pytest.raises(ValueError, match=r"lr_scheduler\(2\)=-1.0"):
-        trainer.step(1)
-    assert everything(trainer, net.parameters()) == before
-    broken = False
-    (old,) = values_of(net.embedding.weight)
-    trainer.step(1)
-    assert (values_of(net.embedding.weight)[0] != old).any(axis=1).tolist() == [False, True, True] + [False] * 6

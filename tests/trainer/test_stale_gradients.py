@@ -6,37 +6,14 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import Parameter
-from trainer_cases import backward_with, fails_and_changes_nothing, reach_both, reach_head, values_of
+from trainer_cases import backward_with, fails_and_changes_nothing, reach_both, values_of
 
 from tristep import StaleGradientError, Trainer, replicate
-
-
-def _reach_body(net):
-    net["body"](torch.ones(1, 2, device=net["head"].weight.device)).sum().backward()
 
 
 def test_the_error_is_gluons_and_a_runtime_error():
     assert issubclass(StaleGradientError, UserWarning)
     assert issubclass(StaleGradientError, RuntimeError)
-
-
-def test_a_long_list_of_stale_parameters_is_cut(device):
-    trainer = Trainer([Parameter(torch.zeros(1, device=device)) for _ in range(20)], "sgd")
-    with pytest.raises(StaleGradientError, match=r"'9' \(no gradient\) and 10 more"):
-        trainer.step(1)
-
-
-def test_a_refused_step_uses_no_gradient_up(net, trainer):
-    """Gluon forgets that gradients before the stale one were fresh; here the missing ones can be supplied."""
-    reach_both(net)
-    trainer.step(1)
-    net.zero_grad()
-    reach_head(net)
-    with pytest.raises(StaleGradientError):
-        trainer.step(1)
-    _reach_body(net)
-    trainer.step(1)
-    assert set(trainer.optimizer.counts.values()) == {2}
 
 
 def test_after_a_refused_step_training_goes_on_as_if_it_had_not_been(params, engine):
@@ -90,34 +67,6 @@ def test_a_fresh_gradient_that_is_zeroed_stays_fresh(net, trainer):
     assert torch.allclose(net["body"].bias, before * (1 - 0.1 * 0.1))  # only the decay acts
 
 
-def test_zero_grad_without_gradients(trainer, net):
-    trainer.zero_grad(set_to_none=False)
-    trainer.zero_grad()
-    assert all(param.grad is None for param in net.parameters())
-
-
-def test_gradients_of_several_backward_passes_add_up_in_place(engine, device):
-    """As in torch.optim, with the gradients in the same memory all along."""
-    nets = [torch.nn.Linear(4, 3).to(device) for _ in range(2)]
-    nets[1].load_state_dict(nets[0].state_dict())
-    trainer = Trainer(nets[0], "sgd", {"learning_rate": 0.1, "momentum": 0.9}, engine=engine)
-    optimizer = torch.optim.SGD(nets[1].parameters(), lr=0.1, momentum=0.9)
-    places = set()
-    for _ in range(3):
-        parts = [torch.randn(n, 4, device=device) for n in (2, 5, 1)]
-        for x in parts:
-            nets[0](x).square().sum().backward()
-        places.add(tuple(param.grad.data_ptr() for param in nets[0].parameters()))
-        trainer.step(batch_size=8)
-        trainer.zero_grad(set_to_none=False)
-        optimizer.zero_grad()
-        (nets[1](torch.cat(parts)).square().sum() / 8).backward()
-        optimizer.step()
-    assert len(places) == 1
-    for weight, wanted in zip(values_of(*nets[0].parameters()), values_of(*nets[1].parameters()), strict=True):
-        np.testing.assert_allclose(weight, wanted, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch cannot add up in another type")
 @pytest.mark.parametrize("in_backward", [False, True])
 def test_gradients_of_16_bits_may_add_up_in_float32(in_backward, engine, device):
@@ -135,14 +84,6 @@ def test_gradients_of_16_bits_may_add_up_in_float32(in_backward, engine, device)
         (weight * 2**-7).sum().backward()
         trainer.step(1)
     assert weight.tolist() == [0.5] * 5
-
-
-def test_a_gradient_of_zeros_from_backward_is_fresh(params):
-    trainer = Trainer(params, "sgd")
-    for _ in range(2):
-        backward_with(params, [torch.zeros_like(param) for param in params])
-        trainer.step(1)
-    assert set(trainer.optimizer.counts.values()) == {2}
 
 
 def test_new_gradients_are_fresh_even_where_the_old_ones_lay(params, gradients):
@@ -189,21 +130,6 @@ def test_stale_gradients_after_several_new_ones(params, gradients, everything, w
         param.grad = gradient.clone()
     trainer.step(1)
     assert set(trainer.optimizer.counts.values()) == {rounds + 1}
-
-
-def test_the_same_gradients_written_anew_after_several_new_ones(params, gradients):
-    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
-    before = values_of(*params)
-    for _ in range(3):
-        trainer.zero_grad()
-        backward_with(params, gradients)
-        trainer.step(1)
-    for _ in range(4):  # from one way of looking to another
-        for param, gradient in zip(params, gradients, strict=True):
-            param.grad.copy_(gradient)
-        trainer.step(1)
-    for weight, old, gradient in zip(values_of(*params), before, values_of(*gradients), strict=True):
-        np.testing.assert_allclose(weight, old - 7 * gradient, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("steps_before", [0, 2])

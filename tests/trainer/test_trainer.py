@@ -11,20 +11,6 @@ import tristep
 from tristep import Trainer
 
 
-def test_the_equation_of_gluons_tutorial(engine, device):
-    """After step(batch_size) a weight is w - lr / batch_size * grad."""
-    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).to(device)
-    trainer = Trainer(net, "sgd", {"learning_rate": 0.1}, engine=engine)
-    batch_size = 16
-    for _ in range(3):
-        net.zero_grad()
-        net(torch.randn(batch_size, 4, device=device)).square().sum().backward()
-        expected = [values_of(w)[0] - 0.1 / batch_size * values_of(w.grad)[0] for w in net.parameters()]
-        trainer.step(batch_size)
-        for weight, wanted in zip(values_of(*net.parameters()), expected, strict=True):
-            np.testing.assert_allclose(weight, wanted, **CLOSE)
-
-
 def test_the_gradient_is_divided_by_the_batch_size_of_its_step(params, gradients):
     trainer = Trainer(params, "sgd", {"learning_rate": 0.3, "rescale_grad": 2.0})
     for batch_size in (1, 4, 0.5, np.int64(3), np.float32(2.5), torch.tensor(8)):
@@ -35,16 +21,6 @@ def test_the_gradient_is_divided_by_the_batch_size_of_its_step(params, gradients
         assert trainer.optimizer.rescale_grad == pytest.approx(2.0 / float(batch_size))
         for weight, old, gradient in zip(params, before, values_of(*gradients), strict=True):
             np.testing.assert_allclose(values_of(weight)[0], old - 0.3 * 2.0 / float(batch_size) * gradient, **CLOSE)
-
-
-def test_weights_stay_leaves_without_history(params, gradients, engine):
-    trainer = Trainer(params, "sgd", {"momentum": 0.9}, engine=engine)
-    places = [param.data_ptr() for param in params]
-    for _ in range(2):
-        backward_with(params, gradients)
-        trainer.step(1)
-    assert all(param.is_leaf and param.requires_grad and param.grad_fn is None for param in params)
-    assert [param.data_ptr() for param in params] == places
 
 
 def test_backward_through_a_graph_from_before_the_step_is_refused(params, engine):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import Parameter
-from trainer_cases import CLOSE, backward_with, one_step_rates, values_of
+from trainer_cases import backward_with, one_step_rates, values_of
 
 import tristep
 from tristep import Trainer, lr_scheduler
@@ -72,16 +72,6 @@ def test_multipliers_of_parameters_are_read_at_every_step(params):
     assert one_step_rates(trainer, params) == pytest.approx([1, 2, 0], rel=1e-5)
     del params[1].lr_mult, params[2].lr_mult
     assert one_step_rates(trainer, params) == pytest.approx([1, 1, 1], rel=1e-5)
-
-
-def test_a_parameters_own_multiplier_comes_before_the_optimizers(params):
-    """As under Gluon's Trainer, set_lr_mult reaches only parameters that have no multiplier of their own."""
-    params[0].lr_mult = 0.5
-    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
-    trainer.optimizer.set_lr_mult({0: 4.0, 1: 2.0})
-    assert one_step_rates(trainer, params) == pytest.approx([0.5, 2, 1], rel=1e-5)
-    trainer.optimizer.set_lr_mult({})
-    assert one_step_rates(trainer, params) == pytest.approx([0.5, 1, 1], rel=1e-5)
 
 
 def test_multipliers_of_unknown_parameters_are_refused():
@@ -166,17 +156,6 @@ def test_groups_have_multipliers(params):
     assert params[2].wd_mult == 0.0
     assert not vars(params[1])
     assert set(trainer.state_dict()["counts"]) == {"0.0", "head", "2.0"}
-
-
-def test_biases_decay(device):
-    """Under a Trainer nothing is exempt from the decay, unlike in MXNet's Module."""
-    net = torch.nn.Linear(2, 2).to(device)
-    before = values_of(net.weight, net.bias)
-    trainer = Trainer(net, "sgd", {"learning_rate": 1.0, "wd": 0.5})
-    (net(torch.zeros(1, 2, device=device)) * 0).sum().backward()
-    trainer.step(1)
-    for now, old in zip(values_of(net.weight, net.bias), before, strict=True):
-        np.testing.assert_allclose(now, 0.5 * old, **CLOSE)
 
 
 def test_names_decide_the_decay_where_they_are_given(device):

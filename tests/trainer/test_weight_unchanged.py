@@ -1,4 +1,7 @@
-"""The share of weights that a step of a trainer leaves as they were, in each storage, against torch on copies of them."""
+"""The share of weights that a step of a trainer leaves as they were, against torch on copies of them.
+
+Each storage, and what is equal, is in kernels/test_weight_unchanged.py, which has no rules of whole tensors.
+"""
 
 import numpy as np
 import pytest
@@ -13,24 +16,18 @@ def model(device):
 
 
 STORAGE = {
-    "bfloat16": ("adam", {}),
-    "stochastic": ("adam", {"stochastic_rounding": True}),
-    "master": ("adam", {"multi_precision": True}),
-    "remainder": ("adam", {"multi_precision": "remainder"}),
-    "split8": ("adam", {"multi_precision": "split8", "learning_rate": 1e-6}),
-    "matrices": ("muon", {}),
-    "matrices with masters": ("muon", {"multi_precision": True}),
+    "master": ("adam", {"multi_precision": True, "learning_rate": 2e-8}),
+    "matrices": ("muon", {"learning_rate": 1e-4}),
+    "matrices with masters": ("muon", {"multi_precision": True, "learning_rate": 2e-8}),
 }
 
 
-@pytest.mark.sample(4)
 @pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("name", STORAGE)
 def test_weights_that_a_step_leaves_as_they_were(name, engine, device):
     """Both the weights and the master copies that the trainer would save, which there are from the first step on."""
     net, (optimizer, options) = model(device).to(torch.bfloat16), STORAGE[name]
     telemetry = tristep.Telemetry(metrics=["weight_unchanged"])
-    options = {"learning_rate": 1e-4 if len(options) == 0 or "stochastic_rounding" in options else 2e-8} | options
     trainer = tristep.Trainer(net, optimizer, options, engine=engine, telemetry=telemetry)
 
     def stored():

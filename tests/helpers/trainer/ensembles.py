@@ -4,7 +4,6 @@ import torch
 
 from tristep import optimizer
 from tristep.trainer import Ensemble
-from tristep.trainer.lr_scheduler import CosineScheduler, FactorScheduler
 from tristep.trainer.optimizer.updater import Updater
 
 SHAPES = ((5, 3), (7,), (4, 4))
@@ -59,12 +58,3 @@ def assert_equal(many, together, updaters, apart):
 def rated(name, rates=RATES, **arguments):
     takes_rate = name != "adadelta"
     return lambda: [optimizer.create(name, **({"learning_rate": r} if takes_rate else {}), **arguments) for r in rates]
-
-
-def schedules():
-    kinds = [
-        {"lr_scheduler": CosineScheduler(max_update=6, base_lr=0.1, final_lr=0.001, warmup_steps=2)},
-        {"lr_scheduler": FactorScheduler(step=2, factor=0.5, base_lr=0.05)},
-        {"learning_rate": 0.02},
-    ]
-    return [optimizer.create("adam", **arguments) for arguments in kinds]
