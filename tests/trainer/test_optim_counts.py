@@ -5,7 +5,6 @@ import pickle
 
 import pytest
 import torch
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import tristep
 from tristep.trainer.optimizer import Adam as GluonAdam
@@ -136,26 +135,6 @@ def test_the_average_of_asgd_knows_a_count_beyond_float32():
         averages.append((row["mu"].item(), row["ax"]))
     assert averages[0][0] == averages[1][0] == pytest.approx(1 / 5)
     torch.testing.assert_close(averages[1][1], averages[0][1], rtol=1e-7, atol=0)  # torch's eta is float32
-
-
-def test_counts_through_torchs_checkpoints():
-    found = []
-    for library in (torch.optim, tristep.optim):
-        net = torch.nn.Linear(3, 2)
-        optimizer = _stepped(library.Adam(net.parameters()))
-        saved = get_optimizer_state_dict(net, optimizer)
-        for row in saved["state"].values():
-            row["step"] = COUNTS["int64"].clone()
-        set_optimizer_state_dict(net, optimizer, saved)
-        found.append(_counts(_stepped(optimizer, 3)))
-    assert found[0] == found[1] == [("torch.int64", END + 2)] * 2
-
-
-def test_counts_of_several_optimizers():
-    net = torch.nn.Linear(3, 2)
-    optimizer = tristep.optim.MultiOptimizer(net, [("*bias", tristep.optim.Lion, {}), ("*", tristep.optim.Adam, {})])
-    _stepped(_loaded(_stepped(optimizer), *[COUNTS["float64"]] * 2), 3)
-    assert _counts(optimizer) == [("torch.float64", END + 2)] * 2
 
 
 def test_counts_of_a_trainer(tmp_path):
