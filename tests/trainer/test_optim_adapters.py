@@ -329,20 +329,6 @@ def test_eval_is_the_papers_average():
         optimizer.train()
 
 
-def test_averaged_complex_weights():
-    parameter = torch.nn.Parameter(torch.tensor([1 + 2j, 3 - 1j]))
-    pairs = torch.nn.Parameter(torch.view_as_real(parameter.detach().clone()))
-    optimizers = [tristep.optim.ScheduleFreeSGD([each], lr=0.1) for each in (parameter, pairs)]
-    for _ in range(3):
-        parameter.grad = torch.tensor([1 - 1j, 0.5 + 2j])
-        pairs.grad = torch.view_as_real(parameter.grad).contiguous()
-        for optimizer in optimizers:
-            optimizer.step()
-        assert torch.equal(torch.view_as_real(parameter.detach()), pairs)
-    with optimizers[0].averaged_weights(), optimizers[1].averaged_weights():
-        assert torch.equal(torch.view_as_real(parameter.detach()), pairs)
-
-
 def test_sophia_estimates_curvature_like_the_trainers():
     parameters, expected = _parameters(), _parameters()
     optimizer = tristep.optim.Sophia([{"params": parameters[:2]}, {"params": parameters[2:]}], lr=0.1)

@@ -55,22 +55,11 @@ def _append_group(net, optimizer):
     optimizer.param_groups.append({**_options_of(optimizer), **moved, "lr": 0.3})
 
 
-def _pop_group(net, optimizer):
-    _append_group(net, optimizer)
-    _steps(net, optimizer, 1)
-    for parameter in optimizer.param_groups.pop()["params"]:
-        optimizer.state.pop(parameter, None)
-
-
 def _pop_group_and_return_it(net, optimizer):
     _append_group(net, optimizer)
     group = optimizer.param_groups.pop(0)
     _steps(net, optimizer, 1)
     optimizer.param_groups.append(group)
-
-
-def _replace_group(net, optimizer):
-    optimizer.param_groups[0] = {**optimizer.param_groups[0], "lr": 0.5}
 
 
 def _assign_groups(net, optimizer):
@@ -106,10 +95,6 @@ def _zero_gradients(net, optimizer):
 def _no_gradients(net, optimizer):
     optimizer.zero_grad()
     optimizer.step()
-
-
-def _clear(net, optimizer):
-    optimizer.state.clear()
 
 
 def _pop(net, optimizer):
@@ -205,9 +190,9 @@ def _save_with_hooks(net, optimizer):
 
 
 CHANGES = [
-    *(_freeze, _move, _turn, _replace_parameter, _drop_parameter, _add_group, _append_group, _pop_group),
-    *(_pop_group_and_return_it, _replace_group, _assign_groups, _reverse_groups, _other_options, _no_momentum),
-    *(_zero_gradients, _no_gradients, _clear, _pop, _copy_after_pop, _pickle_after_append_group, _replace_states),
+    *(_freeze, _move, _turn, _replace_parameter, _drop_parameter, _add_group, _append_group),
+    *(_pop_group_and_return_it, _assign_groups, _reverse_groups, _other_options, _no_momentum),
+    *(_zero_gradients, _no_gradients, _pop, _copy_after_pop, _pickle_after_append_group, _replace_states),
     *(_change_states, _replace_row, _replace_steps, _change_one_step, _state_of_half, _held_state, _set_state, _load),
     *(_load_with_hooks, _save_with_hooks),
 ]

@@ -170,29 +170,15 @@ def test_a_copy_goes_on_like_its_original(name, way):
     assert plain_data(clone.state_dict()) == plain_data(optimizer.state_dict())
 
 
-@pytest.mark.parametrize("groups", [1, 3])
-def test_loading_other_groups_is_refused_and_changes_nothing(groups):
+def test_loading_other_groups_is_refused_and_changes_nothing():
     optimizer = _make(tristep.optim, "Adam", _parameters("Adam", torch.float32))
     _steps("Adam", optimizer, 0, 1)
-    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(groups)]
-    other = tristep.optim.Adam([{"params": [parameter]} for parameter in parameters])
+    other = tristep.optim.Adam([torch.nn.Parameter(torch.ones(2))])
     before = plain_data(optimizer.state_dict())
     with pytest.raises(ValueError, match="different number of parameter groups"):
         optimizer.load_state_dict(other.state_dict())
     assert plain_data(optimizer.state_dict()) == before
     _steps("Adam", optimizer, 1, 2)
-
-
-def test_names_are_saved_and_loaded_with_the_groups():
-    net = torch.nn.Linear(2, 1)
-    optimizer = tristep.optim.AdamW(net.named_parameters())
-    assert optimizer.param_groups[0]["param_names"] == ["weight", "bias"]
-    saved = optimizer.state_dict()
-    assert saved["param_groups"][0]["param_names"] == ["weight", "bias"]
-    nameless = tristep.optim.AdamW(net.parameters())
-    nameless.load_state_dict(saved)
-    assert nameless.param_groups[0]["param_names"] == ["weight", "bias"]
-    nameless.step()
 
 
 def _hooked(library):
