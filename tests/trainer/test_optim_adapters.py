@@ -155,16 +155,6 @@ def test_a_changed_option_holds_from_the_next_step_on():
     assert parameter.item() == -1.25
 
 
-def test_maximize_climbs():
-    up, down = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
-    for parameter, maximize in ((up, True), (down, False)):
-        optimizer = tristep.optim.Lion([parameter], lr=0.5, maximize=maximize)
-        parameter.grad = torch.tensor([1.0, -1.0, 0.0])
-        optimizer.step()
-    assert up.tolist() == [0.5, -0.5, 0.0]
-    assert down.tolist() == [-0.5, 0.5, 0.0]
-
-
 @pytest.mark.parametrize("name", OURS)
 def test_the_signature_shows_the_arguments(name):
     signature = inspect.signature(getattr(tristep.optim, name))

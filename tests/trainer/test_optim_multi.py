@@ -203,9 +203,13 @@ def test_changes_reach_each_of_several_optimizers():
     optimizer.state[net[0].weight]["momentum_buffer"].zero_()
     sgd.state[peer[0].weight]["momentum_buffer"].zero_()
     both(1, 7)
+    optimizer.state.pop(net[0].bias)
+    adamw.state.pop(peer[0].bias)
+    both(1, 8)
+    assert [len(each.state) for each in optimizer.optimizers] == [len(adamw.state), len(sgd.state)]
     optimizer.param_groups.pop(0)
     sgd.param_groups[0]["lr"] = sgd.param_groups[0]["weight_decay"] = 0.0
-    both(1, 8)
+    both(1, 9)
 
 
 def test_what_one_of_several_does_by_itself_is_seen():

@@ -230,17 +230,6 @@ def test_a_vector_for_one_of_several_optimizers_is_refused_before_another_steps(
     assert all(map(torch.equal, vectors, before))
 
 
-@pytest.mark.parametrize("name", ["AdamW", "Lion"])
-def test_a_vector_is_stepped_as_its_parts_by_elementwise_rules(name):
-    whole = torch.nn.Parameter(torch.ones(3, 4))
-    apart, flat = (getattr(tristep.optim, name)([whole], lr=0.1) for _ in range(2))
-    vector = _flattened(flat)
-    flat.step()
-    whole.grad = torch.ones(3, 4)
-    apart.step()
-    assert torch.equal(vector, whole.flatten())
-
-
 def test_other_parameters_in_a_group_are_stepped_where_they_are_no_parts():
     """A layer that was resized, and a vector that was added to the list."""
     weight, bias = torch.nn.Parameter(torch.ones(3, 4)), torch.nn.Parameter(torch.ones(3))

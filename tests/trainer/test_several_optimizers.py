@@ -94,6 +94,7 @@ def test_one_schedule_is_for_all_in_the_ratio_of_their_rates():
     close(trained(trainer, net), with_torch(rates=rates, momentum=0.0), rtol=0, atol=1e-9)
     assert [part.lr_scheduler.base_lr for part in trainer.optimizer.optimizers] == [0.02, 0.01]
     assert schedule.base_lr == 1.0  # each has a copy
+    assert trainer.optimizer.rate_at(5) == pytest.approx(0.005)  # the last one's
     trainer.optimizer.lr_scheduler = tristep.lr_scheduler.PolyScheduler(max_update=10, base_lr=0.2, pwr=1)
     first, last = trainer.optimizer.optimizers
     assert last.learning_rate == pytest.approx(0.1)
@@ -156,6 +157,13 @@ def test_multipliers_are_those_of_the_parameters():
     for (name, param), found in zip(expected.named_parameters(), net.parameters(), strict=True):
         rate = (0.1 if param.ndim < 2 else 0.2) * factors.get(name, 1.0)
         torch.testing.assert_close(found.detach(), param.detach() - rate * param.grad)
+
+
+def test_multipliers_of_parameters_that_another_optimizer_has_are_refused():
+    sgd = tristep.optimizer.SGD()
+    sgd.set_lr_mult({"0.weight": 0.5})
+    with pytest.raises(ValueError, match=r"lr_mult\['0.weight'\] of optimizers\[0\], SGD"):
+        tristep.Trainer(make_net(), [("ndim<2", sgd), ("*", "adam")])
 
 
 LIMITS = {
