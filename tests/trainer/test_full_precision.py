@@ -91,10 +91,10 @@ def test_what_is_loaded_before_the_first_step_is_saved(name, device):
 
 @pytest.mark.parametrize("before_first_step", [True, False])
 @pytest.mark.parametrize("stored", ["float32", "master", "remainder", "24 bits"])
-def test_training_goes_on_from_them_to_the_bit(stored, before_first_step, engine, device):
+def test_training_goes_on_from_them_to_the_bit(stored, before_first_step, device):
     dtype, arguments = STORED[stored]
-    params, trainer = stepped(device, dtype, arguments, engine, "sgd")
-    others, other = made(device, dtype, arguments, engine, "sgd")
+    params, trainer = stepped(device, dtype, arguments, name="sgd")
+    others, other = made(device, dtype, arguments, name="sgd")
     if not before_first_step:
         train(others, lambda: other.step(1), 2, seed=5)
     other.load_float32_weights(trainer.float32_weights())
@@ -201,7 +201,6 @@ def test_complex_parameters(device):
         (lambda w: {k: v for k, v in w.items() if k != "2"}, ValueError, "weights lacks '2': it must have all"),
         (lambda w: {**w, "bias": w["0"]}, ValueError, "weights has unknown 'bias'"),
         (lambda w: {**w, "3": torch.zeros(2)}, ValueError, r"'3' has shape \(2,\), the parameter has \(\)"),
-        (lambda w: {**w, "3": 1.0}, TypeError, "'3' must be a dense tensor of floating-point numbers, got float"),
         (lambda w: {**w, "3": torch.zeros((), dtype=torch.int32)}, TypeError, "'3' must be .*, got torch.int32"),
     ],
 )

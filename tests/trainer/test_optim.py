@@ -351,16 +351,6 @@ def test_numbers_in_states_are_float64_where_that_is_the_default_type(name):
     _assert_same_states(optimizer, peer, **CLOSE_IN_FLOAT32)
 
 
-def test_another_default_device_is_no_hindrance():
-    parameter = torch.nn.Parameter(torch.ones(3))
-    parameter.grad = torch.ones(3)
-    with torch.device("meta"):
-        optimizer = tristep.optim.SGD([parameter], lr=0.25, momentum=0.5)
-        optimizer.step()
-        optimizer.step()
-    assert parameter.tolist() == [0.375] * 3
-
-
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
 def test_a_parameter_given_twice_is_updated_once():
     parameter = torch.nn.Parameter(torch.ones(2))

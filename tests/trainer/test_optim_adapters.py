@@ -44,9 +44,9 @@ TorchHalving = tristep.optim.as_torch(Halving)
 TorchHalving.__name__ = TorchHalving.__qualname__ = "TorchHalving"  # by which pickle finds it
 
 
-def _parameters(dtype=torch.float32, device="cpu"):
+def _parameters(dtype=torch.float32):
     torch.manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(shape).to(device, dtype)) for shape in ((4, 3), (5,), (), (2, 3, 2))]
+    return [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in ((4, 3), (5,), (), (2, 3, 2))]
 
 
 def _give_gradients(parameters, step):
@@ -60,26 +60,12 @@ def _equal(ours, theirs):
     return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def _by_trainer(parameters, name, arguments, engine=None, steps=7):
-    trainer = Trainer(parameters, name, arguments, engine=engine)
+def _by_trainer(parameters, name, arguments, steps=7):
+    trainer = Trainer(parameters, name, arguments)
     for step in range(steps):
         _give_gradients(parameters, step)
         trainer.step(1, ignore_stale_grad=True)
     return trainer
-
-
-@pytest.mark.parametrize("name", ["Lion", "LAMB", "ScheduleFreeAdamW", "Halving"])
-def test_like_the_trainer_on_every_engine(name, engine, device, monkeypatch):
-    monkeypatch.setenv("TRISTEP_ENGINE", engine)
-    klass = TorchHalving if name == "Halving" else getattr(tristep.optim, name)
-    theirs = Halving(learning_rate=0.02, wd=0.1) if name == "Halving" else name
-    expected, parameters = _parameters(device=device), _parameters(device=device)
-    _by_trainer(expected, theirs, None if name == "Halving" else {"learning_rate": 0.02, "wd": 0.1}, engine, steps=3)
-    optimizer = klass(parameters, lr=0.02, weight_decay=0.1)
-    for step in range(3):
-        _give_gradients(parameters, step)
-        optimizer.step()
-    assert _equal(parameters, expected)
 
 
 # SGLD's noise depends on where a parameter stands, and Prodigy's estimate on all parameters of all groups.
@@ -169,16 +155,6 @@ def test_a_changed_option_holds_from_the_next_step_on():
     assert parameter.item() == -1.25
 
 
-def test_maximize_climbs():
-    up, down = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
-    for parameter, maximize in ((up, True), (down, False)):
-        optimizer = tristep.optim.Lion([parameter], lr=0.5, maximize=maximize)
-        parameter.grad = torch.tensor([1.0, -1.0, 0.0])
-        optimizer.step()
-    assert up.tolist() == [0.5, -0.5, 0.0]
-    assert down.tolist() == [-0.5, 0.5, 0.0]
-
-
 @pytest.mark.parametrize("name", OURS)
 def test_the_signature_shows_the_arguments(name):
     signature = inspect.signature(getattr(tristep.optim, name))
@@ -211,17 +187,6 @@ def test_an_optimizer_of_ones_own_is_saved_copied_and_pickled():
         clone.step()
         assert [group["share"] for group in clone.param_groups] == [0.5, 0.25]
         assert _equal(own, parameters)
-
-
-def test_options_that_a_saved_state_does_not_know_have_their_defaults():
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = tristep.optim.NAG([parameter], lr=1.0, momentum=0.25)
-    saved = copy.deepcopy(optimizer.state_dict())
-    del saved["param_groups"][0]["clip_gradient"]
-    optimizer.load_state_dict(saved)
-    parameter.grad = torch.ones(1)
-    optimizer.step()
-    assert parameter.item() == -1.25
 
 
 # Averages and curvature
@@ -354,31 +319,6 @@ def test_eval_is_the_papers_average():
         optimizer.train()
 
 
-def test_eval_of_what_keeps_no_average_changes_nothing():
-    parameters = _parameters()
-    optimizer = tristep.optim.Lion(parameters)
-    optimizer.eval()
-    _give_gradients(parameters, 0)
-    optimizer.step()
-    stepped = [parameter.detach().clone() for parameter in parameters]
-    optimizer.train()
-    assert _equal(parameters, stepped)
-
-
-def test_averaged_complex_weights():
-    parameter = torch.nn.Parameter(torch.tensor([1 + 2j, 3 - 1j]))
-    pairs = torch.nn.Parameter(torch.view_as_real(parameter.detach().clone()))
-    optimizers = [tristep.optim.ScheduleFreeSGD([each], lr=0.1) for each in (parameter, pairs)]
-    for _ in range(3):
-        parameter.grad = torch.tensor([1 - 1j, 0.5 + 2j])
-        pairs.grad = torch.view_as_real(parameter.grad).contiguous()
-        for optimizer in optimizers:
-            optimizer.step()
-        assert torch.equal(torch.view_as_real(parameter.detach()), pairs)
-    with optimizers[0].averaged_weights(), optimizers[1].averaged_weights():
-        assert torch.equal(torch.view_as_real(parameter.detach()), pairs)
-
-
 def test_sophia_estimates_curvature_like_the_trainers():
     parameters, expected = _parameters(), _parameters()
     optimizer = tristep.optim.Sophia([{"params": parameters[:2]}, {"params": parameters[2:]}], lr=0.1)
@@ -437,21 +377,17 @@ def test_a_registered_optimizer_is_known_by_name(registered):
 
 
 WITH_BETAS = sorted(name for name in OURS if "betas" in inspect.signature(getattr(tristep.optim, name)).parameters)
-SCHEDULES = {
-    "OneCycleLR": {"max_lr": 0.02, "total_steps": 9, "base_momentum": 0.7, "max_momentum": 0.9},
-    "CyclicLR": {"max_lr": 0.02, "base_lr": 0.01, "step_size_up": 3, "base_momentum": 0.7, "max_momentum": 0.9},
-}
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", WITH_BETAS)
-def test_schedules_of_torch_change_beta1(name, schedule):
+def test_schedules_of_torch_change_beta1(name):
     """As if the rate and `beta1` that the same schedule gives torch's Adam were set by hand."""
     trained = []
     for by_hand in (False, True):
         parameters, other = _parameters(), [torch.nn.Parameter(torch.ones(2))]
         optimizer, adam = getattr(tristep.optim, name)(parameters, lr=0.01), torch.optim.Adam(other, lr=0.01)
-        scheduler = getattr(torch.optim.lr_scheduler, schedule)(adam if by_hand else optimizer, **SCHEDULES[schedule])
+        arguments = {"max_lr": 0.02, "total_steps": 9, "base_momentum": 0.7, "max_momentum": 0.9}
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(adam if by_hand else optimizer, **arguments)
         seen = []
         for step in range(6):
             if by_hand:
@@ -482,10 +418,6 @@ def test_beta1_and_betas_are_one():
         for made in (lion, copy.deepcopy(lion)):
             saved = made.state_dict()["param_groups"][0]
             assert (saved["betas"], (saved["beta1"], saved["beta2"])) == (expected, expected)
-    del saved["betas"]
-    lion.load_state_dict({"state": {}, "param_groups": [saved, lion.state_dict()["param_groups"][1]]})  # from before
-    assert lion.param_groups[0]["betas"] == (0.1, 0.2)
-    lion.state_dict()
     lion.param_groups[0].update(beta1=0.3, betas=(0.4, 0.2))
     with pytest.raises(ValueError, match=r"beta1=0.3 and betas=\(0.4, 0.2\): they must agree"):
         lion.step()

@@ -5,7 +5,7 @@ import torch
 
 import tristep.optim
 
-SIZES = (1e15, 1e18, 1e19, 5e19, 1e20, 1e22, 1e30, 1e36, 1e38, 3e38, 1e-20, 1e-38, 1e-42)
+SIZES = (1e15, 1e19, 1e20, 1e30, 3e38, 1e-20, 1e-42)
 CASES = {
     "SGD": {},
     "SGD, Nesterov": {"momentum": 0.9, "nesterov": True},
@@ -26,7 +26,7 @@ CASES = {
     "Adafactor": {},
 }
 # torch overflows where states do not: NAdam in the corrected square, Adafactor in a product of two averages.
-FARTHER = {"NAdam": (5e19, 1e20), "Adafactor": (1e15, 1e18, 1e19)}
+FARTHER = {"NAdam": (1e20,), "Adafactor": (1e15, 1e19)}
 
 
 pytestmark = pytest.mark.usefixtures("quiet_numpy")

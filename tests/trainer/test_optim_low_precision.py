@@ -107,19 +107,6 @@ def test_torchs_states_are_converted(name, state_dtype):
     assert all(ours.state[first][key].dtype == dtype for key in CASES[name][1])
 
 
-def test_packed_states_are_unpacked_by_a_change_of_the_saved_option():
-    packed = made("AdamW", state_dtype="8bit")
-    params = train(packed)
-    saved = copy.deepcopy(packed.state_dict())
-    saved["param_groups"][0]["state_dtype"] = None
-    wide = made("AdamW", [torch.nn.Parameter(param.detach().clone()) for param in params])
-    wide.load_state_dict(saved)
-    train(wide, 1, seed=2)
-    row = wide.state[wide.param_groups[0]["params"][0]]
-    assert {state.dtype for key, state in row.items() if key != "step"} == {F32}
-    torch.testing.assert_close(wide.param_groups[0]["params"], train(packed, 1, seed=2), rtol=1e-5, atol=1e-6)
-
-
 def test_rows_of_sparse_gradients_share_no_scales():
     table = torch.nn.Embedding(100, 64, sparse=True)
     groups = [{"params": table.parameters(), "state_dtype": "8bit"}]
@@ -130,22 +117,3 @@ def test_rows_of_sparse_gradients_share_no_scales():
         optimizer.step()
     assert torch.equal(table.weight, before)
     assert not optimizer.state
-
-
-def test_packed_momentum_of_muon_goes_on_to_the_bit():
-    """torch's Muon keeps no count of its steps, which random numbers are drawn by."""
-
-    def muon(start):
-        return tristep.optim.Muon([{"params": [torch.nn.Parameter(start.clone())], "state_dtype": "8bit"}], lr=0.01)
-
-    def steps(optimizer):
-        (param,) = optimizer.param_groups[0]["params"]
-        for step in range(3):
-            param.grad = MEANS[0] + step
-            optimizer.step()
-        return param.detach()
-
-    optimizer = muon(torch.zeros(64, 80))
-    again = muon(steps(optimizer))
-    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    assert torch.equal(steps(again), steps(optimizer))

@@ -69,14 +69,14 @@ def test_each_parameter_is_trained_as_by_its_optimizer_of_torch(clip):
     assert set(trainer.optimizer.counts.values()) == {5}
 
 
-def test_engines_give_the_bits_of_trainers_of_their_own(engine, device):
+def test_parts_give_the_bits_of_trainers_of_their_own(device):
     several, alone = make_net(torch.float32).to(device), make_net(torch.float32).to(device)
     entries = [("0.*", "lion", {"learning_rate": 0.01}), ("2.*", "adam", {"clip_norm": 0.5}), ("*", "muon")]
-    found = trained(tristep.Trainer(several, entries, engine=engine), several)
+    found = trained(tristep.Trainer(several, entries), several)
     trainers = [
-        tristep.Trainer(alone[0], "lion", {"learning_rate": 0.01}, engine=engine),
-        tristep.Trainer(alone[2], "adam", {"clip_norm": 0.5}, engine=engine),
-        tristep.Trainer([*alone[1].parameters(), *alone[3].parameters()], "muon", engine=engine),
+        tristep.Trainer(alone[0], "lion", {"learning_rate": 0.01}),
+        tristep.Trainer(alone[2], "adam", {"clip_norm": 0.5}),
+        tristep.Trainer([*alone[1].parameters(), *alone[3].parameters()], "muon"),
     ]
     for step in range(5):
         backward(alone, step)
@@ -94,6 +94,7 @@ def test_one_schedule_is_for_all_in_the_ratio_of_their_rates():
     close(trained(trainer, net), with_torch(rates=rates, momentum=0.0), rtol=0, atol=1e-9)
     assert [part.lr_scheduler.base_lr for part in trainer.optimizer.optimizers] == [0.02, 0.01]
     assert schedule.base_lr == 1.0  # each has a copy
+    assert trainer.optimizer.rate_at(5) == pytest.approx(0.005)  # the last one's
     trainer.optimizer.lr_scheduler = tristep.lr_scheduler.PolyScheduler(max_update=10, base_lr=0.2, pwr=1)
     first, last = trainer.optimizer.optimizers
     assert last.learning_rate == pytest.approx(0.1)
@@ -131,7 +132,6 @@ def test_saved_states_resume_bit_for_bit(tmp_path):
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
-        ([("ndim<2", "adamw"), ("*", "sgd")], "'1.bias' is a parameter of optimizer 'adam', in this trainer of 'adamw'"),
         ([("*.bias", "adam"), ("*", "sgd")], "'2.weight' is a parameter of optimizer 'adam', in this trainer of 'sgd'"),
         ([("ndim<2", "adam"), ("0.*", "sgd"), ("*", "sgd")], "of 2 optimizers, this trainer has 3"),
     ],
@@ -159,10 +159,16 @@ def test_multipliers_are_those_of_the_parameters():
         torch.testing.assert_close(found.detach(), param.detach() - rate * param.grad)
 
 
+def test_multipliers_of_parameters_that_another_optimizer_has_are_refused():
+    sgd = tristep.optimizer.SGD()
+    sgd.set_lr_mult({"0.weight": 0.5})
+    with pytest.raises(ValueError, match=r"lr_mult\['0.weight'\] of optimizers\[0\], SGD"):
+        tristep.Trainer(make_net(), [("ndim<2", sgd), ("*", "adam")])
+
+
 LIMITS = {
     "clipped": {"clip_norm": 0.5},
     "large": {"skip_norm": 8.0},
-    "both": {"clip_norm": 5.0, "skip_norm": 8.0},
 }
 
 
