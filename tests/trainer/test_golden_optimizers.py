@@ -109,6 +109,8 @@ def test_updater_equals_mxnet(golden, engine, device, monkeypatch):
     _follow(golden, device)
 
 
+@pytest.mark.sample(1, "cpu")
+@pytest.mark.sample(0, "triton")
 @pytest.mark.golden("sparse", where=lambda config: _is_run(1, config))
 @pytest.mark.golden("sparse", version=2, where=lambda config: _is_run(2, config))
 def test_sparse_gradients_equal_mxnet(golden, engine, device, monkeypatch):
@@ -175,6 +177,8 @@ def _follow(golden, device):
 
 
 # Of 2.0 these are runs in which it and 1.9.1 compute the same.
+@pytest.mark.sample(2, "cpu")
+@pytest.mark.sample(0, "triton")
 @pytest.mark.golden("trainer", where=lambda config: _is_run(1, config))
 @pytest.mark.golden("trainer", version=2, where=lambda config: _is_run(2, config))
 def test_trainer_equals_gluon(golden, engine, device, monkeypatch):
@@ -301,6 +305,7 @@ def _drop_new_arguments(config):
     return config
 
 
+@pytest.mark.sample(3)
 @pytest.mark.golden(*OPTIMIZERS[2], "sparse", version=2, where=_of_ids(2, OTHERWISE))
 def test_where_2_0_computes_otherwise_so_do_we(golden, device):
     follow = _follow_sparse if "rows_0" in golden.arrays else _follow

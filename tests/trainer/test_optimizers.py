@@ -71,6 +71,14 @@ def test_registered_as_mxnets_documents_show(decorator):
         decorator(int)
 
 
+@pytest.mark.parametrize("clip", [0.0, -0.3])
+def test_a_limit_of_gradients_that_is_not_positive_is_none(clip):
+    """As in MXNet's kernels."""
+    weight = torch.zeros(2)
+    get_updater(SGD(learning_rate=1.0, clip_gradient=clip))(0, torch.tensor([5.0, -0.1]), weight)
+    assert weight.tolist() == pytest.approx([-5.0, 0.1])
+
+
 def test_repr_and_settings_are_plain_numbers():
     made = RMSProp(centered=True, wd=np.float64(0.5))
     made.gamma1 = np.float32(0.75)
