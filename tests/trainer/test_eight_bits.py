@@ -158,18 +158,6 @@ def test_what_starts_otherwise_than_at_zero(device):
     torch.testing.assert_close(sizes, torch.full_like(sizes, 0.01), rtol=1 / 32, atol=0)
 
 
-def test_rounding_repeats_with_its_seed_and_leaves_weights_to_the_nearest(device):
-    first, _ = stepped(device, dtype=BF16)
-    again, _ = stepped(device, dtype=BF16)
-    other, trainer = stepped(device, dtype=BF16, rounding_seed=1)
-    assert all(map(torch.equal, first, again))
-    assert not torch.equal(first[0], other[0])
-    assert torch.equal(first[1], other[1])  # small, with float32 states: nothing was rounded at random
-    at_random, _ = stepped(device, dtype=BF16, stochastic_rounding=True)
-    assert not torch.equal(first[1], at_random[1])
-    assert "rounding_seed=1" in repr(trainer)
-
-
 def test_rows_of_sparse_gradients(device, everything):
     def sparse(weight):
         rows = torch.ones(2, weight.shape[1], device=device)

@@ -273,30 +273,6 @@ def test_soap_like_the_reference(monkeypatch, name, device):
     torch.testing.assert_close(params, expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize(("ours", "theirs", "tolerance"), [
-    (("muon", {"learning_rate": 0.01, "wd": 0.1}), ("Muon", {"lr": 0.01, "weight_decay": 0.1}), 2e-3),
-    (("adafactor", {"learning_rate": 0.1, "epsilon1": EPSILON}), ("Adafactor", {"lr": 0.1, "weight_decay": 0.0}), 1e-6),
-], ids=["muon", "adafactor"])  # fmt: skip
-def test_many_matrices_of_one_shape_like_torchs(ours, theirs, tolerance, device):
-    """They are computed together. Muon's tolerance is that of a direction in bfloat16 at this rate, not of float32."""
-    shapes = [(12, 20)] * 6 + [(20, 12)] * 4
-    params = [torch.nn.Parameter(torch.randn(shape, device=device)) for shape in shapes]
-    others = [torch.nn.Parameter(param.detach().clone()) for param in params]
-    groups = [{"params": params[:4]}, {"params": params[4:], "lr_mult": 0.5}]
-    trainer = Trainer(groups, *ours)
-    reference = getattr(torch.optim, theirs[0])(
-        [{"params": others[:4]}, {"params": others[4:], "lr": theirs[1]["lr"] / 2}], **theirs[1]
-    )
-    for _ in range(5):
-        for param, other in zip(params, others, strict=True):
-            param.grad = torch.randn_like(param)
-            other.grad = param.grad.clone()
-        trainer.step(1)
-        reference.step()
-    for param, other in zip(params, others, strict=True):
-        torch.testing.assert_close(param, other, rtol=1e-5, atol=tolerance)
-
-
 def test_adafactor_moves_weights_near_zero_like_torchs(device):
     """By epsilon2, where their root mean square is less; those of 1 x 1, too, whose rows and columns are elements."""
     params = [torch.nn.Parameter(torch.full(shape, 1e-5, device=device)) for shape in ((1, 1), (3, 1), (2,))]

@@ -73,7 +73,7 @@ def test_what_is_finite_is_so_as_with_float32_states(name, device):
 
 @pytest.mark.sample(2)
 @pytest.mark.sample(0, "cpu", "triton")
-@pytest.mark.parametrize("size", [1e15, 1e20, 1e21, 1e25, 1e30, 3e38, -3e38])
+@pytest.mark.parametrize("size", [1e15, 1e21, 1e30, -3e38])
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [("SGD", {"momentum": 0.9}), ("Adam", {}), ("AdamW", {"weight_decay": 0.1})],

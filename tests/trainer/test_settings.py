@@ -167,12 +167,9 @@ def take(trainer, params, step):
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [
-        ("lr_scheduler", 3, "lr_scheduler=3: must be a scheduler"),
         ("lr_mult", 0.5, "lr_mult must map parameter indices or names to numbers, got float"),
         ("lr_mult", {"a": 0.5}, r"lr_mult\['a'\]: no parameter has this name or index"),
         ("wd_mult", {0: -1}, r"wd_mult\[0\]=-1: must be finite and 0 or more"),
-        ("multi_precision", "remain", "multi_precision='remain': Did you mean 'remainder'"),
-        ("state_dtype", "int8", "state_dtype='int8': Did you mean '8bit'"),
         ("decoupled_wd", True, "decoupled_wd=True: AdamW decays the weights apart"),
         (
             "stochastic_rounding",
