@@ -131,6 +131,7 @@ def test_a_weight_with_a_master_is_not_rounded_stochastically(place):
     same(master, values)
 
 
+@pytest.mark.cover("place")
 def test_24_bit_masters_are_rounded_to_a_neighbour_and_right_on_average(place):
     """By the upper 8 of the bits of the slot after those of the states: the integers of the formula in storage/master.py."""
     share, n = 13 / 16, 10_000

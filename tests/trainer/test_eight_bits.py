@@ -12,7 +12,7 @@ import tristep
 from tristep import Trainer
 from tristep.kernels import storage
 
-F64, F32, BF16, U8 = torch.float64, torch.float32, torch.bfloat16, torch.uint8
+F32, BF16, U8 = torch.float32, torch.bfloat16, torch.uint8
 SHAPES = ((64, 80), (7,), (41, 100), ())
 
 
@@ -86,8 +86,6 @@ TOGETHER = {"dtype": BF16, "multi_precision": "split8", "cautious": True, "clip_
         pytest.param("triton", TOGETHER, marks=pytest.mark.sample(0)),
         pytest.param("cpu", TOGETHER, marks=pytest.mark.sample(0)),
         ("eager", TOGETHER),
-        ("eager", {}),
-        ("eager", {"dtype": BF16, "stochastic_rounding": True}),
         ("eager", {"dtype": BF16, "multi_precision": "remainder", "lookahead": 2}),
         ("eager", {"ema_decay": 0.9, "decoupled_wd": True, "name": "adam", "wd": 0.1}),
         ("eager", {**TOGETHER, "state_dtype": "4bit"}),
@@ -160,62 +158,6 @@ def test_what_starts_otherwise_than_at_zero(device):
     torch.testing.assert_close(sizes, torch.full_like(sizes, 0.01), rtol=1 / 32, atol=0)
 
 
-def test_rounding_repeats_with_its_seed_and_leaves_weights_to_the_nearest(device):
-    first, _ = stepped(device, dtype=BF16)
-    again, _ = stepped(device, dtype=BF16)
-    other, trainer = stepped(device, dtype=BF16, rounding_seed=1)
-    assert all(map(torch.equal, first, again))
-    assert not torch.equal(first[0], other[0])
-    assert torch.equal(first[1], other[1])  # small, with float32 states: nothing was rounded at random
-    at_random, _ = stepped(device, dtype=BF16, stochastic_rounding=True)
-    assert not torch.equal(first[1], at_random[1])
-    assert "rounding_seed=1" in repr(trainer)
-
-
-@pytest.mark.sample(0, "cpu", "triton")
-def test_a_step_left_out_changes_nothing(engine, device, everything):
-    params, trainer = stepped(device, engine=engine, skip_nonfinite=True, steps=3)
-
-    def numbers():
-        state = trainer.state_dict()["state"]
-        return [
-            storage.unpacked(tensor, param.shape, slot == "var") if tensor.dtype == U8 else tensor.clone()
-            for (_, slots), param in zip(state.items(), params, strict=True)
-            for slot, tensor in slots.items()
-        ]
-
-    before, numbers_before = everything(trainer, params), numbers()
-    for param in params:
-        param.grad = torch.full_like(param, math.nan)
-    trainer.step(1)
-    assert everything(trainer, params)["weights"] == before["weights"]
-    assert all(map(torch.equal, numbers(), numbers_before))  # their codes may be others
-
-
-def test_averages_and_steps_in_backward(device):
-    params, trainer = stepped(device, ema_decay=0.5, steps=3)
-    expected = saved(trainer)["ema"].clone()
-    with trainer.averaged_weights():
-        assert torch.equal(params[0], expected)
-    nets = []
-    for inside in (False, True):
-        torch.manual_seed(0)
-        net = torch.nn.Linear(80, 64).to(device)
-        other = Trainer(net, "adamw", {"state_dtype": "8bit"})
-        for seed in range(3):
-            torch.manual_seed(seed)
-            loss = net(torch.randn(4, 80, device=device)).square().sum()
-            if inside:
-                with other.step_in_backward(4):
-                    loss.backward()
-            else:
-                net.zero_grad()
-                loss.backward()
-                other.step(4)
-        nets.append(net)
-    assert torch.equal(nets[0].weight, nets[1].weight)
-
-
 def test_rows_of_sparse_gradients(device, everything):
     def sparse(weight):
         rows = torch.ones(2, weight.shape[1], device=device)
@@ -241,7 +183,7 @@ def test_rows_of_sparse_gradients(device, everything):
 # torch's interface.
 
 
-def test_torchs_state_dict_goes_on_to_the_bit_and_is_converted(device):
+def test_torchs_state_dict_goes_on_to_the_bit(device):
     params = parameters(device)
     first = tristep.optim.Adan(params, lr=0.01, state_dtype="8bit")
     train(params, first.step, 3)
@@ -252,20 +194,6 @@ def test_torchs_state_dict_goes_on_to_the_bit_and_is_converted(device):
         train(each, step, 2, seed=2)
     assert all(map(torch.equal, params, resumed))
     assert second.state[resumed[0]]["square"].dtype == U8
-    wide = copy.deepcopy(first.state_dict())
-    for group in wide["param_groups"]:
-        group["state_dtype"] = None
-    third = tristep.optim.Adan(resumed, lr=0.0)
-    third.load_state_dict(wide)
-    numbers = storage.unpacked(first.state[params[0]]["previous"], params[0].shape)
-    third._plan = None
-    for param in resumed:
-        param.grad = torch.zeros_like(param)
-    change = storage.unpacked(first.state[params[0]]["change"], params[0].shape)
-    third.step()
-    state = third.state[resumed[0]]
-    assert state["previous"].dtype == F32
-    torch.testing.assert_close(state["change"], 0.92 * change - 0.08 * numbers)
 
 
 # Refusals.
@@ -290,11 +218,3 @@ def test_states_packed_otherwise_are_refused(packs, device, everything):
     storage.pieces(saved_state["state"][0]["mean"], 5120)[1][3] *= 1.5
     with pytest.raises(ValueError, match=rf"'mean' of parameter 0 is packed in {packs[0]} bits, but its scales"):
         optimizer.load_state_dict(saved_state)
-
-
-def test_float64_weights_are_refused(device, everything):
-    params, trainer = made(device, dtype=F64)
-    before = everything(trainer, params)["weights"]
-    with pytest.raises(ValueError, match="state_dtype='8bit': '0' is torch.float64"):
-        train(params, lambda: trainer.step(1), 1)
-    assert everything(trainer, params)["weights"] == before

@@ -46,6 +46,7 @@ RENAMED = {
     "rmsprop": {"rho": "gamma1", "momentum": "gamma2"},
     **{name: {"epsilon": "eps"} for name in ("adagrad", "groupadagrad", "lars")},
 }
+QUICK_STEPS = 8
 UNUSED = ("use_fused_step", "aggregate_num")
 
 # Why groups, or single runs of a group, are left out. A test below holds each reason against what there is.
@@ -104,11 +105,15 @@ def _recorded_states(config, arrays):
 @pytest.mark.sample(0, "triton")
 @pytest.mark.golden(*OPTIMIZERS[1], where=lambda config: _is_run(1, config))
 @pytest.mark.golden(*OPTIMIZERS[2], version=2, where=lambda config: _is_run(2, config))
-def test_updater_equals_mxnet(golden, engine, device, monkeypatch):
+def test_updater_equals_mxnet(golden, engine, device, monkeypatch, request):
+    """In the quick tier the first steps, but all of a warm-up."""
     monkeypatch.setenv("TRISTEP_ENGINE", engine)  # get_updater has MXNet's signature, which knows no engines
-    _follow(golden, device)
+    is_short = request.config.getoption("--cases") == "quick" and golden.config["optimizer"] != "lbsgd"
+    _follow(golden, device, QUICK_STEPS if is_short else None)
 
 
+@pytest.mark.sample(1, "cpu")
+@pytest.mark.sample(0, "triton")
 @pytest.mark.golden("sparse", where=lambda config: _is_run(1, config))
 @pytest.mark.golden("sparse", version=2, where=lambda config: _is_run(2, config))
 def test_sparse_gradients_equal_mxnet(golden, engine, device, monkeypatch):
@@ -136,7 +141,8 @@ def _follow_sparse(golden, device):
         np.testing.assert_allclose(ours.cpu(), theirs, **CLOSE[torch.float32], err_msg="state")
 
 
-def _follow(golden, device):
+def _follow(golden, device, most=None):
+    """Compare each step with the recorded one, of all or of `most` steps; after all of them the states, too."""
     config, arrays = golden
     optimizer = _optimizer(config)
     updater = get_updater(optimizer)
@@ -144,7 +150,7 @@ def _follow(golden, device):
     weights = [torch.tensor(arrays[f"w0_{i}"], device=device) for i in indices]
     dtype = DTYPES[config["dtype"]]
     assert {weight.dtype for weight in weights} == {dtype}
-    for step in range(config["steps"]):
+    for step in range(config["steps"])[:most]:
         gradients = [torch.tensor(arrays[f"g_{i}"][step], device=device) for i in indices]
         if config["drive"] == "list":
             updater(indices, gradients, weights)
@@ -156,6 +162,8 @@ def _follow(golden, device):
                 weights[i].cpu(), arrays[f"w_{i}"][step], **CLOSE[dtype], err_msg=f"weight {i} after step {step}"
             )
         assert optimizer.learning_rate == pytest.approx(arrays["lr"][step], rel=1e-12)
+    if most is not None and most < config["steps"]:
+        return
     if config["optimizer"] != "test":  # 1.9.1 does not count its updates
         assert optimizer.num_update == config["num_update_end"]
     state_close = CLOSE[torch.float64 if dtype == torch.float64 else torch.float32]
@@ -175,6 +183,8 @@ def _follow(golden, device):
 
 
 # Of 2.0 these are runs in which it and 1.9.1 compute the same.
+@pytest.mark.sample(2, "cpu")
+@pytest.mark.sample(0, "triton")
 @pytest.mark.golden("trainer", where=lambda config: _is_run(1, config))
 @pytest.mark.golden("trainer", version=2, where=lambda config: _is_run(2, config))
 def test_trainer_equals_gluon(golden, engine, device, monkeypatch):
@@ -301,6 +311,7 @@ def _drop_new_arguments(config):
     return config
 
 
+@pytest.mark.sample(3)
 @pytest.mark.golden(*OPTIMIZERS[2], "sparse", version=2, where=_of_ids(2, OTHERWISE))
 def test_where_2_0_computes_otherwise_so_do_we(golden, device):
     follow = _follow_sparse if "rows_0" in golden.arrays else _follow

@@ -82,23 +82,7 @@ def test_rounding_repeats_with_its_seed_and_differs_without(engine, device):
     assert not torch.equal(first[0], other[0])
 
 
-def test_rounding_does_not_depend_on_what_is_updated_together(device):
-    params, _ = stepped(device, BF16, {"stochastic_rounding": True}, steps=3)
-    others = parameters(device, BF16)
-    by_one = optimizer.get_updater(optimizer.create("adamw", learning_rate=0.01, wd=0.1, stochastic_rounding=True))
-    torch.manual_seed(1)
-    for _ in range(3):
-        gradients = [torch.randn(param.shape).to(param) for param in others]
-        for i in reversed(range(len(others))):
-            by_one(i, gradients[i], others[i])
-    assert all(map(torch.equal, params, others))
-    zeros = [torch.zeros(1000, dtype=BF16, device=device) for _ in range(2)]
-    by_one = optimizer.get_updater(optimizer.create("sgd", learning_rate=1.0, stochastic_rounding=True))
-    for i in range(2):
-        by_one(i, torch.full((1000,), -1.0 - 2.0**-8, device=device), zeros[i])
-    assert 0.4 < float((zeros[0] == zeros[1]).float().mean()) < 0.6
-
-
+@pytest.mark.sample(0, "cpu", "triton")
 def test_states_are_converted_when_they_are_loaded(engine, device):
     """A trainer keeps how it stores; the rest is the file's."""
     params, wide = stepped(device, F32, {}, engine)
@@ -147,17 +131,13 @@ def test_rows_of_sparse_gradients(arguments, device):
 
 # torch's interface.
 
-BY_TORCH = [
-    {"state_dtype": "bfloat16"},
-    {"stochastic_rounding": True},
-    *({"multi_precision": kind} for kind in (True, "remainder", "split8")),
-]
+BY_TORCH = [{"state_dtype": "bfloat16", "stochastic_rounding": True}]
+BY_TORCH += [{"multi_precision": kind} for kind in (True, "remainder", "split8")]
 
 
 @pytest.mark.parametrize("arguments", BY_TORCH, ids=str)
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
-def test_torchs_state_dict_goes_on_to_the_bit(arguments, dtype, device):
-    params = parameters(device, dtype)
+def test_torchs_state_dict_goes_on_to_the_bit(arguments, device):
+    params = parameters(device, BF16)
     first = tristep.optim.Adan(params, lr=0.01, **arguments)
     train(params, first.step, 3)
     resumed = [torch.nn.Parameter(param.detach().clone()) for param in params]

@@ -71,6 +71,19 @@ def test_registered_as_mxnets_documents_show(decorator):
         decorator(int)
 
 
+@pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "groupadagrad", "adadelta", "adamax", "nadam", "dcasgd", "sgld"])
+def test_a_limit_of_gradients_that_is_not_positive_is_none(name):
+    """As in MXNet's kernels."""
+    found = []
+    for clip in (None, 0.0, -0.3):
+        weight = torch.ones(2, 2)
+        get_updater(create(name, clip_gradient=clip))(0, torch.tensor([[5.0, -0.1], [1.0, 0.0]]), weight)
+        found.append(weight)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], torch.ones(2, 2))
+
+
 def test_repr_and_settings_are_plain_numbers():
     made = RMSProp(centered=True, wd=np.float64(0.5))
     made.gamma1 = np.float32(0.75)

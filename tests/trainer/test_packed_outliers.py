@@ -1,6 +1,6 @@
 """One huge gradient, or one that is not finite, with low-precision states: no other weight of its block notices.
 
-The judges are float32 states, torch's optimizers and torch's GradScaler.
+The judges are float32 states and torch's optimizers.
 """
 
 import math
@@ -10,7 +10,7 @@ import torch
 from stored_training import packs
 
 import tristep
-from tristep import Trainer, amp
+from tristep import Trainer
 from tristep.kernels import storage
 
 WHERE = 20, 77  # the outlier
@@ -72,7 +72,8 @@ def test_what_is_finite_is_so_as_with_float32_states(name, device):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("size", [1e15, 1e20, 1e21, 1e25, 1e30, 3e38, -3e38])
+@pytest.mark.sample(0, "cpu", "triton")
+@pytest.mark.parametrize("size", [1e15, 1e21, 1e30, -3e38])
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [("SGD", {"momentum": 0.9}), ("Adam", {}), ("AdamW", {"weight_decay": 0.1})],
@@ -114,45 +115,3 @@ def test_skip_nonfinite_leaves_out_a_step_whose_norm_overflows(kind, engine, dev
         assert torch.equal(param, before) == skips
     for what, finite in trained("adamw", kind, {3: 1e18}, engine, device, skip_nonfinite=True).items():
         assert bool(finite.all()), what
-
-
-@pytest.mark.sample(0, "cpu", "triton")
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_loss_scaler_counts_such_a_norm_as_an_overflow(kind, engine, device, monkeypatch):
-    monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", None)
-    amp.init()
-    param = torch.nn.Parameter(weights().detach().to(device))
-    trainer = Trainer([param], "adamw", {"learning_rate": 0.01, "state_dtype": kind}, engine=engine)
-    amp.init_trainer(trainer, amp.LossScaler(4.0))
-    scales = []
-    for size in (1.0, 1e30, 1e18):
-        before, factor = param.detach().clone(), torch.ones_like(param)
-        factor[WHERE] = size
-        trainer.zero_grad()
-        with amp.scale_loss((param * factor).sum(), trainer) as scaled:
-            scaled.backward()
-        trainer.step(1)
-        assert torch.equal(param, before) == (size == 1e30)
-        assert bool(param.isfinite().all())
-        scales.append(trainer._loss_scaler.loss_scale)
-    assert scales == [4.0, 2.0, 2.0]
-
-
-@pytest.mark.sample(0, "cpu", "triton")
-@pytest.mark.parametrize("kind", ["8bit", "4bit"])
-def test_torchs_grad_scaler_looks_at_each_gradient(kind, engine, monkeypatch):
-    """It makes the step with a finite outlier, whose block stays finite, and leaves out that with an infinity."""
-    monkeypatch.setenv("TRISTEP_ENGINE", engine)
-    param = weights()
-    optimizer = tristep.optim.AdamW([param], lr=0.01, state_dtype=kind)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    for size, skips in ((1.0, False), (1e30, False), (math.inf, True), (1.0, False)):
-        before, factor = param.detach().clone(), torch.ones_like(param)
-        factor[WHERE] = size
-        optimizer.zero_grad()
-        scaler.scale((param * factor).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        assert torch.equal(param, before) == skips
-        assert bool(param.isfinite().all())
-    assert scaler.get_scale() == 1.0

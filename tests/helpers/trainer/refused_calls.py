@@ -10,7 +10,6 @@ from torch.nn import Parameter
 
 import tristep
 from tristep import Trainer, kvstore, optim, optimizer
-from tristep.kernels import choose_engine
 from tristep.kvstore import CompressedAllReduce
 from tristep.trainer import Ensemble
 from tristep.trainer.loops.sweeping.train import Batches
@@ -19,106 +18,48 @@ from tristep.trainer.optimizer import registered
 # Arguments of optimizers, which `optimizer.create` refuses: the optimizer's name, arguments, the error, its message.
 CREATED = [
     # names
-    ("adamm", {}, ValueError, "optimizer='adamm': no optimizer is registered.*Did you mean .*'adam'"),
     ("RMS_Prop", {}, ValueError, "optimizer='RMS_Prop': no optimizer is registered.*Did you mean .*'rmsprop'"),
-    ("adgrad", {}, ValueError, "optimizer='adgrad': no optimizer is registered.*Did you mean .*'adagrad'"),
     ("zzz", {}, ValueError, f"There are 'adabelief', 'adadelta', .* and {len(registered()) - 10} more"),
     (None, {}, TypeError, "must be a name, such as 'sgd', or an Optimizer"),
-    (3, {}, TypeError, "must be a name, such as 'sgd', or an Optimizer"),
     (optimizer.SGD, {}, TypeError, "must be a name, such as 'sgd', or an Optimizer"),
-    (torch.optim.SGD, {}, TypeError, "must be a name, such as 'sgd', or an Optimizer"),
     (optimizer.SGD(), {"momentum": 0.9, "wd": 0.1}, TypeError, "with an optimizer instance: momentum, wd; give them to SGD"),
-    # how states are stored
-    ("adam", {"state_dtype": "uint8"}, ValueError, r"='uint8': Did you mean '8bit'\? It must be one of .*'8bit', '4bit'"),
-    ("adam", {"state_dtype": "int8"}, ValueError, "='int8': Did you mean '8bit'"),
-    ("adam", {"state_dtype": "8-bit"}, ValueError, "='8-bit': Did you mean '8bit'"),
-    ("adam", {"state_dtype": "int4"}, ValueError, "='int4': Did you mean '4bit'"),
-    ("sgd", {"state_dtype": "8bit"}, ValueError, "state_dtype='8bit': must be None for SGD, as it has no states"),
-    ("sgd", {"state_dtype": "4bit"}, ValueError, "state_dtype='4bit': must be None for SGD, as it has no states"),
-    (
-        "adagrad",
-        {"state_dtype": "8bit"},
-        ValueError,
-        "'8bit': must be None for AdaGrad, as all its states are weights or sums",
-    ),
-    (
-        "adagrad",
-        {"state_dtype": "4bit"},
-        ValueError,
-        "'4bit': must be None for AdaGrad, as all its states are weights or sums",
-    ),
-    ("adafactor", {"state_dtype": "8bit"}, ValueError, "'8bit': must be None for Adafactor, none of whose states"),
-    ("adafactor", {"state_dtype": "4bit"}, ValueError, "'4bit': must be None for Adafactor, none of whose states"),
-    ("sgd", {"state_dtype": "bfloat16"}, ValueError, "state_dtype='bfloat16': must be None for SGD, as it has no states"),
-    ("adagrad", {"state_dtype": "bfloat16"}, ValueError, "must be None for AdaGrad, as all its states are weights or sums"),
-    ("adafactor", {"state_dtype": "bfloat16"}, ValueError, "state_dtype='bfloat16': must be None for Adafactor"),
-    ("adam", {"state_dtype": "float8"}, ValueError, "state_dtype='float8': .* must be one of 'float32', 'bfloat16'"),
-    ("adam", {"state_dtype": torch.bfloat16}, TypeError, "state_dtype=torch.bfloat16: must be a string"),
-    ("adam", {"stochastic_rounding": 1}, TypeError, "stochastic_rounding=1"),
-    ("adam", {"rounding_seed": -1}, ValueError, "rounding_seed=-1"),
-    ("adam", {"multi_precision": "rest"}, TypeError, "='rest': must be one of 'remainder', 'split8', True or False"),
-    ("adam", {"multi_precision": "split"}, TypeError, "multi_precision='split': Did you mean 'split8'"),
-    # limits
-    ("sgd", {"clip_norm": 0}, ValueError, "clip_norm=0: must be finite and greater than 0"),
-    ("sgd", {"clip_norm": math.inf}, ValueError, "clip_norm=inf: must be finite"),
-    ("sgd", {"ema_decay": 1}, ValueError, "ema_decay=1: must be finite and 0 or more and less than 1"),
-    ("sgd", {"skip_nonfinite": 1}, TypeError, "skip_nonfinite=1: must be True or False"),
-    ("sgd", {"skip_norm": 0}, ValueError, "skip_norm=0: must be finite and greater than 0"),
-    ("sgd", {"agc": math.inf}, ValueError, "agc=inf: must be finite"),
-    ("muon", {"agc": 0.01, "cautious": True}, TypeError, "agc=0.01, cautious=True: Muon has a rule of whole tensors"),
-    # masks and slow weights
-    ("muon", {"cautious": True}, TypeError, "cautious=True: Muon has a rule of whole tensors"),
-    ("adafactor", {"lookahead": 5}, TypeError, "lookahead=5: Adafactor has a rule of whole tensors"),
-    ("adam", {"cautious": 1}, TypeError, "cautious=1: must be True or False"),
-    ("nag", {"lookahead": 0}, ValueError, "lookahead=0: must be 1 or more"),
-    ("ftml", {"lookahead": 2.5}, TypeError, "lookahead=2.5: must be an integer"),
-    ("nadam", {"lookahead_alpha": 0.0}, ValueError, "lookahead_alpha=0.0: must be .*greater than 0"),
-    ("lion", {"lookahead_alpha": 1.5}, ValueError, "lookahead_alpha=1.5: must be .*1 or less"),
     ("lamb", {"look_ahead": 5}, TypeError, "LAMB has no argument 'look_ahead'.*Did you mean 'lookahead'"),
-    # decay
-    (
-        "adamw",
-        {"decoupled_wd": True},
-        ValueError,
-        "decoupled_wd=True: AdamW decays the weights apart from the gradient already",
-    ),
-    ("adagrad", {"decoupled_wd": True}, ValueError, "AdaGrad decays the weights apart from the gradient already"),
-    ("stableadamw", {"decoupled_wd": True}, ValueError, "StableAdamW decays the weights apart from the gradient already"),
+    # how states are stored
+    ("adam", {"state_dtype": "int8"}, ValueError, "='int8': Did you mean '8bit'"),
+    ("sgd", {"state_dtype": "8bit"}, ValueError, "state_dtype='8bit': must be None for SGD, as it has no states"),
+    ("adagrad", {"state_dtype": "4bit"}, ValueError, "must be None for AdaGrad, as all its states are weights or sums"),
+    ("adafactor", {"state_dtype": "bfloat16"}, ValueError, "must be None for Adafactor, none of whose states"),
+    ("adam", {"multi_precision": "split"}, TypeError, "multi_precision='split': Did you mean 'split8'"),
+    # options and rules that do not go together
+    ("muon", {"agc": 0.01, "cautious": True}, TypeError, "agc=0.01, cautious=True: Muon has a rule of whole tensors"),
+    ("adafactor", {"lookahead": 5}, TypeError, "lookahead=5: Adafactor has a rule of whole tensors"),
     ("radam", {"decoupled_wd": True}, ValueError, "RAdam decays the weights apart from the gradient already"),
     ("signum", {"momentum": 0.0, "decoupled_wd": True}, ValueError, "Signum decays the weights apart"),
     ("rprop", {"decoupled_wd": True}, ValueError, "decoupled_wd=True: Rprop has no weight decay, so it must be False"),
-    (
-        "sgd",
-        {"cautious_wd": True},
-        ValueError,
-        "SGD adds its weight decay to the gradient; .*, or give decoupled_wd=True, too",
-    ),
+    ("sgd", {"cautious_wd": True}, ValueError, "SGD adds its weight decay to the gradient; .* give decoupled_wd=True, too"),
     ("rprop", {"cautious_wd": True}, ValueError, "cautious_wd=True: Rprop has no weight decay; it must be False"),
-    ("adamw", {"cautious_wd": 1}, TypeError, "cautious_wd=1: must be True or False"),
+    ("groupadagrad", {"wd": 0.1}, ValueError, "wd=0.1.* no weight decay.* must be 0"),
+    ("ftrl", {"learning_rate": 0}, ValueError, "learning_rate=0: must be finite and greater than 0"),
+    ("ftml", {"learning_rate": 0}, ValueError, "learning_rate=0: must be finite and greater than 0"),
     # Muon's iterations, and rows of fused matrices
     ("muon", {"coefficients": "polar"}, ValueError, "coefficients='polar': Did you mean 'polar_express'"),
-    ("muon", {"coefficients": 3}, TypeError, r"coefficients=3: must be one of .* or a list of triples"),
     ("muon", {"coefficients": (3.4, -4.7, 2.0)}, TypeError, "must be one of .* or a list of triples"),
     ("muon", {"coefficients": []}, ValueError, r"coefficients=\[\]: must be one of"),
     ("muon", {"coefficients": [(2, -1.5, 0.5), (1.5, -0.5)]}, ValueError, r"coefficients\[1\]=\(1.5, -0.5\): must be"),
     ("muon", {"coefficients": [(2, -1.5, math.inf)]}, ValueError, r"coefficients\[0\]\[2\]=inf: must be finite"),
     ("muon", {"coefficients": "deepseekv4", "steps": 5}, ValueError, "steps=5: coefficients='deepseekv4' has 10 steps"),
     ("muon", {"coefficients": [(2, -1, 0)] * 3, "steps": 2}, ValueError, "steps=2: your list .* has 3 steps"),
-    ("muon", {"steps": 0}, ValueError, "steps=0: must be 1 or more"),
-    ("muon", {"steps": 10**9}, ValueError, "steps=1000000000: must be 1,000 or less"),
     (
         "muon",
         {"learning_rate": 0, "adam_learning_rate": 0.1},
         ValueError,
         "adam_learning_rate=0.1 with a learning rate of 0",
     ),
-    ("muon", {"gram": 1}, TypeError, "gram=1: must be True or False"),
     ("muon", {"split": "qkv"}, ValueError, "split='qkv': must be the axes of the rows, '->'"),
     ("muon", {"split": "(a=2 a) -> a a"}, ValueError, "'a=2 a' must be different names"),
     ("muon", {"split": "(a=0 b) -> a b"}, ValueError, "each with a length >= 1"),
     ("muon", {"split": "(a b c=2) -> a b c"}, ValueError, "2 axes have no length"),
     ("muon", {"split": "(a=2 b) -> a c"}, ValueError, "must stand a, b, each once and without a length, not a, c"),
-    ("muon", {"split": "(a b) -> a=2 b"}, ValueError, "2 axes have no length"),
     ("muon", {"split": "(a=2 b=3 c) -> (a b) c"}, ValueError, "must be the axes of the rows"),
     ("muon", {"split": {"*": 0}}, ValueError, r"split\['\*'\]=0: must be 1 or more"),
     ("muon", {"split": {}}, ValueError, "split={}: must have at least one pattern"),
@@ -149,7 +90,6 @@ OF_PATTERNS = [
 # As many that `tristep.optim.MultiOptimizer` refuses.
 OF_PATTERNS_IN_TORCHS_INTERFACE = [
     ([("nowhere", "Adam"), ("*", "SGD")], ValueError, "'nowhere' gets no parameter"),
-    ([("0.*", "Adam")], ValueError, "no pattern takes '1.weight'"),
     ([("*", "Adem")], ValueError, r"entries\[0\].*adam"),
     ([("*", "AdamW", {"lr": -1.0})], ValueError, r"entries\[0\], '\*': "),
     ([("*", nn.Linear)], TypeError, "must be a name"),
@@ -178,14 +118,9 @@ def averaged(made):
 # With torch's interface: the call, the error, its message.
 OF_TORCH = [
     (of_torch("Lion", beta_1=0.9), TypeError, r"Lion has no argument 'beta_1' \(=0.9\). Did you mean 'beta1'"),
-    (of_torch("Lion", beta1=1.5), ValueError, "beta1=1.5"),
-    (of_torch("Lion", lr=-1.0), ValueError, "lr=-1"),
-    (of_torch("Lion", lr=torch.ones(2)), TypeError, "lr=tensor.*must be a number"),
-    (of_torch("Lion", weight_decay="no"), TypeError, "weight_decay='no'"),
     (of_torch("Lion", beta2=0.5, betas=(0.9, 0.99)), ValueError, r"beta2=0.5 and betas=\(0.9, 0.99\): they must agree"),
     (of_torch("Lion", betas=0.5), ValueError, "betas=0.5: must be a tuple of beta1, beta2"),
     (of_torch("NAG", lr=0.1, betas=(0.9, 0.99)), TypeError, "NAG has no argument 'betas'"),
-    (add_group("Lion", {"params": [parameter(2)], "beta2": -1}), ValueError, "beta2=-1"),
     (
         add_group("Muon", {"params": [parameter(2)]}),
         ValueError,
@@ -201,12 +136,6 @@ OF_TORCH = [
     (lambda: averaged(optim.Lion([parameter(2)])), ValueError, "Lion keeps no averaged weights"),
     (lambda: optim.as_torch(torch.optim.SGD), TypeError, "klass=.*must be a subclass of tristep.optimizer.RuleOptimizer"),
     (of_torch("CAME", dtype=torch.complex64), RuntimeError, "'layer' is torch.complex64: CAME does not support complex"),
-    (of_torch("SOAP", dtype=torch.complex64), RuntimeError, "'layer' is torch.complex64: SOAP does not support complex"),
-    (
-        of_torch("NorMuon", dtype=torch.complex64),
-        RuntimeError,
-        "'layer' is torch.complex64: NorMuon does not support complex",
-    ),
     (of_torch("AdamW", dtype=torch.float64, state_dtype="8bit"), ValueError, "'layer' is torch.float64; it must be None"),
     (of_torch("Adam", dtype=torch.complex64, state_dtype="8bit"), ValueError, "'layer' is torch.complex64; it must be None"),
     (of_torch("SGD", state_dtype="8bit"), ValueError, "must be None for SGD, as it has no states"),
@@ -275,7 +204,6 @@ def all_reduce(numel, **arguments):
 
 OF_OTHERS = [
     (lambda: Trainer(linear(), "sgd", engine=5), TypeError, "engine=5: must be one of 'triton', 'cpu', 'eager', or None"),
-    (lambda: choose_engine(torch.device("cpu"), 5), TypeError, "engine=5: must be one of"),
     (
         lambda: Trainer([{"params": 5}], "sgd"),
         TypeError,
