@@ -109,6 +109,7 @@ def whole(weight, rest):
 EDGES = [0x7F7FFFFF, 0x7F7FFF80, 0x7F7FFF7F, 0x7F7F8000, 0xFF7FFFFF, 0x3F807F80, 0x3F807F7F, 0x3F808000, 0x3F818000]
 
 
+@pytest.mark.cover("place", "kind")
 @pytest.mark.parametrize("kind", [I16, I8], ids=["remainder", "24 bits"])
 @pytest.mark.parametrize("state_dtype", [None, BF16], ids=str)
 def test_a_rest_is_all_that_a_weight_lacks(place, state_dtype, kind):
@@ -140,6 +141,7 @@ def test_a_rest_is_all_that_a_weight_lacks(place, state_dtype, kind):
         same(row[0], known if state_dtype is None else as_bfloat16(known))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", [I16, I8], ids=["remainder", "24 bits"])
 @pytest.mark.parametrize("name", ["sgd_momentum", "adamw", "lamb"])
 def test_with_rests_a_step_is_that_of_float32_masters_rounded(place, name, kind):
