@@ -86,15 +86,6 @@ def test_arithmetic_takes_at_most_half_of_the_time_that_memory_takes(rule, code)
 
 
 @OF_RULES
-def test_the_other_path_checks_every_access(rule, code):
-    """All narrow stores belong to it: one an element, each but the last behind a condition of its own."""
-    kernel = code(Case(rule=rule))
-    stores = [(predicated, name) for predicated, name in kernel.instructions if name == "STG.E"]
-    assert len(stores) == (1 + RULES[rule]) * BLOCK // (kernel.warps * 32)
-    assert sum(not predicated for predicated, _ in stores) <= 1  # threads without this last one have left before it
-
-
-@OF_RULES
 def test_no_spills_no_float64_few_registers_no_shared_memory_for_full_tiles(rule, code):
     spills_nothing(Case(rule=rule), code)
 
