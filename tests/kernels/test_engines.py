@@ -109,10 +109,7 @@ def test_the_environment_names_an_engine_for_the_devices_that_it_works_on(bare, 
     ("asked", "hint"),
     [
         ("tritn", "Did you mean 'triton'?"),
-        ("Eager", "Did you mean 'eager'?"),
         ("gpu", "Did you mean 'triton'?"),
-        ("numba", "Did you mean 'cpu'?"),
-        ("torch", "Did you mean 'eager'?"),
         ("xyz", "must be one of 'triton', 'cpu', 'eager', or None"),
     ],
 )
@@ -211,12 +208,8 @@ def test_one_minus_x_reaches_the_step_unrounded(place):
 def test_missing_hyper_parameters_are_named():
     with pytest.raises(TypeError, match="rule 'sgd' needs the hyper-parameter 'wd'; given were clip, lr"):
         hyper_values(rules.sgd, {"lr": 0.1, "clip": 1.0})
-    with pytest.raises(TypeError, match="rule 'adam' needs the hyper-parameter 'beta1'; given were clip, lr, wd"):
-        update(rules.adam, [torch.ones(1)], [torch.ones(1)], [(torch.ones(1), torch.ones(1))], PLAIN)
     with pytest.raises(TypeError, match="'correction1'; given were beta1"):  # no update is counted there
         hyper_values(SimpleNamespace(name="stub", hyper=("correction1",)), {"beta1": 0.5})
-    with pytest.raises(TypeError, match="'one_minus_x'; given were none"):
-        hyper_values(SimpleNamespace(name="stub", hyper=("one_minus_x",)), {})
 
 
 def test_autograd_notices_each_step_of_a_weight_that_is_not_skipped(place):

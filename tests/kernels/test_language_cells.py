@@ -61,13 +61,6 @@ def step(w, g, state, hyper):
 """
 
 
-def test_a_rule_typed_in_a_cell(place, run_cell):
-    run_cell("from tristep.kernels import jit, rule, tl")
-    run_cell("@jit\ndef scaled(g):\n    return 2.0 * g\n")
-    step = run_cell(CELL)["step"]
-    assert list(run_rule(place, step, [5.0, 6.0], [1.0, 2.0], (0.5,))[0]) == [4.0, 4.0]
-
-
 def test_a_rule_typed_anew_in_a_cell_takes_effect(place, run_cell):
     """Under the same name, with the same hyper-parameters, in a cell that differs by one figure, or only in a helper."""
     run_cell("from tristep.kernels import jit, rule, tl")

@@ -3,9 +3,8 @@
 import math
 
 import pytest
-import torch
 
-from tristep.kernels import Update, jit, rule, rules, tl
+from tristep.kernels import rule, tl
 
 REFUSED = {
     "an unknown name": (
@@ -13,22 +12,12 @@ REFUSED = {
         "'refused' uses the name 'factor'.*pass numbers as hyper-parameters",
     ),
     "a number of the module": ("    return w - NUMBER * g, state", r"uses the name 'NUMBER' \(float\)"),
-    "a plain function": ("    return plain(w), state", r"uses the name 'plain' \(function\).*marked with @jit"),
-    "torch": ("    return torch.sqrt(w), state", r"uses the name 'torch' \(module\)"),
     "a built-in function": ("    return abs(w), state", "uses the name 'abs'.*Did you mean tl.abs?"),
     "an unknown word": ("    return tl.sqroot(w), state", "uses tl.sqroot, which rules do not know. Did you mean 'sqrt'"),
-    "a word of Triton's alone": ("    return tl.sum(w), state", "uses tl.sum, which rules do not know.* There are 'abs'"),
     "an attribute": ("    return w.T, state", r"uses w\.T: values have no attributes"),
-    "a method": ("    return w.sum() * g, state", r"uses w\.sum: values have no attributes"),
     "a keyword of a word": ("    return tl.where(w > g, w, b=g), state", r"contains 'tl.where\(w > g, w, b=g\)'"),
     "a power": ("    return w ** 2.0, state", r"contains 'w \*\* 2.0', which not all engines"),
-    "a remainder": ("    return w % 2.0, state", "contains 'w % 2.0'"),
-    "a change in place": ("    w += g\n    return w, state", r"contains 'w \+= g'"),
     "a condition": ("    if w > 0.0:\n        w = g\n    return w, state", "contains 'if w > 0.0:'.*tl.where for a choice"),
-    "a choice": ("    return w if w > 0.0 else g, state", "contains 'w if w > 0.0 else g'"),
-    "a loop": ("    for i in g:\n        w = w + i\n    return w, state", "contains 'for i in g:'"),
-    "and": ("    return tl.where(w > 0.0 and g > 0.0, w, g), state", "contains 'w > 0.0 and g > 0.0'"),
-    "not": ("    return tl.where(not w, w, g), state", "contains 'not w'"),
     "a double comparison": ("    return tl.where(0.0 < w < 1.0, w, g), state", "contains '0.0 < w < 1.0'"),
     "a double assignment": ("    a = b = w\n    return a + b, state", "contains 'a = b = w'"),
     "an element": ("    return w - hyper[0] * g, state", r"contains 'hyper\[0\]'"),
@@ -37,25 +26,21 @@ REFUSED = {
         "    a, (b, c) = hyper\n    return w, state",
         r"contains '\(?a, \(b, c\)\)? = hyper'",  # brackets by Python 3.10
     ),
-    "a starred name": ("    a, *b = hyper\n    return w, state", r"contains '\*b'"),
     "state not unpacked": ("    m = state\n    return w, (m,)", "'refused' must unpack state into names"),
     "no return": ("    w = w - g", "'refused' must end by returning"),
     "an empty return": ("    return", "'refused' must end by returning"),
     "two returns": ("    return w, state\n    return g, state", "'refused' returns more than once"),
     "no state returned": (
         "    return w",
-        "'refused' returns 'w': it must return the new weight and a tuple of the 0 new states",
+        "'refused' returns 'w': it must return the new weight and a tuple of the 0 new states, as in `return w, state`",
     ),
     "too few states": ("    m, n = state\n    return w, (m,)", r"returns '\(w, \(m,\)\)'.*2 new states.*\(new_m, new_n,\)"),
-    "too many states": ("    return w, (g,)", r"returns '\(w, \(g,\)\)'.*0 new states, as in `return w, state`"),
     "a state that is no tuple": ("    (m,) = state\n    return w, m", r"returns '\(w, m\)'.*1 new state,.*\(new_m,\)"),
     "three things": ("    (m,) = state\n    return w, g, (m,)", r"returns '\(w, g, \(m,\)\)'"),
 }
 SIGNATURES = {
     "three arguments": ("w, g, state", r"rule 'refused' takes \(w, g, state\): it must have four arguments"),
-    "five arguments": ("w, g, state, hyper, t", r"takes \(w, g, state, hyper, t\): it must have four arguments"),
     "the two further ones in another order": ("w, g, state, hyper, index, sums", "sums and index after them, in this order"),
-    "a starred argument": ("w, g, state, *hyper", r"takes \(w, g, state, \*hyper\): only plain arguments"),
     "a keyword argument": ("w, g, state, hyper, *, t=1.0", r"takes \(w, g, state, hyper, \*, t=1.0\): only plain arguments"),
     "a default from elsewhere": ("w, g, state, hyper=NUMBER", "uses the name 'NUMBER'"),
 }
@@ -64,7 +49,7 @@ SIGNATURES = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_refused_is(write_rules, what):
     body, message = REFUSED[what]
-    text = f"import torch\nNUMBER = 0.5\ndef plain(x):\n    return x\n\n@rule\ndef refused(w, g, state, hyper):\n{body}\n"
+    text = f"NUMBER = 0.5\n\n@rule\ndef refused(w, g, state, hyper):\n{body}\n"
     with pytest.raises(TypeError, match=f"(?s){message}"):
         write_rules(text)
 
@@ -79,15 +64,11 @@ def test_refused_as_arguments_are(write_rules, what):
 def test_helpers_are_refused_for_the_same_reasons(write_rules):
     with pytest.raises(TypeError, match=r"'helper' contains 'x \*\* 2.0'"):
         write_rules("@jit\ndef helper(x):\n    return x ** 2.0\n")
-    with pytest.raises(TypeError, match="'helper' uses tl.sqr, which .* Did you mean 'sqrt'"):
-        write_rules("@jit\ndef helper(x):\n    return tl.sqr(x)\n")
 
 
 def test_what_a_rule_may_not_be_made_of():
     with pytest.raises(TypeError, match="@jit and @rule take a plain Python function, got builtin_function_or_method"):
         rule(math.sqrt)
-    with pytest.raises(TypeError, match="got Rule"):
-        rule(rules.sgd)
     with pytest.raises(TypeError, match="'<lambda>' must be written with def"):
         rule(lambda w, g, state, hyper: (w, state))
     with pytest.raises(TypeError, match="'<lambda>' must be written with def"):
@@ -109,10 +90,3 @@ def test_a_rule_without_source_is_refused():
     names = {"rule": rule, "tl": tl}
     with pytest.raises(TypeError, match="the source of 'lost' cannot be found.*in a file or in a notebook cell"):
         exec("@rule\ndef lost(w, g, state, hyper):\n    return w, state\n", names)
-
-
-def test_a_rule_is_needed_and_not_a_function():
-    with pytest.raises(TypeError, match="rule must be made with @rule or @tensor_rule, got function"):
-        Update(rules.sgd.fn, [torch.zeros(1)], [()])
-    with pytest.raises(TypeError, match="rule must be made with @rule or @tensor_rule, got Function"):
-        Update(jit(rules.sgd.fn), [torch.zeros(1)], [()])

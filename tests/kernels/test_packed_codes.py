@@ -139,24 +139,6 @@ def test_nothing_above_zero_becomes_zero_in_4_bits_where_nothing_is_negative():
         assert got[5] == 0
 
 
-@KINDS
-def test_slow_averages_move_only_if_rounded_at_random(dtype):
-    """1,000 steps of a variance with beta2 = 0.999, whose gradients have become ten times as small in half of it."""
-    torch.manual_seed(0)
-    size = torch.cat([torch.ones(8, 64), torch.full((8, 64), 0.1)], dim=1).view(-1)
-    var = {name: torch.ones(1024) for name in ("exact", "nearest", "random")}
-    for _ in range(1500):
-        square = (size * torch.randn(1024)) ** 2
-        for name, old in var.items():
-            new = 0.999 * old + 0.001 * square
-            random = torch.randint(0, 1 << 32, (1024,)) if name == "random" else None
-            var[name] = new if name == "exact" else packed_and_back(new, True, random, dtype)
-    small = size < 1
-    exact = var["exact"][small].mean()
-    assert abs(var["random"][small].mean() / exact - 1) < 0.1
-    assert var["nearest"][small].mean() > 2 * exact
-
-
 @SIGNS
 @KINDS
 def test_all_numbers_are_numbers_of_bfloat16(dtype, unsigned, monkeypatch):

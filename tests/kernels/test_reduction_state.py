@@ -14,7 +14,6 @@ import torch
 from reduction_rules import by_longest, everywhere, tensors
 
 from tristep.kernels import Reduction, Update, reduction, rule, rules, tl
-from tristep.kernels import update as one_step
 from tristep.kernels.states import states_for
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
@@ -274,12 +273,6 @@ def test_per_tensor_states_are_stored_where_they_were_given(place, stored):
     assert [[float(number) for number in row] for row in states] == [[1.0, float(i >= 5), 0.5 + i] for i in range(7)]
     assert [w[-1].item() for w in weights] == [-(0.5 + i) * (1.0 + (i >= 5)) for i in range(7)]
     assert [number.data_ptr() for row in states for number in row] == before
-
-
-def test_a_hyper_parameter_of_a_reduction_alone_is_asked_for_by_name():
-    w = torch.zeros(3)
-    with pytest.raises(TypeError, match="rule 'by_average' needs the hyper-parameter 'fresh'; given were beta, lr, scale"):
-        one_step(by_average, [w], [w], [(torch.zeros(()),)], {"lr": 1.0, "scale": 1.0, "beta": 0.5})
 
 
 def test_reductions_are_pickled_by_name_and_a_rule_says_what_it_keeps():

@@ -24,7 +24,6 @@ TYPE_ERRORS = {
         {"weights": [_ones(), _ones(dtype=torch.int64)]},
         r"weights\[1\] is torch.int64: must be one of torch.float64, torch.float32, torch.float16, torch.bfloat16",
     ),
-    "a complex weight": ({"weights": [_ones(), _ones(dtype=torch.complex64)]}, r"weights\[1\] is torch.complex64"),
     "a sparse weight": ({"weights": [_ones(), _ones().to_sparse()]}, r"weights\[1\] is sparse \(torch.sparse_coo\)"),
     "a state that is no tensor": ({"states": [(_ones(),), (0.0,)]}, r"mom of weights\[1\] must be a tensor, got float"),
     "a gradient that is no tensor": ({"gradients": [_ones(), 1.0]}, r"gradient of weights\[1\] must be a tensor or"),
@@ -42,25 +41,15 @@ TYPE_ERRORS = {
     ),
 }
 VALUE_ERRORS = {
-    "too few weights": ({"weights": [_ones()]}, "1 weights came with 2 gradients, 2 states"),
     "too few gradients": ({"gradients": [_ones()]}, "2 weights came with 1 gradients"),
-    "too many states": ({"states": [(_ones(),)] * 3}, "2 weights came with 2 gradients, 3 states"),
     "too few values": ({"hyper": [MOMENTUM]}, "2 weights came with .* and 1 sets of hyper-parameters"),
     "a missing state": (
         {"states": [(_ones(),), ()]},
         r"the state of weights\[1\] has 0 tensors: rule 'sgd_momentum' has 1 \(mom\)",
     ),
-    "a state for a rule without": (
-        {"rule": rules.sgd},
-        r"the state of weights\[0\] has 1 tensors: rule 'sgd' has 0 \(none\)",
-    ),
     "a state of another type": (
         {"states": [(_ones(),), (_ones(dtype=F64),)]},
         r"mom of weights\[1\] is torch.float64 \(3,\) on cpu: must be torch.float32 or torch.bfloat16 \(3,\) on cpu",
-    ),
-    "a state of 16 bits": (
-        {"weights": [_ones(), _ones(dtype=BF16)], "states": [(_ones(),), (_ones(dtype=F16),)]},
-        r"mom of weights\[1\] is torch.float16 .*must be torch.float32 or torch.bfloat16",
     ),
     "a state of another shape": ({"states": [(_ones(),), (_ones(1, 3),)]}, r"\(1, 3\) on cpu: must be .* \(3,\)"),
     "a state elsewhere": ({"states": [(_ones(),), (_ones(device="meta"),)]}, r"on meta: must be .* on cpu"),
@@ -102,8 +91,6 @@ def test_refused_before_anything_changes(what):
         ({"masters": [None]}, ValueError, "1 masters for 2 weights"),
         ({"names": ["a", "b", "c"]}, ValueError, "3 names for 2 weights"),
         ({"masters": [None, _ones(dtype=F64)]}, ValueError, "master of weights.1. is torch.float64"),
-        ({"masters": [None, _ones(4)]}, ValueError, r"master of weights.1. is torch.float32 \(4,\)"),
-        ({"masters": [None, 1.0]}, TypeError, "master of weights.1. must be a tensor, got float"),
         ({"masters": [None, _ones(4)], "names": ["head", "body"]}, ValueError, "master of body is"),
     ],
     ids=lambda value: "" if isinstance(value, type) else None,
