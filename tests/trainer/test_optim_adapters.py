@@ -60,14 +60,6 @@ def _equal(ours, theirs):
     return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def _by_trainer(parameters, name, arguments, steps=7):
-    trainer = Trainer(parameters, name, arguments)
-    for step in range(steps):
-        _give_gradients(parameters, step)
-        trainer.step(1, ignore_stale_grad=True)
-    return trainer
-
-
 # SGLD's noise depends on where a parameter stands, and Prodigy's estimate on all parameters of all groups.
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.sample(0))], ids=str)
@@ -102,10 +94,12 @@ def test_groups_have_options_of_their_own_and_train_as_by_a_trainer_each(name, d
 
 def test_prodigy_estimates_one_rate_for_all_groups():
     expected, parameters = _parameters(), _parameters()
-    _by_trainer(expected, "prodigy", {"learning_rate": 1.0, "d0": 0.01})
+    trainer = Trainer(expected, "prodigy", {"learning_rate": 1.0, "d0": 0.01})
     optimizer = tristep.optim.Prodigy([{"params": parameters[:2]}, {"params": parameters[2:]}], d0=0.01)
     for step in range(7):
+        _give_gradients(expected, step)
         _give_gradients(parameters, step)
+        trainer.step(1, ignore_stale_grad=True)
         optimizer.step()
     assert _equal(parameters, expected)
     assert len({row["d"].item() for row in optimizer.state.values()}) == 1
@@ -192,25 +186,6 @@ def test_an_optimizer_of_ones_own_is_saved_copied_and_pickled():
 # Averages and curvature
 
 
-@pytest.mark.parametrize("name", ["ScheduleFreeSGD", "ScheduleFreeAdamW"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_averaged_weights_like_the_trainers(name, dtype):
-    parameters, expected = _parameters(dtype), _parameters(dtype)
-    optimizer = getattr(tristep.optim, name)(parameters, lr=0.05, warmup=3)
-    trainer = _by_trainer(expected, name, {"learning_rate": 0.05, "warmup": 3}, steps=4)
-    for step in range(4):
-        _give_gradients(parameters, step)
-        optimizer.step()
-    trained = [parameter.detach().clone() for parameter in parameters]
-    with optimizer.averaged_weights(), trainer.averaged_weights():
-        assert _equal(parameters, expected)
-        assert not _equal(parameters, trained)
-    assert _equal(parameters, trained)
-    with pytest.raises(KeyError), optimizer.averaged_weights():
-        raise KeyError
-    assert _equal(parameters, trained)
-
-
 @pytest.mark.parametrize("masters", [{"multi_precision": True}, {"multi_precision": "remainder"}], ids=str)
 def test_averages_of_16_bit_parameters_have_the_precision_of_their_masters(masters):
     lr, beta = 0.01, 0.9
@@ -251,6 +226,9 @@ def test_eval_shows_averages_until_train(name, dtype):
     with optimizer.averaged_weights():
         averages = [parameter.detach().clone() for parameter in parameters]
     assert not _equal(averages, trained)
+    with pytest.raises(KeyError), optimizer.averaged_weights():
+        raise KeyError
+    assert _equal(parameters, trained)
     for _ in range(2):
         optimizer.eval()
         assert _equal(parameters, averages)
