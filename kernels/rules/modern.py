@@ -1,4 +1,4 @@
-"""Rules of recent papers, each with its own averages: Lion, Tiger, Adan, ADOPT, Grams, Sophia, MARS and others.
+"""Rules of recent papers, each with its own averages: Lion, Tiger, Adan, ADOPT, Grams, MARS and others.
 
 `decay` w is subtracted from the weight; `decay` is usually lr wd. `correction1` is 1 / (1 - beta1^t), and so on.
 """
@@ -89,23 +89,6 @@ def adopt(w, g, state, hyper):
     mean = tl.where(seen > 0.0, new_mean, mean)
     var = tl.where(seen > 0.0, beta2 * var + one_minus_beta2 * g * g, g * g)
     return tl.where(seen > 0.0, w - (lr * new_mean + weighted(decay, w)), w), (mean, var)
-
-
-@rule(nonnegative=("curvature",))
-def sophia(w, g, state, hyper):
-    """Sophia: w <- w - lr clamp(m / max(rho h, epsilon), 1) - decay w, h the curvature. Liu et al. (2023), alg. 3."""
-    mean, curvature = state
-    lr, decay, clip, beta1, one_minus_beta1, rho, epsilon = hyper
-    mean = beta1 * mean + one_minus_beta1 * clipped(g, clip)
-    return w - (lr * clipped(mean / tl.maximum(rho * curvature, epsilon), 1.0) + weighted(decay, w)), (mean, curvature)
-
-
-@rule(nonnegative=("curvature",))
-def sophia_curvature(w, g, state, hyper):
-    """h <- beta2 h + (1 - beta2) scale g^2, with g for labels sampled from the model. Liu et al. (2023), alg. 2."""
-    mean, curvature = state
-    beta2, one_minus_beta2, scale = hyper
-    return w, (mean, beta2 * curvature + one_minus_beta2 * scale * g * g)
 
 
 @reduction

@@ -29,9 +29,7 @@ def _frames(stage, scene):
 def test_panels_can_be_read_at_every_width(stage, width):
     run = make_run(name="adam")
     run.add_scalars(run.last_step + 1, {"loss": 0.01, "val_loss": 0.02, "accuracy": 0.9, "learning_rate": 0.1})
-    racers = {
-        name: {"learning_rate": 0.01} for name in ("sgd", "nag", "adam", "adagrad", "rmsprop", "lion", "muon", "sophia")
-    }
+    racers = {name: {"learning_rate": 0.01} for name in ("sgd", "nag", "adam", "adagrad", "rmsprop", "lion", "muon", "adan")}
     _sized(stage, width)
     for view in (
         viz.Dashboard(run),

@@ -21,7 +21,7 @@ SMALL = (1e-15, 1e-30, 1e-38, 1e-42)
 LARGEST = {  # that the states of a rule can hold; of others the largest is that of `LARGE`
     **dict.fromkeys(("adagrad", "group_adagrad", "ftrl", "novograd"), 1e18),  # these sum up squares without a factor
     **dict.fromkeys(("rmsprop", "rmsprop_momentum", "rmsprop_variance", "rmsprop_centered", "adadelta"), 4e19),
-    **dict.fromkeys(("adafactor", "adopt", "dcasgd", "dcasgd_momentum", "sophia_curvature"), 1e19),
+    **dict.fromkeys(("adafactor", "adopt", "dcasgd", "dcasgd_momentum"), 1e19),
     **dict.fromkeys(("came", "adan"), 4e19),
     **dict.fromkeys(("adam", "adamw", "amsgrad", "nadam", "adabelief", "ademamix", "grams", "ftml", "lamb"), 1e20),
     **dict.fromkeys(("schedule_free_adamw", "stable_adamw", "radam"), 1e20),

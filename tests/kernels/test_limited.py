@@ -20,7 +20,7 @@ F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 # random numbers, and rules that are composed already.
 RULES = {
     name: getattr(rules, name)
-    for name in ("sgd", "adamw", "lamb", "lans", "lars_momentum", "novograd", "prodigy", "sgld", "sophia", "stable_adamw")
+    for name in ("sgd", "adamw", "lamb", "lans", "lars_momentum", "novograd", "prodigy", "sgld", "stable_adamw")
 }
 RULES |= {
     "cautious lamb": transforms.cautious(rules.lamb),

@@ -223,7 +223,6 @@ RULES = {
     "sgd": rules.sgd,
     "adam": rules.adam,
     "heavy_ball": rules.heavy_ball,  # with a sum of products, of which a compiler may fuse either
-    "sophia_curvature": rules.sophia_curvature,
     "test": rules.test,
     "novograd": rules.novograd,  # which keeps numbers
     "cautious": transforms.cautious(rules.lion),

@@ -127,20 +127,18 @@ def test_what_cannot_be_composed_is_refused():
 @pytest.mark.parametrize("name", ["sgd", "lamb", "novograd"])
 def test_the_average_follows_the_weight(place, name):
     base = getattr(rules, name)
-    moves, rests = transforms.ema(base), transforms.ema(base, moves=False)
-    assert moves.slots == rests.slots == (*base.state, "ema", *base.kept)
+    made = transforms.ema(base)
+    assert made.slots == (*base.state, "ema", *base.kept)
     expected, others, expected_states = numbers(place, base, kept=True)
     place.run(base, expected, others, expected_states, rows(base))
-    for made in (moves, rests):
-        weights, gradients, states = numbers(place, base, kept=True)
-        averages = [w.cos() for w in weights]
-        n = len(base.state)
-        own = [(*row[:n], average, *row[n:]) for row, average in zip(states, averages, strict=True)]
-        before = [average.clone() for average in averages]
-        place.run(made, weights, gradients, own, rows(made))
-        torch.testing.assert_close(weights, expected, rtol=1e-12, atol=1e-14)
-        for average, old, w in zip(averages, before, weights, strict=True):
-            new = old + 0.25 * (w - old) if made is moves else old
-            torch.testing.assert_close(average, new, rtol=1e-12, atol=1e-14)
-        place.run(transforms.moving_average, weights, gradients, [(average,) for average in averages], [[1.0]] * 3)
-        torch.testing.assert_close(weights, averages, rtol=0, atol=0)
+    weights, gradients, states = numbers(place, base, kept=True)
+    averages = [w.cos() for w in weights]
+    n = len(base.state)
+    own = [(*row[:n], average, *row[n:]) for row, average in zip(states, averages, strict=True)]
+    before = [average.clone() for average in averages]
+    place.run(made, weights, gradients, own, rows(made))
+    torch.testing.assert_close(weights, expected, rtol=1e-12, atol=1e-14)
+    for average, old, w in zip(averages, before, weights, strict=True):
+        torch.testing.assert_close(average, old + 0.25 * (w - old), rtol=1e-12, atol=1e-14)
+    place.run(transforms.moving_average, weights, gradients, [(average,) for average in averages], [[1.0]] * 3)
+    torch.testing.assert_close(weights, averages, rtol=0, atol=0)

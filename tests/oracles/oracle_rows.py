@@ -44,7 +44,6 @@ class Row(NamedTuple):
         benchmarked: whether benchmarks/registry.py finds a peer, to be timed against it.
         registers: the most that a thread of the compiled rule may take.
         budget: the most time its arithmetic may take, in parts of the time that its memory accesses take.
-        unwritten: how many arrays that do not change a compiler for AMD leaves out of the wide accesses.
         quick: whether its machine code is looked at in the quick tier.
     """
 
@@ -60,7 +59,6 @@ class Row(NamedTuple):
     benchmarked: bool = True
     registers: int = 64
     budget: float = 0.5
-    unwritten: int = 0
     quick: bool = False
 
 

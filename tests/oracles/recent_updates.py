@@ -149,23 +149,6 @@ def grams(w, g, state, h):
     return sum_of(w, -h.lr * sign(g) * np.abs(adam), -h.decay * w), [mean, var]
 
 
-@row(hyper=({"rho": 0.04}, {"rho": 0.04, "epsilon": 0.5}), benchmarked=False)
-def sophia(w, g, state, h):
-    # Liu et al. (2023), algorithm 3, lines 6 and 12 to 13, with rho for the paper's gamma
-    m, curvature = state
-    m = sum_of(h.beta1 * m, h.one_minus_beta1 * clip(h.rescale_grad * g, h.clip))
-    step = clip(m.value / np.maximum(h.rho * curvature, h.epsilon), 1)
-    return sum_of(w, -h.decay * w, -h.lr * step), [m, sum_of(curvature)]
-
-
-@row(hyper=({"scale": 480.0}, {"scale": 1.0}), arrays=5, unwritten=1, benchmarked=False)
-def sophia_curvature(w, g, state, h):
-    # the same, line 9, with the Gauss-Newton-Bartlett estimate of algorithm 2; `scale` is B
-    m, curvature = state
-    estimate = h.scale * (h.rescale_grad * g) ** 2
-    return sum_of(w), [sum_of(m), sum_of(h.beta2 * curvature, h.one_minus_beta2 * estimate)]
-
-
 @row(
     ranges={"var": (0.05, 1.0)},  # gradients are as expected in the first row, and too large in the second
     arrays=7 + 2,

@@ -86,34 +86,6 @@ def test_averaged_weights_leave_master_copies_alone(engine, device):
 
 
 @pytest.mark.sample(0, "cpu", "triton")
-def test_sophia_estimates_curvature_in_steps_of_their_own(engine, device):
-    """Against algorithm 3 of its paper, in NumPy."""
-    beta1, beta2, rho, lr, wd, tokens = 0.9, 0.95, 2.0, 0.1, 0.01, 32.0
-    rng = np.random.default_rng(0)
-    start = rng.standard_normal(50)
-    param = torch.nn.Parameter(torch.tensor(start, device=device))
-    arguments = {"learning_rate": lr, "wd": wd, "beta1": beta1, "beta2": beta2, "rho": rho}
-    trainer = Trainer([param], "sophia", arguments, engine=engine)
-    w, m, h = start.copy(), np.zeros(50), np.zeros(50)
-    for step in range(12):
-        if step % 4 == 0:
-            sampled = 0.3 * rng.standard_normal(50)
-            param.grad = torch.tensor(sampled, device=device)
-            with trainer.optimizer.estimating(scale=tokens):
-                trainer.step(1)
-            h = beta2 * h + (1 - beta2) * tokens * sampled**2
-        g = rng.standard_normal(50)
-        param.grad = torch.tensor(g, device=device)
-        trainer.step(1)
-        m = beta1 * m + (1 - beta1) * g
-        step_size = np.clip(m / np.maximum(rho * h, 1e-15), -1, 1)
-        assert 0 < (np.abs(step_size) == 1).sum() < 50
-        w = w - lr * wd * w - lr * step_size
-    np.testing.assert_allclose(param.detach().cpu(), w, rtol=1e-9, atol=1e-11)
-    assert trainer.optimizer.num_update == 12
-
-
-@pytest.mark.sample(0, "cpu", "triton")
 def test_adopt_limits_what_it_averages_by_the_fourth_root_of_the_step(engine, device):
     """Against algorithm 2 of its paper, in NumPy; gradients grow, so that at each step some elements meet the limit."""
     beta1, beta2, lr = 0.9, 0.9999, 0.1

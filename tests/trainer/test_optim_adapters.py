@@ -183,7 +183,7 @@ def test_an_optimizer_of_ones_own_is_saved_copied_and_pickled():
         assert _equal(own, parameters)
 
 
-# Averages and curvature
+# Averages
 
 
 @pytest.mark.parametrize("masters", [{"multi_precision": True}, {"multi_precision": "remainder"}], ids=str)
@@ -295,28 +295,6 @@ def test_eval_is_the_papers_average():
         optimizer.eval()
         np.testing.assert_allclose(parameter.detach().numpy(), x, rtol=1e-12)
         optimizer.train()
-
-
-def test_sophia_estimates_curvature_like_the_trainers():
-    parameters, expected = _parameters(), _parameters()
-    optimizer = tristep.optim.Sophia([{"params": parameters[:2]}, {"params": parameters[2:]}], lr=0.1)
-    trainer = Trainer(expected, "sophia", {"learning_rate": 0.1})
-    for step in range(4):
-        for given in (parameters, expected):
-            torch.manual_seed(step)
-            for parameter in given:
-                parameter.grad = torch.randn(parameter.shape)
-        before = [parameter.detach().clone() for parameter in parameters]
-        if step % 2 == 0:
-            with optimizer.estimating(scale=8.0), trainer.optimizer.estimating(scale=8.0):
-                optimizer.step()
-                trainer.step(1)
-            assert _equal(parameters, before)
-        else:
-            optimizer.step()
-            trainer.step(1)
-        assert _equal(parameters, expected)
-    assert [row["step"].item() for row in optimizer.state.values()] == [2.0] * 4
 
 
 @pytest.fixture

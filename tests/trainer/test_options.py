@@ -104,23 +104,6 @@ def test_other_gradients_between_synchronisations_are_the_ones_that_are_used(gap
         torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
 
 
-def test_sophia_estimates_between_options(device):
-    """A step for the curvature is no update: nothing is masked, synchronised or counted."""
-    param = torch.nn.Parameter(torch.tensor([3.0, -2.0], device=device))
-    trainer = Trainer([param], "sophia", {"learning_rate": 0.1, "lookahead": 1, "cautious": True, "lookahead_alpha": 0.5})
-    param.grad = torch.tensor([1.0, 2.0], device=device)
-    with trainer.optimizer.estimating(scale=2.0):
-        trainer.step(1)
-    assert param.tolist() == [3.0, -2.0]
-    state = trainer.state_dict()["state"]["0"]
-    assert state["curvature"].tolist() == pytest.approx([0.02, 0.08])
-    assert state["slow_weight"].tolist() == [3.0, -2.0]
-    param.grad = torch.tensor([1.0, 2.0], device=device)
-    trainer.step(1)
-    assert param.tolist() == pytest.approx([3.0 - 0.05, -2.0 - 0.05])  # both steps are at their limit, halved
-    assert trainer.state_dict()["state"]["0"]["slow_weight"].tolist() == param.tolist()
-
-
 def test_optimizers_with_states_of_their_own_start_them_as_before(device):
     """DCASGD's last state is the weight at first; the slow weight comes after it."""
     params, _ = trained(device, "dcasgd", {"lookahead": 1, "lookahead_alpha": 1.0, "lamda": 0.5})

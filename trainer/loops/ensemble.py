@@ -251,10 +251,10 @@ def kind_of(optimizer: Optimizer, n: int) -> Hashable | None:
     """Return what optimizers of models with `n` weights must have in common to be updated together.
 
     They may then differ in numbers and schedules. None if this optimizer must be alone: it has no rule, a rule of whole
-    tensors or with a reduction over all tensors of a model, steps that do not count, other weights than the first `n`, or a
-    setting that cannot be compared.
+    tensors or with a reduction over all tensors of a model, other weights than the first `n`, or a setting that cannot be
+    compared.
     """
-    if not isinstance(optimizer, RuleOptimizer) or type(optimizer).counts_as_step is not True:
+    if not isinstance(optimizer, RuleOptimizer):
         return None
     rule = optimizer.rule_for(np.arange(n))
     if not isinstance(rule, Rule) or any(reduction.scope == "global" for reduction in rule.reductions):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -43,7 +43,6 @@ __all__ = [
     "ScheduleFreeAdamW",
     "ScheduleFreeSGD",
     "Signum",
-    "Sophia",
     "StableAdamW",
     "Tiger",
     "as_torch",
@@ -279,13 +278,12 @@ class _OfRule(FusedOptimizer):
         gradients = [parameter.grad for group in self.param_groups for parameter in group["params"]]
         return not any(bool(shards.local(gradient).any()) for gradient in gradients if gradient is not None)
 
-    def _begin(self, group: Group) -> bool:
+    def _begin(self, group: Group) -> None:
         refuse_evaluated("step()", [group])
         optimizer = self._of(group)
         if optimizer.host_state_names:
             optimizer.load_host_state(group.setdefault("carried", optimizer.host_state()))
         optimizer.begin_step(float(group["lr"]))
-        return optimizer.counts_as_step
 
     def _end(self, group: Group) -> None:
         optimizer = self._of(group)
@@ -383,20 +381,6 @@ class _OfRule(FusedOptimizer):
 
 # By rule: torch's optimizer with the same states under other names.
 _TORCHS: dict[Any, type[FusedOptimizer]] = {rules.adam: ports.Adam, rules.adamw: ports.AdamW, rules.adamax: ports.Adamax}
-
-
-class Sophia(_OfRule, of=gluon.Sophia):
-    @contextmanager
-    def estimating(self, scale: float = 1.0) -> Iterator[None]:
-        """Inside this context, let a step update the curvature estimate from the gradients, and leave the weights alone.
-
-        Args:
-            scale: the number of samples or tokens in the batch, > 0.
-        """
-        with ExitStack() as stack:
-            for group in self.param_groups:
-                stack.enter_context(self._of(group).estimating(scale))  # type: ignore[attr-defined]
-            yield
 
 
 class AdaBelief(_OfRule, of=gluon.AdaBelief): ...

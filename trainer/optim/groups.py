@@ -72,9 +72,8 @@ class GroupOptimizer(torch.optim.Optimizer):
         zero gradients for that, which some rules cannot compute."""
         return False
 
-    def _begin(self, group: Group) -> bool:
-        """Prepare a step of this group; return whether it increments the step counts."""
-        return True
+    def _begin(self, group: Group) -> None:
+        """Prepare a step of this group."""
 
     def _end(self, group: Group) -> None:
         """Finish a step of this group that succeeded."""
@@ -152,10 +151,8 @@ class GroupRows(Rows):
         unscale = 1.0 if scale is None else 1.0 / float(scale)
         rows, self._changes = [], []
         try:
-            uncounted: tuple[int, ...] = ()  # the ids of groups
             for group in self._stepping:
-                if not optimizer._begin(group):
-                    uncounted = (*uncounted, id(group))
+                optimizer._begin(group)
             for where, first, group in self._sets:
                 numbers = {name: array[first] for name, array in self._numbers.items()}
                 numbers["step"] += 1
@@ -164,8 +161,7 @@ class GroupRows(Rows):
                     _check_numbers(optimizer, group)
                 row[0] *= -unscale if group.get("maximize") else unscale
                 rows.append((where, row))
-                if id(group) not in uncounted:
-                    self._changes.append((slice(None) if where is None else where, numbers))
+                self._changes.append((slice(None) if where is None else where, numbers))
         except (TypeError, ValueError):
             for group in self._stepping:
                 _check_numbers(optimizer, group)

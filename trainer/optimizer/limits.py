@@ -25,7 +25,7 @@ def skips_steps(optimizer: Any) -> bool:
 
 def has_limit(optimizer: Any) -> bool:
     """Return whether an optimizer's options limit the next step by the norm of all gradients."""
-    return skips_steps(optimizer) or (optimizer.counts_as_step and optimizer.clip_norm is not None)
+    return skips_steps(optimizer) or optimizer.clip_norm is not None
 
 
 def limited(rule: Any, optimizer: Any, names: tuple[str, str] = OWN) -> Any:
@@ -34,8 +34,6 @@ def limited(rule: Any, optimizer: Any, names: tuple[str, str] = OWN) -> Any:
 
 
 def limit_values(optimizer: Any, names: tuple[str, str] = OWN) -> dict[str, float]:
-    if not optimizer.counts_as_step:
-        return dict.fromkeys(names, math.inf)
     norm, skip_norm = optimizer.clip_norm, optimizer.skip_norm
     return {
         names[0]: math.inf if norm is None else norm,

@@ -1,10 +1,8 @@
-"""Lion, Tiger, Sophia, Prodigy, ASGD and Rprop. Weight decay is decoupled unless a class says otherwise."""
+"""Lion, Tiger, Prodigy, ASGD and Rprop. Weight decay is decoupled unless a class says otherwise."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ from .base import register
 from .rule_optimizer import RuleOptimizer
 from .settings import Setting, fraction, not_negative, positive, switch
 
-__all__ = ["ASGD", "Lion", "Prodigy", "Rprop", "Sophia", "Tiger"]
+__all__ = ["ASGD", "Lion", "Prodigy", "Rprop", "Tiger"]
 
 
 @register
@@ -63,76 +61,6 @@ class Tiger(RuleOptimizer):
     def __init__(self, learning_rate: float | None = None, beta: float = 0.965, **kwargs: Any) -> None:
         self.beta = beta
         super().__init__(learning_rate=learning_rate, **kwargs)
-
-
-@register
-class Sophia(RuleOptimizer):
-    """Sophia optimizer: momentum divided by an estimate of the curvature, each element's step clipped to the learning rate.
-
-    Estimate the curvature about every ten updates, with labels drawn from the model:
-
-        labels = torch.distributions.Categorical(logits=net(x)).sample()
-        cross_entropy(net(x), labels).backward()
-        with trainer.optimizer.estimating(scale=tokens):
-            trainer.step(1)
-
-    Args:
-        learning_rate: step size, >= 0; None means 0.001.
-        beta1, beta2: decay rates of the averages of the gradient and of the curvature, in [0, 1).
-        rho: multiplier of the curvature, > 0; choose it so that 10 to 50 % of the elements are clipped.
-        epsilon: lower limit of the denominator, > 0.
-        **kwargs: arguments of `RuleOptimizer` and `Optimizer`, such as `wd` and `clip_gradient`.
-
-    Source: Liu et al. (2023), "Sophia: A Scalable Stochastic Second-order Optimizer", alg. 2 and 3 (Sophia-G).
-    """
-
-    default_learning_rate = 0.001
-
-    beta1 = fraction()
-    beta2 = fraction()
-    rho = positive()
-    epsilon = positive()
-
-    def __init__(
-        self,
-        learning_rate: float | None = None,
-        beta1: float = 0.965,
-        beta2: float = 0.99,
-        rho: float = 0.04,
-        epsilon: float = 1e-15,
-        **kwargs: Any,
-    ) -> None:
-        self.beta1, self.beta2, self.rho = beta1, beta2, rho
-        self.epsilon = epsilon
-        self._scale: float | None = None
-        super().__init__(learning_rate=learning_rate, **kwargs)
-
-    @property
-    def counts_as_step(self) -> bool:  # type: ignore[override]
-        return self._scale is None
-
-    @property
-    def rule(self) -> Rule:  # type: ignore[override]
-        return rules.sophia if self._scale is None else rules.sophia_curvature
-
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        return {} if self._scale is None else {"scale": self._scale}
-
-    @contextlib.contextmanager
-    def estimating(self, scale: float = 1.0) -> Iterator[None]:
-        """Context manager in which `step` updates the estimate of the curvature from the gradients, and no weight.
-
-        Args:
-            scale: the number of samples or tokens in the batch, > 0.
-
-        Raises:
-            TypeError, ValueError: on entry, `scale` is not a number > 0.
-        """
-        self._scale = number("scale", scale, above=0)
-        try:
-            yield
-        finally:
-            self._scale = None
 
 
 @register

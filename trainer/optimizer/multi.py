@@ -64,7 +64,6 @@ class MultiOptimizer(Optimizer):
     """
 
     optimizers: list[Optimizer]
-    counts_as_step = True
     _skips_overflow = switch()  # `skip_nonfinite` on behalf of a loss scaler
 
     def __init__(self, entries: Iterable[Sequence[Any]], **defaults: Any) -> None:

@@ -475,8 +475,7 @@ class HyperRows(Rows):
             self._optimizer.load_host_state(host_state)
 
     def count(self) -> None:
-        if self._optimizer.counts_as_step:
-            self._optimizer.step_counts.advance(self._counted, max(self._times))
+        self._optimizer.step_counts.advance(self._counted, max(self._times))
 
     def _read_multipliers(self) -> Any:
         """Return everything that multipliers depend on, to compare it with the last step."""

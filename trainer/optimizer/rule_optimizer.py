@@ -105,7 +105,6 @@ class RuleOptimizer(Optimizer):
     takes_unused: ClassVar[tuple[str, ...]] = ()  # `clip_gradient` or `wd`, taken although a rule does not use it
 
     rule: Rule
-    counts_as_step: bool = True  # whether a step counts as an update
     decoupled_weight_decay: tuple[str, ...] = ("decay",)  # hyper-parameters of decay that is not part of the step
     multi_precision = Setting(split_master)
     _skips_overflow = switch()  # `skip_nonfinite` on behalf of a loss scaler
@@ -504,9 +503,8 @@ class RuleOptimizer(Optimizer):
             self.load_host_state(before[0])
             self._begun = before[1]
             raise
-        if self.counts_as_step:
-            for slot, t in zip(slots, times, strict=True):
-                self.step_counts.advance(slot, t)
+        for slot, t in zip(slots, times, strict=True):
+            self.step_counts.advance(slot, t)
 
     def kept(self, name: str) -> dict[Index, float]:
         """Return a number that steps keep, by parameter index; empty before the first step. Waits for the device.
@@ -570,24 +568,21 @@ class RuleOptimizer(Optimizer):
         n = self.step_counts.values[slots] - self.begin_num_update + 1
         return self._composed(sync=not (n % self.lookahead).all())
 
-    def transformed(self, sync: bool = True, counts: bool = True) -> Iterator[tuple[Option, Rule, Rule]]:
+    def transformed(self, sync: bool = True) -> Iterator[tuple[Option, Rule, Rule]]:
         """Yield each option in use that transforms the rule, with the rule before and after.
 
-        Args:
-            sync: whether a step moves Lookahead's slow weights.
-            counts: whether a step counts as an update; one that does not keeps the states of all options, but does no more.
+        `sync`: whether a step moves Lookahead's slow weights.
         """
         rule = self.rule
         for option in self._rows():
             if option.transform is not None:
                 made = option.transform(self, rule, sync)
-                if counts or made.slots != rule.slots:
-                    yield option, rule, made
-                    rule = made
+                yield option, rule, made
+                rule = made
 
     def _composed(self, sync: bool, joint: bool = True) -> Rule:
         rule = self.rule
-        for _, _, rule in self.transformed(sync, self.counts_as_step):  # noqa: B007  # the last is needed
+        for _, _, rule in self.transformed(sync):  # noqa: B007  # the last is needed
             pass
         if self._in_use:
             rule = limited(rule, self)

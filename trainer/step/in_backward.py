@@ -201,5 +201,4 @@ class BackwardStep:
         for i, param in zip(members, params, strict=True):
             param.grad = None
             self.updated[i] = True
-        if optimizer.counts_as_step:
-            optimizer.step_counts.advance(self._slots[members], self._number)
+        optimizer.step_counts.advance(self._slots[members], self._number)

@@ -26,9 +26,9 @@ RANGES = dict.fromkeys(
 )
 RANGES |= dict.fromkeys(("mean", "fast", "slow", "change"), (0.25, 0.7))
 RANGES |= {"gradient": (0.25, 1.0), "mom": (0.4, 0.8), "delta": (0.2, 0.8), "n": (1.0, 2.0), "z": (0.3, 2.0)}
-RANGES |= {"curvature": (5.0, 40.0), "size": (1e-3, 0.1)}
+RANGES |= {"size": (1e-3, 0.1)}
 POSITIVE = (
-    *("var", "history", "n", "square", "step_square", "largest", "d", "v", "curvature", "norm2", "size", "row", "column"),
+    *("var", "history", "n", "square", "step_square", "largest", "d", "v", "norm2", "size", "row", "column"),
     *("unstable_row", "unstable_column", "unstable_var"),
 )
 # How far a sum of 65,537 squares may be off: that many roundings, of which most cancel, and some of them made on many lanes.
