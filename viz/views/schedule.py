@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +17,6 @@ from ...trainer.lr_scheduler import LRScheduler, create
 from ..record import Recorder, Run
 from ..record.series import POINTS
 from ..scene import Axis, Control, Layer, Line, Panel, RefLine, Scene
-from ..simulate.schedules import simulate_scheduler
 from ..style import COLOURS, DASHES
 from .run_view import checked_run, take_in
 from .series import SOLID_GREY, axis_from_zero, drawable, middle_steps, not_positive, scalar_panel, smoothing_control, spread
@@ -215,10 +216,30 @@ def _torch_rates(schedule: TorchSchedule, n: int) -> tuple[np.ndarray, np.ndarra
     """Return future updates and the learning rates of the first parameter group, from a copy of the schedule."""
     parts: Any = getattr(schedule, "_schedulers", ())  # a ChainedScheduler has no counter
     first = max(int(getattr(each, "last_epoch", 0)) for each in (schedule, *parts)) + 1
-    rates = simulate_scheduler(schedule, n - first)
+    rates = _future_rates(schedule, n - first)
     numbers = np.arange(first, first + len(rates))
     keep = spread(0, len(rates) - 1, POINTS)
     return numbers[keep], np.array(rates)[keep]
+
+
+def _future_rates(scheduler: TorchSchedule, n: int) -> list[float]:
+    """Return the present rate and those after each of n steps of a copy; fewer if the schedule ends before."""
+    optimizer = scheduler.optimizer
+    dummy = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in optimizer.param_groups], lr=0.1)
+    for group, original in zip(dummy.param_groups, optimizer.param_groups, strict=True):
+        group.update({key: copy.deepcopy(value) for key, value in original.items() if key not in ("params", "param_names")})
+    dummy.defaults = dict(optimizer.defaults)
+    twin = copy.deepcopy(scheduler, {id(optimizer): dummy})
+    rates = [float(dummy.param_groups[0]["lr"])]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that optimizer.step() was not called
+        for _ in range(n):
+            try:
+                twin.step()
+            except ValueError:  # the schedule has ended
+                break
+            rates.append(float(dummy.param_groups[0]["lr"]))
+    return rates
 
 
 def _dashed(style: int) -> int:
