@@ -251,6 +251,18 @@ def test_without_backward_nothing_changes(name, device, everything):
     assert all(param.grad is not None for param in net.parameters())
 
 
+def test_the_only_parameter_may_go_without_a_gradient(device):
+    """Of an optimizer that carries numbers on, which it tries out with the first parameter."""
+    param = Parameter(torch.ones(3, device=device))
+    trainer = Trainer([param], "schedulefreesgd", {"learning_rate": 0.5})
+    with trainer.step_in_backward(1, ignore_stale_grad=True):
+        pass
+    assert param.tolist() == [1.0] * 3
+    with trainer.step_in_backward(1, ignore_stale_grad=True):
+        param.sum().backward()
+    assert (param < 1.0).all()
+
+
 def test_an_error_in_the_middle_of_backward_leaves_the_rest_as_it_was(device):
     params = [Parameter(torch.ones(2, device=device)) for _ in range(2)]
     trainer = Trainer(params, "adam", {"learning_rate": 0.5})
