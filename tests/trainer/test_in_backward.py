@@ -111,6 +111,21 @@ def test_parameters_of_different_counts(monkeypatch, together, device):
     _equal(trainers)
 
 
+def test_parameters_of_optimizers_with_other_rules(device):
+    """Gradients of the one come between those of the other, and small ones are not updated together."""
+    entries = [("first.*", "adam"), ("scale", "adam"), ("*", "sgd", {"learning_rate": 0.1, "momentum": 0.9})]
+    nets, trainers = _pair(lambda net: Trainer(net, entries), device)
+    for _ in range(3):
+        x = torch.randn(8, 4, device=device)
+        trainers[0].zero_grad()
+        _loss(nets[0], x).backward()
+        trainers[0].step(1)
+        with trainers[1].step_in_backward(1):
+            _loss(nets[1], x).backward()
+    assert all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
+    _equal(trainers)
+
+
 def test_sparse_gradients_update_their_rows(device):
     tables = [torch.nn.Embedding(9, 3, sparse=True, device=device) for _ in range(2)]
     tables[1].load_state_dict(tables[0].state_dict())
@@ -249,6 +264,18 @@ def test_without_backward_nothing_changes(name, device, everything):
     assert everything(trainer, net.parameters()) == before
     _loss(net, torch.ones(1, 4, device=device)).backward()  # no hook is left
     assert all(param.grad is not None for param in net.parameters())
+
+
+def test_the_only_parameter_may_go_without_a_gradient(device):
+    """Of an optimizer that carries numbers on, which it tries out with the first parameter."""
+    param = Parameter(torch.ones(3, device=device))
+    trainer = Trainer([param], "schedulefreesgd", {"learning_rate": 0.5})
+    with trainer.step_in_backward(1, ignore_stale_grad=True):
+        pass
+    assert param.tolist() == [1.0] * 3
+    with trainer.step_in_backward(1, ignore_stale_grad=True):
+        param.sum().backward()
+    assert (param < 1.0).all()
 
 
 def test_an_error_in_the_middle_of_backward_leaves_the_rest_as_it_was(device):

@@ -139,7 +139,7 @@ class BackwardStep:
         self._formed |= {i: (k, rule, row) for i, row in zip(members, rows.table(rule, self._number), strict=True)}
         if ignore_stale_grad and optimizer.host_state_names:
             before = optimizer.host_state()
-            optimizer.hyper_of(members[1], 1, optimizer.lr, optimizer.wd)
+            optimizer.hyper_of(members[0], 1, optimizer.lr, optimizer.wd)
             if optimizer.host_state() != before:
                 raise ValueError(
                     f"ignore_stale_grad=True in step_in_backward() with {type(optimizer).__name__}: must be False, because "
