@@ -62,7 +62,7 @@ QUICK = (
     RuleCase("lamb+agc+skipping+jointly"),
     RuleCase("adamw", control=(0.125, 0.0), zero_grads=True),
     RuleCase("sgd_momentum", state="uint8", seed=3),
-    CodeCase("2bit", 1025, "float16", residual=False),
+    CodeCase("int8", 1025, "float16", residual=False),
 )
 
 
