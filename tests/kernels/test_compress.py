@@ -47,7 +47,7 @@ def gradients(n, wild=True):
     return values
 
 
-@pytest.mark.sample(2, "cpu")
+@pytest.mark.sample(2, "cpu", "triton")
 @pytest.mark.golden("gradient_compression")
 @pytest.mark.golden("gradient_compression_1bit", version=2)
 def test_messages_and_residuals_are_mxnets(golden, place):
@@ -127,6 +127,7 @@ def test_engines_find_the_same_bits(name, dtype, compiled_place):
         same(each, expected)
 
 
+@pytest.mark.sample(2, "cpu", "triton")
 @pytest.mark.parametrize("name", ["2bit", "1bit"])
 @pytest.mark.parametrize(("ranks", "bits"), [(1, (2, 1)), (2, (3, 2)), (3, (3, 2)), (4, (4, 3)), (8, (5, 4)), (9, (5, 4))])
 def test_votes_are_the_exact_sum_in_the_fewest_bits(name, ranks, bits, place):

@@ -63,11 +63,12 @@ def test_random_bits_are_uniform_and_independent_of_their_neighbours():
     """Within 5 standard errors each: of an element, of its neighbours, of the next update, and of other slots."""
     low, high = keys(0, np.array([1]), np.array([0]))[0]
     index = torch.arange(1 << 17)
-    first = random_bits(low, high, index).double() / 2**32 - 0.5
+    bits = random_bits(low, high, index)
+    first = bits.double() / 2**32 - 0.5
     error = 5 / math.sqrt(12 * len(index))
     assert abs(float(first.mean())) < error
     assert abs(float((first**2).mean()) - 1 / 12) < error
-    counts = np.bincount(random_bits(low, high, index).numpy() >> 24, minlength=256)
+    counts = np.bincount(bits.numpy() >> 24, minlength=256)
     assert abs(((counts - 512) ** 2 / 512).sum() - 255) < 5 * math.sqrt(2 * 255)  # chi-squared
     for lag in (1, 2, 3, 4, 5, 32, 256, 1024, 4096, 65536):
         product = float((first[:-lag] * first[lag:]).mean()) * 12
@@ -81,7 +82,7 @@ def test_random_bits_are_uniform_and_independent_of_their_neighbours():
             value = other.double() / 2**32 - 0.5
             product = float((first[: len(index) - lag] * value[lag:]).mean()) * 12
             assert abs(product) < 5 / math.sqrt(len(index) - lag), (name, lag)
-            pairs = (random_bits(low, high, index) >> 28)[: len(index) - lag] * 16 + (other >> 28)[lag:]
+            pairs = (bits >> 28)[: len(index) - lag] * 16 + (other >> 28)[lag:]
             counts = np.bincount(pairs.numpy(), minlength=256)
             mean = (len(index) - lag) / 256
             assert abs(((counts - mean) ** 2 / mean).sum() - 255) < 5 * math.sqrt(2 * 255), (name, lag)

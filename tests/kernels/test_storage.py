@@ -152,7 +152,7 @@ def test_with_rests_a_step_is_that_of_float32_masters_rounded(place, name, kind)
     rests = [torch.zeros_like(weight, dtype=kind) for weight in weights]
     hyper = [[1.0, *np.linspace(0.01, 0.3, len(used.hyper))]] * 2
     states = states_for(used, weights)
-    for _ in range(3):
+    for _ in range(2):
         wholes = list(map(whole, weights, rests))
         twins = [weight.clone() for weight in weights], [tuple(state.clone() for state in row) for row in states]
         gradients = tensors(place, [rng.normal(size=(1030,)), rng.normal(size=(3, 5))], BF16)
