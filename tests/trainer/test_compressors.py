@@ -5,24 +5,10 @@ import warnings
 
 import pytest
 import torch
-from compressed_sums import TYPES, Thirds, params_of
+from compressed_sums import Thirds
 
 from tristep import kvstore
 from tristep.kvstore import CompressedAllReduce, create_compressor
-
-
-@pytest.mark.sample(4)
-# Before those of several ranks, which then find its compiled loops in the cache.
-@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind != "powersgd"])
-def test_what_is_decoded_is_near_to_what_was_encoded(kind):
-    compressor = create_compressor(params_of(kind))
-    values = torch.randn(5000)
-    message = compressor.encode(values)
-    found = compressor.decode(message, 5000)
-    assert found.shape == values.shape
-    assert message.numel() * message.element_size() < 0.55 * 4 * 5000
-    assert torch.dot(found, values) > 0.2 * found.norm() * values.norm()
-
 
 # In one process.
 

@@ -164,19 +164,6 @@ def test_compression_takes_float32_only(update_on_kvstore, everything):
     assert everything(trainer, params) == before
 
 
-def test_backward_passes_add_up_in_one_process():
-    model = small_net()
-    ends = []
-    for nets in ([copy.deepcopy(model)], copies_of(model)):
-        plain = Trainer(nets, "sgd", {"learning_rate": 0.1})
-        with plain.accumulate():
-            backward_parts(nets, make_batches(2)[0])
-        backward_parts(nets, make_batches(2)[1])
-        plain.step(12)
-        ends.append(nets[0])
-    assert_close(ends[:1], ends[1])
-
-
 def test_states_of_a_store_that_keeps_them_elsewhere():
     nets = copies_of(small_net())
     together = Trainer(nets, "adam", {"learning_rate": 0.05}, kvstore=Remote())
