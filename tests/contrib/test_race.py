@@ -177,14 +177,12 @@ def test_a_second_call_goes_on(together, tmp_path):
     ("changed", "said"),
     [
         ({"steps": 5}, r"steps=4, this one has 5"),
-        ({"every": 2}, r"every=4"),
         ({"optimizers": {"sgd": {"learning_rate": 0.2}, "adam": {}}}, r"\['sgd'\]\['searched'\]"),
-        ({"optimizers": {"sgd": {"learning_rate": 0.1, "momentum": 0.5}, "adam": {}}}, r"'momentum'\]='\(not given\)'"),
         ({"eval_data": batches(1)}, "held-out data=False"),
         ({"data": batches(seed=4)}, "loss on data of the first weights"),
         ({"make": lambda: nn.Linear(6, 3)}, "loss on data of the first weights"),
     ],
-    ids=["steps", "every", "rate", "argument", "eval_data", "data", "network"],
+    ids=["steps", "rate", "eval_data", "data", "network"],
 )
 def test_a_folder_of_another_race_is_refused(changed, said, tmp_path):
     settings = {"steps": 4, "trials": 1, "seeds": 1, "folder": tmp_path / "race"}
@@ -281,7 +279,6 @@ def test_lists_are_shuffled_and_functions_are_asked():
         ({"optimizers": {}}, ValueError, "optimizers is empty"),
         ({"optimizers": "adam"}, TypeError, "must be a dict of names"),
         ({"optimizers": {"adam": {"learning_rate": (0.1, 0.01)}}}, ValueError, r"\['learning_rate'\]=\(0.1, 0.01\)"),
-        ({"optimizers": {"adam": {"nonsense": 1}}}, TypeError, r"optimizers\['adam'\].*nonsense"),
         ({"optimizers": {"adem": {}}}, ValueError, r"optimizers\['adem'\].*adam"),
         ({"optimizers": {"adam": {"one_minus_beta1": (0.5, 2.0)}}}, ValueError, "1 or less"),
         ({"target": None}, TypeError, "target=None"),

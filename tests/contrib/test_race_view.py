@@ -76,19 +76,6 @@ def test_words_and_pictures(tmp_path):
         RaceView([1, 2])
 
 
-def test_a_best_rate_at_the_edge_is_said_below_the_picture():
-    result = _result()
-    assert not RaceView(result).scene().notes
-    result.chosen[:] = [0, 2, 1]
-    view = RaceView(result)
-    written = " ".join(text.get_text() for text in view.figure().texts).replace("\n", " ")
-    assert "a: the best learning rate, 0.1, is the least that was tried" in written
-    assert "b: the best learning rate, 0.4, is the greatest that was tried" in written
-    assert "c: the best" not in written
-    assert list(view.scene().notes) == result.warnings()
-    assert b"is the greatest that was tried" in view.scene().to_bytes()
-
-
 @pytest.mark.parametrize("by", [0, 1])
 @pytest.mark.parametrize(
     ("needed", "why"),

@@ -27,19 +27,6 @@ def pulled(core, worker, keys):
     return outs
 
 
-def test_delays_are_counted_between_pull_and_push():
-    core = core_of({0: torch.zeros(1), 1: torch.zeros(1)}, "sgd", learning_rate=1.0)
-    one = torch.ones(1)
-    for worker in (0, 1):
-        pulled(core, worker, [0, 1])
-    core.push(0, [0, 1], [one, one])  # 0 and 0 behind
-    core.push(0, [0], [one])  # its own push came between
-    core.push(1, [0, 1], [one, one])  # 2 and 1 behind
-    pulled(core, 1, [0])
-    core.push(1, [0, 1], [one, one])  # 0, and 2 for what was not pulled again
-    assert core.delays() == [{0: 2, 1: 1}, {2: 2, 1: 1, 0: 1}]
-
-
 def losses_of(name, steps=200, **settings):
     """The loss after each push; the weights in the end."""
     core = core_of({0: torch.ones(4)}, name, workers=WORKERS, learning_rate=0.2, **settings)
