@@ -76,7 +76,6 @@ def test_words_and_pictures(tmp_path):
         RaceView([1, 2])
 
 
-@pytest.mark.parametrize("by", [0, 1])
 @pytest.mark.parametrize(
     ("needed", "why"),
     [
@@ -86,12 +85,11 @@ def test_words_and_pictures(tmp_path):
     ],
     ids=["nobody", "not the baseline", "at once"],
 )
-def test_without_ratios_their_panel_says_why(needed, why, by):
+def test_without_ratios_their_panel_says_why(needed, why):
     view = RaceView(planted(needed))
     scene = view.scene()
     (text,) = _layers(scene.panels[1], Text)
-    assert why.casefold() in str(text.chosen("texts", scene.state(measure=by))).casefold()
+    for by in (0, 1):
+        assert why.casefold() in str(text.chosen("texts", scene.state(measure=by))).casefold()
     assert why.casefold() in view.describe().casefold()
-    words = [each.get_text().replace("\n", " ") for each in view.figure(measure=by).axes[1].texts]
-    assert any(why.casefold() in each.casefold() for each in words)
     assert not _layers(RaceView(planted([[20, 30], [None, 30]])).scene().panels[1], Text)  # there is the baseline's

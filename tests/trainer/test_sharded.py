@@ -17,7 +17,6 @@ from sharded_training import (
     on_ranks,
     same_state,
     train_on_ranks,
-    train_with_own_collectives,
     weights_of,
 )
 from torch import nn
@@ -97,17 +96,6 @@ def test_training_equals_one_process_with_the_global_batch(processes, ranks, nam
             equal(one, other, atol)
             equal(one, found[0][0][step])
         same_state(own_state, state, 1000 * atol)
-
-
-def test_the_backends_own_collectives_give_the_same(processes):
-    """On CUDA they are used; gloo has them, too, and there they add up as its all-reduce does, for any number of ranks."""
-    run = ("adam", {"learning_rate": 0.01}, 3)
-    cut = processes(3).run(train_with_own_collectives, *run)
-    summed = processes(3).run(train_on_ranks, *run, torch.float32, None, False, None, 0, False)
-    for (weights, state), (expected, expected_state) in zip(cut, summed, strict=True):
-        for one, other in zip(weights, expected, strict=True):
-            equal(one, other)
-        same_state(state, expected_state)
 
 
 def _small(ranks_with_pieces):
