@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from live_training import Training
 from races import raced
 
 import tristep
@@ -69,17 +68,6 @@ def resumed(leave):
     assert trainer.resume(path, net).step == 1
 
 
-def looped(leave):
-    own = Training()
-    manager = CheckpointManager("kept", own.trainer, own.net, save_interval_steps=2)
-    loop = own.loop(checkpoint=manager)
-    loop.step(3)
-    leave()
-    loop.step(3)
-    loop.stop()
-    assert manager.latest().step == 6
-
-
 def recorded(leave):
     net, trainer = training()
     with viz.Recorder(trainer, to=["kept.csv"]) as recorder:
@@ -119,7 +107,6 @@ DOORS = {
     "CheckpointManager": managed,
     "fit": fitted,
     "resume": resumed,
-    "LiveLoop": looped,
     "Recorder": recorded,
     "SummaryWriter": event_file,
     "race": race,
@@ -161,12 +148,6 @@ def test_a_relative_folder_of_compiled_code_stays_the_first_one(variable, tmp_pa
     assert first.is_relative_to(tmp_path / name)
     assert disk_cache.cache_folder() == first
     assert os.listdir() == []
-
-
-def test_what_is_no_path_is_named():
-    net, trainer = training()
-    with pytest.raises(TypeError, match="folder=b'kept': must be a path, a string or a pathlib.Path"):
-        CheckpointManager(b"kept", trainer, net)
 
 
 def test_a_relative_path_in_a_folder_that_was_removed_is_named(tmp_path, monkeypatch):

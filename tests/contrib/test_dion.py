@@ -1,6 +1,4 @@
-"""Dion2 and NorDion2 against NumPy in float64, against Muon and NorMuon, on shards, and through both interfaces."""
-
-import pickle
+"""Dion2 and NorDion2 against NumPy in float64, against Muon and NorMuon, and on shards."""
 
 import numpy as np
 import pytest
@@ -8,7 +6,7 @@ import torch
 from owner_training import MATRICES, OTHERS, Pair
 
 import tristep
-from tristep import Trainer, optimizer
+from tristep import Trainer
 from tristep.contrib.dion.rules import dion2_cost, selected
 from tristep.kernels.rules.muon import muon_cost
 
@@ -136,28 +134,6 @@ def test_each_block_and_each_matrix_of_a_stack_has_a_selection_of_its_own():
     torch.testing.assert_close(parts, [each.detach() for each in apart], rtol=1e-5, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["Dion2", "NorDion2"])
-def test_torchs_interface_takes_the_same_steps(name):
-    shapes = ((12, 30), (30, 12), (7,))
-    ours, torchs = parameters(*shapes), parameters(*shapes)
-    trainer = Trainer(ours, name, {"learning_rate": 0.02, "wd": 0.1, "fraction": 0.3})
-    make = getattr(tristep.optim, name)
-    optim = make(torchs, lr=0.02, weight_decay=0.1, fraction=0.3)
-    for k in range(6):
-        backward(ours, k)
-        backward(torchs, k)
-        trainer.step(1)
-        optim.step()
-        if k == 2:
-            saved = optim.state_dict()
-            optim = make(torchs, lr=0.5)
-            optim.load_state_dict(saved)
-    assert all(map(torch.equal, ours, torchs))
-    assert pickle.loads(pickle.dumps(optim)).param_groups[0]["fraction"] == 0.3
-    several = tristep.optim.MultiOptimizer([("w", torchs[0])], [("*", name.lower(), {"fraction": 0.5})])
-    assert type(several.optimizers[0]) is make
-
-
 def test_a_fraction_may_change_between_steps():
     (param,) = parameters((8, 8))
     trainer = Trainer([param], "dion2", {"learning_rate": 0.1, "fraction": 0.25})
@@ -186,20 +162,6 @@ def test_costs_are_muons_of_the_selected_part(shape):
         shorter = (shape[0] // 4, shape[1]) if shape[0] <= shape[1] else (shape[0], shape[1] // 4)
         assert dion2_cost(size, fraction=0.25) == muon_cost(torch.Size(shorter))
         assert dion2_cost(size, fraction=0.25, by_rows=True) == muon_cost(torch.Size((shape[0] // 4, shape[1])))
-
-
-@pytest.mark.parametrize("name", ["dion2", "nordion2"])
-@pytest.mark.parametrize(
-    ("fraction", "error", "message"),
-    [
-        (0, ValueError, "fraction=0: must be"),
-        (1.5, ValueError, "fraction=1.5: must be"),
-        ("half", TypeError, "fraction='half': must be a number"),
-    ],
-)
-def test_other_fractions_are_refused(name, fraction, error, message):
-    with pytest.raises(error, match=message):
-        optimizer.create(name, fraction=fraction)
 
 
 def _on_shards(name):

@@ -90,11 +90,9 @@ def test_damaged_event_files(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", "", "no column"),
         ("a.csv", "step,loss\n1,2\n2\n3,4\n", "line 3 has 1 cells, the header 2"),
         ("a.csv", "step,loss\n1.5,2\n", "a step is '1.5': must be an integer"),
         ("a.csv", "step,loss\n1e300,2\n", "is too large"),
-        ("a.csv", "step,loss\nnan,2\n", "not a CSV file"),
         ("a.csv", "step,loss,loss\n1,2,3\n", "two columns have the same name"),
         ("a.csv", 'step,loss\n1,"2\n', "line 2: unexpected end of data"),
         ("a.csv", "step,loss\n1," + "9" * 200_000 + "\n", "larger than field limit"),
@@ -102,7 +100,6 @@ def test_damaged_event_files(tmp_path):
         ("a.csv", "step," + ",".join(f"c{k}" for k in range(5000)) + "\n1" + ",1" * 5000 + "\n", "more than 4,096 scalars"),
         ("a.jsonl", '{"step": 1, "loss": 2}\n{"step": \n{"step": 3}\n', "not a JSON lines file"),
         ("a.jsonl", "[1, 2]\n", "no object"),
-        ("a.jsonl", '{"loss": 1}\n', "no column"),
         ("a.jsonl", '{"step": [], "loss": 1}\n', "not a JSON lines file"),
         ("a.jsonl", "[" * 100_000, "not a JSON lines file"),
         ("a.txt", "step,loss\n", "must be a .csv, .jsonl or .safetensors file"),

@@ -72,46 +72,6 @@ def test_saved_states_go_to_other_numbers_of_ranks(processes, tmp_path, name):
                 assert a.tobytes() == b.tobytes(), (ranks, cut)
 
 
-def _full_states(source, target):
-    """From torch's optimizer or ours to the other, as whole tensors and as shards."""
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        get_optimizer_state_dict,
-        set_optimizer_state_dict,
-    )
-
-    kinds, found = {"torch": torch.optim, "tristep": tristep.optim}, []
-    for full in (False, True):
-        options = StateDictOptions(full_state_dict=full)
-        layers = (torch.nn.Linear(3, rows, bias=False) for rows in (5, 2, 5, 2))
-        nets = [fully_sharded(torch.nn.Sequential(next(layers), next(layers))) for _ in range(2)]
-        rates = {nets[0]: (kinds[source], 0.02), nets[1]: (kinds[target], 0.7)}
-        first, second = (kind.Muon(net.parameters(), lr=lr) for net, (kind, lr) in rates.items())
-        for _ in range(2):
-            _continue(nets[0], first)
-        nets[1].load_state_dict(nets[0].state_dict())
-        saved = copy.deepcopy(get_optimizer_state_dict(nets[0], first, options=options))
-        set_optimizer_state_dict(nets[1], second, saved, options=options)
-        for net, optimizer in zip(nets, (first, second), strict=True):
-            _continue(net, optimizer)
-        momenta = [optimizer.state_dict()["state"][0]["momentum_buffer"] for optimizer in (first, second)]
-        assert momenta[0].placements == momenta[1].placements
-        found.append(
-            (*map(whole_tensors, (momenta, nets[0].parameters(), nets[1].parameters())), second.param_groups[0]["lr"])
-        )
-    return sent_by(found)
-
-
-@pytest.mark.parametrize(("source", "target"), [("torch", "tristep"), ("tristep", "torch")])
-def test_states_are_placed_as_torchs_muon_has_them(processes, source, target):
-    for both in processes(2).run(_full_states, source, target):
-        for momenta, weights, others, lr in both:
-            assert lr == 0.02
-            torch.testing.assert_close(*map(torch.from_numpy, momenta), rtol=1e-6, atol=1e-6)
-            for a, b in zip(weights, others, strict=True):  # torch's products in bfloat16 are sums of shards' products
-                assert abs(a - b).max() < 0.1 * lr
-
-
 def _whole_states():
     """A state that was saved by one process, loaded as it is."""
     pair = Pair(RULES["soap"][0], MATRICES[:5])

@@ -1,4 +1,4 @@
-"""QKClip: logits against NumPy and the modules' own, weights after a step, and a model that blows up without it."""
+"""QKClip: logits against NumPy and the modules' own, and weights after a step."""
 
 import doctest
 import math
@@ -219,40 +219,6 @@ def test_attention_that_is_not_seen_is_an_error(hugging_face):
     seen = "no attention has been seen in 'layers.0.self_attn'.*attn_implementation=\"sdpa\""
     with pytest.raises(RuntimeError, match=seen):
         clip.step()
-
-
-class Classifier(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention, self.out = Own(bias=False), nn.Linear(SIZE, 8)
-
-    def forward(self, x):
-        return self.out(self.attention(x).mean(dim=1))
-
-
-def _trained(tau):
-    torch.manual_seed(0)
-    net, x = Classifier(), torch.randn(64, N, SIZE)
-    y = torch.randint(0, 8, (64,))
-    trainer = tristep.Trainer(net, "muon", {"learning_rate": 0.3})
-    clip = QKClip(net, tau=tau, modules={"attention": net.attention.rows})
-    logits, losses = [], []
-    for _ in range(60):
-        trainer.zero_grad()
-        loss = nn.functional.cross_entropy(net(x), y)
-        loss.backward()
-        trainer.step(1)
-        logits.append(max(each.max().item() for each in clip.step().values()))
-        losses.append(loss.item())
-    return logits, losses
-
-
-def test_logits_that_blow_up_are_held():
-    free, _ = _trained(1e9)
-    held, losses = _trained(30.0)
-    assert max(free) > 10 * 30.0
-    assert max(held) < 3 * 30.0  # a step may raise the logits from tau
-    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize("torchs", [False, True])

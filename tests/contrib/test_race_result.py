@@ -30,14 +30,6 @@ def test_intervals_are_percentiles_further_out(n, level):
     np.testing.assert_allclose(mean_interval(values, level, 200_000), expected, atol=0.05 * values.std())
 
 
-def test_how_often_intervals_hold_the_mean():
-    """The figures of the docstring, from normal values."""
-    rng = np.random.default_rng(1)
-    for n, expected in ((3, 0.75), (5, 0.92), (10, 0.94)):
-        ends = [mean_interval(values, resamples=999, seed=n) for values in rng.normal(size=(1000, n))]
-        assert np.mean([low < 0 < high for low, high in ends]) == pytest.approx(expected, abs=0.03)
-
-
 def test_ratios_are_geometric_means_of_pairs():
     ours, theirs = np.array([80.0, 50, 120, 100]), np.array([100.0, 70, 90, 100])
     ratio, low, high = ratio_interval(ours, theirs)

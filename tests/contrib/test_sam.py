@@ -225,7 +225,6 @@ def test_a_group_can_be_added():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"base": "SGD", "rho": 0}, ValueError, "rho=0: must be"),
         ({"base": "SGD", "adaptive": 1}, TypeError, "adaptive=1: must be"),
         ({"base": "nothing"}, ValueError, "no optimizer of tristep.optim"),
         ({"base": 3}, TypeError, "must be a name, such as 'AdamW'"),

@@ -50,42 +50,6 @@ def test_init_push_pull_and_barrier(run_job):
         assert small == [0.0, 1.0, 2.0, 3.0]
 
 
-def _train(store, cases):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(64, 5, generator=generator)
-    y = x @ torch.arange(1.0, 6.0)[:, None] + 0.5
-    losses, counts = [], []
-    for number, (name, settings) in enumerate(cases):
-        net = torch.nn.Linear(5, 1)
-        keys, params = [2 * number, 2 * number + 1], list(net.parameters())
-        made = optimizer.create(name, **settings)
-        store.set_optimizer(made)
-        store.init(keys, params)
-        store.pull(keys, params)
-        for step in range(150):
-            rows = slice(8 * ((2 * step + store.rank) % 8), None)
-            net.zero_grad()
-            ((net(x[rows]) - y[rows]) ** 2).mean().backward()
-            store.pushpull(keys, [param.grad for param in params], params)
-        store.barrier()
-        store.pull(keys, params)
-        losses.append(((net(x) - y) ** 2).mean().item())
-        counts.append(made.num_update)
-    return losses, counts, store.staleness()
-
-
-def test_workers_train_together(run_job):
-    cases = [("sgd", {"learning_rate": 0.05}), ("adam", {"learning_rate": 0.1}), ("dcasgd", {"learning_rate": 0.05})]
-    found = run_job(_train, 2, cases)
-    for losses, counts, staleness in found:
-        assert max(losses) < 1e-3
-        assert max(counts) == 300  # the worker's optimizer knows how many updates there were
-        for mean, most, histogram in staleness.values():
-            assert sum(histogram.values()) == 3 * 150 * 2
-            assert most == max(histogram) >= mean
-    assert found[0][0] == found[1][0]
-
-
 def _with_a_trainer(store, path):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(64, 5, generator=generator)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from sent_bytes import bytes_sent, needs_counters, rows_of_page
-from server_jobs import pulled_value
 
 from tristep import Trainer, kvstore, optimizer
 
@@ -131,32 +130,6 @@ def test_a_worker_sends_the_bytes_of_the_table(run_job, name):
     (counted,) = run_job(_counted, 1, row.params, n, times)
     said = n * row.worker * times
     assert 0.999 * said <= counted <= 1.02 * said + 4000
-
-
-def _delayed(store, params):
-    """Two workers in turn with DCASGD, both with what they pulled at first; the weights in the end."""
-    weight = torch.ones(20)
-    if params is not None:
-        store.set_gradient_compression(params)
-    store.set_optimizer(optimizer.DCASGD(learning_rate=0.5, lamda=1.0))
-    store.init(0, weight)
-    store.pull(0, weight)
-    for turn in range(4):
-        store.barrier()
-        if turn % 2 == store.rank:
-            store.push(0, torch.full((20,), 0.625) * weight)
-    store.barrier()
-    return pulled_value(store, 0, weight).tolist()
-
-
-def test_delays_are_compensated_with_what_was_sent(run_job):
-    """The rule gets the gradient that the codes say: of bfloat16, which can say 0.625 exactly, the same as without."""
-    exact = run_job(_delayed, 2, None)
-    assert run_job(_delayed, 2, {"type": "bf16"}) == exact
-    w = np.ones(20)
-    for _ in range(4):
-        w = w - 0.5 * 0.5 * (1 + 0.5 * (w - 1))
-    np.testing.assert_allclose(run_job(_delayed, 2, {"type": "2bit", "threshold": 0.5})[0], w, rtol=1e-6)
 
 
 def _reaches(store, params, path, half):

@@ -27,63 +27,6 @@ def pulled(core, worker, keys):
     return outs
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "muon"])
-def test_each_push_is_an_update(name):
-    """In whatever order pushes come, keys are updated as by an updater that gets them one after the other."""
-    start = {"a": torch.randn(4, 3), "b": torch.randn(5, 2)}
-    core = core_of(start, name, learning_rate=0.1)
-    expected = {key: value.clone() for key, value in start.items()}
-    updater = optimizer.get_updater(optimizer.create(name, learning_rate=0.1))
-    for worker, keys in [(0, "ab"), (1, "ab"), (1, "a"), (0, "ba"), (1, "b"), (0, "a")]:
-        grads = [torch.randn_like(start[key]) for key in keys]
-        core.push(worker, list(keys), grads)
-        for key, grad in zip(keys, grads, strict=True):
-            updater(key, grad, expected[key])
-    for key in start:
-        assert torch.equal(core.values[key], expected[key])
-    assert core.num_update == 5
-
-
-def test_a_push_needs_an_updater_and_changes_nothing_where_it_does_not_fit():
-    core, two = core_of({3: torch.ones(2)}), torch.ones(2)
-    with pytest.raises(RuntimeError, match=r"call set_optimizer\(\) before push\(\)"):
-        core.push(0, [3], [two])
-    core.use(optimizer.create("sgd", learning_rate=1.0))
-    with pytest.raises(ValueError, match=r"value of key 3 is \(3,\), the stored value is \(2,\)"):
-        core.push(0, [3], [torch.ones(3)])
-    with pytest.raises(ValueError, match=r"key 4 has not been initialized \(there are 3\)"):
-        core.push(0, [3, 4], [two, two])
-    with pytest.raises(ValueError, match="key 3 has been initialized already"):
-        core.init({4: torch.ones(1), 3: torch.zeros(2)})
-    assert {key: value.tolist() for key, value in core.values.items()} == {3: [1.0, 1.0]}
-    assert sum(map(len, core.delays())) == 0
-    core.push(0, [], [])
-    assert core.num_update == 0
-
-
-def test_changes_count_for_all_but_rescaling_for_its_worker():
-    core = core_of({0: torch.zeros(1), 1: torch.zeros(1)}, "sgd", learning_rate=1.0)
-    core.change(0, {"settings": {"rescale_grad": 0.5}})
-    core.change(1, {"settings": {"lr": 0.1}, "multipliers": {1: (10.0, 1.0)}})
-    core.push(0, [0, 1], [torch.ones(1), torch.ones(1)])
-    assert [value.item() for value in core.values.values()] == pytest.approx([-0.05, -0.5])
-    core.push(1, [0, 1], [torch.ones(1), torch.ones(1)])
-    assert [value.item() for value in core.values.values()] == pytest.approx([-0.15, -1.5])
-
-
-def test_delays_are_counted_between_pull_and_push():
-    core = core_of({0: torch.zeros(1), 1: torch.zeros(1)}, "sgd", learning_rate=1.0)
-    one = torch.ones(1)
-    for worker in (0, 1):
-        pulled(core, worker, [0, 1])
-    core.push(0, [0, 1], [one, one])  # 0 and 0 behind
-    core.push(0, [0], [one])  # its own push came between
-    core.push(1, [0, 1], [one, one])  # 2 and 1 behind
-    pulled(core, 1, [0])
-    core.push(1, [0, 1], [one, one])  # 0, and 2 for what was not pulled again
-    assert core.delays() == [{0: 2, 1: 1}, {2: 2, 1: 1, 0: 1}]
-
-
 def losses_of(name, steps=200, **settings):
     """The loss after each push; the weights in the end."""
     core = core_of({0: torch.ones(4)}, name, workers=WORKERS, learning_rate=0.2, **settings)
@@ -139,16 +82,3 @@ def test_dcasgd_with_momentum_and_half_precision_keeps_what_was_pulled():
     w += mom
     (state,) = core.states()["state"].values()
     np.testing.assert_allclose(state["master copy"].numpy(), w, rtol=1e-6)
-
-
-def test_states_are_there_for_all_keys_and_can_be_loaded():
-    start = {0: torch.ones(2), 1: torch.ones(3)}
-    core, other = core_of(start, "adam"), core_of(start, "adam")
-    core.push(0, [0], [torch.ones(2)])
-    saved = core.states()
-    assert set(saved["state"]) == {"0", "1"}
-    other.load_states(saved)
-    for each in (core, other):
-        each.push(1, [0, 1], [torch.ones(2), torch.ones(3)])
-    assert other.num_update == 2
-    assert torch.equal(other.states()["state"]["0"]["mean"], core.states()["state"]["0"]["mean"])

@@ -54,39 +54,6 @@ def test_keys_are_updated_and_saved_as_in_one_process(run_job, tmp_path, name):
     assert after == [value.tolist() for value in values]
 
 
-def _loads(store, path):
-    values = [torch.linspace(-1, 1, 4), torch.linspace(-1, 1, 11)]
-    store.set_optimizer(optimizer.Adam(learning_rate=0.3))
-    store.init([0, 1], values)
-    store.pushpull([0, 1], [torch.ones(4), torch.ones(11)], values)
-    with pytest.raises(FileNotFoundError, match="there is no such file"):
-        store.load_optimizer_states(path.with_name("none"))
-    with pytest.raises(ValueError, match="saved state is of 3 parameters"):
-        store.load_optimizer_states(path.with_name("other"))
-    store.load_optimizer_states(path)
-    store.pushpull([0, 1], [torch.ones(4), torch.ones(11)], values)
-    again = path.with_name("again")
-    store.save_optimizer_states(again)
-    return [value.tolist() for value in values]
-
-
-def test_states_of_one_process_go_to_a_server(run_job, tmp_path):
-    sizes = 4, 11
-    stores = {}
-    for name, count in {"states": 2, "other": 3}.items():
-        stores[name] = store = kvstore.create()
-        store.init(list(range(count)), [torch.zeros((*sizes, 3)[i]) for i in range(count)])
-        store.set_optimizer(optimizer.Adam(learning_rate=0.1))
-        store.push(list(range(count)), [torch.full(((*sizes, 3)[i],), 2.0) for i in range(count)])
-        store.save_optimizer_states(tmp_path / name)
-    (found,) = run_job(_loads, 1, tmp_path / "states")
-    values = [torch.linspace(-1, 1, size) for size in sizes]
-    optimizer.get_updater(optimizer.Adam(learning_rate=0.3))([0, 1], [torch.ones(size) for size in sizes], values)
-    stores["states"]._updater([0, 1], [torch.ones(size) for size in sizes], values)
-    assert found == [value.tolist() for value in values]
-    stores["states"].load_optimizer_states(tmp_path / "again")
-
-
 def _follows(store):
     """Rates, multipliers and schedules as the worker's optimizer has them now; what each push takes off."""
     params = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
@@ -158,25 +125,14 @@ def _refused(store):
         kvstore.create("dist_async")
     with pytest.raises(ValueError, match="server: 'powersgd' is for processes that add up their gradients"):
         store.set_gradient_compression({"type": "powersgd"})
-    with pytest.raises(ValueError, match=r"compression_params\['threshold'\]=0"):
-        store.set_gradient_compression({"type": "2bit", "threshold": 0})
-    with pytest.raises(TypeError, match="optimizer must be an Optimizer, got str"):
-        store.set_optimizer("sgd")
     with pytest.raises(NotImplementedError, match=r"'dist_async' does not define set_updater\(\)"):
         store.set_updater(lambda key, pushed, stored: None)
     with pytest.raises(RuntimeError, match=r"call set_optimizer\(\) first"):
         store.load_optimizer_states("anything")
     store.init([1, 2], [torch.zeros(20), torch.zeros(2, dtype=torch.float64)])
-    with pytest.raises(TypeError, match="all int or all str"):
-        store.init("a", torch.zeros(1))
-    with pytest.raises(ValueError, match="a key comes twice"):
-        store.push([1, 1], [torch.ones(20), torch.ones(20)])
     store.set_optimizer(optimizer.SGD(learning_rate=1.0, state_dtype="bfloat16", momentum=0.5))
     with pytest.raises(ValueError, match=r"server: state_dtype='bfloat16': .* torch.float64"):
         store.pushpull(2, torch.ones(2, dtype=torch.float64))
-    store.push(2, torch.ones(2, dtype=torch.float64))  # one that fails later
-    with pytest.raises(ValueError, match="server"):
-        store.pull(2, torch.ones(2))
     store.push(1, torch.ones(20))  # the server goes on
     last = pulled_value(store, 1, torch.ones(20)).tolist()
     store.close()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tristep import kvstore, lr_scheduler, optimizer
-from tristep.contrib.server.transport import Body, Channel, Message
+from tristep.contrib.server.transport import Body, Message
 from tristep.contrib.server.wire import decode, encode
 from tristep.kernels import rules
 
@@ -192,22 +192,6 @@ def test_every_message_is_plain_data_or_a_value_error():
             continue
         refused += 1
     assert 0 < refused < len(messages)
-
-
-def test_a_message_has_the_value_and_the_tensors_it_was_packed_with():
-    tensors = torch.randn(3, 5), torch.tensor(2.5, dtype=torch.bfloat16), torch.zeros(0, 2), torch.arange(7).byte()
-    channel = Channel(None)
-    for _ in range(2):  # the second time in memory of the first
-        message, room = channel.pack({"keys": [3, "a"]}, tensors)
-        for mine, tensor in zip(room, tensors, strict=True):
-            mine.copy_(tensor)
-        assert message.value() == {"keys": [3, "a"]}
-        for found, tensor in zip(message.tensors(), tensors, strict=True):
-            assert found.dtype == tensor.dtype
-            assert torch.equal(found, tensor)
-        channel.pool.give(message.body)
-    empty, room = channel.pack()
-    assert (empty.body, empty.value(), empty.tensors(), room) == (None, None, [], [])
 
 
 @pytest.mark.parametrize(

@@ -74,14 +74,6 @@ def test_the_transform_is_a_projected_step(engine):
     assert (weight > 0).any()
 
 
-def test_the_transform_keeps_reductions_and_is_made_once():
-    keep_params_nonnegative = _example("Add a transform")["keep_params_nonnegative"]
-    made = keep_params_nonnegative(rules.lamb)
-    assert made is keep_params_nonnegative(rules.lamb)
-    assert (made.slots, made.hyper) == (rules.lamb.slots, rules.lamb.hyper)
-    assert [stage.name for stage in made.reductions] == [stage.name for stage in rules.lamb.reductions]
-
-
 def test_the_store_averages_the_gradients_of_replicas(clean_stores):
     _example("Add a store")
     net = Linear(3, 2)

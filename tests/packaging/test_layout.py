@@ -1,6 +1,5 @@
-"""The checkout itself: folders at the root, links next to the public package, one list of packages, who imports whom."""
+"""The checkout itself: folders at the root, links next to the public package, one list of packages."""
 
-import ast
 import re
 import subprocess
 import sys
@@ -52,38 +51,6 @@ def test_a_folder_refuses_to_be_imported_by_its_bare_name(folder):
     assert f"ImportError: this folder is 'tristep.{folder}'; import it by that name" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("folder", "forbidden"),
-    [("kernels", {"trainer", "viz", "contrib"}), ("trainer", {"viz", "contrib"}), ("viz", {"contrib"})],
-    ids=["kernels", "trainer", "viz"],
-)
-def test_lower_layers_do_not_import_upper_ones(folder, forbidden):
-    found = {
-        f"{path.relative_to(ROOT)} imports {name}"
-        for path in (ROOT / folder).rglob("*.py")
-        for name in _imported_names(path)
-        if name.split(".")[:1] == ["tristep"] and forbidden & set(name.split(".")[1:2])
-    }
-    assert not found
-
-
-def test_modules_of_kernels_have_no_import_cycle():
-    """Not even inside functions. test_structure.py looks at the other packages."""
-    files = {_module_of(path): path for path in (ROOT / "kernels").rglob("*.py")}
-    imported = {
-        module: {
-            name if name in files else name.rpartition(".")[0]
-            for name in _imported_names(path)
-            if name.startswith("tristep.kernels")
-        }
-        for module, path in files.items()
-    }
-    while free := [module for module, names in imported.items() if not names & imported.keys()]:
-        for module in free:
-            del imported[module]
-    assert not imported, "modules in circles, and those that import them"
-
-
 def test_the_constraints_pin_every_direct_requirement():
     def names(requirements):
         return {re.match(r"[\w.-]+", each).group() for each in requirements if isinstance(each, str)}  # no included group
@@ -103,30 +70,3 @@ def test_the_floor_is_what_the_package_requires():
     least = dict(re.fullmatch(r"([\w-]+)>=([\d.]+)", text).groups() for text in PROJECT["project"]["dependencies"])
     assert floor.keys() - {"llvmlite"} == least.keys() - {"torch"}
     assert all(floor[name].removesuffix(".0") == version for name, version in least.items() if name in floor)
-
-
-def _module_of(path):
-    parts = ("tristep", *path.with_suffix("").relative_to(ROOT).parts)
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def _imported_names(path):
-    """Absolute names of the modules, and of the names in them, that a file of ours imports when it runs."""
-    package = ("tristep", *path.parent.relative_to(ROOT).parts)
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for_tools = {
-        child
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for statement in node.body
-        for child in ast.walk(statement)
-    }
-    for node in ast.walk(tree):
-        if node in for_tools:
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            module = ".".join((*base, *filter(None, [node.module])))
-            yield from (f"{module}.{alias.name}" for alias in node.names)

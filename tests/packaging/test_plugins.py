@@ -95,22 +95,6 @@ def test_options_that_do_not_fit_are_refused(tmp_path):
     assert unknown.startswith("Adam has no argument 'smalest'")
 
 
-def test_a_compressor_with_any_arguments_is_told_which_keys_there_are(tmp_path):
-    code = """
-        @tristep.kvstore.register_compressor
-        class Whole(tristep.kvstore.Compressor):
-            def __init__(self, **kwargs): pass
-            def encode(self, values): return values
-            def decode(self, message, n): return message
-        try:
-            tristep.kvstore.create_compressor({"type": "whole", "extra": 1})
-        except ValueError as error:
-            print(error)
-    """
-    (refused,) = _run(code, tmp_path)
-    assert refused.startswith("compression_params has the key 'extra' for 'whole'. There are 'type', 'error_feedback'")
-
-
 def test_a_class_of_the_session_replaces_one_of_contrib_with_a_warning_and_stays(tmp_path):
     code = """
         import warnings

@@ -1,7 +1,6 @@
 """Type checkers and editors, which run nothing, find the names that users import, with their types."""
 
 import os
-import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -81,17 +80,3 @@ def test_mypy_knows_the_public_names_and_their_types(user_file):
     assert len(errors) == 3, done.stdout + done.stderr
     for error, words in zip(errors, ("Trianer", "Lino", '"lr" to "Lion" has incompatible type "str"'), strict=True):
         assert words in error
-
-
-@pytest.mark.sample(0)
-def test_pyright_knows_the_public_names_and_their_types(user_file):
-    if shutil.which("pyright") is None:
-        pytest.skip("pyright is not installed")
-    config = user_file.with_name("pyrightconfig.json")
-    config.write_text(f'{{"include": ["{user_file.name}"], "extraPaths": ["{SOURCES.as_posix()}"]}}', encoding="utf-8")
-    command = ["pyright", "--pythonpath", sys.executable]
-    done = subprocess.run(command, cwd=user_file.parent, capture_output=True, text=True, check=False)
-    types = [each.split(".")[-1] for each in REVEALED]
-    notes = [line for line in done.stdout.splitlines() if " - information: Type of " in line]
-    assert [line.rpartition(' is "')[2].rstrip('"') for line in notes] == types, done.stdout + done.stderr
-    assert done.stdout.count(" - error: ") == 3, done.stdout

@@ -1,8 +1,7 @@
-"""Gradients in buckets: mistakes, parameters that are frozen, reducers that are replaced or dropped, and a single rank."""
+"""Gradients in buckets: mistakes, parameters that are frozen, buckets that are dropped, and a single rank."""
 
 import gc
 import weakref
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -127,36 +126,6 @@ def test_parameters_may_be_frozen_and_unfrozen(processes):
                     np.testing.assert_allclose(gradient, 2 * param.grad.numpy(), rtol=1e-6)
         # Every parameter has a bucket of its own, and those that are frozen are not sent.
         assert [sent for _, sent, _ in found] == [6, 6, 4, 6, 6]
-
-
-def _reducers():
-    class Halved:
-        """Sends half of what it is given."""
-
-        def __init__(self, bucket):
-            self.size = bucket.flat.numel()
-
-        def start(self, flat):
-            assert flat.numel() == self.size
-            flat.mul_(0.5)
-            return SimpleNamespace(advance=dist.all_reduce(flat, async_op=True).wait)
-
-    net = _plain_net(8, 2)
-    params = list(net.parameters())
-    buckets = GradientBuckets(params, reducer=Halved)
-    for _ in range(2):
-        net.zero_grad()
-        net(torch.ones(1, 8)).sum().backward()
-        counts = buckets.finish([True] * 4).tolist()
-    return counts, params[0].grad.numpy().copy()
-
-
-def test_another_reducer_takes_the_place_of_the_all_reduce_but_not_for_counts(processes):
-    net = _plain_net(8, 2)
-    net(torch.ones(1, 8)).sum().backward()
-    for counts, gradient in processes(2).run(_reducers):
-        assert counts == [2] * 4
-        np.testing.assert_array_equal(gradient, net[0].weight.grad.numpy())
 
 
 def _dropped():

@@ -60,27 +60,6 @@ def test_a_trainer_takes_ddps_gradients_as_they_are(processes, view, set_to_none
         np.testing.assert_allclose(first[name], weight, rtol=1e-12, atol=1e-14)
 
 
-def _of_optim():
-    ranks, rank, found = dist.get_world_size(), dist.get_rank(), []
-    for optim in (torch.optim, tristep.optim):
-        net = _net()
-        ddp = DistributedDataParallel(net, gradient_as_bucket_view=True)
-        optimizer = optim.AdamW(ddp.parameters(), lr=0.05)
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            _backward(ddp, _batch(step).chunk(ranks)[rank])
-            optimizer.step()
-        found.append(_weights(net))
-    return found
-
-
-def test_tristep_optim_is_torch_optim_under_ddp(processes):
-    first, second = processes(2).run(_of_optim)
-    for name, weight in first[0].items():
-        np.testing.assert_allclose(first[1][name], weight, rtol=1e-12)
-        np.testing.assert_array_equal(first[1][name], second[1][name])
-
-
 class Ring(kvstore.LocalStore):
     several_processes = True
 

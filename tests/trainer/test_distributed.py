@@ -10,33 +10,8 @@ import tristep
 from tristep import kvstore
 
 
-def _run(optimizer, arguments, dtype, store):
-    return weights_after_steps(optimizer, arguments, dtype=dtype, **store)
-
-
-OPTIMIZERS = [
-    ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}),
-    ("adam", {"learning_rate": 0.01}),
-    ("lamb", {"learning_rate": 0.01}),
-    ("adamw", {"learning_rate": 0.01, "clip_norm": 0.5}),
-    ("muon", {"learning_rate": 0.01}),
-]
-
-
-@pytest.mark.parametrize(("optimizer", "arguments"), OPTIMIZERS, ids=[name for name, _ in OPTIMIZERS])
-@pytest.mark.parametrize("update_on_kvstore", [True, False])
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_training_equals_one_process_with_the_global_batch(processes, ranks, optimizer, arguments, update_on_kvstore):
-    store = {"kvstore": "dist_sync", "update_on_kvstore": update_on_kvstore}
-    expected = weights_after_steps(optimizer, arguments)
-    found = processes(ranks).run(_run, optimizer, arguments, torch.float64, store)
-    for weights in found:
-        np.testing.assert_array_equal(weights, found[0])
-    np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-6 if optimizer == "muon" else 1e-12)
-
-
-def _resumed(params, update, path, half):
-    store = {"kvstore": "dist_sync", "compression_params": params, "update_on_kvstore": update}
+def _resumed(update, path, half):
+    store = {"kvstore": "dist_sync", "compression_params": {"type": "int8"}, "update_on_kvstore": update}
     arguments = {"learning_rate": 0.02, "momentum": 0.9}
     if half:
         _, net, trainer = train("sgd", arguments, 3, torch.float32, spoil=False, **store)
@@ -49,28 +24,14 @@ def _resumed(params, update, path, half):
     return train("sgd", arguments, 3, torch.float32, False, 3, net, trainer, **store)[0]
 
 
-@pytest.mark.parametrize(
-    "params", [None, {"type": "2bit", "threshold": 0.02}, {"type": "int8"}], ids=["plain", "2bit", "int8"]
-)
 @pytest.mark.parametrize("update", [True, False])
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(processes, tmp_path, params, update):
+def test_three_ranks_go_on_with_what_two_have_saved_and_kept_back(processes, tmp_path, update):
     path = tmp_path / "states"
-    found = processes(2).run(_resumed, params, update, path, True)
+    found = processes(2).run(_resumed, update, path, True)
     torch.save(torch.from_numpy(found[0][0]), str(path) + ".weights")
-    again = processes(2).run(_resumed, params, update, path, False)
-    for rank in again:
-        np.testing.assert_array_equal(rank, found[0][1])
-    if params is None:  # one process goes on with what two have saved
-        net = make_net(torch.float32)
-        torch.nn.utils.vector_to_parameters(torch.from_numpy(found[0][0]), net.parameters())
-        trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.02, "momentum": 0.9})
-        trainer.load_states(path)
-        alone = train("sgd", {}, 3, torch.float32, False, 3, net, trainer)[0]
-        np.testing.assert_allclose(alone, found[0][1], rtol=0, atol=1e-6)
-    else:  # three load the residuals of two
-        for rank in processes(3).run(_resumed, params, update, path, False):
-            assert np.isfinite(rank).all()
-            np.testing.assert_allclose(rank, found[0][1], rtol=0, atol=0.05)
+    for rank in processes(3).run(_resumed, update, path, False):
+        assert np.isfinite(rank).all()
+        np.testing.assert_allclose(rank, found[0][1], rtol=0, atol=0.05)
 
 
 def _unused(update, ignore):
@@ -268,8 +229,6 @@ def _refused():
     net = make_net()
     messages = []
     for call in (
-        lambda: tristep.Trainer([net, make_net()], "sgd", kvstore="dist_sync"),
-        lambda: tristep.Trainer(net, "sgd", kvstore="dist_sync", compression_params={"type": "3bit"}),
         lambda: weights_after_steps("sgd", {}, kvstore="dist_sync", compression_params={"type": "2bit"}),
         lambda: tristep.Trainer(net, "sgd", kvstore="dist_sync").update(1),
         lambda: tristep.amp.init_trainer(tristep.Trainer(net, "muon", kvstore="dist_sync")),
@@ -287,8 +246,6 @@ def _refused():
 
 def test_what_does_not_fit_is_refused_on_all_ranks(processes):
     parts = (
-        "params has 2 copies of the model with kvstore='dist_sync'",
-        "compression_params['type']='3bit'",
         "the gradient of '0.weight' is torch.float64, which cannot be compressed",
         "update() where the store updates the weights",
         "a loss scaler with Muon and update_on_kvstore=True",

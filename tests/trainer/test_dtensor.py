@@ -169,24 +169,6 @@ def test_gradients_are_clipped_by_the_norm_of_all_shards(processes, norm_type):
             torch.testing.assert_close(a, b)
 
 
-def _not_finite():
-    net = _sharded(_net())
-    optimizer = tristep.optim.Lion(net.parameters(), lr=0.1, skip_nonfinite=True)
-    before = whole_tensors(net.parameters())
-    _backward(net, 0, dist.get_rank())
-    if dist.get_rank() == 1:
-        next(net.parameters()).grad.to_local()[0, 0] = float("nan")
-    optimizer.step()
-    skipped = all(torch.equal(a, b) for a, b in zip(before, whole_tensors(net.parameters()), strict=True))
-    _backward(net, 0, dist.get_rank())
-    optimizer.step()
-    return skipped, any(torch.equal(a, b) for a, b in zip(before, whole_tensors(net.parameters()), strict=True))
-
-
-def test_a_nonfinite_value_in_one_shard_is_seen_by_all(processes):
-    assert processes(2).run(_not_finite) == [(True, False)] * 2
-
-
 def _in_few_bits():
     from torch.distributed.tensor import distribute_tensor
 
@@ -217,18 +199,3 @@ def test_low_precision_states_and_averages_are_sharded_as_the_parameters_are(pro
                 torch.testing.assert_close(value, alone[key], rtol=0, atol=0)
         for ours, alone in pairs:
             torch.testing.assert_close(ours, alone, rtol=0, atol=0)
-
-
-def _plans():
-    net = _sharded(_net())
-    optimizer = tristep.optim.AdamW(net.parameters(), lr=0.05)
-    plans = []
-    for step in range(4):
-        _backward(net, step, dist.get_rank())
-        optimizer.step()
-        plans.append(optimizer._plan)
-    return all(plan is plans[0] for plan in plans)
-
-
-def test_what_is_found_out_of_shards_is_kept_from_step_to_step(processes):
-    assert processes(2).run(_plans) == [True, True]

@@ -3,8 +3,6 @@
 The oracles are the same optimizer on a rank's part of each tensor, as a plain tensor, float32 states, and torch's AdamW.
 """
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -86,74 +84,11 @@ def test_blocks_are_those_of_a_ranks_shard(name, state_dtype, dtype, ranks, proc
         assert all(same) == (rank == 0)  # the others' random numbers are their own
 
 
-def _resumed(full, path):
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
-
-    options, arguments = StateDictOptions(full_state_dict=full), {"lr": 0.01, "state_dtype": "8bit"}
-    first = _Net()
-    optimizer = tristep.optim.Adan(first.parameters(), **arguments)
-    for step in range(3):
-        _step(optimizer, list(first.parameters()), step)
-    saved = copy.deepcopy(get_optimizer_state_dict(first, optimizer, options=options))
-    if path is not None and dist.get_rank() == 0:
-        torch.save((saved, [param.full_tensor() for param in first.parameters()]), path)
-    elif path is not None:
-        [param.full_tensor() for param in first.parameters()]
-    second = _Net()
-    with torch.no_grad():
-        for param, old in zip(second.parameters(), first.parameters(), strict=True):
-            param.copy_(old)
-    other = tristep.optim.Adan(second.parameters(), **arguments)
-    set_optimizer_state_dict(second, other, saved, options=options)
-    for step in (3, 4):
-        _step(optimizer, list(first.parameters()), step)
-        _step(other, list(second.parameters()), step)
-    kinds = {str(state.dtype) for state in other.state[next(iter(second.parameters()))].values() if state.dim() == 1}
-    return kinds, sent_by(list(zip(whole_tensors(first.parameters()), whole_tensors(second.parameters()), strict=True)))
-
-
 class _Net(torch.nn.Module):
     def __init__(self, cut=True):
         super().__init__()
         for k, param in enumerate(_parameters() if cut else map(torch.nn.Parameter, _wholes())):
             setattr(self, f"weight{k}", param)
-
-
-def _elsewhere(path):
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
-
-    saved, weights = torch.load(path)
-    net = _Net()
-    from torch.distributed.tensor import distribute_tensor
-
-    with torch.no_grad():
-        for param, weight in zip(net.parameters(), weights, strict=True):
-            param.copy_(distribute_tensor(weight, param.device_mesh, param.placements))
-    optimizer = tristep.optim.Adan(net.parameters(), lr=0.01, state_dtype="8bit")
-    exact = {name: dict(row) for name, row in saved["state"].items()}
-    set_optimizer_state_dict(net, optimizer, saved, options=StateDictOptions(full_state_dict=True))
-    equal = [
-        torch.equal(optimizer.state_dict()["state"][k][key].full_tensor(), value)
-        for k, row in enumerate(exact.values())
-        for key, value in row.items()
-        if value.dim()
-    ]
-    for step in (3, 4):
-        _step(optimizer, list(net.parameters()), step)
-    kinds = {str(state.dtype) for state in optimizer.state[net.weight0].values() if state.dim() == 1}
-    return all(equal), len(equal), kinds, sent_by(whole_tensors(net.parameters()))
-
-
-def test_states_are_cut_otherwise_on_another_mesh(processes, tmp_path):
-    """Before the next step they are the saved numbers; after two the weights are near those of the first mesh."""
-    path = str(tmp_path / "states")
-    ((_, pairs), *_) = processes(2).run(_resumed, True, path)
-    for equal, count, kinds, weights in processes(3).run(_elsewhere, path):
-        assert equal
-        assert count == 3 * 4
-        assert kinds == {"torch.uint8"}
-        for weight, (expected, _) in zip(weights, pairs, strict=True):
-            assert abs(weight - expected).max() < 2 * 0.01  # of two steps by a rate of 0.01
 
 
 AdamW, Muon = map(tristep.optim.as_torch, (tristep.optimizer.AdamW, tristep.optimizer.Muon))

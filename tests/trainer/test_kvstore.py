@@ -173,29 +173,6 @@ def _check_golden(golden):
             np.testing.assert_allclose(found, arrays["pulled"][step], rtol=1e-5, atol=1e-6)
 
 
-def test_a_large_gradient_drains_by_one_threshold_at_a_time():
-    store = create("device")
-    store.init(0, torch.zeros(1))
-    store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
-    store.push(0, torch.tensor([2.3]))
-    found = [pulled(store, 0, torch.zeros(1)).item()]
-    for _ in range(5):
-        store.push(0, torch.zeros(1))
-        found.append(pulled(store, 0, torch.zeros(1)).item())
-    assert found == [0.5, 0.5, 0.5, 0.5, 0.0, 0.0]
-
-
-def test_nonfinite_residuals_are_as_in_mxnet():
-    """An infinite residual sends a threshold at every push, one that is NaN nothing any more."""
-    store = create("device")
-    store.init(0, torch.zeros(2))
-    store.set_gradient_compression({"type": "2bit"})
-    store.push(0, torch.tensor([float("inf"), float("nan")]))
-    for _ in range(3):
-        assert pulled(store, 0, torch.zeros(2)).tolist() == [0.5, 0.0]
-        store.push(0, torch.zeros(2))
-
-
 class Adding(kvstore.KVStoreBase):  # as MXNet's TestStore, which has no more than this
     """Adds up what it is given, and keeps nothing."""
 

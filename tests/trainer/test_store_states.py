@@ -1,7 +1,6 @@
 """Trainers of several copies of a model: saved states, compression, and synchronization with other processes."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -11,9 +10,7 @@ from replicas import (
     assert_close,
     backward_parts,
     copies_of,
-    fill_in_place,
     make_batches,
-    replace_data,
     small_net,
     train_copies,
     weights_of,
@@ -164,19 +161,6 @@ def test_compression_takes_float32_only(update_on_kvstore, everything):
     assert everything(trainer, params) == before
 
 
-def test_backward_passes_add_up_in_one_process():
-    model = small_net()
-    ends = []
-    for nets in ([copy.deepcopy(model)], copies_of(model)):
-        plain = Trainer(nets, "sgd", {"learning_rate": 0.1})
-        with plain.accumulate():
-            backward_parts(nets, make_batches(2)[0])
-        backward_parts(nets, make_batches(2)[1])
-        plain.step(12)
-        ends.append(nets[0])
-    assert_close(ends[:1], ends[1])
-
-
 def test_states_of_a_store_that_keeps_them_elsewhere():
     nets = copies_of(small_net())
     together = Trainer(nets, "adam", {"learning_rate": 0.05}, kvstore=Remote())
@@ -202,13 +186,3 @@ def test_states_of_a_store_that_keeps_them_elsewhere():
     backward_parts(nets, make_batches(1)[0])
     with pytest.raises(RuntimeError, match="'remote' does not take other values"):
         together.step(1)
-    for write in (fill_in_place, replace_data):
-        written = Trainer(copies := copies_of(small_net()), "sgd", {"learning_rate": 0.0}, kvstore=Remote())
-        with torch.no_grad():
-            for net in copies:
-                net[0].bias[0] = math.nan  # which equals itself here
-        train_copies(written, copies, make_batches(2))
-        write(copies[0][2].bias)
-        backward_parts(copies, make_batches(1)[0])
-        with pytest.raises(RuntimeError, match="'remote' does not take other values"):
-            written.step(1)

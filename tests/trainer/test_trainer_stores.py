@@ -27,15 +27,10 @@ def _assert_equal_copies(nets):
 FACTOR = {"class": lr_scheduler.FactorScheduler, "step": 3, "factor": 0.5, "base_lr": 0.05}
 
 OPTIMIZERS = {
-    "sgd": ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}),
     "sgd, clipped": ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "clip_norm": 0.3}),
-    "adam": ("adam", {"learning_rate": 0.05}),
-    "nadam": ("nadam", {"learning_rate": 0.05}),
     "dcasgd": ("dcasgd", {"learning_rate": 0.05}),
-    "ftrl": ("ftrl", {"learning_rate": 0.05}),
     "lars, scheduled": ("lars", {"momentum": 0.9, "lr_scheduler": FACTOR}),
     "lbsgd, scheduled": ("lbsgd", {"lr_scheduler": FACTOR, "batch_scale": 2}),
-    "lamb": ("lamb", {"learning_rate": 0.05, "wd": 0.1}),
     "muon": ("muon", {"learning_rate": 0.05}),
     "adamw, lookahead": ("adamw", {"learning_rate": 0.05, "lookahead": 2, "ema_decay": 0.9, "wd": 0.1}),
 }
@@ -146,29 +141,6 @@ def test_averaged_weights_in_all_copies(given, update_on_kvstore):
     assert_close(nets, model)
 
 
-@pytest.mark.parametrize("in_both", [True, False])
-def test_weights_that_are_loaded_between_steps_are_those_of_all_copies(in_both, update_on_kvstore):
-    """Gluon's test of resetting a store: the next step goes from what was loaded. States stay here."""
-    model = small_net()
-    nets = copies_of(model)
-    together = Trainer(nets, "sgd", {"learning_rate": 0.1, "momentum": 0.9}, update_on_kvstore=update_on_kvstore)
-    alone = Trainer(model, "sgd", {"learning_rate": 0.1, "momentum": 0.9})
-    first, second = make_batches(2)
-    train_copies(together, nets, [first])
-    train_copies(alone, [model], [first])
-    together.zero_grad()
-    alone.zero_grad()
-    backward_parts(nets, second)
-    backward_parts([model], second)
-    loaded = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
-    for net in (model, *nets[: 1 + in_both]):
-        net.load_state_dict(loaded)
-    together.step(6)
-    alone.step(6)
-    assert_close(nets, model)
-    _assert_equal_copies(nets)
-
-
 def test_different_models_are_no_copies(update_on_kvstore):
     """The second would be overwritten by the first. Weights may still become equal before the first step."""
     nets = copies_of(small_net())
@@ -187,15 +159,7 @@ def test_different_models_are_no_copies(update_on_kvstore):
     _assert_equal_copies(nets)
 
 
-def _clamp(param):
-    param.data.clamp_(-0.01, 0.01)
-
-
-def _copy(param):
-    param.data.copy_(torch.linspace(-1, 1, param.numel(), dtype=param.dtype).view(param.shape))
-
-
-@pytest.mark.parametrize("write", [_clamp, fill_in_place, _copy, replace_data])
+@pytest.mark.parametrize("write", [fill_in_place, replace_data])
 @pytest.mark.parametrize("in_both", [False, True], ids=["in the first copy", "in both"])
 @pytest.mark.parametrize("store", ["device", "local", "nccl", "remote"])
 def test_weights_written_through_data_hold_as_with_one_copy(store, in_both, write, update_on_kvstore, clean_registry):

@@ -95,12 +95,6 @@ def train_on_ranks(
     return each, as_arrays(trainer.state_dict())
 
 
-def train_with_own_collectives(*args):
-    """The same with the sums and messages of the backend that a GPU uses."""
-    with mock.patch.object(GradientBuckets, "native", return_value=True):
-        return train_on_ranks(*args)
-
-
 def as_arrays(state):
     tensors = {
         name: {slot: (str(tensor.dtype), tensor.double().numpy().copy()) for slot, tensor in slots.items()}
