@@ -1,4 +1,4 @@
-"""Messages about names: which names are like an unknown one, then which there are."""
+"""Messages of refusals: which names are like an unknown one, then which there are; and what came in place of a type."""
 
 from __future__ import annotations
 
@@ -39,3 +39,14 @@ def one_of(name: Any, allowed: Iterable[str], other_names: Mapping[str, str] | N
     allowed = list(allowed)
     hint = did_you_mean(name, allowed, other_names)
     return f"{f'{hint} It' if hint else ''} must be one of {listed(map(repr, allowed))}"
+
+
+def instance(name: str, value: Any, kinds: Any, allowed: str, hint: str = "", *, shown: bool = False) -> None:
+    """Raise TypeError unless `value` is an instance of `kinds`, which the message calls `allowed`.
+
+    `hint`: what to do, after the message. `shown`: whether the message has the value, which should print in a few words.
+    """
+    if not isinstance(value, kinds):
+        came = type(value).__name__
+        what = f"{name}={value!r:.200}: must be {allowed}, not {came}" if shown else f"{name} must be {allowed}, got {came}"
+        raise TypeError(f"{what}{hint}")

@@ -26,6 +26,7 @@ from .graphs import RecordedUpdate, current_recording
 from .guards import GradLayouts, PointerGuard, Reference, gradient_references
 from .language import Rule, TensorRule
 from .launch import Launch, group_keys, in_matrices
+from .messages import instance
 from .metrics import MetricsBuffer
 from .reductions import reduce_nothing, run_reduction, run_reductions
 
@@ -86,8 +87,7 @@ class Update:
         grad_scale_and_skip: torch.Tensor | None = None,
         zero_grads: bool = False,
     ) -> None:
-        if not isinstance(rule, (Rule, TensorRule)):
-            raise TypeError(f"rule must be made with @rule or @tensor_rule, got {type(rule).__name__}")
+        instance("rule", rule, (Rule, TensorRule), "made with @rule or @tensor_rule")
         if isinstance(rule, Rule) and rule.parts is not None:
             raise TypeError(f"rule {rule.name!r} has means over parts of tensors: choose it in a @rule_by_shape")
         self.rule = rule

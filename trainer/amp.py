@@ -27,7 +27,7 @@ from .optimizer import Optimizer, RuleOptimizer
 from .optimizer.multi import parts_of
 from .optimizer.sparse import is_sparse
 from .trainer import Trainer
-from .validation import choice, integer, number
+from .validation import choice, instance, integer, number
 
 __all__ = ["LossScaler", "init", "init_trainer", "scale_loss", "unscale"]
 
@@ -59,17 +59,15 @@ def init_trainer(trainer: Any, loss_scaler: LossScaler | None = None) -> None:
         RuntimeError: `init` has not been called, or the trainer has a loss scaler already.
         TypeError: `trainer` is no Trainer, or `loss_scaler` no LossScaler.
     """
-    if not isinstance(trainer, Trainer):
-        hint = ": give the Trainer that has it" if isinstance(trainer, Optimizer) else ""
-        raise TypeError(f"trainer must be a tristep.Trainer, got {type(trainer).__name__}{hint}")
+    hint = ": give the Trainer that has it" if isinstance(trainer, Optimizer) else ""
+    instance("trainer", trainer, Trainer, "a tristep.Trainer", hint)
     if _target_dtype is None:
         raise RuntimeError("amp.init_trainer() before amp.init(): call tristep.amp.init() first")
     if trainer._loss_scaler is not None:
         raise RuntimeError("amp.init_trainer(): this trainer has a loss scaler already")
     if loss_scaler is None:
         loss_scaler = LossScaler() if _target_dtype == "float16" else LossScaler(1.0, max_scale=1.0)
-    elif not isinstance(loss_scaler, LossScaler):
-        raise TypeError(f"loss_scaler must be a tristep.amp.LossScaler, got {type(loss_scaler).__name__}")
+    instance("loss_scaler", loss_scaler, LossScaler, "a tristep.amp.LossScaler")
     loss_scaler.attach(trainer)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.messages import listed, one_of, there_are
+from ..kernels.messages import instance, listed, one_of, there_are
 
 
 def number(
@@ -71,21 +71,9 @@ def integer(name: str, value: Any, low: float = -math.inf, high: float = math.in
     return checked
 
 
-def instance(name: str, value: Any, kinds: Any, allowed: str, hint: str = "", *, shown: bool = False) -> None:
-    """Raise TypeError unless `value` is an instance of `kinds`, which the message calls `allowed`.
-
-    `hint`: what to do, after the message. `shown`: whether the message has the value, which should print in a few words.
-    """
-    if not isinstance(value, kinds):
-        came = type(value).__name__
-        what = f"{name}={value!r:.200}: must be {allowed}, not {came}" if shown else f"{name} must be {allowed}, got {came}"
-        raise TypeError(f"{what}{hint}")
-
-
 def boolean(name: str, value: Any) -> bool:
     """Return `value`, or raise TypeError unless it is True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}={value!r}: must be True or False, not {type(value).__name__}")
+    instance(name, value, bool, "True or False", shown=True)
     return value
 
 
@@ -118,8 +106,7 @@ def absolute_path(name: str, value: Any) -> Path:
 
     Raise FileNotFoundError if it is relative, and the current folder has been removed.
     """
-    if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{name}={value!r}: must be a path, a string or a pathlib.Path, not {type(value).__name__}")
+    instance(name, value, (str, os.PathLike), "a path, a string or a pathlib.Path", shown=True)
     try:
         return Path(value).absolute()
     except FileNotFoundError:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..messages import there_are
+from ..messages import instance, there_are
 from .checks import check_form, parse_function
 from .literals import is_number, name_literals
 from .ops import OPS, TORCH_OPS, is_tl
@@ -44,8 +44,7 @@ class Function(OfText):
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
-        if not isinstance(fn, types.FunctionType):
-            raise TypeError(f"@jit and @rule take a plain Python function, got {type(fn).__name__}")
+        instance("the function of @jit or @rule", fn, types.FunctionType, "a plain Python function")
         self.fn = fn
         self.name = fn.__name__
         self.__module__ = fn.__module__  # pickle looks there for it

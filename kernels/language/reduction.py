@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from ..messages import instance
 from .checks import names_behind, unpacked_names
 from .function import Function
 
@@ -123,8 +124,7 @@ class ElementwiseFunction(Function):
                 f"{self.kind} {self.name!r} takes ({', '.join(arguments)}): it must have four arguments, "
                 f"(w, g, state, hyper), and may have {' or '.join(self._NUMBERS)} and index after them, in this order"
             )
-        if reduction is not None and not isinstance(reduction, Reduction):
-            raise TypeError(f"reduction of {self.name!r} must be made with @reduction, got {type(reduction).__name__}")
+        instance(f"reduction of {self.name!r}", reduction, (Reduction, type(None)), "made with @reduction")
         self.reductions: tuple[Reduction, ...] = () if reduction is None else (*reduction.reductions, reduction)
         self.extras = tuple(arguments[4:])
         if ("sums" in self.extras) != (reduction is not None) and not (self._kept_and_sums and "kept" in self.extras):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..messages import instance
 from .rule import Rule
 from .tensor_rule import TensorRule
 
@@ -62,8 +63,7 @@ class ShapedRule(TensorRule):
         state: Sequence[str],
         how: tuple[Any, ...] | None = None,
     ) -> None:
-        if not isinstance(fn, types.FunctionType):
-            raise TypeError(f"@rule_by_shape takes a plain Python function, got {type(fn).__name__}")
+        instance("the function of @rule_by_shape", fn, types.FunctionType, "a plain Python function")
         self.fn, self.name, self.batched = fn, fn.__name__, False
         self.__doc__, self.__module__ = fn.__doc__, fn.__module__
         self._wanted, self._made_by, self.made_of_it = tuple(state), how, {}

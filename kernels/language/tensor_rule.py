@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..messages import there_are
+from ..messages import instance, there_are
 from .checks import parse_function, unpacked_names
 from .reduction import Reduction
 from .rule import Limit, Rule
@@ -99,8 +99,7 @@ class TensorRule(OfText):
         nonnegative: Sequence[str] = (),
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(fn, types.FunctionType):
-            raise TypeError(f"@tensor_rule takes a plain Python function, got {type(fn).__name__}")
+        instance("the function of @tensor_rule", fn, types.FunctionType, "a plain Python function")
         self.fn = fn
         self.name = fn.__name__
         self.__doc__, self.__module__ = fn.__doc__, fn.__module__

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ..language import Function, Limit, Reduction, Rule, ShapedRule, TensorRule, jit
 from ..language.codegen import RuleSource, tuple_text
+from ..messages import instance
 from .whole import Around, ComposedTensorRule
 
 
@@ -89,8 +90,7 @@ class _ReductionAfter(ComposedReduction):
 
 def check_rule(rule: Any, whole: bool = False) -> None:
     """Raise TypeError or ValueError for a rule that cannot be transformed. `whole`: rules of whole tensors are allowed."""
-    if not isinstance(rule, (Rule, TensorRule) if whole else Rule):
-        raise TypeError(f"rule must be elementwise, made with @rule, got {type(rule).__name__}")
+    instance("rule", rule, (Rule, TensorRule) if whole else Rule, "elementwise, made with @rule")
     if taken := [name for name in (*rule.state, *rule.hyper) if name in ("sums", "kept", "index")]:
         raise ValueError(f"rule {rule.name!r} has a state or hyper-parameter {taken[0]!r}: composed rules need the name")
 

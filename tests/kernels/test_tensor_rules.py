@@ -319,7 +319,7 @@ def test_refused_is(write_rules, what):
 
 
 def test_what_a_tensor_rule_may_not_be_made_of():
-    with pytest.raises(TypeError, match="@tensor_rule takes a plain Python function, got Rule"):
+    with pytest.raises(TypeError, match="function of @tensor_rule must be a plain Python function, got Rule"):
         tensor_rule(rules.sgd)
     with pytest.raises(TypeError, match=r"full_precision=\('mon',\): tensor rule 'averaged' has no state 'mon'"):
         tensor_rule(averaged.fn, full_precision=("mon",))

@@ -286,7 +286,7 @@ class OfNoKnownLength:
     ("arguments", "error", "message"),
     [
         ({"make_model": nn.Linear(6, 3)}, TypeError, "make_model must be a function"),
-        ({"make_model": lambda: 3}, TypeError, "make_model must make"),
+        ({"make_model": lambda: 3}, TypeError, "what make_model returns must be"),
         ({"loss": "mse"}, TypeError, "loss must be callable"),
         ({"data": iter([])}, TypeError, "data is an iterator"),
         ({"data": []}, ValueError, "data gave no batch"),

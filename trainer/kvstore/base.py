@@ -11,6 +11,7 @@ import torch
 from ...kernels.messages import listed
 from ..optimizer import Optimizer, Updater
 from ..registry import Registry
+from ..validation import choice
 
 LOCAL = ("local", "device", "nccl", "local_update_cpu", "local_allreduce_cpu", "local_allreduce_device")
 SYNCHRONOUS = ("dist", "dist_sync", "dist_device_sync")
@@ -214,8 +215,7 @@ class KVStore:
         Raises:
             ValueError: `capability` is another word.
         """
-        if not isinstance(capability, str) or capability.lower() not in CAPABILITIES:
-            raise ValueError(f"capability={capability!r}: must be one of {', '.join(map(repr, CAPABILITIES))}")
+        choice("capability", capability, CAPABILITIES, ignore_case=True)
         return cls.set_optimizer is not KVStore.set_optimizer
 
 

@@ -12,6 +12,7 @@ from ...kernels.metrics import MetricsBuffer
 from .. import serialization
 from ..optimizer import Optimizer, Updater, get_updater
 from ..optimizer.sparse import is_sparse
+from ..validation import instance
 from .base import Key, KVStore, known_values, new_values, optimizer_updater, pairs
 from .sync import KVStoreSync, Residuals
 
@@ -176,8 +177,7 @@ class LocalStore(KVStore):
         self._use(get_updater(optimizer))
 
     def set_updater(self, updater: Callable[[Key, torch.Tensor, torch.Tensor], None]) -> None:
-        if not callable(updater):
-            raise TypeError(f"updater must be a function (key, pushed, stored), got {type(updater).__name__}")
+        instance("updater", updater, Callable, "a function (key, pushed, stored)")
         self._use(updater)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:

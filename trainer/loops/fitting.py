@@ -170,8 +170,8 @@ def fit(
         raise ValueError("trainer is used as it is: leave out optimizer_params, lr_scheduler and initializer")
     if isinstance(checkpoint, (str, os.PathLike)):
         checkpoint = absolute_path("checkpoint", checkpoint)
-    elif not isinstance(checkpoint, (CheckpointManager, type(None))):
-        raise TypeError(f"checkpoint must be a CheckpointManager or a folder, got {type(checkpoint).__name__}")
+    else:
+        instance("checkpoint", checkpoint, (CheckpointManager, type(None)), "a CheckpointManager or a folder")
     if isinstance(checkpoint, CheckpointManager):
         if checkpoint.trainer is not trainer:
             raise ValueError("checkpoint is a CheckpointManager of another trainer: give its trainer here, too, or a folder")

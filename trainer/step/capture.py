@@ -21,7 +21,7 @@ from ..optimizer.multi import parts_of
 from ..optimizer.plan import MultiPlan
 from ..optimizer.updater import UpdaterPlan
 from ..utils.interrupts import interrupts_wait
-from ..validation import integer
+from ..validation import instance, integer
 from .replica import Replica
 
 
@@ -35,8 +35,7 @@ class CapturedStep:
     """
 
     def __init__(self, fn: Callable[..., Any], device: torch.device, warmup: int = 3) -> None:
-        if not callable(fn):
-            raise TypeError(f"fn must be a function that trains, got {type(fn).__name__}")
+        instance("fn", fn, Callable, "a function that trains")
         self._fn, self._device = fn, device
         self._warmup, self._calls = integer("warmup", warmup, low=2), 0
         self._graph: Any = None

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...kernels.messages import listed
 from ...trainer import Sweep
+from ...trainer.validation import instance
 from ..scene import Axis, Band, Click, Control, Heatmap, Layer, Line, Panel, Points, RefLine, Scene, Text, level_lines
 from ..simulate import Trajectories
 from .functions import function_layers, function_panel, loss_above, loss_panel
@@ -75,11 +76,7 @@ class SweepView(View):
                 raise ValueError(f"sweep has paths from {len(sweep.starts)} starts: simulate from one")
             sweep = _as_sweep(sweep)
             by = ("steps" if np.isfinite(sweep.scores["steps"]).mean() > ENOUGH else "final") if by is None else by
-        elif not isinstance(sweep, Sweep):
-            raise TypeError(
-                "sweep must be a Sweep, as tristep.sweep gives it, or Trajectories, as simulate does, got "
-                f"{type(sweep).__name__}"
-            )
+        instance("sweep", sweep, Sweep, "a Sweep, as tristep.sweep gives it, or Trajectories, as simulate does")
         varied = [name for name, values in sweep.axes.items() if name != "seed" and len(values) > 1]
         for name, setting in (("across", across), ("up", up)):
             if setting is not None and setting not in varied:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..trainer import Trainer
+from ..trainer.validation import instance
 
 __all__ = ["TrainerState"]
 
@@ -38,8 +39,7 @@ class TrainerState:
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        if not isinstance(trainer, Trainer):
-            raise TypeError(f"trainer must be a tristep.Trainer, got {type(trainer).__name__}")
+        instance("trainer", trainer, Trainer, "a tristep.Trainer")
         self._trainer = trainer
 
     def state_dict(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch.func import functional_call, vmap
 from ...optimizer import MultiOptimizer, Optimizer
 from ...optimizer.patterns import layers_of
 from ...trainer import Trainer
+from ...validation import instance
 from ..batch_step import device_of, unpack_batch
 from ..ensemble import Ensemble
 from ..fitting import evaluate
@@ -34,8 +35,7 @@ def start(make_model: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Modu
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = make_model()
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"make_model must make a torch.nn.Module, it made {type(model).__name__}")
+    instance("what make_model returns", model, torch.nn.Module, "a torch.nn.Module")
     return model
 
 
