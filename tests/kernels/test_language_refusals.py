@@ -35,6 +35,7 @@ REFUSED = {
         "'refused' returns 'w': it must return the new weight and a tuple of the 0 new states, as in `return w, state`",
     ),
     "too few states": ("    m, n = state\n    return w, (m,)", r"returns '\(w, \(m,\)\)'.*2 new states.*\(new_m, new_n,\)"),
+    "too many states": ("    return w, (g,)", r"returns '\(w, \(g,\)\)'.*0 new states, as in `return w, state`"),
     "a state that is no tuple": ("    (m,) = state\n    return w, m", r"returns '\(w, m\)'.*1 new state,.*\(new_m,\)"),
     "three things": ("    (m,) = state\n    return w, g, (m,)", r"returns '\(w, g, \(m,\)\)'"),
 }

@@ -47,6 +47,10 @@ VALUE_ERRORS = {
         {"states": [(_ones(),), ()]},
         r"the state of weights\[1\] has 0 tensors: rule 'sgd_momentum' has 1 \(mom\)",
     ),
+    "a state for a rule without": (
+        {"rule": rules.sgd},
+        r"the state of weights\[0\] has 1 tensors: rule 'sgd' has 0 \(none\)",
+    ),
     "a state of another type": (
         {"states": [(_ones(),), (_ones(dtype=F64),)]},
         r"mom of weights\[1\] is torch.float64 \(3,\) on cpu: must be torch.float32 or torch.bfloat16 \(3,\) on cpu",
