@@ -1,9 +1,8 @@
-"""Dion2 and NorDion2 against NumPy in float64, against Muon and NorMuon, and on shards."""
+"""Dion2 and NorDion2 against NumPy in float64, and against Muon and NorMuon."""
 
 import numpy as np
 import pytest
 import torch
-from owner_training import MATRICES, OTHERS, Pair
 
 import tristep
 from tristep import Trainer
@@ -162,20 +161,3 @@ def test_costs_are_muons_of_the_selected_part(shape):
         shorter = (shape[0] // 4, shape[1]) if shape[0] <= shape[1] else (shape[0], shape[1] // 4)
         assert dion2_cost(size, fraction=0.25) == muon_cost(torch.Size(shorter))
         assert dion2_cost(size, fraction=0.25, by_rows=True) == muon_cost(torch.Size((shape[0] // 4, shape[1])))
-
-
-def _on_shards(name):
-    make = getattr(tristep.optim, name)
-    pair = Pair(lambda groups: make(groups, lr=0.02, weight_decay=0.1, fraction=0.4), MATRICES + OTHERS)
-    for k in range(4):
-        pair.step(k)
-    return pair.results()
-
-
-@pytest.mark.parametrize("name", ["Dion2", "NorDion2"])
-def test_shards_of_three_processes_train_as_one_process_to_the_bit(processes, name):
-    for (weights, states), (weights_alone, states_alone) in processes(3).run(_on_shards, name):
-        for a, b in zip(weights, weights_alone, strict=True):
-            assert a.tobytes() == b.tobytes()
-        for row, alone in zip(states, states_alone, strict=True):
-            assert {key: value.tobytes() for key, value in row.items()} == {k: v.tobytes() for k, v in alone.items()}
