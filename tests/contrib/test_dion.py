@@ -153,6 +153,12 @@ def test_how_many_are_selected_and_equal_rows_from_the_first():
     assert (param.detach() != 0).any(dim=1).tolist() == [True, True, False, False]
 
 
+@pytest.mark.parametrize("fraction", [0, 1.5])
+def test_other_fractions_are_refused(fraction):
+    with pytest.raises(ValueError, match=f"fraction={fraction}: must be"):
+        Trainer(parameters((2, 2)), "dion2", {"fraction": fraction})
+
+
 @pytest.mark.parametrize("shape", [(64, 64), (64, 32), (8, 100), (4, 32, 32), (5,)], ids=str)
 def test_costs_are_muons_of_the_selected_part(shape):
     size = torch.Size(shape)
