@@ -1,9 +1,8 @@
-"""Dion2 and NorDion2 against NumPy in float64, against Muon and NorMuon, and on shards."""
+"""Dion2 and NorDion2 against NumPy in float64, and against Muon and NorMuon."""
 
 import numpy as np
 import pytest
 import torch
-from owner_training import MATRICES, OTHERS, Pair
 
 import tristep
 from tristep import Trainer
@@ -154,6 +153,12 @@ def test_how_many_are_selected_and_equal_rows_from_the_first():
     assert (param.detach() != 0).any(dim=1).tolist() == [True, True, False, False]
 
 
+@pytest.mark.parametrize("fraction", [0, 1.5])
+def test_other_fractions_are_refused(fraction):
+    with pytest.raises(ValueError, match=f"fraction={fraction}: must be"):
+        Trainer(parameters((2, 2)), "dion2", {"fraction": fraction})
+
+
 @pytest.mark.parametrize("shape", [(64, 64), (64, 32), (8, 100), (4, 32, 32), (5,)], ids=str)
 def test_costs_are_muons_of_the_selected_part(shape):
     size = torch.Size(shape)
@@ -162,20 +167,3 @@ def test_costs_are_muons_of_the_selected_part(shape):
         shorter = (shape[0] // 4, shape[1]) if shape[0] <= shape[1] else (shape[0], shape[1] // 4)
         assert dion2_cost(size, fraction=0.25) == muon_cost(torch.Size(shorter))
         assert dion2_cost(size, fraction=0.25, by_rows=True) == muon_cost(torch.Size((shape[0] // 4, shape[1])))
-
-
-def _on_shards(name):
-    make = getattr(tristep.optim, name)
-    pair = Pair(lambda groups: make(groups, lr=0.02, weight_decay=0.1, fraction=0.4), MATRICES + OTHERS)
-    for k in range(4):
-        pair.step(k)
-    return pair.results()
-
-
-@pytest.mark.parametrize("name", ["Dion2", "NorDion2"])
-def test_shards_of_three_processes_train_as_one_process_to_the_bit(processes, name):
-    for (weights, states), (weights_alone, states_alone) in processes(3).run(_on_shards, name):
-        for a, b in zip(weights, weights_alone, strict=True):
-            assert a.tobytes() == b.tobytes()
-        for row, alone in zip(states, states_alone, strict=True):
-            assert {key: value.tobytes() for key, value in row.items()} == {k: v.tobytes() for k, v in alone.items()}

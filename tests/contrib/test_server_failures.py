@@ -65,11 +65,13 @@ def test_a_worker_with_errors_holds_nobody_up(run_job):
 def _bad_messages(store):
     """What a worker's messages ask for in vain; pushes go on."""
     store.set_optimizer(optimizer.SGD(learning_rate=1.0))
-    store.init(1, torch.zeros(1))
+    store.init([1, 2], [torch.zeros(1), torch.zeros(2)])
     push = lambda **changes: (Opcode.PUSH, ([1], changes, None))  # noqa: E731
     bad = [
         (99, None),
         (Opcode.PUSH, "no push"),
+        (Opcode.PUSH, ([2], {}, None)),  # a gradient of another shape
+        (Opcode.PUSH, ([1, 3], {}, None)),
         (Opcode.OPTIMIZER, no_optimizer),
         (Opcode.OPTIMIZER, 3),
         push(settings={"lr": math.nan}),

@@ -182,8 +182,11 @@ def _in_few_bits():
         optimizer.step()
         other.step()
     rows = [
-        (dict(zip(row, whole_tensors(row.values()), strict=True)), other.state[q])
-        for row, q in zip(optimizer.state.values(), alone.parameters(), strict=True)
+        [
+            dict(zip(row, whole_tensors(v.int() if v.dtype == torch.int16 else v for v in row.values()), strict=True))
+            for row in (optimizer.state[p], other.state[q])  # gloo and NCCL send no int16
+        ]
+        for p, q in zip(net.parameters(), alone.parameters(), strict=True)
     ]
     with optimizer.averaged_weights(), other.averaged_weights():
         averages = whole_tensors(net.parameters()), whole_tensors(alone.parameters())

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from tristep import kvstore
 from tristep.kvstore import KVStore, create
 from tristep.trainer.kvstore import base
 from tristep.trainer.optimizer import SGD, Adam
@@ -171,46 +170,6 @@ def _check_golden(golden):
             np.testing.assert_array_equal(found, arrays["pulled"][step])
         else:
             np.testing.assert_allclose(found, arrays["pulled"][step], rtol=1e-5, atol=1e-6)
-
-
-class Adding(kvstore.KVStoreBase):  # as MXNet's TestStore, which has no more than this
-    """Adds up what it is given, and keeps nothing."""
-
-    def broadcast(self, key, value, out, priority=0):
-        for each in out:
-            each.copy_(value)
-
-    def pushpull(self, key, value, out=None, priority=0):
-        total = sum(value[1:], value[0])
-        for each in value if out is None else out:
-            each.copy_(total)
-
-    @staticmethod
-    def is_capable(capability):
-        return False
-
-    @property
-    def type(self):
-        return "adding"
-
-
-def test_a_store_is_registered_as_in_mxnet(clean_registry):
-    class Fewer(Adding):
-        pass
-
-    assert kvstore.KVStoreBase.register(Fewer) is Fewer
-    kvstore.KVStore.register(Adding)
-    assert kvstore.KVStoreBase.kv_registry["fewer"] is Fewer
-    assert type(create("fewer")) is Fewer
-    made = create("adding")
-    assert type(made) is Adding
-    out = [torch.zeros(2), torch.zeros(2)]
-    made.pushpull("w", [torch.ones(2), torch.full((2,), 2.0)], out=out)
-    assert [each.tolist() for each in out] == [[3.0, 3.0]] * 2
-    with pytest.raises(NotImplementedError, match=r"'adding' does not define set_optimizer\(\)"):
-        made.set_optimizer(SGD())
-    with pytest.raises(TypeError, match="subclass of KVStore"):
-        kvstore.KVStoreBase.register(int)
 
 
 def test_a_store_can_update_if_it_defines_set_optimizer():
@@ -394,15 +353,6 @@ def test_what_is_refused(case):
     call, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         call()
-
-
-def test_a_refused_push_changes_nothing():
-    store = _ready()
-    store.set_gradient_compression({"type": "2bit"})
-    with pytest.raises(TypeError, match="the gradient of key 2 is torch.float64: compression takes dense torch.float32"):
-        store.push([1, 2], [torch.ones(2), torch.ones(3, dtype=torch.float64)])
-    assert pulled(store, 1, torch.zeros(2)).tolist() == [0.0, 0.0]
-    assert store._compression.residuals == {}
 
 
 def test_values_are_replaced_whatever_the_updater(store):

@@ -38,6 +38,8 @@ RULES = {
         [(8, 4), (6, 9), (12, 2), (2, 3), (6, 8)],
     ),
     "masters": (lambda groups: AnyMuon(groups, lr=0.02, flatten=True, multi_precision=True), MATRICES + OTHERS),
+    "dion2": (lambda groups: tristep.optim.Dion2(groups, lr=0.02, weight_decay=0.1, fraction=0.4), MATRICES + OTHERS),
+    "nordion2": (lambda groups: tristep.optim.NorDion2(groups, lr=0.02, weight_decay=0.1, fraction=0.4), MATRICES + OTHERS),
     "soap": (lambda groups: tristep.optim.SOAP(groups, lr=0.02, precondition_frequency=2), MATRICES + OTHERS),
     "pulled": (lambda groups: tristep.optim.as_torch(Pulled)(groups, lr=0.02), MATRICES + OTHERS),
     "adafactor": (lambda groups: tristep.optim.Adafactor(groups, lr=0.02, weight_decay=0.1), MATRICES + OTHERS),
