@@ -93,16 +93,6 @@ def test_without_metadata_it_still_knows_the_packages(monkeypatch):
     assert found == expected
 
 
-def test_without_triton_nothing_is_missing_on_a_cpu(monkeypatch):
-    pytest.importorskip("numba")
-    pytest.importorskip("anywidget")
-    monkeypatch.setattr(doctor, "has_triton", lambda: False)
-    lines, works = doctor.report()
-    assert works
-    assert "  triton         missing, which only GPUs need" in lines
-    assert lines[-1] == "Nothing is missing." or torch.cuda.is_available()
-
-
 def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     pytest.importorskip("numba")
     (tmp_path / "file").touch()

@@ -39,6 +39,26 @@ def _kept(states):
     return 0.0 if total is None else total.double()
 
 
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("kind", [*TYPES, "thirds"])
+def test_all_ranks_get_the_same_bits_and_nothing_is_lost(kind, ranks, processes):
+    """What was given out and what is kept back are together what came in, but for rounding."""
+    steps = 4
+    answers = on_ranks(processes, ranks, _sums, kind, steps)
+    for found, _, _ in answers[1:]:
+        assert all(map(torch.equal, found, answers[0][0]))
+    states = [state for _, state, _ in answers]
+    given = sum(each.double() for each in answers[0][0])
+    came = sum(_gradient(rank, step).double() for rank in range(ranks) for step in range(steps))
+    exact = kind in ("2bit", "1bit", "topk")
+    torch.testing.assert_close(given + _kept(states), came, rtol=0, atol=0 if exact else 1e-4)
+    assert any(state["worker"].any() for state in states) or kind == "fp16"
+    expected = {"topk": "all_gather", "powersgd": "all_reduce"}
+    exchange = answers[0][2]
+    assert exchange == expected.get(kind, "all_gather" if ranks == 2 else "all_to_all")
+
+
 def _parts(kind, sizes, steps, engine):
     """Each step's sum of this rank's part, its state, the bytes of a step; and whether buckets stayed as they were."""
     compressor, n, own = Thirds() if kind == "thirds" else create_compressor(params_of(kind)), sum(sizes), dist.get_rank()

@@ -84,10 +84,9 @@ def _kept_back(params):
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("params", COMPRESSIONS, ids=lambda params: params["type"])
 def test_what_was_not_sent_is_kept_back_and_no_more(processes, params):
-    (total, sent, kept), *others = processes(3).run(_kept_back, params)  # of three, who send sums on, too
-    for other, same, _ in others:
-        np.testing.assert_array_equal(total, other)
-        np.testing.assert_array_equal(sent, same)
+    (total, sent, kept), (other, same, _) = processes(2).run(_kept_back, params)
+    np.testing.assert_array_equal(total, other)
+    np.testing.assert_array_equal(sent, same)
     if params["type"] != "1bit":  # it sends ones, however small gradients are
         assert np.abs(kept).max() < 60
     np.testing.assert_allclose(sent + kept, total, rtol=0, atol=2e-4)
