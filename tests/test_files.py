@@ -400,7 +400,7 @@ HEADER = {
         HEADER | {"names": 5},
         HEADER | {"settings": {"momentum": [1]}},
         HEADER | {"layout": {"w": json.loads("[" * 52 + "]" * 52)}},
-        HEADER | {"states of": ["w"], "layout": {"w": {"a": [], "b": []}}},
+        HEADER | {"layout": {"w": {"a": []}}},
     ],
 )
 def test_states_that_say_nonsense_are_a_value_error(header, tmp_path):

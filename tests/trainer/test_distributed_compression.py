@@ -131,37 +131,19 @@ def test_a_training_resumed_in_the_middle_has_the_same_bits(processes, tmp_path,
         np.testing.assert_array_equal(resumed, straight[3:])
 
 
-def _with_other_buckets(params, update):
-    """Whether a state without buckets and reducers, as of a single process, loads; and errors of entries that do not fit."""
+def _without_buckets(params, update):
+    """Whether residuals are loaded from a state without buckets and reducers, as one of a single process."""
     settings = {"kvstore": "dist_sync", "update_on_kvstore": update, "compression_params": params}
     _, _, trainer = train("sgd", {"learning_rate": 0.02}, 2, torch.float32, net=_Crossed(), **settings)
     state = trainer.state_dict()
-    buckets = state["buckets"]
     trainer.load_state_dict({name: value for name, value in state.items() if name not in ("buckets", "reducers")})
-    residuals, messages = trainer.state_dict()["residuals"], []
-    same = all(torch.equal(residuals[name][k], each[k]) for name, each in state["residuals"].items() for k in each)
-    for odd in (
-        {"buckets": 3},
-        {"buckets": {**buckets, "order": [0, *buckets["order"][1:], 0]}},
-        {"buckets": {**buckets, "reducers": "int8"}},
-        {"reducers": {"0": torch.zeros(1)}},
-    ):
-        with pytest.raises((TypeError, ValueError)) as raised:
-            trainer.load_state_dict({**state, **odd})
-        messages.append(str(raised.value).split(": ")[1].split(",")[0])
-    return same, messages
+    residuals = trainer.state_dict()["residuals"]
+    return all(torch.equal(residuals[name][k], each[k]) for name, each in state["residuals"].items() for k in each)
 
 
 @pytest.mark.parametrize("update", [True, False], ids=["ZeRO-1", "all-reduce"])
-def test_states_without_buckets_load_and_odd_ones_are_refused(processes, update):
-    for same, messages in processes(2).run(_with_other_buckets, {"type": "sign"}, update):
-        assert same
-        assert messages == [
-            "buckets must be a dict",
-            "order of buckets is [0",
-            "reducers of buckets is int8",
-            "reducers['0'] must be a dict",
-        ]
+def test_states_without_buckets_load(processes, update):
+    assert processes(2).run(_without_buckets, {"type": "sign"}, update) == [True, True]
 
 
 def _kept_and_applied(params, fails):

@@ -91,6 +91,7 @@ def _set(*path, value):
         (_set("settings", "learning_rat", value=1.0), ValueError, "settings that Adam does not know: learning_rat"),
         (_set("settings", "lr", value="fast"), TypeError, "setting 'lr' is 'fast': must be a number, such as .* 0.001"),
         (_set("settings", "multi_precision", value=1), TypeError, "'multi_precision' is 1: must be a bool"),
+        (_set("parameters", "body", value=[2.0, 3]), TypeError, r"the shape of 'body' is \[2.0, 3\]: must be a list of int"),
         (_set("counts", value={}), ValueError, "num_update is 2, but no parameter has a count: states are missing"),
         (_set("num_update", value=-1), ValueError, "num_update=-1: must be 0 or more"),
         (_set("num_update", value=10**30), ValueError, "must be 9,007,199,254,740,992 or less"),
@@ -227,6 +228,29 @@ def test_what_several_optimizers_cannot_have_saved_is_refused(change, error, mes
     saved = copy.deepcopy(trainer.state_dict())
     change(saved)
     check_refused(trainer, params, everything, lambda: trainer.load_state_dict(saved), error, message)
+
+
+BUCKETS = {"ranks": 2, "order": [1, 0], "trained": [True, True], "reducers": ["int8"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"buckets": 3}, TypeError, "buckets must be a dict"),
+        ({"buckets": {"ranks": 2}}, ValueError, "buckets has 'ranks': it must have ranks, order, trained and reducers"),
+        ({"buckets": BUCKETS | {"order": [0, 0]}}, ValueError, r"order of buckets is \[0, 0\]"),
+        ({"buckets": BUCKETS | {"trained": [1, 1]}}, ValueError, r"trained of buckets is \[1, 1\]"),
+        ({"buckets": BUCKETS | {"ranks": 0}}, ValueError, "ranks of buckets=0"),
+        ({"buckets": BUCKETS | {"reducers": "int8"}}, TypeError, "reducers of buckets is int8"),
+        ({"reducers": {"0": torch.zeros(1)}}, TypeError, r"reducers\['0'\] must be a dict"),
+        ({"reducers": {"0": {"scale": 1}}}, TypeError, r"scale in reducers\['0'\] must be a tensor"),
+    ],
+)
+def test_buckets_that_no_training_of_several_processes_has_saved_are_refused(change, error, message, trained, everything):
+    trainer, params = trained
+    saved = trainer.state_dict()
+    trainer.load_state_dict(saved | {"buckets": BUCKETS})  # of two processes
+    check_refused(trainer, params, everything, lambda: trainer.load_state_dict(saved | change), error, message)
 
 
 def test_a_nesting_of_fifty_is_taken_and_of_more_refused(everything):
