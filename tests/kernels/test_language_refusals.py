@@ -68,9 +68,7 @@ def test_helpers_are_refused_for_the_same_reasons(write_rules):
 
 
 def test_what_a_rule_may_not_be_made_of():
-    with pytest.raises(
-        TypeError, match="@jit or @rule must be a plain Python function, got builtin_function_or_method"
-    ):
+    with pytest.raises(TypeError, match="@jit or @rule must be a plain Python function, got builtin_function_or_method"):
         rule(math.sqrt)
     with pytest.raises(TypeError, match="'<lambda>' must be written with def"):
         rule(lambda w, g, state, hyper: (w, state))
