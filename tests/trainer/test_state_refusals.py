@@ -96,6 +96,7 @@ def _set(*path, value):
         (_set("num_update", value=-1), ValueError, "num_update=-1: must be 0 or more"),
         (_set("num_update", value=10**30), ValueError, "must be 9,007,199,254,740,992 or less"),
         (_set("counts", "body", value=10**30), ValueError, "must be 9,007,199,254,740,992 or less"),
+        (_set("counts", 3, value=2), TypeError, "names in counts must be strings, got 3"),
         (_set("counts", "tail", value=2), ValueError, "'tail' have a count or state, but are not among its parameters"),
         (
             _set("state", "head", "mean", value=[1.0, 2.0]),
