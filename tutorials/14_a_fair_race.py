@@ -191,6 +191,7 @@ for target, compared in at.items():
 #
 # 1. A held-out loss is 2.7 at step 40 and 2.5 at step 44. After how many steps is the target of 2.6 reached?
 # 2. From four seeds an optimizer needs 1, 2, 2 and 4 times the baseline's steps. What is the ratio that a race reports?
+# 3. An optimizer needs 0.8 times the baseline's steps, and each takes 1.5 times as long. What is its ratio of seconds?
 #
 # Put your answers in place of `None`, and run the cell: it tries them.
 #
@@ -199,17 +200,19 @@ for target, compared in at.items():
 # 1. After 42: a straight line between the two measurements is at 2.6 in the middle.
 # 2. $(1 \cdot 2 \cdot 2 \cdot 4)^{1/4} = 2$, the geometric mean. The arithmetic one, 2.25, would be another number if the
 #    baseline and the other were exchanged.
+# 3. $0.8 \cdot 1.5 = 1.2$: fewer steps, and yet more time.
 #
 # </details>
 
 # %%
-answers = {1: None, 2: None}
+answers = {1: None, 2: None, 3: None}
 
 
 ratios = torch.tensor([1.0, 2.0, 2.0, 4.0])
 is_right = {
     1: lambda steps: abs(steps - (40 + 4 * (2.7 - 2.6) / (2.7 - 2.5))) < 0.01,
     2: lambda ratio: abs(ratio - ratios.log().mean().exp().item()) < 0.01,
+    3: lambda ratio: abs(ratio - 0.8 * 1.5) < 0.01,
 }
 hints = {
     1: lambda steps: (
@@ -222,6 +225,11 @@ hints = {
         if abs(ratio - 2.25) < 0.01
         else f"its fourth power is {ratio**4:.3g}, and the product of the four is 16"
     ),
+    3: lambda ratio: (
+        "that is the ratio of steps, and a step takes longer, too"
+        if abs(ratio - 0.8) < 0.01
+        else f"100 steps of 1 s are 100 s; 80 steps of 1.5 s are not {100 * ratio:.3g} s"
+    ),
 }
 for number, answer in answers.items():
     said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
@@ -231,8 +239,8 @@ for number, answer in answers.items():
 # What this notebook has said, once more as checks.
 
 # %%
-assert all(is_right[number](answer) for number, answer in {1: 42, 2: 2.0}.items())
-wrong = {1: (44, 41), 2: (2.25, 3.0)}
+assert all(is_right[number](answer) for number, answer in {1: 42, 2: 2.0, 3: 1.2}.items())
+wrong = {1: (44, 41), 2: (2.25, 3.0), 3: (0.8, 2.3)}
 for number, others in wrong.items():
     assert not any(is_right[number](answer) for answer in others)
     assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
