@@ -91,14 +91,14 @@ def test_gradients_that_are_not_finite():
         found["gradient_nonfinite"][119, 4], found["gradient_norm"][119, 4] = 12, np.inf
         found["gradient_nonfinite"][150] = 1
 
-    _says(_noted(change)[0], "gradients: not finite first at step 120 ", "layer4.weight", "12")
+    _says(_noted(change)[0], "gradients: not finite first at step 120 ", "layer4.weight", "12 elements")
 
     def of_hooks(found):
         del found["gradient_nonfinite"]
         found["gradient_norm"][119, 3:5] = np.nan
         found["gradient_norm"][:, 9] = np.nan  # has no gradient
 
-    _says(_noted(of_hooks)[0], "gradients: not finite first at step 120 ", "layer3.weight", "1 other")
+    _says(_noted(of_hooks)[0], "gradients: not finite first at step 120 ", "layer3.weight", "1 other tensor")
 
 
 def _bad_at(bad, steps=9000, several=1):
@@ -154,7 +154,8 @@ def _of_an_optimizer(run, number, losses, found, tmp_path):
 @pytest.mark.parametrize("way", [_recorded, _saved, _saved_in_the_middle, _imported, _of_an_optimizer])
 def test_a_long_run_names_the_first_step_that_is_not_finite(way, several, bad, tmp_path):
     gradients, loss = diagnose(way(*_bad_at(bad, several=several), tmp_path=tmp_path))[:2]
-    _says(gradients, f"gradients: not finite first at step {bad[0]:,} ", "layer4.weight", "2 other" if several == 3 else "")
+    others = "2 other tensors" if several == 3 else ""
+    _says(gradients, f"gradients: not finite first at step {bad[0]:,} ", "layer4.weight", others)
     _says(loss, f"loss: not finite first at step {bad[0]:,},", f"{len(bad)} step")
 
 
