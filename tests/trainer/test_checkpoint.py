@@ -18,7 +18,7 @@ from saved_states import (
 )
 from torch.nn import Parameter
 
-from tristep import Trainer, lr_scheduler, rule
+from tristep import CheckpointManager, Trainer, lr_scheduler, rule
 from tristep.trainer.optimizer import SGD, RuleOptimizer, register
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -281,8 +281,11 @@ def test_lazy_models_are_run_before_their_states_are_loaded(tmp_path):
     net(torch.ones(2, 3)).sum().backward()
     trainer.step(2)
     trainer.save_states(tmp_path / "a")
+    CheckpointManager(tmp_path / "run", trainer, net, asynchronous=False).save()
     with pytest.raises(ValueError, match="'0.weight', '0.bias' of params not initialized yet: run the model once"):
         other.load_states(tmp_path / "a")
+    with pytest.raises(ValueError, match="'0.weight' is not initialized yet: run the model once"):
+        other.resume(tmp_path / "run", later)
     later(torch.ones(2, 3))
     other.load_states(tmp_path / "a")
     assert set(other.state_dict()["counts"].values()) == {1}
