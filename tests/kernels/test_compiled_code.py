@@ -54,7 +54,9 @@ def native_script(tmp_path, fresh_python):
 
 
 def _kept(folder):
-    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    """The files in a folder of compiled code, without the bytecode that Python keeps of generated modules."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return sorted(path.relative_to(folder) for path in files)
 
 
 @needs_numba
