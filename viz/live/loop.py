@@ -594,7 +594,9 @@ class LiveLoop:
                     value = next(self._iterator)
             finally:
                 self._is_breakable = False
-            if self.n_steps == 0 and taken() > 1 and not isinstance(self._source, Iterable):
+            # A loop that another one has stopped meanwhile may have seen that one's steps.
+            is_alone = self._requested != "stopped"
+            if self.n_steps == 0 and taken() > 1 and is_alone and not isinstance(self._source, Iterable):
                 _refuse_without_yield(self._source, taken())
             self.n_steps += 1
             self._note(value)
