@@ -18,8 +18,8 @@ from saved_states import (
 )
 from torch.nn import Parameter
 
-from tristep import CheckpointManager, Trainer, lr_scheduler, rule
-from tristep.trainer.optimizer import SGD, RuleOptimizer, register
+from tristep import CheckpointManager, Trainer, lr_scheduler
+from tristep.trainer.optimizer import SGD, register
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -198,48 +198,6 @@ def test_memory_formats_may_differ(way, tmp_path):
     take_step(trainer, {"w": weight}, {"w": gradient})
     take_step(resumed, {"w": other}, {"w": gradient})
     assert torch.equal(weight, other)
-
-
-def test_switching_momentum_on_before_saving():
-    params = make_params()
-    trainer = Trainer(params, "sgd")
-    take_step(trainer, params, make_gradients(params))
-    trainer.optimizer.momentum = 0.5
-    resumed = twins_of(params)
-    other = Trainer(resumed, "sgd")
-    other.load_state_dict(trainer.state_dict())
-    for _ in range(2):
-        gradients = make_gradients(params)
-        take_step(trainer, params, gradients)
-        take_step(other, resumed, gradients)
-    assert are_equal(params, resumed)
-
-
-@rule
-def with_a_state_called_master(w, g, state, hyper):
-    """m <- m + g;  w <- w - lr m."""
-    (master,) = state
-    (lr,) = hyper
-    master = master + g
-    return w - lr * master, (master,)
-
-
-def test_a_rules_state_may_have_any_name():
-    class Confusing(RuleOptimizer):
-        rule = with_a_state_called_master
-
-    params = {"w": Parameter(torch.ones(3, dtype=torch.float16))}
-    trainer = Trainer(params, Confusing(learning_rate=0.25, multi_precision=True))
-    resumed = twins_of(params)
-    other = Trainer(resumed, Confusing(multi_precision=True))
-    for those, one in ((params, trainer), (resumed, other)):
-        if one is other:
-            other.load_state_dict(trainer.state_dict())
-            with torch.no_grad():
-                resumed["w"].copy_(params["w"])
-        take_step(one, those, {"w": torch.ones(3)}, batch_size=1)
-    assert params["w"].tolist() == [0.75] * 3
-    assert resumed["w"].tolist() == [0.75 - 0.25 * 2] * 3
 
 
 def _falling(num_update):

@@ -12,7 +12,6 @@ from torch import nn
 import tristep
 from tristep import CheckpointManager, Trainer
 from tristep.trainer.checkpoint.content import Training
-from tristep.trainer.serialization.nesting import pack, unpack
 
 safetensors = pytest.importorskip("safetensors", reason="files need it")
 pytest.importorskip("safetensors.torch", reason="files need it")
@@ -182,38 +181,19 @@ def _torch_state(left=None, following=None):
     return lambda *_: state
 
 
-def _torch_normal(value):
-    """The generator has the second of two normal numbers."""
-    generator = torch.Generator().manual_seed(1)
-    torch.randn(1, generator=generator)
-    state = generator.get_state()
-    torch.randn(1, generator=generator)
-    first = int((state != generator.get_state()).nonzero()[0])
-    state[first : first + 8] = torch.tensor([value], dtype=torch.float64).view(torch.uint8)
-    return lambda *_: state
-
-
-def _python_state(words=lambda words: words, gauss=None):
+def _python_state(words):
     version, own, _ = random.Random(1).getstate()
-    return lambda: (version, words(own), gauss)
+    return lambda: (version, words(own), None)
 
 
 NUMPY, TORCH, PYTHON = "numpy.random.get_state", "torch.get_rng_state", "random.getstate"
 HOSTILE = {
-    "position before the words": (NUMPY, lambda: _numpy_state(position=-5)),
     "one too far": (NUMPY, lambda: _numpy_state(position=625)),
-    "has_gauss": (NUMPY, lambda: _numpy_state(has_gauss=7)),
-    "gauss": (NUMPY, lambda: _numpy_state(has_gauss=1, gauss=np.inf)),
     "few words": (NUMPY, lambda: _numpy_state(words=np.zeros(5, np.uint32))),
-    "words of 64 bits": (NUMPY, lambda: _numpy_state(words=np.zeros(624, np.uint64))),
-    "another generator": (NUMPY, lambda: _numpy_state(kind="PCG64")),
     "torch reads too long": (TORCH, lambda: _torch_state(left=620)),
     "torch begins too late": (TORCH, lambda: _torch_state(following=600)),
     "torch's size": (TORCH, lambda: lambda: torch.zeros(16, dtype=torch.uint8)),
-    "torch's normal number": (TORCH, lambda: _torch_normal(np.nan)),
     "Python's position": (PYTHON, lambda: _python_state(lambda words: (*words[:-1], 700))),
-    "Python's words": (PYTHON, lambda: _python_state(lambda words: (-1, *words[1:]))),
-    "Python's normal number": (PYTHON, lambda: _python_state(gauss=np.inf)),
 }
 
 
@@ -310,10 +290,10 @@ class _Counter:
 
 BYTES = torch.zeros(16, dtype=torch.uint8)
 ODD_RANKS = {  # by field of what each process saves: values, of which `collect` gives none
-    "gpus": [[], {"0": BYTES}, [BYTES.float()], [BYTES[None]], [BYTES[:0]], [None]],
-    "buffers": [[], {}, [[]], [{0: torch.ones(1)}], [{"a": 1.0}], [{}, {}]],
-    "extra": [[{}, {}], {}, [[]], [{0: 1}]],
-    "stateful": [[3], {}],
+    "gpus": [[], [BYTES[:0]]],
+    "buffers": [[], [{"a": 1.0}]],
+    "extra": [[{}, {}]],
+    "stateful": [[3]],
 }
 
 
@@ -340,41 +320,11 @@ def test_odd_fields_of_a_process_are_refused(field, value, tmp_path, monkeypatch
     assert taker.loaded is None
 
 
-def test_an_object_whose_state_is_no_dict_is_refused_when_it_is_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr(_Counter, "state_dict", lambda self: [1])
-    net = nn.Linear(2, 2)
-    manager = CheckpointManager(tmp_path, _stepped(net), net, stateful=[_Counter()])
-    with pytest.raises(TypeError, match=r"stateful\[0\]: state_dict of _Counter must give a dict, got"):
-        manager.save()
-    assert manager.all_checkpoints() == []
-
-
-def test_values_nested_fifty_times_are_saved_and_more_refused():
-    def nested(times, value=2.5):
-        for _ in range(times):
-            value = [value]
-        return value
-
-    packed = pack(nested(50), {}, "it")
-    assert unpack(packed, {}) == nested(50)
-    with pytest.raises(TypeError, match=r"it\[0\].* is nested more than 50 times, too deeply to be saved"):
-        pack(nested(51), {}, "it")
-    with pytest.raises(ValueError, match="it is nested too deeply"):
-        unpack({"list": [{"list": [packed]}]}, {})
-
-
 ODD_PLACES = {  # changes of the states of fit's own objects: the place in the data, the sums of an epoch
-    "no epoch": lambda place, sums: place.pop("epoch"),
     "epoch": lambda place, sums: place.update(epoch=-1),
     "batch beyond the data": lambda place, sums: place.update(batch=5),
-    "generators": lambda place, sums: place.update(batch=1, random=({"torch": 1}, [])),
-    "a generator of the data": lambda place, sums: place.update(own=[]),
     "a short state of it": lambda place, sums: place.update(own=[BYTES]),
-    "sums": lambda place, sums: sums.update(totals=[1.0]),
     "sums of another metric": lambda place, sums: sums.update(totals={"loss": 0.0, "accuracy": 1.0}),
-    "a sum": lambda place, sums: sums.update(totals={"loss": "x"}),
-    "count": lambda place, sums: sums.update(count=-1),
-    "nothing": lambda place, sums: sums.clear(),
 }
 
 

@@ -206,17 +206,6 @@ def test_another_process_that_saves_here_is_refused(tmp_path):
     assert [each.step for each in manager.all_checkpoints()] == [1]
 
 
-@posix
-def test_a_folder_that_is_removed_and_made_again_is_locked_again(tmp_path):
-    manager = _training(tmp_path / "run", 1)
-    shutil.rmtree(tmp_path / "run")
-    manager.save()
-    other = _Process(lambda: _training(tmp_path / "run").save())
-    assert other.said.startswith("RuntimeError: ")
-    other.end()
-    manager.close()
-
-
 def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_damaged(tmp_path, monkeypatch):
     """Somebody who saves here removes the one that is read: there is a newer one."""
     resuming = importlib.import_module("tristep.trainer.checkpoint.folder")

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tristep
-from tristep import CheckpointManager, Trainer, kvstore, lr_scheduler
+from tristep import CheckpointManager, Trainer, lr_scheduler
 from tristep.trainer.checkpoint import folder as folders
 
 safetensors = pytest.importorskip("safetensors", reason="files need it")
@@ -261,14 +261,6 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(part, tmp_path, ever
     assert everything(training.trainer, training.net.parameters()) == before
 
 
-def test_stores_of_processes_at_different_steps_are_refused(tmp_path):
-    store = kvstore.create("local")
-    store.num_workers = 2
-    training = Training(replicas=2, kvstore=store, update_on_kvstore=False)
-    with pytest.raises(ValueError, match="checkpoints with a store of type 'local' are not supported"):
-        CheckpointManager(tmp_path, training.trainer).save()
-
-
 class _Counter:
     def __init__(self, value=None):
         self.value = value
@@ -311,44 +303,12 @@ def test_other_objects_are_saved_with_it(tmp_path):
     assert counter.value[3:] == value[3:]
     assert torch.equal(counter.value[2]["a"], torch.ones(2))
     np.testing.assert_array_equal(counter.value[2][3], value[2][3])
-    for odd, message in (({1.5: 0}, "the key 1.5"), (object(), "is a object"), ([set()], r"\['value'\]\[0\] is a set")):
-        counter.value = odd
-        with pytest.raises(TypeError, match=message):
-            CheckpointManager(tmp_path, training.trainer, stateful=[counter]).save()
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"trainer": nn.Linear(1, 1)}, TypeError, "trainer must be a Trainer, got Linear"),
-        ({"net": nn.Linear(1, 1)}, ValueError, "net does not have the parameter '0.weight'"),
-        ({"net": 3}, TypeError, "net must be the model"),
-        ({"save_interval_steps": 0}, ValueError, "save_interval_steps"),
-        ({"max_to_keep": 0}, ValueError, "max_to_keep"),
-        ({"best": 3}, TypeError, "best=3"),
-        ({"mode": "least"}, ValueError, "mode"),
-        ({"asynchronous": 1}, TypeError, "asynchronous"),
-        ({"stateful": [3]}, TypeError, r"stateful\[0\] is a int"),
-        ({"sigterm": 1}, TypeError, "sigterm"),
-    ],
-)
-def test_bad_arguments(change, error, message, tmp_path):
-    options = {"folder": tmp_path, "trainer": Training().trainer} | change
-    with pytest.raises(error, match=message):
-        CheckpointManager(**options)
-
-
-def test_bad_metrics_and_metadata(tmp_path):
+def test_metrics_without_the_one_that_decides_are_refused(tmp_path):
     training = Training()
     manager = CheckpointManager(tmp_path, training.trainer, best="loss")
-    for arguments, error, message in (
-        ({"metrics": {"accuracy": 1}}, ValueError, "metrics lack 'loss'"),
-        ({"metrics": {"loss": "1"}}, TypeError, r"metrics\['loss'\]"),
-        ({"metrics": {"loss": torch.ones(2)}}, ValueError, "must be one number"),
-        ({"metrics": 3}, TypeError, "metrics=3: must be numbers by name"),
-        ({"metadata": {1, 2}}, TypeError, "must be data that JSON has"),
-    ):
-        with pytest.raises(error, match=message):
-            manager.save(**arguments)
+    with pytest.raises(ValueError, match="metrics lack 'loss'"):
+        manager.save({"accuracy": 1})
     assert manager.all_checkpoints() == []
     assert manager.latest() is None
