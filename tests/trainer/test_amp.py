@@ -253,23 +253,12 @@ def test_mistakes_are_named(monkeypatch, device):
         amp.scale_loss(torch.ones(()), trainer).__enter__()
     with pytest.raises(RuntimeError, match="has no loss scaler"):
         amp.unscale(trainer)
-    with pytest.raises(TypeError, match=r"must be a tristep.Trainer, got SGD: give the Trainer"):
-        amp.init_trainer(trainer.optimizer)
-    with pytest.raises(TypeError, match=r"loss_scaler must be a tristep.amp.LossScaler, got float"):
-        amp.init_trainer(trainer, 2.0)
     amp.init_trainer(trainer)
-    with pytest.raises(RuntimeError, match="has a loss scaler already"):
-        amp.init_trainer(trainer)
     with (
         pytest.raises(RuntimeError, match=r"loss scaler must see all gradients .* use step\(\)"),
         trainer.step_in_backward(1),
     ):
         pass
-    with pytest.raises(ValueError, match="target_dtype='float8'"):
-        amp.init("float8")
-    for arguments in ({"init_scale": 0}, {"scale_factor": 1}, {"scale_window": 0}, {"max_scale": 1.0}):
-        with pytest.raises(ValueError, match=next(iter(arguments))):
-            amp.LossScaler(**arguments)
     monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", None)
     with pytest.raises(RuntimeError, match=r"before amp.init\(\)"):
         amp.init_trainer(Trainer(net, "sgd"))

@@ -128,31 +128,6 @@ def test_attributes_that_are_changed_between_steps_are_recorded_anew():
     assert runs[0][1].not_captured == ""
 
 
-def test_attributes_that_change_all_the_time_end_it():
-    def change(batch):
-        batch.trainer.net.factor += 0.125
-
-    net = Net().to(DEVICE)
-    trainer = Trainer(net, "adam", {"learning_rate": 0.05}, engine="triton")
-    trainer.net = net
-    arguments = {"num_epoch": 2, "progress": False, "batch_end_callback": change}
-    done = fit(net, torch.nn.CrossEntropyLoss(), _data(), trainer=trainer, capture="auto", **arguments)
-    assert PlayedGraph.made == 0
-    assert "change between steps" in done.not_captured
-    assert len(done.losses) == 12
-
-
-def test_a_torch_optimizer_has_no_graph():
-    pytest.importorskip("matplotlib")
-    from tristep.viz import LiveLoop
-
-    net = Net().to(DEVICE)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    loop = LiveLoop.fit(net, torch.nn.CrossEntropyLoss(), _data(), optimizer, capture="auto", view=None, mode="block")
-    loop.start()
-    assert loop.remark.startswith("no CUDA graph: SGD of torch")
-
-
 @pytest.mark.parametrize("capture", [False, "auto"])
 def test_a_live_loop_captures_its_steps(capture):
     pytest.importorskip("matplotlib")

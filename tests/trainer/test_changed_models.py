@@ -85,19 +85,6 @@ def test_a_parameter_cut_where_it_lies_is_refused(params, gradients, everything,
     assert torch.equal(whole, old)
 
 
-def test_a_parameter_without_state_may_change_its_shape(params, gradients, engine):
-    trainer = Trainer(params, "sgd", {"learning_rate": 1.0}, engine=engine)
-    backward_with(params, gradients)
-    trainer.step(1)
-    trainer.zero_grad()
-    whole = params[1].data
-    params[1].data = whole[:4]
-    rest = whole[4:].clone()
-    params[0].data = torch.zeros(50, device=whole.device)
-    assert one_step_rates(trainer, params) == pytest.approx([1, 1, 1], rel=1e-5)
-    assert torch.equal(whole[4:], rest)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("multi_precision", [False, True])

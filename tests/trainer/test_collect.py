@@ -50,13 +50,8 @@ def test_attributes_reach_the_step_and_the_initializer():
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        (lambda net: collect_params([net]), TypeError, "module must be a torch.nn.Module, got list"),
-        (lambda net: collect_params(net, 3), TypeError, "select=3: must be a regular expression"),
-        (lambda net: collect_params(net, "("), ValueError, r"select=.*: is no regular expression"),
         (lambda net: collect_params(net).setattr("lr", 1), ValueError, "name='lr': must be one of 'lr_mult'"),
-        (lambda net: collect_params(net).setattr("wd_mult", -1), ValueError, "wd_mult=-1: must be finite and 0 or more"),
         (lambda net: collect_params(net).setattr("grad_req", "none"), ValueError, "grad_req='none': must be one of 'null'"),
-        (lambda net: tristep.init.initialize(net, "one", init="zero"), TypeError, "both name the initializer"),
         (lambda net: tristep.init.initialize(net, force_reinit=False), ValueError, "force_reinit=False: torch's parameters"),
     ],
 )

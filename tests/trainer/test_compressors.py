@@ -81,33 +81,12 @@ def _twice(reduce, bucket):
 
 
 REFUSED = {
-    "no dict": (lambda: create_compressor("2bit"), TypeError, "compression_params must be a dict, got str"),
-    "no type": (_make(threshold=0.5), ValueError, "compression_params needs 'type', one of '1bit', '2bit'"),
-    "an unknown type": (_make(type="int9"), ValueError, r"compression_params\['type'\]='int9'.* Did you mean 'int8'"),
-    "no string": (_make(type=2), TypeError, r"compression_params\['type'\]=2: must be a string"),
     "an unknown key": (_make(type="2bit", treshold=1.0), ValueError, "'treshold' for '2bit'. Did you mean 'threshold'"),
     "a key of another": (_make(type="int8", threshold=1.0), ValueError, "for 'int8'. There are 'type', 'error_feedback'"),
-    "a threshold of 0": (_make(type="2bit", threshold=0), ValueError, "threshold.*greater than 0"),
-    "too many": (_make(type="topk", ratio=1.5), ValueError, "ratio.*1 or less"),
-    "a rank of 0": (_make(type="powersgd", rank=0), ValueError, "rank.*1 or more"),
-    "half a feedback": (_make(type="int8", error_feedback=1), TypeError, "error_feedback.*True or False"),
-    "nothing to sum": (_reduce(0), ValueError, "numel=0"),
-    "another way": (_reduce(5, exchange="ring"), ValueError, "exchange='ring'"),
-    "an unknown engine": (_reduce(5, engine="gpu"), ValueError, "engine='gpu'"),
-    "a topk by chunks": (
-        lambda: CompressedAllReduce({"type": "topk"}, 5, exchange="all_to_all"), ValueError, "'topk' uses 'all_gather'",
-    ),
-    "another way of powersgd": (
-        lambda: CompressedAllReduce({"type": "powersgd"}, 6, [(2, 3)], exchange="all_to_all"),
-        ValueError, "'powersgd' uses 'all_reduce'",
-    ),
-    "no shapes": (lambda: CompressedAllReduce({"type": "powersgd"}, 5), ValueError, "'powersgd' needs the shapes"),
     "other shapes": (
         lambda: CompressedAllReduce({"type": "powersgd"}, 5, [(2, 2)]), ValueError, "must have numel=5 elements",
     ),
     "another bucket": (lambda: _reduce(5)().start(torch.zeros(6)), ValueError, "bucket has 6 elements"),
-    "a matrix": (lambda: _reduce(6)().start(torch.zeros(2, 3)), TypeError, r"bucket is torch.float32 \(2, 3\)"),
-    "float64": (lambda: _reduce(5)().start(torch.zeros(5).double()), TypeError, "bucket is torch.float64"),
     "another type's state": (
         lambda: _reduce(5)().load_state_dict(CompressedAllReduce({"type": "sign"}, 5).state_dict()),
         ValueError, "state has type='sign': this all-reduce has 'int8'",
@@ -115,8 +94,6 @@ REFUSED = {
     "another size's state": (
         lambda: _reduce(5)().load_state_dict(_reduce(6)().state_dict()), ValueError, "state has numel=6",
     ),
-    "no state": (lambda: _reduce(5)().load_state_dict([]), ValueError, "state is an empty list"),
-    "powersgd by itself": (lambda: _make(type="powersgd")().encode(torch.zeros(3)), TypeError, "messages of single ranks"),
     "wrong values": (lambda: CompressedAllReduce(Wrong(), 5), ValueError, "decode gave torch.int8"),
     "longer messages": (
         lambda: _twice(CompressedAllReduce(Longer(), 5), torch.ones(5)), ValueError, "must have equal dtypes and shapes",

@@ -3,8 +3,6 @@
 Those that the README and CONTRIBUTING.md show are in test_readme.py and test_howtos.py.
 """
 
-from fractions import Fraction
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,6 @@ from torch.nn import Parameter
 from trainer_cases import values_of
 
 from tristep import Trainer, rule
-from tristep.kernels import transforms
 from tristep.trainer.optimizer import RuleOptimizer
 
 # Some roundings of float32 apart.
@@ -49,71 +46,6 @@ def test_a_rule_may_start_from_another_state_and_use_the_update_count(engine, de
         w = w - 0.1 * (values_of(g)[0] + 1 / t * (w - first))
     train_by_hand([weight], PullBack(learning_rate=0.1), gradients, engine)
     np.testing.assert_allclose(values_of(weight)[0], w, **CLOSE)
-
-
-class Scaled(RuleOptimizer):
-    """Its rule unpacks a number and what is derived from it, in either order."""
-
-    def __init__(self, **others):
-        vars(self).update(others)
-        super().__init__()
-
-
-@rule
-def derived_first(w, g, state, hyper):
-    one_minus_scale, scale = hyper
-    return w - scale * one_minus_scale * g, state
-
-
-@rule
-def scale_first(w, g, state, hyper):
-    scale, one_minus_scale = hyper
-    return w - scale * one_minus_scale * g, state
-
-
-SCALE_IS_WRONG = [
-    ({"scale": "a"}, "scale='a': must be a number, not str"),
-    ({"scale": None}, "scale=None: must be a number, not NoneType"),
-    ({"scale": (0.9, 0.9)}, r"scale=\(0.9, 0.9\): must be a number, not tuple"),
-    ({"scal": 0.9}, "needs '(one_minus_)?scale'(, derived from 'scale')?, which Scaled lacks: set self.scale in __init__"),
-]
-
-
-@pytest.mark.parametrize("its_rule", [derived_first, scale_first])
-@pytest.mark.parametrize(("attributes", "message"), SCALE_IS_WRONG)
-def test_a_hyper_parameter_that_is_missing_or_no_number_is_refused_when_it_is_used_first(attributes, message, its_rule):
-    """When a trainer is made, or at a step, which changes nothing then."""
-    made = Scaled(rule=its_rule, **attributes)
-    weight = Parameter(torch.ones(3))
-    with pytest.raises(TypeError, match=message):
-        Trainer([weight], made)
-    made.scale = 0.5
-    trainer = Trainer([weight], made)
-    weight.grad = torch.ones(3)
-    del made.scale
-    vars(made).update(attributes)
-    with pytest.raises(TypeError, match=message):
-        trainer.step(1)
-    assert (weight.tolist(), made.num_update, trainer.state_dict()["state"]) == ([1.0] * 3, 0, {})
-    made.scale = 0.5
-    trainer.step(1)
-    assert weight.tolist() == [0.75] * 3
-
-
-@pytest.mark.parametrize("its_rule", [None, lambda w, g, state, hyper: (w, state), transforms.cautious])
-def test_an_optimizer_without_a_rule_is_refused_when_it_is_made(its_rule):
-    made = type("Mine", (RuleOptimizer,), {} if its_rule is None else {"rule": staticmethod(its_rule)})
-    with pytest.raises(TypeError, match=r"Mine.rule is .*: it must be a function marked with @rule"):
-        made()
-
-
-@pytest.mark.parametrize("value", [1, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), Fraction(1, 2), True])
-def test_a_hyper_parameter_may_be_a_number_of_any_kind(value):
-    weight = Parameter(torch.ones(3))
-    trainer = Trainer([weight], Scaled(rule=scale_first, scale=value))
-    weight.grad = torch.ones(3)
-    trainer.step(1)
-    assert weight.tolist() == [1 - float(value) * (1 - float(value))] * 3
 
 
 @rule
@@ -211,25 +143,6 @@ def test_master_copies_of_mxnets_form_come_and_go_with_the_type(device):
         assert {state[0].shape for state in trainer._updater.states.values()} == {(1, 3), (1,)}
     for param, weight in zip(layer.parameters(), _torch_adam(starts, rows, lr=0.1), strict=True):
         np.testing.assert_allclose(values_of(param)[0], weight, atol=2e-3)  # float16 in between
-
-
-def test_optimizers_may_keep_master_copies_in_a_form_of_their_own(device):
-    """As SGD of MXNet does, which has the state first."""
-
-    class Reversed(PlainAdam):
-        def create_state_multi_precision(self, index, weight):
-            master = weight.float()
-            return [self.create_state(index, master), master]
-
-        def update_multi_precision(self, index, weight, grad, state):
-            self.update(index, state[1], grad.float(), state[0])
-            weight.copy_(state[1])
-
-    weight = Parameter(random_tensor((5,), torch.float16, device))
-    gradients = [[torch.randn_like(weight)] for _ in range(4)]
-    wanted = _torch_adam(values_of(weight), gradients, lr=0.01)
-    trainer = train_by_hand([weight], Reversed(learning_rate=0.01, multi_precision=True), gradients)
-    np.testing.assert_allclose(values_of(trainer._updater.states[0][1])[0], wanted[0], **CLOSE)
 
 
 def test_mxnets_form_is_rescaled_by_the_trainer_and_skips_stale_gradients():
