@@ -7,7 +7,6 @@ import torch.distributed as dist
 from rank_training import PARTS, make_batch, make_net, train, weights_after_steps, weights_of
 
 import tristep
-from tristep import kvstore
 
 
 def _resumed(update, path, half):
@@ -200,28 +199,6 @@ def test_an_overflow_on_one_rank_is_one_on_all(processes, update, compression_pa
         assert scales == [1024.0, 2048.0, 1024.0, 1024.0, 2048.0]
         assert changed == [True, True, False, True, True]
         np.testing.assert_array_equal(weights, found[0][2])
-
-
-def _of_a_store():
-    """A trainer with a store object, and the store by itself."""
-    store = kvstore.create("dist_sync")
-    weights = weights_after_steps("sgd", {"learning_rate": 0.1}, 2, kvstore=store, update_on_kvstore=False)
-    store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
-    store.init("a", torch.zeros(3))
-    out = torch.zeros(3)
-    sums = []
-    for _ in range(2):
-        store.pushpull("a", torch.tensor([0.4, 0.6, -2.0]), out=out)
-        sums.append(out.tolist())
-    return weights, store.rank, store.num_workers, sums
-
-
-def test_a_store_object_is_used(processes):
-    expected = weights_after_steps("sgd", {"learning_rate": 0.1}, 2)
-    for rank, (weights, own, ranks, sums) in enumerate(processes(2).run(_of_a_store)):
-        assert (own, ranks) == (rank, 2)
-        np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-12)
-        assert sums == [[0.0, 1.0, -1.0], [1.0, 1.0, -1.0]]
 
 
 def _refused():

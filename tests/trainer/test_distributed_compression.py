@@ -131,21 +131,6 @@ def test_a_training_resumed_in_the_middle_has_the_same_bits(processes, tmp_path,
         np.testing.assert_array_equal(resumed, straight[3:])
 
 
-def _without_buckets(params, update):
-    """Whether residuals are loaded from a state without buckets and reducers, as one of a single process."""
-    settings = {"kvstore": "dist_sync", "update_on_kvstore": update, "compression_params": params}
-    _, _, trainer = train("sgd", {"learning_rate": 0.02}, 2, torch.float32, net=_Crossed(), **settings)
-    state = trainer.state_dict()
-    trainer.load_state_dict({name: value for name, value in state.items() if name not in ("buckets", "reducers")})
-    residuals = trainer.state_dict()["residuals"]
-    return all(torch.equal(residuals[name][k], each[k]) for name, each in state["residuals"].items() for k in each)
-
-
-@pytest.mark.parametrize("update", [True, False], ids=["ZeRO-1", "all-reduce"])
-def test_states_without_buckets_load(processes, update):
-    assert processes(2).run(_without_buckets, {"type": "sign"}, update) == [True, True]
-
-
 def _kept_and_applied(params, fails):
     """Weights that rate 1 has changed, what is kept back, the gradients' sums; and whether a step left gradients alone.
 

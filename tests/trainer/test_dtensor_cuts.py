@@ -69,23 +69,6 @@ def test_shards_have_random_numbers_of_their_own(processes):
         assert not np.isclose(noise[:32], noise[32:]).any()
 
 
-def _replaced():
-    whole, grad = torch.randn(5, 2), torch.randn(5, 2)
-    parameter, other = _placed(whole, 0, grad), torch.nn.Parameter(whole.clone())
-    other.grad = grad
-    optimizer, alone = tristep.optim.AdamW([parameter], lr=0.05), torch.optim.AdamW([other], lr=0.05)
-    for _ in range(3):
-        optimizer.step()
-        alone.step()
-        parameter._local_tensor = parameter._local_tensor.clone()
-    return sent_by((whole_tensors([parameter]), whole_tensors([other])))
-
-
-def test_a_shard_may_be_replaced(processes):
-    for ours, alone in processes(2).run(_replaced):
-        np.testing.assert_allclose(ours[0], alone[0], rtol=1e-6, atol=1e-7)
-
-
 def _odd_cuts():
     """Ranks that have nothing at all, and columns instead of rows."""
     found = []

@@ -10,7 +10,7 @@ from ensembles import RATES, assert_equal, both, rated
 from tristep import optimizer
 from tristep.kernels import rules
 from tristep.trainer import Ensemble
-from tristep.trainer.loops.ensemble import JointRows, make_optimizer
+from tristep.trainer.loops.ensemble import make_optimizer
 from tristep.trainer.lr_scheduler import FactorScheduler
 from tristep.trainer.optimizer.updater import Updater
 
@@ -34,41 +34,6 @@ def test_the_same_gradients_with_other_numbers():
         gradient.fill_(10.0)
     many.step()
     assert [weight.tolist() for (weight,) in weights] == [[-11.0, -11.0], [-22.0, -22.0]]
-
-
-def test_rows_are_steady_only_if_they_do_not_use_the_update_count():
-    class Plain(optimizer.RuleOptimizer):
-        rule = rules.sgd
-
-        def hyper(self, t, lr, wd):
-            return {"lr": 0.5 * lr}
-
-    class Late(Plain):
-        def hyper(self, t, lr, wd):
-            return super().hyper(t, lr, wd) if t > 2 else {}
-
-    class First(Plain):
-        def hyper(self, t, lr, wd):
-            return super().hyper(t, lr, wd) | ({"wd": 0.5} if t == 1 else {})
-
-    class OfLargest(Plain):
-        def hyper(self, t, lr, wd):
-            return {"lr": lr / (1 + self.num_update)}
-
-    class Counting(Plain):
-        calls = 0
-
-        def hyper(self, t, lr, wd):
-            self.calls += 1
-            return {"lr": lr / self.calls}
-
-    for kind in (Plain, Late, First, OfLargest, Counting):
-        made = [kind(learning_rate=rate) for rate in RATES]
-        for each in made:
-            each.slots(range(1))
-        rows = JointRows(made, 1)
-        assert rows.is_steady(rules.sgd) == (kind is Plain)
-        assert all(vars(each).get("calls", 0) == 0 for each in made)
 
 
 def test_a_class_that_cannot_compute_with_arrays():
@@ -129,5 +94,3 @@ def test_make_optimizer_copies_schedules():
     schedule = FactorScheduler(step=2, base_lr=0.5)
     one, two = (make_optimizer("sgd", {"lr_scheduler": schedule, "learning_rate": rate}) for rate in (0.1, 0.2))
     assert (one.rate_at(1), two.rate_at(1), schedule.base_lr) == (0.1, 0.2, 0.5)
-    with pytest.raises(TypeError, match="has no base_lr"):
-        make_optimizer("sgd", {"lr_scheduler": lambda t: 0.1, "learning_rate": 0.1})

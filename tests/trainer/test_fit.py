@@ -2,7 +2,6 @@
 
 import itertools
 import signal
-import threading
 
 import numpy as np
 import pytest
@@ -162,20 +161,6 @@ def test_several_inputs_and_a_data_loader():
     assert len(done.losses) == 40
 
 
-def test_each_epoch_has_a_line(data, capsys):
-    fit(_net(), CROSS_ENTROPY, data, num_epoch=2, eval_data=data, eval_metric="acc")
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
-    assert len(lines) == 2
-    assert lines[0].startswith("epoch 1/2: loss ")
-    for words in ("accuracy ", "eval loss ", "eval accuracy ", "learning rate 0.01"):
-        assert words in lines[1]
-
-
-def test_without_progress_nothing_is_printed(data, capsys):
-    fit(_net(), CROSS_ENTROPY, data, progress=False)
-    assert capsys.readouterr() == ("", "")
-
-
 def test_callbacks_are_told_and_may_end_it(data):
     told = []
 
@@ -221,27 +206,8 @@ def test_a_second_interrupt_raises(data):
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_it_works_in_a_thread(data):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(fit(_net(), CROSS_ENTROPY, data, progress=False)))
-    thread.start()
-    thread.join()
-    assert len(found[0].losses) == 5
-
-
 BAD = {
-    "no module": ({"net": torch.nn.functional.relu}, TypeError, "net must be a torch.nn.Module"),
-    "no loss": ({"loss": "mse"}, TypeError, "loss must be callable"),
     "an iterator": ({"data": iter([])}, TypeError, "data is an iterator"),
-    "no batches": ({"data": []}, ValueError, "data gave no batch"),
-    "no batches to evaluate": ({"eval_data": []}, ValueError, "eval_data gave no batch"),
-    "no pairs": ({"data": [torch.ones(2, 4)]}, TypeError, r"pairs \(inputs, labels\), got Tensor"),
-    "a metric": ({"eval_metric": "accurcy"}, ValueError, "eval_metric='accurcy'.*Did you mean 'accuracy'"),
-    "a metric twice": ({"eval_metric": ["acc", "accuracy"]}, ValueError, "two metrics of the name 'accuracy'"),
-    "no epochs": ({"num_epoch": 0}, ValueError, "num_epoch=0"),
-    "a beginning behind the end": ({"num_epoch": 2, "begin_epoch": 2}, ValueError, "num_epoch=2"),
-    "no choice": ({"capture": "yes", "initializer": tristep.initializer.Zero()}, ValueError, "capture='yes'.*'auto'"),
-    "a callback": ({"batch_end_callback": [3]}, TypeError, "batch_end_callback must be callable"),
     "two schedules": (
         {"lr_scheduler": lambda n: 0.1, "optimizer_params": {"lr_scheduler": lambda n: 0.1}},
         ValueError,

@@ -49,7 +49,7 @@ RENAMED = {
 QUICK_STEPS = 8
 UNUSED = ("use_fused_step", "aggregate_num")
 
-# Why groups, or single runs of a group, are left out. A test below holds each reason against what there is.
+# Why groups, or single runs of a group, are left out.
 OTHERWISE = "1.9.1, which is followed, computes otherwise"
 STALE = "MXNet steps again with gradients that were used up, where the store updates"
 NOT_RUN = {
@@ -302,21 +302,6 @@ def test_what_is_run_elsewhere_is_run_there():
 def _of_ids(version, reason):
     ids = {config["id"] for v, config in _left_out(reason) if v == version}
     return lambda config: config["id"] in ids
-
-
-def _drop_new_arguments(config):
-    """What 2.0 has got and 1.9.1 has not."""
-    if config["optimizer"] == "adamax":
-        config = config | {"kwargs": {name: value for name, value in config["kwargs"].items() if name != "epsilon"}}
-    return config
-
-
-@pytest.mark.sample(3)
-@pytest.mark.golden(*OPTIMIZERS[2], "sparse", version=2, where=_of_ids(2, OTHERWISE))
-def test_where_2_0_computes_otherwise_so_do_we(golden, device):
-    follow = _follow_sparse if "rows_0" in golden.arrays else _follow
-    with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        follow(golden._replace(config=_drop_new_arguments(golden.config)), device)
 
 
 @pytest.mark.golden("lars", version=2, where=lambda config: config["id"] == "lars_02")

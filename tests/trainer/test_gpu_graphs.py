@@ -4,15 +4,12 @@ Without a GPU the graph is played: it notes torch's operations and the kernels' 
 changes memory, and replays these and nothing else, with the kernels in Triton's interpreter.
 """
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 from played_graphs import HAS_GPU, PlayedGraph, played
 
 import tristep
 from tristep import StaleGradientError, Trainer, amp
-from tristep.trainer.step import capture as capture_module
 
 launch = pytest.importorskip("tristep.kernels.backends.triton.launch", reason="Triton has builds for Linux only")
 
@@ -217,30 +214,10 @@ def test_optimizers_with_torchs_interface(name, scaled, monkeypatch):
     assert other_scaler.get_scale() == scaler.get_scale()
 
 
-def test_without_graphs_the_function_is_called(monkeypatch):
-    monkeypatch.setattr(capture_module, "has_graphs", lambda device: False)
-    net = network()
-    trainer = Trainer(net, "adam")
-    x = batches(1)[0]
-    step = trainer.capture(lambda *inputs: inputs)
-    assert all(step(x, 3)[0] is x for _ in range(5))
-    assert not step.is_recorded
-
-
 def test_what_cannot_be_captured_is_refused():
     net = network()
     x = batches(1)[0]
-    trainer = Trainer(net, "muon")
-    with pytest.raises(ValueError, match=r"capture\(\) with Muon: its step is torch operations"):
-        trainer.capture(print)
-    with pytest.raises(ValueError, match="of a trainer with telemetry"):
-        Trainer(net, "adam", telemetry=True).capture(print)
     trainer = Trainer(net, "adam", engine="triton")
-    with pytest.raises(TypeError, match="fn must be a function that trains, got int"):
-        trainer.capture(3)
-    with pytest.raises(ValueError, match="warmup=1: must be 2 or more"):
-        trainer.capture(print, warmup=1)
-
     step = trainer.capture(lambda x: net(x).sum(), warmup=2)
     step(x)
     step(x)
@@ -258,9 +235,6 @@ def test_what_cannot_be_captured_is_refused():
     step(x)
     with pytest.raises(RuntimeError, match="several steps with one optimizer"):
         step(x)
-
-    with pytest.raises(ValueError, match=r"capture\(\) with Muon"):
-        tristep.optim.Muon([torch.nn.Parameter(torch.ones(2, 2))]).capture(print)
 
 
 def test_norms_of_lists_are_refused_in_a_graph():
@@ -293,40 +267,6 @@ def test_captured_by_hand_it_says_how_it_is_done():
     net(x).sum().backward()
     with pytest.raises(RuntimeError, match=r"use capture\(function\)"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         trainer.step(1)
-
-
-def test_a_step_in_another_thread_is_not_recorded():
-    """It copies its own numbers to the device, and the graph replays only the step that was captured."""
-    found = []
-    for captured in (True, False):
-        (trainer, net, train), (other, other_net, train_other) = pair("adam", {"learning_rate": 0.1})
-
-        def both(x, train=train, train_other=train_other, other=other, captured=captured):
-            if captured and PlayedGraph.recording is None and not HAS_GPU:
-                return train(x)
-            other.set_learning_rate(0.5)
-            with ThreadPoolExecutor(1) as pool:
-                pool.submit(_outside, train_other, x).result()
-            return train(x)
-
-        step = trainer.capture(both, warmup=2) if captured else train
-        for x in batches(5):
-            step(x)
-        if not captured:
-            other.set_learning_rate(0.5)
-            for x in batches(5)[0 if HAS_GPU else 2 : 3]:  # there it trains in the calls before the graph, too
-                train_other(x)
-        found.append([*tensors_of(trainer, net), *tensors_of(other, other_net)])
-    assert equal(*found)
-
-
-def _outside(train, x):
-    """Run in another thread, where no graph is recorded."""
-    recording, PlayedGraph.recording = PlayedGraph.recording, None
-    try:
-        return train(x)
-    finally:
-        PlayedGraph.recording = recording
 
 
 @pytest.mark.skipif(HAS_GPU, reason="writes behind torch's back through NumPy")

@@ -5,8 +5,6 @@ import pytest
 import torch
 
 import tristep
-from tristep import Trainer, optimizer
-from tristep.kernels import Rule
 
 MASKED = torch.tensor([False, True, False, True])
 PEERS = {
@@ -55,36 +53,3 @@ def test_a_masked_weight_stays_as_torch_leaves_it(name, engine, device, monkeypa
     torch.testing.assert_close(found, expected)
     for key, state in states.items():
         torch.testing.assert_close(own[key].to(state.dtype), state, msg=lambda text, key=key: f"{key}: {text}")
-
-
-# Of others the next weight depends on a norm, or on the distance between weights, which is not a number; or not on the last
-# weight at all; or the decay cannot be off.
-OTHERS = {"asgd", "dcasgd", "ftml", "ftrl", "prodigy", "schedulefreeadamw", "schedulefreesgd"}
-
-
-def elementwise(name):
-    rule = optimizer.create(name).rule
-    return isinstance(rule, Rule) and not rule.reductions and name not in OTHERS
-
-
-@pytest.mark.sample(1, "cpu")
-@pytest.mark.sample(0, "triton")
-@pytest.mark.parametrize("decoupled_wd", [False, True])
-@pytest.mark.parametrize("name", [name for name in sorted(optimizer.registered()) if elementwise(name)])
-def test_a_masked_weight_stays_with_every_elementwise_rule(name, decoupled_wd, engine, device):
-    """The other elements train as next to a weight of 0, and states are finite."""
-    if decoupled_wd and not optimizer.create(name).couples_wd:
-        pytest.skip("its decay is decoupled already")
-    answers = []
-    for values in (masked(torch.ones(4)), torch.where(MASKED, 0.0, torch.ones(4))):
-        param = torch.nn.Parameter(values.to(device))
-        trainer = Trainer([param], name, {"decoupled_wd": True} if decoupled_wd else {}, engine=engine)
-        for step in range(3):
-            param.grad = gradients(step, device)
-            trainer.step(1)
-        answers.append(param.detach().cpu())
-    found, expected = answers
-    assert torch.equal(found[~MASKED], expected[~MASKED])
-    assert torch.equal(found[MASKED], torch.full((2,), -torch.inf))
-    for state in trainer.state_dict()["state"]["0"].values():
-        assert not torch.as_tensor(state).isnan().any()
