@@ -10,13 +10,11 @@ from refused_calls import (
     OF_ENSEMBLES,
     OF_OTHERS,
     OF_PATTERNS,
-    OF_PATTERNS_IN_TORCHS_INTERFACE,
     OF_TORCH,
     several_layers,
 )
-from torch.nn import Parameter
 
-from tristep import Trainer, lr_scheduler, optim
+from tristep import Trainer, lr_scheduler
 from tristep.trainer.optimizer import Optimizer, create
 
 
@@ -67,21 +65,6 @@ def test_a_call_is_refused(call, error, message):
 def test_patterns_are_refused(entries, error, message):
     with pytest.raises(error, match=message):
         Trainer(several_layers(), entries)
-
-
-@pytest.mark.parametrize(("entries", "error", "message"), _rows(OF_PATTERNS_IN_TORCHS_INTERFACE))
-def test_patterns_are_refused_in_torchs_interface(entries, error, message):
-    with pytest.raises(error, match=message):
-        optim.MultiOptimizer(several_layers(), entries)
-
-
-@pytest.mark.parametrize("kvstore", [None, "local", "device", "nccl", "Device"])
-def test_stores_of_one_process_are_accepted(kvstore):
-    weight = Parameter(torch.ones(2))
-    trainer = Trainer([weight], "sgd", {"learning_rate": 1.0}, kvstore=kvstore, update_on_kvstore=False)
-    weight.grad = torch.ones(2)
-    trainer.step(1)
-    assert weight.tolist() == [0.0, 0.0]
 
 
 def test_sparse_gradients_reach_optimizers_in_mxnets_form():

@@ -100,18 +100,6 @@ def test_a_store_is_used_as_it_is_given():
         second.state_dict()
 
 
-def test_an_updater_that_is_set_between_steps_is_used():
-    store, model = LocalStore("device"), small_net()
-    trainer = Trainer(model, "sgd", kvstore=store)
-    train_copies(trainer, [model], make_batches(1))
-    expected = [weight - 1.0 for weight in weights_of(model)]
-    store.set_updater(lambda key, pushed, stored: stored.sub_(1.0))
-    train_copies(trainer, [model], make_batches(1))
-    assert all(map(torch.equal, weights_of(model), expected))
-    with pytest.raises(RuntimeError, match="no optimizer updates what is stored"):
-        trainer.state_dict()
-
-
 def test_without_a_store_each_copy_goes_its_own_way():
     """Counts, too, are of each copy: bias corrections differ where updates were left out."""
     nets, others = copies_of(small_net()), copies_of(small_net())
@@ -147,79 +135,6 @@ def test_a_registered_store_is_used(clean_registry, update_on_kvstore):
     assert together._sync.store.priorities == [0, -1, -2, -3] * 2
 
 
-BROADCAST, PUSHPULL = r"broadcast\(\), or init\(\) and pull\(\)", r"pushpull\(\), or push\(\) and pull\(\)"
-
-
-@pytest.mark.parametrize(
-    ("methods", "arguments", "missing"),
-    [
-        ((), {}, f"{BROADCAST}; {PUSHPULL}"),
-        (("broadcast",), {}, PUSHPULL),
-        (("pushpull", "init"), {}, BROADCAST),
-        (("init", "push"), {}, f"{BROADCAST}; {PUSHPULL}"),
-        (("init", "push", "pull"), {"compression_params": TWO_BIT}, r"set_gradient_compression\(\), for compression_params"),
-        (("broadcast", "pushpull", "is_capable"), {}, r"set_optimizer\(\), or is_capable\(\) that returns False"),
-    ],
-)
-@pytest.mark.parametrize("by_name", [True, False])
-def test_a_store_that_lacks_a_method_is_refused_when_the_trainer_is_made(
-    methods, arguments, missing, by_name, clean_registry
-):
-    sources = {name: lambda *_, **__: True for name in methods}
-    lacking = kvstore.register(type("Lacking", (kvstore.KVStore,), sources))
-    with pytest.raises(TypeError, match=f"^kvstore=.*: Lacking must define {missing}$"):
-        Trainer(copies_of(small_net()), "sgd", kvstore="lacking" if by_name else lacking(), **arguments)
-
-
-def test_a_store_of_ones_own_may_connect_processes(clean_registry):
-    """It says how it is made and used, and which compression it takes; a trainer of a single replica uses it, too."""
-
-    class Noting(kvstore.KVStoreSync):
-        def reduce(self, chosen, fresh):
-            super().reduce(chosen, fresh)
-            self.store.reduced = True
-
-    @kvstore.register
-    class Connected(LocalStore):
-        several_processes, sync_class = True, Noting
-
-        @classmethod
-        def open(cls, name, timeout=None):
-            made = cls("device")
-            made.opened = name, timeout
-            return made
-
-        @classmethod
-        def check_compression(cls, compression_params):
-            raise ValueError("it compresses nothing")
-
-    assert kvstore.create("connected", timeout=3).opened == ("connected", 3)
-    with pytest.raises(ValueError, match="it compresses nothing"):
-        Trainer(small_net(), "sgd", kvstore="connected", compression_params=TWO_BIT)
-    model, other = small_net(), small_net()
-    trainer = Trainer(model, "sgd", {"learning_rate": 0.1}, kvstore="Connected", update_on_kvstore=False)
-    train_copies(trainer, [model], make_batches(2))
-    assert trainer._sync.store.opened == ("connected", None)
-    assert trainer._sync.store.reduced
-    train_copies(Trainer(other, "sgd", {"learning_rate": 0.1}), [other], make_batches(2))
-    assert all(map(torch.equal, weights_of(model), weights_of(other)))
-
-
-def test_a_compressor_is_asked_whether_a_server_can_decode_its_messages(clean_registry):
-    @kvstore.register_compressor
-    class Joint(kvstore.Compressor):
-        sends_alone = False
-
-        def encode(self, values):
-            return values
-
-        def decode(self, message, n):
-            return message
-
-    with pytest.raises(ValueError, match="for a parameter server: 'joint' is for processes that add up their gradients"):
-        Trainer(small_net(), "sgd", kvstore="dist_async", compression_params={"type": "joint"})
-
-
 def _renamed():
     net = torch.nn.Sequential()
     for name, layer in zip("abc", small_net(), strict=True):
@@ -242,15 +157,6 @@ MISTAKES = {
         r"'0.weight' is torch.float32 \(5, 3\), in params\[0\] it is torch.float64 \(5, 3\)",
     ),
     "a shared parameter": (_shared, {}, ValueError, r"params\[1\] and params\[0\] share parameters: .*tristep.replicate"),
-    "a module among parameters": (
-        lambda: [Parameter(torch.ones(1)), small_net()], {}, TypeError, "'1' must be a torch.nn.Parameter, got Sequential",
-    ),
-    "update without a store": (
-        lambda: copies_of(small_net()),
-        {"kvstore": None, "update_on_kvstore": True},
-        ValueError,
-        "update_on_kvstore=True with kvstore=None: without a store each copy is updated by itself",
-    ),
     "compression on the CPU, under other names": (
         lambda: copies_of(small_net()),
         {"kvstore": "local_allreduce_cpu", "compression_params": TWO_BIT},

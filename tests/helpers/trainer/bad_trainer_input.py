@@ -8,7 +8,7 @@ from torch.nn import Parameter
 
 from tristep import StaleGradientError, Trainer, lr_scheduler
 from tristep.kvstore import LocalStore
-from tristep.trainer.optimizer import SGD, Adam
+from tristep.trainer.optimizer import Adam
 
 
 class Bad(NamedTuple):
@@ -110,21 +110,12 @@ class AddingStore(LocalStore):
         return False
 
 
-FLOATS = "torch.float64, torch.float32, torch.float16, torch.bfloat16"
 STORES = "'local', 'device', 'nccl', 'local_update_cpu'"
 
 OF_TRAINERS = [
     # parameters
     bad(trainer_of(lambda params: []), ValueError, "params is empty", "nothing to train"),
     bad(trainer_of(used_up), ValueError, "params is empty", "a generator used up"),
-    bad(trainer_of(lambda params: params["bias"]), TypeError, "params must be a module, or a list", "got Parameter"),
-    bad(
-        trainer_of(lambda params: [params["bias"], torch.ones(3)]),
-        TypeError,
-        "params: '1' must be a torch.nn.Parameter, got Tensor",
-        "wrap it in torch.nn.Parameter",
-    ),
-    bad(trainer_of(lambda params: [(1, params["bias"])]), TypeError, "params: names must be strings, got 1 (int)"),
     bad(
         trainer_of(lambda params: [("a", params["bias"]), ("a", params["embedding"])]),
         ValueError,
@@ -137,7 +128,6 @@ OF_TRAINERS = [
         "'params', 'lr_mult', 'wd_mult'",
         "relative to the optimizer's learning_rate",
     ),
-    bad(trainer_of(lambda params: [{"lr_mult": 0.1}]), ValueError, "params[0] has no 'params'", "a dict with 'params'"),
     bad(
         trainer_of(
             lambda params: [{"params": [params["bias"]], "lr_mult": 2.0}, {"params": [params["weight"]], "wd_mult": -1}]
@@ -145,20 +135,6 @@ OF_TRAINERS = [
         ValueError,
         "params[1]['wd_mult']=-1",
         "must be finite and 0 or more",
-    ),
-    bad(
-        trainer_of(lambda params: [params["bias"], Parameter(torch.ones(2, dtype=torch.complex64))]),
-        TypeError,
-        "params: '1' is torch.complex64",
-        "complex weights cannot be trained",
-        FLOATS,
-    ),
-    bad(
-        trainer_of(lambda params: [("codes", Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False))]),
-        TypeError,
-        "params: 'codes' is torch.int64",
-        "weights of this type cannot be trained",
-        FLOATS,
     ),
     bad(
         trainer_of(lambda params: [Parameter(torch.eye(3).to_sparse())]),
@@ -180,27 +156,8 @@ OF_TRAINERS = [
     ),
     # stores
     bad(new_trainer(update_on_kvstore=True), ValueError, "update_on_kvstore=True with kvstore='device'", "leave it out"),
-    bad(new_trainer(update_on_kvstore="no"), TypeError, "update_on_kvstore='no'", "must be True or False"),
-    bad(new_trainer(compression_params="2bit"), TypeError, "compression_params must be a dict, got str"),
-    bad(
-        new_trainer(compression_params={"type": "2bits"}),
-        ValueError,
-        "compression_params['type']='2bits'",
-        "'1bit', '2bit'",
-        "Did you mean '2bit'",
-    ),
-    bad(new_trainer(zero_grads=1), TypeError, "zero_grads=1: must be True or False"),
     # steps
     bad(step_with(0), ValueError, "batch_size=0", "must be finite and greater than 0"),
-    bad(lambda world: world.trainer.step(2, "no"), TypeError, "ignore_stale_grad='no': must be True or False, not str"),
-    bad(step_with("4"), TypeError, "batch_size='4'", "must be a number, not str"),
-    bad(lambda world: world.trainer.update(-1), ValueError, "batch_size=-1", "greater than 0"),
-    bad(
-        lambda world: world.trainer.zero_grad(torch.ones(2)),
-        TypeError,
-        "set_to_none=tensor([1., 1.])",
-        "must be True or False, not Tensor",
-    ),
     bad(
         step_with(2),
         StaleGradientError,
@@ -216,12 +173,6 @@ OF_TRAINERS = [
         before=missing_bias,
     ),
     bad(
-        step_with(2),
-        StaleGradientError,
-        "'bias' (no gradient), 'embedding' (no gradient), 'weight' (no gradient)",
-        before=lambda world: world.trainer.zero_grad(),
-    ),
-    bad(
         lambda world: Trainer(world.params, "adagrad", {"wd": 0.1}).step(2),
         ValueError,
         "wd=0.1 for 'embedding', whose gradient is sparse",
@@ -231,35 +182,11 @@ OF_TRAINERS = [
     # files
     bad(load_states, FileNotFoundError, "fname='", "file'", "there is no such file"),
     bad(load_states, ValueError, "fname='", "file'", "not a state file of tristep", before=write_file(b"")),
-    bad(lambda world: world.trainer.load_state_dict({}), ValueError, "format None", "reads format 1"),
 ]
 
 OF_OPTIMIZERS = [
     # names
     bad(new_trainer(kvstore="devise"), ValueError, "kvstore='devise'", STORES, "Did you mean 'device' or 'dist'?"),
-    bad(new_trainer(kvstore=LocalStore), TypeError, "kvstore=<class ", "must be None or a name", "or a KVStore"),
-    bad(
-        new_trainer(kvstore=AddingStore(), update_on_kvstore=True),
-        ValueError,
-        "update_on_kvstore=True with kvstore=",
-        "cannot hold an optimizer",
-        "must be False or None",
-    ),
-    bad(
-        new_trainer(kvstore="dist_async", update_on_kvstore=False),
-        ValueError,
-        "update_on_kvstore=False with kvstore='dist_async'",
-        "leave it out",
-    ),
-    bad(
-        lambda world: world.trainer.load_state_dict(world.trainer.state_dict() | {"residuals": {"w": {}}}),
-        ValueError,
-        "saved state: 'w' has residuals",
-        "not among this trainer's parameters",
-    ),
-    bad(new_trainer(kvstore="dist_sync"), RuntimeError, "kvstore='dist_sync' needs several processes", "torchrun"),
-    bad(sgd(lr_scheduler="cosine"), TypeError, "lr_scheduler='cosine'", "CosineScheduler(...)"),
-    bad(new_trainer(engine="tritn"), ValueError, "engine='tritn'", "'triton', 'cpu', 'eager'", "Did you mean 'triton'?"),
     # hyper-parameters
     bad(
         sgd(learning_rat=0.1),
@@ -267,30 +194,18 @@ OF_OPTIMIZERS = [
         "SGD has no argument 'learning_rat' (=0.1). Did you mean 'learning_rate'",
         "There are 'learning_rate', 'momentum', 'lazy_update'",
     ),
-    bad(sgd(lr=0.1), TypeError, "SGD has no argument 'lr'", "Did you mean 'learning_rate', as in MXNet"),
-    bad(sgd(learning_rate=-0.1), ValueError, "learning_rate=-0.1", "must be finite and 0 or more"),
     bad(
         lambda world: Trainer({"bias": world.params["bias"]}, "groupadagrad").step(1),
         ValueError,
         "'bias': GroupAdaGrad updates matrices",
         "shape (3,)",
     ),
-    bad(sgd(param_idx2name=["a"]), TypeError, "param_idx2name must map indices to names, got list"),
     bad(
         lambda world: Trainer(world.params, world.instance, {"beta1": 0.5}),
         ValueError,
         "optimizer_params={'beta1': 0.5}",
         "give them to Adam(...)",
         "optimizer='adam'",
-    ),
-    bad(new_trainer("sgd", "momentum"), TypeError, "optimizer_params='momentum'", "must be a dict or pairs"),
-    bad(
-        lambda world: SGD(
-            learning_rate=0.1, lr_scheduler=lr_scheduler.PolyScheduler(9, base_lr=0.1, warmup_steps=2, warmup_begin_lr=0.2)
-        ),
-        ValueError,
-        "warmup_begin_lr=0.2",
-        "must not exceed base_lr=0.1",
     ),
     # rates
     bad(
