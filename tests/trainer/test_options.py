@@ -5,7 +5,6 @@ import torch
 from option_training import parameters, train, trained
 
 from tristep import Trainer
-from tristep.trainer.optimizer import updater as updater_module
 
 ALL = {"cautious": True, "lookahead": 3, "wd": 0.1, "decoupled_wd": True}
 
@@ -43,41 +42,6 @@ def test_every_parameter_synchronises_at_its_own_updates(engine, device):
     assert list(trainer.optimizer.counts.values()) == [14, 10]
 
 
-def test_the_count_of_updates_may_start_anywhere(device):
-    start = {"begin_num_update": 1}
-    found = [trained(device, "sgd", {"lookahead": 4, **others})[0] for others in ({}, start)]
-    assert all(map(torch.equal, *found))
-
-
-@pytest.mark.sample(1)
-@pytest.mark.sample(0, "cpu", "triton")
-def test_each_rule_of_a_training_is_prepared_once(monkeypatch, engine, device):
-    """Synchronising ten times does not mean to build everything ten times."""
-    made = []
-
-    class Counted(updater_module.Update):
-        def __init__(self, rule, *others):
-            made.append(rule)
-            super().__init__(rule, *others)
-
-    monkeypatch.setattr(updater_module, "Update", Counted)
-    params = parameters(device)
-    trainer = Trainer(params, "adamw", {"lookahead": 2}, engine=engine)
-    gradients = [torch.randn_like(param) for param in params]
-    for param, gradient in zip(params, gradients, strict=True):
-        param.grad = gradient
-    for t in range(20):
-        for gradient in gradients:
-            gradient.add_(0.0)
-        if t == 10:  # new gradients are bound by both
-            for param in params:
-                param.grad = param.grad.clone()
-            gradients = [param.grad for param in params]
-        trainer.step(1)
-    assert len(made) == 2
-    assert {made.changed for made in made} == {("mean", "var"), ("mean", "var", "slow_weight")}
-
-
 @pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("gap", [1, 3])
 def test_other_gradients_between_synchronisations_are_the_ones_that_are_used(gap, engine, device):
@@ -109,13 +73,6 @@ def test_optimizers_with_states_of_their_own_start_them_as_before(device):
     params, _ = trained(device, "dcasgd", {"lookahead": 1, "lookahead_alpha": 1.0, "lamda": 0.5})
     expected, _ = trained(device, "dcasgd", {"lamda": 0.5})
     torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
-
-
-def test_averages_are_found_next_to_the_slow_weights(device):
-    params, trainer = trained(device, "schedulefreesgd", {"lookahead": 100})
-    expected, other = trained(device, "schedulefreesgd", {})
-    with trainer.averaged_weights(), other.averaged_weights():
-        torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_sparse_gradients_take_masks_and_decay_but_no_slow_weights(device):

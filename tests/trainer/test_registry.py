@@ -1,11 +1,10 @@
-"""The registry, and that optimizers, schedules, initializers, stores and compressors treat names alike."""
+"""Optimizers, schedules, initializers, stores and compressors treat names that are taken alike."""
 
 import warnings
 
 import pytest
 
 from tristep import initializer, kvstore, lr_scheduler, optimizer
-from tristep.trainer.registry import Registry
 
 PUBLIC = {
     "optimizer": (optimizer.register, optimizer.Optimizer, optimizer.registered),
@@ -17,49 +16,6 @@ PUBLIC = {
     "compressor": (kvstore.register_compressor, kvstore.Compressor, kvstore.registered_compressors),
     "Compressor": (kvstore.Compressor.register, kvstore.Compressor, kvstore.registered_compressors),
 }
-
-
-class Base:
-    pass
-
-
-@pytest.fixture
-def registry():
-    return Registry("shape", Base, argument="form", suffix="shape", hint="Write a class")
-
-
-@pytest.mark.parametrize("name", ["round", "Round", "roundshape", "ROUNDSHAPE"])
-def test_lookup_ignores_case_and_suffix(registry, name):
-    @registry.register
-    class RoundShape(Base):
-        pass
-
-    assert registry.lookup(name) is registry["roundshape"] is RoundShape
-    assert registry.names() == ["round"]
-
-
-def test_whole_name_precedes_name_without_suffix(registry):
-    class Round(Base):
-        pass
-
-    class RoundShape(Base):
-        pass
-
-    registry.register(RoundShape)
-    registry.register(Round)
-    assert registry.lookup("round") is Round
-    assert registry.lookup("roundshape") is RoundShape
-
-
-def test_an_unknown_name_is_refused_with_what_is_meant_before_what_there_is(registry):
-    with pytest.raises(
-        ValueError, match="^form='round': no shape is registered by that name. Write a class. There are none$"
-    ):
-        registry.lookup("round")
-    registry.register(type("RoundShape", (Base,), {}))
-    registry.register(type("Square", (Base,), {}))
-    with pytest.raises(ValueError, match=r" Did you mean 'round'\? Write a class. There are 'round', 'square'$"):
-        registry.lookup("roumd")
 
 
 @pytest.mark.parametrize("key", PUBLIC)

@@ -1,14 +1,11 @@
 """Updates cut among ranks: weights as without, states that are 1/N, and what is refused."""
 
-import itertools
 import json
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from sharded_training import (
-    ByHand,
     as_arrays,
     backward,
     equal,
@@ -20,12 +17,9 @@ from sharded_training import (
     weights_of,
 )
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 import tristep
 from tristep import optimizer as optimizers
-from tristep.kernels.rules.muon import COEFFICIENTS
-from tristep.trainer.kvstore.partition import costs_of, owners_of
 
 
 def train_alone(name, arguments, steps, dtype=torch.float32):
@@ -149,77 +143,3 @@ def _mistakes(path):
 def test_mistakes_are_named(processes, tmp_path):
     tristep.Trainer(nn.Linear(2, 2), "adam").save_states(tmp_path / "other")
     assert processes(2).run(_mistakes, str(tmp_path / "other")) == [{}, {}]
-
-
-def _counted(optimizer, shape):
-    """The operations of an update, as torch counts those of products: a mean of ten, in one of which bases turn."""
-    weight = torch.zeros(shape, device="meta")
-    state = optimizer.create_state(0, weight)
-    with FlopCounterMode(display=False) as counter:
-        for t in range(2, 12):
-            optimizer.composed_rule(weight, weight, state, tuple(optimizer.row(t, 0.1, 0.0)[1:]))
-    return counter.get_total_flops() / 10
-
-
-@pytest.mark.parametrize("name", ["muon", "soap"])
-def test_a_rules_costs_are_the_operations_that_it_takes(name):
-    for shape in ((3072, 768), (64, 1000)):
-        cost = costs_of(optimizers.create(name), [torch.empty(shape, device="meta")])[0]
-        counted = _counted(optimizers.create(name), shape)
-        assert counted <= cost <= counted + 0.3 * sum(side**3 for side in shape) + 2 * np.prod(shape)  # not QR, nor elements
-    vector, filters = torch.empty(768, device="meta"), torch.empty(8, 3, 3, 3, device="meta")
-    assert costs_of(optimizers.create(name), [vector]) == [768.0]
-    assert costs_of(optimizers.create("lamb"), [vector, filters]) == [768.0, 216.0]
-    assert costs_of(ByHand(), [filters]) == [216.0]
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("gram", [None, False, True])
-@pytest.mark.parametrize("name", sorted(COEFFICIENTS))
-def test_muon_costs_what_its_coefficients_take(name, gram):
-    for coefficients in (name, COEFFICIENTS[name][:1], COEFFICIENTS[name][:2]):
-        optimizer = optimizers.create("muon", coefficients=coefficients, gram=gram)
-        for shape in ((60, 60), (90, 200), (40, 200), (200, 40)):
-            assert costs_of(optimizer, [torch.empty(shape, device="meta")]) == [_counted(optimizer, shape)]
-
-
-def _split_cost(name, split, shape, names=("a", "b")):
-    """Costs of two parameters of one shape, of which the optimizer splits the second."""
-    optimizer = optimizers.create(name, split=split)
-    params = [torch.empty(shape, device="meta") for _ in names]
-    optimizer.use_parameters(params, names)
-    return costs_of(optimizer, params)
-
-
-@pytest.mark.parametrize("name", ["muon", "normuon", "dion2", "nordion2"])
-@pytest.mark.parametrize(
-    ("split", "parts"),
-    [
-        (3, [(20, 20)] * 3),
-        ([40, 10, 10], [(40, 20), (10, 20), (10, 20)]),
-        ("(row part=2) -> part row", [(30, 20)] * 2),
-        ("(head=4 part=3 row) -> part (head row)", [(20, 20)] * 3),
-    ],
-)
-def test_blocks_of_a_matrix_cost_what_they_cost_alone(name, split, parts):
-    whole, blocks = _split_cost(name, {"b": split}, (60, 20))
-    apart = costs_of(optimizers.create(name), [torch.empty(part, device="meta") for part in parts])
-    assert (whole, blocks) == (costs_of(optimizers.create(name), [torch.empty(60, 20, device="meta")])[0], sum(apart))
-    assert costs_of(optimizers.create(name, split=split), [torch.empty(60, 20, device="meta")]) == [sum(apart)]
-
-
-def _least(costs, ranks):
-    """The least possible largest load, by trying all assignments."""
-    return min(np.bincount(owners, costs, ranks).max() for owners in itertools.product(range(ranks), repeat=len(costs)))
-
-
-def test_the_largest_load_is_at_most_four_thirds_of_the_least_possible():
-    for seed in range(20):
-        generator = np.random.default_rng(seed)
-        ranks, costs = int(generator.integers(2, 4)), generator.integers(1, 40, size=7).astype(float).tolist()
-        owners = owners_of(costs, ranks)
-        assert owners == owners_of(list(costs), ranks)  # nothing but the costs decides, so all ranks find the same
-        assert len(owners) == len(costs)
-        assert set(owners) <= set(range(ranks))
-        assert np.bincount(owners, costs, ranks).max() <= (4 / 3 - 1 / (3 * ranks)) * _least(costs, ranks) + 1e-9
-    assert sorted(owners_of([5.0, 3.0, 9.0], 8)) == [0, 1, 2]  # more ranks than matrices: the others have none

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch.nn import Parameter
-from torch.utils._python_dispatch import TorchDispatchMode
 from trainer_cases import CLOSE, backward_with, values_of
 
 import tristep
@@ -77,28 +75,3 @@ def test_an_optimizer_belongs_to_the_last_trainer_that_was_given_it():
     assert optimizer.num_update == 1
     with pytest.warns(UserWarning, match="Adam has counted 1 updates for another Trainer, and counts on"):
         Trainer(first, optimizer)
-
-
-class Allocations(TorchDispatchMode):
-    """Counts the tensors that torch makes of nothing."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func.overloadpacket.__name__ in ("zeros", "empty", "empty_strided", "new_empty", "full")
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lion"])
-def test_a_first_step_allocates_as_often_for_many_parameters_as_for_few(optimizer):
-    """Else a first step of a million small ones takes hours."""
-    counts = []
-    for n in (5, 50):
-        params = [Parameter(torch.zeros(1)) for _ in range(n)]
-        for param in params:
-            param.grad = torch.ones(1)
-        trainer = Trainer(params, optimizer, engine="eager")
-        with Allocations() as allocations:
-            trainer.step(1)
-        counts.append(allocations.count)
-    assert counts[0] == counts[1]
