@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from optimizer_table import row_of
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import tristep
 from tristep import Trainer
@@ -105,40 +104,6 @@ def test_prodigy_estimates_one_rate_for_all_groups():
     assert len({row["d"].item() for row in optimizer.state.values()}) == 1
 
 
-class _Operations(TorchDispatchMode):
-    """Notes the name of each operation of torch."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        self.seen.append(operation.overloadpacket.__name__)
-        return operation(*args, **(kwargs or {}))
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("loaded", [False, True], ids=["", "loaded"])
-@pytest.mark.parametrize("name", ["NovoGrad", "Prodigy"])
-def test_more_tensors_do_not_make_more_operations(name, loaded, monkeypatch):
-    """What is kept of each tensor as one number is one array of all, also where it was loaded one by one."""
-    monkeypatch.delenv("TRISTEP_ENGINE", raising=False)  # eager steps are operations for each
-    seen = []
-    for count in (3, 9):
-        parameters = [torch.nn.Parameter(torch.ones(k + 1)) for k in range(count)]
-        optimizer = getattr(tristep.optim, name)(parameters, lr=0.1)
-        for parameter in parameters:
-            parameter.grad = torch.full_like(parameter, 0.5)
-        optimizer.step()
-        if loaded:
-            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        optimizer.step()
-        with _Operations() as operations:
-            optimizer.step()
-        seen.append(operations.seen)
-    assert seen[0] == seen[1]
-
-
 def test_a_changed_option_holds_from_the_next_step_on():
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = tristep.optim.NAG([parameter], lr=1.0, momentum=0.0)
@@ -147,19 +112,6 @@ def test_a_changed_option_holds_from_the_next_step_on():
     optimizer.param_groups[0]["clip_gradient"] = 0.25
     optimizer.step()
     assert parameter.item() == -1.25
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_the_signature_shows_the_arguments(name):
-    signature = inspect.signature(getattr(tristep.optim, name))
-    gluon = getattr(tristep.optimizer, name)
-    assert list(signature.parameters)[:4] == ["params", "lr", "weight_decay", "maximize"]
-    assert signature.parameters["lr"].default == gluon.default_learning_rate
-    optimizer = getattr(tristep.optim, name)([torch.nn.Parameter(torch.ones(2, 2))])
-    shown = {key: parameter.default for key, parameter in signature.parameters.items() if key != "params"}
-    assert {key: optimizer.defaults[key] for key in shown} == shown
-    own = inspect.signature(gluon.__init__).parameters
-    assert set(own) - {"self", "others", "kwargs", "learning_rate", "wd"} <= set(shown)
 
 
 def test_an_optimizer_of_ones_own_is_saved_copied_and_pickled():
@@ -321,15 +273,6 @@ def test_the_constructors_own_defaults_are_used(registered):
     adapter = tristep.optim.as_torch(registered)
     assert [inspect.signature(adapter).parameters[name].default for name in ("lr", "weight_decay")] == [0.003, 0.2]
     assert adapter(_parameters(), lr=0.0, weight_decay=0.0).param_groups[0]["weight_decay"] == 0.0
-
-
-def test_a_registered_optimizer_is_known_by_name(registered):
-    net = torch.nn.Linear(3, 2)
-    optimizer = tristep.optim.MultiOptimizer(net, [("bias", "sgd", {"lr": 0.1}), ("*", "HALVED")])
-    assert [type(each).__name__ for each in optimizer.optimizers] == ["SGD", "Halved"]
-    assert optimizer.optimizers[1].param_groups[0]["lr"] == 0.003
-    with pytest.raises(ValueError, match="'halv'"):
-        tristep.optim.MultiOptimizer(net, [("*", "halv")])
 
 
 WITH_BETAS = sorted(name for name in OURS if "betas" in inspect.signature(getattr(tristep.optim, name)).parameters)

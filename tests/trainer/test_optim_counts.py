@@ -64,12 +64,6 @@ def test_loaded_counts_go_on_as_torchs(name, kind):
     _check_as_torchs(name, kind, END if kind in ("float32", "a number") else END + 2)
 
 
-@pytest.mark.parametrize("kind", COUNTS)
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "Adagrad"])
-def test_counts_of_fused_steps_are_float32_as_torchs(name, kind):
-    _check_as_torchs(name, kind, END, fused=True)
-
-
 def test_counts_of_16_bits_do_not_end_where_torchs_do():
     ours, theirs = (
         _counts(_stepped(_loaded(_made(library, "Adam"), *[torch.tensor(2048.0, dtype=torch.float16)] * 2), 3))
@@ -90,18 +84,6 @@ def test_a_count_that_random_rounding_depends_on_does_not_end():
     """Otherwise each step from 2^24 on would round by the same random numbers."""
     optimizer = _made(tristep.optim, "Adam", state_dtype="8bit")
     assert _counts(_stepped(_loaded(optimizer, *[COUNTS["float32"]] * 2), 3)) == [("torch.float64", END + 2)] * 2
-
-
-def test_the_average_of_asgd_knows_a_count_beyond_float32():
-    """Its share is 1 / (t - t0), so here the count decides about the result."""
-    averages = []
-    for library in (torch.optim, tristep.optim):
-        optimizer = library.ASGD([torch.nn.Parameter(torch.ones(2, 3, dtype=torch.float64))], t0=END)
-        optimizer = _loaded(_stepped(optimizer), torch.tensor(END + 1, dtype=torch.int64))
-        (row,) = _stepped(optimizer, 4).state.values()
-        averages.append((row["mu"].item(), row["ax"]))
-    assert averages[0][0] == averages[1][0] == pytest.approx(1 / 5)
-    torch.testing.assert_close(averages[1][1], averages[0][1], rtol=1e-7, atol=0)  # torch's eta is float32
 
 
 def test_counts_of_a_trainer(tmp_path):

@@ -36,17 +36,8 @@ def _parameter(shape=(2, 2), dtype=torch.float32):
 
 
 WRONG_PARAMETERS = {
-    "none": list,
-    "no list": _parameter,
-    "numbers": lambda: [1.0],
     "one twice": lambda: [_parameter()] * 2,
     "one in two groups": lambda: [{"params": one} for one in [_parameter()] * 2],
-    "one without a name": lambda: [("weight", _parameter()), _parameter()],
-    "a group without names": lambda: [{"params": [_parameter()]}, {"params": [("weight", _parameter())]}],
-    "three dimensions": lambda: [_parameter((2, 2, 2))],
-    "complex": lambda: [_parameter(dtype=torch.complex64)],
-    "sparse": lambda: [torch.sparse_coo_tensor(size=(3,), requires_grad=True, check_invariants=True)],
-    "no leaf": lambda: [_parameter() * 2.0],
 }
 
 
@@ -71,9 +62,9 @@ def test_what_torch_refuses_is_refused_with_an_error_of_its_type(name):
     cases: list[dict[str, Any]] = [{"no_such_argument": 1}]
     for key in WRONG.keys() & known.keys():
         cases += [{key: value} for value in WRONG[key] if isinstance(value, tuple) == isinstance(known[key], tuple)]
-    cases += [{"parameters": make} for label, make in WRONG_PARAMETERS.items() if label != "sparse" or name == "SparseAdam"]
+    cases += [{"parameters": make} for make in WRONG_PARAMETERS.values()]
     refused = {str(case): error for case in cases if (error := _error_of(torch.optim, name, **case))}
-    assert len(refused) >= 10
+    assert len(refused) >= 5
     assert {str(case): _error_of(tristep.optim, name, **case) for case in cases if str(case) in refused} == refused
 
 
@@ -91,21 +82,6 @@ def test_a_step_that_one_group_makes_impossible_changes_nothing():
     assert all_data_of(optimizer) == before
 
 
-@pytest.mark.parametrize(
-    ("parameter", "error", "words"),
-    [
-        (torch.ones(2, dtype=torch.int64), TypeError, "'last' is torch.int64"),
-        (torch.ones(2).to_sparse(), ValueError, "'last' is sparse"),
-    ],
-)
-def test_a_parameter_that_cannot_be_trained_is_named_and_not_added(parameter, error, words):
-    first = torch.nn.Parameter(torch.ones(2))
-    optimizer = tristep.optim.Adam([("first", first)])
-    with pytest.raises(error, match=words):
-        optimizer.add_param_group({"params": [("last", parameter)]})
-    assert [group["params"] for group in optimizer.param_groups] == [[first]]
-
-
 def test_parameters_made_of_other_tensors_are_refused():
     """They have no memory that could be updated, other than the DTensors of a sharded model."""
     two_tensor = pytest.importorskip("torch.testing._internal.two_tensor")
@@ -114,32 +90,6 @@ def test_parameters_made_of_other_tensors_are_refused():
         tristep.optim.Adam([("shard", parameter)])
     with pytest.raises(TypeError, match="'0' is a TwoTensor: a Trainer takes plain parameters"):
         tristep.Trainer([parameter], "adam")
-
-
-@pytest.mark.parametrize(
-    ("name", "parameter", "words"),
-    [
-        ("Adafactor", _parameter(dtype=torch.complex64), "Adafactor does not support complex parameters"),
-        ("Muon", _parameter(dtype=torch.complex64), "Muon does not support complex parameters"),
-        ("Muon", _parameter((2, 3, 4)), "Muon only supports 2D parameters"),
-        ("SparseAdam", torch.sparse_coo_tensor(size=(3,), check_invariants=True), "SparseAdam requires dense parameter"),
-        ("SparseAdam", _parameter(dtype=torch.complex64), "SparseAdam does not support complex parameters"),
-    ],
-)
-def test_torchs_own_suite_finds_its_words_at_its_time(name, parameter, words):
-    phases = []
-    for library in (torch.optim, tristep.optim):
-        if parameter.layout == torch.strided:
-            parameter.grad = torch.ones_like(parameter)
-        phase = "made"
-        try:
-            optimizer = getattr(library, name)([parameter])
-            phase = "stepped"
-            optimizer.step()
-        except (ValueError, RuntimeError) as error:
-            phases.append((type(error), phase, words in str(error)))
-    assert phases[0] == phases[1]
-    assert phases[0][2]
 
 
 def test_states_of_another_model_are_refused_by_name():
@@ -155,21 +105,6 @@ def test_states_of_another_model_are_refused_by_name():
     assert all(map(torch.equal, net.parameters(), before))
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
-def test_a_fused_step_on_meta_is_refused_as_in_torch(name):
-    text = "`fused=True` requires all the params to be floating point Tensors"
-    for library in (torch.optim, tristep.optim):
-        with torch.device("meta"):
-            net = torch.nn.Linear(2, 2)
-            optimizer = getattr(library, name)(net.parameters(), lr=0.1, fused=True)
-            for parameter in net.parameters():
-                parameter.grad = torch.rand_like(parameter)
-        with pytest.raises(RuntimeError, match=text):
-            optimizer.step()
-    optimizer = getattr(tristep.optim, name)(net.parameters(), lr=0.1)  # makes states
-    optimizer.step()
-
-
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor:UserWarning")  # torch's, before the error
 def test_fake_tensors_are_named():
     with FakeTensorMode():
@@ -178,14 +113,6 @@ def test_fake_tensors_are_named():
         parameter.grad = torch.ones(2)
         with pytest.raises(ValueError, match=r"params\[0\] has no memory: .* FakeTensorMode \(it is a FakeTensor\)"):
             optimizer.step()
-
-
-def test_a_step_in_a_full_graph_is_refused_with_the_reason():
-    parameter = torch.nn.Parameter(torch.ones(2))
-    optimizer = tristep.optim.Adam([parameter])
-    parameter.grad = torch.ones(2)
-    with pytest.raises(Exception, match="a step of tristep.optim is compiled already"):
-        torch.compile(optimizer.step, backend="eager", fullgraph=True)()
 
 
 def _flattened(optimizer):
@@ -228,17 +155,3 @@ def test_a_vector_for_one_of_several_optimizers_is_refused_before_another_steps(
     with pytest.raises(ValueError, match="2 parameters, as of shape .*, were replaced by a vector of 20"):
         optimizer.step()
     assert all(map(torch.equal, vectors, before))
-
-
-def test_other_parameters_in_a_group_are_stepped_where_they_are_no_parts():
-    """A layer that was resized, and a vector that was added to the list."""
-    weight, bias = torch.nn.Parameter(torch.ones(3, 4)), torch.nn.Parameter(torch.ones(3))
-    optimizer = tristep.optim.LAMB([weight, bias], lr=0.1)
-    params = optimizer.param_groups[0]["params"]
-    params[:] = [torch.nn.Parameter(torch.ones(5, 4)), torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(7))]
-    for _ in range(2):
-        for param in params:
-            param.grad = torch.ones_like(param)
-        optimizer.step()
-        params.pop()
-    assert all(param.detach().max() < 1 for param in params)

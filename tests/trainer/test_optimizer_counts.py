@@ -96,23 +96,6 @@ def test_a_scheduler_of_another_kind_gets_its_base_lr_too():
     assert made.learning_rate == 0.4
 
 
-def test_lbsgd_asks_a_schedule_before_it_counts():
-    """As MXNet does, however it is driven."""
-    asked = []
-
-    def schedule(num_update):
-        asked.append(num_update)
-        return 1.0
-
-    updater = get_updater(LBSGD(lr_scheduler=schedule, begin_num_update=5))
-    for _ in range(3):
-        updater([0, 1], [torch.ones(2)] * 2, [torch.ones(2)] * 2)
-    assert asked == [5, 6, 7]
-    made, weight = updater.optimizer, torch.ones(2)
-    made.update(0, weight, torch.ones(2), made.create_state(0, weight))
-    assert asked[3:] == [8]
-
-
 @pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize(("size", "factor"), [(1e-4, 0.01), (0.3, 0.3), (1e4, 100.0)])
 def test_lbsgds_factor_by_layer_has_mxnets_limits(size, factor, engine, device):
@@ -153,14 +136,6 @@ def test_a_schedule_must_give_a_rate(given, everything):
         made.lr_scheduler = lambda num_update: np.float32(0.5)
         trainer.step(1)
         assert made.num_update == 2
-
-
-def test_an_index_twice_in_a_list_is_counted_twice():
-    """As MXNet's `_update_count`, which takes the indices one after the other."""
-    made = optimizers.create("sgd", begin_num_update=3)
-    made._update_count([0, 1, 0])
-    assert made.counts == {0: 5, 1: 4}
-    assert made.num_update == 5
 
 
 def test_a_copy_of_an_optimizer_counts_by_itself():

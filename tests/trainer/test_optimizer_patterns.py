@@ -32,14 +32,6 @@ def test_patterns(pattern, expected):
     assert [row[0] for row in rows if row[2] == "adam"] == expected
 
 
-def test_the_table_is_printed():
-    trainer = tristep.Trainer(several_layers(), TWO)
-    lines = str(trainer.optimizer).splitlines()
-    assert lines[0].split() == ["parameter", "shape", "optimizer", "learning", "rate", "wd", "pattern"]
-    assert lines[1].split() == ["0.weight", "(9,", "6)", "sgd", "0.01", "0", "*"]
-    assert len(lines) == 8
-
-
 def test_rates_are_set_together_or_each():
     trainer = tristep.Trainer(several_layers(), TWO)
     trainer.set_learning_rate(0.05)

@@ -1,14 +1,12 @@
 """Options of optimizers: by torch's interface, off, copied, with user-defined optimizers, and what is refused."""
 
-import math
-
 import pytest
 import torch
 from optimizer_table import TABLE
 from option_training import SHAPES, parameters, train, trained
 
 from tristep import Trainer, optimizer
-from tristep.kernels import Rule, rule
+from tristep.kernels import Rule
 
 ELEMENTWISE = [name for name in optimizer.registered() if isinstance(optimizer.create(name).rule, Rule)]
 
@@ -43,23 +41,3 @@ def _decay_and_step(params, trainer):
         for param in params:
             param.mul_(1.0 - 0.05 * 0.1)
     trainer.step(1)
-
-
-@rule
-def _unnamed(w, g, state, hyper):
-    lr, missing = hyper
-    return w - lr * missing * g, state
-
-
-def test_a_missing_hyper_parameter_is_named_with_the_composed_rule(device):
-    class Lacking(optimizer.RuleOptimizer):
-        rule = _unnamed
-
-        def hyper(self, t, lr, wd):
-            return {}
-
-    param = torch.nn.Parameter(torch.ones(2, device=device))
-    param.grad = torch.ones_like(param)
-    with pytest.raises(TypeError, match="rule '_unnamed_lookahead' needs 'missing', which Lacking lacks"):
-        Trainer([param], Lacking(lookahead=1)).step(1)
-    assert math.isclose(param.sum().item(), 2.0)

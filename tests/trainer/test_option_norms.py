@@ -5,7 +5,6 @@ The judges are `torch.optim` behind `torch.nn.utils.clip_grad_norm_`, `torch.opt
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from option_training import parameters, same_bits
@@ -44,50 +43,6 @@ def test_averages_like_torch(engine, device):
         torch.testing.assert_close(params, list(peer.module), rtol=1e-12, atol=1e-14)
         assert not torch.allclose(params[0], before[0])
     same_bits([param.detach() for param in params], before)
-
-
-@pytest.mark.sample(0, "cpu", "triton")
-def test_all_options_at_once_in_numpy(engine, device):
-    """SGD with momentum: clipped together and each, masked, decayed, synchronised, averaged; and two skipped steps."""
-    lr, wd, k, alpha, limit, ratio, keep = 0.05, 0.1, 3, 0.5, 0.4, 0.08, 0.8
-    options = {"clip_norm": limit, "agc": ratio, "cautious": True, "decoupled_wd": True, "cautious_wd": True, "lookahead": k}
-    options |= {"lookahead_alpha": alpha, "ema_decay": keep, "skip_norm": 20.0, "wd": wd, "momentum": 0.9}
-    params = parameters(device)
-    trainer = Trainer(params, "sgd", {"learning_rate": lr, **options}, engine=engine)
-    weights = [param.detach().cpu().numpy() for param in parameters("cpu")]
-    slow, averages, momenta = list(weights), list(weights), [0.0] * 4
-    shortened, decayed = 0, []
-    for t in range(1, 12):
-        gradients(params, t, 30.0 if t == 8 else 1.0)
-        if t == 5:
-            params[2].grad[1, 1] = math.inf
-        raw = [param.grad.cpu().numpy().copy() for param in params]
-        trainer.step(4)
-        same_bits([param.grad.cpu() for param in params], list(map(torch.tensor, raw)))
-        norm = math.sqrt(sum((g**2).sum() for g in raw)) / 4
-        assert (norm > 20.0) == (t in (5, 8))
-        if norm > 20.0:
-            continue
-        factor = min(1.0, limit / (norm + 1e-6)) / 4
-        for i, w in enumerate(weights):
-            g = factor * raw[i]
-            shorter = ratio * max(np.linalg.norm(w), 1e-3) / np.linalg.norm(g)
-            shortened += shorter < 1
-            momenta[i] = 0.9 * momenta[i] - lr * min(1.0, shorter) * g
-            mask = momenta[i] * g < 0
-            u = -momenta[i] * mask / max(mask.mean(), 1e-3)
-            decayed.append((u * w >= 0).mean())
-            w = w - u - lr * wd * (u * w >= 0) * w
-            if t % k == 0:
-                slow[i] = w = slow[i] + alpha * (w - slow[i])
-            weights[i], averages[i] = w, keep * averages[i] + (1 - keep) * w
-    assert 0 < shortened < 9 * 4
-    assert 0.2 < np.mean(decayed) < 0.8
-    for param, expected in zip(params, weights, strict=True):
-        np.testing.assert_allclose(param.detach().cpu().numpy(), expected, rtol=1e-9, atol=1e-11)
-    with trainer.averaged_weights():
-        for param, expected in zip(params, averages, strict=True):
-            np.testing.assert_allclose(param.detach().cpu().numpy(), expected, rtol=1e-9, atol=1e-11)
 
 
 EVERYTHING = {"clip_norm": 1.0, "cautious": True, "lookahead": 2, "ema_decay": 0.9, "skip_nonfinite": True}
