@@ -1,20 +1,15 @@
 """Initializers: MXNet's numbers, names and JSON; distributions, generators, types; which rule a parameter gets; refusals."""
 
-import copy
 import doctest
 import importlib
 import json
-import logging
 import math
-import pickle
 import pkgutil
-import re
 
 import numpy as np
 import pytest
 import torch
 
-import tristep
 from tristep import initializer as init
 from tristep.initializer import Constant, InitDesc, Initializer, Load, Mixed, MSRAPrelu, One, Orthogonal, Xavier, Zero
 
@@ -108,14 +103,6 @@ def test_random_numbers_are_distributed_as_mxnets(golden):
 )
 def test_the_ending_of_the_name_decides(name, value):
     assert _filled(Constant(7), (3,), name).tolist() == [value] * 3
-
-
-def test_quantized_weights_are_one_random_integer():
-    drawn = torch.stack([_filled(Xavier(), (4,), "fc_weight_quantize") for _ in range(2000)])
-    assert (drawn == drawn[:, :1]).all()
-    assert (drawn.round() == drawn).all()
-    assert drawn.min() == -127  # of 2000 draws from 254 numbers all but one in thousands hold it
-    assert drawn.max() == 126
 
 
 # ---- distributions ---------------------------------------------------------------------------------------------------
@@ -321,19 +308,6 @@ def test_mixed_goes_by_the_first_pattern_and_then_by_the_ending():
     assert (net[0].bias == 0).all()  # the ending decides, as in MXNet
 
 
-def test_a_line_is_logged_for_each_tensor(caplog):
-    caplog.set_level(logging.INFO)
-    net = torch.nn.Linear(2, 2)
-    init.initialize(net, Constant(3).set_verbosity(True))
-    assert caplog.messages == ["initialized weight as weight: 3.0", "initialized bias as bias: 0.0"]
-    caplog.clear()
-    init.initialize(net, One().set_verbosity(True, print_func=lambda arr: tuple(arr.shape)))
-    assert caplog.messages[0] == "initialized weight as weight: (2, 2)"
-    caplog.clear()
-    init.initialize(net, Load({"weight": torch.zeros(2, 2)}, "ones", verbose=True))
-    assert caplog.messages == ["weight loaded", "bias initialized by default"]
-
-
 # ---- loaded values ---------------------------------------------------------------------------------------------------
 
 
@@ -379,11 +353,7 @@ def test_values_from_a_file(kind, tmp_path):
         Load(damaged)
 
 
-def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no such file"):
-        Load(tmp_path / "none.npz")
-    with pytest.raises(ValueError, match="must end in .safetensors"):
-        Load("weights.params")
+def test_a_file_that_would_run_code_is_not_read(tmp_path):
     torch.save({"weight": _net()}, tmp_path / "code.pt")
     with pytest.raises(ValueError, match="cannot be read"):  # a pickle that would run code
         Load(tmp_path / "code.pt")
@@ -433,18 +403,9 @@ def test_create_by_any_spelling(name, expected):
     assert init.create(expected) is expected
 
 
-def test_all_of_mxnets_names_are_registered():
-    names = "zero zeros one ones constant uniform normal orthogonal xavier msraprelu bilinear lstmbias fusedrnn"
-    assert set(names.split()) <= set(init.registered())
-    assert tristep.initializer.__all__ == tristep.init.__all__
-
-
 @pytest.mark.parametrize("made", EVERY, ids=repr)
-def test_json_and_repr_make_an_equal_one(made):
+def test_json_makes_an_equal_one(made):
     assert init.create(made.dumps()) == made
-    assert eval(repr(made), {name: getattr(init, name) for name in init.__all__}) == made
-    assert pickle.loads(pickle.dumps(made)) == made
-    assert hash(copy.deepcopy(made)) == hash(made)
     assert sum(made == other for other in EVERY) == 1
 
 
@@ -458,15 +419,6 @@ def test_json_is_mxnets():
         f'["fusedrnn", {{"init": "{xavier}", "num_hidden": 2, "num_layers": 2, "mode": "lstm", "bidirectional": false, '
         '"forget_bias": 1.0}]'
     )
-
-
-def test_alias_warns_of_a_name_that_changes_hands(clean_registry):
-    """As `register` does: test_registry.py."""
-    other = init.register(type("Other", (Initializer,), {}))
-    with pytest.warns(UserWarning, match="initializer 'ones' now means") as caught:
-        init.alias("ones")(other)
-    assert [warning.filename for warning in caught] == [__file__]
-    assert type(init.create("ones")) is other
 
 
 PACKAGE = "tristep.trainer.initializer"
@@ -494,42 +446,22 @@ def _with(name, tensor):
     return net
 
 
-def _inference_mode():
-    with torch.inference_mode():
-        return torch.nn.Linear(2, 2)
-
-
 @pytest.mark.parametrize(
     ("make", "initializer", "error", "message"),
     [
         (lambda: _with("token", torch.nn.Parameter(torch.ones(2))), "one", ValueError, "'token': no rule .*parameter.init"),
         (lambda: _with("a_weight", torch.nn.Parameter(torch.ones(2))), "xavier", ValueError, "'a_weight': .*two dimensions"),
-        (_net, "bilinear", ValueError, r"'1.weight': has shape \(30, 20\), but Bilinear is for four"),
-        (_net, Constant([1, 2]), ValueError, r"'0.weight': has shape .*a value of shape \(2,\) does not expand"),
         (_net, Mixed(["0", "2"], ["one", "one"]), ValueError, r"'1.weight': none of the patterns \['0', '2'\] matches"),
         (_net, Load({"0.weigth": 1}), ValueError, "'0.weight': has no value .*Did you mean '0.weigth'.*default_init"),
         (_net, Load({"1.bias": [1]}, "one"), ValueError, r"'1.bias': has shape \(30,\), its value in param \(1,\)"),
         (_net, Returning(), TypeError, r"'0.weight': Returning._init_weight returned Tensor.*fill arr in place"),
         (lambda: torch.nn.LazyLinear(2), "one", ValueError, "without a shape yet: 'weight', 'bias': run the model once"),
-        (lambda: torch.nn.LazyBatchNorm1d(), "one", ValueError, "'running_mean', 'running_var': run the model once"),
         (
             lambda: _with("tail", torch.nn.Linear(2, 2, device="meta")),
             "one",
             ValueError,
             r"'tail.weight': is on the meta device.*to_empty\(device",
         ),
-        (_inference_mode, "one", ValueError, "'weight': was made in inference mode"),
-        (
-            lambda: _with("codes_weight", torch.nn.Parameter(torch.ones(2, dtype=torch.int8), requires_grad=False)),
-            "one",
-            TypeError,
-            "'codes_weight': is torch.int8, but",
-        ),
-        (_net, "xavir", ValueError, r"initializer='xavir': no .*Did you mean 'xavier'\?.* There are 'bilinear', "),
-        (_net, 3, TypeError, "initializer=3: must be a name, such as 'xavier'"),
-        (_net, Xavier, TypeError, r"write Xavier\(\) for an instance"),
-        (_net, "[1, 2]", ValueError, r"must be \[name, arguments\]"),
-        (_net, "[1", ValueError, "is not JSON"),
     ],
 )
 def test_a_mistake_is_named_and_changes_nothing(make, initializer, error, message):
@@ -540,55 +472,16 @@ def test_a_mistake_is_named_and_changes_nothing(make, initializer, error, messag
     assert _equal(_values(net), before)
 
 
-REFUSED = {  # by initializer: what each argument refuses as "argument=value: must ..."
-    "uniform": {"scale": [-1, None]},
-    "normal": {"sigma": ["1", -1]},
-    "constant": {"value": ["1", ["a"]]},
-    "orthogonal": {"scale": ["1"], "rand_type": ["gaussian"]},
-    "xavier": {"rnd_type": ["normal"], "factor_type": ["both"], "magnitude": [0]},
-    "msraprelu": {"slope": [None], "factor_type": ["both"]},
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_bad_values_are_named(name):
-    for argument, values in REFUSED[name].items():
-        for value in values:
-            with pytest.raises((TypeError, ValueError), match=re.escape(f"{argument}={value!r}:") + ".* must"):
-                init.create(name, **{argument: value})
-
-
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: init.register(dict), TypeError, "subclass of Initializer, got <class 'dict'>"),
-        (lambda: init.alias(Zero), TypeError, r"@alias takes names, strings, got .*write @alias\('other_name'\)"),
-        (
-            lambda: init.alias("x")(type("Unknown", (Initializer,), {})),
-            ValueError,
-            "is not registered: put @alias above @register",
-        ),
-        (lambda: init.initialize(torch.zeros(2)), TypeError, "module must be a torch.nn.Module, got Tensor"),
-        (lambda: init.initialize(_net(), "one", 3), TypeError, "generator=3: must be a torch.Generator"),
-        (lambda: Xavier()("fc_weight", np.zeros((2, 2))), TypeError, "'fc_weight': must be a torch tensor, got ndarray"),
-        (lambda: Xavier()(3, torch.zeros(2, 2)), TypeError, "name=3: must be a parameter's name"),
-        (lambda: Initializer()("a_weight", torch.zeros(2)), NotImplementedError, r"must define _init_weight\(self, name, a"),
-        (lambda: Orthogonal()("a_weight", torch.tensor(1.0)), ValueError, "'a_weight': has no dimension"),
-        (lambda: Load(3), TypeError, "param must be a mapping from names to values, or a file's path, got int"),
-        (lambda: Load({3: 1}), TypeError, r"param: names must be strings, got 3"),
-        (lambda: Load({"a": object()}), TypeError, r"param\['a'\]: must be a tensor or an array, got object"),
-        (lambda: Mixed("a", ["one"]), TypeError, "patterns='a': must be a list or tuple"),
         (lambda: Mixed(["a"], []), ValueError, "must have equal lengths, got 1 and 0"),
-        (lambda: Mixed(["("], ["one"]), ValueError, r"patterns\[0\]='\(': is not a regular expression"),
-        (lambda: Mixed([3], ["one"]), TypeError, r"patterns\[0\]=3: must be a regular expression"),
-        (lambda: init.create(Zero(), a=1), TypeError, "arguments with an instance: a; give them to Zero"),
         (lambda: init.create('["zero", {}]', a=1), TypeError, "arguments with JSON: a"),
         (
             lambda: Zero()(InitDesc("a_bias", {"__init__": Load({})}), torch.zeros(1)),
             TypeError,
             "'a_bias': init=Load.*: must be a name, .* or an Initializer, not Load",
         ),
-        (lambda: Zero().set_verbosity(1), TypeError, "verbose=1: must be True or False"),
     ],
 )
 def test_bad_arguments_are_named(make, error, message):

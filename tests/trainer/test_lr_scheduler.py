@@ -112,12 +112,6 @@ def test_equal_schedules_have_equal_hashes_which_base_lr_does_not_change():
     assert repr(lr.FactorScheduler(10, 0.5, base_lr=0.01)) == "FactorScheduler(step=10, factor=0.5)"
 
 
-def test_config_is_a_copy():
-    schedule = lr.MultiFactorScheduler([10, 30])
-    schedule.to_config()["kwargs"]["step"].append(50)
-    assert schedule.step == [10, 30]
-
-
 # ---- each schedule's own numbers -------------------------------------------------------------------------------------
 
 
@@ -369,25 +363,9 @@ def test_bad_values_are_named(name):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: lr.MultiFactorScheduler([0, 5]), ValueError, r"step\[0\]=0: must be finite and 1 or more"),
-        (lambda: lr.OneCycleScheduler(9, anneal_strategy="cosine"), ValueError, "='cosine': .*Did you mean 'cos'"),
-        (lambda: lr.PiecewiseScheduler([3], [-1]), ValueError, r"rates\[0\]=-1: must be finite and 0 or more"),
-        (lambda: lr.FunctionScheduler("no_such"), ValueError, "function='no_such': no function is registered"),
         (lambda: lr.FunctionScheduler(lambda n: -n)(3), ValueError, r"function\(3\)=-3: must be finite and 0 or more"),
-        (lambda: lr.SequenceScheduler([abs, 0.1], [3]), TypeError, r"schedulers\[1\]=0.1: must be a callable"),
-        (lambda: lr.sequence(), ValueError, "parts: must hold at least one schedule"),
-        (lambda: lr.sequence(abs, abs), TypeError, r"parts\[0\]=<.*: must be a pair of a schedule and its number"),
-        (lambda: lr.sequence((abs, 0), abs), ValueError, r"parts\[0\]\[1\]=0: must be 1 or more"),
-        (lambda: lr.sequence((abs, 3), (abs, 3)), TypeError, r"parts\[1\]=.*: must be a schedule without a number"),
         (lambda: lr.CosineScheduler(5)(-1), ValueError, "num_update=-1: must be 0 or more"),
-        (lambda: lr.CosineScheduler(5)(1.5), TypeError, "num_update=1.5: must be an integer"),
-        (lambda: lr.CosineScheduler(5)(np.array([3, -2])), ValueError, "num_update holds -2"),
-        (lambda: lr.CosineScheduler(5)(np.array([0.5])), TypeError, "num_update has dtype float64"),
-        (lambda: lr.from_torch("StpLR"), ValueError, "factory='StpLR': neither .*Did you mean 'StepLR'"),
-        (lambda: lr.from_torch(3), TypeError, "factory=3: must be a class of torch.optim.lr_scheduler, or a function"),
-        (lambda: lr.from_torch(lambda o: 3), TypeError, "returned 3, which is not a torch"),
         (lambda: lr.from_torch("ReduceLROnPlateau"), TypeError, "ReduceLROnPlateau needs losses.*set_learning_rate"),
-        (lambda: lr.TorchScheduler("StepLR", 3), TypeError, "kwargs=3: must be a dict"),
         (
             lambda: lr.from_torch(torchs.StepLR(_two_groups(), 3)),
             TypeError,
@@ -398,9 +376,6 @@ def test_bad_values_are_named(name):
             TypeError,
             r"kwargs of TorchScheduler\['lr_lambda'\] is a function, which cannot be saved",
         ),
-        (lambda: lr.to_torch(0.1, _two_groups()), TypeError, "scheduler=0.1: must be a schedule"),
-        (lambda: lr.to_torch(abs, [torch.zeros(1)]), TypeError, "optimizer must be a torch.optim.Optimizer, got list"),
-        (lambda: lr.to_torch(abs, _two_groups(), -2), ValueError, "last_epoch=-2: must be -1 or more"),
     ],
 )
 def test_bad_arguments_are_named(make, error, message):

@@ -35,41 +35,6 @@ def _through_json(schedule):
 # ---- by name ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: create("cosin"), ValueError, r"name='cosin': .*Did you mean 'cosine' or 'cosinerestarts'\?"),
-        (lambda: create("zzz"), ValueError, "There are 'cosine', 'cosinerestarts', 'cyclic', .* more"),
-        (lambda: create(3), TypeError, "name=3: must be the name"),
-        (lambda: create("cosine", max_updates=3), TypeError, "max_updates"),
-        (lambda: from_config("poly"), TypeError, "must be a mapping"),
-        (lambda: from_config({"class": "PolyScheduler"}), ValueError, r"has the keys \['class'\]"),
-        (lambda: from_config({"class": "PolyScheduler", "kwargs": [3]}), TypeError, r"config\['kwargs'\]=\[3\]"),
-        (lambda: from_config({"class": "MyScheduler", "kwargs": {}}), ValueError, "needs @register"),
-        (lambda: LRScheduler()(0), NotImplementedError, r"must define __call__\(num_update\)"),
-        (lambda: register(dict), TypeError, "must be a subclass of LRScheduler"),
-        (lambda: register(lambda n: n), TypeError, "has no name to be found by"),
-    ],
-)
-def test_unknown_names_and_configs_are_refused(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
-
-
-def test_a_function_of_a_taken_name_replaces_the_former_one_with_a_warning():
-    """As a class does: test_registry.py."""
-
-    def rate(n):
-        return 1.0
-
-    other = eval("lambda n: 2.0")
-    other.__name__ = other.__qualname__ = "rate"
-    register(rate)
-    with pytest.warns(UserWarning, match="function 'rate' now means"):
-        register(other)
-    assert create("function", function="rate", base_lr=1.0)(0) == 2.0
-
-
 # ---- functions -------------------------------------------------------------------------------------------------------
 
 
@@ -86,13 +51,11 @@ def test_schedules_made_with_functions_are_saved_by_name():
     unsaved = made()
     with pytest.raises(TypeError, match="function of FunctionScheduler=<function .*: is not registered, so it cannot be"):
         unsaved.to_config()
-    assert "<function" in repr(unsaved)
     register(halves)
     register(steps)
     schedule = made()
     config = json.loads(json.dumps(schedule.to_config()))
     assert from_config(config) == schedule
-    assert eval(repr(schedule), vars(lr_scheduler)) == schedule
     assert from_config(config)(np.arange(9)).tolist() == [2.0, 1.0, 0.5, 1.0, 0.5, 0.01, 0.01, 0.01, 0.005]
     config["kwargs"]["schedulers"][0]["kwargs"]["function"] = "halve"
     with pytest.raises(ValueError, match="function='halve': no function is registered by that name.*Did you mean 'halves'"):
@@ -102,7 +65,7 @@ def test_schedules_made_with_functions_are_saved_by_name():
 # ---- user-defined schedules ------------------------------------------------------------------------------------------
 
 
-def test_user_schedule_prints_saves_and_warms_up():
+def test_user_schedule_saves_and_warms_up():
     @register
     class Sawtooth(LRScheduler):
         def __init__(self, period, **kwargs):
@@ -116,7 +79,6 @@ def test_user_schedule_prints_saves_and_warms_up():
 
     schedule = create("sawtooth", period=4, base_lr=0.8, warmup_steps=2)
     assert [schedule(n) for n in range(6)] == pytest.approx([0.0, 0.4, 0.4, 0.2, 0.8, 0.6])
-    assert repr(schedule) == "Sawtooth(period=4, base_lr=0.8, warmup_steps=2)"
     assert _through_json(schedule) == schedule
 
 
@@ -164,7 +126,6 @@ def test_base_lr_is_the_present_learning_rate_and_may_be_set_as_in_mxnet(warmup)
             for schedule in (theirs, ours, several):
                 schedule.base_lr *= 0.5
     assert ours.warmup_final_lr == theirs.warmup_final_lr == 1.0
-    assert repr(ours).count("base_lr=1.0") == 1  # as it was made
 
 
 def test_base_lr_set_during_the_warmup_and_by_start_from():
@@ -201,13 +162,6 @@ def test_trainer_saves_a_sequence_with_its_parts():
     resumed.load_state_dict(json.loads(json.dumps(trainer.state_dict())))
     assert resumed.optimizer.lr_scheduler == schedule
     assert schedule != PolyScheduler(5, 0.1)
-
-
-def test_a_saved_state_shares_no_list_with_its_schedule():
-    schedule = Stateful(step=2, factor=0.1, base_lr=1.0)
-    schedule.seen = [1]
-    schedule.to_config()["state"]["seen"].append(2)
-    assert schedule.seen == [1]
 
 
 def test_sequence_has_no_base_lr():
