@@ -352,13 +352,6 @@ def test_a_handler_of_somebody_else_gets_it_afterwards_and_stays():
         signal.signal(signal.SIGINT, before)
 
 
-def test_an_error_of_the_step_is_not_hidden_by_it():
-    with pytest.raises(KeyboardInterrupt) as caught, interrupts_wait():  # noqa: PT012
-        signal.raise_signal(signal.SIGINT)
-        raise ValueError("of the step")
-    assert str(caught.value.__context__) == "of the step"
-
-
 def _at_each_line(call, *where, stride=1):
     """Call it again and again, each time with an interrupt at the next line of these files and functions, or one of them."""
     is_attacked = cache(lambda code: code.co_filename in where or code in where)

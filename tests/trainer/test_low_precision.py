@@ -10,7 +10,7 @@ import torch
 from stored_training import close_to, made, parameters, saved, stepped, train
 
 import tristep
-from tristep import Trainer, optimizer
+from tristep import Trainer
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 STORED = {
@@ -180,10 +180,3 @@ def test_weights_that_do_not_go_with_the_options_are_refused(dtype, arguments, m
         train(params, lambda: trainer.step(1), 1)
     assert everything(trainer, params)["weights"] == before
     assert trainer.state_dict()["state"] == {}
-
-
-def test_float32_is_the_same_as_none(device):
-    params, _ = stepped(device, F64, {"state_dtype": "float32"})
-    others, _ = stepped(device, F64, {})
-    assert all(map(torch.equal, params, others))
-    assert repr(optimizer.create("sgd")) == repr(optimizer.create("sgd", state_dtype="float32"))

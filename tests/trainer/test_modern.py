@@ -2,23 +2,19 @@
 
 import copy
 import importlib
-import pickle
 import sys
 
-import numpy as np
 import pytest
 import torch
 from optimizer_table import TABLE
 
 from tristep import Trainer
-from tristep.kernels import rules
 
 reference = pytest.importorskip("pytorch_optimizer", reason="not installed")
 
 SHAPES = ((5, 3), (7,), (4, 4), ())
 STEPS = 25
 
-EPSILON = torch.finfo(torch.float64).eps
 # By case, the name of our optimizer and its peer.
 PEERS = {case: (name.replace("_", ""), peer) for name, row in TABLE.items() for case, peer in row.peers.items()}
 
@@ -83,30 +79,6 @@ def test_averaged_weights_leave_master_copies_alone(engine, device):
     with trainer.averaged_weights():
         pass
     assert torch.equal(trainer.state_dict()["state"]["0"]["master copy"], before)
-
-
-@pytest.mark.sample(0, "cpu", "triton")
-def test_adopt_limits_what_it_averages_by_the_fourth_root_of_the_step(engine, device):
-    """Against algorithm 2 of its paper, in NumPy; gradients grow, so that at each step some elements meet the limit."""
-    beta1, beta2, lr = 0.9, 0.9999, 0.1
-    rng = np.random.default_rng(0)
-    w = rng.standard_normal(50)
-    param = torch.nn.Parameter(torch.tensor(w, device=device))
-    trainer = Trainer([param], "adopt", {"learning_rate": lr, "beta1": beta1, "beta2": beta2}, engine=engine)
-    m = np.zeros(50)
-    for t in range(8):
-        g = 1.3**t * rng.standard_normal(50)
-        param.grad = torch.tensor(g, device=device)
-        trainer.step(1)
-        if t == 0:  # v_0, without a step
-            v = g**2
-            continue
-        ratio, limit = g / np.maximum(np.sqrt(v), 1e-6), t**0.25
-        assert 0 < (np.abs(ratio) > limit).sum() < 50
-        m = beta1 * m + (1 - beta1) * np.clip(ratio, -limit, limit)
-        w = w - lr * m
-        v = beta2 * v + (1 - beta2) * g**2
-    np.testing.assert_allclose(param.detach().cpu(), w, rtol=1e-9, atol=1e-11)
 
 
 PRODIGY = {
@@ -258,36 +230,6 @@ def test_adafactor_moves_weights_near_zero_like_torchs(device):
         trainer.step(1)
         reference.step()
     torch.testing.assert_close(params, others, rtol=1e-5, atol=0.0)
-
-
-def test_soap_only_looks_at_the_first_gradient(device):
-    """Each parameter's own first one; then it steps along the gradient's eigenvectors, each as far as the other."""
-    params = [torch.nn.Parameter(torch.zeros(2, 2, device=device)) for _ in range(2)]
-    trainer = Trainer(params, "soap", {"learning_rate": 0.5, "epsilon": 1e-4, "begin_num_update": 7})
-    gradient = torch.tensor([[3.0, 4.0], [-4.0, 3.0]], device=device) @ torch.diag(torch.tensor([1.0, 9.0], device=device))
-    for t in range(2):
-        params[0].grad = gradient.clone()
-        params[1].grad = gradient.clone() if t else None
-        trainer.step(1, ignore_stale_grad=True)
-        assert not params[1].any()
-        assert bool(params[0].any()) == (t == 1)
-    orthogonal = torch.tensor([[0.6, 0.8], [-0.8, 0.6]], device=device)
-    assert (params[0].detach() / -0.5 - orthogonal).abs().max() < 0.02
-
-
-def test_soap_keeps_room_for_the_dimensions_that_it_turns(device):
-    params = [torch.nn.Parameter(torch.randn(shape, device=device)) for shape in ((3, 5), (4,), (2, 3, 4))]
-    for arguments, sizes in [({}, (34, 0, 29)), ({"max_precondition_dim": 3, "precondition_1d": True}, (9, 0, 13))]:
-        trainer = Trainer(params, "soap", arguments)
-        for param in params:
-            param.grad = torch.randn_like(param)
-        trainer.step(1)
-        state = trainer.state_dict()["state"]
-        assert tuple(state[str(i)]["gram"].numel() for i in range(3)) == sizes
-        assert tuple(state[str(i)]["basis"].numel() for i in range(3)) == sizes
-    used = trainer.optimizer.rule
-    assert pickle.loads(pickle.dumps(used)) is used
-    assert pickle.loads(pickle.dumps(rules.soap)) is rules.soap
 
 
 @pytest.mark.sample(1)

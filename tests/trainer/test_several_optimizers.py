@@ -387,9 +387,3 @@ def test_an_optional_pattern_may_get_no_parameter(tmp_path):
     close([param.detach() for param in net.parameters()], list(expected.parameters()), rtol=0, atol=0)
     with again.averaged_weights():
         close([param.detach() for param in net.parameters()], list(expected.parameters()), rtol=0, atol=0)
-    sgd = tristep.optimizer.SGD(learning_rate=0.5)
-    tristep.Trainer(net, [("lora_*", sgd, {"optional": True}), *TWO])
-    with pytest.raises(ValueError, match="'lora_.' gets no parameter: .*'optional': True"):
-        tristep.Trainer(net, [("lora_*", "lion"), *TWO])
-    with pytest.raises(TypeError, match=r"optimizer\[0\]: optional='yes': must be True or False"):
-        tristep.Trainer(net, [("lora_*", "lion", {"optional": "yes"}), *TWO])

@@ -12,9 +12,8 @@ import torch
 from torch.nn import Parameter
 from trainer_cases import values_of
 
-from tristep import StaleGradientError, Trainer, rule
-from tristep.kernels import reduction
-from tristep.trainer.optimizer import SGD, RuleOptimizer, create, get_updater
+from tristep import StaleGradientError, Trainer
+from tristep.trainer.optimizer import SGD, create, get_updater
 
 CLOSE = {"rtol": 2e-6, "atol": 1e-6}
 
@@ -139,12 +138,6 @@ def test_gradients_that_list_elements_count_by_the_row(shape, device):
     assert (weight[[0, 2]] == 1).all()
 
 
-def test_a_sparse_number_is_a_dense_one(device):
-    weight = torch.tensor(1.0, device=device)
-    get_updater(SGD(learning_rate=0.5))(0, torch.tensor(1.0, device=device).to_sparse(), weight)
-    assert weight.item() == 0.5
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("multi_precision", [False, True])
 @ALL
@@ -233,51 +226,6 @@ def test_sparse_and_dense_gradients_may_take_turns(engine, device):
         dense.step(1)
     assert torch.equal(weight, twins[0])
     assert torch.equal(other, twins[1])
-
-
-def test_a_graph_from_before_the_step_is_refused(device):
-    net = Net().to(device)
-    loss = net(torch.tensor([1, 2], device=device)).square().sum() + net.embedding.weight.square().sum()
-    net.embedding.weight.grad = _sparse([1], torch.ones(1, 4, device=device), (9, 4))
-    trainer = Trainer([net.embedding.weight], "sgd")
-    trainer.step(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-@reduction
-def _count(w, g, state, hyper):
-    return (g * 0.0 + 1.0,)
-
-
-@_count.finish
-def _elements(sums, kept, hyper):
-    (total,) = kept
-    (found,) = sums
-    return (total + found,)
-
-
-@rule(reduction=_count)
-def counting(w, g, state, hyper, sums):
-    """w <- w - lr g, and how many elements have been updated."""
-    (lr,) = hyper
-    (total,) = sums
-    return w - lr * g + 0.0 * total, state
-
-
-def test_numbers_that_a_rule_keeps_belong_to_all_rows(engine, device, monkeypatch):
-    monkeypatch.setenv("TRISTEP_ENGINE", engine)
-
-    class Counting(RuleOptimizer):
-        rule = counting
-        takes_sparse = True
-
-    weight, updater = torch.zeros(4, 2, device=device), get_updater(Counting(learning_rate=1.0))
-    for rows in ([1, 2], [3]):
-        updater(0, _sparse(rows, torch.ones(len(rows), 2, device=device), (4, 2)), weight)
-    assert weight.tolist() == [[0.0, 0.0], [-1.0, -1.0], [-1.0, -1.0], [-1.0, -1.0]]
-    (total,) = updater.states[0]
-    assert total.item() == 6
 
 
 # ---- which were written since the last step, and which are refused ---------------------------------------------------

@@ -163,29 +163,6 @@ def test_torchs_zeroing_counts_as_writing(net, trainer):
     assert set(trainer.optimizer.counts.values()) == {2}
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
-@pytest.mark.parametrize("order", ["discriminator first", "generator first", "zeroed after the step"])
-def test_a_gan_that_zeroes_its_gradients_is_not_warned(order, set_to_none, recwarn):
-    """The generator's backward pass adds to the gradients of the discriminator, which no step uses."""
-    generator, discriminator = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
-    of_generator, of_discriminator = Trainer(generator, "adam"), Trainer(discriminator, "adam")
-
-    def real_or_fake():
-        return (discriminator(torch.ones(8, 4)) - discriminator(generator(torch.ones(8, 4)).detach())).mean()
-
-    parts = [(of_discriminator, real_or_fake), (of_generator, lambda: discriminator(generator(torch.ones(8, 4))).mean())]
-    for _ in range(3):
-        for trainer, loss in reversed(parts) if order == "generator first" else parts:
-            if order != "zeroed after the step":
-                trainer.zero_grad(set_to_none)
-            loss().backward()
-            trainer.step(1)
-            if order == "zeroed after the step":
-                of_generator.zero_grad(set_to_none)
-                of_discriminator.zero_grad(set_to_none)
-    assert not recwarn.list
-
-
 @pytest.mark.parametrize("between", ["nothing", "clipping", "a second backward pass", "allreduce_grads and update"])
 def test_the_step_that_uses_added_gradients_is_warned(between, recwarn):
     net = torch.nn.Linear(2, 1)

@@ -69,32 +69,16 @@ def one_row(w, g, state, hyper):
 
 
 @tensor_rule
-def too_many(w, g, state, hyper):
-    (mean,) = state
-    (lr,) = hyper
-    return w - lr * g, (mean, mean)
-
-
-@tensor_rule
 def small_weight(w, g, state, hyper):
     (lr,) = hyper
     return (w - lr * g)[0], ()
-
-
-@tensor_rule(batched=True)
-def stacked_row(w, g, state, hyper):
-    (mean,) = state
-    (lr,) = hyper
-    return w - lr * g, (mean[:, :1],)
 
 
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
         (one_row, r"'one_row' has returned mean with shape \(1, 2\): its shape is \(3, 2\)"),
-        (too_many, "'too_many' has returned 2 states: it has 1"),
         (small_weight, r"'small_weight' has returned w with shape \(2,\): its shape is \(3, 2\)"),
-        (stacked_row, r"'stacked_row' has returned mean with shape"),
     ],
 )
 def test_states_and_weights_of_other_shapes_are_refused(rule, message):
