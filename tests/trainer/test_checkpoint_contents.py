@@ -248,6 +248,7 @@ def _changed(header, path, value):
     return header["root"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:the checkpoint")  # has the states of other objects, or of more processes
 @pytest.mark.parametrize("part", ["training", "trainer", "model"])
 def test_fields_of_other_types_are_a_value_error(part, tmp_path, everything):

@@ -23,14 +23,15 @@ ROWS = [row for row in ROWS if row[0] != "What"]
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_each_difference_has_a_reason_and_a_test_that_exists(row):
-    assert len(row) == 5
-    assert all(row)
-    file, name = re.fullmatch(r"`(test_\w+\.py)::(test_\w+)`", row[-1]).groups()
+def test_each_difference_has_a_reason_and_a_test_that_exists():
+    assert len(ROWS) > 40
     folders = (FOLDER, FOLDER.with_name("kernels"), FOLDER.with_name("contrib"), FOLDER.parent)
-    folder = next(each for each in folders if (each / file).exists())
-    assert name in _functions(folder / file)
+    for row in ROWS:
+        assert len(row) == 5
+        assert all(row)
+        file, name = re.fullmatch(r"`(test_\w+\.py)::(test_\w+)`", row[-1]).groups()
+        path = next(each / file for each in folders if (each / file).exists())
+        assert name in _functions(path), row[0]
 
 
 @cache
@@ -170,6 +171,7 @@ def test_a_rate_given_to_ftrl_with_a_schedule_holds():
         assert Ftrl(learning_rate=0.2, lr_scheduler=schedule).learning_rate == 0.2
 
 
+@pytest.mark.sample(8)
 @pytest.mark.sample(2, "cpu")
 @pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("name", sorted(registered()))

@@ -394,6 +394,7 @@ def test_lr_find_restores_all_wherever_it_is_interrupted(make):
     step()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("make", ["trainer", "optim", "several"])
 def test_averaged_weights_are_gone_wherever_they_are_interrupted(make):
     net, options = torch.nn.Linear(2, 2), {"ema_decay": 0.5}

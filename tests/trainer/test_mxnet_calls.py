@@ -52,6 +52,7 @@ MASTER_FIRST = {"ccsgd": False, "lars": False, "nag": False, "sgd": False} | dic
 MOMENTUM = {"ccsgd", "dcasgd", "lars", "lbsgd", "nag", "sgd", "signum"}
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(
     ("name", "momentum"), [*((name, 0.0) for name in MASTER_FIRST), *((name, 0.9) for name in sorted(MOMENTUM))]
 )

@@ -162,6 +162,7 @@ def test_lbfgs_is_not_offered():
     assert not hasattr(tristep.optim, "LBFGS")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", classes_with_argument("differentiable"))
 def test_a_differentiable_step_is_refused(name):
     with pytest.raises(ValueError, match=f"differentiable=True: .* use torch.optim.{name}"):
@@ -191,6 +192,7 @@ def test_flags_about_speed_change_no_number(flag):
     assert torch.equal(*runs)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", classes_with_argument("capturable"))
 def test_capturable_changes_no_number_and_goes_to_torch_and_back(name):
     """Steps on the CPU; torch's has the numbers without the flag, which it refuses there at the step."""
@@ -214,6 +216,7 @@ def test_capturable_changes_no_number_and_goes_to_torch_and_back(name):
     optimizers[0].add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "capturable": True})
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", sorted(set(ARGUMENTS) - {"SparseAdam"}))
 def test_a_closure_is_called_once_with_gradients_enabled(name):
     parameter = torch.nn.Parameter(torch.ones(2, 2))

@@ -278,6 +278,7 @@ def test_the_constructors_own_defaults_are_used(registered):
 WITH_BETAS = sorted(name for name in OURS if "betas" in inspect.signature(getattr(tristep.optim, name)).parameters)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", WITH_BETAS)
 def test_schedules_of_torch_change_beta1(name):
     """As if the rate and `beta1` that the same schedule gives torch's Adam were set by hand."""

@@ -87,6 +87,7 @@ def test_one_optimizer_for_each_parameter_stepping_in_the_backward_pass():
 TORCHS = {name: getattr(torch.optim, name) for name in ARGUMENTS}
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_classes_in_place_of_torchs(name, monkeypatch):
     """`torch.optim.Adam = tristep.optim.Adam` switches a whole program; schedules of torch are run with SGD."""

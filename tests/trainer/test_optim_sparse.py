@@ -96,6 +96,7 @@ def _classes():
     return [name for name in tristep.optim.__all__ if name not in others]
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("steps_before", [0, 2])
 @pytest.mark.parametrize("name", sorted(set(_classes()) - {"SGD", "Adagrad", "SparseAdam"}))
 def test_sparse_gradients_are_refused_by_the_others_and_nothing_is_changed(name, steps_before):

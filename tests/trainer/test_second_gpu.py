@@ -59,7 +59,7 @@ def test_steps_are_done_on_the_tensors_device_and_do_not_wait(name, emulated):
     assert emulated.run(RUN, [name]) == SCENARIOS[name]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @no_gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tristep.optimizer.registered())

@@ -71,6 +71,7 @@ def outside(setting):
     yield from ((limits[limit], ValueError) for limit in ("above", "below") if limit in limits)
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("name", sorted(registered()))
 def test_no_setting_takes_what_is_outside_its_limits(name):
     """Nor does the argument of the constructor; and what is refused changes nothing."""
@@ -90,7 +91,7 @@ def test_no_setting_takes_what_is_outside_its_limits(name):
     assert vars(made) == before
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", sorted(registered()))
 def test_nor_does_an_argument_or_a_group_of_torchs_interface(name):
     klass = registered()[name]

@@ -61,7 +61,7 @@ def by_store(weight, name, given):
     return [nets[0].weight.detach(), nets[1].weight.detach()]
 
 
-@pytest.mark.cover("name")
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("way", [by_trainer, by_hand, by_store])
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_sparse_gradient_gives_the_numbers_of_a_dense_one(name, way, recwarn):
