@@ -1,4 +1,4 @@
-"""Gradients in buckets: mistakes, parameters that are frozen, buckets that are dropped, and a single rank."""
+"""Gradients in buckets: mistakes, parameters that are frozen, and a single rank."""
 
 import numpy as np
 import torch

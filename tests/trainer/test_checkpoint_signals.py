@@ -198,7 +198,7 @@ UNWRITTEN = textwrap.dedent("""
 """)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @posix
 @pytest.mark.parametrize("then", ["", "del manager; gc.collect()", "raise ValueError('of the script')"])
 def test_a_last_checkpoint_that_is_not_written_is_told(then, tmp_path):

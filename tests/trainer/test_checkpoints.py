@@ -113,6 +113,7 @@ def _save_losses(manager, training, losses):
         manager.save(None if loss is None else {"loss": loss, "other": 1})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("options", "kept", "best"),
     [

@@ -1,4 +1,4 @@
-"""The compressed all-reduce: MXNet's recorded sums, the same bits on all ranks, bytes as counted."""
+"""The compressed all-reduce: MXNet's recorded sums, the same bits on all ranks, bytes as the codes say."""
 
 import numpy as np
 import pytest

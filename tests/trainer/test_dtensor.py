@@ -93,7 +93,7 @@ def _all_differences(dtype, shape, engine, names):
         (2, (-1,), torch.float64, "eager", tuple(OPTIMIZERS)),
         (2, (-1,), torch.float32, "cpu", ("adamw", "lamb", "clipped")),
         (2, (-1,), torch.float32, "triton", ("adamw", "lamb")),
-        (4, (2, 2), torch.float32, "eager", ("adamw", "lamb", "clipped")),
+        pytest.param(4, (2, 2), torch.float32, "eager", ("adamw", "lamb", "clipped"), marks=pytest.mark.sample(0)),
     ],
     ids=["float64", "native", "triton", "copies of shards"],
 )

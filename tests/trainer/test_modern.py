@@ -204,6 +204,7 @@ def _reproducible_eigenvectors(matrices, eigh=torch.linalg.eigh):
     return [torch.stack(each).view(*matrices.shape[:-2], *each[0].shape) for each in zip(*found, strict=True)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SOAP)
 def test_soap_like_the_reference(monkeypatch, name, device):
     arguments, their_arguments = SOAP[name]

@@ -238,8 +238,7 @@ def test_changes_between_steps_like_torch(name, arguments, change):
     assert saved["state"].keys() == torchs["state"].keys()
 
 
-# What may happen to the memory of numbers such as update counts, of which training must see nothing. Those that return an
-# optimizer go on with that one.
+# What may happen to the memory of numbers such as update counts, of which training must see nothing.
 
 
 def _share(optimizer, numbers):
@@ -293,7 +292,7 @@ def test_numbers_in_other_memory_go_on_like_torchs(name, move):
         parameters = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
         optimizer = getattr(library, name)(parameters, lr=0.02, **COUNTING[name])
         _train(optimizer, 2)
-        optimizer = move(optimizer, _numbers(optimizer)) or optimizer
+        move(optimizer, _numbers(optimizer))
         junk = [torch.full((1,), 7e5 + k) for k in range(500)]  # takes the memory that has become free
         numbers = _numbers(optimizer)
         _train(optimizer, 3)

@@ -1,4 +1,4 @@
-"""tristep.optim: state_dict in both directions, copies, pickles, hooks, and what is refused."""
+"""tristep.optim: state_dict in both directions, copies, and what is refused."""
 
 import copy
 import io

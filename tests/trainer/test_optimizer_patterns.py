@@ -1,4 +1,4 @@
-"""Patterns that give parameters to optimizers, what is refused, and how it is shown."""
+"""Patterns that give parameters to optimizers, and the rates of these."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Optimizers: the registry, host state, and the updater.
+"""Optimizers: settings, host state, and the updater.
 
 The judges are torch.optim and NumPy in float64. MXNet's own numbers are in test_golden_optimizers.py.
 """

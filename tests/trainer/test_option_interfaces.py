@@ -1,4 +1,4 @@
-"""Options of optimizers: by torch's interface, off, copied, with user-defined optimizers, and what is refused."""
+"""Options with every optimizer whose rule is of single elements, and both kinds of decay."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
-"""Options that need the norm of all gradients, and the moving average of the weights: alone, together and with the others.
+"""Options that need the norm of all gradients, and the moving average of the weights: with masters and sparse rows, too.
 
-The judges are `torch.optim` behind `torch.nn.utils.clip_grad_norm_`, `torch.optim.swa_utils`, and NumPy in float64.
+The judges are `torch.optim.swa_utils`, and the same steps in float32 and with dense gradients.
 """
 
 import math

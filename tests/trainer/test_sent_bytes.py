@@ -37,7 +37,9 @@ OF_ROWS = [pytest.param(name, marks=() if name == "fp16" else pytest.mark.sample
 
 @needs_counters
 @pytest.mark.sample(2)
-@pytest.mark.parametrize(("zero1", "ranks"), [(False, 4), (True, 4), pytest.param(False, 3, marks=pytest.mark.sample(0))])
+@pytest.mark.parametrize(
+    ("zero1", "ranks"), [*(pytest.param(each, 4, marks=pytest.mark.sample(0)) for each in (False, True)), (False, 3)]
+)
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_a_step_sends_the_bytes_of_the_table(processes, name, zero1, ranks):
     row = ROWS[name]

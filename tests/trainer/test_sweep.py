@@ -37,6 +37,7 @@ def single(name, arguments, data, epochs, make=network, seed=0, per_sample=False
     return np.array(losses), net
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "nadam", "muon", "prodigy"])
 def test_as_single_trainings(name, together):
@@ -107,6 +108,7 @@ def of_shares(outputs, labels):
     return cross_entropy(outputs, torch.nn.functional.one_hot(labels, 3).to(outputs.dtype))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "loss",
     [
