@@ -10,9 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-import gpu_smoke
 import pytest
-import torch
 
 from tristep.kernels import Rule, rules
 from tristep.kernels.backends import has_numba
@@ -47,7 +45,7 @@ result = planted.EXPECTED, planted.find_all()
 LATE = """
 from gpu_emulator import planted
 
-result = planted.find_late(), planted.find_late(planted.Over)
+result = planted.find_late()
 """
 
 CAPTURED = """
@@ -87,32 +85,14 @@ def test_planted_defects_are_found(emulated):
 
 
 def test_launches_and_copies_may_run_late(emulated):
-    """The host waits before it overwrites a buffer that is still to be copied, and before it reads one. Events that do not
-    wait are noticed in both.
-    """
-    found, without_events = emulated.run(LATE)
-    assert found == []
-    assert "weights" in without_events
-    assert any("metrics" in each for each in without_events)
+    """The host waits before it overwrites a buffer that is still to be copied, and before it reads one."""
+    assert emulated.run(LATE) == []
 
 
 @pytest.mark.parametrize("case", [each if each == "clipped" else pytest.param(each, marks=FULL) for each in captured.CASES])
 def test_captured_steps_are_replayed_late(case, emulated):
     """With the gradients, learning rates and weight decay of each step."""
     assert emulated.run(CAPTURED, [case]) == []
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    ("planted", "words"),
-    [
-        ("an argument recorded once", "differs"),
-        ("nothing copied before a replay", "out of bounds"),
-        ("a number read in a capture", "not permitted when stream is capturing"),
-    ],
-)
-def test_defects_of_captured_steps_are_found(planted, words, emulated):
-    assert any(words in each for each in emulated.run(CAPTURED, ["adam", planted]))
 
 
 STEP = """
@@ -165,10 +145,6 @@ def test_steps_with_approximate_instructions_are_within_the_tolerance_of_gpus(na
     tolerance, that of approximations.py.
     """
     assert emulated.run(STEP, [name, dtype, True]) == []
-
-
-def test_errors_of_approximate_instructions_are_beyond_the_tolerance_of_exact_ones(emulated):
-    assert any("values are off" in each for each in emulated.run(STEP, ["ftml", "float32", False]))
 
 
 BYTES = """
@@ -260,13 +236,3 @@ def test_tests_of_kernels_pass_on_the_emulator(name, error, fresh_python):
     said = fresh_python(*command, TESTS / "kernels" / f"test_{name}.py", PYTHONPATH=path, unset=XDIST, **errors)
     assert re.search(r"\d+ passed", said)
     assert int(re.search(r"on the emulator: (\d+) launches", said)[1]) > 0
-
-
-@pytest.mark.parametrize("place", [-1, 3])
-def test_the_smoke_test_notices_what_is_written_beside_a_tensor(place):
-    guard = gpu_smoke.Guard()
-    tensor = guard.within(torch.ones(3))
-    guard.check()
-    tensor.as_strided((1,), (1,), tensor.storage_offset() + place).fill_(0.0)
-    with pytest.raises(AssertionError, match="memory beside a tensor of 12 bytes has been written to"):
-        guard.check()

@@ -1,7 +1,6 @@
 """Reductions over rows, columns and slices, and rules chosen by shape, compared with NumPy."""
 
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -173,49 +172,6 @@ def test_a_skipped_step_changes_no_state_and_the_next_one_does(place, name):
             assert all(same) if size > 1 else not any(same[:3])
             assert size > 1 or not all(same[3:])
         previous = now
-
-
-@pytest.mark.sample(0, "cpu")  # which compiles before it launches
-def test_many_tensors_are_a_launch_for_each_rule(place):
-    weights = [torch.ones(shape, device=place.device) for shape in [(6, 4), (5, 3), (2, 1, 1), (5,), (), (3, 2)]]
-    run = Update(rules.adafactor, weights, states_for(rules.adafactor, weights), engine=place.engine)
-    run.bind([torch.ones_like(w) for w in weights])
-    assert run.launches == 3
-
-
-def test_rules_by_shape_are_pickled_by_name():
-    assert pickle.loads(pickle.dumps(rules.adafactor)) is rules.adafactor
-    made = transforms.ema(rules.came)
-    assert pickle.loads(pickle.dumps(made)) is made
-    assert made.state[-1] == "ema"
-
-
-_ONE, _TWO = (f"def refused(w, g, state, hyper):\n    return {values}\n" for values in ("(g,)", "g, g"))
-_MIXED = """@reduction(op="mean", scope=("row", "column"))
-def pair(w, g, state, hyper):
-    return g, g
-
-
-@pair.finish
-def refused(sums, kept, hyper):
-    a, b = sums
-    (row,) = kept
-    return (row + a * b,)
-"""
-REFUSED = {
-    "scope without mean": (f'@reduction(scope="row")\n{_ONE}', ValueError, "scope='row': must be 'tensor'"),
-    "tensor with mean": (f'@reduction(op="mean")\n{_ONE}', ValueError, "with op='mean' it must have 'row'"),
-    "slices and rows": (f'@reduction(op="mean", scope=("row", "slice"))\n{_TWO}', ValueError, "or 'slice' for each"),
-    "too few scopes": (f'@reduction(op="mean", scope="row")\n{_TWO}', TypeError, "returns 2 values"),
-    "mixed": (_MIXED, TypeError, r"result 0 of 'refused' is computed from means over \['column', 'row'\]"),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_refused_is(write_rules, what):
-    text, error, message = REFUSED[what]
-    with pytest.raises(error, match=message):
-        write_rules(text)
 
 
 def test_a_rule_with_means_is_not_used_by_itself():

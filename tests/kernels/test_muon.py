@@ -97,19 +97,6 @@ def test_float16_on_the_products_of_rows(name):
     assert float((found.double() - exact).norm()) < 0.75 * float((plain.double() - exact).norm())
 
 
-def test_the_form_on_products_is_chosen_for_wide_matrices(monkeypatch):
-    """Where it takes fewer operations: with more than twice as many columns as rows. A CPU stays with bfloat16."""
-    taken = []
-    for name in ("iterated", "iterated_on_gram"):
-        monkeypatch.setattr(muon, name, lambda x, triples, name=name: taken.append((name, x.dtype)) or x)
-    narrow, wide, tall = (1, 8, 16), (1, 8, 17), (2, 17, 8)
-    for device, shape in (("cpu", narrow), ("cpu", wide), ("meta", narrow), ("meta", wide), ("meta", tall)):
-        muon.orthogonalized(torch.ones(shape, device=device), LISTS["quintic"], 1e-7)
-    plain, gram = "iterated", "iterated_on_gram"
-    of_cpu, of_gpu = [(plain, torch.bfloat16), (gram, torch.bfloat16)], [(gram, torch.float16)] * 2
-    assert taken == [*of_cpu, (plain, torch.bfloat16), *of_gpu]
-
-
 @pytest.mark.parametrize("blocks", [3, (2, 4), (1, 2, 1, 2)], ids=str)
 @pytest.mark.parametrize("trailing", [(5,), (3, 2, 2)], ids=["matrix", "kernel"])
 def test_blocks_of_rows_are_matrices_of_their_own(blocks, trailing):

@@ -111,20 +111,3 @@ def test_no_product_of_32_bits_is_part_of_an_address(kernel, compiling):
     text = compiling.run(*KERNELS[kernel])
     assert text.count("tt.addptr") > 2
     assert narrow_products(text) == []
-
-
-def test_a_product_of_32_bits_is_seen_wherever_it_goes():
-    text = """
-    tt.func public @kernel(%p: !tt.ptr<f32>, %n: i32) {
-      %a = arith.muli %n, %n : i32 loc(#loc1)
-      %b = scf.if %c -> (i32) {
-        scf.yield %n : i32
-      } else {
-        %d = arith.addi %a, %n : i32
-        scf.yield %d : i32
-      }
-      %e = tt.addptr %p, %b : !tt.ptr<f32>, i32 loc(#loc2)
-      %f = tt.addptr %p, %n : !tt.ptr<f32>, i32
-    }
-    """
-    assert narrow_products(text) == ["%e = tt.addptr %p, %b : !tt.ptr<f32>, i32"]

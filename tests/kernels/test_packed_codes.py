@@ -22,18 +22,6 @@ def packed_and_back(values, unsigned, random=None, dtype=U8):
     return storage.decode(*storage.encode(values, unsigned, random, dtype), unsigned, dtype, len(values))
 
 
-def test_levels_are_those_of_small_floating_point_types():
-    """Signed ones are torch's float8 with 4 bits of exponent, but one bit of these is of the mantissa here."""
-    for unsigned, last in ((False, 127), (True, 255)):
-        table = levels(unsigned)
-        assert len(table) == last + 1
-        assert table[0] == 0
-        assert table[-1] == 31 / 16 * 2.0 ** (16 if unsigned else 8)
-        assert (np.diff(table) > 0).all()
-        assert (np.diff(table)[:31] == 0.25).all()
-        assert (np.diff(table[16:]) / table[16:-1]).max() == 1 / 16
-
-
 @SIGNS
 def test_codes_of_4_bits_are_those_of_the_table(unsigned):
     """Two to a byte, the first one in the lower bits."""

@@ -5,15 +5,13 @@ The judge is NumPy in more digits. A sum may differ from it by the rounding of a
 
 # ruff: noqa: RUF059  # a rule names all its states and sums, whether it needs them or not
 
-import copy
 import math
-import pickle
 
 import pytest
 import torch
-from reduction_rules import by_longest, everywhere, tensors
+from reduction_rules import everywhere, tensors
 
-from tristep.kernels import Reduction, Update, reduction, rule, rules, tl
+from tristep.kernels import Update, reduction, rule, tl
 from tristep.kernels.states import states_for
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
@@ -273,12 +271,3 @@ def test_per_tensor_states_are_stored_where_they_were_given(place, stored):
     assert [[float(number) for number in row] for row in states] == [[1.0, float(i >= 5), 0.5 + i] for i in range(7)]
     assert [w[-1].item() for w in weights] == [-(0.5 + i) * (1.0 + (i >= 5)) for i in range(7)]
     assert [number.data_ptr() for row in states for number in row] == before
-
-
-def test_reductions_are_pickled_by_name_and_a_rule_says_what_it_keeps():
-    squares = rules.lars.reduction
-    assert isinstance(squares, Reduction)
-    assert pickle.loads(pickle.dumps(squares)) is copy.deepcopy(squares) is squares
-    assert pickle.loads(pickle.dumps(rules.lars)) is rules.lars
-    assert repr(by_longest) == "<rule by_longest: state (norm, steps), hyper (lr, fading)>"
-    assert (by_longest.state, by_longest.kept, rules.lans.kept) == ((), ("norm", "steps"), ())

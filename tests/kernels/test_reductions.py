@@ -273,15 +273,6 @@ def test_sums_over_tensors_on_devices_without_float64(monkeypatch, place):
     assert widest(torch.device("cpu")) == torch.float64
 
 
-@pytest.mark.sample(0, "cpu")
-def test_sums_over_no_tensors(place):
-    for used in (shown, globally, by_longest):
-        Update(used, [], [], engine=place.engine).bind([])
-        assert place.run(used, [], [], [], []).launches == 0
-        empty = [torch.zeros(0, device=place.device)]
-        place.run(used, empty, empty, states_for(used, empty), [[1.0, *[0.5] * len(used.hyper)]])
-
-
 @reduction
 def total(w, g, state, hyper):
     return w, 1.0

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -124,12 +123,6 @@ def test_what_hinders_triton_is_told_once_and_steps_are_right(version, fresh_pyt
     assert found["launches with hooks"] == ["_nothing", *STEP * 2, "_kernel"]
 
 
-@pytest.mark.sample(0)
-def test_a_c_compiler_that_fails_is_told_of(fresh_python, tmp_path):
-    found = _play(fresh_python, tmp_path, CC="false")
-    _check(found["a C compiler that fails"], ["python3-dev"])
-
-
 def _play(fresh_python, tmp_path, *folders, **environment):
     folders = [*folders, TESTS.parent / "src", *sys.path]
     environment |= {"PYTHONPATH": os.pathsep.join(map(str, folders)), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
@@ -157,24 +150,4 @@ def test_a_triton_without_a_backend_for_the_gpu_is_left_alone(monkeypatch):
     assert len(caught) == 1
     with pytest.raises(RuntimeError, match="engine='triton' cannot run on xpu:0: .* no backend named 'intel'"):
         choose_engine(device, "triton")
-    backends._warn.cache_clear()
-
-
-def test_a_triton_that_is_too_old_is_told_of(monkeypatch):
-    """As torch 2.8's Triton 3.4, which lacks what kernels call."""
-    monkeypatch.delenv("TRISTEP_ENGINE", raising=False)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.delattr("triton.constexpr_function")
-    with pytest.warns(UserWarning, match=r"Triton .* is older than 3\.5, which torch 2\.9 brings: update torch"):
-        assert choose_engine(torch.device("cuda", 3)) == "eager"
-    backends._warn.cache_clear()
-    import_module("tristep.kernels.backends.triton.start").problem_of.cache_clear()
-
-
-def test_a_triton_that_cannot_be_imported_is_told_of(monkeypatch):
-    monkeypatch.delenv("TRISTEP_ENGINE", raising=False)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setitem(sys.modules, "tristep.kernels.backends.triton.start", None)
-    with pytest.warns(UserWarning, match=r"ModuleNotFoundError.*install torch's build for this GPU anew"):
-        assert choose_engine(torch.device("cuda", 2)) == "eager"
     backends._warn.cache_clear()

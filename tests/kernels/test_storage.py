@@ -37,11 +37,6 @@ def test_states_in_bfloat16_are_the_nearest(place, weight_dtype):
         same(row[1], first)
 
 
-def test_the_oracle_rounds_as_torch_does():
-    values = numbers(3, (5000,))
-    same(torch.tensor(values).to(BF16), as_bfloat16(values))
-
-
 @pytest.mark.sample(0, "triton")
 @pytest.mark.sample(1, "cpu")
 @pytest.mark.parametrize(
@@ -226,21 +221,3 @@ def test_types_that_do_not_go_together_are_refused():
         masters = [None if master is None else torch.zeros(3, dtype=master)]
         with pytest.raises(ValueError, match=message):
             Update(rules.sgd_momentum, [torch.zeros(3, dtype=weight)], [(torch.zeros(3, dtype=state),)], masters)
-
-
-@pytest.mark.sample(0, "cpu")  # which compiles five loops for that
-def test_groups_are_formed_by_how_tensors_are_stored(place):
-    """Alike they go into one launch; the values are those of each alone."""
-    values = np.random.default_rng(4).normal(size=1030).astype(np.float32)
-    gradient = torch.tensor(values, device=place.device)
-    master_dtypes = [None, F32, I16, I8, None]
-    weights = [torch.zeros(1030, dtype=BF16, device=place.device) for _ in master_dtypes]
-    masters = [
-        None if master_dtype is None else torch.zeros(1030, dtype=master_dtype, device=place.device)
-        for master_dtype in master_dtypes
-    ]
-    states = [*states_for(take, weights[:4]), *states_for(take, weights[4:], BF16)]
-    run = place.run(take, weights, [gradient] * 5, states, [[1.0]] * 5, masters)
-    assert run.launches == 5
-    for weight, master_dtype in zip(weights, master_dtypes, strict=True):
-        same(weight, nearest_of_24_bits(values) if master_dtype == I8 else as_bfloat16(values))

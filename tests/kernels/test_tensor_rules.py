@@ -1,8 +1,6 @@
 """Rules of whole tensors: plain torch on every device, whatever engine is asked for, compared with elementwise rules."""
 
-import copy
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -38,14 +36,6 @@ def normalized(w, g, state, hyper):
     """The example of the documentation."""
     (lr,) = hyper
     return w - lr * g / g.norm(), state
-
-
-@tensor_rule(batched=True, shapes=lambda shape: {"size": ()})
-def counting(w, g, state, hyper):
-    """Keeps how many tensors were computed together."""
-    size, same = state
-    (lr,) = hyper
-    return w - lr * g, (size + len(w), same)
 
 
 @pytest.mark.parametrize(
@@ -253,19 +243,6 @@ def test_a_stack_of_tensors_is_updated_as_each_alone(monkeypatch, eager_place, n
         torch.testing.assert_close(stacked, alone, equal_nan=True, **close)
 
 
-def test_which_tensors_are_computed_together(monkeypatch):
-    """Those of equal shape and hyper-parameters, up to so many elements; states are seen one by one from outside."""
-    monkeypatch.setattr(eager, "STACKS_ON_CPU", eager.Limit(8, 16))
-    weights = [torch.zeros(shape) for shape in [(2, 2)] * 6 + [(4,)] * 2 + [(3, 3)] * 2 + [()]]
-    states = states_for(counting, weights)
-    hyper = [{"lr": 0.5 if i == 1 else 0.25} for i in range(len(weights))]
-    gradients = [None if i == 2 else torch.ones_like(weight) for i, weight in enumerate(weights)]
-    update(counting, weights, gradients, states, hyper)
-    assert [row[0].item() for row in states] == [4, 1, 0, 4, 4, 4, 2, 2, 1, 1, 1]
-    assert [row[1].shape for row in states] == [weight.shape for weight in weights]
-    assert all(bool((w == -values["lr"]).all()) for i, (w, values) in enumerate(zip(weights, hyper, strict=True)) if i != 2)
-
-
 def test_a_matrix_without_eigenvectors_in_float32_does_not_trouble_the_others(monkeypatch):
     """It gets those of float64, and they the same as alone."""
     decompose, asked = torch.linalg.eigh, []
@@ -285,46 +262,6 @@ def test_a_matrix_without_eigenvectors_in_float32_does_not_trouble_the_others(mo
     turned = (vectors.mT.double() @ grams.double() @ vectors.double()) / grams.double().norm(dim=(1, 2), keepdim=True)
     values = torch.linalg.eigvalsh(grams.double()).flip(-1) / grams.double().norm(dim=(1, 2), keepdim=True)[..., 0]
     torch.testing.assert_close(turned, torch.diag_embed(values), rtol=0, atol=1e-5)
-
-
-def test_a_batched_rule_can_be_called_with_one_tensor():
-    w, (size, same) = counting(torch.ones(2, 3), torch.ones(2, 3), (torch.zeros(()), torch.zeros(2, 3)), (0.25,))
-    assert w.tolist() == [[0.75] * 3] * 2
-    assert (size.item(), same.shape) == (1, (2, 3))
-
-
-def test_names_and_shapes():
-    assert (by_rows.name, by_rows.state, by_rows.hyper, by_rows.kept) == ("by_rows", ("mom", "rows", "pair"), ("lr",), ())
-    assert by_rows.slots == by_rows.state
-    assert by_rows.shapes(torch.Size([4, 5])) == [torch.Size([4, 5]), torch.Size([4]), torch.Size([2])]
-    assert swapped.shapes(torch.Size([4, 5])) == [torch.Size([4, 5])] * 3
-    assert by_rows.__doc__.startswith("Momentum")
-    assert pickle.loads(pickle.dumps(rules.group_adagrad)) is rules.group_adagrad
-    assert copy.deepcopy(rules.group_adagrad) is rules.group_adagrad
-    assert pickle.loads(pickle.dumps(rules.soap_up_to(8, True))).batched
-
-
-REFUSED = {
-    "three arguments": ("(w, g, state):\n    return w, state\n", r"takes \(w, g, state\): it must be \(w, g"),
-    "hyper not unpacked": ("(w, g, state, hyper):\n    return w - hyper[0], state\n", "'refused' must unpack hyper"),
-    "state not unpacked": ("(w, g, state, hyper):\n    m = state[0]\n    return w, (m,)\n", "'refused' must unpack state"),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_refused_is(write_rules, what):
-    text, message = REFUSED[what]
-    with pytest.raises(TypeError, match=message):
-        write_rules(f"@tensor_rule\ndef refused{text}")
-
-
-def test_what_a_tensor_rule_may_not_be_made_of():
-    with pytest.raises(TypeError, match="function of @tensor_rule must be a plain Python function, got Rule"):
-        tensor_rule(rules.sgd)
-    with pytest.raises(TypeError, match=r"full_precision=\('mon',\): tensor rule 'averaged' has no state 'mon'"):
-        tensor_rule(averaged.fn, full_precision=("mon",))
-    with pytest.raises(TypeError, match="rule 'averaged' has no option 'steps'. There are none"):
-        averaged.variant((copy.copy, (averaged,)), steps=3)
 
 
 def test_states_of_another_shape_are_refused():

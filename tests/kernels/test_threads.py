@@ -48,11 +48,6 @@ def test_threads_give_the_serial_result_bit_for_bit(launch, monkeypatch, library
     assert used == [4, 4, 4]
 
 
-def test_little_work_is_not_given_to_threads(launch, monkeypatch):
-    monkeypatch.setattr(launch, "run_threads", lambda *args: pytest.fail("threads for little work"))
-    _large_step((launch.PARALLEL_FROM // 2, launch.PARALLEL_FROM // 2 - 1))
-
-
 def test_two_threads_of_python_step_different_tables_at_once(place, write_rules):
     """Also the first step, where both need the rule compiled."""
     if (place.engine, place.device) == ("triton", "cpu"):

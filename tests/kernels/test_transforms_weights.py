@@ -4,7 +4,6 @@ The judges are the papers' formulas in NumPy and pytorch_optimizer, on what the 
 """
 
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -110,16 +109,6 @@ def remembering(w, g, state, hyper):
     place.run(made, [w], [place.tensor([1.0, -1.0], F64)], [(last,)], [[1.0, 0.5, 0.25]])
     assert w.tolist() == [0.25, 1.5]
     assert last.tolist() == [0.75, -0.5]
-
-
-def test_what_cannot_be_composed_is_refused():
-    with pytest.raises(ValueError, match="rule 'sgd' has none of the hyper-parameters 'decay', 'decoupled_decay'"):
-        transforms.cautious_weight_decay(rules.sgd)
-    with pytest.raises(ValueError, match="'adam_averaging' has a state or hyper-parameter 'ema' already"):
-        transforms.ema(transforms.ema(rules.adam))
-    made = transforms.cautious(rules.adam)
-    for each in (transforms.cautious_weight_decay(rules.adamw), made, made.reduction):
-        assert pickle.loads(pickle.dumps(each)) is each
 
 
 @pytest.mark.sample(2)
