@@ -9,7 +9,6 @@ from curve_views import RATE, Curve
 from tristep.viz import LiveLoop
 from tristep.viz.render import notebook
 from tristep.viz.render.canvas import SceneWidget
-from tristep.viz.render.ipywidgets import SceneBox
 from tristep.viz.render.matplotlib import Figure
 from tristep.viz.render.renderers import capabilities, set_renderer
 from tristep.viz.views.view import WIDGET
@@ -57,19 +56,6 @@ def test_colab_shows_the_canvas_once_its_manager_is_on(colab):
     assert about[WIDGET] == MANAGER  # Colab's own hook adds it to what `display` shows, not to the value of a cell
 
 
-def test_colab_falls_back_to_core_widgets_with_one_warning(colab):
-    colab.error = ValueError("Unknown widgets version")
-    with pytest.warns(RuntimeWarning, match="Unknown widgets version.*core widgets"):
-        found = capabilities()
-    assert found.renderer == "ipywidgets"
-    view = Curve([RATE])
-    data, about = view._repr_mimebundle_()  # without another warning
-    assert colab.calls == 1
-    assert WIDGET in data
-    assert WIDGET not in about
-    assert isinstance(view.display.widgets[0], SceneBox)
-
-
 @pytest.fixture
 def marimo(monkeypatch):
     """A stand-in for the module of marimo, in a notebook that a page has opened."""
@@ -103,14 +89,6 @@ def test_marimo_is_handed_what_it_can_show(marimo):
     assert not notebook.has_front_end()
 
 
-def test_without_anywidget_marimo_shows_pictures(marimo, monkeypatch):
-    monkeypatch.setitem(sys.modules, "anywidget", None)
-    assert capabilities().renderer == "matplotlib"
-    assert "anywidget is missing" in capabilities().reason
-    with pytest.raises(ModuleNotFoundError, match="a widget needs anywidget here"):
-        Curve([RATE]).widget()
-
-
 def test_a_loop_whose_cell_marimo_has_run_again_is_stopped(marimo):
     def count():
         while True:
@@ -127,15 +105,3 @@ def test_a_loop_whose_cell_marimo_has_run_again_is_stopped(marimo):
     marimo.threads[1].should_exit = True
     LiveLoop([], mode="block").start()
     assert second.status == "stopped"
-
-
-def test_a_widget_of_a_cell_that_is_gone_gets_no_more_frames(marimo):
-    view = Curve([RATE])
-    widget = view.widget()
-    before = widget.payload
-    marimo.threads[0].should_exit = True
-    view.height = 0.25
-    view.refresh()
-    view.catch_up()
-    assert widget.payload == before
-    assert view.display.widgets == []

@@ -94,22 +94,6 @@ def test_at_the_tip_of_a_root():
     assert function("sqrt(x)").value_and_gradient(torch.tensor([4.0, 0.0]))[1].tolist() == [0.25, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("1e308", [np.inf] * 3),
-        ("1e308 * x", [-np.inf, np.nan, np.inf]),
-        ("x - (1 - 1e308)", [np.inf] * 3),
-        ("max(x, -1e39)", [-1.0, 0.0, 2.0]),
-        ("x * 1e30 * 1e30", [-np.inf, 0.0, np.inf]),
-    ],
-)
-def test_numbers_beyond_float32_are_infinite_in_it(text, expected):
-    x = torch.tensor([[-1.0, 1.0], [0.0, 1.0], [2.0, 1.0]])
-    np.testing.assert_array_equal(function(text)(x), expected)
-    np.testing.assert_array_equal(function(text).value_and_gradient(x)[0], expected)
-
-
 EXPRESSIONS = {
     "1": lambda x, y: 0 * x + 1,
     "y": lambda x, y: y,
@@ -155,27 +139,10 @@ def test_room_is_used_again_without_harm():
         ("__import__('os')", "no function '__import__'"),
         ("x.real", "not allowed"),
         ("x + z", r"no 'z'; there are x, y, pi and e\n  x \+ z\n      \^"),
-        ("x + é", r"no 'é'; .*\n  x \+ é\n      \^"),
-        ("(lambda: 1)()", "cannot be called"),
         ("[x for x in y]", "not allowed"),
-        ("x // y", "this operation is not allowed"),
-        ("~x", "not allowed"),
-        ("'a' * 99", "'a' is no number"),
-        ("True + x", "True is no number"),
         ("x**y", "an exponent must be a number"),
-        ("x**21", r"from -20 to 20\n  x\*\*21\n     \^"),
-        ("1e999 + x", "too large"),
-        ("x +", "cannot be read"),
-        ("x\n+ y", "must be one"),
-        ("sin(x, y)", "sin takes one value"),
-        ("max(x)", "max takes two values"),
-        ("sin(x=1)", "sin takes one value"),
-        ("sin(*x)", "sin takes one value"),
         ("x" + " + x" * 400, "at most 1000"),
         ("-" * 60 + "x", "more than 50 deep"),
-        ("(" * 300 + "x" + ")" * 300, "cannot be read"),
-        ("rosenbrok", "no function of that name"),
-        ("", "cannot be read"),
     ],
 )
 def test_what_is_not_allowed(text, message):
@@ -197,22 +164,3 @@ def test_callables_names_and_arguments():
     assert ill_conditioned_bowl(7)(torch.tensor([2.0, 2.0])).item() == 16.0
     assert (noisy_ravine(0.25, 3).noise, noisy_ravine(0.25, 3).seed) == (0.25, 3)
     assert Function("f", "x", minima=[(0, 0, 1)]).minima == (Minimum(0, 0, 1),)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: function(lambda points: points.sum()), ValueError, r"gave \(\) for points of shape \(3, 2\)"),
-        (lambda: function(lambda points: points.detach().sum(dim=-1)), ValueError, "cannot go backwards"),
-        (lambda: function(3), TypeError, "not int"),
-        (lambda: ill_conditioned_bowl(0.5), ValueError, "condition=0.5"),
-        (lambda: noisy_ravine(-1), ValueError, "noise=-1"),
-        (lambda: Function("f", "x", xlim=(1, 1)), ValueError, "xlim"),
-        (lambda: Function("f", "x", start=3), TypeError, "start=3"),
-        (lambda: Function("f", 3), TypeError, "expression must be"),
-        (lambda: FUNCTIONS["beale"](torch.zeros(3)), TypeError, "shape"),
-    ],
-)
-def test_what_is_no_function_is_refused(make, error, message):
-    with pytest.raises(error, match=message):
-        make()

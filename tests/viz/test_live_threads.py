@@ -1,10 +1,7 @@
 """The live loop: other threads, other loops, and loops that nothing refers to."""
 
 import asyncio
-import contextlib
 import gc
-import os
-import struct
 import subprocess
 import sys
 import threading
@@ -104,32 +101,6 @@ def test_another_thread_pauses_and_steers_between_two_steps():
     assert loop.runs["again"].scalars["learning_rate"].recent()[1].tolist() == [0.0025, 0.0025]
 
 
-def test_another_thread_that_asks_often_leaves_one_task():
-    training = Training()
-    loop = sliced(training.loop(mode="task"))
-
-    async def main():
-        loop.step(2)
-        await ended(loop)
-
-        def ask():
-            for _ in range(5):
-                loop.resume()
-                loop.pause()
-            loop.resume()
-
-        asker = threading.Thread(target=ask)
-        asker.start()
-        asker.join()  # and the event loop does nothing meanwhile
-        await asyncio.sleep(0)
-        assert [task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}] == ["LiveLoop run"]
-        await ended(loop)
-
-    asyncio.run(main())
-    assert (loop.status, loop.n_steps) == ("finished", 30)
-    assert same(training.state(), plain("trainer")[0])
-
-
 def test_a_running_loop_that_nothing_refers_to_can_be_stopped():
     training, done = Training(), []
 
@@ -212,47 +183,3 @@ while loop.n_steps < 5:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-SCRIPT = """
-import torch, tristep
-from tristep import viz
-net = torch.nn.Linear(2, 1)
-trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.1}, engine="eager")
-def train():
-    for _ in range(40):
-        loss = net(torch.ones(4, 2)).square().mean()
-        trainer.zero_grad()
-        loss.backward()
-        trainer.step(1)
-        yield loss
-print(viz.LiveLoop(train, trainer=trainer, view=None).start())
-"""
-
-
-@pytest.mark.sample(0)
-@pytest.mark.parametrize("in_terminal", [True, False])
-def test_a_script_has_a_line_of_progress_in_a_terminal_and_else_none(in_terminal):
-    pty, fcntl, termios = (pytest.importorskip(name) for name in ("pty", "fcntl", "termios"))
-    shown = b""
-    if in_terminal:
-        own, errors = pty.openpty()
-        fcntl.ioctl(errors, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        with subprocess.Popen([sys.executable, "-c", SCRIPT], stderr=errors, stdout=subprocess.PIPE) as done:
-            os.close(errors)
-            with contextlib.suppress(OSError):  # which is the end of it on Linux
-                while part := os.read(own, 4096):
-                    shown += part
-            said = done.stdout.read()
-        os.close(own)
-    else:
-        done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=False)
-        shown, said = done.stderr, done.stdout
-    assert done.returncode == 0
-    assert b"finished, 40 steps" in said
-    if in_terminal:
-        *_, last = (line for line in shown.decode().split("\r") if "steps" in line)
-        assert last.startswith("run: 40 steps")
-        assert "loss " in last
-    else:
-        assert shown == b""

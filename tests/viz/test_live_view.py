@@ -20,54 +20,6 @@ def _no_renderer_is_left():
     viz.set_renderer(None)
 
 
-@pytest.mark.parametrize("mode", ["block", "task", "thread"])
-def test_a_view_may_draw_every_20_milliseconds_and_at_each_pause(mode):
-    training, now = Training(), [0]
-    view = Watching(now)
-
-    def steps():
-        for _ in range(100):
-            now[0] += 6
-            yield
-
-    async def drawn(pauses):
-        while len(view.caught_up) < pauses:  # a thread draws after it has said that it is paused
-            await asyncio.sleep(0)
-
-    async def main():
-        loop = training.loop(steps, view=view, mode=mode)
-        loop.clock = lambda: now[0] / 1000
-        loop.step(50)
-        await asyncio.wait_for(drawn(1), 60)
-        assert loop.status == "paused"
-        loop.resume()
-        await loop
-        await asyncio.wait_for(drawn(2), 60)
-
-    asyncio.run(main())
-    assert view.caught_up == [300, 600]
-    # 4 steps of 6 ms are the first that reach 20 ms; a slice starts again after a pause, which is drawn by itself.
-    assert view.refreshed == [*range(24, 300, 24), 300, *range(324, 600, 24), 600]
-
-
-def test_a_recorder_is_not_looked_at_between_its_own_looks(monkeypatch):
-    looks = []
-
-    class Watched(Recorder):
-        def poll(self):
-            looks.append(loop.n_steps)
-            super().poll()
-
-    monkeypatch.setattr("tristep.viz.record.recorder.SECONDS", float("inf"))
-    training = Training()
-    loop = training.loop(training.step, recorder=Watched(training.trainer), mode="block")
-    now = iter(range(10**6))
-    loop.clock = lambda: next(now)  # every step is a slice
-    loop.step(20)
-    assert looks == [20]
-    assert loop.run.scalars["loss"].last_step == 20
-
-
 def test_a_view_that_cannot_be_drawn_does_not_end_training():
     class Broken(Watching):
         def refresh(self):
@@ -207,36 +159,6 @@ def test_a_view_of_one_s_own_is_steered_and_gets_what_is_its_own():
     assert {button.name for button in loop.view.scene().buttons} == {"own", "pause", "resume", "one step", "stop"}
 
 
-def test_the_multiplier_is_said_at_once_by_a_loop_that_does_not_run():
-    training = Training()
-    loop = training.loop(training.step, view="live", name="first")
-    view = loop.view
-    with view:
-        canvas = view.widget()
-        for steps, quarter in ((0, 0.005), (3, 0.005)):
-            for index, words in ((8, f"learning rate {quarter:g} (× 0.25)"), (12, "learning rate 0.02, drawing")):
-                assert MULTIPLIERS[index] in (0.25, 1.0)
-                canvas._handle_custom_msg({"kind": "control", "name": "multiplier", "index": index}, [])
-                assert words in canvas.payload.decode(errors="replace")
-            if not steps:
-                loop.step(3)
-
-
-def test_the_live_view_says_what_went_wrong():
-    def steps():
-        yield 1.0
-        raise ValueError("out of <range>")
-
-    loop = LiveLoop(steps(), mode="block")
-    with pytest.raises(ValueError, match="out of"):
-        loop.start()
-    line = steps.__code__.co_firstlineno + 2
-    where = f'test_live_view.py, line {line}, in steps: raise ValueError("out of <range>")'
-    assert _texts(loop.view.scene())[0] == f"run: failed after step 1\nValueError: out of <range>\n{where}"
-    buttons = {button.name: button.enabled for button in loop.view.scene().buttons}
-    assert buttons == dict.fromkeys(("pause", "resume", "one step", "stop"), False)  # no snapshots without a trainer
-
-
 def test_a_button_resumes_in_the_background():
     training = Training()
 
@@ -359,21 +281,3 @@ def test_what_another_thread_puts_off_is_drawn_by_the_event_loop_of_the_steps(mo
         return [(words.split("\n")[1], thread == threading.get_ident()) for words, thread in frames]
 
     assert asyncio.run(main()) == [("first", False), ("second", True)]
-
-
-def test_the_last_picture_has_no_room_for_what_comes_next(monkeypatch):
-    viz.set_renderer("ipywidgets")
-    training = Training()
-    loop = training.loop(view="live")
-    box = loop.view.widget()
-
-    def ends(scene):
-        return [(axis.low, axis.high) for panel in scene.panels for axis in (panel.x, panel.y)]
-
-    for n_steps in (5, 12):
-        loop.step(n_steps)
-        assert ends(box.scene) == ends(loop.view.scene())
-    loop.resume()
-    assert loop.status == "finished"
-    assert ends(box.scene) == ends(loop.view.scene())
-    loop.view.close()

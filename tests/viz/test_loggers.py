@@ -14,7 +14,6 @@ import torch
 import tristep
 from tristep.viz import Recorder, Run
 from tristep.viz.record import loggers
-from tristep.viz.record.adapters import adapter
 
 pytestmark = pytest.mark.usefixtures("few_steps")
 
@@ -116,21 +115,7 @@ def test_tensorboard_reads_scalars_and_histograms(tmp_path):
                 assert event.histogram_value.num == row.sum()
 
 
-def test_a_folder_with_an_address_is_left_to_tensorboards_writer(tmp_path, monkeypatch):
-    boards = pytest.importorskip("torch.utils.tensorboard")
-    fsspec = pytest.importorskip("fsspec")
-    monkeypatch.chdir(tmp_path)
-    place = "memory://tristep-events"
-    with boards.SummaryWriter(place) as writer:
-        target = adapter(writer)
-        target.log(3, {"loss": 0.5})
-        target.close()
-    files = [name for name in fsspec.filesystem("memory").ls("/tristep-events", detail=False) if name.endswith(".tristep")]
-    assert len(files) == 1
-    assert b"loss" in fsspec.filesystem("memory").cat(files[0])
-    assert not list(tmp_path.iterdir())
-
-
+@pytest.mark.sample(0)  # whose own start takes seconds
 def test_wandb_gets_scalars_and_histograms(tmp_path, monkeypatch):
     """W&B's summary has the last step; earlier ones are seen where W&B takes them, for it cannot read an offline run."""
     wandb = pytest.importorskip("wandb")
@@ -159,23 +144,6 @@ def test_wandb_gets_scalars_and_histograms(tmp_path, monkeypatch):
     assert {step: {n: v for n, v in row.items() if n in expected[1]} for step, row in rows.items()} == expected
 
 
-class _Board:
-    """A writer with TensorBoard's methods, as tensorboardX has it."""
-
-    def __init__(self):
-        self.calls = []
-
-    def add_scalar(self, name, value, step):
-        self.calls.append((step, name, value))
-
-
-def test_another_writer_with_tensorboards_methods():
-    board = _Board()
-    with _train([board]) as recorder:
-        pass
-    assert board.calls == [(step, *item) for step, row in _expected(recorder.run).items() for item in row.items()]
-
-
 def test_a_logger_that_fails_is_named_once_and_at_the_end():
     got, seen = {}, threading.Event()
 
@@ -199,14 +167,6 @@ def test_a_logger_that_fails_is_named_once_and_at_the_end():
         recorder.close()
     assert sorted(got) == [2, 4, 6]
     recorder.close()
-
-
-def test_an_error_of_training_is_not_hidden_by_one_of_a_logger():
-    def fail(step, values):
-        raise OSError("no network")
-
-    with pytest.warns(UserWarning, match="no network"), pytest.raises(KeyError, match="mine"), _train([fail]):
-        raise KeyError("mine")
 
 
 @pytest.mark.filterwarnings("ignore:.*it is slower than the training")
@@ -249,24 +209,12 @@ def test_a_run_that_goes_back_is_logged_from_where_it_was():
     assert all(got[step]["loss"] > 0 for step in range(1, STEPS + 1))
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "message"),
-    [
-        ({"to": "a.csv"}, TypeError, "to='a.csv': must be a list of loggers"),
-        ({"to": ["a.txt"]}, ValueError, r"to has 'a.txt': a file's name must end in .csv or .jsonl"),
-        ({"to": [3]}, TypeError, r"to has 3 \(int\): must be"),
-        ({"to": ["no/such/folder/a.csv"]}, FileNotFoundError, "there is no folder"),
-        ({"to": ["b.jsonl", "there.csv"]}, FileExistsError, "choose another name"),
-        ({"to": [print], "log_every": 0}, ValueError, "log_every=0"),
-        ({"to": [print], "log_quantities": ["norm"]}, ValueError, r"log_quantities=\['norm'\]"),
-    ],
-)
-def test_what_does_not_fit_is_refused_and_leaves_trainer_and_files_alone(settings, error, message, tmp_path, monkeypatch):
+def test_a_file_that_is_there_is_refused_and_left_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.csv").write_text("mine")
     trainer = tristep.Trainer(torch.nn.Linear(3, 2), "sgd")
-    with pytest.raises(error, match=message):
-        Recorder(trainer, **settings)
+    with pytest.raises(FileExistsError, match="choose another name"):
+        Recorder(trainer, to=["b.jsonl", "there.csv"])
     assert trainer.telemetry is None
     assert (tmp_path / "there.csv").read_text() == "mine"
 
@@ -293,7 +241,7 @@ kept = main()
 
 
 @pytest.mark.sample(0)
-@pytest.mark.parametrize("end", ["", "return None", "raise ValueError('of the script')", "recorder.close()"])
+@pytest.mark.parametrize("end", ["return None", "raise ValueError('of the script')"])
 def test_a_script_that_does_not_close_its_recorder_has_logged_all(end, tmp_path):
     """Also where the recorder is gone before its end."""
     path = tmp_path / "log.csv"

@@ -147,27 +147,6 @@ def test_a_long_trajectory_is_downsampled():
     assert 1500 - steps[-1] <= 2 * steps[1]
 
 
-def _one_point():
-    path = WeightPath(nn.Linear(2, 1))
-    path.step()
-    return path
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"directions": "hessian"}, "directions='hessian'"),
-        ({"n": 1, "directions": "filter"}, "n=1"),
-        ({"reach": 0.0, "directions": "filter"}, "reach=0.0"),
-        ({}, "needs paths of three points"),
-        ({"paths": _one_point()}, "the model has 5 weights"),
-    ],
-)
-def test_bad_input_is_named(regression, arguments, words):
-    with pytest.raises(ValueError, match=words):
-        loss_plane(_linear(), nn.MSELoss(), regression, **arguments)
-
-
 def test_the_picture_shows_ways_and_heights(regression, paths):
     plane = loss_plane(_linear(), nn.MSELoss(), regression, paths, n=9)
     view = LossPlaneView(plane)

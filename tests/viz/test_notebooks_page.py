@@ -20,6 +20,7 @@ SHORTER = {  # the same code in less time
 }
 
 
+@pytest.mark.sample(0)  # the page is run by the full tier
 @pytest.mark.usefixtures("chosen_renderer")
 @pytest.mark.filterwarnings("ignore:tristep. compiling")
 def test_all_blocks_run_in_order(tmp_path, monkeypatch):
@@ -49,22 +50,3 @@ def test_all_blocks_run_in_order(tmp_path, monkeypatch):
     assert given["%opt_compare"].trajectories.names == ("adam", "lion", "sgd")
     assert names["loop"].status == "finished"
     assert isinstance(names["found"], trainer.Sweep)
-
-
-def test_every_magic_has_a_row_and_each_option_that_is_named_exists():
-    from tristep.viz.live.extension import TristepMagics
-
-    magics = TristepMagics.magics["line"] | TristepMagics.magics["cell"]
-    rows = dict(re.findall(r"^\| `%%?(\w+)` \| (.*) \|$", PAGE, re.MULTILINE))
-    assert rows.keys() == magics.keys()
-    for name, row in rows.items():
-        options = getattr(TristepMagics, magics[name]).parser.format_help()
-        for option in re.findall(r"`(--?\w+)", row):
-            assert option in options, (name, option)
-
-
-def test_local_links_lead_somewhere():
-    docs = Path(__file__).parents[2] / "docs"
-    targets = re.findall(r"\]\((?!https?:|#)([^)]+)\)", PAGE)
-    assert targets
-    assert [target for target in targets if not (docs / target).exists()] == []

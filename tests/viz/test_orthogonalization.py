@@ -1,7 +1,6 @@
 """What Muon's lists make of singular values: the curves, the table, and what is refused."""
 
 import numpy as np
-import pytest
 
 from tristep.viz import Line, OrthogonalizationView
 
@@ -33,21 +32,3 @@ def test_the_table_has_the_least_and_the_largest():
     assert "own: 0.034 to 1.000 after 3 steps of 6 products." in view.describe()
     assert len(OrthogonalizationView(shape=(4, 4)).found) == 4
     assert OrthogonalizationView(["quintic"], steps=8, shape=(4, 4)).found[0].steps == 8
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"lists": "quintic"}, TypeError, "lists='quintic': must be names of lists, or a dict"),
-        ({"lists": [CUBIC]}, TypeError, "must be names"),
-        ({"lists": []}, ValueError, "is empty"),
-        ({"lists": ["muon"]}, ValueError, "lists='muon': must be one of 'quintic'"),
-        ({"lists": {"own": [(1, 2)]}}, ValueError, r"lists\['own'\]\[0\]=\(1, 2\): must be the three numbers"),
-        ({"low": 1.0}, ValueError, "low=1.0: must be"),
-        ({"shape": (0, 3)}, ValueError, r"shape\[0\]=0: must be 1 or more"),
-        ({"steps": 3}, ValueError, "steps=3: coefficients='cubic5' has 5 steps"),
-    ],
-)
-def test_what_is_no_list_is_refused(arguments, error, message):
-    with pytest.raises(error, match=message):
-        OrthogonalizationView(**arguments)

@@ -2,9 +2,6 @@
 
 import base64
 import io
-import subprocess
-import sys
-import textwrap
 import types
 
 import ipywidgets
@@ -12,7 +9,6 @@ import pytest
 from curve_views import RATE, Curve
 from PIL import Image as Pixels
 
-from tristep.viz import plot_training
 from tristep.viz.render.ipywidgets import SceneBox
 from tristep.viz.render.renderers import capabilities, set_renderer
 from tristep.viz.views.view import WIDGET
@@ -50,39 +46,6 @@ def test_an_output_has_its_renderers_data_and_all_below_and_no_html(renderer, ki
         assert data[WIDGET]["model_id"] == widget.model_id
 
 
-@pytest.mark.sample(0)
-@pytest.mark.packaging
-def test_missing_packages_lower_the_renderer(tmp_path):
-    code = f"""
-        import sys, types
-        import IPython
-        sys.modules.update(anywidget=None, ipywidgets=None)
-        from tristep.viz import Axis, Line, Panel, Scene, View, capabilities, set_renderer
-
-        class Curve(View):
-            def scene(self):
-                return Scene([Panel(Axis("x", 0, 1), Axis("y", 0, 1), [Line([0, 1], [0, 1])])])
-
-        IPython.get_ipython = lambda: types.SimpleNamespace(kernel=types.SimpleNamespace(), user_ns={{}})
-        picture = {{"image/png", "text/plain"}}
-        for renderer, kinds in [("matplotlib", picture), ("ipywidgets", picture | {{{WIDGET!r}}})]:
-            assert capabilities().renderer == renderer, capabilities()
-            data, _ = Curve()._repr_mimebundle_()
-            assert set(data) == kinds, set(data)
-            for attempt in (lambda: set_renderer("canvas"), lambda: Curve().html("page.html")):
-                try:
-                    attempt()
-                except ModuleNotFoundError as error:
-                    assert "tristep[notebook]" in str(error), error
-                else:
-                    raise AssertionError("no error")
-            sys.modules.pop("ipywidgets")  # which is there from now on
-    """
-    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-
-
 @pytest.mark.parametrize(
     ("shell", "environment", "front_end", "renderer"),
     [
@@ -105,14 +68,6 @@ def test_the_renderer_is_chosen_by_what_is_found(shell, environment, front_end, 
     assert (seen.front_end, seen.renderer) == (front_end, renderer)
     assert seen.ipywidgets == ipywidgets.__version__
     assert str(seen).startswith(f"{renderer}: ")
-
-
-@pytest.mark.parametrize(("missing", "renderer"), [("anywidget", "ipywidgets"), ("ipywidgets", "matplotlib")])
-def test_a_missing_package_is_the_reason_for_a_lower_renderer(missing, renderer, monkeypatch):
-    monkeypatch.setattr("IPython.get_ipython", lambda: types.SimpleNamespace(kernel=True, user_ns={}))
-    monkeypatch.setitem(sys.modules, missing, None)
-    found = capabilities()
-    assert (found.renderer, found.reason) == (renderer, f"{missing} is missing")
 
 
 def test_the_environment_chooses_until_set_renderer_does(monkeypatch):
@@ -147,18 +102,3 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, canvas):
     assert path.read_text() == before
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         view.html(tmp_path / "none" / "page.html")
-
-
-def test_pages_of_notebooks_have_the_words_of_pictures(caplog):
-    """By the template of nbconvert that asks for them."""
-    nbconvert, nbformat = pytest.importorskip("nbconvert"), pytest.importorskip("nbformat")
-    data, about = Curve()._repr_mimebundle_()
-    png, words = plot_training({"sgd": [3.0, 2.0]})._repr_png_()
-    shown = [(data["image/png"], about["image/png"]), (base64.b64encode(png).decode(), words)]
-    outputs = [nbformat.v4.new_output("display_data", {"image/png": a}, metadata={"image/png": b}) for a, b in shown]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=outputs)])
-    with caplog.at_level("WARNING"):
-        page, _ = nbconvert.HTMLExporter(template_name="classic").from_notebook_node(notebook)
-    assert "Alternative text is missing" not in caplog.text
-    assert 'alt="It rises to 1.0"' in page
-    assert 'alt="training loss at the end: sgd 2"' in page

@@ -173,17 +173,6 @@ def test_a_step_that_was_known_already_changes_nothing():
     assert list(run.scalars) == ["loss"]
 
 
-def test_names_are_of_one_run_each_and_storage_has_a_text_for_each_parameter(runs):
-    with pytest.raises(ValueError, match="there is a run 'adam' already"):
-        runs.add(Run("adam"))
-    with pytest.raises(TypeError, match="must be a Run, got str"):
-        runs.add("adam")
-    with pytest.raises(KeyError, match="there is no run 'sgd'. There are 'adam'"):
-        runs["sgd"]
-    with pytest.raises(ValueError, match=r"storage has 3 texts for 2 parameters: one for each, or none"):
-        Run("adam", ["w", "b"], storage=["float32"] * 3)
-
-
 def test_pandas_gets_a_row_for_each_step(runs):
     pd = pytest.importorskip("pandas")
     runs["größer/π"].add_scalars(12, {"accuracy": 0.5})

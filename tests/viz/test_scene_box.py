@@ -3,14 +3,12 @@
 import threading
 
 import ipywidgets
-import numpy as np
 import pytest
 from curve_views import PACE, RATE, STEP, scene_of
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from tristep.viz.render.ipywidgets import SceneBox
 from tristep.viz.render.matplotlib import Picture
-from tristep.viz.scene import Axis, Button, Click, Heatmap, Line, Panel, Scene
+from tristep.viz.scene import Button, Click
 
 pytestmark = pytest.mark.usefixtures("chosen_renderer")
 
@@ -62,50 +60,6 @@ def test_another_scene_keeps_what_is_set():
     assert box.children[1].index == 2
     box.children[1].index = 0
     assert box.children[0].value == Picture(more, {"rate": 0}).png()
-
-
-def _after(steps, low=1.0, limits=(1.0, 10.0)):
-    """A training so far: a line that gets longer, and an image of it."""
-    line = Line(np.arange(1, steps + 1), np.geomspace(10.0, low, steps))
-    image = Heatmap(np.linspace(limits[0], limits[1], 4)[None], [0.5, steps + 0.5], [0, 1], limits=limits, label="norm")
-    return Scene(
-        [
-            Panel(Axis.over("step", [1, steps], margin=0.01), Axis("loss", low, 10.0, "log"), [line]),
-            Panel(Axis("step", 0.5, steps + 0.5), Axis("", 0, 1), [image], row=1),
-        ]
-    )
-
-
-def _ends(box):
-    panels = box.picture.figure.axes[:2]
-    return [np.round([*each.get_xlim(), *each.get_ylim()], 4).tolist() for each in panels]
-
-
-def test_axes_of_a_training_are_as_they_were_until_it_leaves_them(monkeypatch):
-    box = SceneBox(_after(100))
-    assert _ends(box) == [[0.01, 100.99, 1, 10], [0.5, 100.5, 0, 1]]
-    box.show(_after(110), live=True)  # beyond its axes, which get 15 % more
-    first, second = _ends(box)
-    assert first == [0.01, pytest.approx(111.09 + 0.15 * 111.18), 1, 10]
-    assert second == [0.5, pytest.approx(110.5 + 0.15 * 110), 0, 1]
-    box.show(_after(125, limits=(1.1, 10.2)), live=True)
-    drawn, full = [], FigureCanvasAgg.draw
-    monkeypatch.setattr(FigureCanvasAgg, "draw", lambda canvas: (drawn.append(canvas), full(canvas)))
-    box.show(_after(126, limits=(1.1, 10.2)), live=True)
-    assert _ends(box) == [first, second]
-    assert not drawn  # pixels of what has not changed are kept
-    assert box.picture.scene.panels[1].layers[0].limits == (1.0, 10.0)  # nearly the colours that it had
-    line = box.picture.figure.axes[0].lines[0]
-    assert len(line.get_xdata()) == 126
-    box.show(_after(126, low=0.5, limits=(1.0, 20.0)), live=True)
-    assert _ends(box)[0][2:] == pytest.approx([0.5 * 20.0 ** -(np.log10(20) - 1), 10.0], rel=1e-3)
-    assert box.picture.scene.panels[1].layers[0].limits == (1.0, 20.0)
-    box.show(_after(1000, low=0.5), live=True)  # long after: half of the axis at most
-    assert _ends(box)[1][:2] == [0.5, 1500.5]
-    box.show(_after(20), live=True)  # another training
-    assert _ends(box) == [[0.81, 20.19, 1, 10], [0.5, 20.5, 0, 1]]
-    box.show(_after(21))  # a person's doing
-    assert _ends(box) == [[0.8, 21.2, 1, 10], [0.5, 21.5, 0, 1]]
 
 
 def test_a_box_tells_what_python_is_to_know():

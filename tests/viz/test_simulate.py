@@ -16,7 +16,6 @@ from tristep.viz import (
     FUNCTIONS,
     Function,
     noisy_ravine,
-    rule_source,
     search_ranges,
     simulate,
     trace_updates,
@@ -74,7 +73,6 @@ def test_all_values_together_as_one_by_one():
     }
     trajectories = simulate(on, candidates, starts, 20, learning_rates=rates, sweep={"wd": [0.0, 0.1]})
     assert trajectories.names == tuple(candidates)
-    assert repr(trajectories).endswith("adam, clipped, lamb; 6 values, 2 starts, 20 steps>")
     assert trajectories.paths.shape == (5, 6, 2, 21, 2)
     assert trajectories.losses.shape == (5, 6, 2, 21)
     assert trajectories.paths.dtype == trajectories.losses.dtype == trajectories.starts.dtype == np.float32
@@ -249,21 +247,6 @@ def test_traced_updates_of_others():
     np.testing.assert_allclose(found.preconditioners[0], 0.01 / np.abs(found.gradients[0]), rtol=1e-3)
 
 
-def test_sources():
-    assert "tl.sqrt(var)" in rule_source("adam")
-    assert rule_source(Own) == rule_source("sgd")
-
-    class ByHand(optimizer.Optimizer):
-        def create_state(self, index, weight):
-            return None
-
-        def update(self, index, weight, grad, state):
-            weight.sub_(grad)
-
-    assert "weight.sub_(grad)" in rule_source(ByHand)
-    assert "def muon(" in rule_source("muon")
-
-
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("name", NAMES)
 def test_sliders_move_within_what_the_constructor_takes(name):
@@ -281,45 +264,6 @@ def test_sliders_move_within_what_the_constructor_takes(name):
         if setting.scale == "below one":
             with pytest.raises(ValueError, match=f"{setting.name}=1.0"):
                 klass(**{setting.name: 1.0})
-
-
-def test_sliders_of_adam():
-    found = {setting.name: setting for setting in search_ranges("adam")}
-    assert list(found) == ["learning_rate", "beta1", "beta2", "epsilon", "lazy_update", "wd"]
-    rate = found["learning_rate"]
-    assert (rate.default, rate.scale) == (0.001, "log")
-    np.testing.assert_allclose(np.diff(np.log10(rate.values)), 1 / 8, atol=1e-3)
-    assert (found["beta2"].default, found["beta2"].low, found["beta2"].scale) == (0.999, 0.0, "below one")
-    assert (found["wd"].low, found["wd"].scale) == (0.0, "zero and log")
-    assert [s.name for s in search_ranges("adadelta")] == ["rho", "epsilon", "wd"]
-    assert "wd" not in {s.name for s in search_ranges("rprop")}
-    assert {s.name: s for s in search_ranges("soap")}["precondition_frequency"].scale == "integer"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"optimizers": []}, ValueError, "optimizers is empty"),
-        ({"optimizers": 3}, TypeError, "optimizers must be names"),
-        ({"optimizers": ["sgd", "sgd"]}, ValueError, "'sgd' is there twice"),
-        ({"optimizers": ["sdg"]}, ValueError, "no optimizer is registered by that name"),
-        ({"optimizers": {"sgd": 3}}, TypeError, "sgd: must be a dict"),
-        ({"optimizers": {"sgd": {"beta7": 1}}}, TypeError, "no argument 'beta7'"),
-        ({"optimizers": ["groupadagrad"]}, ValueError, "updates matrices"),
-        ({"steps": 0}, ValueError, "steps=0"),
-        ({"learning_rates": []}, ValueError, "learning_rate: no values"),
-        ({"learning_rates": [-1]}, ValueError, "learning_rates=-1"),
-        ({"learning_rates": [1], "sweep": {"learning_rate": [1]}}, ValueError, "given twice"),
-        ({"sweep": {"beta1": [0.5]}}, TypeError, "no argument 'beta1'"),
-        ({"optimizers": {"a": signs}, "sweep": {"beta1": [0.5]}}, TypeError, "beta1 cannot be varied"),
-        ({"optimizers": {"a": lambda point, gradient, state, lr: 3}}, ValueError, "must return the new point"),
-        (lambda: trace_updates("beale", torch.optim.SGD), TypeError, "no optimizer by a rule"),
-        (lambda: rule_source(3), TypeError, "got int"),
-    ],
-)
-def test_bad_input(arguments, error, message):
-    with pytest.raises(error, match=message):
-        arguments() if callable(arguments) else simulate(**{"on": "beale", "optimizers": ["sgd"]} | arguments)
 
 
 @pytest.mark.parametrize(

@@ -125,29 +125,6 @@ def test_a_long_training_is_drawn_in_few_points():
     assert line.y[0, 0] == pytest.approx(sweep.losses[0, 0, :10].mean(), rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: SweepView(_sweep(learning_rate=(0.1, 0.2)), across="wd"), ValueError, "across='wd'"),
-        (lambda: SweepView(_sweep(learning_rate=(0.1, 0.2)), by="accuracy"), ValueError, "by='accuracy'"),
-        (lambda: SweepView([1, 2]), TypeError, "Sweep"),
-        (
-            lambda: SweepView(simulate("beale", "sgd", [(1, 1), (2, 1)], 3, learning_rates=[0.1, 0.2])),
-            ValueError,
-            "2 starts: simulate from one",
-        ),
-        (
-            lambda: SweepView(simulate("beale", "sgd", steps=3, learning_rates=[0.1, 0.2, 0.1])),
-            ValueError,
-            "a value of learning_rate twice",
-        ),
-    ],
-)
-def test_what_makes_no_map_is_refused(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
-
-
 CONDITION = 25.0
 KNOWN = ((1 - CONDITION**0.5) / (1 + CONDITION**0.5)) ** 2  # Polyak (1964): the momentum and the rate of the fastest descent
 FASTEST = (2 / (1 + CONDITION**0.5)) ** 2

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch_paths import torch_path
 
-from tristep.viz import Button, Control, Listing, Playground, Scene, TrajectoryView, search_ranges
+from tristep.viz import Button, Control, Listing, Playground, Scene, search_ranges
 from tristep.viz.render.ipywidgets import SceneBox
 from tristep.viz.scene import Axis, Line, Panel
 
@@ -67,18 +67,6 @@ def test_what_cannot_be_used_is_said_and_changes_nothing(playground, name, text,
         assert _shown(playground, name) == text  # to be corrected
     playground.on_entry("start x", "1.5")
     assert playground.scene().message == ""
-
-
-def test_a_search_says_what_it_has_found_and_rates_are_shown_as_values():
-    view = TrajectoryView("beale", ["sgd", "adam"], steps=20, factors=(0.5, 1.0, 2.0))
-    scene = view.scene()
-    assert f"sgd {view.best['sgd']:.3g} (loss " in scene.message
-    assert "Best of 41 learning rates, by the median loss from 9 starts" in view.describe()
-    texts = scene.panels[2].layers[0]
-    assert texts.texts[2] == f"rates:  sgd\xa0{2 * view.best['sgd']:.3g},  adam\xa0{2 * view.best['adam']:.3g}"
-    alone = TrajectoryView("beale", {"sgd": {"learning_rate": 0.01}}, steps=20, factors=(0.5, 1.0, 2.0)).scene()
-    assert [alone.controls[0].words(k) for k in range(3)] == ["0.005 (× 0.5)", "0.01 (× 1)", "0.02 (× 2)"]
-    assert alone.message == ""
 
 
 def test_fields_listings_and_buttons_in_core_widgets(chosen_renderer):
