@@ -6,8 +6,7 @@ import torch
 
 import tristep
 from tristep import Trainer
-from tristep.contrib.dion.rules import dion2_cost, selected
-from tristep.kernels.rules.muon import muon_cost
+from tristep.contrib.dion.rules import selected
 
 ORTHOGONAL = 2**-4  # the most by which an element of an orthogonal matrix differs, computed in bfloat16
 SHAPES = {"wide": (12, 30), "tall": (30, 12), "square": (16, 16), "gram": (6, 40)}
@@ -151,19 +150,3 @@ def test_how_many_are_selected_and_equal_rows_from_the_first():
     param.grad = torch.ones(4, 4)
     trainer.step(1)
     assert (param.detach() != 0).any(dim=1).tolist() == [True, True, False, False]
-
-
-@pytest.mark.parametrize("fraction", [0, 1.5])
-def test_other_fractions_are_refused(fraction):
-    with pytest.raises(ValueError, match=f"fraction={fraction}: must be"):
-        Trainer(parameters((2, 2)), "dion2", {"fraction": fraction})
-
-
-@pytest.mark.parametrize("shape", [(64, 64), (64, 32), (8, 100), (4, 32, 32), (5,)], ids=str)
-def test_costs_are_muons_of_the_selected_part(shape):
-    size = torch.Size(shape)
-    assert dion2_cost(size, fraction=1.0) == muon_cost(size)
-    if len(shape) == 2:
-        shorter = (shape[0] // 4, shape[1]) if shape[0] <= shape[1] else (shape[0], shape[1] // 4)
-        assert dion2_cost(size, fraction=0.25) == muon_cost(torch.Size(shorter))
-        assert dion2_cost(size, fraction=0.25, by_rows=True) == muon_cost(torch.Size((shape[0] // 4, shape[1])))

@@ -1,18 +1,15 @@
 """tristep.optim's rules of whole tensors on DTensors, whose owners update them, against the same tensors on one process."""
 
-import re
-from collections import Counter
 from contextlib import contextmanager
 from unittest import mock
 
 import pytest
 import torch
 from dtensors import sent_by, whole_tensors
-from owner_training import MATRICES, RULES, AnyMuon, Pair, backward, fully_sharded, make_mesh, make_net
+from owner_training import MATRICES, RULES, Pair, backward, fully_sharded, make_mesh, make_net
 
 import tristep
 from tristep.contrib.owners import ranks
-from tristep.trainer.optim import shards
 from tristep.trainer.utils import distributed
 
 pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
@@ -38,14 +35,17 @@ def _all_trained(names, *given):
     ("ranks", "shape", "dtype", "gradient_dtype"),
     [
         (2, (-1,), torch.float32, None),
-        (2, (-1,), torch.float64, None),
-        (2, (-1,), torch.bfloat16, None),
-        pytest.param(2, (-1,), torch.float32, torch.bfloat16, marks=mixed_types),
-        (4, (2, 2), torch.float32, None),
-        (3, (-1,), torch.float32, None),
-        (4, (-1,), torch.float32, None),
+        *(
+            pytest.param(*each, marks=(pytest.mark.sample(0), *marks))
+            for *each, marks in [
+                (2, (-1,), torch.bfloat16, None, ()),
+                (2, (-1,), torch.float32, torch.bfloat16, (mixed_types,)),
+                (4, (2, 2), torch.float32, None, ()),
+                (3, (-1,), torch.float32, None, ()),
+            ]
+        ),
     ],
-    ids=["float32", "float64", "bfloat16", "bfloat16 gradients", "copies of shards", "three ranks", "four ranks"],
+    ids=["float32", "bfloat16", "bfloat16 gradients", "copies of shards", "three ranks"],
 )
 def test_whole_tensors_train_as_on_one_process_to_the_bit(processes, ranks, shape, dtype, gradient_dtype):
     answers = processes(ranks).run(_all_trained, tuple(RULES), shape, dtype, gradient_dtype)
@@ -130,63 +130,3 @@ def test_many_weights_go_in_several_exchanges(processes):
         assert sent == 2 * 3 * stages
         for a, b in zip(weights, alone, strict=True):
             assert a.tobytes() == b.tobytes()
-
-
-def _added():
-    """Owners of some parameters, and of the same after others have been added."""
-    shapes = [(60, 60), (20, 20), (20, 20), (10, 40), (30, 10), (2, 2)]
-    pair = Pair(lambda groups: AnyMuon(groups[0]["params"], lr=0.02), shapes)
-    optimizer = pair.optimizers[0]
-    pair.step(0)
-    first = [ranks.assign_owners(optimizer)[p] for p in pair.cut[:4] if shards.cut_among(p)]
-    for each, params in zip(pair.optimizers, (pair.cut, pair.alone), strict=True):
-        each.add_param_group({"params": params[4:]})
-    pair.step(1)
-    found = ranks.assign_owners(optimizer)
-    costs = Counter()
-    for p in found:
-        costs[found[p]] += optimizer._rule(optimizer.param_groups[0]).cost(p.shape)
-    return first, [found[p] for p in pair.cut if p in found], dict(costs), *pair.results()
-
-
-def test_owners_are_balanced_by_cost_and_stay(processes):
-    answers = processes(2).run(_added)
-    assert answers[0][:3] == answers[1][:3]
-    for first, later, costs, (weights, _), (alone, _) in answers:
-        assert later[:3] == first == [0, 1, 1]  # the first costs more than all others
-        assert later[3:] == [1, 1]
-        assert costs[0] == 5 * 6 * 60**3
-        for a, b in zip(weights, alone, strict=True):
-            torch.testing.assert_close(torch.from_numpy(a), torch.from_numpy(b), rtol=1e-6, atol=1e-6)
-
-
-def _refused():
-    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    squares = init_device_mesh("cpu", (2, 2))
-    backwards = DeviceMesh("cpu", [3, 2, 1, 0])
-    both = distribute_tensor(torch.zeros(4, 4), squares, [Shard(0), Shard(1)])
-    cases = [
-        (tristep.optim.Muon, both),
-        (tristep.optim.SOAP, distribute_tensor(torch.zeros(4, 4, dtype=torch.complex64), make_mesh(), [Shard(0)])),
-        (tristep.optim.Adafactor, distribute_tensor(torch.zeros(4, 4), backwards, [Shard(0)])),
-    ]
-    messages = []
-    for kind, tensor in cases:
-        with pytest.raises(NotImplementedError) as caught:
-            kind([torch.nn.Parameter(tensor)], lr=0.1)
-        messages.append(str(caught.value))
-    AnyMuon([torch.nn.Parameter(distribute_tensor(torch.zeros(4, 4, 2, 2), squares, [Shard(0), Shard(1)]))]).zero_grad()
-    return messages
-
-
-def test_what_cannot_have_an_owner_is_refused(processes):
-    expected = [
-        r"Muon with sharded .*'muon'.*shape \(4, 4\).*Shard.*several dimensions of its mesh.*ignored_params",
-        r"SOAP with sharded .*'soap'.*is complex; it must be real",
-        r"Adafactor with sharded .*'adafactor'.*not in ascending order",
-    ]
-    for messages in processes(4).run(_refused):
-        for message, pattern in zip(messages, expected, strict=True):
-            assert re.match(pattern, message), message

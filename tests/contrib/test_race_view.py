@@ -5,7 +5,7 @@ import pytest
 from races import planted
 
 from tristep.viz import RaceView
-from tristep.viz.scene import Band, Line, Points, RefLine, Text
+from tristep.viz.scene import Band, Line, Points, RefLine
 
 pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
 
@@ -61,35 +61,3 @@ def test_the_tuning_has_a_point_for_each_trial():
     assert dots.y[0] == pytest.approx(2.4)  # it diverged: the top
     assert (ring.marker, ring.x.tolist(), ring.y.tolist()) == ("ring", [np.float32(0.2)], [np.float32(expected[1])])
     assert dots.words[1] == f"a, learning rate 0.2, weight decay 0.001: {expected[1]:.4g}"
-
-
-def test_words_and_pictures(tmp_path):
-    view = RaceView(_result())
-    assert view.describe().startswith("A race to a loss of 1, 3 seeds, 3 trials of tuning each, after at most 100 steps;")
-    assert _result().verdict() in view.describe()
-    assert "b raced with learning rate 0.2, weight decay 0.001." in view.describe()
-    assert len(view.figure(measure=1).axes) == 3
-    assert view.html(tmp_path / "race.html").exists()
-    for result in (planted([[40], [20]]), planted([[None, None]]), planted([[0, 0], [0, 0]])):
-        assert RaceView(result).figure()
-    with pytest.raises(TypeError, match="RaceResult"):
-        RaceView([1, 2])
-
-
-@pytest.mark.parametrize(
-    ("needed", "why"),
-    [
-        ([[None, None], [None, None]], "no optimizer reached the target 1 within 100 steps"),
-        ([[20, None], [20, 30]], "a reached the target in 1 of 2 seeds"),
-        ([[0, 0], [0, 0]], "The target 1 was reached before the first step"),
-    ],
-    ids=["nobody", "not the baseline", "at once"],
-)
-def test_without_ratios_their_panel_says_why(needed, why):
-    view = RaceView(planted(needed))
-    scene = view.scene()
-    (text,) = _layers(scene.panels[1], Text)
-    for by in (0, 1):
-        assert why.casefold() in str(text.chosen("texts", scene.state(measure=by))).casefold()
-    assert why.casefold() in view.describe().casefold()
-    assert not _layers(RaceView(planted([[20, 30], [None, 30]])).scene().panels[1], Text)  # there is the baseline's

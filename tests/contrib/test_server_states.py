@@ -118,29 +118,3 @@ def _each_its_batch(store):
 
 def test_each_worker_has_its_batch_size_and_calls_meant_for_all_count_once(run_job):
     assert run_job(_each_its_batch, 2) == [-256.0, -256.0]  # -4 - 2 - 100 - (50 + 100)
-
-
-def _refused(store):
-    with pytest.raises(RuntimeError, match="a server serves one store at a time"):
-        kvstore.create("dist_async")
-    with pytest.raises(ValueError, match="server: 'powersgd' is for processes that add up their gradients"):
-        store.set_gradient_compression({"type": "powersgd"})
-    with pytest.raises(NotImplementedError, match=r"'dist_async' does not define set_updater\(\)"):
-        store.set_updater(lambda key, pushed, stored: None)
-    with pytest.raises(RuntimeError, match=r"call set_optimizer\(\) first"):
-        store.load_optimizer_states("anything")
-    store.init([1, 2], [torch.zeros(20), torch.zeros(2, dtype=torch.float64)])
-    store.set_optimizer(optimizer.SGD(learning_rate=1.0, state_dtype="bfloat16", momentum=0.5))
-    with pytest.raises(ValueError, match=r"server: state_dtype='bfloat16': .* torch.float64"):
-        store.pushpull(2, torch.ones(2, dtype=torch.float64))
-    store.push(1, torch.ones(20))  # the server goes on
-    last = pulled_value(store, 1, torch.ones(20)).tolist()
-    store.close()
-    store.close()
-    with pytest.raises(RuntimeError, match="this store has been closed"):
-        store.barrier()
-    return last
-
-
-def test_mistakes_are_named_and_the_server_goes_on(run_job):
-    assert run_job(_refused, 1) == [[-1.0] * 20]
