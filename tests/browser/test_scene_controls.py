@@ -31,14 +31,6 @@ def test_python_gets_the_last_of_many_changes(stage):
     assert stage.sent("control")[0]["index"] == 0
 
 
-def test_keys_stay_with_the_picture(stage):
-    stage.show(swept())
-    stage.browser.run("window.keys = []; document.addEventListener('keydown', (event) => keys.push(event.key))")
-    stage.browser.keys(stage.browser.find("input[type=range]"), RIGHT)
-    stage.browser.keys(stage.browser.find("canvas"), DOWN, ENTER)
-    assert stage.browser.run("return keys") == []
-
-
 def test_a_choice(stage):
     c = Control("f", "function", ["bowl", "saddle"], kind="choice")
     scene = one(Line([0, 10], [[2, 2], [8, 8]], by=("f",), style=0, width=3), controls=[c])
@@ -95,19 +87,6 @@ def test_the_legend_hides_and_shows_by_mouse_and_keyboard(stage):
     entry.send_keys(ENTER)
     assert stage.browser.digest() == before
     assert stage.browser.run("return document.activeElement.textContent") == "SGD"
-
-
-def test_a_click_on_the_legend_counts_while_the_picture_changes(stage):
-    scene = one(Line([0, 10], [3, 3], style=0, width=3, name="SGD"))
-    stage.show(scene)
-    from selenium.webdriver.common.action_chains import ActionChains
-
-    entry = stage.browser.find(".tristep-legend button")
-    mouse = ActionChains(stage.browser.driver)
-    mouse.click_and_hold(entry).perform()
-    stage.update(one(Line([0, 10], [4, 4], style=0, width=3, name="SGD")))
-    mouse.release().perform()
-    assert stage.browser.find(".tristep-legend button").get_attribute("aria-pressed") == "false"
 
 
 # Time passes when a test says so: each interval and each wait for an answer is called by hand.
@@ -187,21 +166,6 @@ def test_what_cannot_be_sent_is_said_at_once(stage):
     assert _lost(stage) == (True, True, True)
 
 
-def test_the_order_of_the_tab_key(stage):
-    scene = Scene(
-        [Panel(Axis("x", 0, 1), Axis("y", 0, 1), [Line([0, 1], [0, 1], name="loss")])],
-        controls=[Control("a", "a", [1, 2]), Control("b", "b", ["u", "v"], kind="choice")],
-        buttons=[Button("go", "Go")],
-    )
-    stage.show(scene)
-    met = []
-    stage.browser.run("document.activeElement.blur()")
-    for _ in range(5):
-        stage.browser.driver.switch_to.active_element.send_keys("\ue004")
-        met.append(stage.browser.run("return document.activeElement.tagName"))
-    assert met == ["BUTTON", "CANVAS", "INPUT", "SELECT", "BUTTON"]
-
-
 def test_an_update_keeps_what_is_set_unless_the_scene_sets_it_and_the_slider_under_the_hand(stage):
     def updated(index, *values, texts=None):
         control = Control("rate", "learning rate", values, index, texts=texts)
@@ -226,15 +190,6 @@ def test_an_update_keeps_what_is_set_unless_the_scene_sets_it_and_the_slider_und
     assert stage.browser.find("output").text == "none"
 
 
-def test_the_legend_names_the_value_of_a_control(stage):
-    width = Control("width", "smoothing", [0, 50], 1, texts=["as recorded", "average of 50 steps"])
-    line = Line([0, 10], [[2, 2], [8, 8]], by=("width",), name="loss", legend_by="width")
-    stage.show(one(line, controls=[width]))
-    assert stage.browser.find(".tristep-legend button").text == "loss (average of 50 steps)"
-    stage.browser.keys(stage.browser.find("input[type=range]"), LEFT)
-    assert stage.browser.find(".tristep-legend button").text == "loss (as recorded)"
-
-
 def test_a_note_leads_to_what_it_tells_of(stage):
     rows = Control("layer", "tensor", ["a", "b", "c"], 0, "choice")
     line = Line([0, 10], [[2, 2], [5, 5], [8, 8]], by=("layer",), name="norm")
@@ -250,25 +205,6 @@ def test_a_note_leads_to_what_it_tells_of(stage):
     stage.browser.keys(step, ENTER)
     spoken = stage.browser.run("return document.querySelector('[aria-live].tristep-hidden').textContent")
     assert "x 5" in spoken
-
-
-def test_a_panel_has_a_legend_of_its_own_with_values_at_the_slider(stage):
-    step = Control("step", "step", [0, 4, 10], 2)
-    lines = [Line([0, 5, 10], y, name=name, style=0) for name, y in (("loss", [8, 4, 2]), ("norm", [1, 3, float("nan")]))]
-    panels = [Panel(Axis("x", 0, 10), Axis("y", 0, 10), [line], column=i, legend="step") for i, line in enumerate(lines)]
-    stage.show(Scene(panels, controls=[step], width=9, height=3))
-    entries = stage.browser.driver.find_elements("css selector", ".tristep-own button")
-    assert [entry.text for entry in entries] == ["loss\n2", "norm\n–"]
-    stage.browser.keys(stage.browser.find("input[type=range]"), LEFT)
-    assert [entry.text for entry in entries] == ["loss\n8", "norm\n1"]
-    canvas = stage.browser.find(".tristep-picture canvas").rect
-    for i, entry in enumerate(entries):
-        left = canvas["x"] + i * canvas["width"] / 2
-        assert left <= entry.rect["x"] < left + canvas["width"] / 4
-        assert canvas["y"] <= entry.rect["y"] < canvas["y"] + 30
-    entries[0].click()
-    assert entries[0].get_attribute("aria-pressed") == "false"
-    assert entries[1].get_attribute("aria-pressed") == "true"
 
 
 def test_a_choice_of_many_is_searched(stage):
@@ -334,15 +270,3 @@ def test_a_table_of_runs_is_searched_and_sorted_and_chooses_what_is_drawn(stage)
     # A later scene with more runs keeps what was chosen.
     stage.update(_table_of(14))
     assert status.text == "5 of 14 drawn"
-
-
-def test_a_table_of_runs_stands_beside_the_picture(stage):
-    browser = stage.browser
-    browser.run("document.getElementById('stage').style.width = '1000px'")
-    stage.show(_table_of())
-    edges = "const b = document.querySelector(arguments[0]).getBoundingClientRect(); return [b.left, b.right, b.top]"
-    picture, table = browser.run(edges, ".tristep-picture"), browser.run(edges, ".tristep-runs")
-    assert picture[1] <= table[0] < table[1] <= 1000
-    browser.run("document.getElementById('stage').style.width = '390px'")
-    browser.until(lambda: browser.run(edges, ".tristep-runs")[0] < 20, "the table below")
-    assert browser.run(edges, ".tristep-runs")[1] <= 390

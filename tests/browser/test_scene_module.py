@@ -6,7 +6,6 @@ The oracle of ticks is matplotlib's locators; of arrays, the scene that they wer
 import base64
 
 import numpy as np
-import pytest
 from matplotlib.ticker import LogLocator, MaxNLocator
 from scene_cases import LEFT, RIGHT, one, swept
 
@@ -69,27 +68,6 @@ def test_logarithmic_ticks_are_powers_of_ten_and_their_words_are_their_values(st
         assert set(np.round(np.log10(values), 9)) <= set(np.round(np.log10(powers), 9))
         assert len({round(step, 6) for step in np.diff(np.log10(values))}) == 1
         np.testing.assert_allclose([_parsed(tick) for tick in major], values)
-
-
-@pytest.mark.parametrize(
-    ("axis", "wide", "high", "expected"),
-    [
-        ({"low": 0.15, "high": 6, "scale": "log", "ticks": None}, 400, 40, [0.2, 0.5, 1, 2, 5]),
-        ({"low": 0.31, "high": 0.46, "scale": "log", "ticks": None}, 200, 40, [0.35, 0.4, 0.45]),
-        (
-            {"low": 0, "high": 20, "scale": "linear", "ticks": [[k, f"layer {k}"] for k in range(25)]},
-            200,
-            20,
-            list(range(0, 21, 3)),
-        ),
-    ],
-    ids=["between two powers", "within one", "given, until there is room"],
-)
-def test_ticks_of_short_axes_and_given_ones(stage, axis, wide, high, expected):
-    found = stage.browser.run("return ticks(...arguments).major", axis, wide, high)
-    assert [tick["value"] for tick in found] == expected
-    if axis["ticks"]:
-        assert [tick["words"] for tick in found] == [f"layer {k}" for k in expected]
 
 
 def test_numbers_in_words(stage):

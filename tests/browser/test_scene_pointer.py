@@ -5,7 +5,6 @@ import pytest
 from chromium import rgb
 from scene_cases import ENTER, ESCAPE, LIGHT, RIGHT, UP, colour_at, one
 
-from tristep import viz
 from tristep.viz.scene import Axis, Click, Control, Heatmap, Line, Points, RefLine
 
 LOG = Axis("rate", 1e-4, 1, "log")
@@ -54,32 +53,6 @@ def test_a_click_on_a_map_sets_the_controls_of_both_its_sides(stage):
     stage.click(*stage.place(scene, 1.8, 0.7))  # nearest to (2, 1)
     assert [each.text for each in stage.browser.driver.find_elements("css selector", "output")] == ["0.3", "1e-3"]
     assert colour_at(stage.browser.pixels(), stage.place(scene, 2, 1)) == LIGHT.colours[0]
-
-
-def test_the_mouse_on_a_map_of_rate_and_momentum_moves_the_path_without_python(stage):
-    rates = [0.01 * k for k in range(1, 17)]
-    momenta = [0.05 * k for k in range(20)]
-    found = viz.simulate(
-        viz.ill_conditioned_bowl(25), "momentum", (-1.8, 0.3), 40, learning_rates=rates, sweep={"momentum": momenta}
-    )
-    scene = viz.SweepView(found).scene()
-    stage.show(scene, remote=False)
-    stage.browser.pixels()
-
-    def right_half():
-        pixels = stage.browser.pixels()
-        return pixels[:, pixels.shape[1] // 2 :].tobytes()
-
-    there, here = stage.place(scene, 1, 12), stage.place(scene, 9, 7)  # numbers of rate and momentum
-    seen = []
-    for way in ([there], [there, here], [there, here, there]):
-        moves = [("down", way[0][0] + 40, way[0][1]), *[("move", *place) for place in way], ("up", *way[-1])]
-        stage.pointer(*moves)
-        words = [each.text for each in stage.browser.driver.find_elements("css selector", "output")]
-        seen.append((right_half(), words[:2]))
-        stage.browser.keep(f"map-{len(way)}")
-    assert [words for _, words in seen] == [["0.6", "0.02"], ["0.35", "0.1"], ["0.6", "0.02"]]
-    assert seen[0][0] == seen[2][0] != seen[1][0]
 
 
 def test_points_are_moved_by_mouse_and_by_keyboard_where_there_is_python(stage):

@@ -44,19 +44,3 @@ def test_a_tutorial_runs_and_its_views_live(notebook, browser, path):
     browser.until(lambda: browser.digest(picture) != before, "another picture")
     browser.keys(slider, back)
     browser.until(lambda: browser.digest(picture) == before, "the picture of before")
-
-
-@pytest.mark.sample(0)
-def test_an_answer_is_folded_until_it_is_asked_for(shared, browser):
-    """JupyterLab sanitizes HTML in a Markdown cell as in a Markdown output, which is what is shown here."""
-    cells = nbformat.read(TUTORIALS[1], as_version=4).cells
-    text = next(cell.source for cell in cells if "<details>" in cell.source)
-    book = shared()
-    book.run(f"from IPython.display import Markdown\nMarkdown({text!r})", "question")
-    answer = browser.find("[data-cell=question] details")
-    browser.find("[data-cell=question] details mjx-container")  # the formulas in it
-    paragraph = browser.find("[data-cell=question] details p")
-    assert not paragraph.is_displayed()
-    answer.find_element("css selector", "summary").click()
-    browser.until(paragraph.is_displayed, "the answer")
-    browser.keep("tutorial-answer")
