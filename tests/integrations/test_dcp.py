@@ -76,16 +76,6 @@ def test_several_processes_go_on_from_a_checkpoint(processes, tmp_path, update):
         assert weights.tolist() == whole[0].tolist()
 
 
-def test_what_is_refused():
-    with pytest.raises(TypeError, match="trainer must be a tristep.Trainer, got Linear"):
-        TrainerState(torch.nn.Linear(1, 1))
-    _, trainer = _made("adam")
-    with pytest.raises(TypeError, match="must be the bytes of a file"):
-        TrainerState(trainer).load_state_dict({})
-    with pytest.raises(ValueError, match="state file|damaged"):
-        TrainerState(trainer).load_state_dict({"safetensors": b"nothing of the kind"})
-
-
 def test_the_docstrings_example():
     result = doctest.testmod(tristep.integrations.dcp)
     assert result.attempted > 0

@@ -1,6 +1,5 @@
 """tristep.integrations.huggingface in the Trainer itself, against loops that use torch.optim."""
 
-import doctest
 import sys
 from pathlib import Path
 
@@ -158,38 +157,6 @@ def test_one_optimizer_keeps_the_trainers_groups(transformers, tmp_path):
     torch.testing.assert_close(models[1].state_dict(), models[0].state_dict(), rtol=1e-6, atol=1e-9)
 
 
-def test_what_the_helper_gives(transformers, tmp_path):
-    from tristep.integrations.huggingface import optimizer_cls_and_kwargs
-
-    args = _arguments(transformers, tmp_path)
-    made = optimizer_cls_and_kwargs(args, "lion", beta1=0.95)
-    assert made == (tristep.optim.Lion, {"lr": RATE, "beta1": 0.95})
-    with pytest.raises(ValueError, match="'lyon'"):
-        optimizer_cls_and_kwargs(args, "lyon")
-    with pytest.raises(TypeError, match="optimizer=<class 'int'> must be a name"):
-        optimizer_cls_and_kwargs(args, int)
-    with pytest.raises(TypeError, match=r"entries\[1\]='sgd': must be \(pattern, optimizer\)"):
-        optimizer_cls_and_kwargs(args, [("*", "sgd"), "sgd"])
-    assert doctest.testmod(sys.modules[optimizer_cls_and_kwargs.__module__]).failed == 0
-
-
-def test_the_helper_knows_registered_optimizers(transformers, tmp_path, monkeypatch):
-    from tristep.integrations.huggingface import optimizer_cls_and_kwargs
-
-    class Own(tristep.optimizer.Adam):
-        pass
-
-    monkeypatch.setitem(tristep.optimizer.Optimizer.opt_registry, "own", Own)
-    made, arguments = optimizer_cls_and_kwargs(_arguments(transformers, tmp_path), "own")
-    assert arguments == {"lr": RATE}
-    parameter = torch.nn.Parameter(torch.ones(2))
-    reference = torch.nn.Parameter(torch.ones(2))
-    for each, optimizer in ((parameter, made([parameter], lr=RATE)), (reference, torch.optim.Adam([reference], lr=RATE))):
-        each.grad = torch.tensor([1.0, -2.0])
-        optimizer.step()
-    torch.testing.assert_close(parameter, reference)
-
-
 def _created(transformers, folder, model, *arguments, **options):
     """The optimizer that the Trainer creates."""
     from tristep.integrations.huggingface import optimizer_cls_and_kwargs
@@ -216,15 +183,6 @@ def test_frozen_parameters_have_no_optimizer(transformers, tmp_path):
     optimizer = _created(transformers, tmp_path, model, ENTRIES)
     names = {name for group in optimizer.param_groups for name in group["param_names"]}
     assert names == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def test_views_that_are_none(transformers):
-    from tristep.integrations.huggingface import TristepCallback
-
-    with pytest.raises(TypeError, match="view='later': must be 'live', None"):
-        TristepCallback(view="later")
-    with pytest.raises(RuntimeError, match="training has not begun"):
-        _ = TristepCallback().run
 
 
 def test_the_trainer_evaluates_averages_and_trains_on(transformers, tmp_path):

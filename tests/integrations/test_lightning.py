@@ -129,10 +129,3 @@ def test_what_was_recorded_before_an_exception_is_kept(lightning, tmp_path):
     with pytest.raises(RuntimeError, match="on purpose"):
         _fit(lightning, tmp_path, callback, fails_at=(0, 3))
     assert callback.run.scalars["loss"].recent()[0].tolist() == [1]
-
-
-def test_an_optimizer_that_is_not_there(lightning, tmp_path):
-    from tristep.integrations.lightning import TristepCallback
-
-    with pytest.raises(ValueError, match="optimizer=1: configure_optimizers returned 1, counted from 0"):
-        _fit(lightning, tmp_path, TristepCallback(optimizer=1))

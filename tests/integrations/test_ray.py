@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-import tristep
-
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]  # its own warnings; starting takes most of the time
 CASES = {
     "AdamW": "torch AdamW",
@@ -110,9 +108,3 @@ def test_after_a_worker_was_killed_ray_goes_on_from_the_checkpoint(ray, tmp_path
     for rank in range(2):
         weights = np.load(tmp_path / f"{rank}.npy")
         np.testing.assert_allclose(weights, engine_training.one_process("torch SGD"), rtol=1e-4, atol=1e-5)
-
-
-def test_ray_can_send_an_optimizer(ray):
-    """An optimizer in `train_loop_config` arrives, with its rule."""
-    sent = ray.get(ray.put(tristep.optimizer.SGD(learning_rate=0.1, momentum=0.9)))
-    assert (type(sent), sent.learning_rate, sent.momentum) == (tristep.optimizer.SGD, 0.1, 0.9)

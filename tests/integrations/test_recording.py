@@ -61,15 +61,6 @@ def test_without_a_front_end_the_picture_is_that_of_the_end(shown, monkeypatch):
     assert len(shown) == 1
 
 
-@pytest.mark.parametrize(("view", "shows"), [(None, True), ("live", False)])
-def test_nothing_is_shown_where_nothing_is_wanted(shown, view, shows):
-    net, optimizer, followed = _begun(view, shows)
-    _step(net, optimizer, followed)
-    followed.end()
-    assert shown == []
-    assert followed.run.last_step == 6
-
-
 def test_a_picture_that_fails_does_not_end_the_training(shown):
     net, optimizer, followed = _begun()
 

@@ -1,7 +1,6 @@
 """What `import tristep` loads, and that it works where optional libraries are missing."""
 
 import textwrap
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -24,8 +23,6 @@ OPTIONAL = [
     "scipy",
     "pandas",
 ]
-
-LIBRARIES = ["transformers", "accelerate", "lightning"]  # that integrations are with
 
 # Imports every module below `kernels` and `trainer`. One that cannot do without a missing library may refuse,
 # provided that the library is missing to itself and not to a module that it imports.
@@ -59,43 +56,6 @@ def _without(names):
     return f"import sys; missing = {names!r}; sys.modules.update(dict.fromkeys(missing))\n"
 
 
-def test_importing_tristep_loads_no_heavy_module_and_names_are_imported_on_first_use(tmp_path):
-    code = """
-        import sys, tristep, torch
-        print(*sys.modules)
-        assert not torch.cuda.is_initialized()
-        names = "viz", "race", "sweep", "fit", "optim", "init", "amp", "lr_find", "load_mxnet_params"
-        assert set(names) <= set(dir(tristep))
-        assert tristep.viz.__name__ == "tristep.viz"
-        tristep.viz.RaceView
-        for name in ("race", "sweep", "fit"):
-            assert callable(getattr(tristep.trainer, name))
-            assert getattr(tristep, name) is getattr(tristep.trainer, name)
-        assert tristep.optim.AdamW and tristep.initializer.Xavier and tristep.amp.scale_loss
-        assert tristep.trainer.kvstore.CollectiveStore is tristep.kvstore.CollectiveStore
-        from tristep import *
-        assert race is tristep.race and init is tristep.init
-    """
-    loaded = set(_run(code, tmp_path).split())
-    assert "tristep" in loaded
-    later = {f"tristep.trainer.{name}" for name in ("sweep", "fit", "optim", "initializer", "compression")}
-    later |= {"tristep.trainer.kvstore.allreduce", "tristep.viz"}
-    later |= {f"tristep.contrib.{name}" for name in ("mxnet_files", "owners", "racing", "server")}
-    heavy = {"numba", "matplotlib", "ipywidgets", "IPython", "scipy", "sklearn", "pandas", *LIBRARIES}
-    assert loaded.isdisjoint(heavy | later)
-
-
-def test_pictures_import_what_draws_or_computes_them_when_there_is_one(tmp_path):
-    pytest.importorskip("matplotlib")
-    code = "import sys; from tristep import viz; viz.View; print(*(name.split('.')[0] for name in sys.modules))"
-    assert set(_run(code, tmp_path).split()).isdisjoint({"numba", "matplotlib", "PIL", "ipywidgets", "IPython", "scipy"})
-
-
-def test_unknown_names_are_attribute_errors():
-    with pytest.raises(AttributeError, match="module 'tristep' has no attribute 'no_such_name'"):
-        tristep.no_such_name  # noqa: B018
-
-
 @pytest.mark.sample(0)
 def test_a_rule_is_not_read_in_a_file_that_has_changed_since_it_was_imported(tmp_path):
     code = f"""
@@ -116,12 +76,6 @@ def test_a_rule_is_not_read_in_a_file_that_has_changed_since_it_was_imported(tmp
                 print("adam.py has changed since it was imported: start Python" in str(error))
     """
     assert _run(code, tmp_path).split() == ["sgd", "True"]
-
-
-def test_the_version_is_that_of_the_installed_package():
-    import tristep
-
-    assert tristep.__version__ == version("tristep")
 
 
 @pytest.mark.sample(1)
@@ -154,36 +108,3 @@ def test_steps_need_torch_and_one_compiler_only(present, engines, tmp_path):
     code = "import os; os.environ['TRITON_INTERPRET'] = '1'\n" + _without(missing)
     printed = _run(code + textwrap.dedent(BARE_STEPS).format(engines=engines), tmp_path)
     assert printed == {"triton": "eager\n", "numba": "cpu\n"}[present]
-
-
-@pytest.mark.sample(0)
-def test_the_triton_engine_says_where_triton_comes_from(tmp_path):
-    code = """
-        import torch, tristep
-        weight = torch.nn.Parameter(torch.ones(3))
-        weight.grad = torch.ones(3)
-        try:
-            tristep.Trainer([weight], "sgd", engine="triton")
-        except ModuleNotFoundError as error:
-            print(error)
-    """
-    printed = _run(_without(["triton"]) + textwrap.dedent(code), tmp_path)
-    assert printed.startswith("engine='triton' needs Triton, which is missing: ")
-    assert "pip install 'tristep[triton]'" in printed
-
-
-def test_integrations_need_their_own_library_only(tmp_path):
-    code = """
-        import tristep
-        from tristep.integrations import dcp
-        for name, library in {"huggingface": "transformers", "lightning": "lightning"}.items():
-            try:
-                __import__(f"tristep.integrations.{name}")
-            except ModuleNotFoundError as error:
-                assert f"needs {library}, which is missing: pip install {library}" in str(error), error
-            else:
-                raise AssertionError(name)
-        assert tristep.integrations.dcp is dcp
-        assert "tristep.viz" not in sys.modules
-    """
-    _run(_without([*OPTIONAL, *LIBRARIES]) + textwrap.dedent(code), tmp_path)

@@ -4,7 +4,10 @@ import ast
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.sample(0)  # it reads all of the product
 FOLDERS = {
     "kernels": "tristep.kernels",
     "trainer": "tristep.trainer",
