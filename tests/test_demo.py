@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import io
-import sys
 
 import numpy as np
 import pytest
@@ -112,33 +111,6 @@ def test_a_wrong_first_step_ends_the_demo(tmp_path, capsys, monkeypatch):
     assert "Handwritten" not in printed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--epochs", "0"], "epochs=0: must be 1 or more"),
-        (["--optimizers", "sgd", "sdg"], "optimizers: no 'sdg'; the demo knows sgd, nag, adam"),
-        (["--out", "curves.txt"], "out='curves.txt': the picture is a PNG, so its name must end in .png"),
-        (["--out", "no/such/folder/curves.png"], "out='no/such/folder/curves.png': there is no folder"),
-    ],
-)
-def test_wrong_arguments_are_refused_before_anything_is_trained(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["demo", *arguments])
-    printed = capsys.readouterr()
-    assert stop.value.code == 2
-    assert message in printed.err
-    assert printed.out == ""
-
-
-@pytest.mark.parametrize("library", ["sklearn", "matplotlib"])
-def test_without_the_demo_extra_the_demo_says_so(library, tmp_path, capsys, monkeypatch):
-    for module in ("tristep.demo", "tristep.viz", "tristep.viz.views.curves", "tristep.viz.style", "sklearn.datasets"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setitem(sys.modules, library, None)
-    assert main(["demo", "--epochs", "1", "--out", str(tmp_path / "x.png")]) == 1
-    assert capsys.readouterr().err == f"The demo needs {library}, which is missing: pip install 'tristep[demo]'\n"
-
-
 def test_a_gpu_is_used_unless_the_cpu_engine_is_asked_for(monkeypatch):
     monkeypatch.delenv("TRISTEP_ENGINE", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -146,26 +118,6 @@ def test_a_gpu_is_used_unless_the_cpu_engine_is_asked_for(monkeypatch):
     assert demo.find_device("cpu") == torch.device("cpu")
     monkeypatch.setenv("TRISTEP_ENGINE", "cpu")
     assert demo.find_device() == torch.device("cpu")
-
-
-def test_without_a_command_the_help_is_shown(capsys):
-    assert main([]) == 0
-    printed = capsys.readouterr().out
-    assert "demo" in printed
-    assert f"engine {choose_engine(demo.find_device())!r}" in printed
-
-
-def test_the_help_is_shown_in_an_unusable_environment_too(capsys, monkeypatch):
-    monkeypatch.setenv("TRISTEP_ENGINE", "abacus")
-    assert main([]) == 0
-    assert "TRISTEP_ENGINE='abacus': must be one of 'triton', 'cpu', 'eager'" in capsys.readouterr().out
-
-
-def test_the_version_is_printed(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["--version"])
-    assert stop.value.code == 0
-    assert capsys.readouterr().out == f"tristep {tristep.__version__}\n"
 
 
 def _after(words, start):

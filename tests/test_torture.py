@@ -1,4 +1,4 @@
-"""benchmarks/torture.py at a small scale: no attack ends wrong or silent, and planted faults are detected."""
+"""benchmarks/torture.py at a small scale: no attack ends wrong or silent."""
 
 import os
 import subprocess
@@ -10,21 +10,11 @@ import pytest
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
-IN_PLACE = """
-def write_in_place(argument, path, write):
-    with open(path, "w+b") as file:
-        write(file)
-files.replace = write_in_place
-"""
-UNCHECKED = "files._refuse_damaged = lambda names: None\n"
 
-
-def _tortured(*arguments, before=""):
+def _tortured(*arguments):
     program = f"""
 import sys
 sys.path.insert(0, {str(BENCHMARKS)!r})
-from tristep.trainer.serialization import files
-{before}
 import torture
 sys.exit(torture.main())"""
     command = [sys.executable, "-c", program, *arguments]
@@ -46,11 +36,3 @@ def test_nothing_is_wrong_or_silent(attacks, rows):
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()[2:]]
     assert len(found) == rows
     assert all(int(tried) >= 1 and wrong == silent == "0" for _, _, tried, _, wrong, silent, _ in found)
-
-
-@pytest.mark.sample(0)
-@pytest.mark.parametrize(("attack", "fault", "column"), [("damage", UNCHECKED, 5), ("kills", IN_PLACE, 4)])
-def test_it_notices_a_fault(attack, fault, column):
-    done = _tortured("--scale", "0.01", "--only", attack, before=fault)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert any(int(line.split("|")[column + 1]) for line in done.stdout.splitlines()[2:])

@@ -98,9 +98,6 @@ def test_nothing_is_fused(rule, code):
     fuses_nothing(Case(rule=rule), code)
 
 
-# Each of these is something that a test above forbids, made on purpose: it must be seen.
-
-
 def test_unaligned_tensors_are_not_read_by_wide_accesses(code):
     kernel = code(UNALIGNED)
     assert ".128" not in kernel.text

@@ -158,6 +158,3 @@ def test_measuring_reads_and_writes_nothing_twice_and_spills_nothing(case, code)
 @pytest.mark.parametrize("case", MEASURED, ids=lambda case: case.name)
 def test_nothing_is_fused_with_measures(case, code):
     fuses_nothing(case, code)
-
-
-# Rules made of rules, a factor for gradients, and gradients made zero.

@@ -19,9 +19,9 @@ from tristep.kernels.rules import adamw
 
 from .cases import RuleCase, largest_difference
 from .driver import install
-from .stream import Event, Stream, late
+from .stream import late
 
-__all__ = ["EXPECTED", "Over", "find_all", "find_late"]
+__all__ = ["EXPECTED", "find_all", "find_late"]
 
 _SIZES = 2048, 1500
 _FAR = 1 << 31  # elements
@@ -117,30 +117,17 @@ def _upload_far(launched: Any, upload: Any) -> None:
     upload.gradients.copy_(torch.from_numpy(launched.addresses[GRADIENT] - 4 * _FAR))
 
 
-def find_late(event: Callable[[Stream], Any] = Event) -> list[str]:
-    """What is found wrong with steps that are queued. `event` makes the events that the host waits for."""
+def find_late() -> list[str]:
+    """What is found wrong with steps that are queued."""
     emulator = install()
     emulator.defects.clear()
     weights, metrics = _many_steps("cpu")
-    with late(emulator, event) as stream:
+    with late(emulator) as stream:
         late_weights, late_metrics = _many_steps("triton")
         assert stream.queued > 40
     wrong = [] if all(map(torch.equal, weights, late_weights)) else ["weights"]
     wrong += [f"metrics of step {k}" for k in metrics if not np.allclose(metrics[k], late_metrics[k], rtol=1e-5)]
     return [*emulator.defects, *wrong]
-
-
-class Over:
-    """An event that is over before what it waits for is."""
-
-    def __init__(self, stream: Stream) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
 
 
 def _many_steps(engine: str) -> tuple[list[torch.Tensor], dict[int, np.ndarray]]:

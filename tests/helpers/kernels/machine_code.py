@@ -26,11 +26,10 @@ SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class Case(NamedTuple):
-    """One kernel to compile: of a rule, or of its reduction with this number; `options` replace the engine's.
+    """One kernel to compile: of a rule, or of its reduction with this number.
 
-    `rule` may be an expression of rules and `transforms`. `masters` may be the type of the master weights, `state` is that
-    of the states. `measured` is with all that telemetry measures by default, `control` with a factor for gradients, and
-    `zeros` makes these zero.
+    `masters` may be the type of the master weights, `state` is that of the states. `measured` is with all that telemetry
+    measures by default.
     """
 
     target: str = "sm_90"
@@ -43,13 +42,10 @@ class Case(NamedTuple):
     state: str | None = None
     stochastic: bool = False
     measured: bool = False
-    control: bool = False
-    zeros: bool = False
-    options: tuple[tuple[str, int], ...] = ()
 
     @property
     def name(self):
-        return "-".join(str(value) for value in (*self[:-1], *(f"{key}={value}" for key, value in self.options)))
+        return "-".join(map(str, self))
 
 
 CELL = """
@@ -71,25 +67,19 @@ COMPILE = """
 import torch
 from triton.backends.compiler import GPUTarget
 
-from tristep.kernels import rules, transforms
+from tristep.kernels import rules
 from tristep.kernels.backends.triton import compile as gpu
 from tristep.trainer import Telemetry
 
-target, rule, weight, gradient, masters, aligned, stage, state, stochastic, measured, control, zeros, options = arguments
+target, rule, weight, gradient, masters, aligned, stage, state, stochastic, measured = arguments
 types = getattr(torch, weight), getattr(torch, gradient)
-rule = eval(rule, {**vars(rules), **globals()})
+rule = {**vars(rules), **globals()}[rule]
 masters = getattr(torch, masters) if isinstance(masters, str) else masters
 state = None if state is None else getattr(torch, state)
 measure = Telemetry()._measure if measured else None
-usual = gpu.options_for
-gpu.options_for = lambda *of: usual(*of) | dict(options)
-try:
-    given = masters, aligned, stage, state, stochastic, measure, control, zeros
-    compiled = gpu.compile_for(GPUTarget(*target), rule, *types, *given)
-finally:
-    gpu.options_for = usual
+compiled = gpu.compile_for(GPUTarget(*target), rule, *types, masters, aligned, stage, state, stochastic, measure)
 warps = compiled.metadata.num_warps
-result = {"warps": warps, "threads": warps * target[2], "shared": compiled.metadata.shared}
+result = {"warps": warps, "threads": warps * target[2]}
 if target[0] == "hip":
     result["text"] = compiled.asm["amdgcn"]
 elif target[1] == 90:
@@ -102,7 +92,7 @@ class Code:
     """The machine code of one kernel."""
 
     def __init__(self, code):
-        self.warps, self.threads, self.shared = code["warps"], code["threads"], code["shared"]
+        self.warps, self.threads = code["warps"], code["threads"]
         self.text, self.usage, self.ptx = code.get("text", ""), code.get("usage", ""), code.get("ptx", "")
 
     @property
