@@ -1,6 +1,9 @@
 """Views in Notebook 7, Voilà and marimo: a picture on a canvas, keys that change it, a loop that trains meanwhile."""
 
 import importlib.util
+import os
+import re
+import signal
 import textwrap
 
 import numpy as np
@@ -48,6 +51,21 @@ def keys_change_the_picture(browser, canvas, slider):
     browser.until(lambda: browser.digest(canvas) == before, "the picture of before")
 
 
+def runs(browser):
+    taken = re.compile(": running, step [1-9]")
+    browser.until(lambda: taken.search("".join(browser.find_deep(PICTURES, "ariaLabel"))), "a running loop", 60)
+
+
+def says_that_its_kernel_has_ended(browser):
+    browser.until(lambda: browser.find_deep(".tristep-silence")[0].is_displayed(), "words about it", 60)
+    (words,) = browser.find_deep(".tristep-silence", "innerText")
+    assert "the kernel has ended or been restarted" in words
+    buttons = browser.find_deep(".tristep-buttons button")
+    assert len(buttons) >= 4
+    assert {button.get_attribute("aria-disabled") for button in buttons} == {"true"}
+    assert len(np.unique(browser.pixels(browser.find_deep(PICTURES)[-1])[::9, ::9])) > 3  # the last picture
+
+
 @pytest.mark.sample(0)
 def test_notebook_7(shared, browser):
     needs("notebook")
@@ -62,6 +80,19 @@ def test_notebook_7(shared, browser):
     book.says("task")
     browser.keep("notebook-7")
     book.run("loop.stop(); view.close()")
+
+
+@pytest.mark.sample(0)
+def test_a_view_says_that_its_kernel_has_ended_in_notebook_7(notebook, browser):
+    needs("notebook")
+    book = notebook(page="notebooks")
+    browser.complaints()  # of what the page without a view does
+    process = int(book.run(VIEW + LOOP + "import os\nloop.start()\nprint(os.getpid())"))
+    runs(browser)
+    os.kill(process, signal.SIGKILL)
+    says_that_its_kernel_has_ended(browser)
+    browser.keep("notebook-7-killed")
+    browser.complaints()  # of Notebook about its kernel
 
 
 @pytest.mark.sample(0)
@@ -116,3 +147,20 @@ def test_marimo(mode, browser, tmp_path):
     finally:
         browser.driver.get("about:blank")
         server.end()
+
+
+@pytest.mark.sample(0)
+def test_a_view_says_that_its_kernel_has_ended_in_marimo(browser, tmp_path):
+    needs("marimo")
+    cell = textwrap.indent(f"{VIEW}{LOOP}loop.start()\nloop", "    ")
+    (tmp_path / "app.py").write_text(f"import marimo\n\napp = marimo.App()\n\n\n@app.cell\ndef _():\n{cell}\n")
+    server = Server(tmp_path, "-m marimo run app.py --headless --no-token --port={port}", "/health")
+    try:
+        browser.driver.get(server.url)
+        runs(browser)
+    finally:
+        server.end()
+    says_that_its_kernel_has_ended(browser)
+    browser.keep("marimo-killed")
+    browser.driver.get("about:blank")
+    browser.complaints()  # of marimo about its server

@@ -1,5 +1,6 @@
 """Every view shows its picture and its controls at once on a screen of 1280 x 900; fields, listings and grey buttons."""
 
+import textwrap
 from functools import cache
 
 import numpy as np
@@ -9,7 +10,7 @@ from planted_runs import make_run
 from scene_cases import ENTER, RIGHT, one
 
 from tristep import viz
-from tristep.viz.scene import Button, Control, Line
+from tristep.viz.scene import Button, Control, Line, Listing
 
 WIDE, HIGH = 1000, 700  # pixels of an output in JupyterLab on such a screen, and what its menus and the input leave of them
 SIZE = "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return [box.width, box.height]"
@@ -53,6 +54,74 @@ def test_each_view_fits_the_screen(sized):
     assert {name: height for name, height in high.items() if height > HIGH} == {}
 
 
+# The panels of the others stand one below the other where a page is narrow.
+SMALL = ("LiveView", "LossView", "Playground", "TrajectoryView", "SweepView", "ScheduleView", "LossPlaneView", "WeightsView")
+
+
+def test_a_picture_and_its_sliders_fit_a_small_screen(sized):
+    """800 x 600 pixels, which are also those of 1,200 x 900 at 150 %: a notebook's cell has some 640 of them, and 500."""
+    stage, high = sized(800, 600, 640, 1.5), {}
+    for name in SMALL:
+        stage.show(_views()[name].scene())
+        wide, picture = stage.browser.run(SIZE, ".tristep-picture canvas")
+        assert wide > 500, name  # the plane of losses is as high as it is wide
+        assert picture > 220, name
+        high[name] = stage.browser.run(SIZE, ".tristep-body")[1]
+        stage.browser.keep(f"small-{name}")
+    assert {name: height for name, height in high.items() if height > 470} == {}
+
+
+def test_a_view_takes_the_width_of_its_cell(sized):
+    stage = sized(1920, 1000, 1812)
+    for name in ("LiveView", "LossView", "Dashboard", "Playground"):
+        stage.show(_views()[name].scene())
+        wide, _ = stage.browser.run(SIZE, ".tristep-picture canvas")
+        beside, _ = stage.browser.run(SIZE, ".tristep-controls") if name == "Playground" else (0, 0)
+        assert wide + beside > 0.95 * 1812, name
+        assert stage.browser.run(SIZE, ".tristep")[1] < 0.8 * 1000, name
+        stage.browser.keep(f"wide-{name}")
+
+
+# The panels of the others stand one below the other where a page is narrow.
+
+
+@pytest.mark.sample(0)
+@pytest.mark.parametrize("renderer", ["canvas", "ipywidgets"])
+def test_views_fit_jupyterlab(shared, browser, renderer):
+    browser.driver.set_window_size(1280, 900)
+    try:
+        book = shared()
+        book.run(f"from tristep import viz\nviz.set_renderer({renderer!r})")
+        made = """
+        import numpy as np
+        run = viz.Run("adam", ["a.weight", "a.bias"])
+        for step in range(1, 41):
+            run.add_scalars(step, {"loss": 2 / step, "learning_rate": 0.1, "val_loss": 3 / step, "accuracy": step / 45})
+            run.add_tensors([step], {"gradient_norm": np.array([[step, 2.0 * step]]), "weight_norm": np.ones((1, 2))})
+        """
+        book.run(textwrap.dedent(made))
+        for number, code in enumerate(
+            (
+                'viz.Playground("beale", "adam", steps=20)',
+                'viz.TrajectoryView("beale", ["sgd", "adam"], steps=20)',
+                "viz.Dashboard(run)",
+                "viz.TensorHeatmap([run, run])",
+                "viz.LossView(run)",
+                'viz.ScheduleView("cosine", 100, loss=run)',
+            )
+        ):
+            cell = f"fits{number}"
+            book.run(code, cell)
+            shown = f"[data-cell={cell}] " + (".tristep-picture canvas" if renderer == "canvas" else "img.widget-image")
+            browser.find(shown)
+            output = f"[data-cell={cell}] .jp-OutputArea-output"
+            browser.until(lambda output=output: browser.run(SIZE, output)[1] > 250, "the view")
+            assert browser.run(SIZE, output)[1] <= HIGH, code
+            browser.keep(f"lab-{renderer}-{number}")
+    finally:
+        browser.driver.set_window_size(1400, 1100)
+
+
 def test_python_gets_what_is_typed_and_a_button_that_does_nothing_is_grey(stage):
     controls = [
         Control("f", "f(x, y) =", ["x**2"], kind="text", remote=True),
@@ -86,3 +155,30 @@ def test_python_gets_what_is_typed_and_a_button_that_does_nothing_is_grey(stage)
     # The slider shows its value in the field.
     stage.browser.keys(stage.browser.find("input[data-control=beta]"), RIGHT)
     assert beta.get_attribute("value") == "0.99"
+
+
+def test_a_listing_is_folded_and_copied(stage):
+    scene = one(Line([0, 1], [0, 1]))
+    listings = [Listing("rule", "def adam():\n    ..."), Listing("code", "a < b")]
+    stage.show(viz.Scene(scene.panels, listings=listings))
+    lines = stage.browser.driver.find_elements("css selector", ".tristep-listing pre")
+    assert [each.is_displayed() for each in lines] == [False, False]
+    stage.browser.find(".tristep-listing summary").click()
+    assert [each.is_displayed() for each in lines] == [True, False]
+    copies = stage.browser.driver.find_elements("css selector", ".tristep-listing button")
+    assert [each.accessible_name for each in copies] == ["Copy rule", "Copy code"]
+    # As on a page that may use the clipboard, and on one that may not, where the lines are selected and copied.
+    stage.browser.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    copies[0].click()
+    stage.browser.until(lambda: copies[0].text == "Copied", "the words of the button")
+    assert stage.browser.run("return window.copied") == "def adam():\n    ..."
+    stage.browser.run(
+        "navigator.clipboard.writeText = async () => { throw new Error('not allowed'); };"
+        "document.addEventListener('copy', () => (window.copied = String(getSelection())))"
+    )
+    copies[1].click()
+    stage.browser.until(lambda: copies[1].text != "Copy", "the words of the button")
+    assert stage.browser.run("return String(getSelection())") == "a < b"
+    stage.update(viz.Scene(scene.panels, listings=[listings[0], Listing("code", "a > b")]))
+    assert lines[1].get_attribute("textContent") == "a > b"
+    assert lines[0].is_displayed()  # as it was left

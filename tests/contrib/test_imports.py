@@ -10,7 +10,9 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from tristep.viz import read_run
+from tristep import viz
+from tristep.contrib.imported_runs import read as imports
+from tristep.viz import Run, read_run
 from tristep.viz.record.probes import QUANTITIES
 
 pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
@@ -90,15 +92,32 @@ def test_damaged_event_files(tmp_path):
     [
         ("a.csv", "step,loss\n1,2\n2\n3,4\n", "line 3 has 1 cells, the header 2"),
         ("a.csv", "step,loss\n1.5,2\n", "a step is '1.5': must be an integer"),
+        ("a.csv", "step,loss\n1e300,2\n", "is too large"),
         ("a.csv", "step,loss,loss\n1,2,3\n", "two columns have the same name"),
+        ("a.csv", 'step,loss\n1,"2\n', "line 2: unexpected end of data"),
+        ("a.csv", "step,loss\n1," + "9" * 200_000 + "\n", "larger than field limit"),
+        ("a.csv", b"step,loss\n1,\xff\n", "not a CSV file"),
+        ("a.csv", "step," + ",".join(f"c{k}" for k in range(5000)) + "\n1" + ",1" * 5000 + "\n", "more than 4,096 scalars"),
         ("a.jsonl", '{"step": 1, "loss": 2}\n{"step": \n{"step": 3}\n', "not a JSON lines file"),
+        ("a.jsonl", "[1, 2]\n", "no object"),
+        ("a.jsonl", '{"step": [], "loss": 1}\n', "not a JSON lines file"),
+        ("a.jsonl", "[" * 100_000, "not a JSON lines file"),
+        ("a.txt", "step,loss\n", "must be a .csv, .jsonl or .safetensors file"),
     ],
 )
 def test_files_that_are_refused(tmp_path, name, text, message):
     path = tmp_path / name
-    path.write_text(text)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=message):
         read_run(path)
+
+
+def test_lines_that_are_too_long_are_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(imports, "MOST_LINE", 100)
+    for name in ("a.csv", "a.jsonl"):
+        (tmp_path / name).write_text("x" * 101)
+        with pytest.raises(ValueError, match="a line has more than 100 characters"):
+            read_run(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +133,15 @@ def test_the_end_of_a_program_that_was_killed(tmp_path, name, text):
         assert _values(read_run(tmp_path / name)) == {1: 2.0, 2: 3.0}
 
 
+def test_a_folder_without_a_run(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_run(tmp_path / "none")
+    with pytest.raises(ValueError, match="or a folder of event files"):
+        read_run(tmp_path)
+    with pytest.raises(ValueError, match="step='t' is for .csv and .jsonl files"):
+        read_run(tmp_path, step="t")
+
+
 def test_numbers_of_parameters_are_those_of_a_recorded_run(tmp_path):
     rows = [{"step": k, "loss": 1 / k, "gradient_norm/a": 1.0 * k, "gradient_norm/b/c": 2.0 * k} for k in range(1, 2000)]
     del rows[0]["gradient_norm/b/c"]
@@ -126,6 +154,34 @@ def test_numbers_of_parameters_are_those_of_a_recorded_run(tmp_path):
     assert len(run.scalars["loss"]) == 1999
     run.save(tmp_path / "a.safetensors")
     assert read_run(tmp_path / "a.safetensors").parameters == run.parameters
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda run: viz.LossView([run, Run("other")]),
+        lambda run: viz.LossView(run, scalars=["loss", "accuracy"]),
+        viz.Dashboard,
+        viz.TensorHeatmap,
+        viz.UpdateRatioView,
+        viz.WeightsView,
+        lambda run: viz.ScheduleView(lambda step: 0.1, 300, loss=run),
+    ],
+    ids=["losses", "scalars", "dashboard", "heatmap", "ratios", "weights", "schedule"],
+)
+def test_every_view_of_runs_draws_one_with_scalars_only(tmp_path, show):
+    columns = np.column_stack([STEPS, LOSSES, LOSSES / 10, 1 - LOSSES])
+    np.savetxt(
+        tmp_path / "a.csv", columns, ("%d", "%g", "%g", "%g"), ",", header="step,loss,learning_rate,accuracy", comments=""
+    )
+    run = read_run(tmp_path / "a.csv")
+    view = show(run)
+    assert view.figure().axes
+    assert view.describe()
+    assert view.html(tmp_path / "page.html") is not None or (tmp_path / "page.html").exists()
+    assert isinstance(viz.diagnose(run), list)
+    assert "accuracy" in repr(run)
+    assert not run.to_pandas().empty
 
 
 def _event_file(path):

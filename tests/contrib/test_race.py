@@ -6,7 +6,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
-from races import LOSS, batches, network, raced
+from races import LOSS, TWO, batches, network, raced
 from torch import nn
 
 from tristep.contrib.racing.candidates import candidates_of
@@ -197,6 +197,14 @@ def test_a_schedule_that_cannot_be_saved_races_without_a_folder_only(tmp_path):
     assert not folder.exists()
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"folder=.*there is no folder"):
+        raced(folder=tmp_path / "none" / "race")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=r"folder=.*this is a file"):
+        raced(folder=tmp_path / "file")
+
+
 def test_examples():
     assert doctest.testmod(import_module("tristep.contrib.racing.run")).failed == 0
 
@@ -244,3 +252,30 @@ def test_lists_are_shuffled_and_functions_are_asked():
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(9))
     assert orders[0] != orders[1]
     assert [y for _, y in SeededBatches(lambda seed: data[seed:], 4)] == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "said"),
+    [
+        ({"optimizers": {}}, ValueError, "optimizers is empty"),
+        ({"optimizers": "adam"}, TypeError, "must be a dict of names"),
+        ({"optimizers": {"adam": {"learning_rate": (0.1, 0.01)}}}, ValueError, r"\['learning_rate'\]=\(0.1, 0.01\)"),
+        ({"optimizers": {"adem": {}}}, ValueError, r"optimizers\['adem'\].*adam"),
+        ({"optimizers": {"adam": {"one_minus_beta1": (0.5, 2.0)}}}, ValueError, "1 or less"),
+        ({"target": None}, TypeError, "target=None"),
+        ({"seeds": [1, 1]}, ValueError, "each once"),
+        ({"seeds": [1_000_000]}, ValueError, "seeds=1000000"),
+        ({"every": 21}, ValueError, "every=21"),
+        ({"baseline": "lion"}, ValueError, "baseline='lion'"),
+        ({"level": 1.0}, ValueError, r"level=1\.0"),
+        ({"together": 0}, ValueError, "together=0"),
+        ({"data": iter(batches())}, TypeError, "data is an iterator"),
+        ({"data": []}, ValueError, "data gave no batch"),
+        ({"eval_data": []}, ValueError, "eval_data gave no batch"),
+        ({"make": network()}, TypeError, "make_model must be a function"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(settings, error, said, tmp_path):
+    with pytest.raises(error, match=said):
+        raced(**{"optimizers": TWO, "folder": tmp_path / "race"} | settings)
+    assert not (tmp_path / "race").exists()

@@ -90,6 +90,15 @@ def test_who_has_not_reached_the_target_gets_no_ratio():
     assert "not reached" in result.table().splitlines()[3]
 
 
+def test_what_makes_a_comparison_doubtful_is_said():
+    assert "reached before the first step" in planted([[0, 0], [20, 30]]).verdict()
+    assert planted([[40], [20]]).verdict() == "b needs 0.50 of a's steps, from one seed: no interval."
+    assert planted([[40, 60]]).verdict() == "a alone: 50 steps to the target, the median of 2 seeds."
+    for chosen, end in ((0, "least"), (2, "greatest")):
+        lines = planted([[40, 60], [20, 30]], chosen=chosen).verdict().splitlines()
+        assert [line.partition("is the ")[2].partition(" ")[0] for line in lines[1:]] == [end, end]
+
+
 def test_saved_and_loaded(tmp_path):
     result, path = planted([[40, 60, 50], [20, None, 30]]), tmp_path / "race.safetensors"
     result.save(path)
@@ -105,3 +114,11 @@ def test_saved_and_loaded(tmp_path):
     result.save(path)
     with pytest.raises(ValueError, match="losses has shape"):
         RaceResult.load(path)
+
+
+def test_bad_questions_are_named():
+    result = planted([[40, 60], [20, 30]])
+    with pytest.raises(ValueError, match="by='epochs'"):
+        result.needed("epochs")
+    with pytest.raises(ValueError, match="name='z'"):
+        result.compare("z")

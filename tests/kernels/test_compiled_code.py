@@ -59,6 +59,25 @@ def _kept(folder):
     return sorted(path.relative_to(folder) for path in files)
 
 
+@needs_numba
+def test_another_process_compiles_nothing_again(native_script, tmp_path):
+    cache = tmp_path / "cache"
+    assert native_script(f"step()\n{REPORT}", cache) == ["1", "True"]
+    kept = _kept(cache)
+    assert sorted({path.suffix for path in kept}) == [".nbc", ".nbi", ".py"]
+    assert native_script(f"step()\n{REPORT}", cache) == ["1", "False"]
+    assert _kept(cache) == kept
+
+
+@pytest.mark.sample(0)
+@needs_numba
+def test_a_damaged_loop_is_written_again(native_script, tmp_path):
+    for _ in range(2):
+        assert native_script(f"step()\n{REPORT}", tmp_path / "cache")[0] == "1"
+        for path in (tmp_path / "cache").glob("*.py"):
+            path.write_text("raise SystemExit('damaged')", encoding="utf-8")
+
+
 MODULE = """
 from tristep.kernels import rule
 
@@ -89,6 +108,36 @@ def test_the_text_of_a_rule_decides_and_not_its_file(native_script, tmp_path):
         path.unlink()
 
 
+SEEN = """
+import os, warnings
+seen = []
+warnings.showwarning = lambda message, *place: seen.append(str(message))
+"""
+UNWRITABLE = """
+step()
+(warning,) = seen
+assert os.environ["NUMBA_CACHE_DIR"] in warning
+assert "set NUMBA_CACHE_DIR to a folder that can be written" in warning
+"""
+
+
+@pytest.mark.sample(0)
+@needs_numba
+def test_a_folder_that_cannot_be_made_is_replaced_by_a_temporary_one_with_one_warning(fresh_python, tmp_path):
+    """Which the next process finds. Nothing of it is open to others."""
+    (tmp_path / "file").write_text("not a folder", encoding="utf-8")
+    (tmp_path / "temporary").mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(f"{SEEN}{STEP}{UNWRITABLE}{REPORT}", encoding="utf-8")
+    folders = {"NUMBA_CACHE_DIR": str(tmp_path / "file" / "cache")}
+    folders |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(tmp_path / "temporary"))
+    assert [fresh_python(script, **folders).split() for _ in range(2)] == [["1", "True"], ["1", "False"]]
+    (folder,) = (tmp_path / "temporary").iterdir()
+    assert {path.suffix for path in _kept(folder)} == {".nbc", ".nbi", ".py"}
+    assert os.name == "nt" or folder.stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "not a folder"
+
+
 @needs_numba
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs users of POSIX")
 def test_a_temporary_folder_that_others_can_write_to_is_not_used(monkeypatch, tmp_path):
@@ -104,6 +153,39 @@ def test_a_temporary_folder_that_others_can_write_to_is_not_used(monkeypatch, tm
         folder = disk_cache.cache_folder()
     assert folder != open_to_all
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+NOTE = """
+from tristep.kernels.backends.cpu import disk_cache
+disk_cache._SLOW = 0.01
+step()
+"""
+
+
+@pytest.mark.sample(0)
+@needs_numba
+@pytest.mark.skipif(os.name != "posix", reason="needs a terminal of POSIX")
+@pytest.mark.parametrize("where", ["terminal", "file", "notebook"])
+def test_a_slow_first_step_says_once_that_it_compiles(where, tmp_path):
+    """To a terminal, or in a notebook as plain output, never as an error; a file of many ranks is left alone."""
+    script, cache = tmp_path / "script.py", tmp_path / "cache"
+    in_notebook = "import builtins\nbuiltins.__IPYTHON__ = True\n" * (where == "notebook")
+    script.write_text(in_notebook + STEP + NOTE, encoding="utf-8")
+    there, here = os.openpty() if where == "terminal" else os.pipe()
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
+    ran = subprocess.run(
+        [sys.executable, script], env=environment, stdout=subprocess.PIPE, stderr=here, text=True, check=True
+    )
+    os.write(here, b"end")
+    said = ""
+    while not said.endswith("end"):
+        said += os.read(there, 10_000).decode()
+    os.close(here)
+    os.close(there)
+    note = f"tristep: compiling for the CPU; later runs find the code in {cache}"
+    assert said.split("\r\n") == [note, "end"] if where == "terminal" else said == "end"
+    assert ran.stdout.splitlines().count(note) == (where == "notebook")
+    assert "compiling" not in ran.stdout.replace(note, "")
 
 
 READ_ONLY = """
@@ -185,3 +267,28 @@ def test_processes_may_write_the_same_code_at_once(native_script, tmp_path):
     assert [(child.returncode, error) for child, (_, error) in zip(children, results, strict=True)] == [(0, "")] * 3
     assert not [path for path in _kept(cache) if path.suffix not in (".nbc", ".nbi", ".py")]
     assert native_script(f"step()\n{REPORT}", cache) == ["1", "False"]
+
+
+@needs_numba
+@pytest.mark.parametrize(
+    ("platform", "variables", "expected"),
+    [
+        ("linux", {}, "home/.cache/tristep"),
+        ("linux", {"XDG_CACHE_HOME": "/elsewhere"}, "/elsewhere/tristep"),
+        ("darwin", {}, "home/Library/Caches/tristep"),
+        ("win32", {}, "home/AppData/Local/tristep"),
+        ("win32", {"LOCALAPPDATA": "/local"}, "/local/tristep"),
+        ("linux", {"NUMBA_CACHE_DIR": "/numba", "XDG_CACHE_HOME": "/elsewhere"}, "/numba"),
+    ],
+)
+def test_where_compiled_code_is_kept(monkeypatch, tmp_path, platform, variables, expected):
+    from tristep.kernels.backends.cpu import disk_cache
+
+    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "platform", platform)
+    assert disk_cache.wanted_folder() == tmp_path / expected

@@ -27,6 +27,7 @@ LARGEST = {  # that the states of a rule can hold; of others the largest is that
     **dict.fromkeys(("schedule_free_adamw", "stable_adamw", "radam"), 1e20),
 }
 NORMS = ("lars", "lars_momentum", "lans", "ascent")  # of gradients, of float32 squares: below 1e-22 such a norm counts as 0
+FOUND_NAN = ("adafactor", "came", "ftml", "ftrl")  # the quotient of two states that have overflowed
 
 
 def _step(place, rule, *sizes):
@@ -71,3 +72,24 @@ def _check_sizes(place, rule):
         step.check(place)
         for tensor in (*step.weights, *(state for row in step.states for state in row)):
             assert bool(tensor.isfinite().all())
+
+
+@pytest.mark.parametrize("name", ["lars", "lars_momentum", "lans"])
+def test_a_norm_below_1e22_counts_as_zero(place, name):
+    rule, new = getattr(rules, name), []
+    for size in (0.0, 1e-30):
+        step = _step(place, rule, size)
+        place.run(rule, step.weights, step.gradients, step.states, [[*row.values()] for row in step.hyper])
+        new.append(step.weights)
+    for zero, small in zip(*new, strict=True):
+        assert torch.equal(zero, small)
+
+
+@pytest.mark.sample(3, "cpu", "triton")
+@pytest.mark.parametrize("rule", RULES)
+def test_where_a_state_overflows_the_weight_is_nan_in_four_rules_only(place, rule):
+    """Elsewhere it takes no step, or one of another size."""
+    step = _step(place, rule, 1e30)
+    place.run(rule, step.weights, step.gradients, step.states, [[*row.values()] for row in step.hyper])
+    found_nan = any(bool(weight.isnan().any()) for weight in step.weights)
+    assert found_nan == (rule.name in FOUND_NAN)

@@ -5,11 +5,12 @@ The judge is the rule itself, given the clipped gradients.
 
 import copy
 import math
+import pickle
 from functools import partial
 
 import pytest
 import torch
-from composed_rules import OF_ALL, clipped_to, close, norm_of, numbers, rows, same_bits, same_rows
+from composed_rules import OF_ALL, VALUES, clipped_to, close, norm_of, numbers, rows, same_bits, same_rows
 
 from tristep.kernels import Update, rules, transforms
 from tristep.kernels.states import states_for
@@ -138,6 +139,69 @@ def test_tensors_of_all_types_are_skipped_together(place):
         assert kept == moved
 
 
-def test_what_would_clip_in_another_order_is_refused():
+def test_copies_of_limited_rules_and_what_is_refused():
+    made = transforms.limited(transforms.limited(transforms.cautious(rules.lans)), True, hyper=OF_ALL)
+    assert [limit.skips for limit in made.limits] == [True, False]
+    assert pickle.loads(pickle.dumps(made)) is made
+    assert [pickle.loads(pickle.dumps(stage)) for stage in made.reductions] == list(made.reductions)
+    assert transforms.limited(rules.lans) is transforms.limited(rules.lans, False)
+    whole = transforms.limited(transforms.limited(rules.muon), True, hyper=OF_ALL)
+    assert pickle.loads(pickle.dumps(whole)) is whole
+    assert whole.limits == whole.elementwise_rule.limits
+    with pytest.raises(ValueError, match="has a state or hyper-parameter 'clip_norm' already"):
+        transforms.limited(transforms.limited(rules.lans))
     with pytest.raises(ValueError, match="'adam_limited' needs the norm over all tensors already: apply agc before"):
         transforms.agc(transforms.limited(rules.adam))
+    for function in (transforms.agc, transforms.cautious):
+        with pytest.raises(TypeError, match="rule must be elementwise, made with @rule, got TensorRule"):
+            function(rules.muon)
+
+
+@pytest.fixture
+def walked(monkeypatch, small_tiles):
+    """The kernels that the triton engine launches from now on, and the tiles of tensors that each walks, in order."""
+    launch = pytest.importorskip("tristep.kernels.backends.triton.launch", reason="Triton has builds for Linux only")
+    found = []
+
+    class Noting(launch.KernelCall):
+        def __init__(self, kernel, programs, arguments, *others):
+            super().__init__(kernel, programs, arguments, *others)
+            self.name, self.tiles = kernel.__name__, arguments[4]
+
+        def __call__(self, *last):
+            if self.name != "totals_kernel":
+                found.append((self.name, self.tiles.tolist()))
+            super().__call__(*last)
+
+    monkeypatch.setattr(launch, "KernelCall", Noting)
+    return found
+
+
+def clipped_step(flipped=False):
+    """Weights and states after a step on tensors of two types, so two groups; `flipped` reverses the tiles of updates."""
+    made = transforms.limited(rules.adamw)
+    weights = [torch.linspace(-1, 1, 1500), torch.ones(700, dtype=BF16), torch.ones(3)]
+    weights = [w.to("cuda" if torch.cuda.is_available() else "cpu") for w in weights]
+    states = states_for(made, weights)
+    update = Update(made, weights, states, engine="triton")
+    update.hyper[:] = [0.5, *(VALUES[name] for name in made.hyper)]
+    update.bind([torch.full_like(w, 0.25) for w in weights])
+    for group in update.groups if flipped else ():
+        group._tiles.copy_(group._tiles.flip(0))
+    update()
+    return [*weights, *(state for row in states for state in row)]
+
+
+def test_the_pass_after_the_norm_goes_backwards(walked):
+    """From what the norm has read last, which is still cached, and in the last group first. Results are the same bits."""
+    found = clipped_step()
+    norms, updates = walked[:2], walked[2:]
+    assert [name for name, _ in walked] == ["sums_kernel"] * 2 + ["update_kernel"] * 2
+    tile = 1024 if torch.cuda.is_available() else 128
+    first = [[0, k] for k in range(-(-1500 // tile))] + [[1, 0]]
+    second = [[0, k] for k in range(-(-700 // tile))]
+    assert [tiles for _, tiles in updates] == [second[::-1], first[::-1]]
+    assert all(tiles == sorted(tiles) for _, tiles in norms)
+    walked.clear()
+    assert all(map(torch.equal, found, clipped_step(flipped=True)))
+    assert [tiles for _, tiles in walked[2:]] == [second, first]

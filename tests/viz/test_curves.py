@@ -1,5 +1,6 @@
 """What the curves show, asked of matplotlib's own objects."""
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,8 @@ from drawn_scenes import words_of
 from tristep import lr_scheduler
 from tristep.viz import plot_schedules, plot_training
 
-NAN = np.nan
+NAN, INF = np.nan, np.inf
+TWELVE = {f"optimizer number {i}, rate 0.{i}": np.exp(-np.arange(60) / (5 + i)) for i in range(12)}
 
 
 @pytest.mark.parametrize(("smoothing", "said"), [(4, "average of 4 updates"), (1, "as recorded")])
@@ -26,6 +28,20 @@ def test_losses_are_drawn_as_they_are_and_smoothed(smoothing, said):
         assert name in _words(figure)
     assert f"strong lines ({said})" in _words(figure)
     assert f"sgd ({said})" in _words(plot_training({"sgd": losses["sgd"]}, smoothing=smoothing))
+
+
+def test_words_are_where_they_were_asked_for():
+    figure = plot_training({"$a": [1.0], "b": [2.0]}, notes={"b": "$x_1$"}, title="Title", xlabel="step", ylabel="error")
+    assert set(_words(figure)) >= {"$a", "b", "strong lines (as recorded)", "b: $x_1$", "Title"}
+    assert not any(text.get_parse_math() for text in words_of(figure) if "$" in text.get_text())
+    assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("step", "error")
+
+
+def test_a_figure_has_its_words():
+    _, about = plot_training({"sgd": [4.0, 0.5], "adam": [3.0, 0.25]}, title="Two", smoothing=1)._repr_png_()
+    assert about["alt"] == "Two. training loss at the end: sgd 0.5, adam 0.25"
+    _, about = plot_schedules({"constant": [0.1, 0.1]})._repr_png_()
+    assert about["alt"] == "learning rate at the end: constant 0.1"
 
 
 @pytest.mark.parametrize(("updates", "width"), [(39, 1), (200, 10)])
@@ -46,6 +62,31 @@ def test_the_scale_is_logarithmic_and_shows_every_smoothed_value_but_not_a_raw_o
     assert plot_training({"sgd": losses}, smoothing=11).axes[0].get_ylim()[0] > 1e-3
 
 
+@pytest.mark.parametrize("losses", [[0.0, 0.0], [-1.0, -2.0], [NAN, NAN]], ids=["zero", "negative", "nan"])
+def test_without_a_loss_above_zero_the_scale_is_linear(losses):
+    figure = plot_training({"sgd": losses})
+    assert figure.axes[0].get_yscale() == "linear"
+    figure.png(dpi=50)
+
+
+@pytest.mark.parametrize("losses", [[2.3, 1.1, 0.7], [0.9, 0.6], [1e-7, 5e4]])
+def test_the_axis_has_at_least_two_labelled_losses(losses):
+    figure = plot_training({"sgd": losses})
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in axes.yaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+    assert len(ticks) >= 2
+    assert all(float(tick.label1.get_text().replace("−", "-")) == pytest.approx(tick.get_loc()) for tick in ticks)
+
+
+def test_one_update_is_a_dot_and_twelve_runs_have_twelve_looks():
+    dots = [_pairs(plot_training({"sgd": losses}))[0][1].get_marker() == "o" for losses in ([0.5], [0.5, 0.4])]
+    assert dots == [True, False]
+    assert len({_look(strong) for _, strong in _pairs(plot_training(TWELVE))}) == 12
+    assert len({_look(line) for line in plot_schedules(TWELVE).axes[0].lines}) == 12
+
+
 def test_learning_rates_stand_below_in_the_looks_of_their_losses():
     rates = {"adam": [0.0, 0.0, 0.0], "sgd": [0.1, 0.2, 0.0999]}
     figure = plot_training({"sgd": [1.0, 2.0, 3.0], "none": [1.0] * 3, "adam": [1.0, 0.5, 0.2]}, rates)
@@ -54,6 +95,25 @@ def test_learning_rates_stand_below_in_the_looks_of_their_losses():
     np.testing.assert_allclose(first.get_ydata(), 0.0)
     assert _at(second, [1.5, 2.5, 3.0]) == pytest.approx([0.1, 0.2, 0.0999])  # each holds until the next one
     assert figure.axes[1].get_ylabel().replace("\n", " ") == "learning rate"
+
+
+@pytest.mark.parametrize(
+    ("draw", "arguments", "message"),
+    [
+        (plot_training, ({},), "losses is empty: there is nothing to draw"),
+        (plot_training, ({"a": []},), r"losses\['a'\] has the shape \(0,\): must be one number for each update"),
+        (plot_training, ({"a": [[1.0, 2.0]]},), r"losses\['a'\] has the shape \(1, 2\)"),
+        (plot_training, ({"a": [1.0]}, {"b": [1.0]}), "learning_rates has 'b': losses has no such run. There are 'a'"),
+        (plot_training, ({"a": [1.0]}, {"a": [1.0, 2.0]}), r"rates\['a'\] has 2 values: losses has 1, one an update"),
+        (plot_training, ({"a": [1.0]}, None, {"b": "note"}), "notes has 'b': losses has no such run. There are 'a'"),
+        (partial(plot_training, smoothing=NAN), ({"a": [1.0]},), "smoothing=nan: must be a number of updates, 1 or"),
+        (plot_schedules, ({"a": float},), r"n_updates is missing: schedules\['a'\] is a callable, so say how far to draw"),
+        (plot_schedules, ({"a": float}, 0), "n_updates=0: must be 1 or more"),
+    ],
+)
+def test_what_does_not_fit_is_refused(draw, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        draw(*arguments)
 
 
 def test_schedules_are_asked_for_the_updates_from_1_on():
@@ -72,6 +132,15 @@ def test_recorded_rates_are_drawn_up_to_n_updates():
     assert _at(line, [1.5, 2.5, 3.0]) == [3.0, 2.0, 1.0]
     (line,) = plot_schedules({"run": [3.0, 2.0, 1.0]}, 2).axes[0].lines
     assert line.get_xdata().max() == 2
+
+
+@pytest.mark.parametrize("rates", [[0.0, 0.0], [NAN, NAN], [INF, 1.0]], ids=["zero", "nan", "inf"])
+def test_schedules_without_a_highest_rate_are_drawn(rates):
+    figure = plot_schedules({"run": rates})
+    figure.png(dpi=50)
+    low, high = figure.axes[0].get_ylim()
+    assert low == 0
+    assert high >= 1
 
 
 def _noisy(updates, seed=0):

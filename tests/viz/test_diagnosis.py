@@ -149,8 +149,8 @@ def _of_an_optimizer(run, number, losses, found, tmp_path):
     return _added(run, number, losses, {"gradient_norm": found["gradient_norm"]}, 1000)
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(("bad", "several"), [([1], 1), ([2049], 3), ([6004, 6005, 7000], 1), ([9000], 3)], ids=str)
+@pytest.mark.parametrize("bad", [[1], [2049], [6004], [6004, 6005, 7000], [9000]], ids=str)
+@pytest.mark.parametrize("several", [1, 3])
 @pytest.mark.parametrize("way", [_recorded, _saved, _saved_in_the_middle, _imported, _of_an_optimizer])
 def test_a_long_run_names_the_first_step_that_is_not_finite(way, several, bad, tmp_path):
     gradients, loss = diagnose(way(*_bad_at(bad, several=several), tmp_path=tmp_path))[:2]
@@ -294,10 +294,28 @@ def test_a_real_net_with_a_layer_whose_rate_is_too_high():
     assert diagnose(_train(net))[0].startswith("2.0.weight: update ratio ")
 
 
-def test_a_real_net_in_bfloat16_whose_learning_rate_is_too_small_for_it():
-    run = _train(_layers().to(torch.bfloat16), "adam", {"learning_rate": 1e-4})
+@pytest.mark.parametrize(("name", "rate"), [("adam", 1e-4), ("sgd", 2e-2), ("muon", 1e-4)])
+def test_a_real_net_in_bfloat16_whose_learning_rate_is_too_small_for_it(name, rate):
+    run = _train(_layers().to(torch.bfloat16), name, {"learning_rate": rate})
     (note,) = (each for each in diagnose(run) if each.startswith("weights: updates are lost in rounding, in bfloat16"))
     assert note.count(".weight") > 1
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("dtype", "settings"),
+    [
+        (torch.float32, {}),
+        (torch.bfloat16, {"multi_precision": True}),
+        (torch.bfloat16, {"multi_precision": "remainder"}),
+        (torch.bfloat16, {"multi_precision": "split8"}),
+        (torch.bfloat16, {"stochastic_rounding": True}),
+    ],
+    ids=["float32", "master", "remainder", "split8", "stochastic"],
+)
+def test_a_real_net_whose_storage_is_fine_enough_is_well(dtype, settings):
+    run = _train(_layers().to(dtype), settings={"learning_rate": 1e-4} | settings)
+    assert not [note for note in diagnose(run) if note.startswith("weights:")]
 
 
 def test_a_real_net_of_which_all_steps_are_skipped():

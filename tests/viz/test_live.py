@@ -3,10 +3,11 @@
 import asyncio
 import gc
 import threading
+from functools import partial
 
 import pytest
 import torch
-from live_training import KINDS, Training, losses, plain, same
+from live_training import KINDS, Training, losses, plain, same, sliced
 
 import tristep
 from tristep.viz import LiveLoop
@@ -104,6 +105,22 @@ def test_a_task_lets_others_run_every_20_milliseconds_and_not_more_often():
 
     asyncio.run(main())
     assert sorted(set(seen)) == [0, 4, 8]  # 4 steps of 6 ms are the first that reach 20 ms
+
+
+def test_others_have_several_turns_between_two_slices():
+    """As many as a cell of a notebook takes to begin, so that it does not wait for a slice in each."""
+
+    async def main():
+        loop = sliced(Training().loop(lambda: None, mode="task")).start()
+        await asyncio.sleep(0)
+        seen = []
+        while len(seen) < 40:
+            seen.append(loop.n_steps)
+            await asyncio.sleep(0)
+        loop.stop()
+        return seen
+
+    assert len(set(asyncio.run(main()))) <= 40 / 4
 
 
 def test_a_task_is_paused_by_the_end_of_its_event_loop_and_goes_on_in_another():
@@ -276,6 +293,44 @@ def test_after_an_exception_a_callable_may_be_gone_on_with_and_a_generator_not()
         loop.resume()
 
 
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: LiveLoop(int, trainer="adam"),
+            TypeError,
+            "trainer must be a Trainer, a torch.optim.Optimizer or None, got str",
+        ),
+        (lambda: LiveLoop(int, recorder=1), TypeError, "recorder must be a Recorder or None"),
+        (
+            lambda: LiveLoop(int, stateful=[3]),
+            TypeError,
+            "stateful\\[0\\] is a int: it needs state_dict and load_state_dict",
+        ),
+        (lambda: LiveLoop(int, view="curves"), TypeError, "view='curves': must be 'live', None or a View"),
+        (lambda: LiveLoop(int, mode="fiber"), ValueError, "mode='fiber'.*'task'"),
+        (lambda: LiveLoop(int, frames_per_second=0), ValueError, "frames_per_second=0"),
+        (lambda: LiveLoop(int, stop_at_nan="yes"), TypeError, "stop_at_nan"),
+        (lambda: LiveLoop(int, checkpoint="a"), TypeError, "checkpoint must be a CheckpointManager or None, got str"),
+        (lambda: LiveLoop(int, mode="task").start(), RuntimeError, "needs a running event loop.*use 'thread' or 'block'"),
+        (lambda: LiveLoop(iter([{"a": "high"}]), view=None).start(), TypeError, "a must be a number, got 'high'"),
+        *(
+            (partial(call, LiveLoop(int, view=None)), ValueError, "make the loop with trainer=...")
+            for call in (
+                LiveLoop.snapshot,
+                LiveLoop.branch,
+                lambda loop: loop.set_learning_rate(1.0),
+                lambda loop: setattr(loop, "multiplier", 2.0),
+            )
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+    assert LiveLoop(int, view=None).learning_rate is None  # without a trainer there is none
+
+
 def test_bad_settings_change_nothing():
     training = Training()
     loop = training.loop(training.step)
@@ -354,12 +409,13 @@ def test_loops_of_one_function_or_of_functions_of_several_names_run_side_by_side
     assert [(loop.status, loop.n_steps) for loop in loops] == [("paused", 2)] * 4
 
 
+@pytest.mark.parametrize("kind", ["trainer", "torch"])
 @pytest.mark.parametrize("end", ["finished", "stopped"])
-def test_a_loop_that_has_ended_keeps_no_model_and_goes_on_where_there_is_one(end):
+def test_a_loop_that_has_ended_keeps_no_model_and_goes_on_where_there_is_one(kind, end):
     def made():
         torch.manual_seed(0)
         net = torch.nn.Linear(2, 1)
-        trainer = tristep.Trainer(net, "adam")
+        trainer = tristep.Trainer(net, "adam") if kind == "trainer" else torch.optim.Adam(net.parameters())
         loop = LiveLoop.fit(net, torch.nn.MSELoss(), [(torch.ones(4, 2), torch.ones(4, 1))] * 6, trainer)
         return net, trainer, loop
 
@@ -387,3 +443,18 @@ def test_a_loop_that_has_ended_keeps_no_model_and_goes_on_where_there_is_one(end
     kept[2].branch("again", "here")
     kept[2].resume()
     assert (kept[2].status, kept[2].n_steps) == ("finished", 6)
+
+
+def test_no_task_is_left_once_a_loop_that_was_awaited_has_ended(monkeypatch):
+    monkeypatch.setattr("tristep.viz.live.loop.SLICE", 0)  # who awaits it looks as often as there is a turn
+    loop = sliced(Training().loop(mode="task"))
+
+    async def main():
+        loop.step(3)
+        loop.pause()
+        loop.resume()
+        await loop
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(main()) == set()
+    assert (loop.status, loop.n_steps) == ("finished", 30)

@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from live_training import Training, ended, plain, same, sliced
+from live_training import Training, Watching, ended, plain, same, sliced
 
 
 @pytest.mark.parametrize("mode", ["block", "task"])
@@ -77,7 +77,8 @@ def idle():
     signal.signal(signal.SIGINT, before)
 
 
-def test_an_interrupt_between_two_slices_pauses(idle, capsys):
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_an_interrupt_between_two_slices_pauses(interrupts, idle, capsys):
     training = Training()
     loop = sliced(training.loop(mode="task"))
 
@@ -85,7 +86,8 @@ def test_an_interrupt_between_two_slices_pauses(idle, capsys):
         loop.start()
         while loop.n_steps < 3:
             await asyncio.sleep(0)
-        signal.raise_signal(signal.SIGINT)
+        for _ in range(interrupts):
+            signal.raise_signal(signal.SIGINT)
         await ended(loop)
 
     asyncio.run(main())
@@ -165,3 +167,28 @@ def test_an_interrupt_pauses_all_loops_in_the_background(idle):
     asyncio.run(main())
     assert [loop.status for loop in loops] == ["paused", "paused"]
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_second_interrupt_does_not_break_off_what_is_no_step(capsys):
+    training = Training()
+
+    class Interrupted(Watching):
+        def refresh(self):
+            super().refresh()
+            if loop.status == "running":
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+
+    loop = sliced(training.loop(view=Interrupted([0])))
+    loop.start()
+    assert (loop.status, loop.n_steps) == ("paused", 1)
+    assert capsys.readouterr().out == "paused after step 1; loop.resume() goes on\n"
+
+
+def test_an_interrupt_after_the_last_step_is_not_said_to_pause(capsys):
+    def steps():
+        yield 1.0
+        signal.raise_signal(signal.SIGINT)
+
+    assert Training().loop(steps).start().status == "finished"
+    assert capsys.readouterr().out == ""

@@ -1,6 +1,7 @@
 """The live loop in a real kernel: what a notebook's messages, buttons and interrupts do while it trains."""
 
 import base64
+import re
 import textwrap
 
 import nbformat
@@ -186,11 +187,12 @@ def test_a_loop_in_the_background_answers_cells_buttons_and_interrupts(notebook,
     notebook.press("Resume")
     notebook.until(f"loop.n_steps > {done} + 2", "True")
     assert notebook.value("loop.learning_rate") == "0.005"
-    notebook.manager.interrupt_kernel()
-    notebook.until("loop.status", "'paused'")
-    done = int(notebook.value("loop.n_steps"))
-    notebook.press("Resume")
-    notebook.until(f"loop.n_steps > {done}", "True")
+    for _ in range(3):  # in a step or between two
+        notebook.manager.interrupt_kernel()
+        notebook.until("loop.status", "'paused'")
+        done = int(notebook.value("loop.n_steps"))
+        notebook.press("Resume")
+        notebook.until(f"loop.n_steps > {done}", "True")
     notebook.press("Stop")
     notebook.until("loop.status", "'stopped'")
     # The same weights as without all that.
@@ -217,7 +219,7 @@ TOLD = """\
 def test_an_interrupt_ends_a_cell_that_awaits_a_loop_and_spares_a_loop_while_a_cell_computes(notebook):
     sent = notebook.send(textwrap.dedent(TOLD) + "loop = viz.LiveLoop(told, view=None).start()\nawait loop")
     notebook.hear("under way")
-    for _ in range(3):  # then it awaits a paused loop; by luck the kernel noticed some
+    for _ in range(8):  # then it awaits a paused loop; by luck the kernel noticed some
         notebook.manager.interrupt_kernel()
         assert notebook.reply(sent)["content"]["status"] == "error"
         assert notebook.value("loop.status") == "'paused'"
@@ -304,6 +306,25 @@ def test_run_all_stays_in_order_and_keeps_widgets_pictures_and_words(notebook):
     assert picture["data"]["text/plain"].startswith("run: finished, step 40, learning rate 0.01")
 
 
+def test_a_loop_as_a_cell_s_value_shows_its_view_once(notebook):
+    def shown(code):
+        told = notebook.told(notebook.send(code))
+        outputs = [
+            message["content"]["data"] for message in told if message["msg_type"] in ("display_data", "execute_result")
+        ]
+        return [sorted(data) for data in outputs], [data["text/plain"] for data in outputs]
+
+    kinds, words = shown("loop = viz.LiveLoop(steps(*made(), 5), mode='task')\nloop.start()")
+    assert sum(WIDGET in kind for kind in kinds) == 1
+    # A page without widgets shows a widget's words instead: they would tell of the beginning, above the last picture.
+    assert [text for kind, text in zip(kinds, words, strict=True) if WIDGET in kind] == [""]
+    assert any(text.startswith("run: r") and "image/png" in kind for kind, text in zip(kinds, words, strict=True))
+    assert not any(text.startswith("LiveLoop(") for text in words)
+    assert sum(WIDGET in kind for kind in shown("loop")[0]) == 1  # another cell shows it, too
+    _, words = shown("viz.LiveLoop(steps(*made(), 5), mode='block', view=None).start()")
+    assert words == ["LiveLoop('run', finished, 5 steps, mode='block')"]
+
+
 MADE_AGAIN = """
     net, trainer = made()
     recorder = viz.Recorder(trainer)
@@ -345,3 +366,97 @@ def test_cells_that_are_run_again_keep_no_model(notebook, cells_are_known):
         )
     notebook.run("%unload_ext tristep", "z")
     assert kept == dict.fromkeys(SHOWN, "[4, 4]")  # net and trainer of the last run, which are variables
+
+
+@pytest.mark.slow
+def test_a_cell_that_makes_its_loop_again_stops_the_one_before(notebook):
+    cell = """\
+        net, trainer = made()
+        def train():
+            yield from steps(net, trainer)
+        before = globals().get("loop")
+        loop = viz.LiveLoop(train, trainer=trainer)
+        loop.start()
+        """
+    notebook.run("loop = None; viz.set_renderer('text')", "z")
+    notebook.run(cell)
+    notebook.until("loop.n_steps > 3", "True")
+    notebook.run(cell)
+    notebook.until("loop.n_steps > 3", "True")
+    notebook.run("loop.pause()", "b")
+    assert notebook.value("before.status, loop.status") == "('stopped', 'paused')"
+    assert notebook.value("loop.n_steps == trainer.optimizer.num_update") == "True"
+    notebook.run("one = viz.LiveLoop(train, view=None); two = viz.LiveLoop(train, view=None); one.step(); two.step()", "c")
+    notebook.until("one.status, two.status", "('paused', 'paused')")  # made by the same run of a cell
+
+
+@pytest.mark.slow
+def test_loops_that_are_there_are_listed_with_a_button_that_stops_each(notebook):
+    notebook.run("loop = viz.LiveLoop(lambda: None, view=None, name='endless').start()", "a")
+    assert notebook.value("repr(viz.loops())").startswith('"endless: running, step ')
+    notebook.run("viz.loops()", "b")
+    assert any(str(state.get("value", "")).startswith("endless: running, step ") for state in notebook.widgets.values())
+    notebook.press("Stop")
+    assert notebook.value("loop.status") == "'stopped'"
+    assert notebook.value("viz.loops()") == "no loop is running or paused"
+
+
+def pictures(told):
+    """The words of pictures that have been renewed."""
+    return [message["content"]["data"]["text/plain"] for message in told if message["msg_type"] == "update_display_data"]
+
+
+@pytest.mark.sample(0)
+@pytest.mark.slow
+def test_the_saved_picture_is_renewed_each_minute_not_by_each_cell_and_at_the_end(notebook):
+    """To draw it takes a quarter of a second, for which `1 + 1` would wait."""
+    told = []
+    listen = notebook.listen
+
+    def note(wanted):
+        told.extend(listen(wanted))
+        return told
+
+    notebook.listen = note
+    try:
+        notebook.run(
+            """\
+            now = [1000.0]
+            loop = viz.LiveLoop(lambda: None, frames_per_second=1000)
+            loop.view.display.clock = lambda: now[0]
+            loop.start()
+            """
+        )
+        told.clear()
+        for _ in range(4):
+            assert notebook.value("1 + 1") == "2"
+        assert not pictures(told)
+        steps = [0]
+        for seconds in (4, 6, 12, 24, 48, 60, 60):  # the first comes soon, or a kernel that dies early leaves an empty one
+            told.clear()
+            notebook.run(f"now[0] += {seconds}", "b")
+            while seconds > 4 and not pictures(told):
+                notebook.value("1 + 1")
+            steps += [int(re.search(r"step ([\d,]*\d)", words)[1].replace(",", "")) for words in pictures(told)]
+        assert len(steps) == 7
+        assert steps == sorted(set(steps))
+        told.clear()
+        notebook.run("loop.stop()", "b")
+        assert pictures(told)[-1].startswith("run: stopped, step ")
+    finally:
+        notebook.listen = listen
+
+
+@pytest.mark.sample(0)
+@pytest.mark.slow
+def test_a_kernel_that_is_shut_down_leaves_a_picture_of_the_end():
+    notebook = Notebook()
+    try:
+        notebook.run(SETUP + "loop = viz.LiveLoop(lambda: 0.5).start()")
+        notebook.until("loop.n_steps > 100", "True")
+        notebook.client.control_channel.send(notebook.client.session.msg("shutdown_request", {"restart": False}))
+        (words,) = pictures(notebook.listen(lambda message: message["msg_type"] == "update_display_data"))[-1:]
+        assert "step " in words
+        assert "ready" not in words
+    finally:
+        notebook.close()

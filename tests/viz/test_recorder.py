@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import pickle
 import types
 import weakref
 
@@ -24,6 +25,10 @@ def _net():
 
 def _trainer(net, name="sgd", rate=0.1, **options):
     return tristep.Trainer(net, name, {"learning_rate": rate}, **options)
+
+
+def _sgd(net):
+    return torch.optim.SGD(net.parameters(), lr=0.1)
 
 
 def _train(net, step, zero_grad, recorder, steps=9, note=None):
@@ -109,14 +114,18 @@ def test_what_is_read_is_all_that_was_recorded(how):
 @pytest.mark.parametrize(
     ("dtype", "settings", "expected"),
     [
+        (torch.float32, {"multi_precision": True}, "float32"),
         (torch.bfloat16, {}, "bfloat16"),
         (torch.bfloat16, {"stochastic_rounding": True}, "bfloat16 with stochastic rounding"),
+        (torch.bfloat16, {"multi_precision": True, "stochastic_rounding": True}, "bfloat16 with float32 master"),
+        (torch.bfloat16, {"multi_precision": "remainder"}, "bfloat16 with split master"),
         (torch.bfloat16, {"multi_precision": "split8"}, "bfloat16 with 24-bit master"),
         (
             torch.bfloat16,
             {"multi_precision": "split8", "stochastic_rounding": True},
             "bfloat16 with 24-bit master and stochastic rounding",
         ),
+        (torch.float16, {"multi_precision": True}, "float16 with float32 master"),
     ],
     ids=str,
 )
@@ -125,6 +134,12 @@ def test_how_parameters_are_stored(dtype, settings, expected):
     net[2].to(torch.float64)
     with Recorder(tristep.Trainer(net, "adam", settings)) as recorder:
         assert recorder.run.storage == [expected] * 2 + ["float64"] * 2
+
+
+def test_how_parameters_of_several_optimizers_are_stored():
+    several = [("*bias", "adam"), ("*", "muon", {"multi_precision": True})]
+    with Recorder(tristep.Trainer(_net().to(torch.bfloat16), several)) as recorder:
+        assert recorder.run.storage == ["bfloat16 with float32 master", "bfloat16"] * 2
 
 
 def test_histograms_come_now_and_then_and_norms_always():
@@ -142,6 +157,24 @@ def test_histograms_come_now_and_then_and_norms_always():
             np.testing.assert_array_equal(own, np.bincount(bins, minlength=65))
     for k, name in enumerate(NAMES[:2]):
         np.testing.assert_allclose(run.tensors[name].recent()[1], expected[:, :, k], rtol=2e-4)
+
+
+def test_histograms_come_from_the_first_step_on_at_growing_intervals():
+    weight = torch.nn.Parameter(torch.ones(3))
+    trainer = tristep.Trainer([weight], "sgd", {"learning_rate": 0.001}, engine="eager")
+    recorder = Recorder(trainer, histograms=["gradient"])
+    for _ in range(192):
+        weight.grad = torch.tensor([1.0, -1.0, 0.0])
+        trainer.step(1)
+        recorder.step()
+    steps, counts = recorder.run.histograms["gradient_histogram"].recent()
+    assert steps[:16].tolist() == list(range(1, 17))
+    intervals = np.diff(steps)
+    assert (np.diff(intervals) >= 0).all()
+    assert (np.abs(intervals[16:] - steps[16:-1] / 16) <= 1).all()
+    assert 60 <= len(steps) <= 68
+    edges = np.array([-np.inf, *recorder.run.edges, np.inf])
+    assert (counts == np.histogram([1.0, -1.0, 0.0], edges)[0]).all()
 
 
 def test_single_elements_are_followed():
@@ -212,6 +245,61 @@ def test_only_steps_of_the_recording_are_taken_from_the_telemetry_of_a_trainer()
         np.testing.assert_allclose(norms, expected[:, :, 0], rtol=1e-5)
 
 
+def test_a_trainers_telemetry_sets_how_often_is_measured():
+    net = _net()
+    trainer = _trainer(net, telemetry=tristep.Telemetry(every=4))
+    recorder = Recorder(trainer)
+    _train(net, lambda: trainer.step(1), trainer.zero_grad, recorder)
+    assert recorder.run.tensors["update_ratio"].recent()[0].tolist() == [1, 5, 9]
+
+
+@pytest.mark.parametrize(
+    ("telemetry", "arguments", "message"),
+    [
+        (
+            {"metrics": ["weight_norm", "cosine"]},
+            {},
+            "telemetry without gradient_norm, update_norm, .*add them to its metrics",
+        ),
+        ({"size": 16}, {}, "telemetry of size=16: make one of size >= 128, or set trainer.telemetry = None"),
+        ({}, {"every": 4}, "every=4, but source has telemetry with every=1: leave it out"),
+        ({}, {"histograms": ["weight"]}, r"without histograms of weight: give it Telemetry\(histograms=\['weight'\]\)"),
+        ({"histograms": ["weight"]}, {"histogram_every": 8}, "histogram_every=8, but source has telemetry with every=1"),
+    ],
+)
+def test_the_telemetry_of_a_trainer_that_does_not_fit_is_refused(telemetry, arguments, message):
+    given = tristep.Telemetry(**telemetry)
+    trainer = tristep.Trainer(_net(), "sgd", telemetry=given)
+    with pytest.raises(ValueError, match=message):
+        Recorder(trainer, **arguments)
+    assert trainer.telemetry is given
+    assert not given.is_recorders
+    trainer.telemetry = None
+    Recorder(trainer, **arguments)  # as the message says
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "error", "message"),
+    [
+        (lambda net: net, {}, TypeError, "source must be a Trainer or a torch.optim.Optimizer, got Sequential"),
+        (_sgd, {"every": 0}, ValueError, "every=0: must be an integer >= 1"),
+        (_sgd, {"histograms": ["weight"]}, ValueError, r"histograms=\('weight',\) need a Trainer"),
+        (_sgd, {"module": torch.nn.Linear(3, 4)}, ValueError, "module has none of the parameters that source steps"),
+        (_sgd, {"module": 3}, TypeError, "module must be a torch.nn.Module, got int"),
+        (_trainer, {"module": torch.nn.Linear(3, 4)}, TypeError, "a Trainer has names of its own"),
+        (_trainer, {"histograms": ["w"]}, ValueError, "histograms='w'"),
+        (_trainer, {"weights": {"w": 0}}, ValueError, "weights has 'w': must be one of"),
+        (_trainer, {"weights": {"0.bias": 4}}, ValueError, r"weights\['0.bias'\]=4: must be integers from 0 to 3"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_leaves_the_source_alone(make, arguments, error, message):
+    source = make(_net())
+    with pytest.raises(error, match=message):
+        Recorder(source, **arguments)
+    assert getattr(source, "telemetry", None) is None
+    assert not getattr(source, "_optimizer_step_pre_hooks", None)
+
+
 def test_what_is_no_number_of_a_step_is_refused():
     net = _net()
     trainer = _trainer(net)
@@ -238,12 +326,14 @@ def test_what_is_no_number_of_a_step_is_refused():
     }
 
 
-def test_a_copy_of_a_recorded_trainer_trains_on_unrecorded():
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize("histograms", [(), ("gradient",)])
+def test_a_copy_of_a_recorded_trainer_trains_on_unrecorded(duplicate, histograms):
     net = _net()
     trainer = tristep.Trainer(net, "adam", {"learning_rate": 0.01})
-    recorder = Recorder(trainer)
+    recorder = Recorder(trainer, histograms=histograms)
     _train(net, lambda: trainer.step(1), trainer.zero_grad, recorder, steps=3)
-    other_net, other = copy.deepcopy((net, trainer))
+    other_net, other = duplicate((net, trainer))
     assert other.telemetry is None
     _train(net, lambda: trainer.step(1), trainer.zero_grad, recorder)
     other_recorder = Recorder(other)
@@ -256,11 +346,12 @@ def test_a_copy_of_a_recorded_trainer_trains_on_unrecorded():
     np.testing.assert_allclose(norms, expected[:, :, 1], rtol=2e-4)
 
 
-def test_what_is_displayed_keeps_data_and_no_model():
+@pytest.mark.parametrize("kind", ["trainer", "torch"])
+def test_what_is_displayed_keeps_data_and_no_model(kind):
     net = _net()
-    trainer = tristep.Trainer(net, "adam")
-    step = functools.partial(trainer.step, 1)
-    recorder = Recorder(trainer, every=1, weights={"0.bias": [0, 2]})
+    trainer = tristep.Trainer(net, "adam") if kind == "trainer" else torch.optim.AdamW(net.parameters())
+    step = functools.partial(trainer.step, 1) if kind == "trainer" else trainer.step
+    recorder = Recorder(trainer, every=1, weights={"0.bias" if kind == "trainer" else "0.1": [0, 2]})
     view = Dashboard(recorder)
     _, losses = _train(net, step, trainer.zero_grad, recorder)
     models = [weakref.ref(each) for each in (net, trainer, *net.parameters())]

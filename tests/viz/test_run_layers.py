@@ -25,6 +25,14 @@ def test_a_heat_map_shows_each_tensor_in_its_row_and_its_values_at_the_bar():
     assert texts == ["0.01", "1", "norm of the gradient"]
     texts = [str(words.texts) for words in below.layers if isinstance(words, Text)]
     assert texts == ["1", "10,000", "elements of 10,000"]
+    # The bars stand in a line right above the map, side by side, and their words end within the picture.
+    axes = view.figure().axes
+    picture, _, left, right = boxes = [axes[k].get_window_extent() for k in (0, 2, 1, 3)]
+    assert not any(box.overlaps(other) for k, box in enumerate(boxes) for other in boxes[k + 1 :])
+    for bar, box in ((axes[1], left), (axes[3], right)):
+        figure = bar.figure
+        assert 0 < (box.y0 - picture.y1) / figure.dpi < 0.3
+        assert all(text.get_window_extent().x1 < figure.bbox.x1 for text in bar.texts)
     assert [words for _, words in heat.y.ticks] == ["layer0.weight", "layer1.weight", "layer2.weight"]
     assert not heat.y.upwards
     # A click on the middle of a row is a click on its number, and its histograms are shown.
@@ -90,6 +98,28 @@ def test_gradients_that_are_not_finite_are_crosses_on_empty_cells():
     (image,) = layers_of(scene, Heatmap, 0)
     assert np.argwhere(np.isnan(image.values)).tolist() == [[1, 7]]
     assert len(scene.panels) == 1 + 1  # of one quantity the renderer's own bar, and no histograms but norms
+
+
+def test_crosses_can_be_told_apart_however_many_cells_they_stand_for():
+    bad = np.random.default_rng(4).random((512, 148)) < 0.03
+    bad[200:260] = True
+    bad[:, 9] = True
+    run = Run("sick", [f"layer{i}.weight" for i in range(148)])
+    run.add_tensors(range(1, 513), {"gradient_norm": np.where(bad, np.nan, 1.0), "gradient_nonfinite": bad.astype(float)})
+    scene = TensorHeatmap(run).scene()
+    crosses, rows = layers_of(scene, Points, 0)[0], Rows(run)
+    group = [rows.row_of(name) for name in run.parameters]
+    n = len(rows.names)
+    cells = np.zeros((n, 256), dtype=bool)
+    for i in range(148):
+        cells[group[i]] |= bad.reshape(256, 2, 148).any(axis=1)[:, i]
+    column, row = ((crosses.x - 1.5) / 2).round().astype(int), crosses.y.astype(int)
+    assert cells[row, column].all()
+    for i in range(n):
+        own, there = np.sort(column[row == i]), np.flatnonzero(cells[i])
+        assert len(own) <= 32
+        assert (np.diff(own) >= 4).mean() > 0.9  # columns, of which a cross takes 3
+        assert np.abs(there[:, None] - own).min(axis=1).max() <= 8
 
 
 def test_the_peak_of_steps_that_share_a_cell_is_seen():

@@ -5,21 +5,25 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from drawn_scenes import rendered, words_of
 from planted_runs import layers_of, make_run, named_layers
 
 import tristep
 from tristep.viz import (
+    Axis,
     Band,
     Dashboard,
     Heatmap,
     Line,
     LiveLoop,
     LossView,
+    Panel,
     Points,
     Recorder,
     RefLine,
     Run,
     RunSet,
+    Scene,
     ScheduleView,
     Series,
     TensorHeatmap,
@@ -28,6 +32,7 @@ from tristep.viz import (
     WeightsView,
     draw,
 )
+from tristep.viz.views.run_view import OneRunView
 
 VIEWS = (LossView, TensorHeatmap, UpdateRatioView, WeightsView, Dashboard)
 QUANTITIES = ("weight_norm", "gradient_norm", "update_norm", "update_ratio", "cosine", "gradient_nonfinite")
@@ -60,6 +65,21 @@ def test_losses_are_drawn_as_they_were_and_averaged():
     assert scene.panels[0].y.scale == "log"
     assert (scene.panels[0].x.low, scene.panels[0].x.high) == (scene.panels[1].x.low, scene.panels[1].x.high)
     assert f"a: 120 steps, loss from {losses[0][0]:.3g} to {losses[0][-1]:.3g}" in view.describe()
+
+
+@pytest.mark.parametrize("own", ["My own words.", None], ids=["own", "the same"])
+def test_a_view_of_one_s_own_keeps_its_words_before_those_about_the_run(own):
+    class Mine(OneRunView):
+        def scene(self):
+            words = self.describe() if own is None else own
+            return self.said(Scene([Panel(Axis("x", 0, 1), Axis("y", 0, 1), [])], description=words))
+
+    view = Mine(_sick())
+    about = OneRunView.description(view).splitlines()
+    assert about[0].startswith("run: 120 steps")
+    assert len(about) == 1 + len(WARNED)
+    expected = about if own is None else [own, *about]
+    assert view.describe().splitlines() == view.scene().description.splitlines() == expected
 
 
 def _strong(scene):
@@ -119,6 +139,28 @@ def test_a_straight_loss_lies_on_its_average_and_gaps_stay_gaps():
     loss[[7, 60, 61]] = np.nan, np.inf, np.nan
     scene = LossView(_of_losses(loss, number), smoothing=50, scale="linear").scene()
     np.testing.assert_allclose(_averages(scene), np.where(np.isfinite(loss), loss, np.nan), rtol=1e-6)
+
+
+def test_the_legend_names_the_width_of_the_average():
+    run = make_run(1000)
+    for view, named in ((LossView(run), "loss ({})"), (Dashboard(run), "smoothing: {}")):
+        scene = view.scene()
+        smoothing = next(control for control in scene.controls if control.name == "smoothing")
+        figure = draw(scene, {"smoothing": 4})
+        said = " / ".join(text.get_text() for text in words_of(figure))
+        assert named.format(f"average of {smoothing.values[4]:g} steps") in said
+        assert named.format("as recorded") in " / ".join(text.get_text() for text in words_of(draw(scene, {"smoothing": 0})))
+
+
+def test_a_spike_stays_a_spike_and_reaches_half_a_width():
+    losses = np.exp(0.1 * np.random.default_rng(1).standard_normal(1000))
+    averages = []
+    for spike in (1.0, 1e4):
+        losses[500] = spike
+        averages.append(_averages(LossView(_of_losses(losses), smoothing=100).scene()))
+    np.testing.assert_array_equal(averages[0][:451], averages[1][:451])
+    np.testing.assert_array_equal(averages[0][550:], averages[1][550:])
+    assert averages[1].max() == pytest.approx(1e4 / (2 / 3 * 100), rel=0.02)  # of 100 weights, 2/3 on average
 
 
 @pytest.mark.parametrize(
@@ -199,6 +241,16 @@ def test_one_slider_moves_a_line_through_all_panels_of_a_dashboard():
     np.testing.assert_allclose(heat.values[:, 17], [1, 0.1, 0.01, 0.001], rtol=0.1)  # which colours end at percentiles
 
 
+@pytest.mark.parametrize("histograms", [1, 3])
+def test_a_step_is_as_far_right_in_the_histograms_of_a_dashboard_as_elsewhere(histograms):
+    run = make_run(30, 2, histograms=False)
+    steps = np.arange(1, 30, 10)[:histograms]
+    run.add_tensors(steps, {"gradient_histogram": np.ones((histograms, 2, 65))})
+    panels = {panel.y.label: panel for panel in Dashboard(run).scene().panels if panel.frame}
+    histogram, loss = panels["values in the gradient"].x, panels["loss"].x
+    assert (histogram.low, histogram.high) == (loss.low, loss.high)
+
+
 def test_a_view_of_a_recorder_takes_what_is_new():
     net = torch.nn.Linear(2, 1)
     trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.1})
@@ -243,6 +295,7 @@ WARNED = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", VIEWS)
 def test_what_is_wrong_is_said_below_the_picture_and_leads_to_its_tensor_and_step(kind):
     view = kind(_sick())
@@ -258,7 +311,26 @@ def test_what_is_wrong_is_said_below_the_picture_and_leads_to_its_tensor_and_ste
             assert abs(controls["step"].values[note.sets["step"]] - step) <= 1
         else:
             assert note.x == step
+    # In the picture, which is higher by as much; in the words for those who do not see it; and in the page.
+    figure = view.figure()
+    said = " ".join(text.get_text().replace("\n", " ") for text in words_of(figure))
+    assert all(note in said for note in scene.notes)
+    assert figure.get_size_inches()[1] > scene.height + 0.5
+    _, about = view._repr_mimebundle_()
+    assert all(note in about["image/png"]["alt"] for note in scene.notes)
     assert not Dashboard(make_run(50, 4)).scene().notes
+
+
+def test_of_many_warnings_the_first_are_below_the_picture():
+    run = make_run(200, 40)
+    zeros = run.tensors["gradient_norm"].curve().mean.copy()
+    zeros[50:, ::4] = 0.0
+    run.tensors["gradient_norm"] = Series((40,), np.float32)
+    run.tensors["gradient_norm"].extend(range(1, 201), zeros)
+    runs = [run, make_run(200, 40, name="healthy")]
+    notes = TensorHeatmap(runs).scene().notes
+    assert len(notes) == 6 + (len(notes) > 6)
+    assert all(note.startswith("run: ") for note in notes[:6])
 
 
 @pytest.mark.parametrize("kind", VIEWS)
@@ -276,13 +348,23 @@ def test_every_panel_marks_where_values_become_nan_and_says_so_where_none_is_fin
     assert "no value is finite" in [str(text.texts) for text in texts if text.texts.ndim == 0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [TensorHeatmap, Dashboard])
-def test_gradients_of_exactly_0_are_marked(kind):
+def test_gradients_of_exactly_0_have_a_colour_and_a_key_of_their_own(kind):
     run = _sick()
     scene = kind(run).scene()
     grey = named_layers(scene, "exactly 0")
     cells = np.isin(grey.chosen("values", scene.state()), 1)
     np.testing.assert_array_equal(cells, run.tensors["gradient_norm"].curve().mean.T == 0)
+    figure = kind(run).figure()
+    assert "exactly 0" in [text.get_text() for text in words_of(figure)]
+    (axes,) = (
+        each for each in figure.axes if each.get_yticklabels() and each.get_yticklabels()[0].get_text() == "layer0.weight"
+    )
+    pixels, (x, y) = rendered(figure), axes.transData.transform((60, 2))
+    red, green, blue = pixels[len(pixels) - 1 - int(y), int(x)].astype(int)
+    assert max(red, green, blue) - min(red, green, blue) < 12  # grey, which no colour of the scale is
+    assert 150 < green < 230
     with pytest.raises(ValueError, match="not enough values"):
         named_layers(kind(make_run(50, 4)).scene(), "exactly 0")
 
@@ -345,19 +427,21 @@ def test_a_loop_is_shown_by_what_it_records():
         assert ScheduleView(lambda n: 0.1, 5, loss=loop).scene().panels
 
 
-KINDS = (list, tuple, np.array, torch.tensor, lambda losses: [torch.tensor(losses[0]), *losses[1:]])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_losses_by_name_or_of_one_run_are_drawn(kind):
-    view = LossView({"adam": kind([4.0, 2.0, 1.0]), "sgd": kind([4.0, 3.0])})
-    assert [run.name for run in view.runs] == ["adam", "sgd"]
-    (axes,) = view.figure().axes
-    drawn = [line.get_xydata().tolist() for line in axes.get_lines() if len(line.get_xdata()) > 1]
-    assert [[1, 4], [2, 2], [3, 1]] in drawn
-    assert [[1, 4], [2, 3]] in drawn
-    assert "adam: 3 steps, loss from 4 to 1\nsgd: 2 steps, loss from 4 to 3" in view.describe()
-    alone = LossView(kind([1, 0.5, 0.25]))
-    (run,) = alone.runs
-    assert run.scalars["loss"].curve().mean.tolist() == [1.0, 0.5, 0.25]
-    assert alone.describe() == "run: 3 steps, loss from 1 to 0.25"
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: LossView(3), TypeError, "runs must be a Recorder, a Run, a LiveLoop, a RunSet or several, got int"),
+        (lambda: Dashboard({"a": [1.0, 0.5]}), TypeError, "run must be a Recorder, a Run or a LiveLoop, got dict"),
+        (lambda: WeightsView(RunSet([Run("a")])), TypeError, r"got RunSet: give one of its runs, such as runs\['a'\]"),
+        (lambda: LossView([]), ValueError, "runs is empty"),
+        (lambda: LossView(Run(), scalars=()), ValueError, "scalars is empty"),
+        (lambda: LossView(Run(), smoothing=-1), ValueError, "smoothing=-1: must be a number of steps, 0 or more"),
+        (lambda: LossView(Run(), scale="logarithmic"), ValueError, "scale='logarithmic': must be one of 'log', 'linear'"),
+        (lambda: LossView(make_run(), axis="epoch"), ValueError, "axis='epoch': no scalar of this name was recorded"),
+        (lambda: TensorHeatmap(Run(), "norm"), ValueError, "quantity='norm': .* must be one of 'gradient_norm'"),
+        (lambda: Dashboard(Run(), "norm"), ValueError, "quantity='norm': .* must be one of 'gradient_norm'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

@@ -11,7 +11,7 @@ from curve_views import PACE, RATE, STEP, Curve, scene_of
 
 from tristep.viz.render.matplotlib import Figure
 from tristep.viz.render.renderers import set_renderer
-from tristep.viz.views import FrameBudget
+from tristep.viz.views import FrameBudget, View
 
 pytestmark = pytest.mark.usefixtures("chosen_renderer")
 
@@ -27,6 +27,12 @@ def test_figure_description_and_state():
     with pytest.raises(ValueError, match="theme='blue'"):
         Curve(theme="blue")
     assert Curve(theme="dark").figure().get_facecolor()[:3] != (1, 1, 1)
+
+
+@pytest.mark.parametrize("scene", [None, scene_of().panels[0]])
+def test_a_view_must_return_a_scene(scene):
+    with pytest.raises(TypeError, match=r"Wrong.scene\(\) returned .*: it must return a Scene"):
+        type("Wrong", (View,), {"scene": lambda self: scene})().figure()
 
 
 def test_events_reach_the_methods_for_them(canvas):
@@ -55,6 +61,36 @@ def test_what_a_person_does_is_shown_at_once(canvas):
     assert widget.payload == scene_of(0.5, [PACE]).to_bytes()
 
 
+def test_refresh_keeps_to_the_budget_and_the_last_state_is_drawn(canvas):
+    set_renderer("canvas")
+    now = [0.0]
+
+    class Slow(Curve):
+        def scene(self):
+            now[0] += 0.01
+            return super().scene()
+
+    view = Slow(budget=FrameBudget(share=0.05, most=10, clock=lambda: now[0]))
+    view.refresh()
+    assert view.n_scenes == 0  # nobody looks
+    widget = view.widget()
+    begun, before = now[0], view.n_scenes
+    for k in range(1000):  # for a second
+        view.height = 1 - k / 2000
+        view.refresh()
+        now[0] += 0.001
+    drawn = view.n_scenes - before
+    assert 5 <= drawn <= 6  # 0.01 s each, of which a twentieth of the time is one in 0.2 s
+    assert view.cost <= 0.06
+    assert now[0] - begun == pytest.approx(1 + 0.01 * drawn)
+    assert widget.payload != scene_of(view.height).to_bytes()
+    view.catch_up()
+    assert widget.payload == scene_of(view.height).to_bytes()
+    drawn = view.n_scenes
+    view.catch_up()
+    assert view.n_scenes == drawn
+
+
 def test_what_was_put_off_is_drawn_when_the_event_loop_is_free(canvas):
     set_renderer("canvas")
     view = Curve(budget=FrameBudget(most=100.0))
@@ -70,6 +106,12 @@ def test_what_was_put_off_is_drawn_when_the_event_loop_is_free(canvas):
         return widget.payload
 
     assert asyncio.run(cell()) == scene_of(0.25).to_bytes()
+
+
+@pytest.mark.parametrize(("argument", "value"), [("share", 0.0), ("share", 1.0), ("most", 0.0)])
+def test_a_budget_must_be_possible(argument, value):
+    with pytest.raises(ValueError, match=f"{argument}={value}"):
+        FrameBudget(**{argument: value})
 
 
 def test_closing_releases_widgets_and_the_view_can_be_shown_again(canvas):
@@ -111,17 +153,24 @@ def test_running_a_cell_again_closes_what_it_showed(canvas, monkeypatch):
     assert len(first.display.widgets) == 1
 
 
-def test_views_that_nothing_refers_to_leave_nothing_behind():
-    set_renderer("matplotlib")
+@pytest.mark.parametrize("renderer", ["matplotlib", "ipywidgets"])
+def test_views_that_nothing_refers_to_and_closed_boxes_leave_nothing_behind(renderer):
+    set_renderer(renderer)
     gc.collect()
     before = sum(type(each) is Figure for each in gc.get_objects())
     views = []
     for _ in range(2):
         view = Curve([RATE, STEP])
-        view._repr_mimebundle_()
-        view.figure()
+        if renderer == "matplotlib":
+            view._repr_mimebundle_()
+            view.figure()
+        else:
+            view.widget()
+            view.close()
         views.append(weakref.ref(view))
     del view
-    assert not any(view() for view in views)  # at once, without a search for cycles
+    if renderer == "matplotlib":
+        assert not any(view() for view in views)  # at once, without a search for cycles
     gc.collect()
+    assert not any(view() for view in views)
     assert sum(type(each) is Figure for each in gc.get_objects()) == before
