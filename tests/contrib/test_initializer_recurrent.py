@@ -10,7 +10,7 @@ import torch
 
 from tristep import initializer as init
 from tristep.contrib import initializers
-from tristep.initializer import Constant, FusedRNN, InitDesc, Initializer, LSTMBias, Orthogonal, Xavier
+from tristep.initializer import Constant, FusedRNN, InitDesc, Initializer, Load, LSTMBias, Orthogonal, Xavier
 
 pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
 
@@ -112,3 +112,19 @@ def test_docstring_examples():
     failed, attempted = doctest.testmod(initializers, extraglobs=vars(init))
     assert attempted > 2
     assert failed == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: _filled(LSTMBias(), (30, 20), "1.weight"), r"'1.weight': has shape .*, but LSTMBias .*multiple of 4"),
+        (lambda: _filled(FusedRNN(None, 6, 1, "gru"), (8, 3), "0.weight"), "'0.weight': has shape .*for 18 rows"),
+        (lambda: _filled(FusedRNN("one", 2, 1, "gru"), (43,), "a_weight"), r"43 elements, .*\(24 plus a multiple of 6\)"),
+        (lambda: FusedRNN("one", 0, 1, "gru"), "num_hidden=0: must be 1 or more"),
+        (lambda: FusedRNN("one", 1, 1, "rnn"), "mode='rnn': Did you mean 'rnn_tanh' or 'rnn_relu'"),
+        (lambda: FusedRNN(Load({}), 1, 1, "gru"), "init=Load.*: must be a name, .* or an Initializer, not Load"),
+    ],
+)
+def test_misfits_are_named(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
