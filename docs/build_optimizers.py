@@ -63,6 +63,9 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   States of averages that move by less than 1/256 at a step, such as a variance with a beta2 of 0.999, hardly shrink when
   they are rounded to the nearest bfloat16; `stochastic_rounding=True` rounds them right on average.
 
+  With `multi_precision=True` a step reads the weight beside its float32 master, since the weight counts where it was written
+  between steps: 30 bytes an element for AdamW with a bfloat16 weight and gradient.
+
   With `multi_precision="split8"` the weight as the rule knows it has 24 bits: those of the bfloat16 weight and 8 more, 15 of
   mantissa in all (see `kernels/storage/master.py`). Steps of less than 1/65536 of a weight, which these cannot take, need
   `stochastic_rounding=True`. Masters of one kind are converted to another when they are loaded;

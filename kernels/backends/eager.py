@@ -306,8 +306,7 @@ class WholeLaunch(_TorchLaunch):
         self._packed = [k for k, state in enumerate(self.states[0]) if storage.is_packed(state)]  # of every tensor
         # Split masters and stochastic rounding store each tensor by itself.
         at_random = self.storage.stochastic and not self.storage.codes_only
-        self._splits = self.storage.master not in (storage.MasterKind.NONE, storage.MasterKind.FULL)
-        self._stores_each = self._splits or at_random
+        self._stores_each = at_random or self.storage.master not in (storage.MasterKind.NONE, storage.MasterKind.FULL)
 
     def run_reduction(self, stage: int) -> None:
         """Run a global reduction, which for these rules depends on the gradients only, limited as earlier ones say."""
@@ -336,10 +335,7 @@ class WholeLaunch(_TorchLaunch):
         scale_and_skip = self.grad_scale_and_skip
         weights = [self.weights[i].detach() for i in members]
         masters = None if self.masters is None else [self.masters[i] for i in members]
-        if self._splits:
-            read = list(map(storage.combined, weights, masters or ()))
-        else:
-            read = weights if masters is None else masters
+        read = weights if masters is None else list(map(storage.combined, weights, masters))
         rescale, hyper = self._factor(members[0]), self.hyper[members[0], 1 : self.width].tolist()
         one = len(members) == 1
         make = _only if one else torch.stack

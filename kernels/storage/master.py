@@ -1,6 +1,7 @@
 """Masters: tensors stored alongside low-precision weights to preserve their precision. The master's dtype says what it is:
 
-- float32 (float64 for a float64 weight): the full-precision weight, of which the stored weight is a rounded copy;
+- float32 (float64 for a float64 weight): the full-precision weight, of which the stored weight is a rounded copy. Where the
+  weight is not its master rounded, it was written since the last step, by `load_state_dict` say, and the weight counts;
 - int16, alongside bfloat16: the bits that the weight lacks; both together are the float32 weight (a split master);
 - int8, alongside bfloat16: the upper 8 of these bits; both together are the float32 weight in 24 bits, 15 of mantissa.
 
@@ -55,11 +56,19 @@ def combined(weight: torch.Tensor, master: torch.Tensor | None = None) -> torch.
     kind = kind_of(weight.dtype, None if master is None else master.dtype)
     if kind == MasterKind.FULL:
         assert master is not None
-        return master
+        return torch.where(_rounds_to(master, weight), master, weight.to(master.dtype))
     wide = weight.to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
     if master is None:
         return wide
     return (wide.view(torch.int32) + (master.to(torch.int32) << 16 - _SPLIT[master.dtype])).view(torch.float32)
+
+
+def _rounds_to(master: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return where a full master rounds to the weight: half-way between two of bfloat16 to both, as split masters do."""
+    if weight.dtype != torch.bfloat16:
+        return master.to(weight.dtype) == weight
+    less = master.view(torch.int32) - weight.to(torch.float32).view(torch.int32) + 0x8000
+    return (less >= 0) & (less <= 0x10000) & ~torch.isnan(master)
 
 
 def split(value: torch.Tensor, kind: MasterKind, random: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:

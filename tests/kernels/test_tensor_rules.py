@@ -49,6 +49,8 @@ def test_whole_tensors_come_in_the_arithmetics_type(eager_place, dtype, masters)
     weights = [eager_place.tensor(rng.normal(size=shape), dtype) for shape in [(3, 4), (5,), (2, 3, 4), (0, 3), (2, 3)]]
     gradients = [*(eager_place.tensor(rng.normal(size=weight.shape), dtype) for weight in weights[:-1]), None]
     copies = [eager_place.tensor(rng.normal(size=weight.shape), arithmetic) for weight in weights] if masters else None
+    for weight, master in zip(weights, copies or (), strict=False):
+        weight.copy_(master)
     states = states_for(by_rows, weights)
     read, untouched = [tensor.cpu().double().numpy().copy() for tensor in (copies or weights)], weights[-1].clone()
     eager_place.run(by_rows, weights, gradients, states, [[0.5, 0.25]] * 5, copies)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from ...kernels import storage
 from ...kernels.messages import did_you_mean, listed
 from ..lr_scheduler import CosineScheduler, FactorScheduler, MultiFactorScheduler, PolyScheduler
 from ..registry import Registry
@@ -67,7 +68,8 @@ class Optimizer:
         lr_scheduler: callable from the update count to the learning rate, such as a schedule of `tristep.lr_scheduler`. If
             `learning_rate` is given as well, it becomes the scheduler's `base_lr`.
         begin_num_update: the first value of the update counts, an int >= 0.
-        multi_precision: whether to keep and update a float32 master copy of float16 and bfloat16 weights.
+        multi_precision: whether to keep and update a float32 master copy of float16 and bfloat16 weights. An element whose
+            weight is not its master rounded was written since the last step: the weight counts.
         param_idx2name: names of the parameters by index. If given, parameters whose names end neither in weight nor in gamma
             get a `wd_mult` of 0, as in MXNet.
         param_dict: parameters by index, whose attributes `lr_mult` and `wd_mult` are read at every step.
@@ -274,6 +276,7 @@ class Optimizer:
         updated = list(weights)
         for i in masters:
             updated[i], states[i] = self._master_and_state(states[i])
+            updated[i].copy_(storage.combined(weights[i].detach(), updated[i]))
             grads[i] = grads[i].float()
         if isinstance(index, (list, tuple)):
             self.update(indices, updated, grads, states)  # type: ignore[arg-type]  # of a class that takes lists

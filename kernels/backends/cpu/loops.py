@@ -36,7 +36,7 @@ from .driver import (
     pointer,
 )
 from .intrinsics import REORDERED, TO, double_of_bits, float_of_bits, larger_of_double, larger_of_float, same
-from .low_precision import LOAD, MEMORY, PACKING, STORE
+from .low_precision import LOAD, MEMORY, PACKING, ROUNDS_TO, STORE, equal
 from .means import finish_source, first_row, loop_by_rows, sum_lines, vector
 from .ops import bind
 
@@ -82,8 +82,9 @@ def _compile(
         **{name: value for name, value in vars(low_precision).items() if name[0] != "_"},
         "function": None if bound is None else bind(bound, scalar),
         "real": scalar,
-        "load_weight": same if stored.master == MasterKind.FULL else LOAD.get(weight_dtype, same),
+        "load_weight": LOAD.get(weight_dtype, same),
         "store_weight": STORE.get(weight_dtype, same),
+        "rounds_to": ROUNDS_TO.get(weight_dtype, equal),
         "load_gradient": LOAD.get(gradient_dtype, TO[scalar]),
         **{
             name + _kind_of_code(*kind): function
@@ -242,7 +243,7 @@ def _loop_source(
         given += f"\n    sum{k} = sums[{place}]" if scope == "tensor" else f"\n    v{k} = {address}"
     sums = "".join(f"v{k}[i + shift], " if scope == "column" else f"sum{k}, " for k, (scope, _) in enumerate(places))
     weight = {
-        MasterKind.FULL: "load_weight(m[i])",
+        MasterKind.FULL: "(m[i] if rounds_to(m[i], w[i]) else load_weight(w[i]))",
         MasterKind.SPLIT: "joined(w[i], m[i])",
         MasterKind.SPLIT8: "joined24(w[i], m[i])",
     }.get(stored.master, "load_weight(w[i])")

@@ -66,6 +66,23 @@ def store_at_random(value, key, start, i, multipliers):
     return np.uint16(nan if (bits & _POSITIVE) > _NAN_ABOVE else cut)
 
 
+# Whether a full master rounds to its weight; see storage/master.py.
+@jit
+def _rounds_to_float16(master, bits):
+    return _load_float16(_store_float16(master)) == _load_float16(bits)
+
+
+@jit
+def _rounds_to_bfloat16(master, bits):
+    less = bits_of_float(np.float32(master)) - (np.uint32(bits) << np.uint32(16)) + np.uint32(0x8000)
+    return np.uint32(less) <= np.uint32(0x10000) and master == master
+
+
+@jit
+def equal(master, weight):
+    return master == weight
+
+
 # A weight and its master: the bits that the weight lacks, or its rounding error; see storage/master.py.
 @jit
 def joined(high, low):
@@ -213,3 +230,4 @@ PACKING = {(dtype, unsigned): _packing(dtype, unsigned) for dtype in storage.PAC
 MEMORY = {torch.float64: "f8", torch.float32: "f4", torch.float16: "u2", torch.bfloat16: "u2"}
 LOAD = {torch.float16: _load_float16, torch.bfloat16: load_bfloat16}
 STORE = {torch.float16: _store_float16, torch.bfloat16: store_bfloat16}
+ROUNDS_TO = {torch.float16: _rounds_to_float16, torch.bfloat16: _rounds_to_bfloat16}

@@ -223,6 +223,16 @@ def round_to(value, TYPE: tl.constexpr):
 
 
 @triton.jit
+def rounds_to(master, weight, TYPE: tl.constexpr):
+    # Whether a full master rounds to its weight; see storage/master.py.
+    if tl.bfloat16 == TYPE:
+        bits = weight.to(tl.float32).to(tl.uint32, bitcast=True)
+        return (master.to(tl.uint32, bitcast=True) - bits + 0x8000 <= 0x10000) & (master == master)
+    else:
+        return master.to(TYPE) == weight
+
+
+@triton.jit
 def load_key(row, N_HYPER: tl.constexpr):
     # The last two hyper-parameters are the key's halves.
     low = tl.load(row + N_HYPER - 1).to(tl.int32)

@@ -18,6 +18,7 @@ from .memory import (
     put,
     random_words,
     rounded_to_24_bits,
+    rounds_to,
     store,
     unpack,
     unpack_at,
@@ -192,18 +193,17 @@ def _call(FUNCTION: tl.constexpr, w, g, states, hyper, sums, index, ARGUMENTS: t
 
 @triton.jit
 def load_weight(addresses, at, tile, LAYOUT: tl.constexpr, FULL: tl.constexpr):
-    # The weight as stored: a full master alone, or the weight and the other kinds of master.
+    # The weight as stored: the weight, and its master if it has one.
     return _load_weight(addresses, at + tl.arange(0, elements_of(LAYOUT, FULL)), tile, LAYOUT, FULL)
 
 
 @triton.jit
 def _load_weight(addresses, offsets, tile, LAYOUT: tl.constexpr, FULL: tl.constexpr):
     master = addresses[len(LAYOUT.states) + (LAYOUT.master != 0)]
+    stored = (load(addresses[0], offsets, tile, LAYOUT.weight, LAYOUT.weight, FULL, LAYOUT.aligned),)
     if LAYOUT.master == _FULL:
-        stored = (load(master, offsets, tile, LAYOUT.compute, LAYOUT.compute, FULL, LAYOUT.aligned),)
-    else:
-        stored = (load(addresses[0], offsets, tile, LAYOUT.weight, LAYOUT.weight, FULL, LAYOUT.aligned),)
-    if LAYOUT.master == _SPLIT:
+        stored += (load(master, offsets, tile, LAYOUT.compute, LAYOUT.compute, FULL, LAYOUT.aligned),)  # type: ignore[assignment]
+    elif LAYOUT.master == _SPLIT:
         stored += (load(master, offsets, tile, tl.int16, tl.int16, FULL, LAYOUT.aligned),)  # type: ignore[assignment]
     elif LAYOUT.master == _SPLIT8:
         stored += (load(master, offsets, tile, tl.int8, tl.int8, FULL, LAYOUT.aligned),)  # type: ignore[assignment]
@@ -214,7 +214,9 @@ def _load_weight(addresses, offsets, tile, LAYOUT: tl.constexpr, FULL: tl.conste
 def _combined(stored, LAYOUT: tl.constexpr):
     # The weight that the rule sees, in the type of the arithmetic.
     w = stored[0].to(LAYOUT.compute)
-    if LAYOUT.master == _SPLIT:
+    if LAYOUT.master == _FULL:  # holds unless the weight was written since the last step
+        w = tl.where(rounds_to(stored[1], stored[0], LAYOUT.weight), stored[1], w)
+    elif LAYOUT.master == _SPLIT:
         w = (w.to(tl.int32, bitcast=True) + stored[1].to(tl.int32)).to(LAYOUT.compute, bitcast=True)
     elif LAYOUT.master == _SPLIT8:
         w = (w.to(tl.int32, bitcast=True) + (stored[1].to(tl.int32) << 8)).to(LAYOUT.compute, bitcast=True)
@@ -317,16 +319,15 @@ def store_block(addresses, key, at, tile, w, states, LAYOUT: tl.constexpr, FULL:
     words = 0
     if LAYOUT.stochastic:
         words = random_words(key, at, tile, elements_of(LAYOUT, FULL))
-    if LAYOUT.master == _FULL:
-        stored = (store(addresses[1 + len(LAYOUT.states)], w, offsets, tile, LAYOUT.compute, FULL, LAYOUT.aligned),)
     if LAYOUT.master != 0 and LAYOUT.master != _FULL:
         stored = _store_weight(addresses[0], addresses[1 + len(LAYOUT.states)], w, offsets, tile, words, LAYOUT, FULL)
     else:
         AT_RANDOM: tl.constexpr = LAYOUT.stochastic == 1 and LAYOUT.master != _FULL and LAYOUT.weight == tl.bfloat16
         SLOT: tl.constexpr = len(LAYOUT.states)
-        weight = store(addresses[0], w, offsets, tile, LAYOUT.weight, FULL, LAYOUT.aligned, AT_RANDOM, words, SLOT)
-        if LAYOUT.master != _FULL:
-            stored = (weight,)
+        stored = (store(addresses[0], w, offsets, tile, LAYOUT.weight, FULL, LAYOUT.aligned, AT_RANDOM, words, SLOT),)
+        if LAYOUT.master == _FULL:
+            master = addresses[1 + len(LAYOUT.states)]
+            stored += (store(master, w, offsets, tile, LAYOUT.compute, FULL, LAYOUT.aligned),)  # type: ignore[assignment]
     for k in tl.static_range(len(LAYOUT.states)):
         if LAYOUT.changed[k] and is_packed(LAYOUT.states[k]):
             pack(

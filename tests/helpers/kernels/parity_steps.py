@@ -84,6 +84,8 @@ class Step:
             for shape in shapes
         ]
         self.masters = [place.tensor(draw(rng, rule, "weight", shape), self.dtype) for shape in shapes] if masters else None
+        for weight, master in zip(self.weights, self.masters or (), strict=False):
+            weight.copy_(master)
         if special is not None:
             for gradient in self.gradients:
                 gradient[:] = torch.tensor(special, dtype=gradient_dtype)
