@@ -151,17 +151,51 @@ def check_gradient(name: str, weight: torch.Tensor, gradient: Any) -> None:
         )
 
 
-def check_own_memory(names: Sequence[str], gradients: Sequence[Any]) -> None:
-    """Raise ValueError if two weights share a gradient, which `zero_grads` would clear before the second update."""
-    owners: dict[Any, str] = {}
-    for name, gradient in zip(names, gradients, strict=True):
-        if isinstance(gradient, torch.Tensor) and gradient.layout == torch.strided and gradient.numel():
-            first = owners.setdefault((gradient.device, gradient.data_ptr()), name)
-            if first is not name:
-                raise ValueError(
-                    f"{first} and {name} have one gradient in one place in memory, which zero_grads would clear after "
-                    "the first update: give each its own gradient, by .clone(), or leave zero_grads out"
-                )
+def check_apart(written: Sequence[tuple[str, torch.Tensor]], read: Sequence[tuple[str, torch.Tensor]] = ()) -> None:
+    """Raise ValueError if a tensor that a step writes shares memory with another one.
+
+    Threads of one launch update tensors at the same time, and would lose updates, others at each run. Tensors that are only
+    read may share memory with each other.
+    """
+    named = [*written, *read]
+    spans: dict[torch.device, list[tuple[int, int, int]]] = {}  # first byte, the byte after the last, place in `named`
+    for i, (_, tensor) in enumerate(named):
+        if tensor.numel() and tensor.device.type != "meta" and (start := tensor.data_ptr()):
+            spans.setdefault(tensor.device, []).append((start, start + _span(tensor) * tensor.element_size(), i))
+    for on_device in spans.values():
+        reaching: list[tuple[int, int, int]] = []  # of those that begin before, all that end behind the next one's start
+        for start, end, i in sorted(on_device):
+            reaching = [span for span in reaching if span[1] > start]
+            for *_, k in reaching:
+                (first, one), (second, other) = named[min(i, k)], named[max(i, k)]
+                if min(i, k) < len(written) and _overlap(one, other):
+                    raise ValueError(
+                        f"{first} and {second} share memory, which a step would change twice at the same time: give each "
+                        "memory of its own, by .clone(), or let two modules have the same parameter, a.weight = b.weight"
+                    )
+            reaching.append((start, end, i))
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Return how many elements of memory a tensor that has elements reaches over."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors whose spans overlap share a byte; columns of one matrix do not."""
+    if one.numel() == _span(one) and other.numel() == _span(other):
+        return True
+    start = min(one.data_ptr(), other.data_ptr())
+    end = max(tensor.data_ptr() + _span(tensor) * tensor.element_size() for tensor in (one, other))
+    taken = torch.zeros(end - start, dtype=torch.bool, device="cpu")
+
+    def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+        size = tensor.element_size()
+        strides = (*(stride * size for stride in tensor.stride()), 1)
+        return taken.as_strided((*tensor.shape, size), strides, tensor.data_ptr() - start)
+
+    bytes_of(one).fill_(True)
+    return bool(bytes_of(other).any())
 
 
 def check_list(argument: str, tensors: Sequence[Any]) -> None:

@@ -15,9 +15,9 @@ from . import storage
 from .backends import choose_engine, engine_for, launch_class
 from .checks import (
     allowed_types,
+    check_apart,
     check_gradient,
     check_memory_of_all,
-    check_own_memory,
     check_tensors,
     companions_of,
     first_alike,
@@ -252,7 +252,7 @@ class Update:
             if pointers is None or np.bitwise_or.reduce(pointers) & 15:
                 return False
             if self.zero_grads:
-                check_own_memory(self._names, gradients)
+                self._check_gradients_apart(gradients)
             if not same:
                 self._references, self._own = gradient_references(gradients), own
             self._activate(active)
@@ -288,7 +288,7 @@ class Update:
         if self.rebind(gradients, own=own):
             return
         if self.zero_grads:
-            check_own_memory(self._names, gradients)
+            self._check_gradients_apart(gradients)
         self._layouts = self._references = None
         self._bind(gradients)
         self._own, self._bound_gradients = own, gradients
@@ -326,6 +326,8 @@ class Update:
             members: dict[Any, list[int]] = {}
             for i, key in enumerate(keys):
                 members.setdefault(key, []).append(i)
+            for indices in members.values():
+                self._check_apart(indices, gradients)
             self._groups = [self._launch(key, indices) for key, indices in members.items()]
             self._guard = PointerGuard(self._watched)
             self._keys, self._shapes = keys, shapes
@@ -334,6 +336,25 @@ class Update:
         self._activate(None if all(active) else active)
         for group in self._groups:
             group.bind(gradients, self._references)
+
+    def _check_gradients_apart(self, gradients: Sequence[Any]) -> None:
+        """Raise ValueError if gradients that the step clears share memory."""
+        named = [(f"the gradient of {name}", each) for name, each in zip(self._names, gradients, strict=True)]
+        check_apart(
+            [(name, each) for name, each in named if isinstance(each, torch.Tensor) and each.layout == torch.strided]
+        )
+
+    def _check_apart(self, members: Sequence[int], gradients: Sequence[torch.Tensor | None]) -> None:
+        """Raise ValueError if tensors of one launch share memory; a gradient may be its weight unless it is cleared."""
+        written, read = [(self._names[i], self.weights[i]) for i in members], []
+        for i in members:
+            name, weight, gradient = self._names[i], self.weights[i], gradients[i]
+            companions = companions_of(self.rule, weight, self.states[i], self.masters[i])
+            slots = zip((*self.rule.slots, "master"), companions, strict=False)
+            written += [(f"{slot} of {name}", tensor) for slot, (tensor, _) in slots]
+            if gradient is not None and (self.zero_grads or gradient.data_ptr() != weight.data_ptr()):
+                read.append((f"the gradient of {name}", gradient))
+        check_apart(written, read)
 
     def _launch(self, key: Any, indices: list[int]) -> Launch:
         device, _, gradient_dtype, types, aligned, rule, in_order = key

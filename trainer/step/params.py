@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ...kernels.checks import DTYPES
+from ...kernels.checks import DTYPES, check_apart
 from ...kernels.layouts import is_wrapper
 from ...kernels.messages import listed, there_are
 from .. import serialization
@@ -180,6 +180,7 @@ def check_parameters(named: list[tuple[str, torch.nn.Parameter, Any]]) -> None:
     if len(devices) > 1:
         where = ", ".join(f"{name!r} on {device}" for device, name in devices.items())
         raise ValueError(f"params are on different devices ({where}): move the model to one device first")
+    check_apart([(repr(name), parameter) for name, parameter, _ in named if not is_lazy(parameter)])
 
 
 def collect_params(module: torch.nn.Module, select: str | None = None) -> Parameters:

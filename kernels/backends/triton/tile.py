@@ -327,7 +327,7 @@ def store_block(addresses, key, at, tile, w, states, LAYOUT: tl.constexpr, FULL:
         stored = (store(addresses[0], w, offsets, tile, LAYOUT.weight, FULL, LAYOUT.aligned, AT_RANDOM, words, SLOT),)
         if LAYOUT.master == _FULL:
             master = addresses[1 + len(LAYOUT.states)]
-            stored += (store(master, w, offsets, tile, LAYOUT.compute, FULL, LAYOUT.aligned),)  # type: ignore[assignment]
+            stored += (store(master, w, offsets, tile, LAYOUT.compute, FULL, LAYOUT.aligned),)
     for k in tl.static_range(len(LAYOUT.states)):
         if LAYOUT.changed[k] and is_packed(LAYOUT.states[k]):
             pack(
