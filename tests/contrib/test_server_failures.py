@@ -12,6 +12,7 @@ import torch.distributed as dist
 from server_jobs import SECONDS, pulled_value
 
 from tristep import kvstore, lr_scheduler, optimizer
+from tristep.contrib.server.job import Roles
 from tristep.contrib.server.transport import Opcode
 
 pytestmark = pytest.mark.sample(0)  # the quick tier runs four tests of servers
@@ -118,6 +119,38 @@ def _hangs(seconds):
 
 def test_a_server_does_not_wait_forever(processes):
     assert processes(3).run(_hangs, 1) == [True] * 3
+
+
+def _no_server(name):
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError, match="rank 0 is a worker: of 3 processes the last one serves"):
+            kvstore.serve(name)
+        return True
+    roles = Roles.of_this_job(SECONDS)
+    roles.leave()
+    return True
+
+
+def test_a_worker_does_not_serve(processes):
+    assert all(processes(3).run(_no_server, "DIST_ASYNC"))
+
+
+def test_the_environment_is_checked(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(RuntimeError, match="torchrun --nproc_per_node 2"):
+        kvstore.create("dist_async")
+    with pytest.raises(ValueError, match="did you mean|must be one of"):
+        kvstore.create("dist_asink")
+    with pytest.raises(ValueError, match="timeout=0"):
+        kvstore.create("dist_async", timeout=0)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(ValueError, match="one process is too few for a server and a worker: .* --nproc_per_node 2"):
+        kvstore.create("dist_async")
+    monkeypatch.setenv("DMLC_NUM_SERVER", "2")
+    with pytest.raises(ValueError, match="DMLC_NUM_SERVER='2': one server is supported, .*; set it to 1, or unset it"):
+        kvstore.create("dist_async")
 
 
 # MXNet's variable may be there, and say one.
@@ -233,3 +266,14 @@ def _started(folder, program):
             process.kill()
     outputs, errors = zip(*texts, strict=True)
     return [process.returncode for process in running], list(outputs), list(errors)
+
+
+def test_the_time_limit_of_a_store_by_name(monkeypatch):
+    asked = []
+    monkeypatch.setattr(kvstore.ServerStore, "open", lambda *arguments: asked.append(arguments))
+    kvstore.create("dist_async")
+    kvstore.create("Dist_Device_Async", timeout=300)
+    assert asked == [("dist_async", None), ("dist_device_async", 300)]
+    for name in ("device", "dist_sync", "teststore"):
+        with pytest.raises(ValueError, match="timeout=300 with name=.*: only stores such as 'dist_async' take it"):
+            kvstore.create(name, timeout=300)
