@@ -3,6 +3,7 @@
 import ast
 import linecache
 import re
+from collections import ChainMap
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,15 @@ GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def cells():
-    """What the Python blocks define, each run once in order."""
+    """What the Python blocks of each page define, each run once in order, without those of the other."""
     registry = dict(Optimizer.opt_registry)
     torch.manual_seed(0)
-    names = {"__name__": "__main__"}  # as in a notebook
-    for i, text in enumerate(_blocks("python")):
-        _run(text, names, f"<block {i}>")
-    yield names
+    pages = []
+    for page in (README, GUIDE):
+        pages.append({"__name__": "__main__"})  # as in a notebook
+        for text in _blocks("python", page):
+            _run(text, pages[-1], f"<block {len(pages)}, {hash(text)}>")
+    yield ChainMap({name: pages[0][name] for name in ("net", "loss")}, *reversed(pages))
     Optimizer.opt_registry.clear()
     Optimizer.opt_registry.update(registry)
 
@@ -132,8 +135,8 @@ def test_those_from_torch_get_torchs_numbers():
     torch.testing.assert_close(actual, expected)
 
 
-def _blocks(language):
-    blocks = re.findall(rf"^```{language}\n(.*?)^```$", README + GUIDE, re.DOTALL | re.MULTILINE)
+def _blocks(language, text=README + GUIDE):
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     assert blocks
     return blocks
 

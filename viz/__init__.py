@@ -157,6 +157,9 @@ __all__ = [
 
 if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
     def __getattr__(name: str) -> Any:
         """Import and return a name of matplotlib's renderer or of `tristep.contrib`."""
         if name in ("Figure", "draw"):  # matplotlib takes long to import, and a canvas needs none

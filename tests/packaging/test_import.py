@@ -56,6 +56,16 @@ def _without(names):
     return f"import sys; missing = {names!r}; sys.modules.update(dict.fromkeys(missing))\n"
 
 
+def test_completions_have_the_names_that_are_imported_on_first_use(tmp_path):
+    code = """
+        import importlib
+        for name in ("optim", "optimizer", "initializer", "kvstore", "trainer", "viz"):
+            module = importlib.import_module(f"tristep.{name}")
+            print(*sorted(set(module.__all__) - set(dir(module))))
+    """
+    assert not _run(code, tmp_path).split()
+
+
 @pytest.mark.sample(0)
 def test_a_rule_is_not_read_in_a_file_that_has_changed_since_it_was_imported(tmp_path):
     code = f"""

@@ -23,7 +23,7 @@ from tristep.optim import AdamW, Lion, Muon
 net = torch.nn.Linear(2, 2)
 lion: Lion = Lion(net.parameters(), lr=1e-4, beta1=0.95)
 reveal_type(AdamW(net.parameters()))
-reveal_type(Muon(net.parameters()))
+reveal_type(Muon(net.parameters(), lr=0.1))
 reveal_type(tristep.optim.as_torch(optimizer.SGD)(net.parameters()).param_groups)
 reveal_type(optimizer.SGD())
 reveal_type(tristep.optimizer.Muon())
@@ -56,7 +56,10 @@ def user_file(tmp_path_factory):
         for name in import_module(f"tristep.{module}").__all__
     ]
     assert len(imports) > 150
-    path.write_text("".join(imports) + USER + WRONG, encoding="utf-8")
+    not_made = ("FusedOptimizer", "MultiOptimizer", "SAM")
+    optimizers = [name for name in tristep.optim.__all__ if name[0].isupper() and name not in not_made]
+    made = [f"optim_{name}(net.parameters(), lr=0.1)\n" for name in optimizers]
+    path.write_text("".join(imports) + USER + "".join(made) + WRONG, encoding="utf-8")
     return path
 
 

@@ -1,5 +1,6 @@
 """Differences from MXNet in initializers, counts and the interface of optimizers, as docs/differences.md lists them."""
 
+import copy
 import inspect
 
 import pytest
@@ -207,6 +208,7 @@ def test_states_are_tuples_and_masters_are_kept_apart():
     assert [state.tolist() for state in other.states[0]] == [[pytest.approx(0.1)] * 2, [pytest.approx(0.001)] * 2]
     assert list(other.state[0]) == ["mean", "var", "master copy"]
     assert other.state[0]["mean"] is other.states[0][0]
+    assert copy.deepcopy(updater.states) == {0: ()}
     with pytest.raises(TypeError, match="does not support item assignment"):
         other.states[0] = ()
 

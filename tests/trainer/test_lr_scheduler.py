@@ -134,6 +134,20 @@ def test_exact_values(schedule, updates, rates):
     assert [schedule(n) for n in updates] == rates
 
 
+DROPS = [lr.FactorScheduler(1, 0.7, 0.0, 0.3), lr.MultiFactorScheduler([*range(1, 40)], 0.1, 0.3)]
+
+
+@pytest.mark.parametrize("schedule", DROPS, ids=lambda schedule: type(schedule).__name__)
+def test_drops_are_products_as_in_mxnet(schedule):
+    """MXNet multiplies its base_lr at each drop; a power of the factor has other last bits."""
+    rate, rates = 0.3, []
+    for _ in range(40):
+        rates.append(rate)
+        rate *= schedule.factor
+    assert schedule(np.arange(1, 41)).tolist() == rates
+    assert [schedule(n) for n in range(1, 41)] == rates
+
+
 WARMING = {
     type(schedule): schedule.to_config()["kwargs"]
     for schedule in WITH_BASE_LR

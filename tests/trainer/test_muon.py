@@ -172,6 +172,12 @@ UNFIT = {
 }
 
 
+@pytest.mark.parametrize("name", ["NorMuon", "Dion2", "NorDion2"])
+def test_patterns_of_names_are_refused_where_an_optimizer_has_none(name):
+    with pytest.raises(ValueError, match="split={'weight': 2} needs the names of the parameters"):
+        getattr(tristep.optim, name)(torch.nn.Linear(4, 4).named_parameters(), split={"weight": 2})
+
+
 @pytest.mark.parametrize("case", UNFIT)
 def test_splits_that_fit_no_parameter_are_refused(case):
     split, message = UNFIT[case]

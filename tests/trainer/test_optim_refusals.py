@@ -82,6 +82,13 @@ def test_a_step_that_one_group_makes_impossible_changes_nothing():
     assert all_data_of(optimizer) == before
 
 
+def test_a_sparse_parameter_is_refused_when_it_is_passed():
+    """torch's SGD takes it, its other optimizers refuse it in the same words."""
+    parameter = torch.nn.Parameter(torch.eye(3).to_sparse())
+    with pytest.raises(ValueError, match=r"params\[0\] is sparse .*: SGD requires dense parameter tensors"):
+        tristep.optim.SGD([parameter], lr=0.1)
+
+
 def test_parameters_made_of_other_tensors_are_refused():
     """They have no memory that could be updated, other than the DTensors of a sharded model."""
     two_tensor = pytest.importorskip("torch.testing._internal.two_tensor")
@@ -98,9 +105,12 @@ def test_states_of_another_model_are_refused_by_name():
     for module, each in ((net, optimizer), (other, donor)):
         module(torch.ones(1, module.in_features)).sum().backward()
         each.step()
-    optimizer.load_state_dict(donor.state_dict())
     before = [parameter.detach().clone() for parameter in net.parameters()]
-    with pytest.raises(ValueError, match=r"'exp_avg' of 'weight' has shape \(3, 3\), the parameter \(3, 2\)"):
+    words = r"'exp_avg' of 'weight' has shape \(3, 3\), the parameter \(3, 2\)"
+    with pytest.raises(ValueError, match=words):
+        optimizer.load_state_dict(donor.state_dict())
+    optimizer.state[net.weight]["exp_avg"] = donor.state[other.weight]["exp_avg"]
+    with pytest.raises(ValueError, match=words):
         optimizer.step()
     assert all(map(torch.equal, net.parameters(), before))
 

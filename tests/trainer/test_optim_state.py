@@ -233,6 +233,48 @@ def test_the_state_of_another_optimizer_is_refused_where_torch_fails(source, tar
         assert plain_data(optimizer.state_dict()) == before
 
 
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("change", ["shape", "option"])
+@pytest.mark.parametrize("name", [name for name in TORCHS + OURS if name != "SparseAdam"])
+def test_what_the_next_step_could_not_use_is_refused_at_the_load(name, change):
+    optimizer = _stepped(tristep.optim, name)
+    saved, before = copy.deepcopy(optimizer.state_dict()), plain_data(optimizer.state_dict())
+    if change == "option":
+        del saved["param_groups"][0]["lr"]
+    else:
+        states = {key: value for key, value in saved["state"].get(0, {}).items() if getattr(value, "dim", int)()}
+        if not states:
+            pytest.skip("has no states of the parameter's shape")
+        saved["state"][0] |= {key: torch.zeros(5, 7) for key in states}
+    with pytest.raises(
+        ValueError, match=r"saved state: (param_groups\[0\] has no 'lr'|'\w+' of params\[0\] has shape \(5, 7\))"
+    ):
+        optimizer.load_state_dict(saved)
+    assert plain_data(optimizer.state_dict()) == before
+
+
+@pytest.mark.parametrize("name", ["ScheduleFreeAdamW", "ScheduleFreeSGD", "Lion"])
+@pytest.mark.parametrize("before", ["loaded", "copied", "pickled"])
+def test_a_state_saved_in_eval_loads_into_an_optimizer_that_was_loaded_before(name, before):
+    """As Accelerate's `prepare` does, before it loads a checkpoint."""
+    options = {"ema_decay": 0.9} if name == "Lion" else {}
+    optimizer = _stepped(tristep.optim, name, **options)
+    optimizer.eval()
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.train()
+    other = _stepped(tristep.optim, name, **options)
+    if before == "loaded":
+        other.load_state_dict(other.state_dict())
+    else:
+        other = copy.deepcopy(other) if before == "copied" else pickle.loads(pickle.dumps(other))
+    other.load_state_dict(saved)
+    other.train()
+    for each in (optimizer, other):
+        each.param_groups[0]["params"][0].grad = torch.ones(3, 4)
+        each.step()
+    assert torch.equal(*(each.param_groups[0]["params"][0] for each in (optimizer, other)))
+
+
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", OURS)
 def test_our_own_optimizers_refuse_the_states_of_torchs(name):

@@ -39,6 +39,9 @@ __all__ = [
 
 if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
     def __getattr__(name: str) -> Any:
         """Import and return an initializer class of `tristep.contrib`."""
         klass = Initializer.registry.find(name) if name in __all__ else None

@@ -46,6 +46,9 @@ __all__ = [
 
 if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
     def __getattr__(name: str) -> Any:
         """Import names for several processes on first use."""
         if name not in __all__:

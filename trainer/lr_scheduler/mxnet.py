@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ..validation import int_or_float, integer, number
 from .base import LRScheduler, final_update, half_cosine, increasing, register
+
+_MOST_PRODUCTS = 2**20 - 1
+
+
+@lru_cache(maxsize=32)
+def _products(base_lr: float, factor: float, count: int) -> np.ndarray:
+    """Return the rate after 0, 1, ... drops, multiplied at each as in MXNet, which a power differs from in its last bits."""
+    return np.cumprod([base_lr, *[factor] * (count - 1)])
 
 
 class _DropScheduler(LRScheduler):
@@ -56,7 +65,11 @@ class _DropScheduler(LRScheduler):
         return self._position is not None and self._position >= self.warmup_steps
 
     def _after_warmup(self, n):
-        return self._base_lr * self.factor ** np.maximum(self._drops(n) - self._since, 0)
+        drops = np.maximum(self._drops(n) - self._since, 0)
+        most = min(int(np.max(drops, initial=0)), _MOST_PRODUCTS)
+        products = _products(float(self._base_lr), float(self.factor), 1 << most.bit_length())
+        near = np.minimum(drops, _MOST_PRODUCTS).astype(int)
+        return products[near] * self.factor ** (drops - near)
 
     def _drops(self, n):
         """Return the number of drops before update `n`; for an array of updates, an array."""

@@ -24,6 +24,9 @@ if not TYPE_CHECKING:  # mypy does not evaluate this list; without it, all names
     _IN_CONTRIB = ["SAM", "Dion2", "NorDion2"]
     __all__ = ["FusedOptimizer", "MultiOptimizer", "clip_grad_norm_", *_IN_CONTRIB, *adapters.__all__, *ports.__all__]
 
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
     def __getattr__(name: str) -> Any:
         """Import and return a class of `tristep.contrib`."""
         klass = multi.find(name) if name in _IN_CONTRIB else None

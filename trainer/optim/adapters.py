@@ -12,6 +12,7 @@ import torch
 
 from ...kernels import Rule, TensorRule, rules, storage
 from .. import optimizer as gluon
+from ..optimizer.row_splits import needs_names, refuse_names
 from ..optimizer.states import MASTER, State, apply_once
 from ..utils.interrupts import uninterrupted
 from ..validation import number, refuse_arguments
@@ -177,6 +178,8 @@ class _OfRule(FusedOptimizer):
             value = group[name]
             number(name, value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value, low=0)
         optimizer = self._of(group)
+        if needs_names(getattr(optimizer, "split", None)):
+            refuse_names(optimizer)
         for k, parameter in enumerate(group["params"]):
             name = name_of(group, k)
             if parameter.is_complex() and isinstance(self._rule(group), TensorRule):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.optim.optimizer import ParamsT
@@ -35,7 +35,10 @@ class _NoMuon(torch.optim.Optimizer):
         )
 
 
-_TorchMuon: Any = getattr(torch.optim, "Muon", _NoMuon)
+if TYPE_CHECKING:
+    from torch.optim import Muon as _TorchMuon
+else:
+    _TorchMuon = getattr(torch.optim, "Muon", _NoMuon)
 
 __all__ = [
     "ASGD",

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ...kernels import TensorRule, storage
+from ...kernels.messages import listed
 from ...kernels.states import PACK_FROM
 from ..optimizer import registered
 from ..serialization import MOST_UPDATES
@@ -114,7 +115,8 @@ def _check_slots(optimizer: GroupOptimizer, k: int, group: Mapping[str, Any], st
     current, rows = optimizer.param_groups[k], [state.get(key) for key in group.get("params", ())]
     rule = optimizer._rule({**optimizer.defaults, **group})
     saved_options = {*group, "state_dtype"}  # only groups that use state_dtype have this key
-    lacks_options = bool(optimizer.defaults.keys() - saved_options)
+    # torch adds "differentiable" to the defaults of an optimizer that was loaded or copied once.
+    lacks_options = bool(optimizer.defaults.keys() - saved_options - {"differentiable"})
     added = saved_options - current.keys() - {"state_dtype"}
     keys = [optimizer._keys.get(slot, slot) for slot in rule.slots]
     known = {"step", *optimizer._shown, *keys, MASTER_KEY}
@@ -125,6 +127,8 @@ def _check_slots(optimizer: GroupOptimizer, k: int, group: Mapping[str, Any], st
         filled = [key for key, shape in zip(keys, shapes, strict=True) if math.prod(shape) or not parameter.numel()]
         missing = [key for key in (*optimizer._shown, *filled) if key not in row]
         unknown = [key for key in row if key not in known]
+        for key, shape in (*zip(keys, shapes, strict=True), (MASTER_KEY, as_real(parameter).shape)):
+            _check_shape(name_of(current, i), key, row.get(key), parameter, shape)
         # Unknown states may be a user's, or of an option that was on before, unless the options differ, too.
         if missing or (unknown and (lacks_options or added & _options_of_all())):
             raise ValueError(
@@ -132,6 +136,30 @@ def _check_slots(optimizer: GroupOptimizer, k: int, group: Mapping[str, Any], st
                 f"{type(optimizer).__name__}'s: it lacks {missing}, and has unknown {unknown}; load a state_dict that an "
                 "optimizer of this class returned"
             )
+    filled_in = getattr(optimizer, "_options", ())  # with their defaults, as files of torch's classes have none of them
+    needed = [name for name, default in optimizer.defaults.items() if _is_needed(default) and name not in filled_in]
+    if lacking := [name for name in needed if name not in group]:
+        raise ValueError(
+            f"saved state: param_groups[{k}] has no {listed(map(repr, lacking))}, which {type(optimizer).__name__} needs: "
+            "load a state_dict that an optimizer of this class returned"
+        )
+
+
+def _is_needed(default: Any) -> bool:
+    """Return whether an option with this default is a number, or several, without which a group cannot step."""
+    return isinstance(default, (int, float, tuple, torch.Tensor)) and not isinstance(default, bool)
+
+
+def _check_shape(name: str, key: str, state: Any, parameter: torch.Tensor, shape: torch.Size) -> None:
+    """Raise if a state has another shape than the rule's; packed states and shards are checked in the step."""
+    if not isinstance(state, torch.Tensor) or storage.is_packed(state) or any(map(shards.is_dtensor, (state, parameter))):
+        return
+    found = (*state.shape, 2) if state.is_complex() else state.shape
+    if tuple(found) != tuple(shape) and (state.numel() or math.prod(shape)):
+        raise ValueError(
+            f"saved state: {key!r} of {name} has shape {tuple(state.shape)}, the parameter {tuple(parameter.shape)}: the "
+            "state of another model?"
+        )
 
 
 def _options_of_all() -> set[str]:

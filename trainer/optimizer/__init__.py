@@ -62,6 +62,9 @@ if not TYPE_CHECKING:  # mypy understands no sum of lists; without one, what is 
         *schedule_free.__all__,
     ]
 
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
     def __getattr__(name: str) -> Any:
         """Import and return a class of `tristep.contrib`."""
         klass = Optimizer.opt_registry.find(name) if name in __all__ else None

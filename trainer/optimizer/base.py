@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,6 +13,7 @@ from ...kernels import storage
 from ...kernels.messages import did_you_mean, listed
 from ..lr_scheduler import CosineScheduler, FactorScheduler, MultiFactorScheduler, PolyScheduler
 from ..registry import Registry
+from ..utils.read_only import ReadOnly
 from ..validation import boolean, instance, integer, number
 from .counts import Index, StepCounts
 from .settings import Setting, check_grad_req, refuse_unknown, set_base_lr, warn_once
@@ -460,7 +460,7 @@ class Optimizer:
     @property
     def _index_update_count(self) -> Mapping[Index, int]:
         """`counts`, read-only, under the name that optimizers written for MXNet use."""
-        return MappingProxyType(self.counts)
+        return ReadOnly(self.counts)
 
     def _get_lr(self, index: Index) -> float:
         return self.learning_rate * self.multipliers(index)[0]

@@ -15,7 +15,7 @@ from ...kernels.rules.muon import COEFFICIENTS, Orthogonalization, Triple, matri
 from ..validation import boolean, choice, integer, number
 from .base import register
 from .counts import Index
-from .row_splits import Blocks, blocks_by_parameter, check_rows, checked_blocks, checked_split, needs_names
+from .row_splits import Blocks, blocks_by_parameter, check_rows, checked_blocks, checked_split, needs_names, refuse_names
 from .rule_optimizer import RuleOptimizer
 from .settings import Setting, fraction, not_negative, positive, switch
 
@@ -129,10 +129,7 @@ class WithOrthogonalization(RuleOptimizer):
         if self.uniform_hyper:
             return values
         if not isinstance(index, int) or index >= len(self._entries):
-            raise ValueError(
-                f"split={self.split!r} needs the names of the parameters, which {type(self).__name__} has under a Trainer "
-                "only: elsewhere it must be a number of blocks or a list of their rows, in tristep.optim for each group"
-            )
+            refuse_names(self)
         return values | {"split": float(self._entries[index])}
 
     def cost_of(self, index: Index, weight: torch.Tensor) -> float:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -105,6 +105,14 @@ def checked_split(name: str, value: Any) -> Any:
 
 def needs_names(split: Any) -> bool:
     return isinstance(split, Mapping) or callable(split)
+
+
+def refuse_names(optimizer: Any) -> NoReturn:
+    """Raise ValueError: the optimizer's `split` needs names, and it is under no Trainer."""
+    raise ValueError(
+        f"split={optimizer.split!r} needs the names of the parameters, which {type(optimizer).__name__} has under a Trainer "
+        "only: elsewhere it must be a number of blocks or a list of their rows, in tristep.optim for each group"
+    )
 
 
 def blocks_by_parameter(

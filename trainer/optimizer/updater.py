@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from operator import is_
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from ...kernels.checks import first_alike
 from ...kernels.metrics import MetricsBuffer
 from ...kernels.states import slot_shapes
 from ..utils.interrupts import uninterrupted
+from ..utils.read_only import ReadOnly
 from ..validation import instance
 from .base import Optimizer
 from .counts import Index
@@ -78,12 +78,12 @@ class Updater:
         for index in self.state:
             if isinstance(part_of(self.optimizer, index), RuleOptimizer):
                 shown[index] = tuple(tensor for name, tensor in shown[index].items() if name != MASTER)
-        return MappingProxyType(shown)
+        return ReadOnly(shown)
 
     @property
     def masters(self) -> Mapping[Index, torch.Tensor]:
         """The masters of 16-bit weights by parameter index, read-only: float32 copies, or the stored part of split ones."""
-        return MappingProxyType({i: state[MASTER] for i in self.state if MASTER in (state := self.state_of(i))})
+        return ReadOnly({i: state[MASTER] for i in self.state if MASTER in (state := self.state_of(i))})
 
     def register_with(self, optimizer: Optimizer) -> None:
         """Register this updater with an optimizer as the holder of its parameters' states."""
