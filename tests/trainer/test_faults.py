@@ -111,12 +111,17 @@ DIFFERENT = [
     ("name", "parameter number 0 is '0.weight' torch.float32 (16, 5) on rank 0 and 'first.weight' torch.float32 (16, 5)"),
     ("shape", "parameter number 0 is '0.weight' torch.float32 (16, 5) on rank 0 and '0.weight' torch.float32 (17, 5)"),
     ("dtype", "parameter number 0 is '0.weight' torch.float32 (16, 5) on rank 0 and '0.weight' torch.float64 (16, 5)"),
+    ("layout", "'0.weight' torch.float32 (16, 5) on rank 0 and '0.weight' torch.float32 (16, 5) with strides (1, 16)"),
     ("frozen", "'requires_grad of 0.bias' True on rank 0 and 'requires_grad of 0.bias' False on rank 1"),
     ("optimizer", "'optimizer' 'SGD' on rank 0 and 'optimizer' 'Adam' on rank 1"),
     ("rate", "'lr' 0.05 on rank 0 and 'lr' 0.5 on rank 1"),
     ("compression", "'compression_params' None on rank 0 and 'compression_params' {'type': '2bit'} on rank 1"),
     ("update", "'update_on_kvstore' True on rank 0 and 'update_on_kvstore' False on rank 1"),
 ]
+
+
+def _transpose_in_memory(weight):
+    weight.data = weight.data.t().contiguous().t()  # the same values
 
 
 def _different(update):
@@ -126,6 +131,8 @@ def _different(update):
     for what, _ in DIFFERENT:
         odd = what if rank == 1 else ""
         net = _net(17 if odd == "shape" else 16, torch.float64 if odd == "dtype" else torch.float32)
+        if odd == "layout":
+            _transpose_in_memory(net[0].weight)
         net[0].bias.requires_grad = odd != "frozen"
         named = list(net.named_parameters())[: 3 if odd == "number" else 4]
         if odd == "name":
@@ -149,6 +156,47 @@ def test_ranks_that_differ_are_refused_on_all_before_a_weight_has_changed(proces
         for (what, expected), (text, unchanged) in zip(DIFFERENT, answers, strict=True):
             assert expected in text, what
             assert unchanged, what
+
+
+def _other_layout_later(name, update, steps):
+    """The masters after training, where a weight is transposed in memory on rank 1 before some of the steps."""
+    rank = dist.get_rank()
+    net = _net(dtype=torch.bfloat16)
+    trainer = _trainer(net, update, None, name, {"learning_rate": 0.05, "multi_precision": True})
+    for step in range(4):
+        if rank == 1 and step in steps:
+            _transpose_in_memory(net[0].weight)
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        for param in net.parameters():
+            param.grad = torch.randint(-8, 9, param.shape, generator=generator).to(param.dtype)
+        trainer.step(SAMPLES)
+    if rank == 1 and steps:
+        assert not net[0].weight.is_contiguous()
+    return [
+        weight.numpy().copy()
+        for weight in (*trainer.float32_weights().values(), *(param.detach().float() for param in net.parameters()))
+    ]
+
+
+@pytest.mark.parametrize(("name", "update"), [("adam", False), ("muon", False), ("muon", True)])
+def test_a_layout_that_changes_on_one_rank_changes_no_number(processes, name, update):
+    expected, _ = processes(2).run(_other_layout_later, name, update, [])
+    for found in processes(2).run(_other_layout_later, name, update, [1, 2, 3]):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def _other_layout_of_cut_weights():
+    net = _net()
+    trainer = _trainer(net, True)
+    _steps(net, trainer, 0, 2, dist.get_world_size())
+    _transpose_in_memory(net[0].weight)
+    with pytest.raises(ValueError, match="the strides of a parameter have changed since the first step"):
+        _steps(net, trainer, 2, 3, dist.get_world_size())
+
+
+def test_cut_weights_keep_their_layout(processes):
+    processes(2).run(_other_layout_of_cut_weights)
 
 
 def _unlike(update, what):

@@ -209,7 +209,7 @@ class AllReduceSync(ReplicasSync):
     def start(self) -> None:
         # Ranks are compared first: if they differ, some could fail while the others wait for them.
         optimizer, weights = self._optimizer, dict(zip(self._names, self._replica.params, strict=True))
-        check_alike("parameter", weights, self.group)
+        check_alike("parameter", weights, self.group, layouts=True)
         settings = {"update_on_kvstore": self.updates, "compression_params": self._compression_params}
         classes = {"optimizer": type(optimizer).__name__, "lr_scheduler": type(optimizer.lr_scheduler).__name__}
         described = _described({**settings, **classes, **_settings(optimizer)})

@@ -322,9 +322,10 @@ class GradientBuckets:
     def broadcast_weights(self) -> None:
         """Replace the parameters by rank 0's, in place. All ranks call it.
 
-        If names, shapes or dtypes differ between ranks, all ranks raise ValueError, and nothing has been changed.
+        If names, shapes, dtypes or memory layouts differ between ranks, all ranks raise ValueError, and nothing has been
+        changed: buckets hold gradients in the parameters' memory order.
         """
-        check_alike("parameter", dict(zip(self.names, self.params, strict=True)), self.group)
+        check_alike("parameter", dict(zip(self.names, self.params, strict=True)), self.group, layouts=True)
         broadcast_coalesced(self.params, self.group)
 
     @contextmanager
@@ -412,6 +413,8 @@ class GradientBuckets:
         arrived = set(self._order)
         unused = [i for i in reversed(range(n)) if i not in arrived]
         trained = [int(param.requires_grad) for param in self.params]
+        # The layouts that the buckets are given for good; they may have changed since the weights were sent.
+        check_alike("parameter", dict(zip(self.names, self.params, strict=True)), group, layouts=True)
         plan = torch.tensor(self.plan or [*self._order, *unused, *trained], device=self.params[0].device)
         distributed.broadcast(plan, 0, group)
         self.plan = plan.tolist()

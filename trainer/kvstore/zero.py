@@ -45,7 +45,8 @@ from .partition import (
 )
 
 _MASTERS = (None, torch.float32, torch.float16, torch.bfloat16, torch.int16, torch.int8)  # dtypes that masters may have
-_Placed = list[tuple[int, torch.Tensor]]  # weights, each after the index of its stretch of a bucket
+# Weights, each after the index of its stretch of a bucket, with a tensor that has the stretch's layout on all ranks.
+_Placed = list[tuple[int, torch.Tensor, torch.Tensor]]
 
 
 class Piece(NamedTuple):
@@ -81,7 +82,8 @@ class ZeroSync(AllReduceSync):
         self._gradients: list[torch.Tensor] | None = None  # of the pieces, once there are buckets
         self._plan: Plan | None = None
         self._strides: list[tuple[int, ...]] = []
-        self._addresses: list[int] = []
+        self._places_in_memory: list[tuple[int, tuple[int, ...]]] = []  # address and strides of each weight
+        self._views: dict[int, torch.Tensor] = {}  # of each parameter a tensor with the layout that it has in its bucket
         # For each bucket: the sizes of its stretches (pieces and the gaps between them), the weights in this rank's part,
         # and the weights in the other ranks' parts.
         self._routes: list[tuple[Bucket, list[int], _Placed, _Placed]] = []
@@ -192,7 +194,7 @@ class ZeroSync(AllReduceSync):
         if not kinds.any():
             return {}
         if not self._cuts:
-            pieces = {i: in_memory_order(master, torch.empty_like(params[i])) for i, master in pieces.items()}  # type: ignore[index]
+            pieces = {i: in_memory_order(master, self._views[int(i)]) for i, master in pieces.items()}
         whole: dict[Any, torch.Tensor] = {}
         for i, values in self._whole_tensors(pieces, None):
             if (dtype := _MASTERS[int(kinds[i])]) is not None:
@@ -213,15 +215,16 @@ class ZeroSync(AllReduceSync):
         Raise ValueError if parameters are cut and the strides of one have changed.
         """
         gradients, params, cuts, rank = self._find_pieces(), self._live.params, self._cuts, self._live.rank
-        if cuts and [param.stride() for param in params] != self._strides:
+        strides = [param.stride() for param in params]
+        if cuts and strides != self._strides:
             raise ValueError(
                 "the strides of a parameter have changed since the first step, as by .t() or another memory format, but "
                 "each process has states for ranges of its old memory order: change layouts before the first step"
             )
-        addresses = [param.data_ptr() for param in params]
-        if addresses == self._addresses:
+        places = list(zip([param.data_ptr() for param in params], strides, strict=True))
+        if places == self._places_in_memory:
             return gradients
-        self._addresses, self._routes, self._plan = addresses, [], None
+        self._places_in_memory, self._routes, self._plan = places, [], None
         for bucket in self._live.buckets:
             low, high, last, end = *bucket.bounds[rank : rank + 2], bucket.bounds[-1], 0
             sizes: list[int] = []
@@ -234,7 +237,7 @@ class ZeroSync(AllReduceSync):
                     if start < stop:
                         sizes += [member.start + start - end, stop - start]
                         end = member.start + stop
-                        into.append((len(sizes) - 1, memory_of(param)[start:stop] if cuts else param))
+                        into.append((len(sizes) - 1, memory_of(param)[start:stop] if cuts else param, member.view))
             if bucket.members:
                 self._routes.append((bucket, [*sizes, last - end], local, remote))
         return gradients
@@ -245,12 +248,13 @@ class ZeroSync(AllReduceSync):
             self._live.make()
             rank, self._gradients = self._live.rank, []
             self._pieces = _pieces_of(self._live.buckets, rank)
+            self._views = {member.param: member.view for bucket in self._live.buckets for member in bucket.members}
             for piece in self._pieces:
                 bucket = self._live.buckets[piece.bucket]
                 shard, low = bucket.shard, bucket.bounds[rank]
                 assert shard is not None
                 flat = shard[piece.at - low : piece.at - low + piece.stop - piece.start]
-                self._gradients.append(flat if self._cuts else shaped_like(flat, self._live.params[piece.param]))
+                self._gradients.append(flat if self._cuts else shaped_like(flat, self._views[piece.param]))
         return self._gradients
 
     def _gather(self, used: Sequence[bool]) -> None:
@@ -262,7 +266,7 @@ class ZeroSync(AllReduceSync):
             stage = buckets.pool.take(bucket.bounds[-1], buckets.params[bucket.members[0].param])
             stretches = stage.split_with_sizes(sizes)
             if local:
-                torch._foreach_copy_(self._places(stretches, local), [weight for _, weight in local])
+                torch._foreach_copy_(self._places(stretches, local), [weight for _, weight, _ in local])
             work = buckets.gather(bucket, stage)
             if landing is not None:
                 self._land(*landing)
@@ -273,12 +277,12 @@ class ZeroSync(AllReduceSync):
     def _land(self, work: Any, stage: torch.Tensor, stretches: Sequence[torch.Tensor], remote: _Placed) -> None:
         work.wait()
         if remote:
-            copy_all([weight for _, weight in remote], self._places(stretches, remote))
+            copy_all([weight for _, weight, _ in remote], self._places(stretches, remote))
         self._live.pool.give(stage)
 
     def _places(self, stretches: Sequence[torch.Tensor], placed: _Placed) -> list[torch.Tensor]:
         """Return the stretches of a bucket's memory that hold these weights, as views of the weights' shapes."""
-        return [stretches[k] if self._cuts else shaped_like(stretches[k], weight) for k, weight in placed]
+        return [stretches[k] if self._cuts else shaped_like(stretches[k], view) for k, _, view in placed]
 
     def _planned(self) -> Plan:
         if self._plan is None:
@@ -359,7 +363,7 @@ class ZeroSync(AllReduceSync):
             flat = flat.cpu()
             for member in bucket.members:
                 like = torch.empty_like(self._live.params[member.param], device="cpu", dtype=dtype)
-                yield member.param, like.copy_(shaped_like(flat[member.start : member.start + member.size], like))
+                yield member.param, like.copy_(shaped_like(flat[member.start : member.start + member.size], member.view))
 
     def _collect_numbers(self, optimizer: RuleOptimizer, states: Mapping[int, State], whole: Updater) -> None:
         """Gather the scalar states of each parameter into `whole`: all its pieces have equal ones, so the first piece's."""

@@ -159,13 +159,25 @@ def broadcast_coalesced(tensors: Sequence[torch.Tensor], group: Any) -> None:
         _copy_back(flat, [tensors[i] for i in members])
 
 
-def check_alike(what: str, named: Mapping[str, torch.Tensor], group: Any) -> None:
+def check_alike(what: str, named: Mapping[str, torch.Tensor], group: Any, layouts: bool = False) -> None:
     """Raise ValueError on all ranks unless they have tensors with the same names, shapes and dtypes, in the same order.
 
-    `what`: the noun for a tensor in the message, which names the first difference.
+    `what`: the noun for a tensor in the message, which names the first difference; `layouts`: whether the elements must have
+    the same order in memory, too.
     """
     device = next((tensor.device for tensor in named.values()), torch.device("cpu"))
-    check_same(what, {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in named.items()}, group, device)
+    described = {
+        name: f"{tensor.dtype} {tuple(tensor.shape)}{_layout(tensor) if layouts else ''}" for name, tensor in named.items()
+    }
+    check_same(what, described, group, device)
+
+
+def _layout(tensor: torch.Tensor) -> str:
+    """Describe the memory layout of a tensor; dimensions of one element, whose strides mean nothing, get 0."""
+    if tensor.is_contiguous():
+        return ""
+    strides = tuple(stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return f" with strides {strides} in memory"
 
 
 def check_same(what: str, described: Mapping[str, str], group: Any, device: torch.device) -> None:
