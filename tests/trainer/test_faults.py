@@ -43,7 +43,7 @@ def _trainer(net, update, ranks=None, name="sgd", arguments=None, **settings):
     if ranks is not None and dist.get_rank() not in ranks:
         return None
     store = CollectiveStore(group=group)
-    arguments = arguments or {"learning_rate": 0.05, "momentum": 0.9}
+    arguments = {"learning_rate": 0.05, "momentum": 0.9} if arguments is None else arguments
     # Eager, since to compile a kernel may take longer than others wait here.
     return tristep.Trainer(net, name, arguments, kvstore=store, update_on_kvstore=update, engine="eager", **settings)
 
@@ -115,6 +115,7 @@ DIFFERENT = [
     ("frozen", "'requires_grad of 0.bias' True on rank 0 and 'requires_grad of 0.bias' False on rank 1"),
     ("optimizer", "'optimizer' 'SGD' on rank 0 and 'optimizer' 'Adam' on rank 1"),
     ("rate", "'lr' 0.05 on rank 0 and 'lr' 0.5 on rank 1"),
+    ("multiplier", "'lr_mult of 0.weight' 1.0 on rank 0 and 'lr_mult of 0.weight' 2.0 on rank 1"),
     ("compression", "'compression_params' None on rank 0 and 'compression_params' {'type': '2bit'} on rank 1"),
     ("update", "'update_on_kvstore' True on rank 0 and 'update_on_kvstore' False on rank 1"),
 ]
@@ -134,6 +135,7 @@ def _different(update):
         if odd == "layout":
             _transpose_in_memory(net[0].weight)
         net[0].bias.requires_grad = odd != "frozen"
+        net[0].weight.lr_mult = 2.0 if odd == "multiplier" else None
         named = list(net.named_parameters())[: 3 if odd == "number" else 4]
         if odd == "name":
             named = [(name.replace("0.", "first."), param) for name, param in named]
@@ -199,40 +201,84 @@ def test_cut_weights_keep_their_layout(processes):
     processes(2).run(_other_layout_of_cut_weights)
 
 
+class _Plain(tristep.optimizer.Optimizer):
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        weight.sub_(grad * (self.rescale_grad * self._get_lr(index)))
+
+
+CUBIC, QUINTIC = (1.5, -0.5, 0.0), (1.875, -1.25, 0.375)
+OPTIMIZERS = {
+    "sgd": lambda: ("sgd", {"learning_rate": 0.05, "momentum": 0.9}),
+    "adamw": lambda: ("adamw", {"wd": 0.1}),
+    "scheduled": lambda: ("sgd", {"lr_scheduler": tristep.lr_scheduler.FactorScheduler(100, 0.5, base_lr=0.05)}),
+    "muon": lambda: ("muon", {"coefficients": [CUBIC], "split": {"*weight": 2}}),
+    "a user's": lambda: (_Plain(), {}),
+    "several": lambda: ([("*weight", "muon"), ("*", _Plain())], {}),
+}
+
+
+def _set(name, value):
+    return lambda net, trainer: setattr(trainer.optimizer, name, value)
+
+
+def _mark(layer, kind, name, value):
+    return lambda net, trainer: setattr(getattr(net[layer], kind), name, value)
+
+
+# What rank 1 does before the second step, in a training by which optimizer, and what all ranks then say of ranks 0 and 1.
+UNLIKE = {
+    "batch": ("sgd", None, "rescale_grad", 1 / SAMPLES, 1 / (SAMPLES - 1)),
+    "rate": ("sgd", lambda net, trainer: trainer.set_learning_rate(0.06), "lr", 0.05, 0.06),
+    "momentum": ("sgd", _set("momentum", 0.8), "momentum", 0.9, 0.8),
+    "schedule": (
+        "scheduled",
+        lambda _, trainer: trainer.optimizer.lr_scheduler.start_from(0.06),
+        "lr of 0.weight",
+        0.05,
+        0.06,
+    ),
+    "multiplier": ("sgd", _mark(2, "weight", "lr_mult", 2.0), "lr_mult of 2.weight", 1.0, 2.0),
+    "decay": ("adamw", _mark(2, "bias", "wd_mult", 0.5), "wd_mult of 2.bias", 1.0, 0.5),
+    "by name": ("sgd", lambda _, trainer: trainer.optimizer.set_lr_mult({"0.bias": 0}), "lr_mult of 0.bias", 1.0, 0.0),
+    "coefficients": ("muon", _set("coefficients", [QUINTIC]), "coefficients", (CUBIC,), (QUINTIC,)),
+    "user's class": ("a user's", _mark(2, "weight", "lr_mult", 2.0), "lr_mult of 2.weight", 1.0, 2.0),
+    "one of several": ("several", _mark(2, "weight", "lr_mult", 2.0), "lr_mult of 2.weight", 1.0, 2.0),
+    "a user's of several": ("several", _mark(2, "bias", "lr_mult", 2.0), "lr_mult of 2.bias", 1.0, 2.0),
+    **{f"nothing: {name}": (name, None, None, None, None) for name in OPTIMIZERS},
+}
+
+
 def _unlike(update, what):
     """In the second step rank 1 has another setting; in which step there is an error, and what it says."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    optimizer, change, *_ = UNLIKE[what]
     net = _net()
-    trainer = _trainer(net, update)
+    trainer = _trainer(net, update, None, *OPTIMIZERS[optimizer]())
+    net[0].weight.of_rank = rank  # an attribute that no optimizer reads
     for step in range(6):
-        odd = what if rank == 1 and step == 1 else ""
-        if odd == "rate":
-            trainer.set_learning_rate(0.06)
-        if odd == "momentum":
-            trainer.optimizer.momentum = 0.8
+        is_odd = rank == 1 and step == 1
+        if is_odd and change is not None:
+            change(net, trainer)
         _backward(net, step, rank, ranks)
         try:
-            trainer.step(SAMPLES - 1 if odd == "batch" else SAMPLES)
+            trainer.step(SAMPLES - 1 if is_odd and what == "batch" else SAMPLES)
         except ValueError as error:
             return step, str(error)
     return step, ""
 
 
 @WAYS
-@pytest.mark.parametrize(
-    ("what", "expected"),
-    [
-        ("batch", f"'rescale_grad' {1 / SAMPLES!r} on rank 0 and 'rescale_grad' {1 / (SAMPLES - 1)!r} on rank 1"),
-        ("rate", "'lr' 0.05 on rank 0 and 'lr' 0.06 on rank 1"),
-        ("momentum", "'momentum' 0.9 on rank 0 and 'momentum' 0.8 on rank 1"),
-        ("nothing", ""),
-    ],
-)
-def test_ranks_that_take_a_step_differently_learn_of_it_in_the_next(processes, update, what, expected):
+@pytest.mark.parametrize("what", UNLIKE)
+def test_ranks_that_take_a_step_differently_learn_of_it_in_the_next(processes, update, what):
+    *_, setting, here, there = UNLIKE[what]
     for step, text in processes(2).run(_unlike, update, what):
-        assert step == (2 if expected else 5)
-        assert expected in text
-        assert not expected or text.startswith("ranks differ: setting of the last step number")
+        if setting is None:
+            assert (step, text) == (5, "")
+        else:
+            assert step == 2
+            assert f"is {setting!r} {here!r} on rank 0 and {setting!r} {there!r} on rank 1" in text
+            assert text.startswith("ranks differ: setting of the last step number")
 
 
 def _not_a_number(update, settings, compression_params):

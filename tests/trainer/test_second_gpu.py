@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from optimizer_table import row_of
+from simulated_gpus import SimulatedGpus
 
 import tristep
 from tristep.trainer.kvstore.allreduce import AllReduceSync
@@ -101,3 +102,18 @@ def test_late_counts_tell_of_missing_gradients_of_what_is_trained(late, missing,
     else:
         with pytest.raises(RuntimeError, match=f"another rank had no fresh gradient for {missing}, so "):
             step()
+
+
+@no_gpu
+@pytest.mark.parametrize("ignore_stale_grad", [False, True])
+def test_settings_are_compared_late_whether_or_not_gradients_may_be_missing(ignore_stale_grad, monkeypatch):
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda group: 0)
+    params = [torch.nn.Parameter(torch.ones(2))]
+    sync = AllReduceSync(None, SimpleNamespace(params=params, names=["a"]), None, None, None)
+    with SimulatedGpus():
+        # Rank 0 sent 1 and 1, the other rank 2 and 4.
+        numbers = [torch.tensor(each, pin_memory=True).to("cuda:1", non_blocking=True) for each in ([2.0], [3.0, 5.0])]
+        assert sync._counts([True], *numbers, ignore_stale_grad) == [2]
+        with pytest.raises(RuntimeError, match="settings of the optimizer differed between ranks"):
+            sync._counts([True], *numbers, ignore_stale_grad)

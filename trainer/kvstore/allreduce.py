@@ -16,6 +16,7 @@ from ...kernels import streams
 from .. import serialization
 from ..compression import CompressedAllReduce, check_float32, create_compressor, wait_all
 from ..optimizer import Optimizer
+from ..optimizer.plan import Plan
 from ..step.replica import Replica
 from ..utils import distributed
 from ..utils.distributed import check_alike, check_same
@@ -202,9 +203,12 @@ class AllReduceSync(ReplicasSync):
         self._sums: dict[int, tuple[torch.Tensor, int, int]] = {}
         self.num_replicas = dist.get_world_size(group)
         self.writes = dist.get_rank(group) == 0
-        self._last: dict[str, Any] = {}  # the optimizer's settings in the last step
-        # Counts and flags of the last step on the host, the event after which they are there, and which parameters train.
-        self._late: tuple[torch.Tensor, Any, torch.Tensor] | None = None
+        # The optimizer's settings, `num_update` and a checksum of the hyper-parameters in the last step.
+        self._last: tuple[dict[str, Any], int, int] = ({}, 0, 0)
+        self._settings_sum = 0  # a checksum of these settings
+        # Counts and flags of the last step on the host, the event after which they are there, and which parameters train;
+        # None for the last if gradients might be missing.
+        self._late: tuple[torch.Tensor, Any, torch.Tensor | None] | None = None
 
     def start(self) -> None:
         # Ranks are compared first: if they differ, some could fail while the others wait for them.
@@ -212,7 +216,8 @@ class AllReduceSync(ReplicasSync):
         check_alike("parameter", weights, self.group, layouts=True)
         settings = {"update_on_kvstore": self.updates, "compression_params": self._compression_params}
         classes = {"optimizer": type(optimizer).__name__, "lr_scheduler": type(optimizer.lr_scheduler).__name__}
-        described = _described({**settings, **classes, **_settings(optimizer)})
+        described = _described({**settings, **classes, **_settings(optimizer), "num_update": optimizer.num_update})
+        described |= self._multipliers()
         described |= {f"requires_grad of {name}": str(param.requires_grad) for name, param in weights.items()}
         check_same("setting", described, self.group, self._replica.params[0].device)
         reducer, params = None, self._compression_params
@@ -268,10 +273,23 @@ class AllReduceSync(ReplicasSync):
         return counts
 
     def end_step(self) -> None:
+        self._end_step(self._step_plan)
+
+    def _end_step(self, plan: Plan | None) -> None:
+        """Let ranks compare the numbers of the last step with the next gradients; `plan` is None if nothing was updated."""
         self._sums = {}
-        self._last = _settings(self._optimizer)
-        digest = zlib.crc32(repr(self._last).encode())  # which ranks compare with the next gradients
-        self._live.flag_slots = [number for part in (digest & 63, digest >> 6 & 63) for number in (part, part * part)]
+        last, _, rows = self._last
+        settings = _settings(self._optimizer)
+        if settings != last:
+            self._settings_sum = zlib.crc32(repr(settings).encode())
+        numbers = self._optimizer.num_update, rows if plan is None else plan.checksum()
+        self._last = (settings, *numbers)
+        total = zlib.crc32(b"%d %d" % numbers, self._settings_sum)
+        self._live.flag_slots = [number for part in _six_bits(total) for number in (part, part * part)]
+
+    @property
+    def _step_plan(self) -> Plan | None:
+        return self._replica.plan
 
     def accumulate(self) -> AbstractContextManager[None]:
         return super().accumulate() if self._buckets is None else self._buckets.accumulate()
@@ -303,7 +321,7 @@ class AllReduceSync(ReplicasSync):
             event.synchronize()
             last_counts, sums = numbers[: len(self._names)], numbers[len(self._names) :]
             self._check_flags(sums, counts.is_cuda)
-            stale = torch.nonzero(trained & (last_counts < self.num_replicas)).flatten().tolist()
+            stale = () if trained is None else torch.nonzero(trained & (last_counts < self.num_replicas)).flatten().tolist()
             if stale:
                 missing = [repr(self._names[i]) for i in stale]
                 raise RuntimeError(
@@ -314,12 +332,11 @@ class AllReduceSync(ReplicasSync):
         if not (counts.is_cuda and complete):
             self._check_flags(flag_sums, counts.is_cuda)
             return [int(count) for count in counts.tolist()]
-        if not ignore_stale_grad:
-            trained = torch.tensor([param.requires_grad for param in self._replica.params])
-            numbers = torch.cat([counts, flag_sums])
-            host = streams.pinned(*numbers.shape, dtype=numbers.dtype)
-            host.copy_(numbers, non_blocking=True)
-            self._late = host, streams.record_event(counts.device), trained
+        trains = [param.requires_grad for param in self._replica.params]
+        numbers = torch.cat([counts, flag_sums])
+        host = streams.pinned(*numbers.shape, dtype=numbers.dtype)
+        host.copy_(numbers, non_blocking=True)
+        self._late = host, streams.record_event(counts.device), None if ignore_stale_grad else torch.tensor(trains)
         return [self.num_replicas] * len(fresh)
 
     def _check_flags(self, flag_sums: torch.Tensor, late: bool) -> None:
@@ -329,15 +346,34 @@ class AllReduceSync(ReplicasSync):
         if self.num_replicas > _MOST_EXACT or all(self.num_replicas * square == total * total for total, square in pairs):
             return
         if not late:  # all ranks are here
-            check_same("setting of the last step", _described(self._last), self.group, self._replica.params[0].device)
+            settings, num_update, _ = self._last
+            described = _described({**settings, "num_update": num_update}) | self._multipliers()
+            described |= _described(dict(() if self._step_plan is None else self._step_plan.numbers()))
+            check_same("setting of the last step", described, self.group, self._replica.params[0].device)
         raise RuntimeError(
             "in the last step batch sizes, learning rates or other settings of the optimizer differed between ranks, so "
             "their weights differ now: load saved states and weights, or start again"
         )
 
+    def _multipliers(self) -> dict[str, str]:
+        """Describe the present multipliers of all parameters."""
+        described: dict[str, str] = {}
+        for i, name in enumerate(self._names):
+            try:
+                pair: Any = self._optimizer.multipliers(i)
+            except (TypeError, ValueError) as error:  # which the step raises
+                pair = str(error), ""
+            described |= {f"{what} of {name}": repr(value) for what, value in zip(("lr_mult", "wd_mult"), pair, strict=True)}
+        return described
+
 
 def _settings(optimizer: Optimizer) -> dict[str, Any]:
-    return optimizer.settings() | {"num_update": optimizer.num_update}
+    return optimizer.settings() | optimizer.unsaved_settings()
+
+
+def _six_bits(checksum: int) -> list[int]:
+    """Return a number of 32 bits in parts small enough that sums of their squares over all ranks are exact."""
+    return [checksum >> shift & 63 for shift in range(0, 32, 6)]
 
 
 def _described(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -31,6 +31,7 @@ from ..validation import integer
 from .partition import shaped_like
 
 ALIGNMENT = 8  # the start of each gradient is a multiple of so many elements: 16 bytes of the narrowest dtype
+FLAGS = 12  # integers that are summed along with the gradients
 BLOCK = 128  # the same for large parameters and ranks' parts: the size of a block of packed states
 
 
@@ -266,8 +267,8 @@ class GradientBuckets:
             gradients, then for each parameter 1 if it requires a gradient, else 0. Empty before; if it is set then, the
             buckets are made from it.
         used: for each parameter whether any rank had a gradient for it in the last `finish`.
-        flag_slots: four user-defined integers below 2^12 that are summed along with the gradients; 0 unless set.
-        flag_sums: the sums of `flag_slots` over all ranks in the last `finish`, float32 or float64 [4].
+        flag_slots: `FLAGS` user-defined integers below 2^12 that are summed along with the gradients; 0 unless set.
+        flag_sums: the sums of `flag_slots` over all ranks in the last `finish`, float32 or float64 [FLAGS].
     """
 
     def __init__(
@@ -298,8 +299,8 @@ class GradientBuckets:
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self._is_gloo = dist.get_backend(self.group) == "gloo"
         self.used = [False] * len(self.params)
-        self.flag_slots = [0, 0, 0, 0]
-        self.flag_sums = torch.zeros(4, device=self.params[0].device)
+        self.flag_slots = [0] * FLAGS
+        self.flag_sums = torch.zeros(FLAGS, device=self.params[0].device)
         self.buckets: list[Bucket] = []
         self.plan: list[int] = []
         self._members: list[tuple[Bucket, Member]] = []  # by parameter

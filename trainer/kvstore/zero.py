@@ -113,12 +113,16 @@ class ZeroSync(AllReduceSync):
         shards = self._follow()
         self._total = None
         pairs = zip(shards, self._pieces, strict=True)
-        if any(chosen):
-            plan = self._planned()
+        plan = self._planned() if any(chosen) else None
+        if plan is not None:
             plan.prepare([gradient if chosen[piece.param] else None for gradient, piece in pairs], list(chosen))
             plan.run()
         self._gather(chosen)
-        self.end_step()
+        self._end_step(plan)
+
+    @property
+    def _step_plan(self) -> Plan | None:
+        return self._plan
 
     def use_control(self, control: torch.Tensor) -> None:
         optimizer: Any = self._optimizer

@@ -525,6 +525,10 @@ class Optimizer:
         public = {k: v.item() if isinstance(v, np.generic) else v for k, v in vars(self).items() if k[0] != "_"}
         return {k: v for k, v in public.items() if k not in ("lr_scheduler", "trainer") and isinstance(v, plain)}
 
+    def unsaved_settings(self) -> dict[str, Any]:
+        """Return further settings by name that change steps, as tuples of plain data, which files do not have."""
+        return {}
+
     def __repr__(self) -> str:
         shown = {k: v for k, v in self.settings().items() if isinstance(v, (bool, int, float)) and k not in self._hidden()}
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"

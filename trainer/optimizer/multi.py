@@ -253,6 +253,10 @@ class MultiOptimizer(Optimizer):
             settings |= {f"{name} of optimizers[{k}]": value for name, value in optimizer.settings().items()}
         return settings
 
+    def unsaved_settings(self) -> dict[str, Any]:
+        parts = enumerate(self.optimizers)
+        return {f"{name} of optimizers[{k}]": each for k, part in parts for name, each in part.unsaved_settings().items()}
+
     def limits(self) -> dict[str, Any]:
         """Return the options of limits over all optimizers: `clip_norm`, `skip_nonfinite`, and `skip_norm` if it is on."""
         return {each.name: vars(self)[each.name] for each in LIMITS if each.name != "skip_norm" or each.is_on(self)}

@@ -132,6 +132,9 @@ class WithOrthogonalization(RuleOptimizer):
             refuse_names(self)
         return values | {"split": float(self._entries[index])}
 
+    def unsaved_settings(self) -> dict[str, Any]:
+        return {"coefficients": self.coefficients, "split": self._blocks}
+
     def cost_of(self, index: Index, weight: torch.Tensor) -> float:
         if not (self._entries and isinstance(index, int)):
             return super().cost_of(index, weight)

@@ -3,7 +3,9 @@ hyper-parameters, each computed once per step for all parameters that share it."
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import compress
 from typing import Any, NamedTuple
@@ -50,6 +52,14 @@ class Plan:
     def total(self) -> torch.Tensor | None:
         """Return the sum of squares of all gradients of the last step; None unless its rule skips non-finite steps."""
         return None
+
+    def checksum(self) -> int:
+        """Return a CRC-32 of the last step's hyper-parameters, which is equal in all processes that take the same step."""
+        raise NotImplementedError
+
+    def numbers(self) -> Iterator[tuple[str, float]]:
+        """Yield the last step's hyper-parameters, each with its own and its parameter's name."""
+        return iter(())
 
     def step(self, grads: Sequence[torch.Tensor | None], into: MetricsBuffer | None = None) -> None:
         self.prepare(grads)
@@ -109,6 +119,12 @@ class StepPlan(Plan):
     def total(self) -> torch.Tensor | None:
         limits = self.update.rule.limits
         return self.update.total() if limits and limits[0].skips else None
+
+    def checksum(self) -> int:
+        return self.rows.checksum()
+
+    def numbers(self) -> Iterator[tuple[str, float]]:
+        return self.rows.numbers(("rescale_grad", *self.update.rule.hyper, "t"))
 
     def prepare(
         self,
@@ -267,12 +283,21 @@ class CustomPlan(Plan):
             for first in range(0, len(rows), optimizer.aggregate_num):
                 optimizer.update(*map(list, zip(*rows[first : first + optimizer.aggregate_num], strict=True)))  # type: ignore[arg-type]
 
+    def checksum(self) -> int:
+        optimizer, active = self.optimizer, list(compress(self._all, self._active))
+        has_multipliers = optimizer.lr_mult or optimizer.wd_mult or self._have_attributes(active)
+        of_each = list(map(optimizer.multipliers, active)) if has_multipliers else ()
+        return zlib.crc32(repr((optimizer.learning_rate, of_each)).encode())
+
+    def _have_attributes(self, active: list[Index]) -> bool:
+        return any(getattr(self.optimizer.param_dict.get(index), "__dict__", {}) for index in active)
+
     def _check_numbers(self, active: list[Index]) -> None:
         """Raise before the first update if the schedule or a multiplier returns an invalid number."""
         optimizer = self.optimizer
         if optimizer.lr_scheduler is not None and active:
             optimizer.rate_at(optimizer.step_counts.largest_after(optimizer.slots(active)))
-        if any(getattr(optimizer.param_dict.get(index), "__dict__", {}) for index in active):  # others have been checked
+        if self._have_attributes(active):  # other multipliers have been checked
             for index in active:
                 optimizer.multipliers(index)
 
@@ -306,6 +331,12 @@ class MultiPlan(Plan):
 
     def total(self) -> torch.Tensor | None:
         return self._total if skips_steps(self._optimizer) else None
+
+    def checksum(self) -> int:
+        return zlib.crc32(repr([plan.checksum() for plan, *_ in self.parts]).encode())
+
+    def numbers(self) -> Iterator[tuple[str, float]]:
+        return (pair for plan, *_ in self.parts for pair in plan.numbers())
 
     def prepare(self, grads: Sequence[torch.Tensor | None], active: list[bool] | None = None) -> None:
         for plan, at, of_all in self.parts:
@@ -358,6 +389,8 @@ class Rows:
         # For each set of parameters that share a row: their positions, None for all, and what the subclass needs.
         self._sets: list[tuple[Any, ...]] = []
         self._basis: Any = _UNKNOWN  # `_sets` is right for a step if this is equal: multipliers, or counts
+        self.formed: list[tuple[Any, Any]] = []  # the rows of the last step, as `form` returned them
+        self._sharing: int | None = None  # checksum of which parameters share a row, once it is needed
 
     def form(self, rule: Any, number: int | None = None) -> list[tuple[Any, Any]]:
         """Return the rows of the next step as pairs (positions of the parameters that share it, None for all; row).
@@ -384,9 +417,23 @@ class Rows:
         """Discard which parameters share a row; the next step finds it again."""
         self._basis = _UNKNOWN
 
+    def checksum(self) -> int:
+        """Return a CRC-32 of the rows of the last step, and of which parameters share them."""
+        if self._sharing is None:
+            self._sharing = zlib.crc32(repr([None if each[0] is None else each[0].tolist() for each in self._sets]).encode())
+        total = self._sharing
+        for _, row in self.formed:
+            numbers: Any = row if isinstance(row, np.ndarray) else array("d", row)
+            total = zlib.crc32(numbers, total)
+        return total
+
+    def numbers(self, names: Sequence[str]) -> Iterator[tuple[str, float]]:
+        """Yield the numbers of the last step's rows, whose columns have these names, as `Plan.numbers`."""
+        return iter(())
+
     def write(self, update: Update, number: int | None = None) -> bool:
         """Write the rows of the next step into an update; return whether there are any. It takes `number` of `form`."""
-        rows = self.form(update.rule, number)
+        self.formed = rows = self.form(update.rule, number)
         for where, row in rows:
             if where is None and isinstance(row, list):
                 update.broadcast_hyper(row)
@@ -399,6 +446,7 @@ class Rows:
         places = np.flatnonzero(self.active)
         members = _equal_places(kinds)
         whole = len(members) == 1 and len(places) == len(self.active)
+        self._sharing = None
         self._sets = [(None if whole else places[at], *facts(at)) for at in members]
 
 
@@ -442,7 +490,7 @@ class HyperRows(Rows):
 
     def table(self, rule: Any, number: int | None = None) -> np.ndarray:
         """Return `form`'s rows as one array [n, n_numbers], 0 for inactive parameters; some parameter must be active."""
-        rows = self.form(rule, number)
+        self.formed = rows = self.form(rule, number)
         table = np.zeros((len(self._indices), np.shape(rows[0][1])[-1]))
         for where, row in rows:
             table[... if where is None else where] = row
@@ -451,9 +499,17 @@ class HyperRows(Rows):
     def write(self, update: Update, number: int | None = None) -> bool:
         if self._places is None:
             return super().write(update, number)
+        self.formed = []
         if any(self.active):
             update.hyper[:] = self.table(update.rule, number)[self._places]
         return any(self.active)
+
+    def numbers(self, names: Sequence[str]) -> Iterator[tuple[str, float]]:
+        titles = [self._optimizer.param_names.get(index, index) for index in self._indices]
+        for where, row in self.formed:
+            members = range(len(titles)) if where is None else where
+            for i, values in zip(members, np.broadcast_to(row, (len(members), np.shape(row)[-1])), strict=True):
+                yield from ((f"{name} of {titles[i]}", float(value)) for name, value in zip(names, values, strict=False))
 
     def _form_columns(self, rule: Any, number: int | None) -> list[tuple[Any, Any]]:
         """Return what `form` does, and compute rows that differ in multipliers only together, if that is possible."""
