@@ -115,5 +115,5 @@ def test_settings_are_compared_late_whether_or_not_gradients_may_be_missing(igno
         # Rank 0 sent 1 and 1, the other rank 2 and 4.
         numbers = [torch.tensor(each, pin_memory=True).to("cuda:1", non_blocking=True) for each in ([2.0], [3.0, 5.0])]
         assert sync._counts([True], *numbers, ignore_stale_grad) == [2]
-        with pytest.raises(RuntimeError, match="settings of the optimizer differed between ranks"):
+        with pytest.raises(RuntimeError, match="requires_grad or other settings differed between ranks"):
             sync._counts([True], *numbers, ignore_stale_grad)

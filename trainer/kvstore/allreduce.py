@@ -270,6 +270,8 @@ class AllReduceSync(ReplicasSync):
                 for i, param in enumerate(self._replica.params)
                 if counts[i] and param.grad is not None
             }
+        if self._late is None:
+            self._check_flags(self._live.flag_sums, counted.is_cuda)
         return counts
 
     def end_step(self) -> None:
@@ -284,8 +286,7 @@ class AllReduceSync(ReplicasSync):
             self._settings_sum = zlib.crc32(repr(settings).encode())
         numbers = self._optimizer.num_update, rows if plan is None else plan.checksum()
         self._last = (settings, *numbers)
-        total = zlib.crc32(b"%d %d" % numbers, self._settings_sum)
-        self._live.flag_slots = [number for part in _six_bits(total) for number in (part, part * part)]
+        self._live.checksum = zlib.crc32(b"%d %d" % numbers, self._settings_sum)
 
     @property
     def _step_plan(self) -> Plan | None:
@@ -330,7 +331,6 @@ class AllReduceSync(ReplicasSync):
                 )
         complete = all(new or not param.requires_grad for new, param in zip(fresh, self._replica.params, strict=True))
         if not (counts.is_cuda and complete):
-            self._check_flags(flag_sums, counts.is_cuda)
             return [int(count) for count in counts.tolist()]
         trains = [param.requires_grad for param in self._replica.params]
         numbers = torch.cat([counts, flag_sums])
@@ -340,19 +340,22 @@ class AllReduceSync(ReplicasSync):
         return [self.num_replicas] * len(fresh)
 
     def _check_flags(self, flag_sums: torch.Tensor, late: bool) -> None:
-        """Check that all ranks used equal settings in the last step: n * sum(x**2) == sum(x)**2 only if all x are equal."""
+        """Check that all ranks used equal settings in the last step, and train the same parameters now."""
         sums = flag_sums.tolist()
-        pairs = zip(sums[::2], sums[1::2], strict=True)
-        if self.num_replicas > _MOST_EXACT or all(self.num_replicas * square == total * total for total, square in pairs):
+        n, pieces = self.num_replicas, zip(sums[::2], sums[1::2], strict=True)
+        if n > _MOST_EXACT or all(n * square == total * total for total, square in pieces):
             return
         if not late:  # all ranks are here
+            pairs = zip(self._names, self._live.trained, strict=True)
+            device = self._replica.params[0].device
+            check_same("parameter", {name: f"requires_grad={trained}" for name, trained in pairs}, self.group, device)
             settings, num_update, _ = self._last
             described = _described({**settings, "num_update": num_update}) | self._multipliers()
             described |= _described(dict(() if self._step_plan is None else self._step_plan.numbers()))
-            check_same("setting of the last step", described, self.group, self._replica.params[0].device)
+            check_same("setting of the last step", described, self.group, device)
         raise RuntimeError(
-            "in the last step batch sizes, learning rates or other settings of the optimizer differed between ranks, so "
-            "their weights differ now: load saved states and weights, or start again"
+            "in the last step batch sizes, learning rates, requires_grad or other settings differed between ranks, so their "
+            "weights differ now: load saved states and weights, or start again"
         )
 
     def _multipliers(self) -> dict[str, str]:
@@ -369,11 +372,6 @@ class AllReduceSync(ReplicasSync):
 
 def _settings(optimizer: Optimizer) -> dict[str, Any]:
     return optimizer.settings() | optimizer.unsaved_settings()
-
-
-def _six_bits(checksum: int) -> list[int]:
-    """Return a number of 32 bits in parts small enough that sums of their squares over all ranks are exact."""
-    return [checksum >> shift & 63 for shift in range(0, 32, 6)]
 
 
 def _described(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -31,7 +32,9 @@ from ..validation import integer
 from .partition import shaped_like
 
 ALIGNMENT = 8  # the start of each gradient is a multiple of so many elements: 16 bytes of the narrowest dtype
-FLAGS = 12  # integers that are summed along with the gradients
+FLAGS = 12  # numbers that are summed along with the gradients, to compare 32 bits
+# Rounds in which all ranks learn that one has frozen parameters alone; so long it takes part in the sums of their bucket.
+NOTICED_AFTER = 2
 BLOCK = 128  # the same for large parameters and ranks' parts: the size of a block of packed states
 
 
@@ -69,7 +72,8 @@ class Bucket:
         self.handle: Any = None
         self.waiting = 0  # members whose gradient has not been computed yet
         self.streams: list[Any] = []  # on which gradients of this round have been computed
-        self.idle = False  # whether no member requires a gradient, so that the bucket is not summed
+        self.frozen_rounds = 0  # for how many rounds no member has required a gradient
+        self.idle = False  # whether that is known to hold on all ranks, so that the bucket is not summed
         self.started = False
         self.versions: list[int] = []  # of the members' views when the sum was started
         self.gaps: list[torch.Tensor] = []  # stretches between the members, to which a reducer may write
@@ -267,8 +271,10 @@ class GradientBuckets:
             gradients, then for each parameter 1 if it requires a gradient, else 0. Empty before; if it is set then, the
             buckets are made from it.
         used: for each parameter whether any rank had a gradient for it in the last `finish`.
-        flag_slots: `FLAGS` user-defined integers below 2^12 that are summed along with the gradients; 0 unless set.
-        flag_sums: the sums of `flag_slots` over all ranks in the last `finish`, float32 or float64 [FLAGS].
+        trained: for each parameter whether it required a gradient when the last round began.
+        checksum: a user-defined integer below 2^32 to compare among ranks, along with the gradients; 0 unless set.
+        flag_sums: sums over all ranks in the last `finish`, float32 or float64 [FLAGS]: of the pieces of a number that stands
+            for `checksum` and `trained`, each before the sum of its squares. Ranks are equal if n * sum(x**2) == sum(x)**2.
     """
 
     def __init__(
@@ -299,14 +305,16 @@ class GradientBuckets:
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self._is_gloo = dist.get_backend(self.group) == "gloo"
         self.used = [False] * len(self.params)
-        self.flag_slots = [0] * FLAGS
+        self.trained: list[bool] = []
+        self._trained_sum = 0  # a checksum of `trained`
+        self.checksum = 0
         self.flag_sums = torch.zeros(FLAGS, device=self.params[0].device)
         self.buckets: list[Bucket] = []
         self.plan: list[int] = []
         self._members: list[tuple[Bucket, Member]] = []  # by parameter
         self._arrived = [False] * len(self.params)  # for each parameter whether its gradient was computed in this round
         self._is_open = False  # whether a round has begun, so that sums may be running
-        self._flags: Sequence[int] = ()  # `flag_slots` at the beginning of this round
+        self._flags: Sequence[int] = ()  # of this rank, for `flag_sums`
         self._next = 0  # the bucket to be started next
         self._running: list[Bucket] = []  # whose compressed sums are not complete, in the order in which they were started
         self._side_streams: dict[torch.device, Any] = {}  # of each device, on which compressed sums are computed
@@ -363,7 +371,7 @@ class GradientBuckets:
             return streams.staged(torch.tensor(counted, dtype=torch.float32), device).to(device, non_blocking=True)
         self._check_unchanged()
         self.make()
-        counts, self.flag_sums = self._sums(counted).split([len(self.params), len(self.flag_slots)])
+        counts, self.flag_sums = self._sums(counted).split([len(self.params), FLAGS])
         self.used = counted
         if not all(new or not param.requires_grad for new, param in zip(counted, self.params, strict=True)):
             self.used = (counts > 0).tolist()
@@ -419,11 +427,13 @@ class GradientBuckets:
         plan = torch.tensor(self.plan or [*self._order, *unused, *trained], device=self.params[0].device)
         distributed.broadcast(plan, 0, group)
         self.plan = plan.tolist()
-        ranks, extra = self.ranks, n + len(self.flag_slots)
+        ranks, extra = self.ranks, n + FLAGS
         exact = not self._scatter and self._reducer is None
         params = self.params, self.plan[:n], self.plan[n:]
         made = make_buckets(*params, self._limits, ranks, self._owners, extra=extra, exact=exact, step=self._step)
         for bucket in made:
+            if not any(self.plan[n + member.param] for member in bucket.members):
+                bucket.frozen_rounds = NOTICED_AFTER
             if self._reducer is not None and bucket.extra is None:
                 bucket.reducer, bucket.gaps = self._reducer(bucket), [gap for gap in gaps_of(bucket) if gap.numel()]
             if self._scatter and bucket.extra is None:
@@ -457,12 +467,17 @@ class GradientBuckets:
             self._arrived[i] = True
 
     def _begin(self) -> None:
-        self._is_open, self._next, self._flags, self._running = True, 0, self.flag_slots, []
+        self._is_open, self._next, self._running = True, 0, []
+        trained = [param.requires_grad for param in self.params]
+        if trained != self.trained:
+            self.trained, self._trained_sum = trained, zlib.crc32(bytes(trained))
+        self._flags = _flags_of(zlib.crc32(b"%d" % self._trained_sum, self.checksum))
         for bucket in self.buckets:
-            wanted = [member.param for member in bucket.members if self.params[member.param].requires_grad]
+            wanted = [member.param for member in bucket.members if trained[member.param]]
             bucket.waiting = sum(not self._arrived[i] for i in wanted)
             bucket.started, bucket.streams = False, []
-            bucket.idle = not wanted and bucket.extra is None
+            bucket.frozen_rounds = 0 if wanted else bucket.frozen_rounds + 1
+            bucket.idle = bucket.frozen_rounds > NOTICED_AFTER and bucket.extra is None
 
     def _add(self, i: int) -> None:
         """Mark the gradient of parameter `i` as computed, and start the buckets that are complete now."""
@@ -658,6 +673,11 @@ class GradientBuckets:
     def _end_round(self) -> None:
         self._is_open, self._arrived = False, [False] * len(self.params)
         self._add_hooks()
+
+
+def _flags_of(checksum: int) -> list[int]:
+    """Return a number of 32 bits in pieces with their squares, small enough that sums over 2^12 ranks are exact."""
+    return [number for shift in range(0, 32, 6) for number in (checksum >> shift & 63, (checksum >> shift & 63) ** 2)]
 
 
 def _on_gradient(buckets: Any, i: int, _: torch.Tensor) -> None:
