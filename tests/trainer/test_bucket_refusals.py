@@ -115,8 +115,8 @@ def test_parameters_may_be_frozen_and_unfrozen(processes):
                     assert gradient is None
                 else:
                     np.testing.assert_allclose(gradient, 2 * param.grad.numpy(), rtol=1e-6)
-        # Every parameter has a bucket of its own, and those that are frozen are not sent, after two rounds in which all ranks
-        # learn of it.
+        # Every parameter has a bucket of its own, and those that are frozen are not sent, after two rounds in which all
+        # ranks learn of it.
         assert [sent for _, sent, _ in found] == [6, 6, 6, 8, 6, 6, 6]
 
 

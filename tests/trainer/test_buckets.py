@@ -212,8 +212,11 @@ class _Stream:
 
 
 def _on_streams():
-    """A pass whose gradients are computed on two streams, as of a model that has used both in its forward pass."""
-    log = []
+    """A pass whose gradients are computed on two streams, as of a model that has used both in its forward pass.
+
+    How often a stream has waited for another one, and how many gradients it has kept from the stream that they are of.
+    """
+    log, kept = [], {}
     usual, one, two = (_Stream(log) for _ in range(3))
     here, net = [usual], _plain_net(40, 4)
     where = {param: (one, two)[k % 2] for k, param in enumerate(net.parameters())}
@@ -226,12 +229,18 @@ def _on_streams():
         log.append(("start", bucket, here[0]))
         return start(bucket)
 
+    def record_stream(gradient, stream):
+        kept.update({param: stream for param in where if param.grad is gradient})
+
     with (
         mock.patch("tristep.kernels.streams.current", side_effect=lambda _: here[0]),
         mock.patch.object(buckets, "start_sum", start_sum),
+        mock.patch.object(torch.Tensor, "record_stream", record_stream),
     ):
         for _ in range(2):  # the first makes the buckets
             log.clear()
+            kept.clear()
+            net.zero_grad()
             net(torch.ones(2, 40)).sum().backward()
             here[0] = usual
             buckets.finish([True] * len(where))
@@ -242,13 +251,17 @@ def _on_streams():
             continue
         used = {where[params[member.param]] for member in first.members}
         assert set(waited) == {(second, stream) for stream in used if stream is not second}
+        others = [params[member.param] for member in first.members if where[params[member.param]] is not second]
+        assert all(kept.get(param) is second for param in others)
         checked += len(waited)
         waited = []
-    return checked
+    return checked, len(kept)
 
 
 def test_a_sum_waits_for_the_streams_on_which_its_gradients_were_computed(processes):
-    assert min(processes(2).run(_on_streams)) > 1
+    for waits, kept in processes(2).run(_on_streams):
+        assert waits > 1
+        assert kept >= waits
 
 
 def _compressed_beside():

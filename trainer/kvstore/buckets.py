@@ -273,8 +273,8 @@ class GradientBuckets:
         used: for each parameter whether any rank had a gradient for it in the last `finish`.
         trained: for each parameter whether it required a gradient when the last round began.
         checksum: a user-defined integer below 2^32 to compare among ranks, along with the gradients; 0 unless set.
-        flag_sums: sums over all ranks in the last `finish`, float32 or float64 [FLAGS]: of the pieces of a number that stands
-            for `checksum` and `trained`, each before the sum of its squares. Ranks are equal if n * sum(x**2) == sum(x)**2.
+        flag_sums: sums over all ranks in the last `finish`, float32 or float64 [FLAGS]: of each piece x of a number that
+            stands for `checksum` and `trained`, and of x**2. Ranks are equal if n * sum(x**2) == sum(x)**2 for all pieces.
     """
 
     def __init__(
@@ -540,12 +540,12 @@ class GradientBuckets:
             if bucket.idle:
                 continue
             here = streams.current(bucket.flat.device)
-            for stream in bucket.streams:  # autograd runs a hook on its gradient's stream, and orders no two of them
-                if stream != here:
-                    here.wait_stream(stream)
+            others = [stream for stream in bucket.streams if stream != here]
+            for stream in others:  # autograd runs a hook on its gradient's stream, and orders no two of them
+                here.wait_stream(stream)
             if bucket.gaps:
                 torch._foreach_zero_(bucket.gaps)
-            self._copy_in([member for member in bucket.members if counted[member.param]])
+            self._copy_in([member for member in bucket.members if counted[member.param]], here if others else None)
             for member in bucket.members:
                 if not counted[member.param]:
                     member.room.zero_()
@@ -585,7 +585,8 @@ class GradientBuckets:
                     running.append(bucket)
         self._running = running
 
-    def _copy_in(self, members: Sequence[Member]) -> None:
+    def _copy_in(self, members: Sequence[Member], stream: Any = None) -> None:
+        """Make gradients views of the bucket; `stream` is the present one if other streams may have made some of them."""
         views: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         for index, _, _, view, _ in members:
@@ -596,6 +597,8 @@ class GradientBuckets:
                 gradients.append(gradient)
         if views:
             copy_all(views, gradients)
+        for gradient in gradients if stream is not None else ():  # else its own stream could take its memory before the copy
+            gradient.record_stream(stream)
         for index, _, _, view, _ in members:
             self.params[index].grad = view
 
