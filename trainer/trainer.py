@@ -79,9 +79,9 @@ class Trainer:
             docs/scaling.md.
         compression_params: gradient compression, {"type": "2bit" or "1bit", "threshold": 0.5}, used when the store "device"
             sums the gradients of several replicas; each replica keeps a residual of the unsent part. With "local" it is an
-            error, and without a store it has no effect. "dist_sync" and "dist_async" have more types, see
-            `tristep.kvstore.create_compressor`. With "dist_async" each worker compresses its gradients, and pulls
-            uncompressed weights.
+            error, and without a store it has no effect, which a warning says once. "dist_sync" and "dist_async" have more
+            types, see `tristep.kvstore.create_compressor`. With "dist_async" each worker compresses its gradients, and
+            pulls uncompressed weights.
         update_on_kvstore: True: the store updates the weights, with one state for all replicas, and returns them. False:
             the sum of the gradients is written to `.grad`, and each replica is updated with its own state. None means True
             if the store can update, unless there are sparse gradients, the environment variable MXNET_UPDATE_ON_KVSTORE is

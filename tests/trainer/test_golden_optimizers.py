@@ -187,6 +187,7 @@ def _follow(golden, device, most=None):
 @pytest.mark.sample(0, "triton")
 @pytest.mark.golden("trainer", where=lambda config: _is_run(1, config))
 @pytest.mark.golden("trainer", version=2, where=lambda config: _is_run(2, config))
+@pytest.mark.filterwarnings("ignore:compression_params=.* has no effect")  # of one device, which MXNet ignores as well
 def test_trainer_equals_gluon(golden, engine, device, monkeypatch):
     """Real backward passes that write exactly the recorded gradients, in one copy of the model for each of its devices."""
     monkeypatch.setenv("TRISTEP_ENGINE", engine)  # for compression, too

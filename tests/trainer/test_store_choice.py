@@ -9,7 +9,7 @@ from torch.nn import Parameter
 from tristep import Trainer, kvstore
 from tristep.trainer.kvstore import LocalStore
 from tristep.trainer.kvstore.sync import updates_on_store
-from tristep.trainer.optimizer import SGD
+from tristep.trainer.optimizer import SGD, settings
 
 RAISES = "ValueError"
 
@@ -172,6 +172,15 @@ def test_a_mistake_is_named(case):
     make, arguments, error, message = MISTAKES[case]
     with pytest.raises(error, match=message):
         Trainer(make(), "sgd", **arguments)
+
+
+@pytest.mark.parametrize(("copies", "kvstore", "why"), [(1, "device", "a single copy"), (2, None, "without a store each")])
+def test_compression_without_a_store_is_said_once_to_have_no_effect(copies, kvstore, why, monkeypatch):
+    monkeypatch.setattr(settings, "_warned", set())
+    arguments = {"kvstore": kvstore, "compression_params": TWO_BIT}
+    with pytest.warns(UserWarning, match=f"with kvstore={kvstore!r} has no effect: {why}"):
+        Trainer(copies_of(small_net(), copies), "sgd", **arguments)
+    Trainer(copies_of(small_net(), copies), "sgd", **arguments)  # warnings are errors
 
 
 def test_an_instance_that_was_refused_is_as_before():

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...kernels.messages import listed, one_of
 from ..optimizer import Optimizer
+from ..optimizer.settings import warn_once
 from ..step.replica import Replica
 from ..validation import boolean, choice, instance
 from .base import LOCAL, SYNCHRONOUS, KVStore
@@ -110,10 +111,15 @@ def check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, r
             (asked or KVStore).check_compression(compression_params)
     is_name = isinstance(kvstore, str)
     if kvstore is None or (is_name and replicas == 1 and not asked.several_processes):
+        several = "without a store each copy is updated by itself"
+        why = several if replicas > 1 else "a single copy of a model needs no store"
         if update_on_kvstore:
-            several = "without a store each copy is updated by itself"
-            why = several if replicas > 1 else "a single copy of a model needs no store"
             raise ValueError(f"update_on_kvstore=True with kvstore={kvstore!r}: {why}, so no store can update; leave it out")
+        if compression_params is not None:
+            warn_once(
+                f"compression_params={compression_params!r} with kvstore={kvstore!r} has no effect: {why}, so no gradient "
+                "is sent; leave it out"
+            )
         return None
     updates = updates_on_store(kvstore, asked, update_on_kvstore)
     _check_methods(kvstore, asked, updates, compression_params is not None)
