@@ -282,17 +282,19 @@ def test_ranks_that_take_a_step_differently_learn_of_it_in_the_next(processes, u
             assert text.startswith("ranks differ: setting of the last step number")
 
 
-def _frozen_on_one_rank(update, frozen):
-    """Rank 1 freezes these parameters, each with a bucket of its own, before the third step; what that step says."""
+def _frozen_on_one_rank(update, names, freezes):
+    """Rank 1 freezes or unfreezes parameters, each with a bucket of its own, before the third step; what that step says."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     net = _net()
+    for name in names:
+        net.get_parameter(name).requires_grad_(freezes)
     with mock.patch.dict(GradientBuckets.__init__.__kwdefaults__, {"bucket_bytes": 1, "first_bucket_bytes": 1}):
         trainer = _trainer(net, update)
         _steps(net, trainer, 0, 2, ranks)
     before = weights_of(net)
     if rank == 1:
-        for name in frozen:
-            net.get_parameter(name).requires_grad_(False)
+        for name in names:
+            net.get_parameter(name).requires_grad_(not freezes)
     with pytest.raises(ValueError, match="ranks differ") as caught:
         _steps(net, trainer, 2, 3, ranks)
     np.testing.assert_array_equal(weights_of(net), before)
@@ -300,10 +302,12 @@ def _frozen_on_one_rank(update, frozen):
 
 
 @WAYS
-@pytest.mark.parametrize("frozen", [["0.bias"], ["0.weight", "0.bias", "2.weight"]], ids=len)
-def test_a_rank_that_freezes_parameters_alone_is_named_on_all(processes, update, frozen):
-    expected = f"is {frozen[0]!r} requires_grad=True on rank 0 and {frozen[0]!r} requires_grad=False on rank 1"
-    for text in processes(2).run(_frozen_on_one_rank, update, frozen):
+@pytest.mark.parametrize("names", [["0.bias"], ["0.weight", "0.bias", "2.weight"]], ids=len)
+@pytest.mark.parametrize("freezes", [True, False])
+def test_a_rank_that_freezes_or_unfreezes_parameters_alone_is_named_on_all(processes, update, names, freezes):
+    one, other = (f"{names[0]!r} requires_grad={trained}" for trained in (freezes, not freezes))
+    expected = f"is {one} on rank 0 and {other} on rank 1"
+    for text in processes(2).run(_frozen_on_one_rank, update, names, freezes):
         assert expected in text
 
 

@@ -21,7 +21,7 @@ from ..step.replica import Replica
 from ..utils import distributed
 from ..utils.distributed import check_alike, check_same
 from .base import Key, KVStore, dense, optimizer_updater
-from .buckets import Bucket, GradientBuckets
+from .buckets import Bucket, GradientBuckets, flags_agree
 from .compressed import bucket_state, compressed_sum, load_sums, residuals_of, use_saved_plan
 from .local import LocalStore
 from .sync import ReplicasSync
@@ -170,9 +170,6 @@ class CollectiveStore(LocalStore):
         for tensor, flat in zip(tensors, flats, strict=True):
             if tensor.data_ptr() != flat.data_ptr():
                 tensor.copy_(flat.view(tensor.shape))
-
-
-_MOST_EXACT = 2**12  # ranks up to which the sums of flags are exact in float32
 
 
 class AllReduceSync(ReplicasSync):
@@ -341,9 +338,7 @@ class AllReduceSync(ReplicasSync):
 
     def _check_flags(self, flag_sums: torch.Tensor, late: bool) -> None:
         """Check that all ranks used equal settings in the last step, and train the same parameters now."""
-        sums = flag_sums.tolist()
-        n, pieces = self.num_replicas, zip(sums[::2], sums[1::2], strict=True)
-        if n > _MOST_EXACT or all(n * square == total * total for total, square in pieces):
+        if flags_agree(flag_sums.tolist(), self.num_replicas):
             return
         if not late:  # all ranks are here
             pairs = zip(self._names, self._live.trained, strict=True)

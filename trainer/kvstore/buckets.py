@@ -74,6 +74,7 @@ class Bucket:
         self.streams: list[Any] = []  # on which gradients of this round have been computed
         self.frozen_rounds = 0  # for how many rounds no member has required a gradient
         self.idle = False  # whether that is known to hold on all ranks, so that the bucket is not summed
+        self.woken = False  # whether it was idle before this round: it is summed last, if it is on all ranks
         self.started = False
         self.versions: list[int] = []  # of the members' views when the sum was started
         self.gaps: list[torch.Tensor] = []  # stretches between the members, to which a reducer may write
@@ -476,6 +477,7 @@ class GradientBuckets:
             wanted = [member.param for member in bucket.members if trained[member.param]]
             bucket.waiting = sum(not self._arrived[i] for i in wanted)
             bucket.started, bucket.streams = False, []
+            bucket.woken = bucket.idle and bool(wanted)
             bucket.frozen_rounds = 0 if wanted else bucket.frozen_rounds + 1
             bucket.idle = bucket.frozen_rounds > NOTICED_AFTER and bucket.extra is None
 
@@ -506,18 +508,26 @@ class GradientBuckets:
         if not self._is_open:
             self._begin()
         self._start(len(self.buckets), counted)
-        started = [bucket for bucket in self.buckets if bucket.started]
+        self._wait()
+        extra: Any = self.buckets[-1].extra
+        woken = [bucket for bucket in self.buckets if bucket.woken]
+        if woken and flags_agree(extra[-FLAGS:].tolist(), self.ranks):  # all ranks sum them; waits for a GPU
+            for bucket in woken:
+                self._start_bucket(bucket, counted)
+            self._wait()
+        return extra.clone()
+
+    def _wait(self) -> None:
+        """Wait for the sums that have been started."""
         while self._running:
             self._advance()
         for device, stream in self._side_streams.items():
             if stream is not None:
                 streams.current(device).wait_stream(stream)
-        for bucket in started:
-            if bucket.reducer is None:
+        for bucket in self.buckets:
+            if bucket.handle is not None and bucket.reducer is None:
                 bucket.handle.wait()
             bucket.handle = None
-        extra: Any = self.buckets[-1].extra
-        return extra.clone()
 
     def _check_unchanged(self) -> None:
         for bucket in self.buckets if self._is_open else ():
@@ -537,29 +547,31 @@ class GradientBuckets:
         while self._next < end:
             bucket = self.buckets[self._next]
             self._next += 1
-            if bucket.idle:
-                continue
-            here = streams.current(bucket.flat.device)
-            others = [stream for stream in bucket.streams if stream != here]
-            for stream in others:  # autograd runs a hook on its gradient's stream, and orders no two of them
-                here.wait_stream(stream)
-            if bucket.gaps:
-                torch._foreach_zero_(bucket.gaps)
-            self._copy_in([member for member in bucket.members if counted[member.param]], here if others else None)
-            for member in bucket.members:
-                if not counted[member.param]:
-                    member.room.zero_()
-            bucket.versions = [member.view._version for member in bucket.members]
-            if bucket.extra is not None:
-                bucket.extra.fill_(1.0)
-                numbers = self._flags if all(counted) else [*counted, *self._flags]
-                staged = streams.staged(torch.tensor(numbers, dtype=torch.float32), bucket.extra.device)
-                bucket.extra[-len(numbers) :].copy_(staged, non_blocking=True)
-            if bucket.reducer is None:
-                bucket.handle = self.start_sum(bucket)
-            else:
-                self._start_compressed(bucket)
-            bucket.started = True
+            if not (bucket.idle or bucket.woken):
+                self._start_bucket(bucket, counted)
+
+    def _start_bucket(self, bucket: Bucket, counted: Sequence[bool]) -> None:
+        here = streams.current(bucket.flat.device)
+        others = [stream for stream in bucket.streams if stream != here]
+        for stream in others:  # autograd runs a hook on its gradient's stream, and orders no two of them
+            here.wait_stream(stream)
+        if bucket.gaps:
+            torch._foreach_zero_(bucket.gaps)
+        self._copy_in([member for member in bucket.members if counted[member.param]], here if others else None)
+        for member in bucket.members:
+            if not counted[member.param]:
+                member.room.zero_()
+        bucket.versions = [member.view._version for member in bucket.members]
+        if bucket.extra is not None:
+            bucket.extra.fill_(1.0)
+            numbers = self._flags if all(counted) else [*counted, *self._flags]
+            staged = streams.staged(torch.tensor(numbers, dtype=torch.float32), bucket.extra.device)
+            bucket.extra[-len(numbers) :].copy_(staged, non_blocking=True)
+        if bucket.reducer is None:
+            bucket.handle = self.start_sum(bucket)
+        else:
+            self._start_compressed(bucket)
+        bucket.started = True
 
     def _start_compressed(self, bucket: Bucket) -> None:
         """Start the compressed sum of a bucket, and the next collectives of those that are running.
@@ -681,6 +693,11 @@ class GradientBuckets:
 def _flags_of(checksum: int) -> list[int]:
     """Return a number of 32 bits in pieces with their squares, small enough that sums over 2^12 ranks are exact."""
     return [number for shift in range(0, 32, 6) for number in (checksum >> shift & 63, (checksum >> shift & 63) ** 2)]
+
+
+def flags_agree(sums: Sequence[float], ranks: int) -> bool:
+    """Return whether all ranks had equal flags, as far as their sums are exact: n * sum(x**2) == sum(x)**2."""
+    return ranks > 2**12 or all(ranks * square == total * total for total, square in zip(sums[::2], sums[1::2], strict=True))
 
 
 def _on_gradient(buckets: Any, i: int, _: torch.Tensor) -> None:
