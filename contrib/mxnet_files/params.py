@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ...trainer.serialization import files
+from ...trainer.utils.interrupts import uninterrupted
 from .arrays import Cursor, read_array
 
 _MAGIC = 0x112
@@ -75,6 +76,7 @@ def _read(data: bytes) -> dict[str, torch.Tensor]:
     return dict(zip(names, tensors, strict=True))
 
 
+@uninterrupted
 @torch.no_grad()
 def _copy(arrays: Mapping[str, torch.Tensor], net: torch.nn.Module, names: Mapping[str, str] | Sequence[str] | None) -> None:
     targets = {**dict(net.named_parameters()), **dict(net.named_buffers())}

@@ -13,6 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ...kernels.layouts import is_wrapper
+from ...trainer.utils.interrupts import uninterrupted
 from ...trainer.validation import number
 from .heads import HeadRows, largest_logits, rows_found
 
@@ -101,6 +102,7 @@ class QKClip:
             handle.remove()
         self._handles = []
 
+    @uninterrupted
     @torch.no_grad()
     def step(self) -> dict[str, torch.Tensor]:
         """Clip the weights; call it after each step of the optimizer.

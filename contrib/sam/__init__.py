@@ -177,18 +177,22 @@ class SAM(JoinedOptimizers):
             self._refuse_ascended("step(closure)")
             with torch.enable_grad():
                 loss = closure()
-            self.ascend()
             try:
-                self.zero_grad()  # the closure may leave that to its caller
-                with torch.enable_grad():
-                    closure()
-            except BaseException:
+                try:
+                    self.ascend()
+                    self.zero_grad()  # the closure may leave that to its caller
+                    with torch.enable_grad():
+                        closure()
+                finally:
+                    self.restore()
+            except KeyboardInterrupt:  # it may have come before `restore` let interrupts wait
                 self.restore()
                 raise
         elif not self._aside and any(float(group.get("lr", 1.0)) for group in self.param_groups):
             # At a rate of 0 torch.distributed.checkpoint only makes states.
             raise RuntimeError("step() without ascend(): call ascend() and backward() before, or give step() a closure")
-        self.restore()
+        else:
+            self.restore()
         super().step()
         return loss
 
@@ -202,6 +206,7 @@ class SAM(JoinedOptimizers):
         self.share()
         return self.base.state_dict()
 
+    @uninterrupted
     def load_state_dict(self, state_dict: Any) -> None:
         """Load what `state_dict` returned, of this class or of the base optimizer, whose groups keep `rho` and `adaptive`.
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-import itertools
 import json
 import os
 import signal
@@ -11,6 +10,7 @@ from functools import cache
 
 import pytest
 import torch
+from interrupting import at_each_line, at_line
 
 import tristep
 from tristep import Trainer
@@ -167,26 +167,6 @@ def _raises(*_):
     raise _Raised
 
 
-@contextlib.contextmanager
-def _at_line(line, number, is_attacked, met):
-    """A context in which a signal comes at the so-manieth line of code that is attacked, and that line goes into `met`."""
-    lines = itertools.count()
-
-    def trace(frame, event, _):
-        if not is_attacked(frame.f_code):
-            return None
-        if event == "line" and not met and next(lines) == line:
-            met.append((frame.f_code.co_filename, frame.f_lineno))
-            signal.raise_signal(number)
-        return trace
-
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(None)
-
-
 @pytest.fixture(params=["SIGINT", "SIGTERM"])
 def raising(request):
     """A signal and the error that its handler raises."""
@@ -209,7 +189,7 @@ def test_a_signal_at_any_line_leaves_the_guard_as_it_was(raising):
         met, done = [], []
         with contextlib.suppress(error), interrupts_wait():
             pass  # whatever is loaded at the first call
-        with contextlib.suppress(error), _at_line(line, number, lambda code: code.co_filename == interrupts.__file__, met):
+        with contextlib.suppress(error), at_line(line, number, lambda code: code.co_filename == interrupts.__file__, met):
             uninterrupted(done.append)(0)
         if not met:
             break
@@ -303,7 +283,7 @@ def test_an_interrupt_at_any_line_of_loading_is_not_lost_and_leaves_nothing_half
         call()
         step()
         before, met = look(), []
-        with _at_line(line, signal.SIGINT, is_ours, met):
+        with at_line(line, signal.SIGINT, is_ours, met):
             try:
                 call()
             except KeyboardInterrupt:
@@ -352,19 +332,6 @@ def test_a_handler_of_somebody_else_gets_it_afterwards_and_stays():
         signal.signal(signal.SIGINT, before)
 
 
-def _at_each_line(call, *where, stride=1):
-    """Call it again and again, each time with an interrupt at the next line of these files and functions, or one of them."""
-    is_attacked = cache(lambda code: code.co_filename in where or code in where)
-    for line in itertools.count(step=stride):
-        met = []
-        with contextlib.suppress(KeyboardInterrupt), _at_line(line, signal.SIGINT, is_attacked, met):
-            call()
-        torch.set_grad_enabled(True)
-        if not met:
-            return
-        yield met[0]
-
-
 @pytest.mark.sample(0)
 @pytest.mark.parametrize("make", ["trainer", "several", "torch"])
 def test_lr_find_restores_all_wherever_it_is_interrupted(make):
@@ -385,7 +352,7 @@ def test_lr_find_restores_all_wherever_it_is_interrupted(make):
         tristep.lr_find(source, (net, torch.nn.MSELoss(), [(torch.ones(1, 2), torch.zeros(1, 2))]), n=4, low=0.1, high=1.0)
 
     before, lines = everything(), []
-    for line in _at_each_line(search, tristep.lr_find.__code__, snapshot.__file__, interrupts.__file__):
+    for line in at_each_line(search, tristep.lr_find.__code__, snapshot.__file__, interrupts.__file__):
         lines.append(line)
         assert everything() == before, f"not as before after an interrupt at {line}"
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -413,7 +380,7 @@ def test_averaged_weights_are_gone_wherever_they_are_interrupted(make):
 
     before, lines = str(net.state_dict()), []
     files = [module.__file__ for module in (replica, interrupts, adapters, multi)]
-    for line in _at_each_line(show, type(source).averaged_weights.__wrapped__.__code__, *files):
+    for line in at_each_line(show, type(source).averaged_weights.__wrapped__.__code__, *files):
         lines.append(line)
         assert str(net.state_dict()) == before, f"averages in the model after an interrupt at {line}"
         source.state_dict()
@@ -442,7 +409,7 @@ def test_states_are_loaded_as_a_whole_or_not_at_all(several):
     assert one != other
     files = [*(module.__file__ for module in (base, joined, multi, interrupts)), inspect.getfile(torch.optim.Optimizer)]
     lines = []
-    for line in _at_each_line(lambda: optimizer.load_state_dict(saved[0]), *files, stride=5):
+    for line in at_each_line(lambda: optimizer.load_state_dict(saved[0]), *files, stride=5):
         lines.append(line)
         assert str(optimizer.state_dict()) in (one, other), f"half of it after an interrupt at {line}"
         optimizer.load_state_dict(saved[1])

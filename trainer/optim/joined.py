@@ -122,11 +122,16 @@ class JoinedOptimizers(torch.optim.Optimizer):
         for optimizer in self.optimizers:
             if isinstance(optimizer, FusedOptimizer):
                 optimizer.refuse_flattened()
-        for optimizer in self.optimizers:
-            optimizer.step()
+        self._step_each()
         if [2 * len(optimizer.state) + 1 for optimizer in self.optimizers] != list(map(len, self._agreed["state"][1:])):
             self._look("state")  # so that references to `state` see new states
         return loss
+
+    @outside_dynamo
+    @uninterrupted
+    def _step_each(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
 
     @uninterrupted
     def eval(self) -> None:
