@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+_NORM = re.compile(r"(q|k|qk|query|key)_?(layer_?)?norm")
+_MASKED = -9000.0  # what a mask adds to a pair that it takes out, at most: -1e4 is -9984 in bfloat16
 
 
 class HeadRows(NamedTuple):
@@ -83,7 +87,8 @@ def rows_found(module: Any) -> list[HeadRows] | None:
         ]
     query, key = (getattr(module, name, None) for name in ("q_proj", "k_proj"))
     if isinstance(query, nn.Linear) and isinstance(key, nn.Linear):
-        if any(getattr(module, name, None) is not None for name in ("q_norm", "k_norm")):
+        children = module.named_children()
+        if any(_NORM.fullmatch(name) and not isinstance(child, nn.Identity) for name, child in children):
             raise ValueError(
                 f"{type(module).__name__} normalizes queries or keys after their projections, so scaling these changes no "
                 "logit; such logits are bounded: leave the module out by skip="
@@ -94,23 +99,28 @@ def rows_found(module: Any) -> list[HeadRows] | None:
     return None
 
 
+def counts(mask: torch.Tensor) -> torch.Tensor:
+    """Return for numbers that a mask adds to logits whether the pairs count: -inf, -1e4 and below take pairs out."""
+    return mask > _MASKED
+
+
 def largest_logits(query: torch.Tensor, key: torch.Tensor, scale: float, mask: Any = None, causal: bool = False) -> Any:
     """Return the largest scaled product of a query and a key of each head, [heads], in float32.
 
-    Pairs that a mask takes out do not count; what a mask adds to logits does not, either.
+    Pairs that a mask takes out, see `counts`, do not count; what a mask adds to logits does not, either.
 
     Args:
         query: [..., heads, queries, size].
         key: [..., heads, keys, size], or with fewer heads, each shared by equally many in succession.
         scale: the factor of the products.
-        mask: True, or a number above -inf, for each pair that counts, broadcast to [..., heads, queries, keys]; or None.
+        mask: True, or a number that `counts`, for each pair that counts, broadcast to [..., heads, queries, keys]; or None.
         causal: whether each query has only the keys up to its own place.
     """
     heads, n, n_keys = query.shape[-3], query.shape[-2], key.shape[-2]
     if key.shape[-3] != heads:
         key = key.repeat_interleave(heads // key.shape[-3], dim=-3)
     if mask is not None and mask.dtype != torch.bool:
-        mask = mask > -torch.inf
+        mask = counts(mask)
     largest = torch.full((heads,), -torch.inf, device=query.device)
     at_once = max(1, 2**24 // max(1, query[..., 0, 0].numel() * n_keys))  # queries, so that memory stays small
     for start in range(0, n, at_once):

@@ -1,6 +1,7 @@
 """QKClip: logits against NumPy and the modules' own, and weights after a step."""
 
 import doctest
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import tristep
+from tristep import optim, optimizer
 from tristep.contrib.qk_clip import HeadRows, QKClip
 from tristep.contrib.qk_clip import clip as module
 from tristep.contrib.qk_clip.heads import largest_logits
@@ -51,13 +53,16 @@ def scaled_up(net, factor=6.0):
     return net
 
 
-@pytest.mark.parametrize("mask", ["none", "causal", "bool", "float"])
+@pytest.mark.parametrize("mask", ["none", "causal", "bool", "float", "least", "-1e4", "-1e4 in bfloat16"])
 @pytest.mark.parametrize("keys", [4, 2])
 def test_largest_logits_like_numpy(keys, mask):
     torch.manual_seed(0)
     query, key = torch.randn(3, 4, 5, 8), torch.randn(3, keys, 7, 8)
     allowed = {"none": torch.ones(5, 7) > 0, "causal": torch.ones(5, 7).tril() > 0}.get(mask, torch.rand(3, 1, 5, 7) > 0.4)
-    given = {"bool": allowed, "float": torch.where(allowed, 0.5, -math.inf)}.get(mask)
+    least = {"float": -math.inf, "least": torch.finfo(torch.float32).min}.get(mask, -1e4)
+    given = {"bool": allowed, "none": None, "causal": None}.get(mask, torch.where(allowed, 0.5, least))
+    if mask.endswith("bfloat16"):
+        given = given.bfloat16()
     found = largest_logits(query, key, 0.3, given, mask == "causal")
     repeated = key.double().numpy().repeat(4 // keys, axis=1)
     np.testing.assert_allclose(found, by_numpy(query.double().numpy(), repeated, 0.3, allowed.numpy()), rtol=1e-5)
@@ -84,6 +89,8 @@ def test_multihead_attention_is_clipped_to_tau(case, need_weights):
     mask, padding = torch.rand(5, 7) > 0.7, torch.zeros(3, 7, dtype=torch.bool)
     padding[1, 5:] = True
     masks = {"attn_mask": mask, "key_padding_mask": padding}
+    if need_weights:
+        masks = {name: torch.where(each, -1e4, 0.0) for name, each in masks.items()}
     before = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
     clip = QKClip(net, tau=1.0)
     net(query, key, key, need_weights=need_weights, **masks)
@@ -153,9 +160,8 @@ def test_shared_keys_are_left_to_the_queries():
     net = scaled_up(Own(keys=2), 4.0)
     x = torch.randn(2, N, SIZE)
     clip = QKClip(net, tau=2.0, modules={"": [HeadRows("qkv.weight", rows=(SIZE, SIZE + 6))]})
-    net(x)
     with pytest.raises(ValueError, match="Keys that several heads share"):
-        clip.step()
+        net(x)
     clip.remove()
     clip = QKClip(net, tau=2.0, modules={"": [net.rows[0]._replace(power=1.0)]})
     net(x)
@@ -221,23 +227,139 @@ def test_attention_that_is_not_seen_is_an_error(hugging_face):
         clip.step()
 
 
-@pytest.mark.parametrize("torchs", [False, True])
-def test_masters_are_scaled_too(torchs):
+def _multi(entry):
+    return lambda net: optim.MultiOptimizer(net, [("*v.weight", *entry), ("*", "lion")], lr=0.0, **MASTERS)
+
+
+MASTERS = {"multi_precision": True}
+OPTIMIZERS = {
+    "trainer": lambda net: tristep.Trainer(net, "sgd", {"learning_rate": 0.0, **MASTERS}),
+    "trainer of several": lambda net: tristep.Trainer(
+        net, [("*v.weight", "muon"), ("*", "ftml", {"learning_rate": 1e-9})], {"learning_rate": 0.0, **MASTERS}
+    ),
+    "optim": lambda net: optim.Lion(net.parameters(), lr=0.0, **MASTERS),
+    "several": _multi(["normuon"]),
+    "several, one of torch": lambda net: optim.MultiOptimizer(
+        net, [("*v.weight", "lion", MASTERS), ("*", torch.optim.SGD)], lr=0.0
+    ),
+    "SAM": lambda net: optim.SAM(net.parameters(), "lion", lr=0.0, rho=1e-9, **MASTERS),
+}
+
+
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_masters_are_scaled_too(case):
     """A bfloat16 weight is the rounded master, so a weight scaled alone would come back at the next step."""
     torch.manual_seed(0)
-    net = scaled_up(Own(bias=False), 4.0).bfloat16()
-    if torchs:
-        trainer = tristep.optim.as_torch(tristep.optimizer.SGD)(net.parameters(), lr=0.0, multi_precision=True)
-    else:
-        trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.0, "multi_precision": True})
-    clip = QKClip(net, tau=2.0, modules={"": net.rows}, trainer=trainer)
-    x = torch.randn(2, N, SIZE, dtype=torch.bfloat16)
-    for _ in range(2):
-        trainer.zero_grad()
+    net = nn.Sequential(nn.Linear(SIZE, SIZE), scaled_up(Own(bias=False), 4.0)).bfloat16()
+    optimizer, x = OPTIMIZERS[case](net), torch.randn(2, N, SIZE, dtype=torch.bfloat16)
+    clip = QKClip(net[1], tau=1.0, modules={"": net[1].rows}, trainer=optimizer)  # names are not those of the trainer
+    for k in range(3):
+        optimizer.zero_grad()
         net(x).sum().backward()
-        trainer.step(*() if torchs else (1,))
+        if case == "SAM":
+            optimizer.ascend()
+        optimizer.step(*[1] * case.startswith("trainer"))
         largest = clip.step()[""]
-    assert largest.max() < 2.0 * 1.02
+        assert largest.max() > 1.5 if k == 0 else largest.max() < 1.0 * 1.02
+
+
+CLASSES = {name: each for name, each in optimizer.registered().items() if each.__module__.startswith(optimizer.__name__)}
+
+
+def refusal(net, made):
+    try:
+        QKClip(net, modules={"": net.rows}, trainer=made).remove()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def test_an_optimizer_that_would_undo_a_clip_is_refused():
+    """After a weight was set, steps at a rate of almost 0 leave it there, unless the optimizer is one of the refused."""
+    undone = set()
+    for name, options in itertools.product(sorted(CLASSES), ({}, {"lookahead": 2})):
+        torch.manual_seed(0)
+        net = scaled_up(Own(bias=False), 3.0)
+        try:
+            trainer = tristep.Trainer(net, name, {"learning_rate": 1e-6, **options}, engine="eager")
+        except TypeError:  # rules of whole tensors know no lookahead
+            continue
+        refused = refusal(net, trainer)
+        assert refused == refusal(net, optim.as_torch(CLASSES[name])(net.parameters(), lr=1e-6, **options))
+        weight, put, x = net.qkv.weight.detach(), None, torch.randn(2, N, SIZE)
+        for _ in range(4):
+            trainer.zero_grad()
+            net(x).square().mean().backward()
+            trainer.step(1)
+            put = weight.mul_(0.5).clone() if put is None else put
+        moved = float((weight - put).norm() / put.norm())
+        assert (refused is not None) == (moved > 0.2), (name, options, moved)
+        if refused:
+            assert "would undo a clip" in refused
+            assert ("lookahead=2 of 'qkv.weight'" in refused) == bool(options)
+            undone |= set() if options else {name}
+    assert undone == {"ftml", "ftrl", "schedulefreeadamw", "schedulefreesgd"}
+
+
+class Between(Own):
+    """Attention with something between projections and logits."""
+
+    def __init__(self, queries, keys):
+        super().__init__()
+        self.between, self.dropout = (queries, keys), nn.Dropout(0.1)
+
+    def heads(self, x):
+        parts = super().heads(self.dropout(x))
+        return [each(part) for each, part in zip((*self.between, nn.Identity()), parts, strict=True)]
+
+
+NORM = nn.LayerNorm(SIZE // HEADS)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys"), [(NORM, NORM), (NORM, nn.Identity()), (nn.Identity(), torch.nn.functional.normalize)]
+)
+def test_logits_that_do_not_follow_the_weights_are_refused(queries, keys):
+    torch.manual_seed(0)
+    net = Between(queries, keys)
+    before = net.qkv.weight.detach().clone()
+    QKClip(net, tau=0.1, modules={"": net.rows})
+    for _ in range(2):
+        with pytest.raises(ValueError, match="do not grow with 'qkv.bias', 'qkv.weight', .* is there a norm between"):
+            net(torch.randn(2, N, SIZE))
+    assert torch.equal(net.qkv.weight, before)
+
+
+def test_to_check_the_logits_changes_nothing():
+    """Outputs, gradients and random numbers are those without QKClip, in mixed precision, too."""
+
+    def train(watched):
+        torch.manual_seed(0)
+        net = nn.Sequential(Between(nn.Identity(), nn.ReLU()))
+        if watched:
+            QKClip(net, modules={"0": net[0].rows})
+        with torch.autocast("cpu", torch.bfloat16):
+            out = net(torch.randn(2, N, SIZE))
+        out.float().square().mean().backward()
+        return [out, *(parameter.grad for parameter in net.parameters()), torch.rand(3)]
+
+    torch.testing.assert_close(train(True), train(False), rtol=0, atol=0)
+
+
+def test_frozen_weights_are_left_alone():
+    torch.manual_seed(0)
+    net = scaled_up(nn.MultiheadAttention(SIZE, HEADS, kdim=SIZE - 1, vdim=SIZE - 1, bias=False), 3.0)
+    x, keys = torch.randn(N, 2, SIZE), torch.randn(N, 2, SIZE - 1)
+    clip, before = QKClip(net, tau=0.1), net.q_proj_weight.detach().clone()
+    net.q_proj_weight.requires_grad_(False)
+    net(x, keys, keys)
+    with pytest.raises(ValueError, match="'q_proj_weight' of '', or its bias, is frozen"):
+        clip.step()
+    with pytest.raises(ValueError, match="is frozen"):
+        QKClip(net)
+    net.k_proj_weight.requires_grad_(False)
+    assert clip.step()[""].max() > 0.1
+    assert torch.equal(net.q_proj_weight, before)
 
 
 def test_non_finite_logits_leave_a_head_alone():
@@ -252,28 +374,44 @@ def test_non_finite_logits_leave_a_head_alone():
 def _on_ranks():
     torch.manual_seed(0)
     net = scaled_up(Own(), 3.0)
-    clip = QKClip(net, tau=2.0, modules={"": net.rows})
-    torch.manual_seed(torch.distributed.get_rank())
-    net(torch.randn(2, N, SIZE))
-    return clip.step()[""].tolist(), net.qkv.weight.detach().numpy()
+    clip, rank, results = QKClip(net, tau=2.0, modules={"": net.rows}), torch.distributed.get_rank(), []
+    for seeing in ((0,), (0, 1), (1,)):
+        torch.manual_seed(rank)
+        if rank in seeing:
+            net(torch.randn(2, N, SIZE))
+        results += [clip.step()[""].tolist(), net.qkv.weight.detach().numpy().tobytes()]
+    try:
+        clip.step()
+    except RuntimeError as error:
+        results.append(str(error))
+    return results
 
 
 @pytest.mark.sample(0)
-def test_ranks_agree(processes):
-    (largest, weight), (other_largest, other_weight) = processes(2).run(_on_ranks)
-    assert largest == other_largest
-    assert weight.tobytes() == other_weight.tobytes()
+def test_ranks_agree_also_where_one_has_seen_no_attention(processes):
+    mine, other = processes(2).run(_on_ranks)
+    assert mine == other
+    assert max(mine[0]) > 2.0
+    assert "no attention has been seen in ''" in mine[-1]
 
 
-class Normalized(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.q_proj, self.k_proj, self.q_norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)
-
-
-def test_normalized_queries_are_refused():
+@pytest.mark.parametrize("name", ["q_norm", "k_layernorm", "query_layernorm", "qk_norm"])
+def test_normalized_queries_are_refused(name):
+    net = nn.Module()
+    net.q_proj, net.k_proj = nn.Linear(4, 4), nn.Linear(4, 4)
+    net.add_module(name, nn.LayerNorm(4))
     with pytest.raises(ValueError, match="normalizes queries or keys"):
-        QKClip(Normalized())
+        QKClip(net)
+
+
+def test_a_trainer_of_something_else_is_refused():
+    net = nn.MultiheadAttention(SIZE, HEADS)
+    with pytest.raises(TypeError, match="trainer is a SGD: must be a Trainer"):
+        QKClip(net, trainer=torch.optim.SGD(net.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="has none of the weights that are scaled"):
+        QKClip(net, trainer=tristep.Trainer(nn.Linear(1, 1), "sgd"))
+    with pytest.raises(ValueError, match="float64 weights, which would be rounded"):
+        QKClip(net, trainer=tristep.Trainer(net.double(), "sgd"))
 
 
 def test_the_docstrings_example():
