@@ -345,15 +345,24 @@ class Update:
         )
 
     def _check_apart(self, members: Sequence[int], gradients: Sequence[torch.Tensor | None]) -> None:
-        """Raise ValueError if tensors of one launch share memory; a gradient may be its weight unless it is cleared."""
-        written, read = [(self._names[i], self.weights[i]) for i in members], []
+        """Raise ValueError if tensors of one launch share memory; what is only read may be the weight or a state itself.
+
+        An element is read before it is written, so that a gradient may be its weight, unless it is cleared.
+        """
+        written: list[tuple[str, torch.Tensor]] = []
+        read: list[tuple[str, torch.Tensor]] = []
+        changed = {*getattr(self.rule, "changed", self.rule.slots), *self.rule.kept, "master"}
         for i in members:
-            name, weight, gradient = self._names[i], self.weights[i], gradients[i]
+            name, weight = self._names[i], self.weights[i]
             companions = companions_of(self.rule, weight, self.states[i], self.masters[i])
-            slots = zip((*self.rule.slots, "master"), companions, strict=False)
-            written += [(f"{slot} of {name}", tensor) for slot, (tensor, _) in slots]
-            if gradient is not None and (self.zero_grads or gradient.data_ptr() != weight.data_ptr()):
-                read.append((f"the gradient of {name}", gradient))
+            slots = [(slot, tensor) for slot, (tensor, _) in zip((*self.rule.slots, "master"), companions, strict=False)]
+            own = [(name, weight), *((f"{slot} of {name}", tensor) for slot, tensor in slots if slot in changed)]
+            others = [(f"{slot} of {name}", tensor) for slot, tensor in slots if slot not in changed]
+            if (gradient := gradients[i]) is not None:
+                (own if self.zero_grads else others).append((f"the gradient of {name}", gradient))
+            places = {tensor.data_ptr() for _, tensor in own}
+            written += own
+            read += [pair for pair in others if pair[1].data_ptr() not in places]
         check_apart(written, read)
 
     def _launch(self, key: Any, indices: list[int]) -> Launch:

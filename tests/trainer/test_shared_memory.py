@@ -33,7 +33,7 @@ SHARED = {
     "states": ("s1", "s0", "mean of a and mean of b share"),
     "state and weight": ("s0", "w0", "a and mean of a share"),
     "gradient and other weight": ("g0", "w1", "b and the gradient of a share"),
-    "gradient and state": ("g1", "s1", "mean of b and the gradient of b share"),
+    "gradient and state": ("g0", "s1", "mean of b and the gradient of a share"),
 }
 
 

@@ -96,6 +96,7 @@ def test_residuals_are_saved_and_go_on(update_on_kvstore, tmp_path):
     assert all(torch.equal(ours[name][r], theirs[name][r]) for name in theirs for r in ("0", "1"))
 
 
+@pytest.mark.filterwarnings("ignore:.*has no effect. a single copy")
 def test_nothing_that_was_kept_back_is_lost_with_another_number_of_copies():
     nets, trainer = _compressed(3)
     train_copies(trainer, nets, make_batches(2, dtype=torch.float32))
