@@ -208,12 +208,15 @@ def averaged(w, g, state, hyper):
 
 @rule(nonnegative=("size",))
 def rprop(w, g, state, hyper):
-    """Rprop: signed steps that grow while a sign stays and shrink when it flips. Riedmiller & Braun (1993), as in torch."""
+    """Rprop: signed steps that grow while a sign stays and shrink when it flips. Riedmiller & Braun (1993), as in torch.
+
+    `lr` is where `size` starts; a rate of 0 skips the update.
+    """
     previous, size = state
-    clip, shrink, grow, smallest, largest = hyper
+    lr, clip, shrink, grow, smallest, largest = hyper
     g = clipped(g, clip)
     agreement = g * previous
     factor = tl.where(agreement > 0.0, grow, tl.where(agreement < 0.0, shrink, 1.0))
-    size = tl.minimum(tl.maximum(size * factor, smallest), largest)
+    size = tl.where(lr > 0.0, tl.minimum(tl.maximum(size * factor, smallest), largest), size)
     g = tl.where(agreement < 0.0, 0.0, g)
-    return w - size * sign(g), (g, size)
+    return tl.where(lr > 0.0, w - size * sign(g), w), (tl.where(lr > 0.0, g, previous), size)

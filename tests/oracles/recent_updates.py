@@ -292,6 +292,8 @@ def averaged(w, g, state, h):
 def rprop(w, g, state, h):
     # torch.optim.Rprop; Riedmiller & Braun (1993), section II: a turn takes no step, and is forgotten
     previous, size = state
+    if h.lr == 0:
+        return sum_of(w), [sum_of(previous), sum_of(size)]
     g = clip(h.rescale_grad * g, h.clip)
     turned, stayed = g * previous < 0, g * previous > 0
     size = np.where(stayed, np.minimum(size * h.grow, h.largest), size)

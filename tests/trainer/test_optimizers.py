@@ -13,6 +13,7 @@ from optimizer_training import train_by_hand
 from torch.nn import Parameter
 from trainer_cases import values_of
 
+from tristep import Trainer
 from tristep.trainer import trainer as trainer_module
 from tristep.trainer.optimizer import (
     LARS,
@@ -23,6 +24,7 @@ from tristep.trainer.optimizer import (
     base,
     create,
     get_updater,
+    registered,
     rule_optimizer,
 )
 
@@ -57,6 +59,39 @@ def test_docstring_examples():
         failed, attempted = doctest.testmod(module)
         assert attempted >= least
         assert failed == 0
+
+
+def _trained(name, lr_mult=1.0, **arguments):
+    torch.manual_seed(0)
+    weight = Parameter(torch.randn(4, 3))
+    weight.lr_mult = lr_mult
+    trainer = Trainer([weight], name, arguments)
+    for _ in range(4):
+        weight.grad = torch.randn(4, 3)
+        trainer.step(1)
+    return weight.detach()
+
+
+def test_a_multiplier_and_a_schedule_are_the_rate_of_all_that_reads_one():
+    """Half the rate is half the learning rate: in states that start from it, too. At a rate of 0 a weight stays."""
+    ours = {name: klass for name, klass in registered().items() if klass.__module__.startswith("tristep.")}
+    assert len(ours) > 40
+    torch.manual_seed(0)
+    start, wrong = torch.randn(4, 3), []
+    for name, klass in ours.items():
+        rate = klass().lr
+        expected = _trained(name, learning_rate=rate / 2)
+        first = 0 if getattr(klass, "reads_rate_first", False) else 1
+        found = {
+            "lr_mult": _trained(name, lr_mult=0.5, learning_rate=rate),
+            "schedule": _trained(name, lr_scheduler=lambda n, rate=rate, first=first: rate / 2 if n >= first else 9 * rate),
+        }
+        wrong += [(name, how) for how, weight in found.items() if not torch.equal(weight, expected)]
+        if name in ("ftrl", "ftml", "adadelta", "test"):  # divide by the rate, and refuse 0; or ignore it, as in MXNet
+            continue
+        if not torch.equal(_trained(name, lr_mult=0.0, learning_rate=rate), start):
+            wrong.append((name, "a rate of 0"))
+    assert wrong == []
 
 
 @pytest.mark.parametrize("where", ["multiplier", "schedule", "hyper-parameter", "launch"])

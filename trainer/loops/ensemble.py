@@ -243,8 +243,8 @@ class _JointPlan(UpdaterPlan):
             self._updaters[i // self._n].state[i % self._n] = self._updater.state[i]
         return update
 
-    def _optimizer_of(self, i: int) -> Any:
-        return self._updaters[i // self._n].optimizer
+    def _owner_of(self, i: int) -> tuple[Any, int]:
+        return self._updaters[i // self._n].optimizer, i % self._n
 
 
 def kind_of(optimizer: Optimizer, n: int) -> Hashable | None:

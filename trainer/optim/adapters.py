@@ -268,7 +268,7 @@ class _OfRule(FusedOptimizer):
         return {**options, "epsilon": group["eps"]}, {key: slot for slot, key in _TORCHS[rule]._keys.items()}
 
     def _initialize_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
-        self._of(group).start_state(weight, dict(states))
+        self._of(group).start_state(weight, dict(states), lr=float(group["lr"]))
 
     def _row(self, group: Group, numbers: Numbers, rule: Rule | TensorRule, rounds: bool) -> list[float]:
         index = int(numbers["index"]) if "index" in numbers else None

@@ -398,7 +398,8 @@ class Rprop(FusedOptimizer, torch.optim.Rprop):
 
     def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
         (shrink, grow), (smallest, largest) = group["etas"], group["step_sizes"]
-        return {"shrink": shrink, "grow": grow, "smallest": smallest, "largest": largest}
+        # torch takes steps at a rate of 0, too.
+        return {"lr": 1.0, "shrink": shrink, "grow": grow, "smallest": smallest, "largest": largest}
 
 
 class Adafactor(FusedOptimizer, torch.optim.Adafactor):

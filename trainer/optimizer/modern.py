@@ -193,7 +193,8 @@ class Rprop(RuleOptimizer):
     """Rprop optimizer: each element has its own step size, which grows while its gradient keeps its sign; for full batches.
 
     Args:
-        learning_rate: the first step size, >= 0; None means 0.01. Later learning rates have no effect.
+        learning_rate: the first step size, >= 0; None means 0.01. A parameter's `lr_mult` multiplies it. Later learning
+            rates have no effect, except that a rate of 0 leaves a weight and its states as they are.
         shrink, grow: factors of the step size when the sign changes or stays, 0 < shrink < 1 < grow.
         smallest, largest: limits of the step size, > 0.
         **kwargs: arguments of `RuleOptimizer` and `Optimizer`. There is no weight decay: `wd` must be 0.
@@ -202,6 +203,7 @@ class Rprop(RuleOptimizer):
     """
 
     rule = rules.rprop
+    starts_as_rate = "size"
 
     shrink = Setting(number, above=0, below=1)
     grow = Setting(number, above=1)
@@ -227,6 +229,3 @@ class Rprop(RuleOptimizer):
             raise ValueError(f"smallest={self.smallest!r}, largest={self.largest!r}: smallest must not exceed largest")
         if self.wd:
             raise ValueError(f"wd={self.wd!r}: Rprop has no weight decay, so it must be 0")
-
-    def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
-        state[1].fill_(self.learning_rate)

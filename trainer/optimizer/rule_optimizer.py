@@ -102,6 +102,7 @@ class RuleOptimizer(Optimizer):
     decays_sparse: ClassVar[bool] = True  # whether such rows can have weight decay
     weight_of_gradient: ClassVar[str | None] = None  # the state that holds the weight at which the gradient was computed
     master_comes_last: ClassVar[bool] = False  # whether `create_state_multi_precision` returns (states, master)
+    starts_as_rate: ClassVar[str | None] = None  # the state that starts as the parameter's learning rate
     takes_unused: ClassVar[tuple[str, ...]] = ()  # `clip_gradient` or `wd`, taken although a rule does not use it
 
     rule: Rule
@@ -421,25 +422,52 @@ class RuleOptimizer(Optimizer):
     def create_state(self, index: Index, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the initial states of `composed_rule` for a weight, one tensor for each slot."""
         (state,) = self.states_for([weight])
-        self.start_state(weight.detach(), dict(zip(self.composed_rule.slots, state, strict=True)))
+        self.start_state(weight.detach(), dict(zip(self.composed_rule.slots, state, strict=True)), index)
         return state
 
-    def start_state(self, weight: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
+    @property
+    def starts_from_zeros(self) -> bool:
+        """Whether all states of `composed_rule` are 0 before the first update, so that `start_state` has nothing to do."""
+        return self._has_plain_start and not self.composed_rule.starts_as_weight
+
+    @property
+    def _has_plain_start(self) -> bool:
+        return type(self).init_state is RuleOptimizer.init_state and self.starts_as_rate is None
+
+    def start_state(
+        self,
+        weight: torch.Tensor,
+        slots: dict[str, torch.Tensor],
+        index: Index | None = None,
+        lr: float | None = None,
+    ) -> None:
         """Fill zero-filled states of `composed_rule` in place with their values before the first update.
 
         Args:
             weight: the weight.
             slots: its states by slot name.
+            index: the parameter; None if it has no multiplier.
+            lr: the learning rate of its first update; default: that of its coming update.
         """
-        if type(self).init_state is not RuleOptimizer.init_state:
+        if not self._has_plain_start:
             rule = self.composed_rule
             packed = [name for name in rule.slots if storage.is_packed(slots[name])]
             plain = {name: torch.zeros_like(weight, dtype=torch.float32) for name in packed}
-            self.init_state(weight, tuple((slots | plain)[name] for name in self.rule.slots))
+            started = slots | plain
+            if self.starts_as_rate is not None:
+                started[self.starts_as_rate].fill_(self._coming_rate(index) if lr is None else lr)
+            self.init_state(weight, tuple(started[name] for name in self.rule.slots))
             for name, values in plain.items():
                 storage.copy(slots[name], values, weight.shape, name in rule.nonnegative)
         for name in self.composed_rule.starts_as_weight if self._in_use else ():
             slots[name].copy_(weight)
+
+    def _coming_rate(self, index: Index | None) -> float:
+        """Return the learning rate of a parameter's coming update, including schedule and multiplier."""
+        if index is None:
+            return self.rate_at(self.count_for_rate([self.num_update + 1]))
+        slots = self.slots([index])  # may add the parameter's count
+        return self.rate_at(self.count_for_rate([int(self.step_counts.values[slots[0]]) + 1])) * self.multipliers(index)[0]
 
     def create_state_multi_precision(self, index: Index, weight: torch.Tensor) -> Any:
         """Return the result of `create_state`, or for a weight with a master the pair (float32 master, master's states).

@@ -321,9 +321,11 @@ class UpdaterPlan(StepPlan):
 
     def _start(self, i: int, new: State, missing: list[str]) -> None:
         try:
-            self._optimizer_of(i).start_state(self._weights[i], new)
+            optimizer, index = self._owner_of(i)
+            optimizer.start_state(self._weights[i], new, index)
         except ValueError as error:
             raise ValueError(f"{self.names[i]}: {error}") from error
 
-    def _optimizer_of(self, i: int) -> RuleOptimizer:
-        return self.optimizer
+    def _owner_of(self, i: int) -> tuple[RuleOptimizer, Index]:
+        """Return the optimizer of weight `i`, and its index there."""
+        return self.optimizer, self._indices[i]

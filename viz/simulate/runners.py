@@ -12,7 +12,7 @@ import torch
 
 from ...kernels import Update
 from ...trainer.loops.ensemble import Ensemble, JointRows, kind_of
-from ...trainer.optimizer import Optimizer, RuleOptimizer
+from ...trainer.optimizer import Optimizer
 from .candidates import PlainUpdate, TorchFactory
 
 __all__ = ["ElementwiseRunner", "EnsembleRunner", "Runner", "SequentialRunner"]
@@ -106,7 +106,7 @@ class _Kind:
         for state in self.states.values():
             state.zero_()
         first = self._optimizers[0]
-        if type(first).init_state is not RuleOptimizer.init_state or first.composed_rule.starts_as_weight:
+        if not first.starts_from_zeros:
             for i, optimizer, *own in zip(self.members, self._optimizers, *self.states.values(), strict=True):
                 optimizer.start_state(weights[i], dict(zip(self.states, own, strict=True)))
 
