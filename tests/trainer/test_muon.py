@@ -229,3 +229,28 @@ def test_other_dimensions_take_adamws_steps():
     train(lambda: trainer.step(1), ours)
     train(adamw.step, theirs)
     torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("face", ["Trainer", "tristep.optim"])
+def test_the_ratio_of_adamws_rate_is_to_the_rate_before_warm_up_and_resume(face):
+    """Rates are 0.01, 0.02, ..., on the way to 0.1, and AdamW's a tenth; after two steps another optimizer goes on."""
+    (ours,), (theirs,) = parameters((7,)), parameters((7,))
+    if face == "Trainer":
+        schedule = tristep.lr_scheduler.CosineScheduler(100, warmup_steps=10)
+        settings = {"learning_rate": 0.1, "lr_scheduler": schedule, "adam_learning_rate": 0.01}
+        made = [Trainer([ours], "normuon", settings) for _ in range(2)]
+    else:
+        made = [tristep.optim.NorMuon([ours], lr=0.1, adam_learning_rate=0.01) for _ in range(2)]
+    adamw = torch.optim.AdamW([theirs], weight_decay=0.0)
+    for t in range(1, 6):
+        ours.grad = theirs.grad = torch.linspace(-1, 1, 7) / t
+        adamw.param_groups[0]["lr"] = 0.001 * t
+        adamw.step()
+        if t == 3:
+            made[1].load_state_dict(made[0].state_dict())
+        if face == "Trainer":
+            made[t >= 3].step(1)
+        else:
+            made[t >= 3].param_groups[0]["lr"] = 0.01 * t
+            made[t >= 3].step()
+    torch.testing.assert_close(ours, theirs)

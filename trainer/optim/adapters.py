@@ -189,6 +189,8 @@ class _OfRule(FusedOptimizer):
             optimizer.check_storage(name, parameter)
         if optimizer.host_state_names:
             group.setdefault("carried", optimizer.host_state())
+        if group.get("adam_learning_rate") is not None:
+            group.setdefault("first_lr", float(group["lr"]))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -230,7 +232,9 @@ class _OfRule(FusedOptimizer):
             group.update(self._with_betas(group, changed))
         options = [group[name] for name in self._options]
         if cached_group is not group or cached_options != options:
-            numbers: dict[str, Any] = {"learning_rate": float(group["lr"]), "wd": float(group["weight_decay"])}
+            # Muon's `adam_learning_rate` keeps its ratio to the rate that the group was given.
+            lr = float(group.get("first_lr", group["lr"]))
+            numbers: dict[str, Any] = {"learning_rate": lr, "wd": float(group["weight_decay"])}
             optimizer = self._klass(**numbers, **dict(zip(self._options, options, strict=True)))
             cache[id(group)] = group, options, optimizer
         return optimizer

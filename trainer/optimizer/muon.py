@@ -170,7 +170,7 @@ class Muon(WithOrthogonalization):
             et al. 2025), instead of by sqrt(max(1, rows / columns)).
         epsilon: lower limit of the norm that the momentum is divided by before the iteration, > 0.
         adam_learning_rate: learning rate of AdamW's steps, >= 0; None means the same. When a schedule or a new learning rate
-            changes Muon's, their ratio is kept.
+            changes Muon's, its ratio to `learning_rate`, or a schedule's `base_lr`, is kept.
         beta1, beta2, adam_epsilon: decay rates and epsilon of AdamW's steps.
         **kwargs: `coefficients`, `gram`, `flatten` and `split` of `WithOrthogonalization`, and arguments of `RuleOptimizer`
             and `Optimizer`.
@@ -211,11 +211,14 @@ class Muon(WithOrthogonalization):
         self.adam_ratio = 1.0
         if adam_learning_rate is not None:
             rate = number("adam_learning_rate", adam_learning_rate, low=0)
-            if not self.learning_rate:
+            base_lr = getattr(self.lr_scheduler, "base_lr", None)
+            if base_lr is None:
+                base_lr = self.learning_rate
+            if not base_lr:
                 raise ValueError(
                     f"adam_learning_rate={rate!r} with a learning rate of 0, to which it would have no ratio: must be None"
                 )
-            self.adam_ratio = rate / self.learning_rate
+            self.adam_ratio = rate / base_lr
 
     @property
     def rule(self) -> TensorRule:  # type: ignore[override]
