@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -223,20 +224,26 @@ class _OfRule(FusedOptimizer):
     def _of(self, group: Group) -> gluon.RuleOptimizer:
         """Return the `RuleOptimizer` with this group's options."""
         cache: dict[int, Any] = self.__dict__.setdefault("_known", {})
-        cached_group, cached_options, optimizer = cache.get(id(group), (None, None, None))
+        # An entry knows its group by the first parameter, weakly: groups may be taken out and freed.
+        first = group["params"][0] if group["params"] else None
+        known, cached_options, optimizer = cache.get(id(group), (_nothing, None, None))
+        is_known = optimizer is not None and known() is first
         if self._beta_names and tuple(group["betas"]) != tuple(group[name] for name in self._beta_names):
-            before = dict(zip(self._options, cached_options, strict=True)) if cached_group is group else {}
+            before = dict(zip(self._options, cached_options, strict=True)) if is_known else {}
             changed = {name for name in self._beta_names if name not in before or group[name] != before[name]}
             if tuple(group["betas"]) != tuple(before.get(name) for name in self._beta_names):
                 changed.add("betas")
             group.update(self._with_betas(group, changed))
         options = [group[name] for name in self._options]
-        if cached_group is not group or cached_options != options:
+        if not is_known or cached_options != options:
             # Muon's `adam_learning_rate` keeps its ratio to the rate that the group was given.
-            lr = float(group.get("first_lr", group["lr"]))
+            lr = float(group["first_lr" if "first_lr" in group else "lr"])
             numbers: dict[str, Any] = {"learning_rate": lr, "wd": float(group["weight_decay"])}
             optimizer = self._klass(**numbers, **dict(zip(self._options, options, strict=True)))
-            cache[id(group)] = group, options, optimizer
+            for key in [key for key, (reference, *_) in cache.items() if reference() is None]:
+                del cache[key]
+            if first is None or isinstance(first, torch.Tensor):  # a saved group has keys in place of parameters
+                cache[id(group)] = _nothing if first is None else weakref.ref(first), options, optimizer
         return optimizer
 
     def _rule(self, group: Group) -> Rule | TensorRule:
@@ -384,6 +391,10 @@ class _OfRule(FusedOptimizer):
         for group in self.param_groups:
             group.pop("train_mode", None)
         return written
+
+
+def _nothing() -> None:
+    """Stand for a weak reference where there is no object."""
 
 
 # By rule: torch's optimizer with the same states under other names.

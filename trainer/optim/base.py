@@ -161,7 +161,7 @@ class FusedOptimizer(GroupOptimizer):
     def refuse_flattened(self) -> None:
         """Raise if a group's parameters were joined to a vector, as by ZeRO-1, and the rule uses their shapes or norms.
 
-        Groups that `param_groups` does not have now count, too: DeepSpeed steps each group alone.
+        Groups that `param_groups` does not have now count, too, once: DeepSpeed steps each group alone.
         """
         for added, shapes in self._shapes:
             if len(added["params"]) != 1:
@@ -177,6 +177,9 @@ class FusedOptimizer(GroupOptimizer):
                     "norm of each. Use ZeRO stage 0 or torch's fully_shard, which keep them, or an optimizer that updates "
                     "element by element, such as AdamW, without options such as clip_norm"
                 )
+        present = {id(group) for group in self.param_groups}
+        if len(present) < len(self._shapes):
+            self._shapes = [entry for entry in self._shapes if id(entry[0]) in present]
 
     def _check(self, name: str, parameter: torch.Tensor) -> None:
         """Raise if a parameter cannot be trained."""

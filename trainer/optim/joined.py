@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, MutableMapping
 from contextlib import ExitStack
@@ -31,7 +32,8 @@ class JoinedOptimizers(torch.optim.Optimizer):
         all_defaults = [optimizer.defaults for optimizer in self.optimizers]
         common = {name: value for name, value in all_defaults[-1].items() if all(name in each for each in all_defaults)}
         self._agreed: dict[str, list[list[Any]]] = {}  # the objects here and in each optimizer when they last agreed
-        self._owners: dict[torch.Tensor, int] = {}  # the index of the optimizer that updates, or updated, a parameter
+        # By id of a parameter: a weak reference to it, and the index of the optimizer that updates, or updated, it.
+        self._owners: dict[int, tuple[weakref.ref[Any], int]] = {}
         groups = list(chain(*(optimizer.param_groups for optimizer in self.optimizers)))
         super().__init__([parameter for group in groups for parameter in group["params"]], common)
         self.param_groups, self.state = groups, self.state
@@ -92,7 +94,7 @@ class JoinedOptimizers(torch.optim.Optimizer):
                 for key in list(optimizer.state):
                     if alone or isinstance(key, torch.Tensor):  # several optimizers may share other keys
                         del optimizer.state[key]
-                optimizer.state.update({key: row for key, row in self.state.items() if alone or self._owners.get(key) == k})
+                optimizer.state.update({key: row for key, row in self.state.items() if alone or self._updates(k, key)})
             self._agree("state")
 
     def add_param_group(self, param_group: Any) -> None:
@@ -156,7 +158,8 @@ class JoinedOptimizers(torch.optim.Optimizer):
     def owner_of(self, i: int, group: Group) -> int:
         """Return the index of the optimizer that updates group `i`, or will after `share`."""
         owners = {k for k, share in enumerate(self._agreed["param_groups"][1:]) if any(group is each for each in share)}
-        owners = owners or {self._owners[parameter] for parameter in group["params"] if parameter in self._owners}
+        parts = range(len(self.optimizers))
+        owners = owners or {k for k in parts for parameter in group["params"] if self._updates(k, parameter)}
         if len(self.optimizers) > 1 and len(owners) != 1:
             raise ValueError(
                 f"param_groups[{i}] has parameters of {'several optimizers' if owners else 'no optimizer'}: must have "
@@ -195,8 +198,15 @@ class JoinedOptimizers(torch.optim.Optimizer):
 
     def _remember_owners(self) -> None:
         """Note who updates the parameters that are in the groups now; libraries replace those of a group by shards."""
+        self._owners = {key: entry for key, entry in self._owners.items() if entry[0]() is not None}
         for k, optimizer in enumerate(self.optimizers):
-            self._owners.update((parameter, k) for group in optimizer.param_groups for parameter in group["params"])
+            for group in optimizer.param_groups:
+                self._owners.update((id(parameter), (weakref.ref(parameter), k)) for parameter in group["params"])
+
+    def _updates(self, k: int, key: Any) -> bool:
+        """Return whether `key`, of `state` or of a group, is a parameter that optimizer `k` updates, or updated."""
+        reference, owner = self._owners.get(id(key), (None, None))
+        return owner == k and reference is not None and reference() is key
 
 
 def _objects(store: list[Group] | MutableMapping[Any, Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -86,11 +87,23 @@ class MultiOptimizer(JoinedOptimizers):
                 except (TypeError, ValueError) as error:
                     raise type(error)(f"entries[{k}], {pattern_text(pattern)!r}: {error}") from None
                 self._patterns.append(pattern_text(pattern))
-        self._named = named
+        self._remember_names(named)
         super().__init__()
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {name: vars(self)[name] for name in ("_named", "_patterns")}
+        return super().__getstate__() | {"_named": self._names_now(), "_patterns": self._patterns}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_named" in state:
+            self._remember_names(state["_named"])
+
+    def _remember_names(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Note the names of parameters, weakly, since groups may be taken out and freed."""
+        self._named = [(name, weakref.ref(parameter)) for name, parameter in named]
+
+    def _names_now(self) -> list[tuple[str, torch.Tensor]]:
+        return [(name, parameter) for name, reference in self._named if (parameter := reference()) is not None]
 
     def add_param_group(self, param_group: Any) -> None:
         """Add a parameter group, as in torch, if there is a single optimizer.
@@ -211,7 +224,7 @@ class MultiOptimizer(JoinedOptimizers):
             for group in optimizer.param_groups
             for i, parameter in enumerate(group["params"])
         }
-        for name, parameter in [*self._named, *((None, parameter) for parameter in places)]:
+        for name, parameter in [*self._names_now(), *((None, parameter) for parameter in places)]:
             if parameter in places:
                 name_in_group, group, k = places.pop(parameter)
                 numbers = [f"{float(group[key]):.6g}" if key in group else "" for key in ("lr", "weight_decay")]

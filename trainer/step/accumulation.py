@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,9 +54,12 @@ class AccumulationWatch:
         self._watched = candidates[0]
         gradient: Any = self._watched.grad
         self._gradient, self._version = weakref.ref(gradient), gradient._version
-        self._hook, self.is_over = self._watched.register_post_accumulate_grad_hook(self._arrived), False
+        # The parameter holds its hooks where the garbage collector does not look, so that a hook must not hold it.
+        hook = partial(_on_gradient, weakref.ref(self))
+        self._hook, self.is_over = self._watched.register_post_accumulate_grad_hook(hook), False
 
-    def _arrived(self, param: torch.Tensor) -> None:
+    def arrived(self, param: torch.Tensor) -> None:
+        """Note whether the watched parameter's new gradient was added to the one that the first step has used."""
         now: Any = param.grad
         if now is None or self._version is None or now is not self._gradient() or now._version != self._version + 1:
             self._version, self._is_added = None, False  # another tensor, or zeros were written to it before
@@ -65,3 +69,8 @@ class AccumulationWatch:
     def _end(self) -> None:
         self._hook.remove()
         self._hook, self._watched, self.is_over = None, None, True
+
+
+def _on_gradient(watch: weakref.ref[AccumulationWatch], param: torch.Tensor) -> None:
+    if (live := watch()) is not None:
+        live.arrived(param)

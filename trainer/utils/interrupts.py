@@ -29,7 +29,8 @@ except ImportError:  # neither CPython nor PyPy
 _F = TypeVar("_F", bound=Callable[..., Any])
 _Handlers = dict[int, Callable[..., Any]]
 _NUMBERS = int(signal.SIGINT), int(signal.SIGTERM)
-_waiting: list[_Handlers] = [{}]  # the handlers of the signals that wait
+_NONE: _Handlers = {}
+_waiting = [_NONE]  # the handlers of the signals that wait
 _came: list[tuple[int, Any]] = []  # the signals that wait
 
 
@@ -116,6 +117,8 @@ def _end(before: _Handlers) -> None:
     except BaseException:
         restore_handlers(before)
         raise
+    else:
+        _waiting[0] = _NONE  # a handler may hold a loop, with its model
     finally:
         if _came:
             came = _came[:]
