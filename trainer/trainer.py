@@ -193,6 +193,24 @@ class Trainer:
     def telemetry(self, telemetry: Telemetry | bool | None) -> None:
         self._telemetry = attached(telemetry, self._optimizer, self._sync.reports_metrics, self._names, self._params)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; refuse settings of the optimizer, which would be attributes that nobody reads.
+
+        Raises:
+            AttributeError: `name` is "lr", "learning_rate" or another setting of the optimizer; nothing has been changed.
+        """
+        if name[0] != "_" and (name == "learning_rate" or not hasattr(type(self), name)):
+            if name in ("lr", "learning_rate"):
+                raise AttributeError(f"{name} of a Trainer cannot be set: call trainer.set_learning_rate({value!r})")
+            optimizer, meant = vars(self).get("_optimizer"), "wd" if name == "weight_decay" else name
+            holders = {} if optimizer is None else {"trainer.optimizer": optimizer}
+            if isinstance(optimizer, MultiOptimizer):
+                holders |= {f"trainer.optimizer.optimizers[{k}]": part for k, part in enumerate(optimizer.optimizers)}
+            for where, holder in holders.items():
+                if meant in _SETTINGS or meant in holder.settings():
+                    raise AttributeError(f"{name} of a Trainer cannot be set: its optimizer has it, {where}.{meant}")
+        super().__setattr__(name, value)
+
     def set_learning_rate(self, lr: float) -> None:
         """Set the optimizer's learning rate, before multipliers.
 
@@ -677,6 +695,9 @@ class Trainer:
         self._optimizer.trainer = weakref.ref(self)
         self._updater.register_with(self._optimizer)
         self.telemetry = self._telemetry
+
+
+_SETTINGS = ("lr_scheduler", "lr_mult", "wd_mult", "num_update")  # those of every optimizer that are not in `settings()`
 
 
 def _make_optimizer(optimizer: Any, optimizer_params: Any) -> Optimizer:

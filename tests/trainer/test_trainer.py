@@ -1,8 +1,12 @@
 """The Trainer: a step, and copies of optimizers."""
 
+import copy
+import re
+
 import numpy as np
 import pytest
 import torch
+from torch.nn import Parameter
 from trainer_cases import CLOSE, backward_with, values_of
 
 import tristep
@@ -75,3 +79,47 @@ def test_an_optimizer_belongs_to_the_last_trainer_that_was_given_it():
     assert optimizer.num_update == 1
     with pytest.warns(UserWarning, match="Adam has counted 1 updates for another Trainer, and counts on"):
         Trainer(first, optimizer)
+
+
+NO_ATTRIBUTES = {
+    "lr": "call trainer.set_learning_rate",
+    "learning_rate": "call trainer.set_learning_rate",
+    "momentum": "its optimizer has it, trainer.optimizer.momentum",
+    "weight_decay": "its optimizer has it, trainer.optimizer.wd",
+    "lr_scheduler": "its optimizer has it, trainer.optimizer.lr_scheduler",
+}
+
+
+def test_settings_of_the_optimizer_are_no_attributes_of_its_trainer():
+    trainer = Trainer([Parameter(torch.ones(2))], "sgd", {"momentum": 0.5})
+    several = Trainer([Parameter(torch.ones(2))], [("*", "sgd")])
+    for name, words in NO_ATTRIBUTES.items():
+        for each in (trainer, several):
+            before = dict(vars(each))
+            expected = words
+            if each is several and name in ("momentum", "weight_decay"):
+                expected = words.replace("trainer.optimizer.", "trainer.optimizer.optimizers[0].")
+            with pytest.raises(AttributeError, match=re.escape(f"{name} of a Trainer cannot be set: {expected}")):
+                setattr(each, name, 0.5)
+            assert vars(each) == before
+
+
+def test_a_trainer_of_ones_own_has_attributes_of_its_own():
+    class Logging(Trainer):
+        lr = None  # its own meaning
+
+        def __init__(self, *args, **kwargs):
+            self.losses = []
+            super().__init__(*args, **kwargs)
+            self.lr, self.epoch = 3, 0
+
+        def step(self, *args):
+            super().step(*args)
+            self.epoch += 1
+
+    weight = Parameter(torch.ones(2))
+    trainer = Logging([weight], "sgd", {"learning_rate": 0.25})
+    weight.grad = torch.ones(2)
+    trainer.step(1)
+    copied = copy.deepcopy(trainer)
+    assert (copied.lr, copied.epoch, copied.losses, weight.tolist()) == (3, 1, [], [0.75, 0.75])
