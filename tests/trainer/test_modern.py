@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import math
 import sys
 
 import pytest
@@ -128,6 +129,33 @@ def test_prodigy_and_its_estimate_like_the_reference(name, engine, device):
     torch.testing.assert_close(params, expected, rtol=1e-8, atol=1e-9)
     assert trainer.optimizer.d == pytest.approx(peer.param_groups[0]["d"], rel=1e-9)
     assert trainer.optimizer.d > 2 * arguments.get("d0", 1e-6)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", PRODIGY)
+def test_prodigy_takes_no_step_at_a_rate_of_0(name, engine, device):
+    """As the authors' package, which leaves such a step out, even of gradients that are not finite."""
+    arguments = PRODIGY[name][0] | {"d0": 0.01}
+    rates = [0.0, 0.0, 0.2, 0.0, 0.5, 1.0, 0.25, 0.0]
+    found = []
+    for left_out in (False, True):
+        params = _parameters(device)
+        params[1].lr_mult = 0.0
+        trainer = Trainer(params, "prodigy", arguments, engine=engine)
+        for t, rate in enumerate(rates):
+            if left_out and not rate:
+                continue
+            trainer.set_learning_rate(rate)
+            for param in params:
+                param.grad = (2.0 * (param - 1.0)).detach() if rate else torch.full_like(param, [math.nan, 1.0][t % 2])
+            trainer.step(1)
+        states = trainer.state_dict()["state"]
+        kept = [state[name] for state in states.values() for name in state if name != "last_d"]  # which each step sets anew
+        found.append([*params, *kept])
+    assert all(map(torch.equal, *found))
+    moved = [not torch.equal(param, start) for param, start in zip(params, _parameters(device), strict=True)]
+    assert moved == [True, False, True, True]
+    assert all(not states["1"][name].any() for name in ("mean", "var", "s"))
 
 
 @pytest.mark.sample(1)

@@ -12,7 +12,7 @@ from ..validation import number
 from .adaptive import WithBetas, bias_correction
 from .base import register
 from .rule_optimizer import RuleOptimizer
-from .settings import Setting, fraction, not_negative, positive, switch
+from .settings import Setting, carried, fraction, not_negative, positive, switch
 
 __all__ = ["ASGD", "Lion", "Prodigy", "Rprop", "Tiger"]
 
@@ -68,7 +68,8 @@ class Prodigy(WithBetas):
     """Prodigy optimizer: Adam that estimates its own step size from how far the weights have moved.
 
     Args:
-        learning_rate: multiplier of the estimated step size, >= 0; None means 1.0. A schedule may lower it.
+        learning_rate: multiplier of the estimated step size, >= 0; None means 1.0. A schedule may lower it. A step at a rate
+            of 0 changes neither weights nor states.
         beta1, beta2: decay rates of the averages of the gradient and of its square, in [0, 1).
         beta3: decay rate of the sums from which the step size is estimated, in [0, 1); None means sqrt(beta2).
         epsilon: multiplied by the estimate and added to the denominator, >= 0.
@@ -89,7 +90,9 @@ class Prodigy(WithBetas):
 
     default_learning_rate = 1.0
     rule = rules.prodigy
+    host_state_names = ("steps_at_0",)
 
+    steps_at_0 = carried()  # the number of steps at a rate of 0, which the bias correction does not count
     beta3 = Setting(number, low=0, below=1, optional=True)
     d0 = positive()
     d_coef = positive()
@@ -116,7 +119,12 @@ class Prodigy(WithBetas):
         self.beta3, self.d0, self.d_coef = beta3, d0, d_coef
         self.growth_rate, self.safeguard_warmup = growth_rate, safeguard_warmup
         self.use_bias_correction, self.decoupled = use_bias_correction, decoupled
+        self.steps_at_0 = 0
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
+
+    def begin_step(self, lr: float) -> None:
+        if not lr:
+            self.steps_at_0 += 1
 
     @property
     def d(self) -> float:
@@ -127,8 +135,8 @@ class Prodigy(WithBetas):
         return not self.decoupled
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        if self.use_bias_correction:
-            lr *= bias_correction(self.beta1, self.beta2, t)
+        if self.use_bias_correction and lr:
+            lr *= bias_correction(self.beta1, self.beta2, max(t - self.steps_at_0, 1))
         decays = {"wd": 0.0, "decay": lr * wd} if self.decoupled else {"wd": wd, "decay": 0.0}
         return decays | {
             "lr": lr,
