@@ -191,6 +191,64 @@ def test_rates_reach_the_optimizer_and_groups_keep_their_ratios():
     assert tristep.lr_find(optimizer, step, n=5, name="mine").name == "mine"
 
 
+def _warming_up(rates):
+    """An optimizer whose groups have these rates, at the first step of a warm-up from 0."""
+    optimizer = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(1))], "lr": rate} for rate in rates])
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: k / 10)
+    return optimizer, lambda: [group["lr"] for group in optimizer.param_groups]
+
+
+def _frozen(rates):
+    optimizer = tristep.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(1))], "lr": rate} for rate in rates])
+    return optimizer, lambda: [group["lr"] for group in optimizer.param_groups]
+
+
+def _of_several_schedules(rates):
+    schedules = [tristep.lr_scheduler.PolyScheduler(10, base_lr=rate) for rate in rates]
+    entries = [(str(k), "sgd", {"lr_scheduler": schedule}) for k, schedule in enumerate(schedules)]
+    trainer = tristep.Trainer([(str(k), torch.nn.Parameter(torch.ones(1))) for k in range(len(rates))], entries)
+    return trainer, lambda: [optimizer.learning_rate for optimizer in trainer.optimizer.optimizers]
+
+
+RATIOS = {
+    "a warm-up from 0": (_warming_up, [0.1, 0.02, 0.0]),
+    "a first group at 0": (_frozen, [0.0, 0.02, 0.1]),
+    "schedules": (_of_several_schedules, [0.1, 0.02]),
+}
+
+
+@pytest.mark.parametrize("name", RATIOS)
+def test_ratios_are_those_of_the_training_where_a_rate_is_0_or_scheduled(name):
+    make, rates = RATIOS[name]
+    source, rates_now = make(rates)
+    before, seen = rates_now(), []
+    tristep.lr_find(source, lambda: seen.append(rates_now()) or 1.0, n=4)
+    expected = np.array(rates) / max(rates)
+    np.testing.assert_allclose([np.array(each) / max(each) for each in seen], [expected] * 4)
+    assert rates_now() == before
+
+
+def test_gradients_of_parameters_that_another_optimizer_has_are_put_back():
+    encoder, head = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+    optimizer = tristep.optim.SGD(encoder.parameters(), lr=0.1)
+    head.weight.grad = kept = torch.full_like(head.weight, 0.5)
+    seen = []
+
+    def step():
+        optimizer.zero_grad()
+        loss = head(encoder(torch.ones(4, 2))).square().mean()
+        loss.backward()
+        seen.append(head.weight.grad is kept)
+        optimizer.step()
+        return loss
+
+    tristep.lr_find(optimizer, step, n=4)
+    assert head.weight.grad is kept
+    assert kept.tolist() == [[0.5] * 3]
+    assert head.bias.grad is None
+    assert not any(seen)
+
+
 def _planted(curve, **arguments):
     """The finder on losses that are a function of the rate's decimal logarithm."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=1.0)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..optimizer.multi import parts_of
 from ..trainer import Trainer
 from ..validation import instance, integer, number
 from .batch_step import device_of, step_on, unpack_batch
@@ -90,11 +91,12 @@ def lr_find(
 ) -> LRFinder:
     """Run a learning-rate range test: train for some steps at rising rates, record the losses, and restore all state.
 
-    Restored bit for bit: weights, gradients, the optimizer's states, counts, settings and schedule, the buffers of all
+    Restored bit for bit: weights, the optimizer's states, counts, settings and schedule, the gradients and buffers of all
     modules that are called in between, and the random-number generators of Python, NumPy and torch. So two optimizers can be
     tested on one model, one after the other, with the same random numbers. Batches taken from an iterator are consumed.
 
-    Groups of a torch optimizer keep the ratios of their learning rates to the first group's.
+    Groups of a torch optimizer keep the ratios of their learning rates to the first group's that is not 0; if all are 0, as
+    at the beginning of a schedule's warm-up, those of "initial_lr", the rates that the schedule was given.
 
     The rules that suggest rates, with fastai's names, use the smoothed losses over the logarithm of the rate:
 
@@ -180,7 +182,7 @@ def _search(
     set_rate = _rate_setter(source)
     for parameter in before.params:
         parameter.grad = None  # the snapshot has the gradients themselves: they must not be written to
-    with _keeping_buffers(before):
+    with _keeping_modules(before):
         for rate in rates:
             set_rate(float(rate))
             try:
@@ -247,12 +249,19 @@ def _again_and_again(data: Iterable[Any]) -> Iterator[Any]:
 
 def _rate_setter(source: Trainer | torch.optim.Optimizer) -> Callable[[float], None]:
     if isinstance(source, Trainer):
-        source.optimizer.lr_scheduler = None
+        for optimizer in parts_of(source.optimizer):
+            base_lr = getattr(optimizer.lr_scheduler, "base_lr", None)
+            optimizer.lr_scheduler = None
+            if base_lr is not None:
+                optimizer.lr = base_lr
         source.telemetry = None
         return source.set_learning_rate
     groups = source.param_groups
-    first = float(groups[0]["lr"])
-    ratios = [float(group["lr"]) / first if first else 1.0 for group in groups]
+    rates = [float(group["lr"]) for group in groups]
+    if not any(rates):
+        rates = [float(group.get("initial_lr", 0.0)) for group in groups]
+    first = next((rate for rate in rates if rate), None)
+    ratios = [1.0 if first is None else rate / first for rate in rates]
 
     def set_rate(rate: float) -> None:
         for group, ratio in zip(groups, ratios, strict=True):
@@ -265,14 +274,15 @@ def _rate_setter(source: Trainer | torch.optim.Optimizer) -> Callable[[float], N
 
 
 @contextmanager
-def _keeping_buffers(snapshot: Snapshot) -> Iterator[None]:
-    """Add the buffers of each module that is called inside this context to the snapshot, before its first call."""
+def _keeping_modules(snapshot: Snapshot) -> Iterator[None]:
+    """Add each module that is called inside this context to the snapshot, before its first call."""
     seen: set[int] = set()
 
     def before_call(module: torch.nn.Module, _: Any) -> None:
         if id(module) not in seen:
             seen.update(map(id, module.modules()))
             snapshot.add_buffers(module)
+            snapshot.set_gradients_aside(module)
 
     hook = torch.nn.modules.module.register_module_forward_pre_hook(before_call)
     try:

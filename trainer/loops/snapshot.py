@@ -48,6 +48,8 @@ class Snapshot:
         self._restore_source = _of_trainer(source) if isinstance(source, Trainer) else _of_optimizer(source)
         self._weights = [parameter.detach().clone() for parameter in self.params]
         self._gradients = [parameter.grad for parameter in self.params]
+        self._known = set(map(id, self.params))
+        self._aside: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id, so that none is kept twice
         for module in modules:
             self.add_buffers(module)
@@ -59,12 +61,22 @@ class Snapshot:
             if id(buffer) not in self._buffers and not isinstance(buffer, torch.nn.parameter.UninitializedBuffer):
                 self._buffers[id(buffer)] = buffer, buffer.detach().clone()
 
+    def set_gradients_aside(self, module: torch.nn.Module) -> None:
+        """Keep gradients of a module's parameters that the source does not have; they are None until `restore`."""
+        for parameter in module.parameters():
+            if id(parameter) not in self._known:
+                self._known.add(id(parameter))
+                self._aside.append((parameter, parameter.grad))
+                parameter.grad = None
+
     @uninterrupted
     @torch.no_grad()
     def restore(self) -> None:
         """Restore everything that is kept. It may be called several times."""
         for parameter, weight, gradient in zip(self.params, self._weights, self._gradients, strict=True):
             parameter.copy_(weight)
+            parameter.grad = gradient
+        for parameter, gradient in self._aside:
             parameter.grad = gradient
         for buffer, value in self._buffers.values():
             buffer.copy_(value)
