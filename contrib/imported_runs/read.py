@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
+import re
 import struct
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +27,8 @@ from ...viz.record.series import POINTS, Series
 __all__ = ["read_run"]
 
 Rows = Iterator[tuple[int, dict[str, float]]]  # each step, and its numbers by name
-Reader = Callable[[Counter[str]], Rows]  # the argument counts what the reader skips, by reason
+# The argument counts what the reader skips, by reason. None for the numbers: values so far from this step on are void.
+Reader = Callable[[Counter[str]], Iterator[tuple[int, dict[str, float] | None]]]
 
 STEP_NAMES = ("step", "_step", "global_step", "iteration")  # in any case
 MOST_SCALARS, MOST_PARAMETERS = 4096, 1 << 16  # names in a run
@@ -87,13 +91,21 @@ def read_run(
     kind, readers = _readers(path, step)
     left: Counter[str] = Counter()
 
+    purges: list[int] = []  # where a resumed program has said that values from a step on are void
+
     def rows(left: Counter[str]) -> Rows:
+        # Before each purge, the first void step; unknown in the first of two calls.
+        limits = list(accumulate(reversed(purges), min))[::-1]
+        purges.clear()
         for file, reader in readers:
             with files.contents("path", file, f"a {kind} file"):
                 for number, values in reader(left):
                     if abs(number) >= MOST_STEP:
                         raise ValueError(f"step {number} is too large")
-                    yield number, {readable((names or {}).get(key, key)): value for key, value in values.items()}
+                    if values is None:
+                        purges.append(number)
+                    elif len(purges) >= len(limits) or number < limits[len(purges)]:
+                        yield number, {readable((names or {}).get(key, key)): value for key, value in values.items()}
 
     run = _assembled(rows, path.stem if name is None else name, left)
     run.notes["source"] = kind
@@ -110,7 +122,7 @@ def _readers(path: Path, step: str | None) -> tuple[str, list[tuple[Path, Reader
         return {".csv": "CSV", ".jsonl": "JSON lines"}[path.suffix], [(path, partial(read, path, step))]
     if step is not None:
         raise ValueError(f"step={step!r} is for .csv and .jsonl files: leave it out for {path.name!r}")
-    inside = sorted(path.iterdir()) if path.is_dir() else [path]
+    inside = sorted(path.iterdir(), key=_in_order) if path.is_dir() else [path]
     events = [file for file in inside if ".tfevents." in file.name]
     if not events:
         raise ValueError(
@@ -118,6 +130,11 @@ def _readers(path: Path, step: str | None) -> tuple[str, list[tuple[Path, Reader
             "event files"
         )
     return "TensorBoard", [(file, partial(_tensorboard_rows, file)) for file in events]
+
+
+def _in_order(file: Path) -> list[Any]:
+    """Return the parts of a name to sort by, numbers as such: a writer that is reopened in one second counts, 9, 10, ..."""
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]{1,18})", file.name))]
 
 
 def _assembled(rows: Callable[[Counter[str]], Rows], name: str, left: Counter[str]) -> Run:
@@ -214,7 +231,7 @@ def _csv_rows(path: Path, step: str | None, left: Counter[str]) -> Rows:
                 for i, (name, cell) in enumerate(zip(header, row, strict=True)):
                     if i != place and cell.strip():
                         try:
-                            values[name] = float(cell)
+                            values[name] = _number(cell)
                         except ValueError:
                             left[NO_NUMBER] += 1
                 if row[place].strip():
@@ -273,13 +290,25 @@ def _step_name(names: Any, step: str | None) -> str:
 
 
 def _step_number(value: Any) -> int:
-    number = float(value)
-    if number != int(number):
-        raise ValueError(f"a step is {value!r}: must be an integer")
+    if type(value) is int or (isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,25}\s*", value)):
+        return int(value)
+    try:
+        number = _number(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not number.is_integer() or abs(number) >= 1 << 53:  # from which on floats are not exact
+        raise ValueError(f"a step is {str(value)[:40]!r}: must be an integer")
     return int(number)
 
 
-def _tensorboard_rows(path: Path, left: Counter[str]) -> Rows:
+def _number(text: Any) -> float:
+    """Return `float(text)`; raise ValueError if it has underscores, as a date such as 20240101_120000 may have."""
+    if isinstance(text, bool) or (isinstance(text, str) and "_" in text):
+        raise ValueError
+    return float(text)
+
+
+def _tensorboard_rows(path: Path, left: Counter[str]) -> Iterator[tuple[int, dict[str, float] | None]]:
     try:
         loader = import_module("tensorboard.backend.event_processing.event_file_loader").EventFileLoader
         array = import_module("tensorboard.util.tensor_util").make_ndarray
@@ -293,6 +322,8 @@ def _tensorboard_rows(path: Path, left: Counter[str]) -> Rows:
     try:
         for event in loader(str(path)).Load():
             n_read += 1
+            if event.HasField("session_log") and event.session_log.status == event.session_log.START:
+                yield int(event.step), None
             values = {}
             for value in event.summary.value:
                 plugin = kinds.setdefault(value.tag, value.metadata.plugin_data.plugin_name)

@@ -70,6 +70,42 @@ def test_tensorboards_event_files(tmp_path, new_style):
     assert _values(run) == dict(zip(STEPS.tolist(), expected.tolist(), strict=True))
 
 
+@pytest.mark.filterwarnings("error")
+def test_event_files_in_tensorboards_order_without_what_a_resumed_program_has_voided(tmp_path):
+    """Files of one second are counted, up to 10 and more; TensorBoard drops values from `purge_step` on, of all files."""
+    board = pytest.importorskip("torch.utils.tensorboard")
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for k in range(12):
+        with board.SummaryWriter(tmp_path, purge_step={4: 2, 11: 9}.get(k)) as writer:
+            for step in {4: (2, 3, 4), 11: (9, 10, 11)}.get(k, (k,)):
+                writer.add_scalar("loss", 100 * k + step, step)
+        (new,) = [file for file in tmp_path.iterdir() if "tfevents.1." not in file.name]
+        new.rename(tmp_path / f"events.out.tfevents.1.host.{k + 1}")
+    found = _values(read_run(tmp_path))
+    joined = tmp_path / "joined"
+    joined.mkdir()
+    parts = [(tmp_path / f"events.out.tfevents.1.host.{k + 1}").read_bytes() for k in range(12)]
+    (joined / "events.out.tfevents.1.host").write_bytes(b"".join(parts))
+    judge = events.EventAccumulator(str(joined))
+    judge.Reload()
+    assert found == {event.step: event.value for event in judge.Scalars("loss")}
+    assert list(found) == list(range(12))
+    assert [found[2], found[4], found[5], found[9]] == [402, 404, 505, 1109]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_large_steps_are_exact_and_no_text_is_taken_for_a_number(tmp_path, suffix):
+    path = tmp_path / f"a.{suffix}"
+    steps = [2**53, 2**53 + 1, 2**61 - 1]
+    lines = {"csv": ["step,loss,date", *(f"{step},{k},20240101_120000" for k, step in enumerate(steps))]}
+    lines["jsonl"] = [f'{{"step": {step}, "loss": {k}, "date": "20240101_120000"}}' for k, step in enumerate(steps)]
+    path.write_text("\n".join(lines[suffix]) + "\n")
+    with pytest.warns(UserWarning, match="left out 3 values that are no numbers"):
+        run = read_run(path)
+    assert _values(run) == {step: float(k) for k, step in enumerate(steps)}
+    assert list(run.scalars) == ["loss"]
+
+
 def test_damaged_event_files(tmp_path):
     board = pytest.importorskip("torch.utils.tensorboard")
     with board.SummaryWriter(tmp_path) as writer:
@@ -92,7 +128,12 @@ def test_damaged_event_files(tmp_path):
     [
         ("a.csv", "step,loss\n1,2\n2\n3,4\n", "line 3 has 1 cells, the header 2"),
         ("a.csv", "step,loss\n1.5,2\n", "a step is '1.5': must be an integer"),
-        ("a.csv", "step,loss\n1e300,2\n", "is too large"),
+        ("a.csv", "step,loss\n1e300,2\n", "a step is '1e300': must be an integer"),
+        ("a.csv", "step,loss\n9007199254740993.0,2\n", "a step is '9007199254740993.0': must be an integer"),
+        ("a.csv", "step,loss\n9223372036854775808,2\n", "step 9223372036854775808 is too large"),
+        ("a.csv", "step,loss\n20240101_120000,2\n", "a step is '20240101_120000': must be an integer"),
+        ("a.csv", "step,loss\nnan,2\n", "a step is 'nan': must be an integer"),
+        ("a.jsonl", '{"step": true, "loss": 2}\n', "a step is 'True': must be an integer"),
         ("a.csv", "step,loss,loss\n1,2,3\n", "two columns have the same name"),
         ("a.csv", 'step,loss\n1,"2\n', "line 2: unexpected end of data"),
         ("a.csv", "step,loss\n1," + "9" * 200_000 + "\n", "larger than field limit"),
