@@ -422,6 +422,8 @@ LIES = {  # about 8 bytes of data
     "length": (2**63, "{}"),
     "no text": (0, ""),
     "nested too deeply": (None, "[" * 100_000),
+    "nested deeply": (None, '{"a": ' * 300 + "1" + "}" * 300),
+    "more objects than text": (None, json.dumps([{}] * 400_000)),
     "no object": (None, "[]"),
     "type": (None, _described(("F12", [1], [0, 8]))),
     "size": (None, _described(("F32", [1], [0, 8]))),

@@ -6,12 +6,15 @@ import math
 import operator
 import os
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..kernels.messages import instance, listed, one_of, there_are
+
+MOST_DEPTH = 200  # of JSON data: files have at most 160, of values that are nested 50 deep
 
 
 def number(
@@ -99,6 +102,17 @@ def choice(
     if value not in allowed:
         raise ValueError(f"{name}={value!r}:{one_of(value, allowed, other_names)}{more and '.' + more}")
     return value
+
+
+def check_depth(name: str, data: Any) -> None:
+    """Raise ValueError if lists and mappings in JSON data are nested so deeply that functions which call themselves fail."""
+    level = [data]
+    for _ in range(MOST_DEPTH):
+        level = [each for each in level if isinstance(each, (Mapping, list, tuple))]
+        if not level:
+            return
+        level = list(chain.from_iterable(each.values() if isinstance(each, Mapping) else each for each in level))
+    raise ValueError(f"{name} is nested too deeply, more than {MOST_DEPTH} lists and dicts in each other")
 
 
 def absolute_path(name: str, value: Any) -> Path:

@@ -32,6 +32,7 @@ Reader = Callable[[Counter[str]], Iterator[tuple[int, dict[str, float] | None]]]
 
 STEP_NAMES = ("step", "_step", "global_step", "iteration")  # in any case
 MOST_SCALARS, MOST_PARAMETERS = 4096, 1 << 16  # names in a run
+MOST_VALUES = MOST_SCALARS + MOST_PARAMETERS * len(QUANTITIES)  # in a line
 MOST_LINE, MOST_RECORD = 1 << 24, 1 << 26  # bytes
 MOST_STEP = 1 << 62
 NO_NUMBER, AGAIN = "values that are no numbers", "values of steps that come again or go back"  # reasons to skip
@@ -247,6 +248,8 @@ def _json_rows(path: Path, step: str | None, left: Counter[str]) -> Rows:
         for line in _lines(file):
             if not line.strip():
                 continue
+            if line.count(",") > MOST_VALUES:
+                raise ValueError(f"a line has more than {MOST_VALUES:,} values")
             try:
                 values = json.loads(line)
             except json.JSONDecodeError:
@@ -334,7 +337,7 @@ def _tensorboard_rows(path: Path, left: Counter[str]) -> Iterator[tuple[int, dic
                     values[value.tag] = float(number.reshape(()))
                 else:
                     left[f"values of {plugin or 'unknown kind'}"] += 1
-                if len(kinds) > MOST_SCALARS + MOST_PARAMETERS * len(QUANTITIES):
+                if len(kinds) > MOST_VALUES:
                     raise ValueError("it has too many names")
             if values:
                 yield int(event.step), values

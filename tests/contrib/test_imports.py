@@ -249,10 +249,18 @@ def _json_file(path):
     return path
 
 
+def _line_of_objects(path):
+    """Some 3 MB, of which lists would take 56 bytes for each 3."""
+    path = path.with_suffix(".jsonl")
+    path.write_text('{"step": 1, "loss": [' + "[]," * (1 << 20) + "1]}\n")
+    return path
+
+
 @pytest.mark.filterwarnings("ignore:path=.*left out")
 @pytest.mark.parametrize(
     ("write", "message"),
     [
+        (_line_of_objects, "a line has more than 593,920 values"),
         (_event_file, None),
         (_json_file, "65,977 numbers of 65,536 parameters at different steps, .* room for 28,966,912: each"),
     ],

@@ -164,6 +164,27 @@ def test_trainer_saves_a_sequence_with_its_parts():
     assert schedule != PolyScheduler(5, 0.1)
 
 
+def test_schedules_that_are_nested_too_deeply_are_refused():
+    """In a file, before anything has changed, and where one is saved."""
+    schedule = lr_scheduler.create("poly", max_update=10)
+    config = schedule.to_config()
+    for _ in range(200):
+        config = {"class": "SequenceScheduler", "kwargs": {"schedulers": [config], "starts": []}}
+    trainer = Trainer([torch.nn.Parameter(torch.ones(1))], "sgd", {"lr_scheduler": schedule})
+    state = trainer.state_dict() | {"lr_scheduler": config}
+    for load in (lambda: lr_scheduler.from_config(config), lambda: trainer.load_state_dict(state)):
+        with pytest.raises(ValueError, match="config is nested too deeply"):
+            load()
+    assert trainer.optimizer.lr_scheduler is schedule
+    for _ in range(60):
+        schedule = lr_scheduler.SequenceScheduler([schedule], [])
+    assert lr_scheduler.from_config(schedule.to_config()) == schedule
+    for _ in range(10):
+        schedule = lr_scheduler.SequenceScheduler([schedule], [])
+    with pytest.raises(TypeError, match="nested too deeply, .*: it cannot be saved"):
+        schedule.to_config()
+
+
 def test_sequence_has_no_base_lr():
     schedule = sequence((PolyScheduler(5), 5), PolyScheduler(5))
     assert not hasattr(schedule, "base_lr")

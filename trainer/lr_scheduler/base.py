@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 import numpy as np
 
 from ..registry import Registry
-from ..validation import choice, instance, int_or_float, integer, number
+from ..validation import check_depth, choice, instance, int_or_float, integer, number
 from .config import NOT_SAVED, checked_attributes, constructor_arguments, functions, saved_attributes, shown, to_plain
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class LRScheduler:
 
         Raises:
             TypeError: a constructor argument of a subclass has no attribute of the same name, or holds what JSON does not
-                have, or a function that is not registered.
+                have, or a function that is not registered; or schedules are nested more than 60 times.
 
         >>> create("poly", max_update=100, pwr=1).to_config()["kwargs"]["max_update"]
         100
@@ -173,7 +173,12 @@ class LRScheduler:
                 )
             kwargs[argument] = to_plain(f"{argument} of {name}", self._argument(argument))
         state = self._state()
-        return {"class": self.registry.name_of(type(self)), "kwargs": kwargs} | ({"state": state} if state else {})
+        config = {"class": self.registry.name_of(type(self)), "kwargs": kwargs} | ({"state": state} if state else {})
+        try:
+            check_depth(name, config)
+        except ValueError as error:
+            raise TypeError(f"{error}: it cannot be saved") from None
+        return config
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the changes since construction that :meth:`to_config` saved under ``"state"``.
@@ -301,13 +306,19 @@ def from_config(config: Mapping[str, Any], own: Any = None) -> LRScheduler:
 
     Raises:
         TypeError: ``config``, its ``kwargs`` or its ``state`` is not a mapping.
-        ValueError: ``config`` has other keys, no class of that name is registered or defined, or a value is not allowed.
+        ValueError: ``config`` has other keys, no class of that name is registered or defined, a value is not allowed, or
+            it is nested too deeply.
 
     >>> schedule = create("factor", step=10, factor=0.9)
     >>> from_config(schedule.to_config()) == schedule
     True
     """
     instance("config", config, Mapping, "a mapping, as made by to_config()", shown=True)
+    check_depth("config", config)
+    return _made(config, own)
+
+
+def _made(config: Mapping[str, Any], own: Any) -> LRScheduler:
     if not _is_config(config):
         raise ValueError(f"config has the keys {sorted(map(str, config))}: must be 'class', 'kwargs' and optionally 'state'")
     for key in set(config) - {"class"}:
@@ -365,7 +376,7 @@ def _is_config(value: Any) -> bool:
 def _from_plain(value: Any, own: Any = None) -> Any:
     """Return an argument from its JSON data; `own` is that of the schedule that will be replaced, if there is one."""
     if _is_config(value):
-        return from_config(value, own)
+        return _made(value, own)
     if not isinstance(value, list):
         return value
     owns = own if isinstance(own, list | tuple) and len(own) == len(value) else [None] * len(value)

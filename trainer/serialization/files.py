@@ -23,6 +23,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
+from ..validation import check_depth
 from .mapping import map_file, parts, used
 
 FORMAT = 1  # to be raised by a change after which files of before would be read wrongly, or not at all
@@ -364,11 +365,17 @@ def _section(header: dict[str, Any], key: str, kind: type) -> dict[str, Any]:
     return section
 
 
-def _parsed(text: str | bytes) -> Any:
+def _parsed(text: str) -> Any:
+    """Return the data of a JSON text; its objects take little more memory than their text, and are not nested deeply."""
+    n_objects = text.count("{") + text.count("[")
+    if n_objects > 100_000 and len(text) < 6 * n_objects:  # an empty one takes 64 bytes of memory
+        raise ValueError(f"it has {n_objects:,} lists and dicts in {len(text):,} characters")
     try:
-        return json.loads(text)
+        data = json.loads(text)
     except RecursionError:
         raise ValueError("its text is nested too deeply") from None
+    check_depth("its text", data)
+    return data
 
 
 def _checksum(tensor: torch.Tensor, form: torch.Tensor | None = None, write: Callable[[Any], Any] | None = None) -> int:
