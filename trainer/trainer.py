@@ -559,7 +559,7 @@ class Trainer:
 
     def _step(self, batch_size: float, ignore_stale_grad: bool, reduced: bool = False) -> None:
         """Take a step; `reduced`: whether gradients have been summed over replicas by `allreduce_grads`."""
-        if type(batch_size) is not int or batch_size <= 0:
+        if type(batch_size) is not int or not 0 < batch_size < _MOST:
             batch_size = number("batch_size", batch_size, above=0)
         if ignore_stale_grad is not False:
             ignore_stale_grad = boolean("ignore_stale_grad", ignore_stale_grad)
@@ -697,6 +697,7 @@ class Trainer:
         self.telemetry = self._telemetry
 
 
+_MOST = 1 << 53  # a batch size that needs no check; others may be too large for a float
 _SETTINGS = ("lr_scheduler", "lr_mult", "wd_mult", "num_update")  # those of every optimizer that are not in `settings()`
 
 

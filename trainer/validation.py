@@ -50,7 +50,9 @@ def number(
         allowed.append(f"{high:g} or less")
     if below < math.inf:
         allowed.append(f"less than {below:g}")
-    raise ValueError(f"{name}={value!r}: must be {' and '.join(allowed)}")
+    is_long = isinstance(value, int) and math.isinf(checked)
+    shown = f"{name} is an integer of {value.bit_length():,} bits" if is_long else f"{name}={value!r}"
+    raise ValueError(f"{shown}: must be {' and '.join(allowed)}")
 
 
 def int_or_float(name: str, value: Any, low: float = -math.inf) -> float:

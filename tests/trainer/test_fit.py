@@ -218,6 +218,11 @@ BAD = {
         ValueError,
         "lr_scheduler together with an Optimizer",
     ),
+    "a loss that is no tensor": (
+        {"loss": lambda outputs, labels: 3},
+        TypeError,
+        r"loss gave 3 \(int\): it must give a tensor, one number for each sample, or their mean",
+    ),
     "a loss of another shape": (
         {"loss": lambda outputs, labels: outputs},
         ValueError,

@@ -168,6 +168,10 @@ def test_patterns_by_name_and_in_torchs_interface():
 
 UNFIT = {
     "a pattern of nothing": ({"*qvk*": 3}, r"split\['\*qvk\*'\]: is the first pattern of no matrix. The matrices are 'out"),
+    "a vector": (
+        {"qkv.bias": 2},
+        r"\['qkv.bias'\]: is the first pattern of no matrix. (?!.*qkv.bias)Did you mean 'qkv.weight'",
+    ),
     "no divisor": ({"*qkv*": 5}, r"split\['\*qkv\*'\]=5: 'qkv.weight' has 12 rows, shape \(12, 4\), which are not"),
 }
 

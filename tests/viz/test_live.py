@@ -314,6 +314,11 @@ def test_after_an_exception_a_callable_may_be_gone_on_with_and_a_generator_not()
         (lambda: LiveLoop(int, checkpoint="a"), TypeError, "checkpoint must be a CheckpointManager or None, got str"),
         (lambda: LiveLoop(int, mode="task").start(), RuntimeError, "needs a running event loop.*use 'thread' or 'block'"),
         (lambda: LiveLoop(iter([{"a": "high"}]), view=None).start(), TypeError, "a must be a number, got 'high'"),
+        (
+            lambda: LiveLoop(iter([{1: 2.0}]), view=None).start(),
+            TypeError,
+            "1 is the name .*: it must be a string",
+        ),
         *(
             (partial(call, LiveLoop(int, view=None)), ValueError, "make the loop with trainer=...")
             for call in (

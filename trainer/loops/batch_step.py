@@ -73,13 +73,8 @@ class BatchStep:
 
     def _take(self, inputs: tuple[Any, ...], labels: Any) -> tuple[torch.Tensor, Any]:
         outputs = self._net(*inputs)
-        value, size = self._loss(outputs, labels), len(inputs[0])
-        if value.shape not in (torch.Size(), torch.Size([size])):
-            raise ValueError(
-                f"loss gave shape {tuple(value.shape)} for a batch of {size}: it must give one number for each sample, "
-                f"shape ({size},), or their mean, shape ()"
-            )
-        mean = step_on(self._source, value, size)
+        size = len(inputs[0])
+        mean = step_on(self._source, checked_loss(self._loss(outputs, labels), size), size)
         return mean, outputs.detach() if isinstance(outputs, torch.Tensor) else outputs
 
     def _by_graph(self, captured: CapturedStep, device: torch.device, inputs: Any, labels: Any) -> Any:
@@ -113,6 +108,21 @@ class BatchStep:
         self._captured, self.why = None, why
         if self._asked is True:
             raise RuntimeError(f"capture=True: this training cannot be a CUDA graph: {why}; capture='auto' goes on without")
+
+
+def checked_loss(value: Any, size: int) -> torch.Tensor:
+    """Return what a loss function has given for a batch of `size`; raise unless it is a loss for each sample, or a mean."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(
+            f"loss gave {value!r:.80} ({type(value).__name__}): it must give a tensor, one number for each sample, or their "
+            "mean"
+        )
+    if value.shape not in (torch.Size(), torch.Size([size])):
+        raise ValueError(
+            f"loss gave shape {tuple(value.shape)} for a batch of {size}: it must give one number for each sample, "
+            f"shape ({size},), or their mean, shape ()"
+        )
+    return value
 
 
 def step_on(source: Trainer | torch.optim.Optimizer, loss: torch.Tensor, size: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from ..trainer import Trainer
 from ..utils.interrupts import handled
 from ..utils.random_state import check_random_state, random_state, set_random_state
 from ..validation import absolute_path, boolean, instance, integer
-from .batch_step import BatchStep, check_captures, device_of, unpack_batch
+from .batch_step import BatchStep, check_captures, checked_loss, device_of, unpack_batch
 from .manager import CheckpointManager
 from .metrics import Metric, checked_metrics
 
@@ -241,7 +241,8 @@ def evaluate(
             for batch in data:
                 inputs, labels = unpack_batch("eval_data", batch, place)
                 outputs = net(*inputs)
-                sums.add(len(inputs[0]), loss(outputs, labels).mean(), labels, outputs)
+                size = len(inputs[0])
+                sums.add(size, checked_loss(loss(outputs, labels), size).mean(), labels, outputs)
     finally:
         net.train(training)
     if not sums.count:

@@ -14,7 +14,7 @@ import torch
 from ..optimizer.multi import parts_of
 from ..trainer import Trainer
 from ..validation import instance, integer, number
-from .batch_step import device_of, step_on, unpack_batch
+from .batch_step import checked_loss, device_of, step_on, unpack_batch
 from .fitting import check_batches
 from .snapshot import Snapshot
 
@@ -228,8 +228,8 @@ def _train_on(source: Trainer | torch.optim.Optimizer, net: Any, loss: Any, data
 
     def take() -> torch.Tensor:
         inputs, labels = unpack_batch("data", next(batches), device_of(net))
-        value = loss(net(*inputs), labels)
-        return step_on(source, value, len(inputs[0]))
+        size = len(inputs[0])
+        return step_on(source, checked_loss(loss(net(*inputs), labels), size), size)
 
     return take
 

@@ -137,12 +137,12 @@ def blocks_by_parameter(
                 check_rows(argument, blocks, repr(name), param.shape, matrix[0])
                 used.add(argument)
         all_blocks.append(blocks)
-    matrices = [repr(name) for param, name in zip(params, names, strict=True) if matrix_shape(param.shape)]
+    matrices = [name for param, name in zip(params, names, strict=True) if matrix_shape(param.shape)]
     for pattern in split if isinstance(split, Mapping) else ():
         if _entry(pattern) not in used:
             raise ValueError(
-                f"{_entry(pattern)}: is the first pattern of no matrix.{did_you_mean(pattern, names)} The matrices are "
-                f"{listed(matrices) or 'none'}"
+                f"{_entry(pattern)}: is the first pattern of no matrix.{did_you_mean(pattern, matrices)} The matrices are "
+                f"{listed(map(repr, matrices)) or 'none'}"
             )
     return all_blocks
 

@@ -74,6 +74,8 @@ def checked_scalars(scalars: Mapping[str, Any]) -> dict[str, float | torch.Tenso
     """Return the values as floats, or as 0-d tensors if they are on an accelerator; raise if one is not a single number."""
     checked: dict[str, float | torch.Tensor] = {}
     for key, value in scalars.items():
+        if not isinstance(key, str):
+            raise TypeError(f"{key!r} is the name of a number to record: it must be a string")
         name = key if key.isascii() else readable(key)
         if type(value) is float:  # the usual case, made fast
             checked[name] = value

@@ -158,6 +158,7 @@ OF_TRAINERS = [
     bad(new_trainer(update_on_kvstore=True), ValueError, "update_on_kvstore=True with kvstore='device'", "leave it out"),
     # steps
     bad(step_with(0), ValueError, "batch_size=0", "must be finite and greater than 0"),
+    bad(step_with(10**400), ValueError, "batch_size is an integer of 1,329 bits", "must be finite and greater than 0"),
     bad(
         step_with(2),
         StaleGradientError,

@@ -16,7 +16,7 @@ from ...optimizer import MultiOptimizer, Optimizer
 from ...optimizer.patterns import layers_of
 from ...trainer import Trainer
 from ...validation import instance
-from ..batch_step import device_of, unpack_batch
+from ..batch_step import checked_loss, device_of, unpack_batch
 from ..ensemble import Ensemble
 from ..fitting import evaluate
 
@@ -116,7 +116,7 @@ def train_together(
     new_gradients: Any = gradients
 
     def loss_of_one(tensors: dict[str, torch.Tensor], inputs: tuple[Any, ...], labels: Any) -> torch.Tensor:
-        return loss(functional_call(first, tensors, inputs), labels).mean()
+        return checked_loss(loss(functional_call(first, tensors, inputs), labels), len(inputs[0])).mean()
 
     loss_of_all = vmap(loss_of_one, in_dims=(0, None, None), randomness="different")
     losses: list[torch.Tensor] = []
@@ -194,7 +194,7 @@ def train_separately(
             watch(0, mean_loss)
         for batch in batches:
             inputs, labels = unpack_batch("data", batch, device)
-            value = loss(net(*inputs), labels).mean()
+            value = checked_loss(loss(net(*inputs), labels), len(inputs[0])).mean()
             trainer.zero_grad()
             value.backward()
             trainer.step(1)
