@@ -95,6 +95,21 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   they.
 - **torch**: by torch's interface, with torch's arguments and numbers, `tristep.optim` has {classic}; and, with `lr` and
   `weight_decay` for learning_rate and wd, {own}.
+- **Where numbers differ** from an author's code or paper, with the same arguments:
+  - ScheduleFreeAdamW is the authors' main class `AdamWScheduleFree`, which corrects the average of squares for starting at
+    0. Algorithm 1 of the paper (their `AdamWScheduleFreePaper`) has the correction in the learning rate, so in the decay and
+    in the weights of the average, too.
+  - Muon and NorMuon with `flatten` scale a convolution's step by sqrt(max(1, rows / columns)) of the flattened matrix, 1.89
+    for 32 filters of 1 x 3 x 3. Jordan's code and NorMuon's take the kernel's last two dimensions there, which are mostly
+    equal: 1. NorMuon's code also normalizes each row of a kernel by itself, where ours normalizes a filter, one row of the
+    matrix.
+  - Dion2 and NorDion2 with `flatten` choose among the rows or columns of the flattened matrix; microsoft/dion chooses among
+    those of each kernel, before it flattens.
+  - Dion2 and NorDion2 keep the learning rate on matrices with more columns than rows; by their authors' default it is
+    multiplied by sqrt(rows / columns) < 1 there.
+  - `coefficients="polar_express"` has the paper's safety factor of 1.01; microsoft/dion and others have 1.02.
+  - ASGD of a `Trainer` takes a new learning rate at once. torch's, and `tristep.optim.ASGD`, take it one step later.
+  - Rprop of a `Trainer` rests at a rate of 0. torch's, and `tristep.optim.Rprop`, step by the smallest size there.
 
 | name | what it does | state | bytes | engines | arguments | source |
 |---|---|---|---|---|---|---|

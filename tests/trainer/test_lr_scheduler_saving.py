@@ -4,6 +4,7 @@ import doctest
 import importlib
 import json
 import pkgutil
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -162,6 +163,26 @@ def test_trainer_saves_a_sequence_with_its_parts():
     resumed.load_state_dict(json.loads(json.dumps(trainer.state_dict())))
     assert resumed.optimizer.lr_scheduler == schedule
     assert schedule != PolyScheduler(5, 0.1)
+
+
+@pytest.mark.parametrize("trained", [3, 4])
+def test_a_saved_schedule_that_has_ended_replaces_a_longer_one_with_a_warning(trained):
+    def made(max_update):
+        weight = torch.nn.Parameter(torch.ones(1))
+        schedule = lr_scheduler.CosineScheduler(max_update, base_lr=0.5)
+        trainer = Trainer([weight], "sgd", {"lr_scheduler": schedule})
+        for _ in range(trained if max_update == 4 else 0):
+            weight.grad = torch.ones(1)
+            trainer.step(1)
+        return trainer
+
+    saved, resumed = made(4).state_dict(), made(8)
+    words = "saved CosineScheduler replaces .* ended at max_update=4, .* until update 8, set trainer.optimizer.lr_scheduler"
+    with pytest.warns(UserWarning, match=words) if trained == 4 else nullcontext():
+        resumed.load_state_dict(saved)
+    assert resumed.optimizer.lr_scheduler.max_update == 4
+    made(4).load_state_dict(saved)  # without a warning
+    made(2).load_state_dict(saved)
 
 
 def test_schedules_that_are_nested_too_deeply_are_refused():

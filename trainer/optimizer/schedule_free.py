@@ -98,7 +98,8 @@ class ScheduleFreeAdamW(_ScheduleFree):
         **kwargs: arguments of `RuleOptimizer` and `Optimizer`. Weight decay is learning rate times `wd`,
             applied where gradients are taken.
 
-    Source: Defazio et al. (2024), "The Road Less Scheduled", alg. 1.
+    Source: Defazio et al. (2024), "The Road Less Scheduled", as in the authors' class `AdamWScheduleFree`. Alg. 1 has the
+    bias correction in the learning rate instead, and so in the decay and in the weights of the average.
     """
 
     default_learning_rate = 0.0025

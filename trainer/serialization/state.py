@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,7 @@ from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater
 from ..optimizer.counts import Index
 from ..optimizer.multi import LIMITS, part_of
 from ..optimizer.patterns import pattern_text
+from ..optimizer.settings import stacklevel_of_caller
 from ..optimizer.states import MASTER, State, current_state, has_slots, put_master
 from . import files, mapping
 from .check import check, check_form, few, saved_rule, shape_of, shares
@@ -109,6 +111,7 @@ def restore(
         stays = ("state_dtype", "multi_precision") if converted else ("state_dtype",)
         restored = {name: value for name, value in settings.items() if name not in stays}
         schedule, attributes = _saved_schedule(part, part_state["lr_scheduler"])
+        _warn_of_end(part.lr_scheduler, schedule, saved["num_update"])
         changes.append((part, restored | {"lr_scheduler": schedule}, attributes))
         states |= _saved_states(part, dict(zip(names, params, strict=True)), part_state, present, overwritten)
     for part, settings, attributes in changes:
@@ -227,6 +230,18 @@ def _saved_schedule(optimizer: Optimizer, saved: Any) -> tuple[Any, dict[str, An
             "callable before loading"
         )
     return own, {} if saved == CALLABLE else checked_attributes(own, saved.get("state"))
+
+
+def _warn_of_end(own: Any, schedule: Any, num_update: int) -> None:
+    """Warn if the saved schedule is at its end, and the one that it replaces is not: a training is to go on for longer."""
+    end, own_end = getattr(schedule, "max_update", None), getattr(own, "max_update", None)
+    if isinstance(end, int) and isinstance(own_end, int) and end <= num_update < own_end:
+        warnings.warn(
+            f"the saved {type(schedule).__name__} replaces the trainer's: it ended at max_update={end}, and the saved "
+            f"training is at update {num_update}, so that the learning rate stays at its last value; to train until "
+            f"update {own_end}, set trainer.optimizer.lr_scheduler after loading",
+            stacklevel=stacklevel_of_caller(),
+        )
 
 
 def load_read(load: Callable[[dict[str, Any]], None], state: dict[str, Any], name: str) -> None:
