@@ -143,6 +143,7 @@ class RuleWithMetric(ElementwiseFunction):
     """A rule with a metric: a function that returns the new weight, the new states and the metric's values."""
 
     kind = "rule with a metric"
+    stores_results = False  # but for those of the rule, which has given them a type
 
     def __init__(self, fn: Any, rule: Rule, metric: Metric) -> None:
         super().__init__(fn, rule.reduction)

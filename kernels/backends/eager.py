@@ -246,6 +246,11 @@ class EagerLaunch(_TorchLaunch):
         )
         before = w
         w, states = self.rule(w, g, states, self._numbers(members[0][0]))
+        w = self._spread(w, before)  # a rule may return one number for all elements
+        states = tuple(
+            self._spread(state, before) if name in self.rule.changed else state
+            for name, state in zip(self.rule.state, states, strict=True)
+        )
         start = 0
         for i, gradient in members:
             part = slice(start, start + gradient.numel())

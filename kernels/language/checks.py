@@ -7,6 +7,8 @@ import inspect
 import textwrap
 import types
 
+from .literals import compiled
+
 
 def parse_function(fn: types.FunctionType) -> ast.FunctionDef:
     """Return the syntax tree of a function, without decorators and annotations. Raise TypeError if it has no source."""
@@ -26,7 +28,24 @@ def parse_function(fn: types.FunctionType) -> ast.FunctionDef:
     tree.decorator_list, tree.returns = [], None
     for argument in tree.args.args:
         argument.annotation = None
-    return tree
+    return ast.increment_lineno(tree, fn.__code__.co_firstlineno - 1)
+
+
+def check_is_loaded(fn: types.FunctionType, tree: ast.FunctionDef) -> None:
+    """Raise TypeError if the text is not the one that Python has loaded, as far as names and numbers tell.
+
+    The instructions do not: they depend on the module around the function.
+    """
+    loaded = fn.__code__
+    if loaded.co_freevars:  # of an enclosing function, which is not there
+        return
+    now = compiled(tree, loaded.co_filename)
+    parts = ("co_name", "co_names", "co_varnames", "co_consts")
+    if any(getattr(now, part) != getattr(loaded, part) for part in parts):
+        raise TypeError(
+            f"the text of {fn.__name__!r} in {loaded.co_filename} is not the one that Python has loaded: it was changed "
+            "meanwhile, and engines read it; start Python, or the notebook's kernel, again"
+        )
 
 
 # Syntax with the same meaning on all backends. `%` has another sign on a GPU, `x += y` changes the tensors of an eager step

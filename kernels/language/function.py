@@ -10,15 +10,16 @@ import ast
 import builtins
 import hashlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from ..messages import instance, there_are
-from .checks import check_form, parse_function
-from .literals import is_number, name_literals
+from .checks import check_form, check_is_loaded, parse_function
+from .kinds import ANY, ENGINE, Kind, Kinds
+from .literals import compiled, name_literals, wrap_literals
 from .ops import OPS, TORCH_OPS, is_tl
 from .text import OfText, function_of_text
 
@@ -53,21 +54,29 @@ class Function(OfText):
 
     def read(self) -> None:
         tree = parse_function(self.fn)
+        check_is_loaded(self.fn, tree)
         check_form(tree)
-        self.tree, self._callees = tree, _called_functions(self.fn, tree)
+        self.tree, self.callees = tree, _called_functions(self.fn, tree)
+        self._results: dict[tuple[Kind, ...], Kind] = {}
+        if type(self) is Function:
+            self.read_kinds([ANY] * len(tree.args.args))
+
+    def read_kinds(self, arguments: Sequence[Kind], returns: Sequence[Kind] = ()) -> None:
+        """Write conversions into `tree`, for arguments and results of these kinds; raise TypeError for what has none."""
+        kinds = Kinds(self, arguments, returns=returns)
+        self.tree, self.draws = kinds.tree, kinds.draws
+
+    def result_for(self, arguments: tuple[Kind, ...]) -> Kind:
+        """Return the kind of the result for arguments of these kinds; raise TypeError where it computes with others."""
+        if arguments not in self._results:
+            self._results[arguments] = Kinds(self, arguments, writes=False).result
+        return self._results[arguments]
 
     @cached_property
     def source(self) -> str:
         parts = [ast.unparse(self.tree)]
-        parts += [callee.source for callee in self._callees.values()]
+        parts += [callee.source for callee in self.callees.values()]
         return "\n\n".join(parts)
-
-    @cached_property
-    def _without_annotations(self) -> types.FunctionType:
-        """The function without annotations, in which Triton would look up names that it does not know."""
-        if not self.fn.__annotations__:
-            return self.fn
-        return function_of_text(self.name, ast.unparse(self.tree), self.fn.__globals__)
 
     def bind(
         self,
@@ -75,8 +84,12 @@ class Function(OfText):
         namespace: Any,
         wrap: Callable[[types.FunctionType], Any],
         number: Callable[[float], Any] | None = None,
+        reads_source: bool = False,
+        typed: bool = False,
     ) -> Any:
         """Return this function compiled for a backend: `tl` replaced by `namespace`, it and its callees wrapped by `wrap`.
+
+        All backends compile `tree`, which was read when the function was defined: the file may have changed since.
 
         Args:
             language: name under which the result is cached.
@@ -84,17 +97,24 @@ class Function(OfText):
             wrap: the backend's decorator, such as `triton.jit`.
             number: function that converts each literal, for compilers that would compute in a literal's own type. Default:
                 literals stay as they are.
+            reads_source: whether the decorator reads the function's source text.
+            typed: with `reads_source`, whether each literal is given to the namespace's function `_literal`.
         """
         if language not in self._bound:
             names = dict(self.fn.__globals__)
-            names.update({name: callee.bind(language, namespace, wrap, number) for name, callee in self._callees.items()})
+            for name, callee in self.callees.items():
+                names[name] = callee.bind(language, namespace, wrap, number, reads_source, typed)
             names.update({name: namespace for name, value in names.items() if is_tl(value)})
-            code, defaults = self._without_annotations.__code__, self.fn.__defaults__
-            if number is not None:
-                code, numbers = name_literals(self.tree, code.co_filename)
-                names.update({name: number(value) for name, value in numbers.items()})
-                defaults = None if defaults is None else tuple(number(v) if is_number(v) else v for v in defaults)
-            copy = types.FunctionType(code, names, self.name, defaults)
+            names[ENGINE] = namespace
+            if reads_source:
+                tree = wrap_literals(self.tree, ENGINE) if typed else self.tree
+                copy = function_of_text(self.name, ast.unparse(tree), names)
+            else:
+                tree, numbers = (self.tree, {}) if number is None else name_literals(self.tree)
+                names.update({name: number(value) for name, value in numbers.items() if number is not None})
+                copy = types.FunctionType(
+                    compiled(tree, self.fn.__code__.co_filename), names, self.name, self.fn.__defaults__
+                )
             # Triton 3.5 tells functions in a kernel apart by module and name alone: another text needs another name.
             digest = hashlib.sha256(self.source.encode()).hexdigest()[:16]
             copy.__module__, copy.__qualname__ = self.fn.__module__, f"{self.fn.__qualname__}_{digest}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .function import Function
+from .kinds import COMPARISON, NUMBER
 
 
 def metric(**by: str) -> Callable[[Callable[..., Any]], Metric]:
@@ -63,3 +64,4 @@ class Metric(Function):
         for name, how in zip(self.names, self.by, strict=True):
             if how not in ("sum", "max"):
                 raise ValueError(f"{name}={how!r} of metric {self.name!r}: must be 'sum' or 'max'")
+        self.read_kinds([NUMBER] * 3, (COMPARISON,))

@@ -44,7 +44,7 @@ class TorchOps:
         self._dtype = dtype
 
     def normal(self, key0: float, key1: float, index: torch.Tensor) -> torch.Tensor:
-        """Return a standard normal number for each index, determined by the index and two keys, integers below 2^24."""
+        """Return a standard normal number for each index, determined by the index and two keys, whole numbers below 2^24."""
         return random.normal(int(key0), int(key1), index).to(self._dtype)
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
@@ -68,6 +68,14 @@ class TorchOps:
     def clamp(self, x: Any, low: Any, high: Any) -> Any:
         """Return `x` limited to [low, high]; NaN stays NaN. The limits must not be NaN, and low must not exceed high."""
         return self.minimum(self.maximum(x, low), high)
+
+    def _number(self, value: torch.Tensor) -> torch.Tensor:
+        """Return whole numbers, such as the element's index, in the arithmetic's dtype."""
+        return value.to(self._dtype)
+
+    def _literal(self, value: float) -> float:
+        """Return a literal that is a result; compilers give it the arithmetic's type."""
+        return value
 
     def _tensor(self, value: Any, device: torch.device | str = "cpu") -> torch.Tensor:
         """Return a tensor; a number, which may be a CPU tensor without dimensions, as a tensor on the device."""

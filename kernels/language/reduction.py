@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ..messages import instance
 from .checks import names_behind, unpacked_names
 from .function import Function
+from .kinds import COMPARISON, INDEX, LITERAL, NUMBER, TUPLE
 
 ALONG = ("row", "column", "slice")  # scopes of a mean; each divides a tensor into parts with a mean of their own
 
@@ -106,6 +107,7 @@ class ElementwiseFunction(Function):
     """
 
     kind = "rule"
+    stores_results = True  # whether what it returns is stored, for which a literal needs a type
     _NUMBERS: tuple[str, ...] = ("sums",)
     _kept_and_sums = False  # whether `kept` may have its per-tensor states followed by the results before it
 
@@ -145,6 +147,8 @@ class ElementwiseFunction(Function):
                     f"{self.kind} {self.name!r} unpacks {len(names)} sums ({', '.join(names)}): "
                     f"reduction {reduction.name!r} gives {reduction.n_results}"
                 )
+        kinds = [INDEX if argument == "index" else TUPLE for argument in arguments[2:]]
+        self.read_kinds([NUMBER, NUMBER, *kinds], (COMPARISON, INDEX, *[LITERAL] * self.stores_results))
 
     @property
     def numbers_from(self) -> int | None:
@@ -187,6 +191,7 @@ class Reduction(ElementwiseFunction):
     """
 
     kind = "reduction"
+    stores_results = False
     _NUMBERS = ("sums", "kept")
 
     def __init__(
@@ -268,6 +273,7 @@ class Reduction(ElementwiseFunction):
                 f"{function.name!r} must unpack {arguments[1]} into the names of one number or more, and end by returning a "
                 f"tuple of as many, as in `return (new_{', new_'.join(kept) or 'number'},)`"
             )
+        function.read_kinds([TUPLE] * 3, (COMPARISON, LITERAL))
         self.kept, self.finish_hyper = kept, hyper
         self.own_scopes = ("tensor",) * len(kept)
         if averages:

@@ -1,6 +1,8 @@
 """The language of rules: names, functions, helpers, literals, and values of hyper-parameters."""
 
+import ast
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -209,6 +211,61 @@ def test_helpers_may_call_helpers_and_have_defaults(place, write_rules):
     expected = 0.75 * np.array([1.0, 0.0]) + 0.25 * g**2 + 0.5 * g**2
     np.testing.assert_allclose(m, expected)
     np.testing.assert_allclose(weight, np.array([1.0, 2.0]) - 0.5 * expected)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_comparisons_of_helpers_count_as_numbers_and_stay_comparisons(place, write_rules, dtype):
+    """Of a helper that returns one, and of one that takes one as the condition of a choice."""
+    text = """
+        @jit
+        def above(x, limit=0.5):
+            return x > limit
+
+        @jit
+        def chosen(condition, a, b):
+            return tl.where(~condition, b, a)
+
+        @jit
+        def halves(x):
+            return above(x), 0.5 * above(x)
+
+        @reduction
+        def counts(w, g, state, hyper):
+            return (above(g), g == w)
+
+        @rule(reduction=counts)
+        def voted(w, g, state, hyper, sums):
+            many, equal = sums
+            one, half = halves(g)
+            sign = above(g, 0.0) - (g < 0.0)
+            return w + chosen(one & above(g, 1.0), sign + half, -sign * 0.1) + tl.where(one, 0.3, 0.1) * many * equal, state
+    """
+    g = np.array([-1.0, 0.7, 2.0, 0.0])
+    one, sign = g > 0.5, np.sign(g)
+    expected = np.where(g > 1, sign + 0.5 * one, -sign * 0.1) + np.where(one, 0.3, 0.1) * 2 * 1
+    weight, _ = run_rule(place, write_rules(_dedent(text)).voted, [0.0] * 4, g, dtype=dtype)
+    np.testing.assert_allclose(weight, expected, rtol=1e-6 if dtype == F32 else 1e-15)
+
+
+def test_rules_of_the_package_are_compiled_as_they_are_written():
+    """No conversion is written into them, which could change their bits."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("tristep.kernels")]
+    ours = {each for module in modules for each in vars(module).values() if isinstance(each, language.Function)}
+    assert len(ours) > 100
+    assert [each for each in ours if "tristep_tl" in ast.unparse(each.tree)] == []
+
+
+def test_a_rule_may_return_one_number_for_all_elements(place, write_rules):
+    """A literal, and hyper-parameters alone."""
+    text = """
+        @rule
+        def alone(w, g, state, hyper):
+            a, b, c = state
+            (lr,) = hyper
+            return lr, (0.1, lr * 2, b + 1)
+    """
+    weight, states = run_rule(place, write_rules(_dedent(text)).alone, [1.0, 2.0], [1.0, 1.0], (0.25,), [[5.0, 6.0]] * 3)
+    np.testing.assert_allclose([weight, *states], [[0.25] * 2, [0.1] * 2, [0.5] * 2, [6.0, 7.0]], rtol=1e-7)
 
 
 # Constants, and values that change.

@@ -9,7 +9,7 @@ import numpy as np
 
 from ... import random
 from ...language import Function
-from .intrinsics import bits_of_float, float_of_bits, jit
+from .intrinsics import TO, bits_of_float, float_of_bits, jit
 
 # Philox-4x32-10 in words of 32 bits; see random.py.
 _M0, _M1 = map(np.uint64, random.MULTIPLIERS)
@@ -79,6 +79,15 @@ _op("clamp", lambda x, low, high: _clamp(x, low, high))
 _op("normal", lambda key0, key1, index: _normal(key0, key1, index))
 
 
+def _of_type(scalar: type) -> types.ModuleType:
+    ops = types.ModuleType("tristep_ops")
+    vars(ops).update(vars(_ops), _number=TO[scalar], _literal=TO[scalar])  # in the arithmetic's type
+    return ops
+
+
+_OPS: dict[type, types.ModuleType] = {scalar: _of_type(scalar) for scalar in (np.float32, np.float64)}
+
+
 def _compiled(fn: types.FunctionType) -> Any:
     fn.__module__ = __name__  # numba imports this module when it loads code from its cache; the rule's may be gone
     return jit(fn)
@@ -87,4 +96,4 @@ def _compiled(fn: types.FunctionType) -> Any:
 def bind(function: Function, scalar: type) -> Any:
     """Compile a rule's function for loops over numbers of the type `scalar`."""
     # numba types a literal as float64 or int64, and one literal would turn the whole rule's arithmetic into float64.
-    return function.bind(f"numba {scalar.__name__}", _ops, _compiled, scalar)
+    return function.bind(f"numba {scalar.__name__}", _OPS[scalar], _compiled, scalar)

@@ -135,7 +135,7 @@ def kernel_constants(
         takes_index="index" in function.extras,
         counts_unchanged=isinstance(function, RuleWithMetric) and function.metric.counts_unchanged,
     )
-    constants = {"FUNCTION": bind(function), "ARGUMENTS": arguments, "LAYOUT": layout}
+    constants = {"FUNCTION": bind(function, dtype), "ARGUMENTS": arguments, "LAYOUT": layout}
     constants |= {"SUMMED": _reduced_by(function, "sum"), "MAXIMA": _reduced_by(function, "max")}
     return constants if isinstance(function, Reduction) else constants | {"ZERO": zero_grads}
 

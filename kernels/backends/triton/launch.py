@@ -159,7 +159,7 @@ class TritonLaunch(Launch):
             for block, places in tiles.tiles.items()
         ]
         first, options = layout.first_part + 1, options_of(128, target)  # a gradient's row comes after the weight's
-        function = None if reduction.finished is None else bind(reduction.finished)
+        function = None if reduction.finished is None else bind(reduction.finished, self.dtype)
         for scope in sorted(set(map(walked_as, reduction.scope))):
             counts, together = parts.counts[scope], together_for(tiles, scope)
             chunks = chunks_of(counts, ITEMS // together, counts, tiles.counts[scope])

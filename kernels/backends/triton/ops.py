@@ -63,10 +63,40 @@ def _normal(key0, key1, index):
     return radius * x * (_S0 + square * (_S1 + square * (_S2 + square * (_S3 + square * _S4))))
 
 
-# Rules get this module as `tl`: Triton's functions, except those that would drop a NaN. Triton's are looked up at each
-# access, because the interpreter replaces them while a kernel runs.
-_ops = types.ModuleType("tristep_ops")
-vars(_ops).update(clamp=_clamp, maximum=maximum, minimum=_minimum, normal=_normal, __getattr__=partial(getattr, tl))
+@triton.jit
+def _float32(x):
+    return x.to(tl.float32)
+
+
+@triton.jit
+def _float64(x):
+    return x.to(tl.float64)
+
+
+@triton.jit
+def _float32_of(x):
+    return tl.full((), x, tl.float32)
+
+
+@triton.jit
+def _float64_of(x):
+    return tl.full((), x, tl.float64)
+
+
+def _ops_of(**more: Any) -> types.ModuleType:
+    # Rules get this module as `tl`: Triton's functions, except those that would drop a NaN. Triton's are looked up at each
+    # access, because the interpreter replaces them while a kernel runs.
+    ops = types.ModuleType("tristep_ops")
+    vars(ops).update(
+        clamp=_clamp, maximum=maximum, minimum=_minimum, normal=_normal, __getattr__=partial(getattr, tl), **more
+    )
+    return ops
+
+
+_OPS = {
+    torch.float32: _ops_of(_number=_float32, _literal=_float32_of),
+    torch.float64: _ops_of(_number=_float64, _literal=_float64_of),
+}
 
 
 def _jit(fn: types.FunctionType) -> Any:
@@ -74,6 +104,7 @@ def _jit(fn: types.FunctionType) -> Any:
     return triton.jit(fn)
 
 
-def bind(function: Function) -> Any:
-    """Return a rule, reduction or metric as a Triton function that kernels can call."""
-    return function.bind("triton", _ops, _jit)
+def bind(function: Function, dtype: torch.dtype = torch.float32) -> Any:
+    """Return a rule, reduction or metric as a Triton function that kernels can call, for arithmetic in this dtype."""
+    # Triton rounds literals to float32 where a function has no other arguments, as in tl.where(g > 0.0, 0.1, 0.2).
+    return function.bind(f"triton {dtype}", _OPS[dtype], _jit, reads_source=True, typed=dtype == torch.float64)
