@@ -29,13 +29,15 @@ def update(
         gradients: for each weight its gradient, of the same shape and any floating-point dtype; None skips the weight.
         states: for each weight its state tensors in the order of `rule.state`: float64 for a float64 weight, else float32.
         hyper: hyper-parameters by the names in `rule.hyper`: one mapping for all weights, or a mapping for each. You may
-            leave out `one_minus_x` if you give `x`.
+            leave out `one_minus_x` if you give `x`. Keys of `tl.normal` are whole numbers, 0 to 2^24 - 1; give each weight
+            its own.
         rescale_grad: factor for all gradients. Default: 1.
         engine: "triton", "cpu", "eager" or None (default), the best engine for each weight's device.
 
     Raises:
         TypeError: a hyper-parameter is missing or no number, or an argument has another type.
-        ValueError: lengths, shapes, dtypes or devices do not match. In either case nothing has changed.
+        ValueError: lengths, shapes, dtypes or devices do not match, or a key of `tl.normal` is out of range. In either case
+            nothing has changed.
 
     Example:
         >>> import torch
@@ -64,6 +66,8 @@ def hyper_values(rule: Rule | TensorRule, values: Mapping[str, float]) -> list[f
     for name in rule.hyper:
         if name in values:
             row.append(_number(rule, name, values[name]))
+            if name in rule.keys and not (0 <= row[-1] < 2**24 and row[-1].is_integer()):
+                raise ValueError(f"{name}={values[name]!r} is a key of tl.normal: must be a whole number, 0 to 2^24 - 1")
         elif (how := derivation(name)) is not None and not how.counts and how.source in values:
             row.append(how.compute(_number(rule, how.source, values[how.source])))
         else:

@@ -101,6 +101,7 @@ class ElementwiseFunction(Function):
     Attributes:
         state: names of the state tensors that it reads, in order.
         own_hyper: names of the hyper-parameters that it unpacks, in order.
+        own_keys: names of those that are keys of `tl.normal`.
         extras: names of its further arguments: "sums" (or "kept", for a reduction) and "index".
         reduction: the reduction that runs before it, or None.
         reductions: all reductions that run before it, in order.
@@ -149,6 +150,13 @@ class ElementwiseFunction(Function):
                 )
         kinds = [INDEX if argument == "index" else TUPLE for argument in arguments[2:]]
         self.read_kinds([NUMBER, NUMBER, *kinds], (COMPARISON, INDEX, *[LITERAL] * self.stores_results))
+        if wrong := [names for names in self.draws if not names or not names <= set(self.own_hyper)]:
+            others = ", ".join(sorted(wrong[0] - set(self.own_hyper))) or "literals alone"
+            raise TypeError(
+                f"{self.kind} {self.name!r} makes keys of tl.normal of {others}: they must be hyper-parameters, of which an "
+                "optimizer makes keys for each tensor"
+            )
+        self.own_keys = tuple(name for name in self.own_hyper if any(name in names for names in self.draws))
 
     @property
     def numbers_from(self) -> int | None:

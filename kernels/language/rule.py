@@ -27,7 +27,11 @@ def rule(
     and one final `return`. It may use `+ - * /`, comparisons, `& | ~` on the results of comparisons, the functions of `tl`,
     and functions marked with `jit`. Use `tl.where` in place of `if`. `tl` has `abs`, `ceil`, `cos`, `exp`, `exp2`, `floor`,
     `log`, `log2`, `rsqrt`, `sigmoid`, `sin` and `sqrt` of one value, `maximum` and `minimum` of two, `clamp(x, low, high)`,
-    `where(condition, a, b)` and `normal(key0, key1, index)`.
+    `where(condition, a, b)` and `normal(key0, key1, index)`. In arithmetic a comparison counts as 1 or 0.
+
+    `normal` draws a standard normal number for each element. Its keys are hyper-parameters, whole numbers of any size such
+    as a seed and the update count; an optimizer makes of them, and of the parameter's index, keys for each tensor, so that
+    tensors get different numbers.
 
     Args:
         fn: the function. It may have two more arguments, recognized by name: `sums`, the reduction's results for this
@@ -77,6 +81,7 @@ class Rule(ElementwiseFunction):
         kept: names of the per-tensor states, one number for each tensor, and of states of rows, columns or slices, in order.
         slots: names of states and per-tensor states together.
         hyper: names of the hyper-parameters: first those that the rule unpacks, then those that only its reductions need.
+        keys: names of the hyper-parameters that are keys of `tl.normal`, in the order of `hyper`.
         reduction: the reduction that runs before it, or None.
         changed: names of the states that it changes; backends do not write the others.
         used: names of the states that it reads or changes; the others have no effect.
@@ -122,6 +127,8 @@ class Rule(ElementwiseFunction):
         self.slots = self.state + self.kept
         needed = (name for stage in self.reductions for name in (*stage.own_hyper, *stage.finish_hyper))
         self.hyper = tuple(dict.fromkeys((*self.own_hyper, *needed)))
+        keys = {name for each in (self, *self.reductions) for name in each.own_keys}
+        self.keys = tuple(name for name in self.hyper if name in keys)
         for stage in self.reductions:
             if unknown := [name for name in stage.state if name not in self.state]:
                 raise TypeError(

@@ -81,6 +81,8 @@ class ShapedRule(TensorRule):
             )
         self.state = self._wanted
         self.hyper = self.own_hyper = tuple(dict.fromkeys(name for rule in rules for name in rule.hyper))
+        keys = {name for rule in rules for name in rule.keys}
+        self.keys = tuple(name for name in self.hyper if name in keys)
         self.full_precision = tuple(
             name for name in names if any(name in (*rule.full_precision, *rule.kept) for rule in rules)
         )

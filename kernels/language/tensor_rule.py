@@ -76,6 +76,7 @@ class TensorRule(OfText):
         state: names of the state tensors, in order.
         hyper: names of the hyper-parameters, in order.
         own_hyper: names of the hyper-parameters that its function takes; the others are for the elementwise rule.
+        keys: names of the hyper-parameters that are keys of `tl.normal` in its elementwise rule.
         batched: whether its function takes stacks of tensors.
         full_precision: names of the states that are never stored in low precision.
         nonnegative: names of the states that are never negative.
@@ -125,6 +126,7 @@ class TensorRule(OfText):
                 raise TypeError(
                     f"{argument}={getattr(self, argument)!r}: tensor rule {self.name!r} has no state {unknown[0]!r}"
                 )
+        self.keys = elementwise_rule.keys if elementwise_rule else ()
         options = [argument.arg for argument in tree.args.kwonlyargs]
         if unknown := [name for name in self._options if name not in options]:
             raise TypeError(f"rule {self.name!r} has no option {unknown[0]!r}.{there_are(unknown[0], options)}")

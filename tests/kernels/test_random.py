@@ -7,8 +7,10 @@ import pytest
 import torch
 import updates
 
-from tristep.kernels import random, reduction, rule, tl
+from tristep import Trainer
+from tristep.kernels import jit, random, reduction, rule, tl, update
 from tristep.kernels.states import states_for
+from tristep.optimizer import RuleOptimizer
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 # A radius is a logarithm and a root, an angle a polynomial: an ulp or two each, whichever library computes them.
@@ -119,6 +121,60 @@ def test_reductions_may_draw_too(place):
     place.run(measured, [w], [torch.ones_like(w)], states, [[1.0, 8.0, 9.0]])
     x = updates.normal(8, 9, np.arange(3000))
     assert float(states[0][0][0]) == pytest.approx(float(np.sum(x**2)), rel=1e-5)
+
+
+@jit
+def drawn_by(first, second, index):
+    return tl.normal(first, second, index)
+
+
+@rule
+def shaken(w, g, state, hyper, index):
+    seed, t = hyper
+    x = drawn_by(seed, t, index)
+    return w + x, state
+
+
+class Shaken(RuleOptimizer):
+    rule = shaken
+
+    def __init__(self, seed=0, **others):
+        self.seed = seed
+        super().__init__(**others)
+
+    def hyper(self, t, lr, wd):
+        return {"t": t}
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0, "ema_decay": 0.5}], ids=["", "with options"])
+@pytest.mark.parametrize("seed", [0, 7, 2**24, 2**24 + 1, -1, -(2**40)])
+def test_an_optimizer_makes_keys_for_each_tensor_and_step(place, options, seed):
+    """Of whole numbers of any size, alike on every engine."""
+    weights = [torch.nn.Parameter(torch.zeros(500, device=place.device)) for _ in range(2)]
+    trainer = Trainer(weights, Shaken(seed, **options), engine=place.engine)
+    before, steps = torch.zeros(2, 500), []
+    for _ in range(2):
+        for weight in weights:
+            weight.grad = torch.zeros_like(weight)
+        trainer.step(1)
+        now = torch.stack([weight.detach().cpu() for weight in weights])
+        steps += (now - before).unbind()
+        before = now
+    keys = [np.random.SeedSequence([seed % 2**64, i, t]).generate_state(2) >> 8 for t in (1, 2) for i in range(2)]
+    for got, pair in zip(steps, keys, strict=True):
+        np.testing.assert_allclose(got, updates.normal(*pair.tolist(), np.arange(500)), rtol=1e-4, atol=1e-6)
+    correlated = np.corrcoef(torch.stack(steps)) - np.eye(4)
+    assert np.abs(correlated).max() < 0.25  # five standard deviations
+
+
+@pytest.mark.parametrize("key", [-1, 0.5, 2**24, float("nan")])
+def test_keys_that_engines_would_read_differently_are_refused(key):
+    w = torch.zeros(3)
+    with pytest.raises(ValueError, match=r"key0=.* is a key of tl.normal: must be a whole number, 0 to 2\^24 - 1"):
+        update(noise, [w], [w.clone()], [()], {"key0": key, "key1": 0})
+    if key == 0.5:
+        with pytest.raises(TypeError, match="seed=0.5 is a key of tl.normal: must be a whole number"):
+            Shaken(key).row(1, 0.1, 0.0, 0)
 
 
 @reduction

@@ -309,7 +309,7 @@ class JointRows(Rows):
         kinds: dict[Any, list[int]] = {}
         for k, count in enumerate(first.step_counts.values.tolist()):
             kind = (count, *first.multipliers(k))
-            kinds.setdefault(kind if first.uniform_hyper else k, []).append(k)
+            kinds.setdefault(kind if first.shares_rows else k, []).append(k)
         self._sets = [
             (slice(None) if len(kinds) == 1 else np.array(at), at[0], *first.multipliers(at[0]), at[0])
             for at in kinds.values()

@@ -259,7 +259,7 @@ class _OfRule(FusedOptimizer):
         return self._of(group).master_dtype(weight)
 
     def _initial_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
-        if self._klass.uniform_hyper:
+        if self._of(group).shares_rows:
             return {"step": 0.0}
         parameters = [member for any_group in self.param_groups for member in any_group["params"]]
         index = next(i for i, member in enumerate(parameters) if member is parameter)

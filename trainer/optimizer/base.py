@@ -299,7 +299,7 @@ class Optimizer:
     @property
     def depends_on_order(self) -> bool:
         """Whether results may depend on the order in which parameters are updated."""
-        return not getattr(self, "uniform_hyper", False)
+        return not getattr(self, "shares_rows", False)
 
     def has_others(self, index: Index) -> bool:
         """Return whether the optimizer has parameters other than this one."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from ...kernels import Rule, rules
 from ..validation import integer
 from .base import register
-from .counts import Index
 from .rule_optimizer import RuleOptimizer
 from .settings import Setting, first_argument_in_mxnet, fraction, not_negative, switch
 
@@ -121,19 +118,14 @@ class SGLD(RuleOptimizer):
     """
 
     rule = rules.sgld
-    uniform_hyper = False
-
     seed = Setting(integer, low=0)
 
     def __init__(self, learning_rate: float | None = None, seed: int = 0, **kwargs: Any) -> None:
         self.seed = seed
         super().__init__(learning_rate=learning_rate, **kwargs)
 
-    def hyper_of(self, index: Index | None, t: int, lr: float, wd: float) -> dict[str, float]:
-        # The keys depend on the parameter's index and count, so that the order of updates does not matter.
-        number = index if isinstance(index, int) and index >= 0 else zlib.crc32(str(index).encode())
-        key0, key1 = np.random.SeedSequence([self.seed, number, t]).generate_state(2) >> 8
-        return {"key0": float(key0), "key1": float(key1)}
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        return {"key0": self.seed, "key1": t}
 
 
 @register

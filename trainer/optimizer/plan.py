@@ -471,7 +471,7 @@ class HyperRows(Rows):
         self._before: tuple[Any, ...] = ()  # the host state before the step, and the count of the step begun before
         # Whether one row may have columns of numbers for parameters with other multipliers, and whether rows have some.
         begins = type(optimizer).begin_step is not RuleOptimizer.begin_step
-        self._takes_columns = optimizer.uniform_hyper and not (optimizer.host_state_names or begins)
+        self._takes_columns = optimizer.shares_rows and not (optimizer.host_state_names or begins)
         self._has_columns = False
 
     def form(self, rule: Any, number: int | None = None) -> list[tuple[Any, Any]]:
@@ -545,7 +545,7 @@ class HyperRows(Rows):
         indices = list(compress(self._indices, self.active))
         pairs = [(1.0, 1.0)] * len(indices) if multipliers is None else list(map(optimizer.multipliers, indices))
         kinds: Any = range(len(indices))
-        if optimizer.uniform_hyper:
+        if optimizer.shares_rows:
             counts = optimizer.step_counts.values[slots].tolist()
             kinds = counts if multipliers is None else list(zip(counts, pairs, strict=True))
         self._has_columns = self._takes_columns and multipliers is not None and len(set(kinds)) >= COLUMNS_FROM

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -191,13 +192,18 @@ class RuleOptimizer(Optimizer):
         """Return hyper-parameters that depend on the update count, by name; subclasses override it.
 
         The returned values replace attributes and derived values of the same names, and further values are derived from
-        them.
+        them. Keys of `tl.normal` are whole numbers, such as a seed and `t`; a tensor gets keys made of them and its index.
 
         Args:
             t: the number of the parameter's update; the first is 1.
             lr, wd: the parameter's learning rate and weight decay, including schedule and multipliers.
         """
         return {}
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether parameters of equal count, rate and decay have equal hyper-parameters, with the keys of `tl.normal`."""
+        return self.uniform_hyper and not self.rule.keys
 
     def hyper_of(self, index: Index | None, t: int, lr: float, wd: float) -> dict[str, float]:
         """Return one parameter's hyper-parameters, by default those of `hyper`; every row has them from here.
@@ -276,6 +282,8 @@ class RuleOptimizer(Optimizer):
         row: list[float] = [self.rescale_grad]
         attributes = vars(self)
         try:
+            if rule.keys:
+                values.update(self._keys_of(rule.keys, values, index))
             for name, derived in derivations(rule.hyper):
                 value = values.get(name)
                 if value is None:
@@ -297,6 +305,17 @@ class RuleOptimizer(Optimizer):
         if (self.stochastic_rounding or self.state_dtype is not None) and self.rounding is not None:
             row.append(t)
         return row
+
+    def _keys_of(self, names: Sequence[str], values: Mapping[str, Any], index: Index | None) -> dict[str, float]:
+        """Return keys of a parameter by itself: they depend on its index, so that the order of updates does not matter."""
+        given = {name: values[name] if name in values else getattr(self, name) for name in names}
+        for name, value in given.items():
+            if float(value) != int(value):
+                raise TypeError(f"{name}={value!r} is a key of tl.normal: must be a whole number")
+        number = index if isinstance(index, int) and index >= 0 else zlib.crc32(str(index).encode())
+        first, *others = (int(value) % 2**64 for value in given.values())  # a seed may be negative
+        words = np.random.SeedSequence([first, number, *others]).generate_state(len(given)) >> 8
+        return dict(zip(names, map(float, words), strict=True))  # float32 has 24 bits
 
     def rows_of_step(
         self,
