@@ -126,10 +126,39 @@ def check_return(tree: ast.FunctionDef, argument: str, states: tuple[str, ...]) 
         )
 
 
+def check_states_returned(tree: ast.FunctionDef, argument: str, states: tuple[str, ...]) -> None:
+    """Raise TypeError if a rule computes a new state, but returns `state`, which has the old one."""
+    stored = _stored(tree)
+    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    only_old = all(
+        isinstance(value, ast.Tuple) and len(value.elts) == 2 and ast.unparse(value.elts[1]) == argument
+        for value in returned
+    )
+    lost = [name for name in states if stored.count(name) > 1]
+    if lost and only_old and argument not in stored:
+        raise TypeError(
+            f"rule {tree.name!r} computes a new {lost[0]!r} and returns {argument!r}, which has the old one, so the state "
+            f"would never change: return the new states, as in `return w, ({', '.join(states)}{',' * (len(states) == 1)})`"
+        )
+
+
+def check_names(tree: ast.FunctionDef, *names: str) -> None:
+    """Raise TypeError if a function unpacks two values into one name, or one into that of its weight or gradient."""
+    names = (*(argument.arg for argument in tree.args.args[:2]), *names)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise TypeError(
+            f"{tree.name!r} has the name {twice[0]!r} twice among its weight, gradient, states, sums and hyper-parameters: "
+            "each must have a name of its own"
+        )
+
+
+def _stored(tree: ast.FunctionDef) -> list[str]:
+    return [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+
+
 def unchanged_states(tree: ast.FunctionDef, argument: str, states: tuple[str, ...]) -> set[str]:
     """Return the names of the states that a rule returns unchanged, as far as the text shows it."""
-    stored = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    returned = tree.body[-1].value  # type: ignore[attr-defined]
+    stored, returned = _stored(tree), tree.body[-1].value  # type: ignore[attr-defined]
     if not isinstance(returned, ast.Tuple):
         return set()
     second = returned.elts[1]

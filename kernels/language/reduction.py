@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ..messages import instance
-from .checks import names_behind, unpacked_names
+from .checks import check_names, names_behind, unpacked_names
 from .function import Function
 from .kinds import COMPARISON, INDEX, LITERAL, NUMBER, TUPLE
 
@@ -137,6 +137,8 @@ class ElementwiseFunction(Function):
             )
         self.state = unpacked_names(self.tree, arguments[2], may_return=True)
         self.own_hyper = unpacked_names(self.tree, arguments[3])
+        numbers = [name for argument in further for name in unpacked_names(self.tree, argument)]
+        check_names(self.tree, *self.state, *self.own_hyper, *numbers)
         if reduction is not None:
             if "kept" in reduction.extras and reduction.finished is None:
                 raise TypeError(

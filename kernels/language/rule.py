@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .checks import check_return, names_read, unchanged_states
+from .checks import check_return, check_states_returned, names_read, unchanged_states
 from .reduction import ElementwiseFunction, Reduction
 
 
@@ -114,6 +114,7 @@ class Rule(ElementwiseFunction):
                 raise TypeError(f"{argument}={names!r}: rule {self.name!r} has no state {unknown[0]!r}")
         argument = self.tree.args.args[2].arg
         check_return(self.tree, argument, self.state)
+        check_states_returned(self.tree, argument, self.state)
         unchanged = unchanged_states(self.tree, argument, self.state)
         read = names_read(self.tree, self.state)
         self.changed = tuple(name for name in self.state if name not in unchanged)

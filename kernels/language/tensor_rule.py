@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..messages import instance, there_are
-from .checks import parse_function, unpacked_names
+from .checks import check_names, check_states_returned, parse_function, unpacked_names
 from .reduction import Reduction
 from .rule import Limit, Rule
 from .text import OfText
@@ -120,6 +120,8 @@ class TensorRule(OfText):
             raise TypeError(f"tensor rule {self.name!r} takes ({', '.join(arguments)}): it must be (w, g, state, hyper)")
         self.state = unpacked_names(tree, arguments[2], may_return=True)
         self.own_hyper = unpacked_names(tree, arguments[3])
+        check_names(tree, *self.state, *self.own_hyper)
+        check_states_returned(tree, arguments[2], self.state)
         self.hyper = tuple(dict.fromkeys((*self.own_hyper, *(elementwise_rule.hyper if elementwise_rule else ()))))
         for argument in ("full_precision", "nonnegative"):
             if unknown := [name for name in getattr(self, argument) if name not in self.state]:
