@@ -61,6 +61,7 @@ class Launch:
     """
 
     looks_at_tensors = False  # whether it computes on tensors rather than on addresses
+    may_raise = False  # whether the rule may raise for the values of tensors
     multiplies_on_host = False  # whether the factor in grad_scale_and_skip is multiplied into `hyper`
 
     @torch.inference_mode(False)  # what is made here outlives the step
@@ -167,6 +168,9 @@ class Launch:
     def compute(self) -> None:
         """Update the weights with the present addresses and hyper-parameters."""
         raise NotImplementedError
+
+    def compute_ahead(self) -> None:
+        """Compute new values without writing them, if `may_raise`; the next `compute` writes them."""
 
     def unconditional(self) -> Callable[[], None]:
         """Return what `compute` calls where no step is skipped and gradients have no scale."""

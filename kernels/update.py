@@ -68,6 +68,7 @@ class Update:
         reduces_like: with `all_reduce_global`, for an update without weights in a process whose others have some: a tensor
             with their device and the dtype of their arithmetic. The update then takes part in reductions over all tensors.
         begun: whether `begin` has begun the step that the next call finishes.
+        raising: the launches whose rule may raise for the values of tensors; see `compute_ahead`. Set by `bind`.
         host_only: if True, a call only writes `hyper` into the tables and launches nothing, for steps that a CUDA graph
             replays. Default: False.
 
@@ -115,7 +116,8 @@ class Update:
         self._layouts: GradLayouts | None = None
         self._bound_gradients: Sequence[Any] | None = None  # the gradients themselves, from `bind` to the step
         self._own = False
-        self.begun = False
+        self.begun = self._is_ahead = False
+        self.raising: list[Launch] = []
         self._into: MetricsBuffer | None = None  # the last buffer that was checked to have enough rows
         self._touched: list[torch.Tensor] = []  # weights that have a gradient
         self.active: list[bool] | None = None
@@ -227,7 +229,7 @@ class Update:
             own: whether each gradient is its weight's `.grad`.
             in_place: whether the caller has already asked `is_in_place`, with the answer True.
         """
-        self.begun = False
+        self.begun = self._is_ahead = False
         if not (in_place or self.is_in_place()):
             return False
         # A weight of another dtype may have the old one's address. If `own`, its gradient shows the new dtype, too.
@@ -331,6 +333,7 @@ class Update:
             self._groups = [self._launch(key, indices) for key, indices in members.items()]
             self._guard = PointerGuard(self._watched)
             self._keys, self._shapes = keys, shapes
+            self.raising = [group for group in self._groups if group.may_raise]
         self._references, self._gradient_guard = gradient_references(gradients), PointerGuard(_present(gradients))
         active = [gradient is not None for gradient in gradients]
         self._activate(None if all(active) else active)
@@ -412,11 +415,11 @@ class Update:
             self._check_rows(into)
         if self._bound_gradients is None:
             self._dereference()
-        if not self._reduces:
+        if self._reduces or self.raising:
+            self._run_after_reductions(into)
+        else:
             for group in self._groups:
                 group.run(hyper, into)
-        else:
-            self._run_after_reductions(hyper, into)
         increment_version(self._touched)  # as `count_change`
         if self.zero_grads:
             increment_version(_present(self._bound_gradients or ()))
@@ -470,19 +473,43 @@ class Update:
         """Return the result of the rule's first reduction, which must be over all tensors: a tensor without dimensions."""
         return self._groups[0].totals[0][0, 0]
 
+    def compute_ahead(self) -> None:
+        """Compute new values where a rule may raise, and write none of them; the next call finishes the step.
+
+        A step of several updates calls it for all of them before the first writes.
+        """
+        if not self.raising or self._is_ahead:
+            return
+        if self._bound_gradients is None:
+            self._dereference()
+        with torch.no_grad():
+            self._run_reductions()
+            for group in self.raising:
+                group.compute_ahead()
+        self._is_ahead = True
+
     @torch.no_grad()
-    def _run_after_reductions(self, hyper: Any, into: MetricsBuffer | None) -> None:
+    def _run_after_reductions(self, into: MetricsBuffer | None) -> None:
+        if self.raising:
+            self.compute_ahead()
+        else:
+            self._run_reductions()
+        self._is_ahead = False
+        for group in reversed(self._groups):  # the last group read by the reductions is still in the cache
+            group.run_rule(into)
+            group.end()
+
+    def _run_reductions(self) -> None:
+        """Begin the step, unless `begin` has, and run the rule's reductions, if it has any."""
+        hyper: Any = self.hyper if self._row is None or self.seed is not None else self._row
         for group in () if self.begun else self._groups:
             group.begin(hyper)
         joins = self.all_reduce_global, self.all_reduce_per_tensor
-        if self._groups:
+        if self._groups and self._reduces:
             run_reductions(self._groups, len(self.weights), *joins, self.begun)
         elif self.reduces_like is not None and self.all_reduce_global is not None:
             reduce_nothing(self.rule, self.reduces_like, self.all_reduce_global, self.begun)
         self.begun = False
-        for group in reversed(self._groups):  # the last group read by the reductions is still in the cache
-            group.run_rule(into)
-            group.end()
 
     def _refuse_to_capture_strided(self) -> None:
         """Raise RuntimeError if torch's operations step a weight, because the compiled engines cannot walk its rows."""

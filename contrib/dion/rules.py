@@ -119,6 +119,7 @@ def _decayed(
     elementwise=is_elementwise,
     elementwise_rule=adamw_of_vectors,
     nonnegative=("var",),
+    never_raises=True,
 )
 def dion2(w, g, state, hyper, *, how=Orthogonalization(), fraction=FRACTION):  # noqa: B008  # never changed
     """Muon on a fraction of the rows or columns. Ahn, Amsel & Langford (2025), with the hyper-parameters of `muon`.
@@ -148,6 +149,7 @@ def dion2(w, g, state, hyper, *, how=Orthogonalization(), fraction=FRACTION):  #
     elementwise_rule=adamw_of_vectors,
     full_precision=("row",),
     nonnegative=("var", "row"),
+    never_raises=True,
 )
 def nordion2(w, g, state, hyper, *, how=Orthogonalization(), fraction=FRACTION):  # noqa: B008  # never changed
     """NorMuon on a fraction of the rows, as `dion2`, with the hyper-parameters of `normuon`. Only their `row` is updated.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -305,6 +306,10 @@ class WholeLaunch(_TorchLaunch):
     def _prepare(self) -> None:
         # By shape, whether the rule left a copy of the gradient unchanged; only then it gets later gradients without a copy.
         self._leaves_gradients: dict[torch.Size, bool] = {}
+        # Shapes for which the rule was seen to leave weights and states unchanged; until then it gets copies.
+        self._leaves_others: set[torch.Size] = set()
+        self.may_raise = not self.rule.never_raises
+        self._ahead: list[Any] | None = None  # what `_stepped` has returned, from `compute_ahead` to `compute`
         # The most elements of each tensor's weight or states; the bases of SOAP may be larger than the weight.
         pairs = zip(self.weights, self.states, strict=True)
         self._largest = [max(tensor.numel() for tensor in (weight, *states)) for weight, states in pairs]
@@ -327,13 +332,24 @@ class WholeLaunch(_TorchLaunch):
         totals[:] = totals.sum(dim=0, dtype=widest(totals.device))
 
     @torch.no_grad()
+    def compute_ahead(self) -> None:
+        self._ahead = None
+        self._ahead = list(self._steps())
+
+    @torch.no_grad()
     def compute(self) -> None:
+        steps, self._ahead = self._steps() if self._ahead is None else self._ahead, None
+        for members, *results in steps:
+            self._keep_stack(members, *results)
+        if self.zero_grads:
+            self.zero_gradients()
+
+    def _steps(self) -> Iterator[tuple[Any, ...]]:
+        """Yield for each stack of tensors its indices, and what `_stepped` returns."""
         gradients = [None if bound is None else bound() for bound in self.gradients]
         active = [i for i, gradient in enumerate(gradients) if gradient is not None and self.sizes[i]]
         for members in self._stacks(active) if self.rule.batched else [[i] for i in active]:
-            self._keep_stack(members, *self._stepped(members, [gradients[i] for i in members]))
-        if self.zero_grads:
-            self.zero_gradients()
+            yield members, *self._stepped(members, [gradients[i] for i in members])
 
     def _stepped(self, members: list[int], gradients: list[Any]) -> tuple[torch.Tensor, Any, Any, torch.Tensor, list[Any]]:
         """Return the old weight, the gradient, the old states, and the new weight and states of a stack of tensors."""
@@ -355,10 +371,16 @@ class WholeLaunch(_TorchLaunch):
         if self.sums:
             numbers = tuple(number for sums in reversed(self.sums) for number in sums[members[0]].unbind())
             compute = partial(_with_sums, compute, numbers)
+        if g.shape not in self._leaves_others:
+            before, old = before.clone(), tuple(state.clone() for state in old)
+        versions = [_version(tensor) for tensor in (before, *old)]
         if g is gradients[0]:
             w, new = self._computed_with(g, compute, before, old, tuple(hyper))
         else:
             w, new = compute(before, g, old, tuple(hyper))
+        if (after := [_version(tensor) for tensor in (before, *old)]) != versions:
+            self._refuse_in_place(g.shape, [a != b for a, b in zip(after, versions, strict=True)])
+        self._leaves_others.add(g.shape)
         if scale_and_skip is not None:
             w = _chosen(scale_and_skip, before, w)
         return before, g, old, w, list(new)
@@ -407,7 +429,7 @@ class WholeLaunch(_TorchLaunch):
         """Run the rule with the user's gradient, or with a copy until the rule is known not to write to it."""
         copies = not self._leaves_gradients.get(g.shape, False)
         gradient = g.clone() if copies else g
-        version = None if gradient.is_inference() else gradient._version
+        version = _version(gradient)
         result = compute(before, gradient, old, hyper)
         written = version is None or gradient._version != version
         if copies:
@@ -418,6 +440,14 @@ class WholeLaunch(_TorchLaunch):
                 "so at every step or never; write g = g * ... instead of g.mul_(...). No weight has been changed by it"
             )
         return result
+
+    def _refuse_in_place(self, shape: torch.Size, changed: list[bool]) -> None:
+        names = ", ".join(itertools.compress(("w", *self.rule.state), changed))
+        late = " It has not done so before: the tensor itself has been changed." if shape in self._leaves_others else ""
+        raise RuntimeError(
+            f"tensor rule {self.rule.name!r} has changed {names} in place: it must return new tensors, such as w - step "
+            f"instead of w.sub_(step).{late or ' Nothing has been changed by it'}"
+        )
 
     def _read(self, i: int, k: int) -> torch.Tensor:
         state = self.states[i][k]
@@ -456,6 +486,11 @@ def sum_of(value: torch.Tensor) -> torch.Tensor:
 
 def _with_sums(compute: Any, sums: tuple[torch.Tensor, ...], w: Any, g: Any, states: Any, hyper: Any) -> Any:
     return compute(w, g, states, hyper, sums)
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """Return how often a tensor was written to; torch does not count it for tensors of inference mode."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

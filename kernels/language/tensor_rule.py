@@ -26,12 +26,16 @@ def tensor_rule(
     elementwise_rule: Rule | None = None,
     full_precision: Sequence[str] = (),
     nonnegative: Sequence[str] = (),
+    never_raises: bool = False,
 ) -> Any:
     """Make an update rule of whole tensors from a function `(w, g, state, hyper) -> (new_w, new_state)` in torch operations.
 
     Use it for rules that are not elementwise, with sums over rows or products of matrices. It runs on every device in plain
     torch, one tensor at a time unless it is `batched`. `w` and `g` are float64 for float64 weights, else float32. The
-    function must not change tensors in place.
+    function must return new tensors: one that changes a weight or a state in place is refused at its first step.
+
+    A step computes the new values of all tensors before it writes the first, so that a function that raises, such as
+    `torch.linalg.svd` for NaN, changes nothing.
 
     Args:
         fn: the function. Its first lines unpack `state` and `hyper` into names. Keyword-only arguments, which must have
@@ -49,6 +53,8 @@ def tensor_rule(
         full_precision: names of states that are never stored in low precision; nor are states of another shape than the
             weight's.
         nonnegative: names of states that are never negative, so that 8 bits can resolve more values.
+        never_raises: whether the function raises for no values of the tensors. Its results are then written at once, and
+            a step needs less memory: room for the new values of one tensor, or stack, instead of all. Default: False.
 
     Returns:
         The `TensorRule`, or, if only keyword arguments are given, a decorator that makes it.
@@ -63,9 +69,8 @@ def tensor_rule(
         ...     (lr,) = hyper
         ...     return w - lr * g / g.norm(), state
     """
-    if fn is None:
-        return lambda fn: TensorRule(fn, shapes, batched, cost, elementwise, elementwise_rule, full_precision, nonnegative)
-    return TensorRule(fn, shapes, batched, cost, elementwise, elementwise_rule, full_precision, nonnegative)
+    how = shapes, batched, cost, elementwise, elementwise_rule, full_precision, nonnegative, None, never_raises
+    return TensorRule(fn, *how) if fn is not None else lambda fn: TensorRule(fn, *how)
 
 
 class TensorRule(OfText):
@@ -80,8 +85,10 @@ class TensorRule(OfText):
         batched: whether its function takes stacks of tensors.
         full_precision: names of the states that are never stored in low precision.
         nonnegative: names of the states that are never negative.
+        never_raises: whether its function raises for no values of the tensors.
     """
 
+    never_raises = False
     kept: tuple[str, ...] = ()
     parts: str | None = None
     reductions: tuple[Reduction, ...] = ()
@@ -99,6 +106,7 @@ class TensorRule(OfText):
         full_precision: Sequence[str] = (),
         nonnegative: Sequence[str] = (),
         options: Mapping[str, Any] | None = None,
+        never_raises: bool = False,
     ) -> None:
         instance("the function of @tensor_rule", fn, types.FunctionType, "a plain Python function")
         self.fn = fn
@@ -107,7 +115,7 @@ class TensorRule(OfText):
         self.batched = batched
         self.full_precision, self.nonnegative = tuple(full_precision), tuple(nonnegative)
         self._shapes, self._cost, self._elementwise = shapes, cost, (elementwise, elementwise_rule)
-        self._options = dict(options or {})
+        self._options, self.never_raises = dict(options or {}), never_raises
         self._made_by: tuple[Any, ...] | None = None
         self.made_of_it: dict[Any, Any] = {}  # rules made from this one by transforms
         self._defined()
@@ -233,7 +241,7 @@ class TensorRule(OfText):
         """
         decides, elementwise_rule = self._elementwise
         how = shapes or self._shapes, self.batched, cost or self._cost, elementwise or decides, elementwise_rule
-        variant = TensorRule(self.fn, *how, self.full_precision, self.nonnegative, options)
+        variant = TensorRule(self.fn, *how, self.full_precision, self.nonnegative, options, self.never_raises)
         variant._made_by = made_by
         variant.read()
         return variant

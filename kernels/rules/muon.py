@@ -324,6 +324,7 @@ def adamw_of_vectors(w, g, state, hyper):
     elementwise=is_elementwise,
     elementwise_rule=adamw_of_vectors,
     nonnegative=("var",),
+    never_raises=True,
 )
 def muon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never changed
     """Orthogonalized momentum. Jordan et al. (2024). `adamw_of_vectors` updates tensors that are not matrices.
@@ -368,6 +369,7 @@ def evened(block: torch.Tensor, row: torch.Tensor, scale: float) -> torch.Tensor
     elementwise_rule=adamw_of_vectors,
     full_precision=("row",),
     nonnegative=("var", "row"),
+    never_raises=True,
 )
 def normuon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never changed
     """Muon with an adaptive learning rate for each row. Li et al. (2025), alg. 1, with the hyper-parameters of `muon`.

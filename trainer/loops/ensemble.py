@@ -165,6 +165,7 @@ class Ensemble:
             for plan in plans:
                 written.append(plan)
                 plan.rows.write(plan.update)
+                plan.update.compute_ahead()
             for alone in self._alone.values():
                 alone.run()
         except BaseException:

@@ -364,7 +364,8 @@ class Plans:
         """Do everything of a step that may fail, without visible changes. `in_place`: `holds` has just returned True."""
         for plan in self._plans:
             plan.prepare(plan.gradients(), in_place=in_place)
-            plan.rows.write(plan.update)
+            if plan.rows.write(plan.update) and plan.update.raising and not plan.exchanges:  # other ranks wait for those
+                plan.update.compute_ahead()
 
     def run(self) -> None:
         """Update the parameters and then their numbers; ranks exchange tensors while other parameters are updated."""

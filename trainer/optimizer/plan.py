@@ -356,6 +356,8 @@ class MultiPlan(Plan):
                     if plan.rows.write(plan.update, number):
                         launched.append(plan)
             factor = self._begin(launched) if has_limit(self._optimizer) else None
+            for plan in launched:
+                plan.update.compute_ahead()
             for plan in plans:
                 if isinstance(plan, CustomPlan):
                     plan.run(into, factor)
