@@ -19,7 +19,7 @@ def metric(**by: str) -> Callable[[Callable[..., Any]], Metric]:
 
     Args:
         **by: for each value that the function returns, in order, its name and how it is reduced over a tensor: "sum", or
-            "max", the largest of values >= 0, which is NaN if any value is NaN.
+            "max", the largest of 0 and the values, which is NaN if any value is NaN.
 
     Raises:
         TypeError: the function has another form or uses a name that backends do not know.

@@ -60,7 +60,8 @@ def reduction(
         scope: "tensor" (default) sums over each tensor, "global" over all tensors of the update together. With `op="mean"`,
             for each value the parts that it is averaged over: "row", "column" or "slice"; "slice" not with others.
         feeds_next: whether the results of `reduction` are passed on, after this reduction's own. Default: False.
-        op: "sum" (default), or "max", the largest of values >= 0, which is NaN if any value is NaN; or "mean".
+        op: "sum" (default), or "max", the largest of 0 and the values, which is NaN if any value is NaN; or "mean". A tensor
+            without elements or gradient counts as 0.
         means: names of states of rows, given by `finish`, whose mean over the rows of each matrix is passed to the rule,
             after the other results. Default: none.
 

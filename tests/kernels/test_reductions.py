@@ -83,6 +83,27 @@ def by_largest(w, g, state, hyper, sums):
     return w, (everywhere(w, of_weight), everywhere(w, of_gradient))
 
 
+@reduction(op="max")
+def largest_signed(w, g, state, hyper):
+    return w, g
+
+
+@rule(reduction=largest_signed)
+def by_signed(w, g, state, hyper, sums):
+    weight, gradient = state
+    of_weight, of_gradient = sums
+    return w, (everywhere(w, of_weight), everywhere(w, of_gradient))
+
+
+@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
+@pytest.mark.parametrize(("values", "largest"), [([-6.0, -1.0], 0.0), ([-6.0, 2.0, 1.0], 2.0), ([-6.0, np.nan], np.nan)])
+def test_the_largest_of_values_below_0_is_0(place, values, largest, dtype):
+    w = place.tensor(values, dtype)
+    states = states_for(by_signed, [w])
+    place.run(by_signed, [w], [w.clone()], states, [[1.0]])
+    np.testing.assert_array_equal([state[0].item() for state in states[0]], [largest] * 2)
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("n", [16, 17], ids=["two launches", "three launches"])
 def test_totals_of_more_tiles_than_are_added_up_at_once(triton_place, n, small_tiles, monkeypatch):

@@ -59,16 +59,18 @@ double_of_bits = _bits_as(numba.types.float64, numba.types.uint64, ir.DoubleType
 _bits_of_double = _bits_as(numba.types.uint64, numba.types.float64, ir.IntType(64))
 
 
-# The maximum of nonnegative numbers is computed on their bits, which have the same order, with NaN above all. As numbers
-# they would be compared one by one, because of NaN.
+# The maximum of 0 and some numbers is computed on their bits, which have the same order for nonnegative numbers, with NaN
+# above all. As numbers they would be compared one by one, because of NaN.
 @jit
 def larger_of_float(bits, value):
-    return max(np.uint32(bits), np.uint32(bits_of_float(value) & np.uint32(0x7FFFFFFF)))
+    own = np.uint32(bits_of_float(value) & np.uint32(0x7FFFFFFF))
+    return max(np.uint32(bits), np.uint32(0) if value < 0 else own)
 
 
 @jit
 def larger_of_double(bits, value):
-    return max(np.uint64(bits), np.uint64(_bits_of_double(value) & np.uint64(0x7FFFFFFFFFFFFFFF)))
+    own = np.uint64(_bits_of_double(value) & np.uint64(0x7FFFFFFFFFFFFFFF))
+    return max(np.uint64(bits), np.uint64(0) if value < 0 else own)
 
 
 @intrinsic
