@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,9 @@ def rule_by_shape(*rules: Rule, state: Sequence[str]) -> Callable[[Callable[[tor
         A decorator for the function, which makes the `ShapedRule`.
 
     Raises:
-        TypeError: what is decorated is no function, or `state` has other names than the rules' states.
+        TypeError: what is decorated is no function, a rule is not elementwise, or `state` has other names than the rules'
+            states. At the first step: the function returns something else than one of the rules.
+        ValueError: no rules are given. At the first step: a rule with means over rows or columns is chosen for a vector.
 
     Example:
         >>> from tristep.kernels import reduction, rule, rule_by_shape, tl
@@ -47,7 +49,11 @@ def rule_by_shape(*rules: Rule, state: Sequence[str]) -> Callable[[Callable[[tor
         ... def normalized(shape):
         ...     return normalized_rows if len(shape) > 1 else signs
     """
-    return lambda fn: ShapedRule(fn, rules, state)
+    if not rules:
+        raise ValueError("rule_by_shape() got no rules: name all rules that the function may return")
+    for each in rules:
+        instance("each rule of @rule_by_shape", each, Rule, "elementwise, made with @rule")
+    return lambda fn: ShapedRule(fn, {each: each for each in rules}, state)
 
 
 class ShapedRule(TensorRule):
@@ -59,7 +65,7 @@ class ShapedRule(TensorRule):
     def __init__(
         self,
         fn: Callable[[torch.Size], Rule],
-        rules: Sequence[Rule],
+        rules: Mapping[Rule, Rule],
         state: Sequence[str],
         how: tuple[Any, ...] | None = None,
     ) -> None:
@@ -67,7 +73,7 @@ class ShapedRule(TensorRule):
         self.fn, self.name, self.batched = fn, fn.__name__, False
         self.__doc__, self.__module__ = fn.__doc__, fn.__module__
         self._wanted, self._made_by, self.made_of_it = tuple(state), how, {}
-        self.rules = {rule: rule for rule in rules}  # by the rule that the function returns
+        self.rules = dict(rules)  # by the rule that the function returns
         self._cost, self._elementwise = None, (None, None)
         self._defined()
 
@@ -97,15 +103,24 @@ class ShapedRule(TensorRule):
         return [of.get(name, torch.Size([0])) for name in self.state]
 
     def rule_for(self, shape: torch.Size) -> Rule:
-        return self.rules[self.fn(shape)]
+        chosen: Any = self.fn(shape)
+        if not isinstance(chosen, Rule) or chosen not in self.rules:
+            raise TypeError(
+                f"{self.name!r} returned {chosen!r} for the shape {tuple(shape)}: it must return one of the rules that "
+                f"@rule_by_shape names, {', '.join(rule.name for rule in self.rules)}"
+            )
+        if chosen.parts == "matrix" and len(shape) < 2:
+            raise ValueError(
+                f"{self.name!r} chose {chosen.name!r} for the shape {tuple(shape)}: it has means over rows or columns, so "
+                "the weight must have two dimensions or more; choose another rule for others"
+            )
+        return self.rules[chosen]
 
     def transformed(self, transform: Callable[[Rule], Rule], how: tuple[Any, ...]) -> ShapedRule:
         """Return the rule that chooses among the transformed rules; `how` makes it again, for pickle."""
-        made = ShapedRule(self.fn, (), self.state, how)
-        made.rules = {chosen: transform(rule) for chosen, rule in self.rules.items()}
-        added = (name for rule in made.rules.values() for name in rule.slots if name not in self.state)
-        made._wanted = (*self.state, *dict.fromkeys(added))
-        return made
+        rules = {chosen: transform(rule) for chosen, rule in self.rules.items()}
+        names = dict.fromkeys((*self.state, *(name for rule in rules.values() for name in rule.slots)))
+        return ShapedRule(self.fn, rules, tuple(names), how)
 
     def __call__(self, w: torch.Tensor, g: torch.Tensor, state: Any, hyper: Any, *sums: Any) -> Any:
         raise TypeError(f"rule {self.name!r} runs in an Update, which computes its reductions: it cannot be called")

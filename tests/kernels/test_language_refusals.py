@@ -22,14 +22,20 @@ REFUSED = {
     "a state's name twice": ("    m, m = state\n    return w, (m, m)", "'refused' has the name 'm' twice"),
     "the gradient's name again": ("    (g,) = state\n    return w, (g,)", "'refused' has the name 'g' twice"),
     "too few arguments of a word": ("    return tl.maximum(w), state", r"`tl.maximum\(w\)`, with 1 .*: tl.maximum takes 2"),
-    "an argument that a helper lacks": ("    return w - added(g), state", r"missing a required argument: 'y'; it takes \(x, y\)"),
+    "an argument that a helper lacks": (
+        "    return w - added(g), state",
+        r"missing a required argument: 'y'; it takes \(x, y\)",
+    ),
     "a tuple in arithmetic": ("    return w - both(w, g), state", r"computes with `both\(w, g\)`, a tuple: unpack it first"),
     "a comparison given to a helper that computes": (
         "    return w - added(g > 0.0, g), state",
         r"'added' contains `x \+ y`, which computes with `x`, a comparison: pass tl.where\(..., 1.0, 0.0\) to it",
     ),
     "a helper's comparison among results": ("    return both(w, g)", "has a comparison among what is returned: unpack it"),
-    "a choice by a number": ("    return tl.where(g, w, g), state", "where `g` is a number: it must be .*such as `g != 0.0`"),
+    "a choice by a number": (
+        "    return tl.where(g, w, g), state",
+        "where `g` is a number: it must be .*such as `g != 0.0`",
+    ),
     "a text": ("    return w - 'g', state", "contains `'g'`, which is no number"),
     "a name before its assignment": ("    a = b\n    b = w\n    return a, state", "`b`, which is not assigned before"),
     "keys that are literals": (

@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from trainer_cases import values_of
 
 from tristep import Trainer, rule
+from tristep.kernels import reduction, rule_by_shape, tl
 from tristep.trainer.optimizer import RuleOptimizer
 
 # Some roundings of float32 apart.
@@ -46,6 +47,109 @@ def test_a_rule_may_start_from_another_state_and_use_the_update_count(engine, de
         w = w - 0.1 * (values_of(g)[0] + 1 / t * (w - first))
     train_by_hand([weight], PullBack(learning_rate=0.1), gradients, engine)
     np.testing.assert_allclose(values_of(weight)[0], w, **CLOSE)
+
+
+@rule
+def scaled(w, g, state, hyper):
+    lr, scale = hyper
+    return w - lr * scale * g, state
+
+
+class Scaled(RuleOptimizer):
+    rule = scaled
+
+    def __init__(self, scale=0.5, **others):
+        self.scale = scale
+        super().__init__(**others)
+
+
+class Unfinished(RuleOptimizer):
+    rule = scaled
+
+    def __init__(self, scale=0.5):
+        self.scale = scale
+
+
+class ReturnsNothing(Scaled):
+    def hyper(self, t, lr, wd):
+        self.scale = 1 / t
+
+
+@reduction(op="mean", scope="row")
+def squares_of_rows(w, g, state, hyper):
+    return (g * g,)
+
+
+@rule(reduction=squares_of_rows)
+def by_rows(w, g, state, hyper, sums):
+    (mean,) = state
+    (lr,) = hyper
+    (square,) = sums
+    mean = 0.5 * mean + g / tl.sqrt(square)
+    return w - lr * mean, (mean,)
+
+
+@rule
+def averaged(w, g, state, hyper):
+    (mean,) = state
+    (lr,) = hyper
+    mean = 0.5 * mean + g
+    return w - lr * mean, (mean,)
+
+
+@rule_by_shape(by_rows, averaged, state=("mean",))
+def matrices_by_rows(shape):
+    return by_rows if len(shape) > 1 else averaged
+
+
+@rule_by_shape(by_rows, averaged, state=("mean",))
+def wrong_for_vectors(shape):
+    return by_rows if shape != (2,) else None
+
+
+class ByShape(RuleOptimizer):
+    def __init__(self, rule=matrices_by_rows, **others):
+        self.rule = rule
+        super().__init__(**others)
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}, {"skip_nonfinite": True}, {"ema_decay": 0.5}], ids=str)
+def test_a_rule_by_shape_takes_options(engine, device, options):
+    weights = [Parameter(torch.zeros(3, 4, device=device)), Parameter(torch.zeros(3, device=device))]
+    trainer = Trainer(weights, ByShape(learning_rate=0.5, **options), engine=engine)
+    for weight in weights:
+        weight.grad = torch.full_like(weight, 2.0)
+    trainer.step(1)
+    clipped = 1 / (60**0.5 + 1e-6) if "clip_norm" in options else 1.0
+    np.testing.assert_allclose(values_of(weights[0])[0], np.full((3, 4), -0.5), rtol=1e-6)
+    np.testing.assert_allclose(values_of(weights[1])[0], np.full(3, -clipped), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (Unfinished, TypeError, r"Unfinished.__init__ did not call super\(\).__init__"),
+        (lambda: [("*", Unfinished())], TypeError, r"Unfinished.__init__ did not call super\(\).__init__"),
+        (lambda: Scaled(torch.ones(2)), TypeError, r"scale=tensor\(\[1., 1.\]\): must be a number, not Tensor"),
+        (lambda: Scaled, TypeError, r"must be a name, such as 'sgd', or an Optimizer, not type; write Scaled\(...\) for"),
+        (lambda: ReturnsNothing(), TypeError, r"hyper\(t, lr, wd\) returned None: it must return a dict"),
+        (lambda: ByShape(wrong_for_vectors), ValueError, r"chose 'by_rows' for the shape \(3,\): it has means over rows"),
+        (lambda: ByShape(wrong_for_vectors), TypeError, r"returned None for the shape \(2,\): it must return one of"),
+    ],
+)
+def test_mistakes_of_a_class_are_named_before_anything_changes(make, error, message):
+    weight = Parameter(torch.ones(2 if error is TypeError else 3))
+    weight.grad = torch.ones_like(weight)
+    with pytest.raises(error, match=message):
+        Trainer([weight], make()).step(1)
+    assert (weight == 1).all()
+
+
+def test_a_rule_by_shape_names_elementwise_rules():
+    with pytest.raises(ValueError, match="rule_by_shape\\(\\) got no rules"):
+        rule_by_shape(state=())
+    with pytest.raises(TypeError, match="each rule of @rule_by_shape must be elementwise, made with @rule, got list"):
+        rule_by_shape([by_rows, averaged], state=("mean",))
 
 
 @rule

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -142,6 +143,13 @@ class Optimizer:
         self.check_settings()
         self._is_complete = True
 
+    def check_made(self) -> None:
+        """Raise TypeError if a subclass's constructor has not called that of this class."""
+        if not self._is_complete:
+            raise TypeError(
+                f"{type(self).__name__}.__init__ did not call super().__init__(**kwargs): it must, as its last line"
+            )
+
     def check_settings(self) -> None:
         """Raise if settings contradict each other; called by the constructor and after each assignment to a setting.
 
@@ -224,12 +232,14 @@ class Optimizer:
             0.5
         """
         if isinstance(name, Optimizer):
+            name.check_made()
             if kwargs:
                 raise TypeError(
                     f"arguments together with an optimizer instance: {', '.join(kwargs)}; give them to {type(name).__name__}"
                 )
             return name
-        instance("optimizer", name, str, "a name, such as 'sgd', or an Optimizer", shown=True)
+        hint = f"; write {name.__name__}(...) for an instance" if inspect.isclass(name) else ""
+        instance("optimizer", name, str, "a name, such as 'sgd', or an Optimizer", hint, shown=True)
         return Optimizer.opt_registry.lookup(name)(**kwargs)
 
     def create_state(self, index: Index, weight: torch.Tensor) -> Any:

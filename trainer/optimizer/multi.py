@@ -309,6 +309,7 @@ def _made(k: int, entry: Any, defaults: Mapping[str, Any], begin_num_update: int
     if isinstance(chosen, (MultiOptimizer, list, tuple)):
         raise TypeError(f"optimizer[{k}]={entry!r}: is a list of optimizers inside the list; put all into one list")
     if isinstance(chosen, Optimizer):
+        chosen.check_made()
         if arguments:
             raise ValueError(f"optimizer[{k}]: arguments {arguments!r} with an instance: give them to it, or give its name")
         if chosen.counts or (chosen.trainer is not None and chosen.trainer() is not None):

@@ -276,7 +276,13 @@ class RuleOptimizer(Optimizer):
         if self._joint is not None:
             values.update(limit_values(self._joint, JOINT))
         values["clip"] = self.clip_gradient or math.inf
-        values.update(self.hyper_of(index, t, lr, values["wd"]))
+        given = self.hyper_of(index, t, lr, values["wd"])
+        if not isinstance(given, dict):
+            raise TypeError(
+                f"{type(self).__name__}.hyper(t, lr, wd) returned {given!r}: it must return a dictionary of "
+                "hyper-parameters by name, {} if there are none"
+            )
+        values.update(given)
         if values["clip"] < 0:
             values["clip"] = math.inf
         row: list[float] = [self.rescale_grad]
@@ -296,7 +302,7 @@ class RuleOptimizer(Optimizer):
                         value = derived.compute(source, t) if derived.counts else derived.compute(source)
                 if value is None:
                     value = self._class_attribute(name, derived, t)
-                if value.__class__ is not float and not hasattr(value, "__float__"):
+                if value.__class__ is not float and not _is_number(value, lr):
                     raise TypeError
                 row.append(value)
         except (AttributeError, TypeError):
@@ -374,7 +380,7 @@ class RuleOptimizer(Optimizer):
                     "__init__, or return it from hyper(t, lr, wd)"
                 ) from None
             value = values.get(source, getattr(self, source, None))
-            if not hasattr(value, "__float__"):
+            if not _is_number(value, 0.0):
                 raise TypeError(f"{source}={value!r}: must be a number, not {type(value).__name__}") from None
 
     @property
@@ -634,6 +640,13 @@ class RuleOptimizer(Optimizer):
         if self._in_use:
             rule = limited(rule, self)
         return rule if self._joint is None or not joint else limited(rule, self._joint, JOINT)
+
+
+def _is_number(value: Any, lr: Any) -> bool:
+    """Return whether this may be a hyper-parameter; where the rate is a column of several parameters, it may be one."""
+    return hasattr(value, "__float__") and (
+        not getattr(value, "ndim", 0) or math.prod(value.shape) == 1 or getattr(lr, "ndim", 0) > 0
+    )
 
 
 _ARGUMENTS = inspect.signature(Optimizer.__init__).parameters

@@ -59,6 +59,7 @@ class Updater:
 
     def __init__(self, optimizer: Optimizer, engine: str | None = None) -> None:
         instance("optimizer", optimizer, Optimizer, "an Optimizer", "; see optimizer.create(name)")
+        optimizer.check_made()
         if not optimizer.can_update:
             raise TypeError(
                 f"{type(optimizer).__name__} cannot train: it must define update(index, weight, grad, state), as "
