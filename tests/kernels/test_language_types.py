@@ -100,3 +100,33 @@ def test_every_operation_on_every_type_is_numpys(place, write_rules, operation, 
             write_rules(
                 f"@rule\ndef refused(w, g, state, hyper, index):\n    (h,) = hyper\n    return ({text}) + w, state\n"
             )
+
+
+CONVERTED = """
+import sys, torch
+from triton.backends.compiler import GPUTarget
+from tristep.kernels.backends.triton.compile import compile_for
+sys.path.insert(0, arguments[0])
+from converted import every_kind
+result = [len(compile_for(GPUTarget("cuda", 90, 32), every_kind, dtype, dtype).asm["cubin"])
+          for dtype in (torch.float32, torch.float64)]
+"""
+TEXT = """
+@jit
+def above(x, limit=0.5):
+    return x > limit
+
+@rule
+def every_kind(w, g, state, hyper, index):
+    a, b = state
+    lr, key = hyper
+    sign = (g > 0.0) - (g < 0.0)
+    chosen = tl.where(above(g) & (lr > 0.1), 0.1, 0.2)
+    return w - lr * sign + tl.sqrt(2) * chosen + tl.normal(key, 1, index), (0.5, index + above(g, lr))
+"""
+
+
+def test_what_is_converted_compiles_for_a_gpu(compiling, write_rules, tmp_path):
+    """Which the interpreter does not tell: it computes in Python and NumPy."""
+    write_rules(TEXT, "converted")
+    assert min(compiling.run(CONVERTED, [str(tmp_path)])) > 1000

@@ -167,6 +167,22 @@ def test_an_optimizer_makes_keys_for_each_tensor_and_step(place, options, seed):
     assert np.abs(correlated).max() < 0.25  # five standard deviations
 
 
+def test_a_second_key_may_be_a_literal(place):
+    """For several numbers of each element."""
+
+    @rule
+    def twice(w, g, state, hyper, index):
+        (second,) = state
+        (key,) = hyper
+        return w + drawn_by(key, 1, index), (tl.normal(key, 2.0, index),)
+
+    w = torch.zeros(500, device=place.device)
+    states = states_for(twice, [w])
+    place.run(twice, [w], [torch.zeros_like(w)], states, [[1.0, 5.0]])
+    for got, key1 in [(w, 1), (states[0][0], 2)]:
+        np.testing.assert_allclose(got.cpu(), updates.normal(5, key1, np.arange(500)), **CLOSE)
+
+
 @pytest.mark.parametrize("key", [-1, 0.5, 2**24, float("nan")])
 def test_keys_that_engines_would_read_differently_are_refused(key):
     w = torch.zeros(3)

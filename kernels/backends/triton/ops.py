@@ -45,7 +45,7 @@ _ROOT_HALF, _LOG2 = tl.constexpr(random.ROOT_HALF), tl.constexpr(random.LOG2)
 def _normal(key0, key1, index):
     # The compiler computes the words once for 4 elements of a thread, and the radius once for two.
     group = index >> 2
-    seed = key0.to(tl.uint64) | (key1.to(tl.uint64) << 32)
+    seed = tl.cast(key0, tl.uint64) | (tl.cast(key1, tl.uint64) << 32)  # a key may be a literal
     zero = (group * 0).to(tl.uint32)
     word0, word1, word2, word3 = tl.philox(seed, group.to(tl.uint32), (group >> 32).to(tl.uint32), zero, zero)
     first = tl.where((index & 2) == 0, word0, word2)
