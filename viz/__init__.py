@@ -74,7 +74,6 @@ from .views import (
     UpdateRatioView,
     View,
     WeightsView,
-    plot_schedules,
     plot_training,
 )
 
@@ -143,7 +142,6 @@ __all__ = [
     "loops",
     "loss_plane",
     "noisy_ravine",
-    "plot_schedules",
     "plot_training",
     "read_run",
     "rule_source",

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from drawn_scenes import words_of
 
-from tristep import lr_scheduler
-from tristep.viz import plot_schedules, plot_training
+from tristep.viz import plot_training
 
 NAN, INF = np.nan, np.inf
 TWELVE = {f"optimizer number {i}, rate 0.{i}": np.exp(-np.arange(60) / (5 + i)) for i in range(12)}
@@ -40,8 +39,6 @@ def test_words_are_where_they_were_asked_for():
 def test_a_figure_has_its_words():
     _, about = plot_training({"sgd": [4.0, 0.5], "adam": [3.0, 0.25]}, title="Two", smoothing=1)._repr_png_()
     assert about["alt"] == "Two. training loss at the end: sgd 0.5, adam 0.25"
-    _, about = plot_schedules({"constant": [0.1, 0.1]})._repr_png_()
-    assert about["alt"] == "learning rate at the end: constant 0.1"
 
 
 @pytest.mark.parametrize(("updates", "width"), [(39, 1), (200, 10)])
@@ -84,7 +81,6 @@ def test_one_update_is_a_dot_and_twelve_runs_have_twelve_looks():
     dots = [_pairs(plot_training({"sgd": losses}))[0][1].get_marker() == "o" for losses in ([0.5], [0.5, 0.4])]
     assert dots == [True, False]
     assert len({_look(strong) for _, strong in _pairs(plot_training(TWELVE))}) == 12
-    assert len({_look(line) for line in plot_schedules(TWELVE).axes[0].lines}) == 12
 
 
 def test_learning_rates_stand_below_in_the_looks_of_their_losses():
@@ -107,40 +103,11 @@ def test_learning_rates_stand_below_in_the_looks_of_their_losses():
         (plot_training, ({"a": [1.0]}, {"a": [1.0, 2.0]}), r"rates\['a'\] has 2 values: losses has 1, one an update"),
         (plot_training, ({"a": [1.0]}, None, {"b": "note"}), "notes has 'b': losses has no such run. There are 'a'"),
         (partial(plot_training, smoothing=NAN), ({"a": [1.0]},), "smoothing=nan: must be a number of updates, 1 or"),
-        (plot_schedules, ({"a": float},), r"n_updates is missing: schedules\['a'\] is a callable, so say how far to draw"),
-        (plot_schedules, ({"a": float}, 0), "n_updates=0: must be 1 or more"),
     ],
 )
 def test_what_does_not_fit_is_refused(draw, arguments, message):
     with pytest.raises(ValueError, match=message):
         draw(*arguments)
-
-
-def test_schedules_are_asked_for_the_updates_from_1_on():
-    cosine = lr_scheduler.CosineScheduler(max_update=80, base_lr=0.5, warmup_steps=10)
-    figure = plot_schedules({"cosine": cosine, "halving": lambda n: 0.5**n}, n_updates=100, title="Title")
-    axes, updates = figure.axes[0], np.arange(1, 101)
-    for line, expected in zip(axes.lines, (cosine(updates), 0.5**updates), strict=True):
-        np.testing.assert_allclose(_at(line, updates[:-1] + 0.5), expected[:-1], rtol=1e-6)
-        assert _at(line, [100]) == pytest.approx(expected[-1:])
-    assert axes.get_ylim() == (0, pytest.approx(0.54))
-    assert set(_words(figure)) >= {"cosine", "halving", "Title"}
-
-
-def test_recorded_rates_are_drawn_up_to_n_updates():
-    (line,) = plot_schedules({"run": [3.0, 2.0, 1.0]}).axes[0].lines
-    assert _at(line, [1.5, 2.5, 3.0]) == [3.0, 2.0, 1.0]
-    (line,) = plot_schedules({"run": [3.0, 2.0, 1.0]}, 2).axes[0].lines
-    assert line.get_xdata().max() == 2
-
-
-@pytest.mark.parametrize("rates", [[0.0, 0.0], [NAN, NAN], [INF, 1.0]], ids=["zero", "nan", "inf"])
-def test_schedules_without_a_highest_rate_are_drawn(rates):
-    figure = plot_schedules({"run": rates})
-    figure.png(dpi=50)
-    low, high = figure.axes[0].get_ylim()
-    assert low == 0
-    assert high >= 1
 
 
 def _noisy(updates, seed=0):

@@ -1,7 +1,7 @@
 """Views: interactive pictures of runs, optimizers, schedules and sweeps."""
 
 from .budget import FrameBudget
-from .curves import plot_schedules, plot_training
+from .curves import plot_training
 from .dashboard import Dashboard
 from .heatmap import TensorHeatmap
 from .loss import LossView
@@ -33,6 +33,5 @@ __all__ = [
     "UpdateRatioView",
     "View",
     "WeightsView",
-    "plot_schedules",
     "plot_training",
 ]

@@ -1,10 +1,10 @@
-"""Figures of losses and learning rates given as plain numbers."""
+"""A figure of losses and learning rates given as plain numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from .series import middle_steps, over_steps, rate_panel, scalar_panel, smoothin
 if TYPE_CHECKING:
     from ..render.matplotlib import Figure
 
-__all__ = ["plot_schedules", "plot_training"]
+__all__ = ["plot_training"]
 
 
 def plot_training(
@@ -84,49 +84,6 @@ def plot_training(
     heights = (3.4, 1.2) if rates else ()
     scene = Scene(panels, title, [width], height=5.4 if rates else 4.4, heights=heights, notes=texts)
     return _drawn(scene, ylabel, curves)
-
-
-def plot_schedules(
-    schedules: Mapping[str, Callable[[int], float] | Sequence[float]],
-    n_updates: int | None = None,
-    *,
-    title: str = "",
-    xlabel: str = "update",
-    ylabel: str = "learning rate",
-) -> Figure:
-    """Draw learning rates over the updates, from schedules or from lists of rates.
-
-    Args:
-        schedules: a dict from a name to a callable from the number of updates to a learning rate, such as the schedules of
-            `tristep.lr_scheduler`; or to the list of the rates at updates 1, 2, ...
-        n_updates: the last update drawn, >= 1; required with a callable. None draws lists whole.
-        title: the title; empty for none.
-        xlabel, ylabel: the labels of the axes.
-
-    Returns:
-        A matplotlib figure.
-
-    Raises:
-        ValueError: `schedules` or a list in it is empty, or `n_updates` is missing or below 1.
-
-    Example:
-        >>> from tristep import lr_scheduler, viz
-        >>> warm = lr_scheduler.CosineScheduler(max_update=100, base_lr=0.5, warmup_steps=10)
-        >>> figure = viz.plot_schedules({"cosine": warm}, n_updates=120)
-    """
-    if n_updates is not None and n_updates < 1:
-        raise ValueError(f"n_updates={n_updates!r}: must be 1 or more")
-    values: dict[str, Any] = {}
-    for name, schedule in schedules.items():
-        if not callable(schedule):
-            values[name] = schedule if n_updates is None else schedule[:n_updates]
-        elif n_updates is None:
-            raise ValueError(f"n_updates is missing: schedules[{name!r}] is a callable, so say how far to draw it")
-        else:
-            values[name] = [schedule(n) for n in range(1, n_updates + 1)]
-    curves = _curves("schedules", values)
-    panel = rate_panel(over_steps(curves), Axis(xlabel, 0, max(2, *map(len, values.values()))), ylabel)
-    return _drawn(Scene([panel], title, height=3.8), ylabel, curves)
 
 
 def _curves(argument: str, named: Mapping[str, Sequence[float]]) -> dict[str, Curve]:

@@ -150,12 +150,12 @@ def over_steps(curves: Mapping[str, Curve]) -> list[Drawn]:
     return [(name, curve, middle_steps(curve), i) for i, (name, curve) in enumerate(curves.items())]
 
 
-def rate_panel(drawn: Sequence[Drawn], across: Axis, label: str = "learning rate", runs: Sequence[int | None] = ()) -> Panel:
+def rate_panel(drawn: Sequence[Drawn], across: Axis, runs: Sequence[int | None] = ()) -> Panel:
     """Return a panel of learning rates as step curves, on which each rate holds until the next one."""
     lines = []
     for (legend, curve, x, style), run in zip(drawn, [*runs, *[None] * (len(drawn) - len(runs))], strict=True):
         lines.append(Line(*held(x, drawable(curve.mean)), name=legend, style=style, marker=len(curve.first) == 1, run=run))
-    return Panel(across, axis_from_zero(label, *(curve.mean for _, curve, _, _ in drawn)), lines)
+    return Panel(across, axis_from_zero("learning rate", *(curve.mean for _, curve, _, _ in drawn)), lines)
 
 
 def not_finite(
