@@ -125,12 +125,6 @@ class Sweep:
             for where, point in zip(np.ndindex(self.shape), itertools.product(*self.axes.values()), strict=True)
         ]
 
-    def to_pandas(self) -> Any:
-        """Return `rows()` as a pandas DataFrame."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows())
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything but `make_model` to a safetensors file, atomically.
 
