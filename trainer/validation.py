@@ -117,6 +117,13 @@ def check_depth(name: str, data: Any) -> None:
     raise ValueError(f"{name} is nested too deeply, more than {MOST_DEPTH} lists and dicts in each other")
 
 
+def nonempty(name: str, values: Any, hint: str = "") -> Any:
+    """Return `values`, or raise ValueError if there are none. `hint`: what to do, after the message."""
+    if not len(values):
+        raise ValueError(f"{name} is empty{hint}")
+    return values
+
+
 def absolute_path(name: str, value: Any) -> Path:
     """Return a path that stays the same file or folder after `os.chdir`. Symbolic links are kept.
 

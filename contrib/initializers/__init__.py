@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ...trainer.initializer import InitDesc, Initializer, Uniform
-from ...trainer.initializer.base import as_initializer
+from ...trainer.initializer.base import as_initializer, needs
 from ...trainer.validation import boolean, choice, int_or_float, integer
 
 __all__ = ["FusedRNN", "LSTMBias"]
@@ -52,11 +52,8 @@ class LSTMBias(Initializer):
         super().__init__(forget_bias=self.forget_bias)
 
     def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
-        if arr.dim() == 0 or arr.shape[0] % 4:
-            raise ValueError(
-                f"parameter {str(name)!r}: has shape {tuple(arr.shape)}, but LSTMBias needs four gates, a first dimension "
-                "that is a multiple of 4: give it to biases of LSTMs only"
-            )
+        what = "but LSTMBias needs four gates, a first dimension that is a multiple of 4: give it to biases of LSTMs only"
+        needs(arr.dim() > 0 and arr.shape[0] % 4 == 0, name, arr, what)
         arr.zero_()
         quarter = arr.shape[0] // 4
         arr[quarter : 2 * quarter] = self.forget_bias
@@ -135,11 +132,8 @@ class FusedRNN(Initializer):
 
     def _check_rows(self, name: InitDesc, values: torch.Tensor) -> None:
         rows = len(_GATES[self.mode]) * self.num_hidden
-        if values.dim() == 0 or values.shape[0] != rows:
-            raise ValueError(
-                f"parameter {str(name)!r}: has shape {tuple(values.shape)}, but {self!r} is for {rows} rows: use it for "
-                "that network only, by Mixed or by parameter.init"
-            )
+        what = f"but {self!r} is for {rows} rows: use it for that network only, by Mixed or by parameter.init"
+        needs(values.dim() > 0 and values.shape[0] == rows, name, values, what)
 
     def _fill(self, name: InitDesc, prefix: str, kind: str, values: torch.Tensor) -> None:
         gates = _GATES[self.mode]

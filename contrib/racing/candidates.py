@@ -11,7 +11,7 @@ import torch
 
 from ...trainer.loops.ensemble import make_optimizer
 from ...trainer.optimizer import MultiOptimizer, Optimizer, create
-from ...trainer.validation import instance, number
+from ...trainer.validation import instance, nonempty, number
 from ...viz.simulate.presets import named
 
 RATES = 30.0  # learning rates are searched from 1/30 to 30 times the usual one
@@ -83,9 +83,7 @@ def candidates_of(optimizers: Any) -> list[Candidate]:
     instance(
         "optimizers", optimizers, Mapping, "a dict of names and arguments, such as {'adamw': {}, 'muon': {}}", shown=True
     )
-    if not optimizers:
-        raise ValueError("optimizers is empty: name at least one")
-    return [_candidate(name, entry) for name, entry in optimizers.items()]
+    return [_candidate(*each) for each in nonempty("optimizers", optimizers, ": name at least one").items()]
 
 
 def _candidate(name: Any, entry: Any) -> Candidate:

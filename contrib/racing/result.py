@@ -275,13 +275,17 @@ class RaceResult:
             "tuning": (n, trials, self.tuning.shape[2] if self.tuning.ndim == 4 else 0, points),
             "step_seconds": (n, self.step_seconds.shape[-1] if self.step_seconds.ndim else 0),
         }  # fmt: skip
-        for name, shape in shapes.items():
-            if getattr(self, name).shape != shape or 0 in shape:
-                raise ValueError(f"{name} has shape {getattr(self, name).shape}")
+        wrong = [
+            f"{name} has shape {getattr(self, name).shape}"
+            for name, shape in shapes.items()
+            if getattr(self, name).shape != shape or 0 in shape
+        ]
         if len(self.searched) != n or any(v.shape != (trials,) for ranges in self.searched for v in ranges.values()):
-            raise ValueError("what was searched does not fit the optimizers")
+            wrong.append("what was searched does not fit the optimizers")
         if self.baseline not in self.names or not ((self.chosen >= 0) & (self.chosen < trials)).all():
-            raise ValueError("the baseline or the chosen trials are none of those that there are")
+            wrong.append("the baseline or the chosen trials are none of those that there are")
+        if wrong:
+            raise ValueError(wrong[0])
 
 
 _ARRAYS = ("measured", "losses", "samples", "tuning", "chosen", "step_seconds")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from ...trainer.kvstore.base import Key, known_value, optimizer_updater, same_sh
 from ...trainer.optimizer import Optimizer, RuleOptimizer, Updater
 from ...trainer.optimizer.plan import Plan
 from ...trainer.optimizer.settings import check_settings
-from ...trainer.validation import number
+from ...trainer.validation import instance, number
 
 _MOST_PLANS = 32
 
@@ -103,8 +103,7 @@ class ServerCore:
             raise ValueError(f"{type(optimizer).__name__} has no settings {sorted(map(str, unknown))}")
         check_settings(optimizer, settings)
         lr_scheduler = changes.get("lr_scheduler")
-        if lr_scheduler is not None and not callable(lr_scheduler):
-            raise TypeError(f"lr_scheduler={lr_scheduler!r}: must be a schedule or None")
+        instance("lr_scheduler", lr_scheduler, (Callable, type(None)), "a schedule or None", shown=True)
         multipliers = {
             key: (number(f"lr_mult of key {key!r}", lr_mult, low=0), number(f"wd_mult of key {key!r}", wd_mult, low=0))
             for key, (lr_mult, wd_mult) in changes.get("multipliers", {}).items()

@@ -22,6 +22,7 @@ from tqdm import tqdm
 from . import Trainer
 from .kernels import choose_engine
 from .trainer.lr_scheduler import CosineScheduler, FactorScheduler, MultiFactorScheduler, PolyScheduler
+from .trainer.validation import choice, integer
 from .viz import Figure, plot_training
 
 BATCH = 64
@@ -67,12 +68,9 @@ class Run(NamedTuple):
 
 def check(epochs: int, out: str, engine: str | None, optimizers: Sequence[str]) -> None:
     """Check the arguments of `run` before the training starts."""
-    if epochs < 1:
-        raise ValueError(f"epochs={epochs}: must be 1 or more")
-    names = recipes(EPOCH)
+    integer("epochs", epochs, low=1)
     for name in optimizers:
-        if name not in names:
-            raise ValueError(f"optimizers: no {name!r}; the demo knows {', '.join(names)}")
+        choice("optimizers", name, recipes(EPOCH))
     choose_engine(find_device(engine), engine)
     if Path(out).suffix.lower() != ".png":
         raise ValueError(f"out={out!r}: the picture is a PNG, so its name must end in .png")

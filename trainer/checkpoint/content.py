@@ -18,7 +18,7 @@ from ..step.params import modules_of
 from ..step.replica import Replica
 from ..utils import distributed
 from ..utils.random_state import check_random_state, random_state, set_random_state
-from ..validation import absolute_path
+from ..validation import absolute_path, instance
 from .folder import Checkpoint, Content, is_checkpoint, newest, read_checkpoint
 
 _LAZY = (torch.nn.UninitializedParameter, torch.nn.parameter.UninitializedBuffer)
@@ -206,10 +206,7 @@ def _modules(trainer: Trainer, net: Any) -> list[torch.nn.Module]:
 
 def _state_of(i: int, stateful: Any) -> dict[str, Any]:
     state = stateful.state_dict()
-    if not isinstance(state, Mapping):
-        raise TypeError(
-            f"stateful[{i}]: state_dict of {type(stateful).__name__} must give a dict, got {type(state).__name__}"
-        )
+    instance(f"stateful[{i}]: what state_dict() of {type(stateful).__name__} returns", state, Mapping, "a dict")
     return dict(state)
 
 
@@ -229,8 +226,7 @@ def _tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
         name = plain_name(key)
         if name in extra:
             continue
-        if not isinstance(value, torch.Tensor):
-            raise TypeError(f"net has {key!r}, a {type(value).__name__}, in its state_dict: only tensors can be saved")
+        instance(f"net has {key!r} in its state_dict, which", value, torch.Tensor, "a tensor to be saved")
         if id(value) not in tensor_ids:
             raise TypeError(
                 f"net has {key!r} in its state_dict, which is neither a parameter nor a buffer: it could not be "

@@ -275,30 +275,36 @@ def _paths(folder: Path) -> list[Path]:
 
 def _about(path: Path, header: Mapping[str, Any]) -> Checkpoint:
     step, metrics = header["step"], header["metrics"]
-    if type(step) is not int or step < 0 or not isinstance(metrics, dict):
-        raise ValueError("its step or its metrics are of another type")
-    if any(type(value) not in (int, float) for value in metrics.values()):
-        raise ValueError("its metrics are no numbers")
-    if step_of(path) not in (step, None):
-        raise ValueError(f"it is of step {step}, its folder has the name of another step")
+    for fits, words in (
+        (type(step) is int and step >= 0 and isinstance(metrics, dict), "its step or its metrics are of another type"),
+        (all(type(value) in (int, float) for value in metrics.values()), "its metrics are no numbers"),
+        (step_of(path) in (step, None), f"it is of step {step}, its folder has the name of another step"),
+    ):
+        if not fits:
+            raise ValueError(words)
     return Checkpoint(step, {name: float(value) for name, value in metrics.items()}, header["metadata"], path)
 
 
 def _check_rank(rank: Any) -> None:
     """Raise ValueError if `Training.collect` cannot have returned `rank`."""
-    if not isinstance(rank, dict) or set(rank) != _OF_RANK:
-        raise ValueError("it does not have the states of generators")
-    if not all(isinstance(rank[name], list) for name in ("stateful", "extra", "buffers")):
-        raise ValueError("its other objects, extra states or buffers are no list")
-    if not rank["buffers"] or len(rank["extra"]) not in (0, len(rank["buffers"])):
-        raise ValueError("it does not have the buffers, and extra states or none, of each replica")
-    if not all(isinstance(each, dict) for each in rank["stateful"]):
-        raise ValueError("the state of another object is no dict")
-    for each in (*rank["extra"], *rank["buffers"]):
-        if not (isinstance(each, dict) and all(isinstance(name, str) for name in each)):
-            raise ValueError("the buffers of a replica are no dict by name")
-    if not all(isinstance(tensor, torch.Tensor) for buffers in rank["buffers"] for tensor in buffers.values()):
-        raise ValueError("it has buffers that are no tensors")
+    stateful, extra, buffers = rank["stateful"], rank["extra"], rank["buffers"]
+    named = [isinstance(each, dict) and all(isinstance(name, str) for name in each) for each in (*extra, *buffers)]
+    for fits, words in (
+        (set(rank) == _OF_RANK, "it does not have the states of generators"),
+        (
+            all(isinstance(each, list) for each in (stateful, extra, buffers)),
+            "its other objects, extra states or buffers are no list",
+        ),
+        (
+            buffers and len(extra) in (0, len(buffers)),
+            "it does not have the buffers, and extra states or none, of each replica",
+        ),
+        (all(isinstance(each, dict) for each in stateful), "the state of another object is no dict"),
+        (all(named), "the buffers of a replica are no dict by name"),
+        (all(isinstance(each, torch.Tensor) for by in buffers for each in by.values()), "its buffers are no tensors"),
+    ):
+        if not fits:
+            raise ValueError(words)
     check_random_state(rank["random"], with_gpus=False)
 
 

@@ -270,8 +270,7 @@ def alias(*names: str) -> Callable[[_Class], _Class]:
     True
     """
     for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"@alias takes names, strings, got {name!r}; write @alias('other_name')")
+        instance("@alias: name", name, str, "a string", ", as in @alias('other_name')", shown=True)
 
     def decorate(klass: _Class) -> _Class:
         if klass not in Initializer.registry.values():
@@ -293,17 +292,20 @@ def as_initializer(argument: str, value: Any, kwargs: Mapping[str, Any] | None =
     """
     if isinstance(value, Initializer):
         return value
-    if not isinstance(value, str):
-        hint = f"; write {value.__name__}() for an instance" if isinstance(value, type) else ""
-        raise TypeError(
-            f"{argument}={value!r}: must be a name, such as 'xavier', or an Initializer, not {type(value).__name__}{hint}"
-        )
+    hint = f"; write {value.__name__}() for an instance" if isinstance(value, type) else ""
+    instance(argument, value, str, "a name, such as 'xavier', or an Initializer", hint, shown=True)
     if value.lstrip()[:1] in ("[", "{"):
         if kwargs:
             raise TypeError(f"arguments with JSON: {', '.join(kwargs)}; write them into the JSON")
         value, kwargs = _from_json(value)
         return Initializer.registry.named(value)(**kwargs)
     return Initializer.registry.lookup(value)(**(kwargs or {}))
+
+
+def needs(fits: bool, name: str, arr: torch.Tensor, words: str) -> None:
+    """Raise ValueError unless a tensor's shape fits its initializer; `words` say what that needs, and what to do."""
+    if not fits:
+        raise ValueError(f"parameter {str(name)!r}: has shape {tuple(arr.shape)}, {words}")
 
 
 def draw(name: InitDesc, arr: torch.Tensor, shape: Sequence[int], kind: str, scale: float) -> torch.Tensor:

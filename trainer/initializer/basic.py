@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..validation import choice, int_or_float, number
-from .base import InitDesc, Initializer, alias, draw, register
+from .base import InitDesc, Initializer, alias, draw, needs, register
 
 
 @alias("zeros")
@@ -172,10 +172,7 @@ class Orthogonal(Initializer):
         super().__init__(scale=self.scale, rand_type=rand_type)
 
     def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
-        if arr.dim() == 0:
-            raise ValueError(
-                f"parameter {str(name)!r}: has no dimension; Orthogonal needs rows: give it another initializer"
-            )
+        needs(arr.dim() > 0, name, arr, "but Orthogonal needs rows: give it another initializer")
         if arr.numel() == 0:
             return
         shape = (arr.shape[0], arr.numel() // arr.shape[0])
@@ -226,12 +223,8 @@ class Xavier(Initializer):
         super().__init__(rnd_type=rnd_type, factor_type=factor_type, magnitude=int_or_float("magnitude", magnitude))
 
     def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
-        if arr.dim() < 2:
-            raise ValueError(
-                f"parameter {str(name)!r}: has shape {tuple(arr.shape)}, but {type(self).__name__} needs two dimensions or "
-                "more, to know how many inputs and outputs there are: give the parameter an initializer of its own "
-                "(parameter.init = 'uniform', say)"
-            )
+        what = f"but {type(self).__name__} needs two dimensions or more, to know how many inputs and outputs there are"
+        needs(arr.dim() > 1, name, arr, f"{what}: give the parameter an initializer of its own (parameter.init = 'uniform')")
         if arr.numel() == 0:
             return
         size = math.prod(arr.shape[2:])
@@ -289,11 +282,8 @@ class Bilinear(Initializer):
         super().__init__()
 
     def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
-        if arr.dim() != 4:
-            raise ValueError(
-                f"parameter {str(name)!r}: has shape {tuple(arr.shape)}, but Bilinear is for four dimensions, as in a "
-                "2-d (transposed) convolution: give other parameters another initializer, by Mixed or by parameter.init"
-            )
+        what = "but Bilinear is for four dimensions, as in a 2-d (transposed) convolution"
+        needs(arr.dim() == 4, name, arr, f"{what}: give other parameters another one, by Mixed or by parameter.init")
         half = math.ceil(arr.shape[3] / 2)
         if half == 0:
             return

@@ -14,7 +14,7 @@ import torch
 
 from ...kernels.messages import did_you_mean
 from ..validation import boolean, instance
-from .base import Initializer, as_initializer
+from .base import Initializer, as_initializer, needs
 
 
 def create(initializer: Any, **kwargs: Any) -> Any:
@@ -77,8 +77,7 @@ class Load:
         instance("param", param, Mapping, "a mapping from names to values, or a file's path")
         self.param: dict[str, torch.Tensor] = {}
         for name, value in param.items():
-            if not isinstance(name, str):
-                raise TypeError(f"param: names must be strings, got {name!r} ({type(name).__name__})")
+            instance("param: name", name, str, "a string", shown=True)
             try:
                 self.param[re.sub("^(arg|aux):", "", name)] = torch.as_tensor(value).detach()
             except (TypeError, ValueError, RuntimeError):
@@ -96,12 +95,9 @@ class Load:
                     "Load a default_init for parameters without a value"
                 )
             self.default_init(name, arr)
-        elif value.shape != arr.shape:
-            raise ValueError(
-                f"parameter {str(name)!r}: has shape {tuple(arr.shape)}, its value in param {tuple(value.shape)}: "
-                "take the value out of param and give Load a default_init, or load it into a model of its shapes"
-            )
         else:
+            what = "take the value out of param and give Load a default_init, or load it into a model of its shapes"
+            needs(value.shape == arr.shape, name, arr, f"its value in param {tuple(value.shape)}: {what}")
             with torch.no_grad():
                 arr.copy_(value)
         if self.verbose:

@@ -170,16 +170,18 @@ def _check(targets: Sequence[_Target]) -> None:
             f"parameters without a shape yet: {listed(lazy)}: run the model once on an example before initialize"
         )
     for name, tensor, role, *_ in targets:
-        if tensor.is_meta:
-            raise ValueError(
-                f"parameter {name!r}: is on the meta device, so has no memory: call module.to_empty(device=...) first"
-            )
-        if tensor.is_inference():
-            raise ValueError(
-                f"parameter {name!r}: was made in inference mode, and cannot be written to: make the module outside"
-            )
-        if role != _COUNT and not tensor.is_floating_point():
-            raise TypeError(
-                f"parameter {name!r}: is {tensor.dtype}, but initializers fill floating-point parameters only: initialize "
-                "the submodules without it"
-            )
+        for wrong, error, words in (
+            (tensor.is_meta, ValueError, "is on the meta device, so has no memory: call module.to_empty(device=...) first"),
+            (
+                tensor.is_inference(),
+                ValueError,
+                "was made in inference mode, so it cannot be changed: make the module outside",
+            ),
+            (
+                role != _COUNT and not tensor.is_floating_point(),
+                TypeError,
+                f"is {tensor.dtype}, but initializers fill floating-point parameters only: initialize the other submodules",
+            ),
+        ):
+            if wrong:
+                raise error(f"parameter {name!r}: {words}")

@@ -1124,9 +1124,8 @@ def _check_arguments(steps: Any, trainer: Any, recorder: Any, stateful: Sequence
     for i, each in enumerate(stateful):
         if not _is_stateful(each):
             raise TypeError(f"stateful[{i}] is a {type(each).__name__}: it needs state_dict and load_state_dict")
-    if not (checkpoint is None or isinstance(checkpoint, CheckpointManager)):
-        raise TypeError(f"checkpoint must be a CheckpointManager or None, got {type(checkpoint).__name__}")
+    instance("checkpoint", checkpoint, (CheckpointManager, type(None)), "a CheckpointManager or None")
     if checkpoint is not None and checkpoint.trainer is not trainer:
         raise ValueError("checkpoint is a CheckpointManager of another trainer than the loop's")
-    if not (view is None or view == "live" or isinstance(view, View)):
-        raise TypeError(f"view={view!r}: must be 'live', None or a View")
+    if view != "live":
+        instance("view", view, (View, type(None)), "'live', None or a View", shown=True)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...trainer.validation import integer
 from .adapters import Adapter, adapter
 from .probes import QUANTITIES
 from .runs import Run
@@ -53,8 +54,7 @@ class Loggers:
     def __init__(self, to: Iterable[Any], every: int, quantities: Iterable[str]) -> None:
         if isinstance(to, str) or not isinstance(to, Iterable):
             raise TypeError(f"to={to!r}: must be a list of loggers, such as [{to!r}]")
-        if isinstance(every, bool) or not (isinstance(every, int) and every >= 1):
-            raise ValueError(f"log_every={every!r}: must be an integer >= 1")
+        integer("log_every", every, low=1)
         self._every, self._quantities = every, tuple(quantities)
         if isinstance(quantities, str) or not set(self._quantities) <= set(QUANTITIES):
             raise ValueError(f"log_quantities={quantities!r}: must be a list of some of {', '.join(QUANTITIES)}")

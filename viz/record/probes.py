@@ -21,6 +21,7 @@ from ...trainer import Telemetry, Trainer
 from ...trainer.optim import shards
 from ...trainer.optimizer import Optimizer, RuleOptimizer
 from ...trainer.optimizer.multi import part_of
+from ...trainer.validation import integer
 from .runs import Run
 
 __all__ = ["OptimizerProbe", "TrainerProbe", "copy_to_host"]
@@ -58,8 +59,8 @@ class TrainerProbe:
         given = trainer.telemetry
         if given is not None and given.is_recorders:
             raise ValueError("source has another recorder: close() that one, or set trainer.telemetry = None, first")
-        if histogram_every is not None and not (isinstance(histogram_every, int) and histogram_every >= 1):
-            raise ValueError(f"histogram_every={histogram_every!r}: must be an integer >= 1, or None for growing intervals")
+        if histogram_every is not None:
+            histogram_every = integer("histogram_every", histogram_every, low=1)
         self._has_own = given is None  # whether the recorder has made its telemetries, and takes them off again
         self._is_closed = False
         self._counting: Telemetry | None = None
@@ -180,9 +181,7 @@ class OptimizerProbe:
     storage: tuple[str, ...] = ()
 
     def __init__(self, optimizer: torch.optim.Optimizer, every: int, module: torch.nn.Module | None = None) -> None:
-        if not (isinstance(every, int) and every >= 1):
-            raise ValueError(f"every={every!r}: must be an integer >= 1")
-        self.source, self._every = weakref.ref(optimizer), every
+        self.source, self._every = weakref.ref(optimizer), integer("every", every, low=1)
         self.number = 0
         self._rate: float | None = None  # of the last step; a scheduler may already have set the next rate
         params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -298,23 +297,22 @@ def _check_telemetry(
     telemetry: Telemetry, every: int | None, histograms: tuple[str, ...], histogram_every: int | None
 ) -> None:
     """Raise if the telemetry that a trainer was given does not measure what a recorder needs."""
-    own = "or set trainer.telemetry = None, so that the recorder measures by itself"
-    if missing := [name for name in QUANTITIES if name not in telemetry.quantities]:
-        raise ValueError(f"source has telemetry without {', '.join(missing)}: add them to its metrics, {own}")
-    if telemetry.size < ROOM:
-        raise ValueError(f"source has telemetry of size={telemetry.size}: make one of size >= {ROOM}, {own}")
-    if every not in (None, telemetry.every):
-        raise ValueError(f"every={every!r}, but source has telemetry with every={telemetry.every}: leave it out, {own}")
-    if missing := [what for what in histograms if f"{what}_histogram" not in telemetry.quantities]:
-        raise ValueError(
-            f"histograms={histograms!r}, but source has telemetry without histograms of {', '.join(missing)}: "
-            f"give it Telemetry(histograms={list(histograms)!r}), {own}"
-        )
-    if histogram_every not in (None, telemetry.every):
-        raise ValueError(
-            f"histogram_every={histogram_every!r}, but source has telemetry with every={telemetry.every}: "
-            f"leave it out, {own}"
-        )
+    other = f", but source has telemetry with every={telemetry.every}: leave it out"
+    lacking = [name for name in QUANTITIES if name not in telemetry.quantities]
+    uncounted = [what for what in histograms if f"{what}_histogram" not in telemetry.quantities]
+    for wrong, words in (
+        (lacking, f"source has telemetry without {', '.join(lacking)}: add them to its metrics"),
+        (telemetry.size < ROOM, f"source has telemetry of size={telemetry.size}: make one of size >= {ROOM}"),
+        (every not in (None, telemetry.every), f"every={every!r}{other}"),
+        (
+            uncounted,
+            f"histograms={histograms!r}, but source has telemetry without histograms of {', '.join(uncounted)}: "
+            f"give it Telemetry(histograms={list(histograms)!r})",
+        ),
+        (histogram_every not in (None, telemetry.every), f"histogram_every={histogram_every!r}{other}"),
+    ):
+        if wrong:
+            raise ValueError(f"{words}, or set trainer.telemetry = None, so that the recorder measures by itself")
 
 
 def _storage(optimizer: Optimizer, weight: torch.Tensor) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...trainer.validation import choice
+from ...trainer.validation import choice, integer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,8 +42,7 @@ class Axis:
     upwards: bool = True
 
     def __post_init__(self) -> None:
-        if self.scale not in ("linear", "log"):
-            raise ValueError(f"scale={self.scale!r}: must be 'linear' or 'log'")
+        choice("scale", self.scale, ("linear", "log"))
         low, high = float(self.low), float(self.high)
         if not (math.isfinite(low) and math.isfinite(high) and low < high and (self.scale == "linear" or low > 0)):
             above = ", above 0 on a log scale" if self.scale == "log" else ""
@@ -109,8 +108,7 @@ class Control:
         if (self.typed or self.kind == "text") and not self.remote:
             raise ValueError(f"control {self.name!r} is typed, which only Python can act on: it must be remote")
         choice(f"control {self.name!r}: kind", self.kind, KINDS)
-        if not 0 <= self.index < len(self.values):
-            raise ValueError(f"index={self.index!r} of control {self.name!r}: must be from 0 to {len(self.values) - 1}")
+        integer(f"control {self.name!r}: index", self.index, 0, len(self.values) - 1)
 
     def words(self, index: int) -> str:
         """Return a value as text."""
@@ -217,8 +215,8 @@ class RunTable:
                 raise ValueError(
                     f"columns[{heading!r}] has {len(values)} entries: must be one for each of {len(self.names)} runs"
                 )
-        if wrong := [k for k in self.shown if not 0 <= k < len(self.names)]:
-            raise ValueError(f"shown has {wrong[0]}: runs have the numbers 0 to {len(self.names) - 1}")
+        for k in self.shown:
+            integer("shown: number of a run", k, 0, len(self.names) - 1)
 
 
 def _entry(value: Any) -> float | str:

@@ -178,8 +178,7 @@ class Points(Layer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.marker not in ("dot", "ring", "cross", "star"):
-            raise ValueError(f"marker={self.marker!r}: must be 'dot', 'ring', 'cross' or 'star'")
+        choice("marker", self.marker, ("dot", "ring", "cross", "star"))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...kernels.messages import listed, there_are
+from ...trainer.validation import instance, integer, nonempty
 from ..style import DASHES, THEMES
 from .controls import Axis, Button, Click, Control, Listing, Note, RunTable
 from .layers import LAYERS, Heatmap, Layer, Line, State, Text
@@ -58,10 +59,8 @@ class Panel:
 
     def __post_init__(self) -> None:
         for name, axis in (("x", self.x), ("y", self.y)):
-            if not isinstance(axis, Axis):
-                raise TypeError(f"Panel: {name}={axis!r} must be an Axis, such as Axis.over('step', steps)")
-        if not isinstance(self.layers, Sequence) or not all(isinstance(each, Layer) for each in self.layers):
-            raise TypeError(f"Panel: layers={self.layers!r:.80} must be a list of layers, such as [Line(steps, losses)]")
+            instance(f"Panel: {name}", axis, Axis, "an Axis, such as Axis.over('step', steps)", shown=True)
+        _list_of("Panel: layers", self.layers, Layer, "a list of layers, such as [Line(steps, losses)]")
         if unknown := [type(each).__name__ for each in self.layers if type(each) not in LAYERS]:
             raise TypeError(
                 f"Panel: layers has a {unknown[0]}, which no renderer draws: write a function that returns one of "
@@ -120,41 +119,41 @@ class Scene:
     runs: RunTable | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.panels, Sequence) or not all(isinstance(each, Panel) for each in self.panels):
-            raise TypeError(f"Scene: panels={self.panels!r:.80} must be a list of Panels")
-        if not self.panels:
-            raise ValueError("panels is empty: there is nothing to draw")
+        _list_of("Scene: panels", self.panels, Panel, "a list of Panels")
+        nonempty("panels", self.panels, ": there is nothing to draw")
+        if problem := next(self._problems(), None):
+            raise ValueError(problem)
+
+    def _problems(self) -> Iterator[str]:
+        """Yield what refers to a control, a value or a run that there is not, or has other dimensions than its controls."""
         names = [control.name for control in self.controls] + [button.name for button in self.buttons]
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"there are two controls or buttons of the name {min(twice)!r}")
+            yield f"there are two controls or buttons of the name {min(twice)!r}"
         sizes = {control.name: len(control.values) for control in self.controls}
         for note in self.notes:
             for control, index in note.sets.items() if isinstance(note, Note) else ():
                 if not 0 <= index < sizes.get(control, 0):
-                    raise ValueError(f"note {note[:40]!r} sets {control!r} to value {index}: there is none")
+                    yield f"note {note[:40]!r} sets {control!r} to value {index}: there is none"
         for panel in self.panels:
             for name in () if panel.click is None else (panel.click.control, panel.click.other):
                 if name is not None and name not in sizes:
-                    raise ValueError(f"a click is to set {name!r}: there is no such control")
+                    yield f"a click is to set {name!r}: there is no such control"
             if panel.legend and panel.legend not in sizes:
-                raise ValueError(f"a legend is to show values at {panel.legend!r}: there is no such control")
+                yield f"a legend is to show values at {panel.legend!r}: there is no such control"
             for layer in panel.layers:
+                which = f"{type(layer).__name__} {layer.name!r}"
                 if self.runs is not None and layer.run is not None and not 0 <= layer.run < len(self.runs.names):
-                    raise ValueError(
-                        f"{type(layer).__name__} {layer.name!r} is of run {layer.run}: the table has no such row"
-                    )
+                    yield f"{which} is of run {layer.run}: the table has no such row"
                 more = [layer.legend_by, layer.upto if isinstance(layer, Line) else None]
                 asked = [*layer.by, *(each for each in more if each is not None)]
                 if missing := [name for name in asked if name not in sizes]:
-                    raise ValueError(f"{type(layer).__name__} {layer.name!r} depends on {missing[0]!r}: no such control")
+                    yield f"{which} depends on {missing[0]!r}: no such control"
                 expected = tuple(sizes[name] for name in layer.by)
                 for name, ndim in layer.arrays.items():
                     shape = getattr(layer, name).shape
                     if len(shape) > ndim and shape[: len(expected)] != expected:
-                        raise ValueError(
-                            f"{type(layer).__name__} {layer.name!r}: {name} has shape {shape}, but its controls "
-                            f"{', '.join(map(repr, layer.by))} have {expected} values"
-                        )
+                        controls = ", ".join(map(repr, layer.by))
+                        yield f"{which}: {name} has shape {shape}, but its controls {controls} have {expected} values"
 
     def choosing(self, shown: Sequence[int]) -> Scene:
         """Return the scene with these runs chosen in its table; numbers without a run are ignored."""
@@ -190,10 +189,8 @@ class Scene:
         for name, index in indices.items():
             if name not in state:
                 raise ValueError(f"{name!r} is no control of this picture.{there_are(name, state)}")
-            n = next(len(control.values) for control in self.controls if control.name == name)
-            if not 0 <= index < n:
-                raise ValueError(f"{name}={index!r}: must be from 0 to {n - 1}")
-            state[name] = int(index)
+            most = next(len(control.values) for control in self.controls if control.name == name) - 1
+            state[name] = integer(name, index, 0, most)
         return state
 
     def drawn(self, line: Line, state: State) -> tuple[np.ndarray, np.ndarray]:
@@ -293,3 +290,8 @@ class Scene:
 @cache
 def _field_names(kind: Any) -> tuple[str, ...]:
     return tuple(each.name for each in fields(kind))
+
+
+def _list_of(name: str, values: Any, kind: type, allowed: str) -> None:
+    if not isinstance(values, Sequence) or not all(isinstance(each, kind) for each in values):
+        raise TypeError(f"{name}={values!r:.80}: must be {allowed}")

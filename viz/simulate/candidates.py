@@ -16,7 +16,7 @@ from ...kernels import Rule
 from ...trainer.loops.ensemble import kind_of, make_optimizer
 from ...trainer.optimizer import Optimizer, RuleOptimizer
 from ...trainer.optimizer.counts import StepCounts
-from ...trainer.validation import number
+from ...trainer.validation import instance, nonempty, number
 from .presets import named
 
 __all__ = ["Candidate", "PlainUpdate", "TorchFactory", "named_optimizers", "one_optimizer", "settings_to_try"]
@@ -140,20 +140,17 @@ def named_optimizers(optimizers: Any) -> dict[str, Any]:
     """Return the optimizers by label, from a name, a sequence or a mapping; raise if none or two with the same label."""
     if isinstance(optimizers, str):
         optimizers = [optimizers]
+    instance("optimizers", optimizers, (Mapping, Sequence), "names or a mapping from labels")
     if isinstance(optimizers, Mapping):
         by_label = dict(optimizers)
-    elif isinstance(optimizers, Sequence):
+    else:
         by_label = {}
         for each in optimizers:
             label = each if isinstance(each, str) else getattr(each, "__name__", type(each).__name__).lower()
             if label in by_label:
                 raise ValueError(f"optimizers: {label!r} is there twice; give a mapping from labels of your own")
             by_label[label] = {} if isinstance(each, str) else each
-    else:
-        raise TypeError(f"optimizers must be names or a mapping from labels, got {type(optimizers).__name__}")
-    if not by_label:
-        raise ValueError("optimizers is empty: name at least one")
-    return by_label
+    return nonempty("optimizers", by_label, ": name at least one")
 
 
 def one_optimizer(optimizer: Any) -> dict[str, Any]:
@@ -166,7 +163,7 @@ def _several(argument: str, key: str | None, values: Any) -> list[Any]:
         given = f"{argument}={values!r}" if key is None else f"{argument}[{key!r}]={values!r}"
         instead = f"{argument}=[{values!r}]" if key is None else f"{argument}={{{key!r}: [{values!r}]}}"
         raise TypeError(f"{given}: must be a list of the values to try, such as {instead}")
-    return list(values)
+    return nonempty(argument if key is None else f"{argument}[{key!r}]", list(values), ": there are no values to try")
 
 
 def settings_to_try(rates: Sequence[float] | None, sweep: Mapping[str, Sequence[Any]] | None) -> list[dict[str, Any]]:
@@ -176,9 +173,6 @@ def settings_to_try(rates: Sequence[float] | None, sweep: Mapping[str, Sequence[
         if "learning_rate" in axes:
             raise ValueError("learning_rate is given twice, in sweep and in learning_rates: leave one out")
         axes["learning_rate"] = [number("learning_rates", rate, low=0) for rate in _several("learning_rates", None, rates)]
-    for name, values in axes.items():
-        if not values:
-            raise ValueError(f"{name}: no values to try")
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from ...kernels.messages import there_are
-from ...trainer.validation import number
+from ...trainer.validation import instance, number
 from .functions import Function, Minimum
 
 __all__ = ["function", "ill_conditioned_bowl", "noisy_ravine"]
@@ -48,8 +48,7 @@ def function(given: str | Function | Callable[[torch.Tensor], torch.Tensor]) -> 
     if callable(given):
         name = getattr(given, "__name__", type(given).__name__)
         return Function("f(x, y)" if name == "<lambda>" else name, given)
-    if not isinstance(given, str):
-        raise TypeError(f"a function is a name, an expression in x and y, or a callable, not {type(given).__name__}")
+    instance("a function", given, str, "a name, an expression in x and y, or a callable")
     key = given.strip().lower().replace(" ", "_").replace("-", "_").replace("–", "_")
     if key in FUNCTIONS:
         return FUNCTIONS[key]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ...trainer.validation import integer, number
+from ...trainer.validation import instance, integer, number
 from .expressions import Expression
 
 __all__ = ["Function", "Minimum"]
@@ -80,10 +80,7 @@ class Function:
         object.__setattr__(self, "minima", tuple(Minimum(*each) for each in self.minima))
         tape = Expression(self.expression) if isinstance(self.expression, str) else None
         if tape is None:
-            if not callable(self.expression):
-                raise TypeError(
-                    f"expression must be a string in x and y, or a callable on tensors, got {type(self.expression).__name__}"
-                )
+            instance("expression", self.expression, Callable, "a string in x and y, or a callable on tensors")
             if _takes_two(call := self.expression):
                 object.__setattr__(self, "expression", lambda points: call(points[..., 0], points[..., 1]))
             _try(self.expression, self.start)

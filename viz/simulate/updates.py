@@ -12,6 +12,7 @@ import torch
 
 from ...kernels import Rule
 from ...trainer.optimizer import Optimizer, RuleOptimizer, create
+from ...trainer.validation import instance
 from .candidates import one_optimizer
 from .functions import Function
 from .presets import named
@@ -113,8 +114,7 @@ def rule_source(optimizer: Any) -> str:
     """
     kind = named(optimizer, {})[0] if isinstance(optimizer, str) else optimizer
     made = create(kind) if isinstance(kind, str) else kind() if isinstance(kind, type) else kind
-    if not isinstance(made, Optimizer):
-        raise TypeError(f"optimizer must be a name, an Optimizer or its class, got {type(optimizer).__name__}")
+    instance("optimizer", made, Optimizer, "a name, an Optimizer or its class")
     if isinstance(made, RuleOptimizer):
         return inspect.getsource(inspect.unwrap(made.rule.fn))
     return inspect.getsource(type(made).update)

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from ...trainer.validation import number
+
 __all__ = ["FrameBudget"]
 
 
@@ -31,11 +33,8 @@ class FrameBudget:
     """
 
     def __init__(self, share: float = 0.05, most: float = 10.0, clock: Callable[[], float] = time.perf_counter) -> None:
-        if not 0 < share < 1:
-            raise ValueError(f"share={share!r}: must be above 0 and below 1")
-        if not most > 0:
-            raise ValueError(f"most={most!r}: must be above 0 frames per second")
-        self.share, self.most, self.clock = share, most, clock
+        self.share, self.most = number("share", share, above=0, below=1), number("most", most, above=0)
+        self.clock = clock
         self._next = float("-inf")
         self._frames: deque[tuple[float, float]] = deque(maxlen=32)  # (start, duration) of each frame, in seconds
 

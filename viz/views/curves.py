@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...kernels.messages import there_are
+from ...trainer.validation import nonempty, number
 from ..record import Curve, Series
 from ..scene import Axis, Scene
 from .series import middle_steps, over_steps, rate_panel, scalar_panel, smoothing_of
@@ -71,8 +72,7 @@ def plot_training(
     longest = max(map(len, losses.values()))
     if smoothing is None:
         smoothing = max(longest // 20, 1)
-    if not smoothing >= 1:
-        raise ValueError(f"smoothing={smoothing!r}: must be a number of updates, 1 or more")
+    number("smoothing", smoothing, low=1)
     across = Axis(xlabel, 0, max(longest, 2))
     width = smoothing_of([float(smoothing) if smoothing > 1 else 0.0], 0, "update")
     panels = [scalar_panel("loss", over_steps(curves), across, width, label=ylabel)]
@@ -87,10 +87,8 @@ def plot_training(
 
 
 def _curves(argument: str, named: Mapping[str, Sequence[float]]) -> dict[str, Curve]:
-    if not named:
-        raise ValueError(f"{argument} is empty: there is nothing to draw")
     curves = {}
-    for name, values in named.items():
+    for name, values in nonempty(argument, named, ": there is nothing to draw").items():
         array = np.asarray(values, dtype=np.float64)
         if array.ndim != 1 or not array.size:
             raise ValueError(f"{argument}[{name!r}] has the shape {array.shape}: must be one number for each update")

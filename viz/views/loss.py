@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ...trainer.validation import choice
+from ...trainer.validation import choice, nonempty, number
 from ..record import Curve, Run, Series
 from ..scene import Axis, Control, Panel, RefLine, Scene
 from .run_table import MOST_IN_LEGEND, with_table
@@ -74,11 +74,9 @@ class LossView(RunView):
         **settings: Any,
     ) -> None:
         self._scalars = (scalars,) if isinstance(scalars, str) else None if scalars is None else tuple(scalars)
-        if self._scalars == ():
-            raise ValueError("scalars is empty: there is nothing to draw")
-        if smoothing is not None and not smoothing >= 0:
-            raise ValueError(f"smoothing={smoothing!r}: must be a number of steps, 0 or more")
-        self._smoothing = smoothing
+        if self._scalars is not None:
+            nonempty("scalars", self._scalars, ": there is nothing to draw")
+        self._smoothing = None if smoothing is None else number("smoothing", smoothing, low=0)
         self.scale = choice("scale", scale, ("log", "linear"))
         self.axis = choice("axis", axis, ("step", "epoch", "seconds"))
         if isinstance(runs, Mapping):
@@ -191,8 +189,8 @@ def _run_of(name: Any, losses: Any) -> Run:
         numbers = [float(loss) for loss in losses]
     except (TypeError, ValueError, RuntimeError):  # the last from tensors of several numbers
         raise TypeError(f"runs[{name!r}]={losses!r:.80}: must be a list of losses, one number for each step") from None
-    for step, number in enumerate(numbers, 1):
-        run.add_scalars(step, {"loss": number})
+    for step, value in enumerate(numbers, 1):
+        run.add_scalars(step, {"loss": value})
     return run
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...trainer import LRFinder
 from ...trainer.loops.lr_finder import SUGGESTERS
-from ...trainer.validation import instance
+from ...trainer.validation import instance, nonempty
 from ..scene import Axis, Control, Layer, Line, Panel, Points, Scene
 from .view import View
 
@@ -54,9 +54,7 @@ class LRFinderView(View):
             named = {"": results}  # type: ignore[unreachable]
         for each in named.values():
             instance("results", each, LRFinder, "what tristep.lr_find returned, or several")
-        if not named:
-            raise ValueError("results is empty: there is nothing to draw")
-        self.results: dict[str, LRFinder] = named
+        self.results: dict[str, LRFinder] = nonempty("results", named, ": there is nothing to draw")
         super().__init__(**settings)
 
     def scene(self) -> Scene:

@@ -10,7 +10,7 @@ import torch
 
 from ...kernels.rules.muon import COEFFICIENTS, Triple, orthogonalized
 from ...trainer.optimizer.muon import checked_coefficients, triples_of
-from ...trainer.validation import integer, number
+from ...trainer.validation import integer, nonempty, number
 from ..scene import Axis, Control, Layer, Line, Panel, RefLine, Scene
 from .view import View
 
@@ -79,12 +79,10 @@ class OrthogonalizationView(View):
             if isinstance(named, str) or not all(isinstance(each, str) for each in named):
                 raise TypeError(f"lists={lists!r}: must be names of lists, or a dict of lists of triples by name")
             named = dict.fromkeys(named)
-        if not named:
-            raise ValueError(f"lists={lists!r}: is empty, there is nothing to draw; None means all")
         self.low = number("low", low, above=0, below=1)
         rows, columns = (integer(f"shape[{k}]", side, low=1) for k, side in enumerate(shape))
         self._triples: dict[str, tuple[Triple, ...]] = {}
-        for name, triples in named.items():
+        for name, triples in nonempty("lists", named, ": there is nothing to draw; None means all").items():
             checked = checked_coefficients(
                 "lists" if triples is None else f"lists[{name!r}]", name if triples is None else triples
             )

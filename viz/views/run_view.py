@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...trainer.validation import nonempty
 from ..record import Recorder, Run, RunSet
 from ..record.diagnosis import Finding, findings
 from ..scene import Note, Scene
@@ -158,8 +159,7 @@ def checked_runs(runs: Any) -> tuple[list[Recorder], list[Run]]:
                 ": LossView takes losses as numbers, of several runs by their names: {'adam': [1.0, 0.5], 'sgd': [1.0, 0.8]}"
             )
         raise TypeError(f"runs must be a Recorder, a Run, a LiveLoop, a RunSet or several, got {type(wrong).__name__}{hint}")
-    if not listed:
-        raise ValueError("runs is empty: there is nothing to draw")
+    nonempty("runs", listed, ": there is nothing to draw")
     recorders = [each for each in listed if isinstance(each, Recorder)]
     return recorders, [each.run if isinstance(each, Recorder) else each for each in listed]
 

@@ -63,9 +63,8 @@ class ScheduleView(View):
         **settings: Any,
     ) -> None:
         self.scale = validation.choice("scale", scale, ("linear", "log"))
-        self.schedules = _named(schedules, 1000 if n_updates is None else n_updates)
-        if not self.schedules:
-            raise ValueError("schedules is empty: there is nothing to draw; give a schedule")
+        named = _named(schedules, 1000 if n_updates is None else n_updates)
+        self.schedules = validation.nonempty("schedules", named, ": there is nothing to draw; give a schedule")
         loss = None if loss is None else checked_run(loss, "loss")
         self._recorders = [loss] if isinstance(loss, Recorder) else []
         self._run = loss.run if isinstance(loss, Recorder) else loss
@@ -189,11 +188,8 @@ def _named(schedules: Any, n_updates: int) -> dict[str, Any]:
     for name, schedule in schedules.items():
         if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise TypeError(f"{name}: ReduceLROnPlateau needs losses, so nobody knows what it will do")
-        if not (callable(schedule) or isinstance(schedule, (Trainer, TorchSchedule))):
-            raise TypeError(
-                f"schedules must be names, callables from the number of updates to a rate, Trainers, or schedules of torch, "
-                f"got {type(schedule).__name__} for {name!r}"
-            )
+        allowed = "a name, a callable from the number of updates to a rate, a Trainer, or a schedule of torch"
+        validation.instance(f"schedules[{name!r}]", schedule, (Callable, Trainer, TorchSchedule), allowed)
     return dict(schedules)
 
 

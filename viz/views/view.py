@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...trainer.serialization import files
-from ...trainer.validation import choice, refuse_arguments
+from ...trainer.validation import choice, instance, refuse_arguments
 from ..render.notebook import JUPYTER, UNKNOWN
 from ..render.renderers import Capabilities, canvas_module, capabilities
 from ..scene import Scene
@@ -276,8 +276,7 @@ class View(ABC):
             return self._shared
         self.take_in(wait=True)
         scene: Any = self.scene()
-        if not isinstance(scene, Scene):
-            raise TypeError(f"{type(self).__name__}.scene() returned {scene!r}: it must return a Scene")
+        instance(f"what {type(self).__name__}.scene() returns", scene, Scene, "a Scene")
         return self.display.chosen(scene)
 
     @contextmanager

@@ -57,8 +57,7 @@ class TrainerState:
                 nothing has been changed.
         """
         value = state_dict.get("safetensors")
-        if not isinstance(value, bytes):
-            raise TypeError(f"saved state has {type(value).__name__} as 'safetensors': must be the bytes of a file")
+        instance("saved state: 'safetensors'", value, bytes, "the bytes of a file")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "trainer.safetensors")
             path.write_bytes(value)

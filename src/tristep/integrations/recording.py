@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from ..trainer.validation import instance
 from ..viz import Dashboard, Recorder, Run, View
 from ..viz.render.notebook import has_front_end, in_notebook
 
@@ -31,8 +32,8 @@ class FollowedTraining:
     """
 
     def __init__(self, name: str, every: int, view: Callable[[Recorder], View] | str | None) -> None:
-        if not (view is None or view == "live" or callable(view)):
-            raise TypeError(f"view={view!r}: must be 'live', None, or a function that makes a View of a Recorder")
+        if view != "live":
+            instance("view", view, (Callable, type(None)), "'live', None, or a function of a Recorder", shown=True)
         self._name, self._every = name, every
         self._make = Dashboard if isinstance(view, str) else view
         self._shows_at_end = False
