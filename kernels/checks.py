@@ -11,6 +11,7 @@ import torch
 from . import storage
 from .language import Rule, TensorRule
 from .layouts import compute_dtype, dense_strides, is_wrapper, same_order
+from .messages import instance
 from .states import slot_shapes
 
 _layout = operator.attrgetter("dtype", "device", "shape")
@@ -36,18 +37,11 @@ def _kinds(tensors: Sequence[Any]) -> Iterable[Any]:
 
 
 def check_tensors(rule: Rule | TensorRule, name: str, weight: Any, states: Sequence[Any], master: Any) -> None:
-    if not isinstance(weight, torch.Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(weight).__name__}")
-    if is_wrapper(weight):
-        raise TypeError(f"{name} is a {type(weight).__name__}, made of other tensors: rule updates take plain ones")
-    if weight.layout != torch.strided:
-        raise TypeError(f"{name} is sparse ({weight.layout}), which rule updates do not take")
+    _check_plain(name, weight)
     if weight.is_inference():
         raise ValueError(
             f"{name} was made under torch.inference_mode(), where autograd is not told of changes: make it outside"
         )
-    if weight.dtype not in DTYPES:
-        raise TypeError(f"{name} is {weight.dtype}: must be one of {', '.join(map(str, DTYPES))}")
     if len(states) != len(rule.slots):
         raise ValueError(
             f"the state of {name} has {len(states)} tensors: rule {rule.name!r} has {len(rule.slots)} "
@@ -61,27 +55,25 @@ def check_tensors(rule: Rule | TensorRule, name: str, weight: Any, states: Seque
         allowed_types(rule, weight.dtype, weight.shape),
         strict=False,
     ):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{slot} of {name} must be a tensor, got {type(tensor).__name__}")
+        instance(f"{slot} of {name}", tensor, torch.Tensor, "a tensor")
         is_packed = slot != "master" and tensor.dtype in storage.PACKED  # one-dimensional
         if tensor.dtype not in types or tensor.device != weight.device or tensor.shape != shape:
             plain = [kind for kind in types if slot == "master" or not storage.is_packed(kind)]
             allowed = [tensor.dtype] if is_packed and tensor.dtype in types else plain
-            raise ValueError(
-                f"{slot} of {name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}: "
-                f"must be {' or '.join(map(str, allowed))} {tuple(shape)} on {weight.device}"
+            words = f"is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+            words += f": must be {' or '.join(map(str, allowed))} {tuple(shape)} on {weight.device}"
+        elif is_packed and not weight.is_contiguous():
+            words = f"is packed, so the weight must be contiguous: it has strides {weight.stride()}"
+        elif is_packed and tensor.data_ptr() % 4:
+            words = (
+                f"is packed and begins {tensor.data_ptr() % 4} bytes after a multiple of 4: must begin at one, as float32 "
             )
-        if is_packed and not weight.is_contiguous():
-            raise ValueError(
-                f"{slot} of {name} is packed, so the weight must be contiguous: it has strides {weight.stride()}"
-            )
-        if is_packed and tensor.data_ptr() % 4:
-            raise ValueError(
-                f"{slot} of {name} is packed and begins {tensor.data_ptr() % 4} bytes after a multiple of 4: "
-                "must begin at one, as float32 scales are in it; use .clone()"
-            )
-        if shape == weight.shape and tensor.stride() != strides and not same_order(shape, tensor.stride(), strides):
-            raise ValueError(f"{slot} of {name} has strides {tensor.stride()}: must have {strides}, the weight's")
+            words += "scales are in it; use .clone()"
+        elif shape == weight.shape and tensor.stride() != strides and not same_order(shape, tensor.stride(), strides):
+            words = f"has strides {tensor.stride()}: must have {strides}, the weight's"
+        else:
+            continue
+        raise ValueError(f"{slot} of {name} {words}")
 
 
 def allowed_types(rule: Rule | TensorRule, weight: torch.dtype, shape: torch.Size) -> tuple[tuple[torch.dtype, ...], ...]:
@@ -200,10 +192,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def check_list(argument: str, tensors: Sequence[Any]) -> None:
     for i, tensor in enumerate(tensors):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{argument}[{i}] must be a tensor, got {type(tensor).__name__}")
-        if (problem := _problem(tensor)) is not None:
-            raise TypeError(f"{argument}[{i}] {problem}")
+        _check_plain(f"{argument}[{i}]", tensor)
         check_memory(f"{argument}[{i}]", tensor)
         _check_overlap(f"{argument}[{i}]", tensor)
 
@@ -217,11 +206,15 @@ def _check_overlap(name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def _problem(tensor: torch.Tensor) -> str | None:
+def _check_plain(name: str, tensor: Any) -> None:
+    """Raise TypeError unless this is a plain dense tensor of one of the dtypes."""
+    instance(name, tensor, torch.Tensor, "a tensor")
     if is_wrapper(tensor):
-        return f"is a {type(tensor).__name__}, made of other tensors: must be a plain tensor"
-    if tensor.layout != torch.strided:
-        return f"is sparse ({tensor.layout}): must be dense; use .coalesce().values() or .to_dense()"
-    if tensor.dtype not in DTYPES:
-        return f"is {tensor.dtype}: must be one of {', '.join(map(str, DTYPES))}"
-    return None
+        words = f"a {type(tensor).__name__}, made of other tensors: must be a plain tensor"
+    elif tensor.layout != torch.strided:
+        words = f"sparse ({tensor.layout}): must be dense; use .coalesce().values() or .to_dense()"
+    elif tensor.dtype not in DTYPES:
+        words = f"{tensor.dtype}: must be one of {', '.join(map(str, DTYPES))}"
+    else:
+        return
+    raise TypeError(f"{name} is {words}")

@@ -104,7 +104,7 @@ class RaceResult:
             return np.stack(columns, axis=1)
         return steps
 
-    def compare(self, name: str, by: str = "steps", *, resamples: int = 9999, seed: int = 0) -> Comparison:
+    def compare(self, name: str, by: str = "steps") -> Comparison:
         """Compare an optimizer with the baseline, seed by seed.
 
         The bootstrap interval of the ratio is for this comparison alone: among many optimizers, some differ from the
@@ -113,8 +113,6 @@ class RaceResult:
         Args:
             name: the optimizer's name.
             by: "steps", "samples" or "seconds".
-            resamples: the number of resamples of the bootstrap.
-            seed: the seed of the bootstrap.
 
         Raises:
             ValueError: there is no such optimizer, or `by` is none of the three.
@@ -127,7 +125,7 @@ class RaceResult:
         # A target that the first measurement has reached takes no steps, and no ratio either.
         if not (ours > 0).all() or not (theirs > 0).all():
             return Comparison(name, math.nan, math.nan, math.nan, reached, of)
-        return Comparison(name, *ratio_interval(ours, theirs, self.level, resamples, seed), reached, of)
+        return Comparison(name, *ratio_interval(ours, theirs, self.level), reached, of)
 
     def verdict(self, by: str = "steps") -> str:
         """Return the result in words, a line for each optimizer except the baseline, then `warnings`.

@@ -8,24 +8,22 @@ from typing import Any
 
 import numpy as np
 
+RESAMPLES = 9999  # of the bootstrap, each drawn with replacement
 
-def ratio_interval(
-    ours: Any, theirs: Any, level: float = 0.95, resamples: int = 9999, seed: int = 0
-) -> tuple[float, float, float]:
+
+def ratio_interval(ours: Any, theirs: Any, level: float = 0.95) -> tuple[float, float, float]:
     """Return the geometric mean of the ratios `ours / theirs`, and the lower and upper end of its interval.
 
     Args:
         ours, theirs: [n], above 0 and finite; numbers at the same place are from the same seed.
         level: the confidence level, in (0, 1).
-        resamples: the number of resamples of the bootstrap.
-        seed: the seed of the bootstrap.
     """
     logs = np.log(np.asarray(ours, dtype=np.float64) / np.asarray(theirs, dtype=np.float64))
-    low, high = mean_interval(logs, level, resamples, seed)
+    low, high = mean_interval(logs, level)
     return math.exp(logs.mean()), math.exp(low), math.exp(high)
 
 
-def mean_interval(values: Any, level: float = 0.95, resamples: int = 9999, seed: int = 0) -> tuple[float, float]:
+def mean_interval(values: Any, level: float = 0.95) -> tuple[float, float]:
     """Return the ends of the expanded percentile interval of a mean, by the bootstrap; NaN for fewer than 2 values.
 
     The percentiles of means of resampled values give intervals that are too short: those at 95 % hold the mean of 5 normal
@@ -35,8 +33,6 @@ def mean_interval(values: Any, level: float = 0.95, resamples: int = 9999, seed:
     Args:
         values: [n].
         level: the share of intervals that are to hold the true mean, in (0, 1).
-        resamples: how often values are drawn, with replacement.
-        seed: the seed of the draws.
 
     Source: Hesterberg (2015), "What Teachers Should Know About the Bootstrap", The American Statistician 69: tails of
     size Phi(-sqrt(n / (n - 1)) t), with Student's quantile t of n - 1 degrees of freedom.
@@ -46,7 +42,7 @@ def mean_interval(values: Any, level: float = 0.95, resamples: int = 9999, seed:
     if n < 2:
         return math.nan, math.nan
     tail = NormalDist().cdf(-math.sqrt(n / (n - 1)) * t_quantile((1 + level) / 2, n - 1))
-    drawn = np.random.default_rng(seed).integers(n, size=(resamples, n))
+    drawn = np.random.default_rng(0).integers(n, size=(RESAMPLES, n))
     low, high = np.quantile(values[drawn].mean(axis=1), [tail, 1 - tail])
     return float(low), float(high)
 

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from ..language import Rule, TensorRule
-from ..messages import one_of
+from ..messages import instance, one_of
 
 __all__ = ["ENGINES", "choose_engine", "engine_for", "has_numba", "has_triton", "launch_class"]
 
 ENGINES = ("triton", "cpu", "eager")
+_ALLOWED = f"one of {', '.join(map(repr, ENGINES))}, or None"
 _OTHER_NAMES = {"gpu": "triton", "cuda": "triton", "numba": "cpu", "native": "cpu", "torch": "eager"}
 
 
@@ -35,10 +36,7 @@ def choose_engine(device: torch.device, engine: str | None = None) -> str:
         ModuleNotFoundError: `engine` needs a library that is not installed.
         RuntimeError: `engine` is "triton", and Triton can run no kernel on this GPU.
     """
-    if engine is not None and not isinstance(engine, str):
-        raise TypeError(
-            f"engine={engine!r}: must be one of {', '.join(map(repr, ENGINES))}, or None, not {type(engine).__name__}"
-        )
+    instance("engine", engine, (str, type(None)), _ALLOWED, shown=True)
     asked = engine or os.environ.get("TRISTEP_ENGINE") or None
     gpu = device.type in ("cuda", "xpu")
     if asked is not None and asked not in ENGINES:

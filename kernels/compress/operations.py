@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ..backends import choose_engine
@@ -72,8 +74,7 @@ def reduce(
     """
     chunk = _check_messages(code, "messages", messages, code.size(TILE))
     if target.dtype == torch.uint8:
-        if _check_messages(code, "target", target, code.size(TILE)) != chunk or target.shape[0] != 1:
-            raise ValueError(f"target is {tuple(target.shape)}: must be {(1, messages.shape[1])}, one message")
+        _check_target(code, target, chunk, code.size(TILE))
         n, writes = chunk if n is None else n, "messages"
         if not 0 <= n <= chunk:
             raise ValueError(f"n={n}: must be 0 to {chunk}, the length of the chunk")
@@ -107,8 +108,7 @@ def reduce_votes(code: Code, messages: torch.Tensor, target: torch.Tensor, engin
     chunk = _check_messages(code, "messages", messages, code.size(TILE))
     ranks = messages.shape[0]
     _check_votes(code, ranks)
-    if _check_messages(code, "target", target, code.votes_size(TILE, ranks)) != chunk or target.shape[0] != 1:
-        raise ValueError(f"target is {tuple(target.shape)}: must be {(1, code.votes_size(chunk, ranks))}")
+    _check_target(code, target, chunk, code.votes_size(TILE, ranks))
     _run(Job(code, messages, None, target, chunk, chunk, 0.0, ranks, "messages", "votes"), engine)
 
 
@@ -130,10 +130,21 @@ def decode_votes(
 VALUES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+def check_form(name: str, tensor: torch.Tensor, dtypes: Sequence[torch.dtype], form: str) -> None:
+    """Raise TypeError unless a tensor is contiguous, of one of the dtypes, and has the dimensions of `form`, as "[n]"."""
+    if tensor.dtype not in dtypes or tensor.dim() != len(form.split(",")) or not tensor.is_contiguous():
+        kinds = f"{'one of ' * (len(dtypes) > 1)}{', '.join(map(str, dtypes))}"
+        raise TypeError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}: must be {kinds}, {form}, contiguous")
+
+
+def _check_target(code: Code, target: torch.Tensor, chunk: int, tile: int) -> None:
+    if _check_messages(code, "target", target, tile) != chunk or target.shape[0] != 1:
+        raise ValueError(f"target is {tuple(target.shape)}: must be {(1, chunk // TILE * tile)}, one message")
+
+
 def _check_messages(code: Code, name: str, messages: torch.Tensor, tile: int) -> int:
     """Check messages, and return the length of their chunks."""
-    if messages.dtype != torch.uint8 or messages.dim() != 2 or not messages.is_contiguous():
-        raise TypeError(f"{name} is {messages.dtype} {tuple(messages.shape)}: must be torch.uint8 [n, bytes], contiguous")
+    check_form(name, messages, (torch.uint8,), "[n, bytes]")
     n, size = messages.shape
     if not n or not size or size % tile:
         raise ValueError(f"{name} is {(n, size)}: a message of {code.name!r} has a multiple of {tile} bytes")
@@ -141,9 +152,7 @@ def _check_messages(code: Code, name: str, messages: torch.Tensor, tile: int) ->
 
 
 def _check_values(name: str, values: torch.Tensor, most: int) -> None:
-    if values.dtype not in VALUES or values.dim() != 1 or not values.is_contiguous():
-        kinds = ", ".join(map(str, VALUES))
-        raise TypeError(f"{name} is {values.dtype} {tuple(values.shape)}: must be one of {kinds}, [n], contiguous")
+    check_form(name, values, VALUES, "[n]")
     if values.numel() > most:
         raise ValueError(f"{name} has {values.numel()} elements, the messages have room for {most}")
 
@@ -151,9 +160,7 @@ def _check_values(name: str, values: torch.Tensor, most: int) -> None:
 def _check_residual(residual: torch.Tensor | None, n: int, messages: torch.Tensor) -> None:
     if residual is None:
         return
-    if residual.dtype != torch.float32 or residual.dim() != 1 or not residual.is_contiguous():
-        shape = tuple(residual.shape)
-        raise TypeError(f"residual is {residual.dtype} {shape}: must be torch.float32 [n], contiguous")
+    check_form("residual", residual, (torch.float32,), "[n]")
     if residual.numel() < n or residual.device != messages.device:
         raise ValueError(
             f"residual has {residual.numel()} elements on {residual.device}: must have {n} on {messages.device}, as the rest"

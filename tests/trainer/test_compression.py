@@ -7,7 +7,6 @@ import torch.distributed as dist
 from compressed_sums import TYPES, Thirds, on_ranks, params_of
 
 from tristep.kvstore import CompressedAllReduce, create_compressor, ddp_hook
-from tristep.trainer.compression.allreduce import total_residual
 
 SHAPES = ((64, 50), (50,), (3, 40, 7))  # of the tensors in a bucket; two matrices, the second with 3 rows
 N = 64 * 50 + 50 + 3 * 40 * 7
@@ -34,8 +33,14 @@ def _sums(kind, steps, feedback=True, exchange=None, engine=None, n=N, dtype=tor
 
 def _kept(states):
     """What the ranks keep back together."""
-    total = total_residual(states, states[0]["numel"])
-    return 0.0 if total is None else total.double()
+    total = torch.zeros(states[0]["numel"], dtype=torch.float64)
+    for state in states:
+        if state["worker"] is not None:
+            total += state["worker"]
+        if state["server"] is not None:
+            part = total[state["rank"] * len(state["server"]) :][: len(state["server"])]
+            part += state["server"][: len(part)]
+    return total
 
 
 @pytest.mark.sample(3)
@@ -133,24 +138,24 @@ def test_sums_are_those_that_mxnet_recorded(exchange, golden, processes):
 FIRST = {"2bit": 2, "1bit": 1, "int8": 8 + 32 / 128, "int4": 4 + 32 / 128, "sign": 1 + 32 / 128, "fp16": 16, "bf16": 16}
 
 
-def _loaded_states(states):
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("type", "int4", "state has type='int4': this all-reduce has 'int8'"),
+        ("numel", 7, "state has numel=7: this all-reduce has"),
+        ("rank", 1, "state has rank=1: this all-reduce has 0"),
+        ("ranks", 3, "state has ranks=3: this all-reduce has 1"),
+    ],
+)
+def test_states_of_others_are_refused(entry, value, message):
     reduce = CompressedAllReduce({"type": "int8"}, N)
-    reduce.load_state_dict(states)
-    return reduce.state_dict()
-
-
-def test_on_another_number_of_ranks_what_was_kept_is_shared_out(processes):
-    states = [state for _, state, _ in on_ranks(processes, 3, _sums, "int8", 2)]
-    assert states[0]["server"].any()
-    taken = on_ranks(processes, 2, _loaded_states, states)
-    torch.testing.assert_close(_kept(taken), _kept(states), rtol=0, atol=1e-6)
-    assert torch.equal(taken[0]["worker"], taken[1]["worker"])
-    alone = CompressedAllReduce({"type": "int8"}, N)
-    alone.load_state_dict(states)
-    torch.testing.assert_close(alone.state_dict()["worker"].double(), _kept(states), rtol=0, atol=1e-6)
-    with pytest.warns(UserWarning, match="the residuals of 3 ranks are dropped, as this group has 1 ranks"):
-        alone.load_state_dict(states[1])
-    assert not alone.state_dict()["worker"].any()
+    reduce.start(_gradient(0, 0)).wait()
+    saved = reduce.state_dict()
+    with pytest.raises(ValueError, match=message):
+        reduce.load_state_dict(saved | {"worker": torch.zeros(N), entry: value})
+    assert torch.equal(reduce.state_dict()["worker"], saved["worker"])
+    reduce.load_state_dict(saved | {"worker": torch.zeros(N)})
+    assert not reduce.state_dict()["worker"].any()
 
 
 def _not_finite(kind):
@@ -217,7 +222,7 @@ def test_ddp_averages_over_compressed_messages(kind, processes):
 def _start_twice():
     reduce = CompressedAllReduce({"type": "int8"}, 5000)
     reduce.start(torch.ones(5000))
-    for call in (lambda: reduce.start(torch.ones(5000)), reduce.state_dict, lambda: reduce.load_state_dict([])):
+    for call in (lambda: reduce.start(torch.ones(5000)), reduce.state_dict, lambda: reduce.load_state_dict({})):
         with pytest.raises(RuntimeError, match="the sum of the last bucket is not complete: wait for its handle first"):
             call()
     reduce.finish()

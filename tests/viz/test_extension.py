@@ -157,7 +157,7 @@ def test_a_cell_can_be_paused_and_branched(shell):
     )
     loop = shell.user_ns["training"]
     assert (loop.status, loop.n_steps) == ("paused", 4)
-    run(shell, "training.branch('slower', multiplier=0.5); training.resume()")
+    run(shell, "training.branch('slower'); training.multiplier = 0.5; training.resume()")
     assert (loop.status, loop.n_steps) == ("finished", 10)
     assert loop.run.scalars["learning_rate"].recent()[1].tolist() == [0.05] * 6
     for recorded in loop.runs:

@@ -67,8 +67,6 @@ def test_values_and_gradients(name):
 def test_minima(name):
     """At each the value is as said and less than all around; those of the literature are among them, and none is lower."""
     given = FUNCTIONS[name]
-    assert given.about
-    assert given.source
     assert given.xlim[0] < given.start[0] < given.xlim[1]
     assert given.ylim[0] < given.start[1] < given.ylim[1]
     ring = torch.arange(16, dtype=torch.float64) * (math.pi / 8)

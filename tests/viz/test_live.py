@@ -345,7 +345,7 @@ def test_bad_settings_change_nothing():
         (lambda: loop.branch("run"), "there is a run of that name already"),
         (lambda: loop.branch("b", "nowhere"), "there is no snapshot of that name"),
         (lambda: loop.branch("b", learning_rate=-1), "learning_rate=-1"),
-        (lambda: loop.branch("b", multiplier=float("nan")), "multiplier=nan"),
+        (lambda: setattr(loop, "multiplier", float("nan")), "multiplier=nan"),
         (lambda: loop.pick("b"), "there is no run 'b'"),
         (lambda: loop.set_learning_rate(-0.1), "lr=-0.1"),
         (lambda: setattr(loop, "multiplier", -1), "multiplier=-1"),

@@ -116,7 +116,8 @@ def test_a_branch_begins_at_the_snapshot_to_the_bit(kind, recorded):
     assert (loop.n_steps, loop.run, snapshot.step) == (8, branch, 8)
     loop.step(12)
     assert same(training.state(), expected)
-    slower = loop.branch("slower", "fork", multiplier=0.5)
+    slower = loop.branch("slower", "fork")
+    loop.multiplier = 0.5
     loop.step(12)
     assert not same(training.state(), expected)
     assert [run.name for run in loop.runs] == ["first", "again", "slower"]

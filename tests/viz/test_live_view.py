@@ -48,7 +48,8 @@ def test_the_live_view_shows_losses_rates_and_how_far_it_is():
     lines = [layer for panel in scene.panels for layer in panel.layers if isinstance(layer, Line)]
     assert any(np.allclose(line.y, losses(loop.run)) for line in lines if line.y.ndim == 1)
     assert any(np.allclose(line.y, 0.02) for line in lines if line.y.ndim == 1)
-    loop.branch("second", multiplier=0.5)
+    loop.branch("second")
+    loop.multiplier = 0.5
     loop.step(5)
     scene = view.scene()
     assert "second: paused, step 25, learning rate 0.01 (× 0.5)" in _texts(scene)[0]

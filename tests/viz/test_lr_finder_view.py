@@ -32,8 +32,7 @@ def test_the_curve_of_one_test_with_all_suggestions():
 
 
 def test_several_tests_in_one_picture_with_the_suggestions_of_one_rule():
-    view = LRFinderView([_found("sgd"), _found("adam", 1.0), _found("adam", suggestions={})])
-    assert list(view.results) == ["sgd", "adam 2", "adam 3"]
+    view = LRFinderView({"sgd": _found("sgd"), "adam 2": _found("adam", 1.0), "adam 3": _found("adam", suggestions={})})
     scene = view.scene()
     assert [line.name for line in layers_of(scene, Line) if line.name] == ["sgd", "adam 2", "adam 3"]
     (rule,) = scene.controls

@@ -213,7 +213,8 @@ def test_each_element_of_a_gradient_has_its_own_noise_where_both_are_equal():
 
 
 def test_quartiles_over_noise():
-    found = tune_learning_rates(noisy_ravine(2.0), ["sgd"], steps=50, learning_rates=[0.01, 0.1], repeats=8)
+    starts = [noisy_ravine().start] * 8
+    found = tune_learning_rates(noisy_ravine(2.0), ["sgd"], starts, steps=50, learning_rates=[0.01, 0.1])
     assert found.losses.shape == (1, 2, 8)
     assert len(set(found.losses[0, 0].tolist())) == 8
     expected = np.quantile(found.losses, [0.25, 0.5, 0.75], axis=-1, method="inverted_cdf").transpose(1, 2, 0)

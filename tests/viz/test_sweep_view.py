@@ -46,7 +46,7 @@ def test_of_two_seeds_all_say_the_loss_of_the_better_one():
 
 def test_curves_are_those_of_the_training_chosen():
     sweep = _sweep(wd=(0.0, 0.01), learning_rate=(0.001, 0.01, 0.1), momentum=(0.0, 0.9))
-    view = SweepView(sweep, across="wd", up="momentum")
+    view = SweepView(sweep)
     scene = view.scene()
     state = scene.state(learning_rate=2, wd=1, momentum=0)
     lines = {line.name: line for line in layers_of(scene, Line, 1)}
@@ -54,19 +54,19 @@ def test_curves_are_those_of_the_training_chosen():
         found = lines[f"seed {i}"].chosen("y", state)
         np.testing.assert_allclose(found, sweep.losses[1, 2, 0, i], rtol=1e-6)
     (image,) = layers_of(scene, Heatmap, 0)
-    expected = np.median(sweep.losses[:, 2, :, :, -2:].mean(axis=-1), axis=-1).T
+    expected = np.median(sweep.losses[:, :, 0, :, -2:].mean(axis=-1), axis=-1)
     np.testing.assert_allclose(image.chosen("values", state), expected, rtol=1e-6)
     ring = next(points for points in layers_of(scene, Points, 0) if points.marker == "ring")
-    assert (ring.chosen("x", state)[0], ring.chosen("y", state)[0]) == (1, 0)
+    assert (ring.chosen("x", state)[0], ring.chosen("y", state)[0]) == (2, 1)
     click = scene.panels[0].click
-    assert (click.control, click.other) == ("wd", "momentum")
+    assert (click.control, click.other) == ("learning_rate", "wd")
     assert view.figure(learning_rate=1).axes
     # The best is marked for each choice.
     star = next(points for points in layers_of(scene, Points, 0) if points.marker == "star")
-    for k in range(3):
-        final = np.median(sweep.losses[:, k, ..., -2:].mean(axis=-1), axis=-1)
-        across, up = np.unravel_index(final.argmin(), (2, 2))
-        chosen = scene.state(learning_rate=k)
+    for k in range(2):
+        final = np.median(sweep.losses[:, :, k, ..., -2:].mean(axis=-1), axis=-1)
+        up, across = np.unravel_index(final.argmin(), (2, 3))
+        chosen = scene.state(momentum=k)
         assert (star.chosen("x", chosen).tolist(), star.chosen("y", chosen).tolist()) == ([across], [up])
 
 

@@ -23,14 +23,14 @@ Karimireddy et al. (2019), "Error feedback fixes SignSGD" ("sign"); Stich et al.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ...kernels import choose_engine, compress
-from ..validation import integer
+from ...kernels.compress.operations import check_form
+from ..validation import instance, integer
 from .base import Compressor, create_compressor
 from .reduce import MessageReduce, ReduceAlgorithm
 
@@ -159,9 +159,7 @@ class CompressedAllReduce:
             ValueError: the bucket has another length or device; nothing has been changed.
             RuntimeError: the sum of the last bucket is not complete.
         """
-        if bucket.dtype not in compress.VALUES or bucket.dim() != 1 or not bucket.is_contiguous():
-            kinds = ", ".join(map(str, compress.VALUES))
-            raise TypeError(f"bucket is {bucket.dtype} {tuple(bucket.shape)}: must be one of {kinds}, [n], contiguous")
+        check_form("bucket", bucket, compress.VALUES, "[n]")
         if bucket.numel() != self.numel or bucket.device != self.device:
             raise ValueError(
                 f"bucket has {bucket.numel()} elements on {bucket.device}: "
@@ -186,51 +184,25 @@ class CompressedAllReduce:
             RuntimeError: the sum of the last bucket is not complete.
         """
         self._check_done()
-        settings = {"type": self.compressor.type, "rank": self.rank, "ranks": self.ranks, "numel": self.numel}
-        return settings | {name: _copied(value) for name, value in self._algorithm.state().items()}
+        return self._identity() | {name: _copied(value) for name, value in self._algorithm.state().items()}
 
-    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Load a state that `state_dict` returned.
-
-        Args:
-            state: this rank's state, or a list of the states of all ranks, of any number of ranks. If the number of ranks
-                has changed, each rank gets an equal share of the sum of all residuals. If the number has changed and only
-                one state is given, the residuals are dropped with a warning and only the rest is loaded.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state that `state_dict` returned on this rank, of as many ranks.
 
         Raises:
-            TypeError: an entry of the state has a wrong type.
-            ValueError: the state is of another compressor, size or rank; nothing has been changed.
+            TypeError: the state, or an entry of it, has a wrong type.
+            ValueError: the state is of another compressor, size, rank or number of ranks; nothing has been changed.
             RuntimeError: the sum of the last bucket is not complete.
-
-        Warns:
-            UserWarning: residuals are dropped.
         """
         self._check_done()
-        states = [state] if isinstance(state, Mapping) else list(state)
-        for entry in states:
-            for name, expected in (("type", self.compressor.type), ("numel", self.numel)):
-                value = entry.get(name) if isinstance(entry, Mapping) else entry
-                if not isinstance(entry, Mapping) or value != expected:
-                    raise ValueError(f"state has {name}={value!r}: this all-reduce has {expected!r}")
-        if not states:
-            raise ValueError("state is an empty list: must be one state, or those of all ranks")
-        ranks = states[0]["ranks"]
-        own_state = [entry for entry in states if entry["ranks"] == self.ranks and entry["rank"] == self.rank]
-        if own_state:
-            new = dict(own_state[0])
-        elif sorted(entry["rank"] for entry in states) == list(range(ranks)):
-            total = total_residual(states, self.numel)
-            new = {**states[0], "worker": None if total is None else total / self.ranks, "server": None}
-        else:
-            if ranks == self.ranks:
-                raise ValueError(f"state is of rank {states[0]['rank']}: this is rank {self.rank}")
-            warnings.warn(
-                f"the residuals of {ranks} ranks are dropped, as this group has {self.ranks} ranks: "
-                "pass a list of all ranks' states to keep them",
-                stacklevel=2,
-            )
-            new = {**states[0], "worker": None, "server": None}
-        self._algorithm.load(new)
+        instance("state", state, Mapping, "a dict, as state_dict() returns it")
+        for name, expected in self._identity().items():
+            if state.get(name) != expected:
+                raise ValueError(f"state has {name}={state.get(name)!r}: this all-reduce has {expected!r}")
+        self._algorithm.load(state)
+
+    def _identity(self) -> dict[str, Any]:
+        return {"type": self.compressor.type, "rank": self.rank, "ranks": self.ranks, "numel": self.numel}
 
     def _check_done(self) -> None:
         if self._handle is not None and not self._handle.done:
@@ -238,20 +210,6 @@ class CompressedAllReduce:
 
     def __repr__(self) -> str:
         return f"CompressedAllReduce({self.compressor!r}, {self.numel}, {self.exchange}, rank {self.rank} of {self.ranks})"
-
-
-def total_residual(states: Sequence[Mapping[str, Any]], numel: int) -> torch.Tensor | None:
-    """Return the sum of the residuals in all ranks' states, float32 [numel]; None without error feedback."""
-    total = None
-    for state in sorted(states, key=lambda state: state["rank"]):
-        if state.get("worker") is not None:
-            total = state["worker"].clone() if total is None else total + state["worker"]
-        if state.get("server") is not None and total is not None:
-            chunk = state["server"].numel()
-            part = total[state["rank"] * chunk : (state["rank"] + 1) * chunk]
-            part += state["server"][: part.numel()].to(part.device)
-    assert total is None or total.numel() == numel
-    return total
 
 
 def _copied(value: Any) -> Any:

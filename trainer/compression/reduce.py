@@ -69,8 +69,7 @@ class ReduceAlgorithm(abc.ABC):
         if self.parts is not None:
             self.exchange, self.one_hop = "reduce_scatter", False
             return self.ranks
-        if default not in _EXCHANGES:
-            raise ValueError(f"{compressor!r} has exchange={default!r}: must be 'all_to_all' or 'all_gather'")
+        choice(f"exchange of {compressor!r}", default, _EXCHANGES)
         if exchange is None and default == "all_to_all" and (self.ranks <= 2 or self.numel <= self.ranks * compress.TILE):
             exchange = "all_gather"
         self.exchange = "all_gather" if self.ranks == 1 else exchange or default

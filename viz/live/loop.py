@@ -439,7 +439,6 @@ class LiveLoop:
         at: str | Snapshot | None = None,
         *,
         learning_rate: float | None = None,
-        multiplier: float | None = None,
     ) -> Run:
         """Return to a snapshot and continue from it as a new run, optionally with another learning rate.
 
@@ -449,7 +448,6 @@ class LiveLoop:
             name: the name of the new run; None means "branch 1", "branch 2", ...
             at: a snapshot or its name; None means the current state.
             learning_rate: the learning rate of the new run, >= 0; None leaves it as it is.
-            multiplier: the multiplier of the learning rate, >= 0; None leaves it as it is.
 
         Returns:
             The new run.
@@ -477,7 +475,6 @@ class LiveLoop:
         if isinstance(at, str) and at not in self.snapshots:
             raise KeyError(f"at={at!r}: there is no snapshot of that name.{there_are(at, self.snapshots)}")
         rate = None if learning_rate is None else number("learning_rate", learning_rate, low=0)
-        factor = None if multiplier is None else number("multiplier", multiplier, low=0)
         with self.at_rest():
             self._keep_model()
             here = self._take_snapshot(self.run.name)
@@ -486,7 +483,6 @@ class LiveLoop:
             old = self.run
             new = Run(name, old.parameters, old.edges, old.notes | {"branched from": origin}, old.storage)
             self._restore(snapshot, new, here)
-            self.rate.multiplier = self.rate.multiplier if factor is None else factor
             if rate is not None:
                 self.rate.set(rate)
         self._draw()
@@ -891,7 +887,9 @@ class LiveLoop:
         """Return the error if losses that have arrived since the last call are not finite, and weights neither."""
         self._watch = self._watch if self._watch.run is self.run else LossWatch(self.run)
         bad, trainer = self._watch.find_nonfinite(), self.rate.trainer
-        if bad is None or not self.stop_at_nan or (trainer is not None and all(map(_is_finite, parameters_of(trainer)))):
+        if bad is None or not self.stop_at_nan:
+            return None
+        if trainer is not None and all(torch.isfinite(each.detach()).all() for each in parameters_of(trainer)):
             return None
         name, step, value = bad
         words = f"{name} is {value:g} at step {step:,}"
@@ -1087,10 +1085,6 @@ def _refuse_without_yield(steps: Any, taken: int) -> None:
         "step, and can pause and draw between calls only: write `yield loss` after the line with trainer.step(...) or "
         "optimizer.step(), in the loop over the batches"
     )
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    return bool(torch.isfinite(tensor.detach()).all())
 
 
 def _is_redefined(steps: Any, newer: Any) -> bool:

@@ -17,7 +17,7 @@ POINTS = 2048  # of a curve, at most: more than the pixels across a screen's plo
 
 
 class Curve(NamedTuple):
-    """A series, or a part of one, as at most 2,048 points. Each point summarizes one value or several consecutive ones.
+    """A series as at most 2,048 points. Each point summarizes one value or several consecutive ones.
 
     Attributes:
         first, last: the first and the last step of each point, int64 [n]. Draw its mean at (first + last) / 2.
@@ -54,7 +54,7 @@ class Series:
         >>> loss.extend(range(1, 10_001), [1 / step for step in range(1, 10_001)])
         >>> len(loss), len(loss.curve().mean)
         (10000, 1250)
-        >>> loss.curve(start=9_999).mean.tolist()
+        >>> loss.recent()[1][-2:].tolist()
         [0.00010001000100010001, 0.0001]
     """
 
@@ -120,21 +120,11 @@ class Series:
         places = np.arange(max(count, self._count - n), self._count) % max(n, 1)
         return self._recent_steps[places], self._recent[places]
 
-    def curve(self, start: int | None = None, stop: int | None = None) -> Curve:
-        """Return the points with steps from `start` to `stop`, both included.
-
-        Args:
-            start: None means the first step.
-            stop: None means the last step.
-
-        Returns:
-            The curve. Arrays of a whole curve are read-only, because they are shared.
-        """
-        if start is None and stop is None and self._whole is not None and self._whole[0] == self._count:
+    def curve(self) -> Curve:
+        """Return all points; their arrays are read-only, because they are shared."""
+        if self._whole is not None and self._whole[0] == self._count:
             return self._whole[1]  # a picture asks several times
-        n = len(self._recent_steps)
-        oldest = int(self._recent_steps[self._count % n if self._count > n else 0]) if self._count else 0
-        if self._count <= n or (start is not None and start >= oldest):
+        if self._count <= len(self._recent_steps):
             steps, values = self.recent()
             is_finite = np.isfinite(values)
             finite = values if is_finite.all() else np.where(is_finite, values, np.nan).astype(self.dtype)
@@ -142,13 +132,6 @@ class Series:
         else:
             n = self._blocks.used(self._count)
             curve = Curve(*(array[:n].copy() for array in self._blocks.arrays))
-        if start is not None or stop is not None:
-            inside = np.ones(len(curve.first), dtype=bool)
-            if start is not None:
-                inside &= curve.last >= start
-            if stop is not None:
-                inside &= curve.first <= stop
-            return Curve(*(array[inside] for array in curve))
         for array in curve:
             array.flags.writeable = False
         self._whole = self._count, curve

@@ -60,15 +60,13 @@ def function(given: str | Function | Callable[[torch.Tensor], torch.Tensor]) -> 
 def ill_conditioned_bowl(condition: float = 100.0) -> Function:
     """Make the quadratic bowl (x^2 + condition y^2) / 2, with a Hessian of condition number `condition` >= 1."""
     condition = number("condition", condition, low=1)
-    return Function(
+    return Function(  # Nocedal & Wright (2006), Numerical Optimization, section 3.3
         f"bowl of condition {condition:g}",
         f"(x**2 + {condition!r} * y**2) / 2",
         xlim=(-2.0, 2.0),
         ylim=(-1.0, 1.0),
         start=(-1.8, 0.8),
         minima=(Minimum(0.0, 0.0, 0.0),),
-        about="The steep direction limits the rate, and the flat one then takes long: what momentum and scaling are for.",
-        source="Nocedal & Wright (2006), Numerical Optimization, section 3.3",
     )
 
 
@@ -79,15 +77,13 @@ def noisy_ravine(noise: float = 1.0, seed: int = 0) -> Function:
         noise: the standard deviation of the noise on each element of a gradient, >= 0.
         seed: the seed of the noise, >= 0.
     """
-    return Function(
+    return Function(  # d2l.ai, chapter 12.4, with other slopes
         "noisy ravine",
         "(x**2 + 50 * y**2) / 20",
         xlim=(-6.0, 6.0),
         ylim=(-2.0, 2.0),
         start=(-5.0, 1.5),
         minima=(Minimum(0.0, 0.0, 0.0),),
-        about="Averages of gradients damp the noise; at a constant rate no optimizer comes to rest.",
-        source="d2l.ai, chapter 12.4, with other slopes",
         noise=noise,
         seed=seed,
     )
@@ -95,27 +91,23 @@ def noisy_ravine(noise: float = 1.0, seed: int = 0) -> Function:
 
 def _catalog() -> dict[str, Function]:
     return {
-        "rosenbrock": Function(
+        "rosenbrock": Function(  # Rosenbrock (1960), An automatic method for finding the greatest or least value
             "Rosenbrock",
             "(1 - x)**2 + 100 * (y - x**2)**2",
             xlim=(-2.0, 2.0),
             ylim=(-1.0, 3.0),
             start=(-1.2, 1.0),
             minima=(Minimum(1.0, 1.0, 0.0),),
-            about="A bent valley: its floor is found at once, and then followed slowly.",
-            source="Rosenbrock (1960), An automatic method for finding the greatest or least value of a function",
         ),
-        "beale": Function(
+        "beale": Function(  # Beale (1958), On an iterative method for finding a local minimum; Moré et al. (1981), no. 5
             "Beale",
             "(1.5 - x + x*y)**2 + (2.25 - x + x*y**2)**2 + (2.625 - x + x*y**3)**2",
             xlim=(-4.5, 4.5),
             ylim=(-4.5, 4.5),
             start=(1.0, 1.5),
             minima=(Minimum(3.0, 0.5, 0.0),),
-            about="Steep walls and a flat plain: one rate does not fit both.",
-            source="Beale (1958), On an iterative method for finding a local minimum; Moré et al. (1981), no. 5",
         ),
-        "himmelblau": Function(
+        "himmelblau": Function(  # Himmelblau (1972), Applied Nonlinear Programming
             "Himmelblau",
             "(x**2 + y - 11)**2 + (x + y**2 - 7)**2",
             xlim=(-5.0, 5.0),
@@ -127,32 +119,26 @@ def _catalog() -> dict[str, Function]:
                 Minimum(-3.779310253377747, -3.283185991286170, 0.0),
                 Minimum(3.584428340330492, -1.848126526964404, 0.0),
             ),
-            about="Four minima of equal depth: which one is found depends on start, rate and momentum.",
-            source="Himmelblau (1972), Applied Nonlinear Programming",
         ),
-        "saddle": Function(
+        "saddle": Function(  # the saddle x^2 - y^2, closed by a fourth power
             "saddle",
             "x**2 - y**2 + y**4 / 4",
             xlim=(-2.0, 2.0),
             ylim=(-2.2, 2.2),
             start=(1.5, 0.01),
             minima=(Minimum(0.0, math.sqrt(2.0), -1.0), Minimum(0.0, -math.sqrt(2.0), -1.0)),
-            about="At the saddle the gradient vanishes; who scales gradients leaves it soonest.",
-            source="the saddle x^2 - y^2, closed by a fourth power",
         ),
-        "rastrigin": Function(
+        "rastrigin": Function(  # Rastrigin (1974), Systems of extremal control
             "Rastrigin",
             "20 + x**2 - 10 * cos(2 * pi * x) + y**2 - 10 * cos(2 * pi * y)",
             xlim=(-5.12, 5.12),
             ylim=(-5.12, 5.12),
             start=(3.3, -2.7),
             minima=(Minimum(0.0, 0.0, 0.0),),
-            about="A bowl full of dents: small steps end in the next one, large ones or momentum may pass it.",
-            source="Rastrigin (1974), Systems of extremal control",
         ),
         "ill_conditioned_bowl": ill_conditioned_bowl(),
         "noisy_ravine": noisy_ravine(),
-        "six_hump_camel": Function(
+        "six_hump_camel": Function(  # Dixon & Szegö (1978), Towards Global Optimisation 2
             "six-hump camel",
             "(4 - 2.1 * x**2 + x**4 / 3) * x**2 + x * y + (-4 + 4 * y**2) * y**2",
             xlim=(-2.0, 2.0),
@@ -166,20 +152,16 @@ def _catalog() -> dict[str, Function]:
                 Minimum(1.6071047579160346, 0.5686514549884259, 2.1042503103111073),
                 Minimum(-1.6071047579160346, -0.5686514549884259, 2.1042503103111073),
             ),
-            about="Two best minima and four others: a lower loss here may still be the wrong basin.",
-            source="Dixon & Szegö (1978), Towards Global Optimisation 2",
         ),
-        "ackley": Function(
+        "ackley": Function(  # Ackley (1987), A Connectionist Machine for Genetic Hillclimbing
             "Ackley",
             "-20 * exp(-0.2 * sqrt((x**2 + y**2) / 2)) - exp((cos(2 * pi * x) + cos(2 * pi * y)) / 2) + e + 20",
             xlim=(-5.0, 5.0),
             ylim=(-5.0, 5.0),
             start=(-3.6, 2.4),
             minima=(Minimum(0.0, 0.0, 0.0),),
-            about="A funnel with dents whose tip is sharp: the gradient is as long at the minimum as next to it.",
-            source="Ackley (1987), A Connectionist Machine for Genetic Hillclimbing",
         ),
-        "styblinski_tang": Function(
+        "styblinski_tang": Function(  # Styblinski & Tang (1990), Experiments in nonconvex optimization
             "Styblinski–Tang",
             "(x**4 - 16 * x**2 + 5 * x + y**4 - 16 * y**2 + 5 * y) / 2",
             xlim=(-5.0, 5.0),
@@ -191,8 +173,6 @@ def _catalog() -> dict[str, Function]:
                 Minimum(-2.903534027771177, 2.746802770990837, -64.19561235905536),
                 Minimum(2.746802770990837, 2.746802770990837, -50.05889331056789),
             ),
-            about="Four basins, one of them the best: plain gradients end in the nearest.",
-            source="Styblinski & Tang (1990), Experiments in nonconvex optimization",
         ),
     }
 

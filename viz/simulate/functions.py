@@ -35,8 +35,6 @@ class Function:
         xlim, ylim: the part of the plane to draw, each (lowest, highest).
         start: the default starting point (x, y) of optimizers.
         minima: the known global minima, and other minima where optimizers end; () if none is known.
-        about: one line on what the function teaches.
-        source: the publication that defines the function.
         noise: the standard deviation of the normal noise on each element of every gradient, >= 0.
         seed: the seed of the noise, >= 0.
 
@@ -60,8 +58,6 @@ class Function:
     ylim: tuple[float, float] = (-2.0, 2.0)
     start: tuple[float, float] = (1.0, 1.0)
     minima: tuple[Minimum, ...] = ()
-    about: str = ""
-    source: str = ""
     noise: float = 0.0
     seed: int = 0
 
@@ -81,9 +77,10 @@ class Function:
         tape = Expression(self.expression) if isinstance(self.expression, str) else None
         if tape is None:
             instance("expression", self.expression, Callable, "a string in x and y, or a callable on tensors")
-            if _takes_two(call := self.expression):
-                object.__setattr__(self, "expression", lambda points: call(points[..., 0], points[..., 1]))
-            _try(self.expression, self.start)
+            given: Any = self.expression
+            call = (lambda points: given(points[..., 0], points[..., 1])) if _takes_two(given) else given
+            object.__setattr__(self, "expression", call)
+            _try(call, self.start)
         object.__setattr__(self, "_tape", tape)
 
     def __call__(self, points: torch.Tensor) -> torch.Tensor:

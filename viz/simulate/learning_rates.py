@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...trainer.validation import integer
-from .catalog import function
 from .functions import Function
-from .trajectories import Trajectories, checked_starts, farthest, simulate
+from .trajectories import Trajectories, farthest, simulate
 
 __all__ = ["Sensitivity", "tune_learning_rates"]
 
@@ -50,7 +48,6 @@ def tune_learning_rates(
     steps: int = 200,
     *,
     learning_rates: Sequence[float] = RATES,
-    repeats: int = 1,
     seed: int = 0,
     engine: str | None = None,
 ) -> Sensitivity:
@@ -59,7 +56,6 @@ def tune_learning_rates(
     Args:
         on, optimizers, start, steps, seed, engine: as for `simulate`.
         learning_rates: the rates to try; by default 41 from 0.0001 to 10.
-        repeats: the number of runs from each start, >= 1; they differ only if the function has noise.
 
     Returns:
         The losses at all rates, and the best rate of each optimizer.
@@ -72,8 +68,7 @@ def tune_learning_rates(
         >>> at_best = {name: {"learning_rate": rate} for name, rate in zip(found.names, found.best)}
         >>> fair = simulate("ill_conditioned_bowl", at_best)
     """
-    starts = np.repeat(checked_starts(function(on), start), integer("repeats", repeats, low=1), axis=0)
-    trajectories = simulate(on, optimizers, starts, steps, learning_rates=learning_rates, seed=seed, engine=engine)
+    trajectories = simulate(on, optimizers, start, steps, learning_rates=learning_rates, seed=seed, engine=engine)
     losses = trajectories.losses[..., -1]
     lost = trajectories.diverged | np.isnan(losses)
     if trajectories.function.minima:  # they are in the drawn area: a path that leaps far out of it must not win

@@ -77,7 +77,7 @@ class TensorHeatmap(RunView):
         kinds = histogram_control(runs)
         controls += kinds
         details = [kept_histograms(self._kept, run, rows, kinds) or norm_panel(run, rows) for run in runs]
-        upper, lower, n = _height(len(rows.names)), 2.6 if any(details) else 0.0, len(runs)
+        upper, lower, n = min(max(2.8, 0.17 * len(rows.names) + 0.8), 4.2), 2.6 if any(details) else 0.0, len(runs)
         above = int(bar is not None)  # rows: the colour bars stand above the maps, which leaves these the width
         panels = list[Panel]()
         for k, (heat, detail) in enumerate(zip(heats, details, strict=True)):
@@ -190,10 +190,6 @@ def _heat_panel(
     return Panel(Axis("step", *edges[[0, -1]].tolist()), down, layers, click=Click("layer", "y"))
 
 
-def _height(n_rows: int) -> float:
-    return min(max(2.8, 0.17 * n_rows + 0.8), 4.2)
-
-
 def _bar(values: list[list[str]], labels: list[str], by: tuple[str, ...] = ()) -> Panel:
     """Return a colour bar in a line, with its label and the values at its ends for each choice of the controls `by`."""
     layers: list[Layer] = [Heatmap(np.linspace(0.0, 1.0, 256)[None], [0.52, 0.82], [0.15, 0.85], limits=(0.0, 1.0))]
@@ -286,11 +282,8 @@ def _bin_ticks(edges: np.ndarray, low: int, high: int, zero: int, more: int) -> 
 
 
 def _kinds(run: Run) -> list[str]:
-    return [what for what in ("gradient", "update", "weight") if _has(run, f"{what}_histogram")]
-
-
-def _has(run: Run, name: str) -> bool:
-    return len(run.histograms.get(name, ())) > 0 and len(run.edges) > 1
+    kinds = ("gradient", "update", "weight") if len(run.edges) > 1 else ()
+    return [what for what in kinds if len(run.histograms.get(f"{what}_histogram", ()))]
 
 
 def _edges(start: float, stop: float, count: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ class LRFinderView(View):
     One test has all suggested rates marked on its curve. Several tests have the rate that a selected rule suggests.
 
     Args:
-        results: an `LRFinder`, as `tristep.lr_find` returns it, an iterable of them, or a dict of them by name.
+        results: an `LRFinder`, as `tristep.lr_find` returns it, or a dict of them by name.
         **settings: `name`, `theme` and `budget` of `View`.
 
     Raises:
@@ -38,22 +38,11 @@ class LRFinderView(View):
         >>> view = LRFinderView({name: tried(name) for name in ("sgd", "adam")})
     """
 
-    def __init__(self, results: LRFinder | Iterable[LRFinder] | Mapping[str, LRFinder], **settings: Any) -> None:
-        if isinstance(results, LRFinder):
-            named: dict[str, Any] = {results.name: results}
-        elif isinstance(results, Mapping):
-            named = dict(results)
-        elif isinstance(results, Iterable):
-            several = list(results)
-            names = [getattr(each, "name", "") for each in several]
-            named = {
-                name if names.count(name) == 1 else f"{name} {k + 1}": each
-                for k, (name, each) in enumerate(zip(names, several, strict=True))
-            }
-        else:
-            named = {"": results}  # type: ignore[unreachable]
-        for each in named.values():
-            instance("results", each, LRFinder, "what tristep.lr_find returned, or several")
+    def __init__(self, results: LRFinder | Mapping[str, LRFinder], **settings: Any) -> None:
+        instance("results", results, (LRFinder, Mapping), "what tristep.lr_find returned, or several by name")
+        named = {results.name: results} if isinstance(results, LRFinder) else dict(results)
+        for name, each in named.items():
+            instance(f"results[{name!r}]", each, LRFinder, "what tristep.lr_find returned")
         self.results: dict[str, LRFinder] = nonempty("results", named, ": there is nothing to draw")
         super().__init__(**settings)
 

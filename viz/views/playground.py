@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule
-from ...trainer.optimizer import Optimizer, RuleOptimizer, create, registered
+from ...trainer.optimizer import Optimizer, create, registered
 from ..scene import Arrows, Button, Control, Layer, Listing, RefLine, Scene, Text
 from ..simulate import FUNCTIONS, SearchRange, UpdateTrace, function, rule_source, search_ranges, trace_updates
 from ..simulate.candidates import named_optimizers
@@ -206,7 +206,8 @@ class Playground(TrajectoryView):
 
     def _remote_controls(self) -> list[Control]:
         names, fields = list(FUNCTIONS), self._refused
-        menu = sorted({name for name, klass in registered().items() if _can_be_opened(klass)} | PRESETS.keys())
+        by_rule = {name for name, klass in registered().items() if isinstance(getattr(klass, "rule", None), Rule)}
+        menu = sorted(by_rule | PRESETS.keys())
         controls = []
         if self.function not in FUNCTIONS.values():
             names.append(self.function.name)
@@ -286,10 +287,6 @@ def _resolved(optimizer: Any, settings: Mapping[str, Any]) -> tuple[type[Optimiz
     if isinstance(kind, type) and issubclass(kind, Optimizer):
         return kind, arguments
     raise TypeError(f"optimizer must be a name or a subclass of Optimizer, got {optimizer!r}")
-
-
-def _can_be_opened(klass: type[Optimizer]) -> bool:
-    return issubclass(klass, RuleOptimizer) and isinstance(getattr(klass, "rule", None), Rule)
 
 
 def _numbers(trace: UpdateTrace, t: int) -> str:

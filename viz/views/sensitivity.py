@@ -9,7 +9,7 @@ import numpy as np
 
 from ...trainer.validation import integer
 from ..scene import Axis, Band, Layer, Line, Panel, Points, Scene
-from ..simulate import Sensitivity, function, tune_learning_rates
+from ..simulate import function, tune_learning_rates
 from ..simulate.candidates import named_optimizers
 from ..simulate.presets import COMPARED
 from .functions import LEAST, On, loss_label, starts_around
@@ -23,36 +23,25 @@ class SensitivityView(View):
     """The final loss on a function over the learning rate: a curve for each optimizer, with its best rate marked.
 
     Args:
-        on: the function: a name, an expression, a `Function` or a callable, as for `simulate`; or the result of
-            `tune_learning_rates`.
+        on: the function: a name, an expression, a `Function` or a callable, as for `simulate`.
         optimizers: the optimizers to compare, as for `simulate`.
         starts: the number of random starts around the function's start. A curve is the median over the starts, and a band
             holds the middle half of them.
-        **arguments: `steps`, `learning_rates`, `repeats` and `seed` of `tune_learning_rates`; and `name`,
+        **arguments: `steps`, `learning_rates` and `seed` of `tune_learning_rates`; and `name`,
             `theme` and `budget` of `View`.
 
     Attributes:
         found: the result of `tune_learning_rates`, a `Sensitivity`.
-
-    Raises:
-        ValueError: `on` is a `Sensitivity`, and arguments of `tune_learning_rates` are given too.
     """
 
-    def __init__(
-        self, on: On | Sensitivity = "rosenbrock", optimizers: Any = COMPARED, starts: int = 16, **arguments: Any
-    ) -> None:
+    def __init__(self, on: On = "rosenbrock", optimizers: Any = COMPARED, starts: int = 16, **arguments: Any) -> None:
         ours = {
             name: value for name, value in arguments.items() if name in inspect.signature(tune_learning_rates).parameters
         }
-        if isinstance(on, Sensitivity):
-            if ours:
-                raise ValueError(f"{', '.join(ours)}: `on` has been found already; leave them out")
-            self.found = on
-        else:
-            where, named = function(on), named_optimizers(optimizers)
-            if "start" not in ours:
-                ours["start"] = starts_around(where, integer("starts", starts, low=1), int(ours.get("seed", 0)))
-            self.found = tune_learning_rates(where, named, **ours)
+        where, named = function(on), named_optimizers(optimizers)
+        if "start" not in ours:
+            ours["start"] = starts_around(where, integer("starts", starts, low=1), int(ours.get("seed", 0)))
+        self.found = tune_learning_rates(where, named, **ours)
         super().__init__(**{name: value for name, value in arguments.items() if name not in ours})
 
     def scene(self) -> Scene:

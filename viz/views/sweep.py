@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ...kernels.messages import listed
 from ...trainer import Sweep
 from ...trainer.validation import instance
 from ..scene import Axis, Band, Click, Control, Heatmap, Layer, Line, Panel, Points, RefLine, Scene, Text, level_lines
@@ -30,11 +29,11 @@ TICKS = 9  # the largest number of labels along a side of the map
 class SweepView(View):
     """A map of the final losses of a sweep with its best point marked, and the loss of one training run over its steps.
 
-    A click on the map, a drag across it, or its sliders select the training run. If the sweep varies only one setting, a
-    curve replaces the map; further settings have a choice each. With several seeds, the map shows medians, and the curves of
-    all seeds are drawn. The loss axes end a fifth above the largest initial loss, so that diverging runs leave room for the
-    others; the description says how many runs go beyond. With more than 8 trainings, and at most 400, a table chooses
-    further ones whose curves are drawn.
+    The map's sides are the learning rate and the first other setting that was varied. A click on the map, a drag across it,
+    or its sliders select the training run. If the sweep varies only one setting, a curve replaces the map; further settings
+    have a choice each. With several seeds, the map shows medians, and the curves of all seeds are drawn. The loss axes end a
+    fifth above the largest initial loss, so that diverging runs leave room for the others; the description says how many
+    runs go beyond. With more than 8 trainings, and at most 400, a table chooses further ones whose curves are drawn.
 
     For trajectories on a function of two variables, the map shows the number of steps until the loss above the minimum is a
     millionth of its initial value, or the final loss if few paths reach that. Lines on the map bound the regions where paths
@@ -45,13 +44,11 @@ class SweepView(View):
             several learning rates or a sweep.
         by: the quantity of the map: "final" or "lowest" loss, or the name of a score. For trajectories also "steps", which
             is their default if more than a tenth of the paths settle; else the default is "final".
-        across, up: the names of the settings along the map's sides; None takes the learning rate, then the first other one.
         **others: `name`, `theme` and `budget` of `View`.
 
     Raises:
         TypeError: `sweep` is something else.
-        ValueError: the trajectories have several starts, `across` or `up` was not varied or both are the same, or `sweep`
-            has no finite value of `by`.
+        ValueError: the trajectories have several starts, or `sweep` has no finite value of `by`.
 
     Example:
         >>> from tristep import viz
@@ -65,9 +62,6 @@ class SweepView(View):
         self,
         sweep: Sweep | Trajectories,
         by: str | None = None,
-        *,
-        across: str | None = None,
-        up: str | None = None,
         **others: Any,
     ) -> None:
         self.trajectories = sweep if isinstance(sweep, Trajectories) else None
@@ -78,22 +72,13 @@ class SweepView(View):
             by = ("steps" if np.isfinite(sweep.scores["steps"]).mean() > ENOUGH else "final") if by is None else by
         instance("sweep", sweep, Sweep, "a Sweep, as tristep.sweep gives it, or Trajectories, as simulate does")
         varied = [name for name, values in sweep.axes.items() if name != "seed" and len(values) > 1]
-        for name, setting in (("across", across), ("up", up)):
-            if setting is not None and setting not in varied:
-                raise ValueError(
-                    f"{name}={setting!r}: must be one of what was varied, {listed(map(repr, varied)) or 'nothing'}"
-                )
         self.sweep, self.by = sweep, "final" if by is None else by
         self._best = sweep.best(self.by)  # raises if there is none
         self._table = sweep._table(self.by)  # [*axes]
         self._medians = _ordered(self._table)[..., (self._table.shape[-1] - 1) // 2]  # over seeds
         order = sorted(varied, key=lambda name: (name != "learning_rate", name == "optimizer", varied.index(name)))
-        across = across or next((name for name in order if name != up), None)
-        up = up or next((name for name in order if name != across), None)
-        if across is not None and across == up:
-            raise ValueError(f"across and up are both {up!r}: they must differ")
-        self._across, self._up = across, up
-        self._further = [name for name in varied if name not in (across, up)]
+        self._across, self._up = [*order, None, None][:2]
+        self._further = [name for name in varied if name not in order[:2]]
         super().__init__(**others)
 
     def scene(self) -> Scene:
@@ -132,7 +117,7 @@ class SweepView(View):
             return scene
         runs, values = self._runs(), self._table.reshape(-1)
         columns: dict[str, Any] = {
-            _in_words(name): [_entry(run[name]) for run in runs]
+            _in_words(name): [float(each) if isinstance(each := run[name], (int, float)) else str(each) for run in runs]
             for name, several in self.sweep.axes.items()
             if len(several) > 1
         }
@@ -337,10 +322,6 @@ class SweepView(View):
             title="the training pointed at" + ", and those chosen" * has_table if names else "",
             column=int(bool(names)),
         )
-
-
-def _entry(value: Any) -> float | str:
-    return float(value) if isinstance(value, (int, float)) else str(value)
 
 
 def _as_sweep(result: Trajectories) -> Sweep:

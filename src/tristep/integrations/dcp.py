@@ -56,7 +56,7 @@ class TrainerState:
             TypeError, ValueError: `state_dict` has no bytes of a state file, is damaged, or does not fit the trainer;
                 nothing has been changed.
         """
-        value = state_dict.get("safetensors")
+        value: Any = state_dict.get("safetensors")
         instance("saved state: 'safetensors'", value, bytes, "the bytes of a file")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "trainer.safetensors")
