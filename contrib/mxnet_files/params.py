@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ...kernels.messages import listed
 from ...trainer.serialization import files
 from ...trainer.utils.interrupts import uninterrupted
 from .arrays import Cursor, read_array
@@ -79,21 +80,24 @@ def _read(data: bytes) -> dict[str, torch.Tensor]:
 @uninterrupted
 @torch.no_grad()
 def _copy(arrays: Mapping[str, torch.Tensor], net: torch.nn.Module, names: Mapping[str, str] | Sequence[str] | None) -> None:
+    there = listed(map(repr, arrays))
     targets = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     if isinstance(names, Mapping):
         if unknown := set(names) - set(arrays):
-            raise ValueError(f"names: {_few(unknown)} not among the file's arrays, which are {_few(arrays)}")
+            raise ValueError(f"names: {listed(map(repr, unknown))} not among the file's arrays, which are {there}")
         mapped = [names.get(name, name) for name in arrays]
     elif names is not None:
         mapped = list(names)
     else:
-        mapped = [name if name in targets else _torchs_name(name) for name in arrays]
+        stems = {name: name.rpartition(".") for name in arrays}
+        torchs = {name: f"{stem}{dot}{_RENAMED.get(last, last)}" for name, (stem, dot, last) in stems.items()}
+        mapped = [name if name in targets else torchs[name] for name in arrays]
     needed = {name for name in targets if not name.endswith("num_batches_tracked")}
     if len(mapped) != len(arrays) or len(set(mapped)) != len(mapped) or not needed <= set(mapped) <= set(targets):
         raise ValueError(
-            f"the file has {len(arrays)} arrays, {_few(arrays)}; net has {len(needed)} parameters and buffers, "
-            f"{_few(needed)}: give names, a dict from the file's names to the model's, or a list of the model's in the "
-            "order of the file"
+            f"the file has {len(arrays)} arrays, {there}; net has {len(needed)} parameters and buffers, "
+            f"{listed(map(repr, needed))}: give names, a dict from the file's names to the model's, or a list of the "
+            "model's in the order of the file"
         )
     for (file_name, tensor), name in zip(arrays.items(), mapped, strict=True):
         target = targets[name]
@@ -104,13 +108,3 @@ def _copy(arrays: Mapping[str, torch.Tensor], net: torch.nn.Module, names: Mappi
             )
     for tensor, name in zip(arrays.values(), mapped, strict=True):
         targets[name].copy_(tensor)
-
-
-def _torchs_name(name: str) -> str:
-    start, dot, last = name.rpartition(".")
-    return f"{start}{dot}{_RENAMED.get(last, last)}"
-
-
-def _few(names: object) -> str:
-    listed = list(map(repr, names))  # type: ignore[call-overload]
-    return ", ".join(listed[:8]) + (", ..." if len(listed) > 8 else "")

@@ -92,8 +92,7 @@ def _candidate(name: Any, entry: Any) -> Candidate:
         raise TypeError(f"optimizers has the key {name!r}: must be a name")
     if isinstance(entry, str) or (isinstance(entry, type) and issubclass(entry, Optimizer)):
         entry = {"optimizer": entry}
-    if entry is None:
-        entry = {}
+    entry = {} if entry is None else entry
     instance(where, entry, Mapping, "a dict of arguments; 'optimizer' in it is a name, a class or a list", shown=True)
     fixed = dict(entry)
     kind = fixed.pop("optimizer", name)

@@ -34,7 +34,6 @@ def race(
     steps: int = 500,
     every: int | None = None,
     trials: int = 16,
-    tuning_seeds: int = 1,
     baseline: str | None = None,
     level: float = 0.95,
     together: int = 64,
@@ -81,7 +80,6 @@ def race(
         steps: of each training.
         every: steps between measurements; None takes a fiftieth of `steps`.
         trials: settings to try of each optimizer; powers of 2 fill the ranges most evenly.
-        tuning_seeds: trainings of each trial.
         baseline: the label of the optimizer to compare the others with; None means the first.
         level: the level of the intervals, in (0, 1).
         together: how many trainings run side by side at most; with 1 a `Trainer` trains one after the other.
@@ -122,7 +120,6 @@ def race(
     target, steps, trials = number("target", target), integer("steps", steps, low=1), integer("trials", trials, low=1)
     every = max(1, steps // 50) if every is None else integer("every", every, low=1, high=steps)
     chosen_seeds = _seeds(seeds)
-    tuned_on = range(TUNING, TUNING + integer("tuning_seeds", tuning_seeds, low=1))
     baseline = names[0] if baseline is None else choice("baseline", baseline, names)
     place = None if folder is None else absolute_path("folder", folder)
     level, together = number("level", level, above=0, below=1), integer("together", together, low=1)
@@ -139,11 +136,10 @@ def race(
     from tqdm.auto import tqdm  # which looks for widgets when it is imported
 
     everything = [(i, k) for i in range(len(candidates)) for k in range(trials)]
-    total = steps * (len(everything) * len(tuned_on) + len(candidates) * len(chosen_seeds))
+    total = steps * (len(everything) + len(candidates) * len(chosen_seeds))
     with tqdm(total=total, unit=" steps", desc="tuning", disable=not progress) as bar:
         trainings = _Trainings(plan, candidates, points, store, together, bar.update)
-        tuning = np.stack([trainings.losses(everything, seed)[0] for seed in tuned_on], axis=1)
-        tuning = tuning.reshape(len(candidates), trials, len(tuned_on), -1)
+        tuning = trainings.losses(everything, TUNING)[0].reshape(len(candidates), trials, 1, -1)
         winners = np.array([_best(losses, target, plan.measured) for losses in tuning])
         bar.set_description("race")
         raced = [trainings.losses(list(enumerate(winners.tolist())), seed) for seed in chosen_seeds]

@@ -102,7 +102,7 @@ def test_learning_rates_stand_below_in_the_looks_of_their_losses():
         (plot_training, ({"a": [1.0]}, {"b": [1.0]}), "learning_rates has 'b': losses has no such run. There are 'a'"),
         (plot_training, ({"a": [1.0]}, {"a": [1.0, 2.0]}), r"rates\['a'\] has 2 values: losses has 1, one an update"),
         (plot_training, ({"a": [1.0]}, None, {"b": "note"}), "notes has 'b': losses has no such run. There are 'a'"),
-        (partial(plot_training, smoothing=NAN), ({"a": [1.0]},), "smoothing=nan: must be a number of updates, 1 or"),
+        (partial(plot_training, smoothing=NAN), ({"a": [1.0]},), "smoothing=nan: must be finite and 1 or more"),
     ],
 )
 def test_what_does_not_fit_is_refused(draw, arguments, message):

@@ -282,7 +282,7 @@ def test_the_telemetry_of_a_trainer_that_does_not_fit_is_refused(telemetry, argu
     ("make", "arguments", "error", "message"),
     [
         (lambda net: net, {}, TypeError, "source must be a Trainer or a torch.optim.Optimizer, got Sequential"),
-        (_sgd, {"every": 0}, ValueError, "every=0: must be an integer >= 1"),
+        (_sgd, {"every": 0}, ValueError, "every=0: must be 1 or more"),
         (_sgd, {"histograms": ["weight"]}, ValueError, r"histograms=\('weight',\) need a Trainer"),
         (_sgd, {"module": torch.nn.Linear(3, 4)}, ValueError, "module has none of the parameters that source steps"),
         (_sgd, {"module": 3}, TypeError, "module must be a torch.nn.Module, got int"),

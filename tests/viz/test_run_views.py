@@ -435,7 +435,7 @@ def test_a_loop_is_shown_by_what_it_records():
         (lambda: WeightsView(RunSet([Run("a")])), TypeError, r"got RunSet: give one of its runs, such as runs\['a'\]"),
         (lambda: LossView([]), ValueError, "runs is empty"),
         (lambda: LossView(Run(), scalars=()), ValueError, "scalars is empty"),
-        (lambda: LossView(Run(), smoothing=-1), ValueError, "smoothing=-1: must be a number of steps, 0 or more"),
+        (lambda: LossView(Run(), smoothing=-1), ValueError, "smoothing=-1: must be finite and 0 or more"),
         (lambda: LossView(Run(), scale="logarithmic"), ValueError, "scale='logarithmic': must be one of 'log', 'linear'"),
         (lambda: LossView(make_run(), axis="epoch"), ValueError, "axis='epoch': no scalar of this name was recorded"),
         (lambda: TensorHeatmap(Run(), "norm"), ValueError, "quantity='norm': .* must be one of 'gradient_norm'"),

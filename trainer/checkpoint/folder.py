@@ -215,7 +215,9 @@ def write_checkpoint(folder: Path, content: Content) -> Checkpoint:
 
     Leftovers of killed processes are removed first: the caller has the folder's lock, so nobody else writes there.
     """
-    _remove_leftovers(folder)
+    for entry in folder.iterdir():
+        if _HIDDEN.fullmatch(entry.name):
+            shutil.rmtree(entry, ignore_errors=True)
     step, identity = content.about.step, uuid.uuid4().hex
     names = [_NAME.fullmatch(entry.name) for entry in folder.iterdir()]
     earlier = [int(match[2] or 0) for match in names if match and int(match[1]) == step]
@@ -328,10 +330,3 @@ def _remove(path: Path) -> None:
     hidden = _hidden(path.parent, path.name)
     os.rename(path, hidden)
     shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes left; the caller has the folder's lock."""
-    for entry in folder.iterdir():
-        if _HIDDEN.fullmatch(entry.name):
-            shutil.rmtree(entry, ignore_errors=True)

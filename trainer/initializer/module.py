@@ -77,13 +77,8 @@ def initialize(
     >>> net[0].bias.tolist(), net[1].weight.tolist()
     ([0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0])
     """
-    instance(
-        "module",
-        module,
-        torch.nn.Module,
-        "a torch.nn.Module",
-        "; for one tensor, call the initializer: create('xavier')(name, tensor)",
-    )
+    hint = "; for one tensor, call the initializer: create('xavier')(name, tensor)"
+    instance("module", module, torch.nn.Module, "a torch.nn.Module", hint)
     if init is not None:
         if initializer != "uniform":
             raise TypeError(f"init={init!r} and initializer={initializer!r}: both name the initializer, give one of them")

@@ -175,13 +175,6 @@ def adapter(target: Any) -> Adapter:
     boards = sys.modules.get("torch.utils.tensorboard")
     if boards is not None and isinstance(target, boards.SummaryWriter):
         return _TensorBoard(target)
-    if callable(getattr(target, "add_scalar", None)):  # tensorboardX, and other libraries with TensorBoard's methods
-
-        def add(step: int, values: dict[str, float]) -> None:
-            for name, value in values.items():
-                target.add_scalar(name, value, step)
-
-        return Adapter(add, _short(target))
     if str(getattr(target, "__name__", type(target).__module__)).partition(".")[0] == "wandb":
         return _WandB(target)
     if callable(target):

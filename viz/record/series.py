@@ -99,8 +99,9 @@ class Series:
             return
         last = self.last_step
         if (np.diff(steps) <= 0).any() or (last is not None and steps[0] <= last):
+            shown = steps.tolist() if len(steps) < 5 else f"{steps[0]} ... {steps[-1]}"
             raise ValueError(
-                f"steps {_shortened(steps)} after step {last}: each must be later than the one before; to continue from an "
+                f"steps {shown} after step {last}: each must be later than the one before; to continue from an "
                 "earlier step, use another run"
             )
         finite = np.isfinite(values)
@@ -232,10 +233,6 @@ def _find_first(found: np.ndarray, marked: np.ndarray, steps: np.ndarray) -> Non
     new = marked.any(axis=0) & (found == NEVER)
     if new.any():
         found[new] = steps[marked.argmax(axis=0)[new]]
-
-
-def _shortened(steps: np.ndarray) -> str:
-    return str(steps.tolist()) if len(steps) < 5 else f"{int(steps[0])} ... {int(steps[-1])}"
 
 
 class _Blocks:

@@ -203,13 +203,7 @@ class Scene:
         return x, y
 
     def named(self, layer: Layer, state: State, at: str | None = None) -> str:
-        """Return the text of a layer in the legend.
-
-        Args:
-            layer: the layer.
-            state: the state of the controls.
-            at: the name of a control: the y of a line at the control's value of x follows its name. None or "" for none.
-        """
+        """Return the text of a layer in the legend; with `at`, a control, a line's y at the control's value of x follows."""
         words = layer.name
         controls = {control.name: control for control in self.controls}
         if layer.legend_by is not None:

@@ -101,14 +101,9 @@ class Function:
     def evaluator(
         self, shape: Sequence[int], dtype: Any = np.float32
     ) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Return a fast function for values and gradients at a fixed number of points, with preallocated buffers.
+        """Return a fast function from arrays x and y to the arrays value, df/dx and df/dy, which its next call overwrites.
 
-        Args:
-            shape: the shape of the coordinate arrays.
-            dtype: their dtype, float32 or float64.
-
-        Returns:
-            A function from arrays x and y to the arrays value, df/dx and df/dy, which the next call overwrites.
+        `shape` and `dtype`, float32 or float64, are those of x and y.
         """
         if self._tape is not None:  # type: ignore[attr-defined]
             return self._tape.evaluator(tuple(shape), np.dtype(dtype))  # type: ignore[attr-defined]

@@ -81,25 +81,21 @@ def _setting(klass: type[Optimizer], name: str, default: Any) -> SearchRange:
         counts = [each for each in (0, 1, 2, 3, 4, 5, 6, 8, 10, 16, 20, 32, 50, 64, 100, 1000, 10_000) if takes(each)]
         high = max(20, 4 * default)
         return _positions(name, default, [each for each in counts if each <= high], "integer")
+    values: Sequence[float]
     if not takes(1.0) and takes(0.5) and not takes(-0.5):
-        return _positions(name, default, [each for each in _BELOW_ONE if takes(each)], "below one")
-    if default < 0 or (takes(-0.5) and not takes(0.5)):
-        return _positions(
-            name, default, [each for each in (-1.0, -0.9, -0.7, -0.6, -0.5, -0.3, -0.1) if takes(each)], "linear"
-        )
-    if default == 0:
-        values = [0.0, *(m * 10.0**k for k in range(-5, 0) for m in (1, 2, 5)), 1.0]
-        return _positions(name, default, [each for each in values if takes(each)], "zero and log")
-    if not takes(1.0) and takes(2.0):
-        return _positions(
-            name, default, [float(f"{1 + (default - 1) * 10 ** (k / 4):.4g}") for k in range(-4, 5)], "above one"
-        )
-    each_decade = 8 if name == "learning_rate" else 4
-    wide = (3 if name == "learning_rate" or default < 0.1 else 1) * each_decade
-    grid = [default * 10 ** (k / each_decade) for k in range(-wide, wide + 1)]
-    return _positions(
-        name, default, [default if each == default else float(f"{each:.4g}") for each in grid if takes(each)], "log"
-    )
+        scale, values = "below one", _BELOW_ONE
+    elif default < 0 or (takes(-0.5) and not takes(0.5)):
+        scale, values = "linear", (-1.0, -0.9, -0.7, -0.6, -0.5, -0.3, -0.1)
+    elif default == 0:
+        scale, values = "zero and log", (0.0, *(m * 10.0**k for k in range(-5, 0) for m in (1, 2, 5)), 1.0)
+    elif not takes(1.0) and takes(2.0):
+        scale, values = "above one", [float(f"{1 + (default - 1) * 10 ** (k / 4):.4g}") for k in range(-4, 5)]
+    else:
+        each_decade = 8 if name == "learning_rate" else 4
+        wide = (3 if name == "learning_rate" or default < 0.1 else 1) * each_decade
+        grid = [default * 10 ** (k / each_decade) for k in range(-wide, wide + 1)]
+        scale, values = "log", [default if each == default else float(f"{each:.4g}") for each in grid]
+    return _positions(name, default, [each for each in values if takes(each)], scale)
 
 
 def _positions(name: str, default: Any, values: Sequence[Any], scale: str) -> SearchRange:

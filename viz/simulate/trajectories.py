@@ -169,13 +169,7 @@ def simulate(
 
 
 class Simulation:
-    """A prepared `simulate` that can be run again from other starts, for example while a start is dragged.
-
-    Args:
-        on, optimizers, steps, learning_rates, relative, sweep, seed, engine: as for `simulate`.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid; the message names it.
+    """A prepared `simulate`, with the same arguments, that can be run again from other starts, as while one is dragged.
 
     Example:
         >>> from tristep.viz.simulate import Simulation
@@ -219,17 +213,14 @@ class Simulation:
         losses = np.ascontiguousarray(walked.reshape(steps + 1, n, v, s).transpose(1, 2, 3, 0)[back])
         rates = np.array([candidate.rates for candidate in self.candidates])
         values = tuple(map(dict, self._values))
-        return Trajectories(where, tuple(self._named), values, rates, starts, paths, losses, _diverged(where, paths, losses))
+        diverged = ~(farthest(where, paths) <= FAR) | ~np.isfinite(losses.max(axis=-1))
+        return Trajectories(where, tuple(self._named), values, rates, starts, paths, losses, diverged)
 
     def walk(self, starts: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-        """Take all steps from these starts, and yield the points before each step and after the last.
+        """Take all steps from starts [n_starts, 2], and yield the points before each step and after the last.
 
-        Args:
-            starts: float32 [n_starts, 2], the starting points.
-
-        Yields:
-            Five arrays [n_points]: x, y, loss, and the noisy gradient in x and in y. The points are ordered by candidate
-            (in the order of `_in_order`), value and start. The next step overwrites the arrays.
+        They are five arrays [n_points], which the next step overwrites: x, y, loss, and the noisy gradient in x and in y.
+        Points are ordered by candidate (in the order of `_in_order`), value and start.
         """
         self._put_at(starts)
         size = sum(runner.size for runner in self._runners)
@@ -310,10 +301,6 @@ def one_start(where: Function, start: Any) -> tuple[float, float]:
         raise ValueError(f"start has {len(starts)} points: must be one, (x, y)")
     x, y = np.reshape(where.start if start is None else start, 2)
     return float(x), float(y)
-
-
-def _diverged(where: Function, paths: np.ndarray, losses: np.ndarray) -> np.ndarray:
-    return ~(farthest(where, paths) <= FAR) | ~np.isfinite(losses.max(axis=-1))
 
 
 def farthest(where: Function, paths: np.ndarray) -> np.ndarray:

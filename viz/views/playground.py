@@ -99,6 +99,8 @@ class Playground(TrajectoryView):
             words_panel(numbers, title=f"inside this update of {self._chosen}", row=1, column=1),
         ]
         controls = [step, *self._remote_controls()]
+        lines = rule_source(self._klass).rstrip().split("\n")
+        rule = [line for line in lines if not line.lstrip().startswith("@")]
         return Scene(
             panels,
             f"{self._chosen} on {self.function.name}",
@@ -109,7 +111,7 @@ class Playground(TrajectoryView):
             widths=(1.2, 1),
             heights=(3.6, 1.9),
             description=self.describe(),
-            listings=[Listing("its rule, as it is compiled", _source(self._klass))],
+            listings=[Listing("its rule, as it is compiled", "\n".join(rule))],
             message=self._why or self.found,
         )
 
@@ -301,8 +303,3 @@ def _numbers(trace: UpdateTrace, t: int) -> str:
         each = [values] if np.ndim(values) == 0 else values
         lines.append(f"{name[:16]:<17}" + "".join(f"{value:>12.4g}" for value in each))
     return "\n".join(lines)
-
-
-def _source(klass: type[Optimizer]) -> str:
-    lines = rule_source(klass).rstrip().split("\n")
-    return "\n".join(line for line in lines if not line.lstrip().startswith("@"))
