@@ -35,7 +35,6 @@ def tile_for(elements: int, packed: bool = False) -> int:
     """Return the number of elements that one program updates: few blocks, as other programs load and store meanwhile.
 
     With packed states, where arithmetic takes most of the time, it is many blocks, to repeat less work in each program.
-    Measurements are in docs/gpu.md.
     """
     blocks = MOST_PACKED if packed else MOST_BLOCKS
     while blocks > 1 and elements < ENOUGH * blocks * BLOCK:
