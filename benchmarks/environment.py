@@ -44,6 +44,15 @@ def conditions(device: str) -> dict[str, Any]:
     }
 
 
+def commit() -> str | None:
+    """The commit of the working tree, with "-dirty" where files differ from it; None without git."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
 def sm_clock() -> int | None:
     """The clock of the current GPU's SMs, in MHz, as nvidia-smi tells it; None where that is missing."""
     uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
@@ -72,10 +81,6 @@ class Kernels:
             import triton
 
             triton.knobs.compilation.listener = self._listen
-
-    def since(self, count: int) -> list[dict[str, Any]]:
-        """Those after the first `count`."""
-        return self.compiled[count:]
 
     def _listen(self, *, metadata: dict[str, Any], metadata_group: dict[str, str], **others: Any) -> None:
         from triton.tools.disasm import get_sass

@@ -89,7 +89,12 @@ def main() -> None:
             raise SystemExit(f"the kernels of {', '.join(trees)} have equal code: nothing to compare")
         if arguments.static:
             return
-        results: dict[str, Any] = {"old": arguments.old, "elements": arguments.elements, "rows": {}}
+        results: dict[str, Any] = {
+            "old": arguments.old,
+            "new": workers["new"].ask("commit"),
+            "elements": arguments.elements,
+            "rows": {},
+        }
         for row in rows:
             results["rows"][row] = found = by_turns(workers, row, 4096 if arguments.dry else arguments.elements)
             times = [found[name]["us"] for name in trees]
@@ -179,6 +184,12 @@ class Turns:
             import fake_driver
 
             fake_driver.install()
+
+    def commit(self) -> str | None:
+        """That of the folder with this file."""
+        from environment import commit
+
+        return commit()
 
     def code(self, row: str) -> str:
         """The hash of a row's update kernel, for this GPU, or for sm_90 where there is none."""

@@ -56,7 +56,7 @@ from typing import Any
 import registry
 import torch
 import workloads
-from environment import Kernels, conditions, machine, program_of
+from environment import Kernels, commit, conditions, machine, program_of
 from registry import Step, copy_step
 from timing import SECONDS, in_turns, race, release, write
 
@@ -91,12 +91,14 @@ def main() -> None:
     print(results["machine"], "\n", sep="")
     kernels = Kernels(device)
     for part in arguments.only or [part for part in PARTS if part not in _NOT_ON[device]]:
-        begin, known = time.perf_counter(), len(kernels.compiled)
+        begin = time.perf_counter()
         found = PARTS[part](device, arguments.rows) if arguments.rows else PARTS[part](device)
         # Of a machine and a day of its own, since parts can be timed alone.
         results[part] = {"machine": results["machine"], "seconds": round(time.perf_counter() - begin, 1), "found": found}
         if device == "cuda":
-            results[part] |= {"conditions": conditions(device), "kernels": kernels.since(known)}
+            # Of earlier parts, too: what one of them has compiled is not compiled again.
+            results[part] |= {"commit": commit(), "conditions": conditions(device), "kernels": list(kernels.compiled)}
+            _add_programs(found)
         print()
         if arguments.out:  # after each part, so that a run that is cut off leaves what it has seen
             write(arguments.out, results)
@@ -110,6 +112,16 @@ def main() -> None:
             print(f"not drawn: {error}")
         else:
             draw(results, arguments.out.with_suffix(".png"))
+
+
+def _add_programs(found: Table) -> None:
+    """Add to the rows of elementwise rules how many elements a program takes."""
+    tables = (workloads.STEPS, workloads.TENSORS, workloads.ELEMENTS, workloads.TELEMETRY)
+    sized = [workload for table in tables for workload in table["cuda"]] + [workloads.RULES["cuda"]]
+    elements = {workload.name: workload.elements for workload in sized}
+    for name, row in found.items():
+        if isinstance(row, dict) and (known := elements.get(row.get("workload", name))):
+            row |= program_of(known, packed=False)
 
 
 def time_steps(device: str, rows: re.Pattern[str] = _ALL) -> Table:

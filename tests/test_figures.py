@@ -138,7 +138,7 @@ def file_rows():
         yield from ([f"`{path.name}`", ", ".join(parts), *cells] for cells, parts in rows.items())
     runs = [{"found": {"": run}, **run} for versions in TURNS["rows"].values() for run in versions.values()]
     (cells,) = {conditions_of(run) for run in runs}
-    yield ["`gpu_packed_turns.json`", "", *cells, f"{', '.join(TURNS['old'])}, newest {NOT_RECORDED}"]
+    yield ["`gpu_packed_turns.json`", "", *cells, f"{', '.join(TURNS['old'])}, newest {TURNS.get('new') or NOT_RECORDED}"]
 
 
 def conditions_of(part):
