@@ -291,12 +291,19 @@ def stored_steps(workload: Workload, device: str) -> Iterator[tuple[str, Step]]:
 
 
 def muon_steps(workload: Workload, device: str) -> Steps:
-    """Whole steps of Muon."""
+    """Whole steps of Muon, in each way to compute it, and of NorMuon."""
     params = parameters(workload, device)
-    trainer = tristep.Trainer(params, "muon", {"learning_rate": 1e-3, "wd": 0.1})
+
+    def of(name: str, **arguments: Any) -> Step:
+        trainer = tristep.Trainer(params, name, {"learning_rate": 1e-3, "wd": 0.1, **arguments})
+        return Step(partial(trainer.step, 1), as_written(params))
+
     return {
-        "tristep": Step(partial(trainer.step, 1), as_written(params)),
+        "tristep": of("muon"),
         "torch": Step(torch.optim.Muon(params, lr=1e-3, weight_decay=0.1).step),
+        "Gram form": of("muon", gram=True),
+        "no Gram form": of("muon", gram=False),
+        "NorMuon": of("normuon"),
     }
 
 

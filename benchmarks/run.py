@@ -347,12 +347,13 @@ def time_rules(device: str, rows: re.Pattern[str] = _ALL) -> Table:
     return found
 
 
-def time_matrices(device: str) -> Table:
+def time_matrices(device: str, rows: re.Pattern[str] = _ALL) -> Table:
     """A whole step of Muon on many matrices of one shape: `Trainer.step` against `torch.optim.Muon.step`."""
     print("Muon, gradients kept in place")
     return {
         workload.name: race(workload.name, registry.muon_steps(workload, device), device, least=5)
-        for workload in workloads.MATRICES
+        for workload in workloads.MATRICES[device]
+        if rows.search(workload.name)
     }
 
 
@@ -442,7 +443,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "rules": time_rules,
     "compiled": time_compiled,
 }
-_BY_ROWS = ("steps", "new", "changes", "rules")  # whose functions take a pattern
+_BY_ROWS = ("steps", "new", "changes", "rules", "matrices")  # whose functions take a pattern
 _NOT_ON = {"cpu": ("memory", "graph"), "cuda": ("host",)}
 
 

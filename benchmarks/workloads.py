@@ -38,8 +38,8 @@ class Workload:
 
 
 def shrink() -> None:
-    """Replace all workloads but `MATRICES` by a few small tensors under the same names."""
-    for tables in (STEPS, TENSORS, ELEMENTS, TELEMETRY):
+    """Replace all workloads by a few small tensors under the same names."""
+    for tables in (STEPS, TENSORS, ELEMENTS, TELEMETRY, MATRICES):
         tables.update({device: tuple(map(_shrunk, sizes)) for device, sizes in tables.items()})
     for table in (CHANGED, STORED, RULES, MUON):
         table.update({name: _shrunk(workload) for name, workload in table.items()})
@@ -149,9 +149,12 @@ MUON = {
     "cpu": Workload("2 x 1,024 x 1,024", ((1024, 1024),) * 2),
     "cuda": Workload("16 x 2,048 x 2,048", ((2048, 2048),) * 16),
 }
-MATRICES = (
-    Workload("200 x 32 x 64", ((32, 64),) * 200),
-    Workload("48 x 64 x 64", ((64, 64),) * 48),
-    Workload("24 x 256 x 1,024", ((256, 1024),) * 24),
-    Workload("8 x 1,024 x 1,024", ((1024, 1024),) * 8),
-)
+MATRICES = {
+    "cpu": (
+        Workload("200 x 32 x 64", ((32, 64),) * 200),
+        Workload("48 x 64 x 64", ((64, 64),) * 48),
+        Workload("24 x 256 x 1,024", ((256, 1024),) * 24),
+        Workload("8 x 1,024 x 1,024", ((1024, 1024),) * 8),
+    )
+}
+MATRICES["cuda"] = (*MATRICES["cpu"], MUON["cuda"], Workload("8 x 1,024 x 4,096", ((1024, 4096),) * 8))

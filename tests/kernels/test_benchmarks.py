@@ -77,7 +77,7 @@ def test_all_parts_run_write_and_are_drawn(benchmarks, monkeypatch, tmp_path, ca
         monkeypatch.setattr(workloads, name, {"cpu": small})
     for name in ("STORED", "RULES", "MUON"):
         monkeypatch.setattr(workloads, name, {"cpu": workloads.Workload("64 x 80", ((64, 80),))})
-    monkeypatch.setattr(workloads, "MATRICES", (workloads.Workload("2 x 8 x 4", ((8, 4),) * 2),))
+    monkeypatch.setattr(workloads, "MATRICES", {"cpu": (workloads.Workload("2 x 8 x 4", ((8, 4),) * 2),)})
     monkeypatch.setattr(workloads, "CHANGED", dict.fromkeys(workloads.CHANGED, small[0]))
     monkeypatch.setattr(workloads, "BUCKET", {"cpu": 8192})
     monkeypatch.setattr(rules, "__all__", ["sgd", "lion", "muon"])
