@@ -17,7 +17,7 @@ GPU_RESULTS ?= benchmarks/results/gpu.json
 OLD ?= 81363fe
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-slice test-floor test-engines lint bench lab books docs dist gpu gpu-smoke gpu-test gpu-bench gpu-processes gpu-packed gpu-sanitize gpu-multi clean
+.PHONY: help demo test test-full test-slice test-floor test-engines lint bench lab books docs dist gpu gpu-smoke gpu-test gpu-bench gpu-repeated gpu-packed gpu-sanitize gpu-multi clean
 
 help:
 	@echo "make demo    train something small and look at it"
@@ -37,7 +37,7 @@ help:
 	@echo "make gpu     on a GPU machine, with its own python3, installing nothing: gpu-smoke, gpu-test and gpu-bench;"
 	@echo "             gpu-smoke takes 3 minutes; gpu-test SHARD=1/4 is a part of the tests, gpu-bench PARTS='steps clip' of the"
 	@echo "             benchmarks; what has passed for this commit is not repeated. gpu-sanitize needs compute-sanitizer;"
-	@echo "             gpu-packed OLD=COMMIT times packed states by turns with those of a commit; gpu-processes times what"
+	@echo "             gpu-packed OLD=COMMIT times packed states by turns with those of a commit; gpu-repeated times what"
 	@echo "             matters most in five processes each, 15 minutes"
 	@echo "make gpu-multi   on a machine with several GPUs; CPU=1 tries it in two processes without one"
 	@echo "make clean   remove .venv, builds and caches"
@@ -88,7 +88,7 @@ dist: $(VENV)/with-test
 gpu:
 	$(MAKE) --keep-going gpu-smoke gpu-test gpu-bench
 
-gpu-smoke gpu-test gpu-bench gpu-processes gpu-packed gpu-sanitize gpu-multi: export PYTHONPATH := $(CURDIR)/src
+gpu-smoke gpu-test gpu-bench gpu-repeated gpu-packed gpu-sanitize gpu-multi: export PYTHONPATH := $(CURDIR)/src
 
 gpu-smoke:
 	python3 tests/gpu/gpu_smoke.py
@@ -112,8 +112,8 @@ gpu-bench:
 	python3 benchmarks/run.py --gpu --out $(GPU_RESULTS) $(if $(PARTS),--only $(PARTS))
 
 # DRY=--dry tries it without a GPU.
-gpu-processes:
-	python3 benchmarks/processes.py $(DRY)
+gpu-repeated:
+	python3 benchmarks/repeated.py $(DRY)
 
 # With versions of the kernels of packed states: OLD='COMMIT ...', or folders with a checkout. DRY=--dry tries it without a GPU.
 gpu-packed:

@@ -44,11 +44,11 @@ def test_turns_run_without_a_gpu(packed_turns):
 
 
 def test_parts_are_timed_in_several_processes_without_a_gpu(benchmark, monkeypatch, tmp_path, capfd):
-    processes, out = benchmark("processes"), tmp_path / "found.json"
-    monkeypatch.setattr(processes, "PLAN", {"steps": ("steps", "ResNet")})
-    monkeypatch.setattr(sys, "argv", ["processes.py", "--dry", "--processes", "2", "--out", str(out)])
+    repeated, out = benchmark("repeated"), tmp_path / "found.json"
+    monkeypatch.setattr(repeated, "PLAN", {"steps": ("steps", "ResNet")})
+    monkeypatch.setattr(sys, "argv", ["repeated.py", "--dry", "--processes", "2", "--out", str(out)])
     with pytest.raises(SystemExit, match="False"):
-        processes.main()
+        repeated.main()
     (row,) = json.loads(out.read_text())["steps"]["found"].values()
     times = row["us"]["tristep"]
     assert 0 < times["least"] <= times["median"] <= times["most"]
@@ -59,7 +59,7 @@ def test_times_of_processes_are_medians_with_their_spread(benchmark):
     found = [{"row": {"workload": "1 x 8", "us": {"a": us}}} for us in (1.0, 2.0, 9.0)]
     found[0]["row"]["us"]["a (first of ten)"] = 4.0
     runs = [{"commit": "c", "seconds": i, "found": each} for i, each in enumerate(found)]
-    summary = benchmark("processes").summary(runs)
+    summary = benchmark("repeated").summary(runs)
     us = {"a": {"median": 2.0, "least": 1.0, "most": 9.0}, "a (first of ten)": {"median": 4.0, "least": 4.0, "most": 4.0}}
     row = {"workload": "1 x 8", "us": us}
     assert summary == {"processes": 3, "commit": "c", "seconds": [0, 1, 2], "found": {"row": row}}

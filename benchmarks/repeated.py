@@ -1,9 +1,9 @@
 """Times what matters most on a GPU, each part in several processes, within a quarter of an hour.
 
-    python benchmarks/processes.py              the most important first; what time does not allow is left out
-    python benchmarks/processes.py --dry        without a GPU, to see that it runs: small tensors, and a driver that compiles
+    python benchmarks/repeated.py              the most important first; what time does not allow is left out
+    python benchmarks/repeated.py --dry        without a GPU, to see that it runs: small tensors, and a driver that compiles
                                                 kernels for sm_90 and runs nothing; times mean nothing
-    python benchmarks/processes.py --only muon  some of it
+    python benchmarks/repeated.py --only muon  some of it
 
 Times of equal kernels have differed by 25 % between processes. So each number is the median over processes, with the least
 and the most; the file is written after each process. At the end come the smoke tests.
@@ -71,7 +71,7 @@ def _run(part: str, rows: str, dry: bool, seconds: float) -> dict[str, Any] | No
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
         command = ["--only", part, "--rows", rows, "--out", str(found)]
-        start = ["-c", "import processes; processes.dry()"] if dry else ["run.py", "--gpu"]
+        start = ["-c", "import repeated; repeated.dry()"] if dry else ["run.py", "--gpu"]
         try:
             subprocess.run(
                 [sys.executable, *start, *command], cwd=ROOT / "benchmarks", env=environment, timeout=seconds, check=True
