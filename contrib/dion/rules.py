@@ -19,6 +19,7 @@ from ...kernels.rules.muon import (
     adamw_of_vectors,
     block_rows,
     blocks_of,
+    direction_of,
     evened,
     is_elementwise,
     joined,
@@ -100,7 +101,7 @@ def _accumulated(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the direction of which a part is orthogonalized, and the momentum before that part of it decays."""
     mean = mean.add(g, alpha=one_minus_momentum)
-    return (of_mean * mean).add_(g, alpha=of_gradient), mean
+    return direction_of(g, mean, of_gradient, of_mean), mean
 
 
 def _decayed(
@@ -108,7 +109,7 @@ def _decayed(
 ) -> torch.Tensor:
     """Return the momentum with all selected rows and columns multiplied by `momentum`."""
     blocks = zip(blocks_of(mean, how, split), selections, strict=True)
-    decayed, _ = joined([each.decayed(block, momentum) for block, each in blocks], [1.0], torch.empty_like(mean), how, split)
+    decayed, _ = joined([each.decayed(block, momentum) for block, each in blocks], [1.0], mean, how, split)
     return decayed
 
 
@@ -137,7 +138,7 @@ def dion2(w, g, state, hyper, *, how=Orthogonalization(), fraction=FRACTION):  #
     parts = orthogonal([each.of(block) for each, block in zip(selections, blocks, strict=True)], how, epsilon)
     ratios = [step_ratio(block, scale) for block in blocks]
     steps = [each.spread(part) for each, part in zip(selections, parts, strict=True)]
-    step, ratio = joined(steps, ratios, direction, how, int(split))
+    step, ratio = joined(steps, ratios, w, how, int(split))
     return moved(w, step, lr * ratio, decay), (_decayed(mean, selections, how, int(split), momentum), var)
 
 
@@ -172,9 +173,9 @@ def nordion2(w, g, state, hyper, *, how=Orthogonalization(), fraction=FRACTION):
         new = (row_beta * each.of(rows[k])).add_(part.square().mean(dim=-1, keepdim=True), alpha=one_minus_row_beta)
         steps.append(each.spread(evened(part, new, scale)))
         rows[k] = each.into(rows[k], new)
-    row, _ = joined(rows, [1.0], torch.empty_like(row), how, int(split))
+    row, _ = joined(rows, [1.0], row, how, int(split))
     ratios = [1.0 if scale else step_ratio(block, 0.0) for block in blocks]
-    step, ratio = joined(steps, ratios, direction, how, int(split))
+    step, ratio = joined(steps, ratios, w, how, int(split))
     return moved(w, step, lr * ratio, decay), (_decayed(mean, selections, how, int(split), momentum), var, row)
 
 

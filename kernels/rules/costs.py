@@ -12,14 +12,14 @@ def newton_schulz_cost(rows: int, columns: int, steps: int, squares: int, gram: 
     """Return the number of floating-point operations that orthogonalizing a matrix by Newton-Schulz steps takes.
 
     With m <= n, each step takes two products of 2 m^2 n operations, and one of 2 m^3 if its polynomial has a fifth power, as
-    `squares` of the steps have. The Gram form (`gram` None: if n > 2 m) takes two products of 2 m^2 n, and two more at each
-    restart; its other products take 2 m^3.
+    `squares` of the steps have. The Gram form (`gram` None: if n >= 1.5 m) takes two products of 2 m^2 n, and two more at
+    each restart; its other products take 2 m^3.
 
     Source: Jordan et al. (2024), "Muon: An optimizer for hidden layers in neural networks", section "Runtime analysis";
     Zhang et al. (2026), "Gram Newton-Schulz".
     """
     m, n = sorted((rows, columns))
-    if not (n > 2 * m if gram is None else gram):
+    if not (2 * n >= 3 * m if gram is None else gram):  # on every device, as ranks must agree
         return 4.0 * steps * m * m * n + 2.0 * squares * m**3
     restarts = len(range(2, steps, 3))  # as often as float16 needs them
     stretches = 1 + restarts  # of steps between restarts: all but the first change Q, and all but the last change G twice

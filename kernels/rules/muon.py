@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ..language import TensorRule, rule, tensor_rule
-from ..layouts import widest
 from .adam import adamw
 from .common import limited
 from .costs import newton_schulz_cost
@@ -109,93 +108,162 @@ class Orthogonalization(NamedTuple):
 
     Attributes:
         triples: coefficients (a, b, c) of the iteration's polynomials, one triple per step.
-        gram: whether to iterate on the Gram matrix of the rows; None means if one side is more than twice the other.
+        gram: whether to iterate on the Gram matrix of the rows; None means what `uses_gram` says.
         flatten: whether a tensor of more than two dimensions is one matrix with its first dimension as the rows.
         splits: ways to split a matrix into blocks of rows that are orthogonalized separately: a number of equal blocks, the
             number of rows of each block, or a `RowPattern`; () means no split. A tensor's hyper-parameter `split` indexes
             this tuple.
+        dtype: the type of the iteration's matrices, bfloat16 or float16; None means what `dtype_for` says.
     """
 
     triples: tuple[Triple, ...] = COEFFICIENTS["quintic"]
     gram: bool | None = None
     flatten: bool = False
     splits: tuple[int | tuple[int, ...] | RowPattern, ...] = ((),)
+    dtype: torch.dtype | None = None
 
 
 def orthogonalized(
-    matrices: torch.Tensor, triples: Sequence[Triple], epsilon: float, gram: bool | None = None
+    matrices: torch.Tensor,
+    triples: Sequence[Triple],
+    epsilon: float,
+    gram: bool | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Return approximately U V^T of the singular value decompositions U S V^T, in a 16-bit dtype. Jordan et al. (2024).
-
-    It is computed in bfloat16, as its authors do. The iteration on the Gram matrix needs float16 for the same accuracy; on a
-    CPU, where float16 is slow, it uses bfloat16 and more restarts (`iterated_on_gram`).
 
     Args:
         matrices: [n, rows, columns].
         triples: the coefficients of each step.
         epsilon: the smallest norm to divide by.
-        gram: whether to iterate on the Gram matrix; None means if one side is more than twice the other.
+        gram: whether to iterate on the Gram matrix; None means if that saves time and costs no accuracy (`uses_gram`).
+        dtype: bfloat16, as its authors use, or float16; None means the one of `dtype_for`.
     """
-    rows, columns = sorted(matrices.shape[-2:])
+    if dtype is None:
+        dtype = dtype_for(matrices)
     if gram is None:
-        gram = columns > 2 * rows
-    half = gram and matrices.device.type != "cpu"
-    x = matrices.clone() if half else matrices.to(torch.bfloat16, copy=True)
-    if turned := matrices.shape[-2] > matrices.shape[-1]:
-        x = x.mT
+        rows, columns = matrices.shape[-2:]
+        gram = uses_gram(rows, columns, dtype)
+    if matrices.device.type == "cpu":
+        x = normalized_on_cpu(matrices, epsilon, dtype, as_torch=dtype == torch.bfloat16 and not gram)
+    else:
+        x = normalized(matrices, epsilon, dtype)
     if len(x) == 1:  # torch multiplies a large matrix faster outside of a stack
         x = x[0]
-    # Squared in float64, because in float32 the norm would be infinite above 1.8e19 and 0 below 1e-22.
-    norm = torch.linalg.matrix_norm(x, keepdim=True, dtype=widest(x.device)).to(x.dtype)
-    x.div_(norm.clamp(min=epsilon))
-    iterate = iterated_on_gram if gram else iterated
-    x = iterate(x.half() if half else x, triples)
-    return (x.mT if turned else x).view(matrices.shape)
+    return (iterated_on_gram if gram else iterated)(x, triples).view(matrices.shape)
+
+
+def dtype_for(matrices: torch.Tensor) -> torch.dtype:
+    """Return float16, which is more accurate, where it is as fast as bfloat16 and its range is large enough; else bfloat16.
+
+    On a CPU float16 is slow. The entries of a matrix of norm 1 are about 1 / sqrt(rows * columns): here at least twice the
+    smallest normal float16 number.
+    """
+    small_enough = matrices[0].numel() <= 2**26
+    return torch.float16 if matrices.device.type != "cpu" and small_enough else torch.bfloat16
+
+
+def uses_gram(rows: int, columns: int, dtype: torch.dtype) -> bool:
+    """Return whether to iterate on the Gram matrix by default: in bfloat16 the results of less wide matrices are worse."""
+    short, long = sorted((rows, columns))
+    return 2 * long >= 3 * short if dtype == torch.float16 else long > 2 * short
+
+
+def normalized_on_cpu(matrices: torch.Tensor, epsilon: float, dtype: torch.dtype, as_torch: bool) -> torch.Tensor:
+    """Return new matrices in `dtype`, these over their Frobenius norms; `as_torch` rounds before the division, too."""
+    x = matrices.to(dtype, copy=True, memory_format=torch.contiguous_format) if as_torch else matrices
+    norms = _norms(x)
+    low, high = norms.aminmax()
+    if not 1e-16 < float(low) <= float(high) < 1e18:  # squares may be 0 or infinite in float32; or there is no number
+        norms = _norms(x, dtype=torch.float64).to(x.dtype)
+    norms.clamp_(min=epsilon)
+    return x.div_(norms) if as_torch else (x / norms).to(dtype, memory_format=torch.contiguous_format)
+
+
+def normalized(matrices: torch.Tensor, epsilon: float, dtype: torch.dtype) -> torch.Tensor:
+    """Return new matrices in `dtype`, these over their Frobenius norms, without a copy in float64 or waiting for a GPU.
+
+    The norms are those of matrices whose largest element is 1, as squares of others may be 0 or infinite in float32.
+    """
+    largest = _norms(matrices, math.inf).clamp_(min=torch.finfo(matrices.dtype).tiny)
+    x = torch.empty_like(matrices, dtype=dtype, memory_format=torch.contiguous_format)
+    norms = _norms(torch.div(matrices, largest, out=x), dtype=torch.float32) * largest
+    return torch.div(matrices, norms.clamp_(min=epsilon), out=x)
+
+
+def _norms(x: torch.Tensor, order: float = 2.0, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.linalg.vector_norm(x, order, dim=(-2, -1), keepdim=True, dtype=dtype)
 
 
 def iterated(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
-    """Apply these Newton-Schulz steps to `x`, [(n,) rows, columns] with norms of at most 1, and return the result."""
-    multiplied = _multiplied(x)
+    """Apply these Newton-Schulz steps to `x`, [(n,) rows, columns] with norms of at most 1, which is overwritten."""
+    multiplied, factors = _multiplied(x), _factors(x)
+    gram = _gram(x)
     # Two tensors take turns as a step's result: allocating a large one costs more than writing to it.
-    gram = x.new_empty((*x.shape[:-1], x.shape[-2]))
-    square = torch.empty_like(gram)
-    new, other = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
-    for a, b, c in triples:
-        torch.matmul(x, x.mT, out=gram)
+    square, new = torch.empty_like(gram), torch.empty_like(x)
+    for k, (a, b, c) in enumerate(triples):
+        if k:
+            _gram(x, gram)
         if c:
             multiplied(gram, gram, gram, beta=b, alpha=c, out=square)
-            multiplied(x, square, x, beta=a, out=new)
+            multiplied(x, *factors(square, x), beta=a, out=new)
         else:
-            multiplied(x, gram, x, beta=a, alpha=b, out=new)
-        x, new, other = new, other, new
+            multiplied(x, *factors(gram, x), beta=a, alpha=b, out=new)
+        x, new = new, x
     return x
 
 
 def iterated_on_gram(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
-    """Apply Newton-Schulz steps to G = x x^T and to their product Q, and return Q x.
+    """Apply Newton-Schulz steps to the Gram matrix G of the shorter side and to their product Q, and return Q x.
 
     Zhang et al. (2026), "Gram Newton-Schulz". Rounding makes small eigenvalues of G negative, and the steps amplify them, so
-    G is recomputed after the second step, as its authors do for five steps, and after every third step from there; in
-    bfloat16 after every second step, which makes it as accurate as `iterated`.
+    G is recomputed before some steps (`restarts_of`).
     """
-    multiplied = _multiplied(x)
-    every = 2 if x.dtype == torch.bfloat16 else 3
-    restarts = range(2, len(triples), every)
-    gram = product = x @ x.mT
+    multiplied, factors = _multiplied(x), _factors(x)
+    restarts = restarts_of(triples, x.dtype)
+    ends = {*(k - 1 for k in restarts), len(triples) - 1}
+    product = None  # of the steps since G was computed; None for none
+    gram = _gram(x)
     for k, (a, b, c) in enumerate(triples):
-        if k in restarts:
-            x = product @ x
-            gram = x @ x.mT
         factor = multiplied(gram, gram, gram, beta=b, alpha=c) if c else b * gram  # less a times the identity
-        if k == 0 or k in restarts:
-            product = factor.clone()
+        if k in ends:
+            if product is None:  # a plain step: as many operations, and more accurate
+                x = multiplied(x, *factors(factor, x), beta=a)
+            else:
+                x = torch.matmul(*factors(multiplied(product, product, factor, beta=a), x))
+            if k + 1 < len(triples):
+                product, gram = None, _gram(x)
+            continue
+        gram = multiplied(gram, gram, factor, beta=a)
+        gram = multiplied(gram, factor, gram, beta=a)
+        if product is None:
+            product = factor
             product.diagonal(dim1=-2, dim2=-1).add_(a)
         else:
             product = multiplied(product, product, factor, beta=a)
-        if k + 1 < len(triples) and k + 1 not in restarts:
-            gram = multiplied(gram, gram, factor, beta=a)
-            gram = multiplied(gram, factor, gram, beta=a)
-    return product @ x
+    return x
+
+
+def restarts_of(triples: Sequence[Triple], dtype: torch.dtype) -> range:
+    """Return the steps before which the Gram matrix is recomputed.
+
+    After the second step, as the authors do for five steps, and after every third from there. In bfloat16 after every second
+    step. The first stretch has three, which leaves small singular values more accurate, if the coefficients allow it: Q is
+    at most the product of the a, and its rounding errors must not move singular values near 1 to where the steps diverge.
+    """
+    if dtype != torch.bfloat16:
+        return range(2, len(triples), 3)
+    return range(3 if math.prod(a for a, *_ in triples[:3]) <= 64.0 else 2, len(triples), 2)
+
+
+def _gram(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the inner products of the rows of `x`, or of its columns if those are fewer."""
+    return torch.matmul(*((x, x.mT) if x.shape[-2] <= x.shape[-1] else (x.mT, x)), out=out)
+
+
+def _factors(x: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """Return a function that orders the factors of a product of a square matrix and one of the shape of `x`."""
+    return (lambda square, x: (square, x)) if x.shape[-2] <= x.shape[-1] else (lambda square, x: (x, square))
 
 
 def _multiplied(x: torch.Tensor) -> Callable[..., torch.Tensor]:
@@ -222,19 +290,20 @@ def block_rows(rows: int, how: Orthogonalization, split: int) -> tuple[int, ...]
 def orthogonal(blocks: Sequence[torch.Tensor], how: Orthogonalization, epsilon: float) -> list[torch.Tensor]:
     """Return each of these stacks, [n, rows, columns], orthogonalized; those of one shape are computed together."""
     if len(blocks) == 1:
-        return [orthogonalized(blocks[0], how.triples, epsilon, how.gram)]
+        return [orthogonalized(blocks[0], how.triples, epsilon, how.gram, how.dtype)]
     results: dict[int, torch.Tensor] = {}
     for shape in dict.fromkeys(block.shape for block in blocks):
         members = [k for k, block in enumerate(blocks) if block.shape == shape]
-        together = orthogonalized(torch.cat([blocks[k] for k in members]), how.triples, epsilon, how.gram)
+        stack = torch.cat([blocks[k] for k in members])
+        together = orthogonalized(stack, how.triples, epsilon, how.gram, how.dtype)
         results |= zip(members, together.split(shape[0]), strict=True)
     return [results[k] for k in range(len(blocks))]
 
 
 def joined(
-    blocks: Sequence[torch.Tensor], ratios: Sequence[float], out: torch.Tensor, how: Orthogonalization, split: int
+    blocks: Sequence[torch.Tensor], ratios: Sequence[float], like: torch.Tensor, how: Orthogonalization, split: int
 ) -> tuple[torch.Tensor, float]:
-    """Put the blocks of `blocks_of` back in `out`; return it and the factor that the caller still has to apply.
+    """Return the blocks of `blocks_of` in one new tensor, as `like`, and the factor that the caller still has to apply.
 
     Blocks with different ratios are multiplied by them here, and the factor is 1.
     """
@@ -243,7 +312,7 @@ def joined(
     whole, pattern = blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), dim=1), how.splits[split]
     if isinstance(pattern, RowPattern):
         whole = pattern.restored(whole)
-    return out.copy_(whole.reshape(out.shape)), ratios[0]
+    return torch.empty_like(like).copy_(whole.reshape(like.shape)), ratios[0]
 
 
 def accumulated(
@@ -251,7 +320,16 @@ def accumulated(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the direction to orthogonalize and the new momentum."""
     mean = (momentum * mean).add_(g, alpha=one_minus_momentum)
-    return (of_mean * mean).add_(g, alpha=of_gradient), mean
+    return direction_of(g, mean, of_gradient, of_mean), mean
+
+
+def direction_of(g: torch.Tensor, mean: torch.Tensor, of_gradient: float, of_mean: float) -> torch.Tensor:
+    """Return of_gradient g + of_mean mean, in one pass over the memory if they add up to 1; `mean` itself if it is that."""
+    if of_gradient == 0.0 and of_mean == 1.0:
+        return mean
+    if math.isclose(of_gradient + of_mean, 1.0, rel_tol=1e-6):  # each may be rounded to float32
+        return torch.lerp(g, mean, of_mean)
+    return (of_mean * mean).add_(g, alpha=of_gradient)
 
 
 def step_ratio(block: torch.Tensor, scale: float) -> float:
@@ -339,7 +417,8 @@ def muon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never
     lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, epsilon, scale, split = hyper
     direction, mean = accumulated(limited(g, clip), mean, momentum, one_minus_momentum, of_gradient, of_mean)
     blocks = orthogonal(blocks_of(direction, how, int(split)), how, epsilon)
-    step, ratio = joined(blocks, [step_ratio(block, scale) for block in blocks], direction, how, int(split))
+    del direction  # so that the step gets its memory
+    step, ratio = joined(blocks, [step_ratio(block, scale) for block in blocks], w, how, int(split))
     return moved(w, step, lr * ratio, decay), (mean, var)
 
 
@@ -384,13 +463,14 @@ def normuon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # ne
     ) = hyper  # fmt: skip
     direction, mean = accumulated(limited(g, clip), mean, momentum, one_minus_momentum, of_gradient, of_mean)
     blocks = [block.to(w.dtype) for block in orthogonal(blocks_of(direction, how, int(split)), how, epsilon)]
+    del direction  # so that what follows gets its memory
     squares = [block.square().mean(dim=-1, keepdim=True) for block in blocks]
-    square, _ = joined(squares, [1.0], torch.empty_like(row), how, int(split))
+    square, _ = joined(squares, [1.0], row, how, int(split))
     row = (row_beta * row).add_(square, alpha=one_minus_row_beta)
     rows = blocks_of(row, how, int(split))
     blocks = [evened(block, own, scale) for block, own in zip(blocks, rows, strict=True)]
     ratios = [1.0 if scale else step_ratio(block, 0.0) for block in blocks]
-    step, ratio = joined(blocks, ratios, direction, how, int(split))
+    step, ratio = joined(blocks, ratios, w, how, int(split))
     return moved(w, step, lr * ratio, decay), (mean, var, row)
 
 

@@ -12,6 +12,7 @@ from tristep.kernels.states import states_for
 muon = import_module("tristep.kernels.rules.muon")  # the family, which is named like its rule
 
 LISTS = muon.COEFFICIENTS
+BF16, F16, F64 = torch.bfloat16, torch.float16, torch.float64
 
 
 def through(values, triples):
@@ -34,7 +35,7 @@ def test_singular_values_go_through_the_polynomials(name, gram):
     values = np.logspace(0, -3, 24)
     values /= np.linalg.norm(values)
     x, left, right = with_values(values, 24, 60)
-    found = (muon.iterated_on_gram if gram else muon.iterated)(x, LISTS[name])
+    found = (muon.iterated_on_gram if gram else muon.iterated)(x, LISTS[name])  # overwrites x
     expected = (left * through(values, LISTS[name])) @ right.T
     assert np.linalg.norm(found.numpy() - expected) < 1e-10 * np.linalg.norm(expected)
 
@@ -78,7 +79,7 @@ def test_sixteen_bits_on_the_products_of_rows(shape, name):
     rows, columns = shape[1:]
     values = np.logspace(0, -2, 32)
     stack = torch.stack([with_values(values, rows, columns, seed)[0] for seed in range(shape[0])])
-    exact = muon.iterated(stack / torch.linalg.matrix_norm(stack, keepdim=True), LISTS[name])
+    exact = through_the_polynomials(stack, LISTS[name])
     errors = []
     for gram in (False, True):
         found = muon.orthogonalized(stack.float(), LISTS[name], 1e-7, gram)
@@ -91,10 +92,83 @@ def test_sixteen_bits_on_the_products_of_rows(shape, name):
 def test_float16_on_the_products_of_rows(name):
     """As on a GPU: more exact than the plain form in bfloat16, also of singular values down to 10^-3 of the largest."""
     x, _, _ = with_values(np.logspace(0, -3, 32), 32, 96)
-    x = (x / x.norm())[None]
-    exact = muon.iterated(x, LISTS[name])
-    plain, found = muon.iterated(x.bfloat16(), LISTS[name]), muon.iterated_on_gram(x.half(), LISTS[name])
+    exact = through_the_polynomials(x, LISTS[name])
+    plain, found = (muon.orthogonalized(x[None], LISTS[name], 1e-7, *how) for how in [(False, BF16), (True, F16)])
     assert float((found.double() - exact).norm()) < 0.75 * float((plain.double() - exact).norm())
+
+
+def through_the_polynomials(x, triples):
+    """The exact result, in float64."""
+    left, values, right = torch.linalg.svd(x.double(), full_matrices=False)
+    values = values / values.norm(dim=-1, keepdim=True)
+    return (left * torch.from_numpy(through(values.numpy(), triples))[..., None, :]) @ right
+
+
+def drawn(kind, rows, columns):
+    """Random matrices, some with singular values down to 10^-6, some of low rank and noise."""
+    torch.manual_seed(0)
+    if kind == "graded":
+        return with_values(np.logspace(0, -6, min(rows, columns)), rows, columns)[0]
+    if kind == "rows of many sizes":
+        return torch.randn(rows, columns, dtype=F64) * torch.logspace(0, -6, rows, dtype=F64)[:, None]
+    x = torch.randn(rows, columns, dtype=F64)
+    return x if kind == "random" else 1e-3 * x + torch.randn(rows, 4, dtype=F64) @ torch.randn(4, columns, dtype=F64)
+
+
+# The largest errors as shares of torch's: in float16, and in bfloat16 also on the products of rows.
+LARGEST = {"random": (0.5, 2.0), "graded": (0.5, 1.1), "low rank": (0.5, 1.1), "rows of many sizes": (1.5, 4.0)}
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (64, 128), (64, 256), (192, 64)], ids=str)
+@pytest.mark.parametrize("kind", LARGEST)
+def test_defaults_are_as_accurate_as_torch(kind, shape):
+    """float16, as on a GPU, and bfloat16, as on a CPU."""
+    x = drawn(kind, *shape)
+    exact = through_the_polynomials(x, LISTS["quintic"])
+    weight = torch.nn.Parameter(torch.zeros(shape))
+    weight.grad = x.float()
+    torch.optim.Muon([weight], lr=1.0, weight_decay=0.0, momentum=0.0, nesterov=False).step()
+    torchs = -weight.detach() / max(1.0, shape[0] / shape[1]) ** 0.5
+    results = [torchs, *(muon.orthogonalized(x.float()[None], LISTS["quintic"], 1e-7, None, dtype) for dtype in (F16, None))]
+    error, of_float16, on_cpu = (float((result.double() - exact).norm() / exact.norm()) for result in results)
+    assert of_float16 < LARGEST[kind][0] * error
+    assert on_cpu < LARGEST[kind][1] * error
+
+
+NORMALIZED = {
+    "on a CPU, as torch": lambda x: muon.normalized_on_cpu(x, 1e-37, BF16, as_torch=True),
+    "on a CPU": lambda x: muon.normalized_on_cpu(x, 1e-37, F16, as_torch=False),
+    "on a GPU": lambda x: muon.normalized(x, 1e-37, F16),
+}
+
+
+@pytest.mark.parametrize("way", NORMALIZED)
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1.0, 1e30])
+def test_matrices_of_any_size_are_divided_by_their_norms(size, way):
+    """Squares of their elements are 0 or infinite in float32; each matrix of a stack has its own size."""
+    x = torch.stack([drawn("random", 16, 24), drawn("random", 16, 24)])
+    expected = x / torch.linalg.matrix_norm(x, keepdim=True)
+    expected[1] *= size > 0.0
+    found = NORMALIZED[way]((x * torch.tensor([1.0, size])[:, None, None]).float())
+    torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=1e-6)
+
+
+# By shape whether the Gram form is taken, in float16 and bfloat16; the last matrix has too small elements for float16.
+CHOICES = {(96, 128): (False, False), (96, 144): (True, False), (192, 96): (True, False), (97, 32): (True, True)}
+
+
+@pytest.mark.parametrize("shape", [*CHOICES, (8192, 8193)], ids=str)
+def test_the_type_and_the_form_go_by_device_and_shape(shape, monkeypatch):
+    forms = []
+    for name in ("iterated", "iterated_on_gram"):
+        form = getattr(muon, name)
+        monkeypatch.setattr(muon, name, lambda x, triples, name=name, form=form: forms.append(name) or form(x, triples))
+    found = muon.orthogonalized(torch.empty(1, *shape, device="meta"), LISTS["quintic"], 1e-7)
+    assert found.shape == (1, *shape)
+    assert found.dtype == (F16 if shape in CHOICES else BF16)
+    if shape in CHOICES:
+        muon.orthogonalized(torch.ones(1, *shape), LISTS["quintic"], 1e-7)
+        assert [form == "iterated_on_gram" for form in forms] == list(CHOICES[shape])
 
 
 @pytest.mark.parametrize("blocks", [3, (2, 4), (1, 2, 1, 2)], ids=str)
