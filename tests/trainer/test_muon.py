@@ -64,16 +64,21 @@ def test_like_pytorch_optimizers(name):
 def test_torchs_interface_has_the_lists_and_splits():
     """Options of a group that torch's class does not know; a step is that of the Trainer's Muon."""
     ours, theirs = (parameters((6, 5), (4, 6)) for _ in range(2))
-    groups = [{"params": ours[:1], "split": (2, 4), "gram": True}, {"params": ours[1:], "ns_coefficients": "cubic5"}]
+    more = {"gram": True, "iteration_dtype": "float16"}
+    groups = [{"params": ours[:1], "split": (2, 4), **more}, {"params": ours[1:], "ns_coefficients": "cubic5"}]
     own = tristep.optim.Muon(groups, lr=0.01, weight_decay=0.1, ns_coefficients="deepseekv4", ns_steps=None)
     train(own.step, ours)
     common = {"learning_rate": 0.01, "wd": 0.1}
-    first = Trainer(theirs[:1], "muon", {**common, "coefficients": "deepseekv4", "split": {"*": [2, 4]}, "gram": True})
+    first = Trainer(theirs[:1], "muon", {**common, "coefficients": "deepseekv4", "split": {"*": [2, 4]}, **more})
     second = Trainer(theirs[1:], "muon", {**common, "coefficients": "cubic5"})
     train(lambda: (first.step(1), second.step(1)), theirs)
     assert all(map(torch.equal, ours, theirs))
     with pytest.raises(ValueError, match=r"split=4: .* has 6 rows, shape \(6, 5\), which are not that"):
         own.add_param_group({"params": parameters((6, 5)), "split": 4})
+    with pytest.raises(ValueError, match="iteration_dtype='float32'.*'bfloat16'"):
+        own.add_param_group({"params": parameters((6, 5)), "iteration_dtype": "float32"})
+    with pytest.raises(ValueError, match="iteration_dtype='float32'.*'bfloat16'"):
+        Trainer(theirs, "muon", {"iteration_dtype": "float32"})
     assert len(own.param_groups) == 2
 
 

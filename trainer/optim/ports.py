@@ -17,8 +17,9 @@ from ...kernels import Rule, TensorRule, rules
 from ...kernels.rules.muon import Orthogonalization
 from ..optimizer.adam_variants import rectified
 from ..optimizer.adaptive import bias_correction, nesterov_momentum
-from ..optimizer.muon import checked_coefficients, triples_of
+from ..optimizer.muon import DTYPES, checked_coefficients, dtype_of, triples_of
 from ..optimizer.row_splits import check_rows, checked_blocks
+from ..validation import choice
 from .base import FusedOptimizer
 from .groups import Group, Numbers, name_of
 
@@ -430,9 +431,10 @@ class Muon(FusedOptimizer, _TorchMuon):
     """`torch.optim.Muon` on tristep's rule, for matrices only; `tristep.optimizer.Muon` takes all tensors.
 
     `ns_coefficients` may also be the name of a list, such as "polar_express", or a list of triples, one for each step;
-    `ns_steps` may be None, for as many steps as the list has. A group may have three options that torch does not have, see
-    `tristep.optimizer.Muon`: "gram", by default False, with which numbers are torch's; "split", a number of equal blocks of
-    rows, a list of their rows, or a pattern of rows; and "state_dtype".
+    `ns_steps` may be None, for as many steps as the list has. A group may have options that torch does not have, see
+    `tristep.optimizer.Muon`: "gram", by default False, and "iteration_dtype", by default "bfloat16", with which numbers are
+    torch's up to rounding (None chooses the fastest, or most accurate, for each matrix); "split", a number of equal blocks
+    of rows, a list of their rows, or a pattern of rows; and "state_dtype".
     """
 
     _keys: ClassVar = {"mean": "momentum_buffer"}
@@ -475,11 +477,14 @@ def _orthogonalization(group: Group) -> Orthogonalization:
     if not isinstance(coefficients, str) and all(isinstance(number, (int, float)) for number in coefficients):
         coefficients = (coefficients,)  # torch's form, one triple for all steps
     coefficients = checked_coefficients("ns_coefficients", coefficients)
-    split = group.get("split")
+    split, dtype = group.get("split"), group.get("iteration_dtype", "bfloat16")
+    if dtype is not None:
+        choice("iteration_dtype", dtype, DTYPES)
     return Orthogonalization(
         triples_of(coefficients, steps),
         group.get("gram", False),  # torch's numbers
         splits=((),) if split is None else (checked_blocks("split", split),),
+        dtype=dtype_of(dtype),
     )
 
 

@@ -25,6 +25,7 @@ __all__ = ["Muon", "NorMuon"]
 # is optimal after the ones before it, so the list may be cut anywhere.
 STEPS = {"polar_express": 5}
 MAY_BE_CUT = ("quintic", "polar_express")
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def checked_coefficients(argument: str, value: Any) -> str | tuple[Triple, ...]:
@@ -62,6 +63,11 @@ def triples_of(coefficients: str | tuple[Triple, ...], steps: int | None) -> tup
     return (*triples, *[triples[-1]] * (steps - len(triples)))[:steps]
 
 
+def dtype_of(iteration_dtype: str | None) -> torch.dtype | None:
+    """Return the dtype that the argument `iteration_dtype` names."""
+    return None if iteration_dtype is None else DTYPES[iteration_dtype]
+
+
 class WithOrthogonalization(RuleOptimizer):
     """Base class of optimizers that orthogonalize matrices by Newton-Schulz iteration.
 
@@ -72,7 +78,10 @@ class WithOrthogonalization(RuleOptimizer):
         steps: number of iterations, >= 1; None means 10 for "deepseekv4", 5 for the other names, and the length of a list
             of your own. Further iterations repeat the last triple. Only "quintic" and "polar_express" may be cut short.
         gram: whether to iterate on the Gram matrix of the rows and multiply the matrix only once (Zhang et al. 2026, "Gram
-            Newton-Schulz"), equal up to rounding; None means for matrices with one side more than twice the other.
+            Newton-Schulz"), equal up to rounding; None means for matrices with one side more than twice the other in
+            bfloat16, and from 1.5 times on in float16.
+        iteration_dtype: "bfloat16" or "float16", the type of the iteration's matrices. None means bfloat16 on a CPU, where
+            float16 is slow, and for matrices of more than 2^26 elements; elsewhere float16, whose results are nearer.
         flatten: whether a tensor of more than two dimensions, such as a convolution's weight, is one matrix of shape
             (out, in * height * width). If False, tensors of three dimensions are stacks of matrices (experts, rows, columns)
             that are orthogonalized one by one, as in Jordan's code, and tensors of more dimensions take AdamW's step; a
@@ -88,6 +97,7 @@ class WithOrthogonalization(RuleOptimizer):
     coefficients = Setting(checked_coefficients)
     steps = Setting(integer, low=1, high=1000)
     gram = Setting(boolean, optional=True)
+    iteration_dtype = Setting(choice, optional=True, allowed=tuple(DTYPES))
     flatten = switch()
     split = Setting(checked_split, optional=True)
 
@@ -97,13 +107,14 @@ class WithOrthogonalization(RuleOptimizer):
         coefficients: str | Sequence[Sequence[float]] = "quintic",
         steps: int | None = None,
         gram: bool | None = None,
+        iteration_dtype: str | None = None,
         flatten: bool = False,
         split: Any = None,
         **kwargs: Any,
     ) -> None:
         self.coefficients = coefficients
         self.steps = len(triples_of(self.coefficients, None)) if steps is None else steps
-        self.gram, self.flatten = gram, flatten
+        self.gram, self.iteration_dtype, self.flatten = gram, iteration_dtype, flatten
         self.split = split
         self._blocks: tuple[Blocks, ...] = ((),)
         self._entries: list[int] = []  # for each parameter its place in `_blocks`, if parameters differ
@@ -122,7 +133,8 @@ class WithOrthogonalization(RuleOptimizer):
     @property
     def orthogonalization(self) -> Orthogonalization:
         """The settings of the Newton-Schulz iteration, for the rule."""
-        return Orthogonalization(triples_of(self.coefficients, self.steps), self.gram, self.flatten, self._blocks)
+        triples = triples_of(self.coefficients, self.steps)
+        return Orthogonalization(triples, self.gram, self.flatten, self._blocks, dtype_of(self.iteration_dtype))
 
     def hyper_of(self, index: Index | None, t: int, lr: float, wd: float) -> dict[str, float]:
         values = self.hyper(t, lr, wd) | {"split": 0.0}
@@ -172,8 +184,8 @@ class Muon(WithOrthogonalization):
         adam_learning_rate: learning rate of AdamW's steps, >= 0; None means the same. When a schedule or a new learning rate
             changes Muon's, its ratio to `learning_rate`, or a schedule's `base_lr`, is kept.
         beta1, beta2, adam_epsilon: decay rates and epsilon of AdamW's steps.
-        **kwargs: `coefficients`, `gram`, `flatten` and `split` of `WithOrthogonalization`, and arguments of `RuleOptimizer`
-            and `Optimizer`.
+        **kwargs: `coefficients`, `gram`, `iteration_dtype`, `flatten` and `split` of `WithOrthogonalization`, and arguments
+            of `RuleOptimizer` and `Optimizer`.
 
     Source: Jordan et al. (2024), "Muon: An optimizer for hidden layers in neural networks".
     """
