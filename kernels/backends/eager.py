@@ -22,16 +22,19 @@ JOIN_UP_TO = 4096  # elements; smaller tensors with equal hyper-parameters are c
 
 
 class Limit(NamedTuple):
-    """The limits up to which tensors of equal shape are stacked and updated together, as numbers of elements."""
+    """The limits up to which tensors of equal shape are stacked and updated together, as bytes of temporaries.
 
-    tensor: int  # larger tensors are updated alone
-    stack: int  # a stack has at most this many elements
+    These are the weight, the gradient and the states, old and new: 24 bytes an element for Muon in float32.
+    """
+
+    tensor: int  # tensors that need more are updated alone
+    stack: int  # a stack needs at most this
 
 
 # Stacking copies the tensors, which pays while the calls for a matrix cost more than its arithmetic: CPU time is a tenth for
 # 32 x 64, half for 128 x 128, and not lower from 256 x 256 on, where the memory pages of large new tensors cost more. This
-# was not measured on a GPU; it should pay up to about 1,000 rows, which fill the GPU.
-STACKS_ON_CPU, STACKS_ELSEWHERE = Limit(2**16, 2**18), Limit(2**21, 2**24)
+# was not measured on a GPU, which waits for the calls of larger matrices, too: there only the memory is limited.
+STACKS_ON_CPU, STACKS_ELSEWHERE = Limit(24 * 2**16, 24 * 2**18), Limit(2**28, 2**28)
 
 
 class MetricTotals:
@@ -310,9 +313,9 @@ class WholeLaunch(_TorchLaunch):
         self._leaves_others: set[torch.Size] = set()
         self.may_raise = not self.rule.never_raises
         self._ahead: list[Any] | None = None  # what `_stepped` has returned, from `compute_ahead` to `compute`
-        # The most elements of each tensor's weight or states; the bases of SOAP may be larger than the weight.
         pairs = zip(self.weights, self.states, strict=True)
-        self._largest = [max(tensor.numel() for tensor in (weight, *states)) for weight, states in pairs]
+        elements = [2 * weight.numel() + sum(state.numel() for state in states) for weight, states in pairs]
+        self._temporaries = [2 * self.dtype.itemsize * number for number in elements]  # bytes, see `Limit`
         self._packed = [k for k, state in enumerate(self.states[0]) if storage.is_packed(state)]  # of every tensor
         # Split masters and stochastic rounding store each tensor by itself.
         at_random = self.storage.stochastic and not self.storage.codes_only
@@ -460,12 +463,12 @@ class WholeLaunch(_TorchLaunch):
         limit = STACKS_ON_CPU if self.device.type == "cpu" else STACKS_ELSEWHERE
         members: dict[Any, list[int]] = {}
         for i in active:
-            small = self._largest[i] <= limit.tensor
+            small = self._temporaries[i] <= limit.tensor
             alike = self.weights[i].shape, self.hyper[i, : self.width].tobytes()
             members.setdefault(alike if small else i, []).append(i)
         stacks = []
         for group in members.values():
-            most = max(1, limit.stack // self._largest[group[0]])
+            most = max(1, limit.stack // self._temporaries[group[0]])
             stacks += [group[start : start + most] for start in range(0, len(group), most)]
         return stacks
 
