@@ -65,8 +65,10 @@ def combined(weight: torch.Tensor, master: torch.Tensor | None = None) -> torch.
 
 def _rounds_to(master: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return where a full master rounds to the weight: half-way between two of bfloat16 to both, as split masters do."""
+    if weight.dtype == torch.float16:
+        return master.to(torch.float16).view(torch.int16) == weight.view(torch.int16)
     if weight.dtype != torch.bfloat16:
-        return master.to(weight.dtype) == weight
+        return master == weight
     less = master.view(torch.int32) - weight.to(torch.float32).view(torch.int32) + 0x8000
     return (less >= 0) & (less <= 0x10000) & ~torch.isnan(master)
 

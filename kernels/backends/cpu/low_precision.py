@@ -69,7 +69,7 @@ def store_at_random(value, key, start, i, multipliers):
 # Whether a full master rounds to its weight; see storage/master.py.
 @jit
 def _rounds_to_float16(master, bits):
-    return _load_float16(_store_float16(master)) == _load_float16(bits)
+    return _store_float16(master) == bits
 
 
 @jit

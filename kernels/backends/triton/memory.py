@@ -228,6 +228,8 @@ def rounds_to(master, weight, TYPE: tl.constexpr):
     if tl.bfloat16 == TYPE:
         bits = weight.to(tl.float32).to(tl.uint32, bitcast=True)
         return (master.to(tl.uint32, bitcast=True) - bits + 0x8000 <= 0x10000) & (master == master)
+    elif tl.float16 == TYPE:
+        return master.to(tl.float16).to(tl.uint16, bitcast=True) == weight.to(tl.uint16, bitcast=True)
     else:
         return master.to(TYPE) == weight
 

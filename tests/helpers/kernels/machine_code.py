@@ -139,11 +139,12 @@ def _every_word(name):
     """The text of a rule that uses all ops of the language, or all but two."""
     calls = dict.fromkeys(OPS, "(w)") | {"where": "(w > g, w, 0.5)", "maximum": "(w, 0.5)", "minimum": "(w, 0.5)"}
     calls["clamp"] = "(w, -0.5, g)"
-    calls["normal"] = "(w, g, index)"
+    calls["normal"] = "(low, high, index)"
     left_out = ("sin", "cos") if name == "every_word_but_sin_and_cos" else ()
     text = " + ".join(f"tl.{word}{calls[word]}" for word in OPS if word not in left_out)
     return (
-        f"from tristep.kernels import rule, tl\n\n@rule\ndef {name}(w, g, state, hyper, index):\n    return {text}, state\n"
+        f"from tristep.kernels import rule, tl\n\n@rule\ndef {name}(w, g, state, hyper, index):\n    low, high = hyper\n"
+        f"    return {text}, state\n"
     )
 
 
