@@ -134,16 +134,6 @@ def test_reductions_of_packed_states(code):
     assert sums.used("REG") <= 64
 
 
-@pytest.mark.sample(0)
-def test_random_rounding_costs_few_instructions(code):
-    """Not those of Philox, 50 for each element and draw: there is one for the weight here."""
-    plain, random = (
-        len(code(Case(rule="adamw", weight="bfloat16", gradient="bfloat16", stochastic=stochastic)).full_tile_path)
-        for stochastic in (False, True)
-    )
-    assert random - plain < 12 * 4
-
-
 # Measured while updating. The barriers are those of sums over a block of threads.
 
 
@@ -168,42 +158,3 @@ def test_measuring_reads_and_writes_nothing_twice_and_spills_nothing(case, code)
 @pytest.mark.parametrize("case", MEASURED, ids=lambda case: case.name)
 def test_nothing_is_fused_with_measures(case, code):
     fuses_nothing(case, code)
-
-
-# Rules made of rules, a factor for gradients, and gradients made zero.
-
-
-@pytest.mark.sample(0)
-def test_what_composed_rules_cost(code):
-    """Clipping and skipping read and write no more tensors than the rule, nor does lookahead between synchronisations; an
-    average is one more, read and written."""
-
-    def accesses(rule, stage=None):
-        kernel = code(Case(rule=rule, stage=stage))
-        assert kernel.count(r"(LDL|STL)\b.*") == kernel.count(FLOAT64) == 0
-        return [len(re.findall(word, kernel.ptx)) for word in (r"ld\.global\S*v4", r"st\.global\S*v4")]
-
-    plain = loads, stores = accesses("adamw")
-    assert accesses("transforms.limited(adamw)") == accesses("transforms.limited(adamw, True)") == plain
-    assert accesses("transforms.lookahead(adamw, sync=False)") == plain != accesses("transforms.lookahead(adamw)")
-    assert (loads % 4, stores % 3) == (0, 0)
-    assert accesses("transforms.ema(adamw)") == [5, 4]  # of 4 elements a thread each, as of all rules of three states
-    assert accesses("transforms.limited(adamw)", 0) == [2 * loads // 4, 0]  # the gradient alone, of 8 elements a thread
-
-
-@pytest.mark.sample(0)
-def test_what_a_factor_and_zeros_cost(code):
-    """Wide stores of zeros behind a barrier; a few loads more for the factor; else nothing.
-
-    There are other barriers, the same ones in all three, in the path of a tensor's end: whole tiles come before it.
-    """
-    cases = Case(rule="adamw"), Case(rule="adamw", control=True), Case(rule="adamw", zeros=True)
-    plain, control, zeros = ([name for _, name in code(case).instructions] for case in cases)
-    wide, barrier = plain.count("STG.E.128"), "BAR.SYNC.DEFER_BLOCKING"
-    assert control.count("STG.E.128") == wide
-    assert zeros.count("STG.E.128") == wide // 3 * 4  # weight, two states, and the gradient
-    assert all(barrier not in names[: names.index("STG.E.128") + wide] for names in (plain, control, zeros))
-    assert plain.count(barrier) == control.count(barrier) == zeros.count(barrier) - 1
-    sums, scaled = (len(code(Case(rule="lamb", stage=0, control=control)).instructions) for control in (False, True))
-    assert 0 < len(control) - len(plain) < 40
-    assert 0 < scaled - sums < 40
