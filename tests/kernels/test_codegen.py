@@ -4,7 +4,9 @@ The tests know of NVIDIA's code (SASS): an instruction's suffixes .64 and .128 a
 """
 
 import ast
+import json
 import re
+from pathlib import Path
 
 import pytest
 from optimizer_table import TABLE
@@ -123,3 +125,52 @@ def test_on_amd_wide_accesses_no_spills_no_float64(rule, code):
     assert stores.count("global_store_dword") == len(stores) - written * each // 4 == (1 + RULES[rule]) * each
     loads = re.findall(r"(?m)^\s*global_load_dwordx4\b", kernel.text)
     assert len(loads) >= reads(getattr(rules, rule)) * each // 4
+
+
+PIECES = """
+import json, subprocess, sys, tempfile
+sys.path.insert(0, sys.argv[1])
+import fake_driver
+import torch
+import triton
+
+driver, found = fake_driver.install(), {}
+
+def load(name, binary, shared, device):
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(binary)
+        file.flush()
+        tools = [triton.knobs.nvidia.cuobjdump.path, "-res-usage"], [triton.knobs.nvidia.nvdisasm.path, "-c"]
+        said = [subprocess.run([*tool, file.name], capture_output=True, text=True, check=True).stdout for tool in tools]
+    found.setdefault(name, []).append(said)
+    return 1, 1, 0, 0, 1024
+
+driver.load_binary = load
+from tristep.kernels import Update, rules
+from tristep.kernels.states import states_for
+
+weight = torch.ones(64, 256)
+rule = getattr(rules, sys.argv[2])
+run = Update(rule, [weight], states_for(rule, [weight]), engine="triton")
+run.hyper[:] = 1.0
+run.bind([torch.ones_like(weight)])
+run()
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("rule", ["adafactor", "came", "group_adagrad"])
+def test_pieces_of_rows_take_few_registers_and_no_barrier(rule, fresh_python):
+    """But one for each result of a sum over the piece, at its end."""
+    folder = Path(__file__).parents[2] / "benchmarks"
+    found = json.loads(fresh_python("-c", PIECES, folder, rule, unset=("TRITON_INTERPRET",)))
+    kinds = {name.removesuffix("_pieces_kernel"): codes for name, codes in found.items() if "_pieces_" in name}
+    assert kinds.keys() == ({"means", "sums", "update"} if rule != "group_adagrad" else {"means", "update"})
+    for kind, codes in kinds.items():
+        for usage, text in codes:
+            assert int(re.search(r"REG:(\d+)", usage)[1]) <= (64 if rule != "came" else 128)
+            assert "STACK:0 " in usage
+            assert not re.search(r"\b(LDL|STL)\b", text)
+            assert len(re.findall(r"\bLDG\.\S*128\b", text)) >= 4
+            assert kind == "sums" or not re.search(r"\bBAR\b", text)

@@ -16,6 +16,7 @@ from ...storage import Storage
 from .kernels import sums_kernel, update_kernel
 from .memory import PACKED_TYPES
 from .ops import TYPES, bind
+from .pieces import WIDEST, Walk
 from .tile import Arguments, Layout
 
 BLOCK = 1024  # elements that a program updates at a time
@@ -25,6 +26,7 @@ MANY_SUMS = 16, 96
 # One or two packed states next to a master take a few registers more than the 64 of which an SM has enough for 8 programs of
 # 128 threads. Without a master they take fewer without a cap, with which compilers would load later; three would spill.
 FOR_MASTERS = 64
+WARP = 32  # threads that need no barrier
 MOST_BLOCKS, MOST_PACKED = 2, 16  # most blocks per program, without and with packed states
 ENOUGH = 2048  # programs: twice as many as the largest GPUs run at a time
 SCOPES = {"tensor": 0, "row": 1, "slice": 1, "column": 2, "matrix": 3}  # as `Arguments.scopes` has them
@@ -55,7 +57,7 @@ def options_of(threads: int, target: GPUTarget) -> dict[str, Any]:
     Multiplications and additions are not fused, as on the CPU: of two products in a sum the compiler could fuse either, so
     a step with a metric would differ in its last bits from one without. A step waits for memory, not for arithmetic.
     """
-    return {"num_warps": threads // target.warp_size, "enable_fp_fusion": False}
+    return {"num_warps": max(threads // target.warp_size, 1), "enable_fp_fusion": False}
 
 
 def threads_for(
@@ -80,6 +82,45 @@ def threads_for(
     return 256 if wide or n_states > 3 or _sums_of(function) > 2 else 128
 
 
+def unit_for(rule: Rule, types: tuple[torch.dtype, torch.dtype, torch.dtype], stored: Storage) -> int:
+    """Return the elements of the narrowest type in 16 bytes, at least the 4 for which random numbers are drawn at once."""
+    return max(4, 16 // min(_widths(rule, rule, types, stored)))
+
+
+def shape_of_pieces(
+    function: Rule | Reduction | RuleWithMetric,
+    rule: Rule,
+    types: tuple[torch.dtype, torch.dtype, torch.dtype],
+    stored: Storage,
+) -> tuple[int, int, int]:
+    """Return the columns of a piece of rows, the threads of its program, and the rows that it loads at once.
+
+    A thread has 4 neighbours of a row, or 8 if nothing stored is wider than 16 bits. Means are summed up by programs of one
+    warp, in which threads add up a row without a barrier: of 8 elements each, but of 4 if types are of different widths, in
+    which compilers would exchange layouts at each row.
+    """
+    widths = _widths(function, rule, types, stored)
+    n_loaded = 2 + len(function.state) + (stored.master != storage.MasterKind.NONE)
+    at_once = 1 if _sums_of(function) > MANY_SUMS[0] else 4 if n_loaded < 4 else 2
+    if isinstance(function, Reduction) and function.op == "mean":
+        return WARP * (8 if len(widths) == 1 else 4), WARP, at_once
+    return WIDEST, WIDEST // (8 if max(widths) <= 2 else 4), at_once
+
+
+def _widths(
+    function: Rule | Reduction | RuleWithMetric,
+    rule: Rule,
+    types: tuple[torch.dtype, torch.dtype, torch.dtype],
+    stored: Storage,
+) -> set[int]:
+    """Return the sizes of all types that a function loads, in bytes. Codes and their scales count as their codes."""
+    dtypes = {*types[:2], *(stored.states[rule.state.index(name)] for name in function.state)}
+    if stored.master != storage.MasterKind.NONE:
+        master = {storage.MasterKind.SPLIT: torch.int16, storage.MasterKind.SPLIT8: torch.int8}
+        dtypes.add(master.get(stored.master, types[2]))
+    return {dtype.itemsize for dtype in dtypes}
+
+
 def _has_packed(stored: Storage) -> bool:
     return any(map(storage.is_packed, stored.states))
 
@@ -102,10 +143,16 @@ def kernel_constants(
     stored: Storage,
     aligned: bool,
     zero_grads: bool,
+    walk: Walk | None = None,
 ) -> dict[str, Any]:
     """Return the constants of a kernel, in argument order. `types`: the dtypes of weight, gradient and arithmetic."""
     weight_dtype, gradient_dtype, dtype = types
     threads = threads_for(function, types, stored)
+    block, unit = BLOCK, 0
+    tail = 4 * threads if isinstance(function, Rule) and _has_packed(stored) else BLOCK
+    if walk is not None and walk.unit:
+        block, _, at_once = shape_of_pieces(function, rule, types, stored)
+        aligned, tail, unit = walk.aligned, block, walk.unit
     layout = Layout(
         weight=TYPES[weight_dtype],
         gradient=TYPES[gradient_dtype],
@@ -119,8 +166,9 @@ def kernel_constants(
         stochastic=stored.stochastic + stored.codes_only,
         n_hyper=len(rule.hyper) + 2 * stored.stochastic,
         aligned=aligned,
-        block=BLOCK,
-        tail=4 * threads if isinstance(function, Rule) and _has_packed(stored) else BLOCK,
+        block=block,
+        tail=tail,
+        unit=unit,
         parts=2 + len(rule.vectors) if rule.parts else 0,
         first_part=1 + len(stored.states) + (stored.master != 0),
     )
@@ -136,6 +184,7 @@ def kernel_constants(
     )
     constants = {"FUNCTION": bind(function, dtype), "ARGUMENTS": arguments, "LAYOUT": layout}
     constants |= {"SUMMED": _reduced_by(function, "sum"), "MAXIMA": _reduced_by(function, "max")}
+    constants |= {"AT_ONCE": at_once} if unit else {}
     return constants if isinstance(function, Reduction) else constants | {"ZERO": zero_grads}
 
 
@@ -144,8 +193,9 @@ def options_for(
     types: tuple[torch.dtype, torch.dtype, torch.dtype],
     stored: Storage,
     target: GPUTarget,
+    threads_of_pieces: int = 0,
 ) -> dict[str, Any]:
-    threads = threads_for(function, types, stored)
+    threads = threads_of_pieces or threads_for(function, types, stored)
     options = options_of(threads, target)
     if target.backend == "cuda":  # other backends lack the option
         if MANY_SUMS[0] < _sums_of(function) <= MANY_SUMS[1]:
@@ -187,7 +237,7 @@ def compile_for(
     constants = kernel_constants(function, rule, types, stored, aligned, zero_grads)
     signature = {"addresses": "*i64", "gradients": "*i64", "hyper": real, "sizes": "*i64", "tiles": "*i32", "sums": real}
     signature["partials"] = real
-    signature |= {"n_tensors": "i32", "blocks": "i32", "control": "*fp32"}
+    signature |= {"n_tensors": "i32", "n_partials": "i32", "blocks": "i32", "control": "*fp32"}
     constants |= {} if grad_scale_and_skip else {"control": None}
     signature |= dict.fromkeys(constants, "constexpr")
     kernel = update_kernel if stage is None else sums_kernel

@@ -61,7 +61,7 @@ def _update_block(
 
 # Compiled once for any number of tensors, which also determines the alignment of `hyper` and `sums`.
 @triton.jit(
-    do_not_specialize=["n_tensors", "blocks"],
+    do_not_specialize=["n_tensors", "n_partials", "blocks"],
     do_not_specialize_on_alignment=["addresses", "gradients", "hyper", "sizes", "tiles", "sums", "partials", "control"],
 )
 def update_kernel(
@@ -71,8 +71,9 @@ def update_kernel(
     sizes,  # int64 [n_tensors]
     tiles,  # int32 [n_programs, 2]
     sums,  # compute type [n_tensors, n_sums]
-    partials,  # compute type [n_values, n_programs]: the metric's values of each program
+    partials,  # compute type [n_values, n_partials]: the metric's values of each program, from this launch's first on
     n_tensors,
+    n_partials,  # programs of this launch and of others for the same reduction or metric
     blocks,  # per tile
     control,  # float32 [2], `grad_scale_and_skip` of `Launch`; or None
     FUNCTION: tl.constexpr,
@@ -100,7 +101,7 @@ def update_kernel(
                 pointers, gradient, numbers, accumulators, at, tile, FUNCTION, ARGUMENTS, LAYOUT, MAXIMA, False
             )
             at += LAYOUT.tail
-    store_partials(partials, accumulators, SUMMED, MAXIMA)
+    store_partials(partials, accumulators, n_partials, SUMMED, MAXIMA)
     if ZERO:
         if gradient != 0:
             tl.debug_barrier()  # until all threads have read their gradients
@@ -111,7 +112,7 @@ def update_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["n_tensors", "blocks"],
+    do_not_specialize=["n_tensors", "n_partials", "blocks"],
     do_not_specialize_on_alignment=["addresses", "gradients", "hyper", "sizes", "tiles", "sums", "partials", "control"],
 )
 def sums_kernel(
@@ -121,8 +122,9 @@ def sums_kernel(
     sizes,
     tiles,
     sums,
-    partials,  # compute type [n_values, n_programs]: each program's results
+    partials,  # compute type [n_values, n_partials]: each program's results
     n_tensors,
+    n_partials,
     blocks,
     control,
     FUNCTION: tl.constexpr,
@@ -148,4 +150,4 @@ def sums_kernel(
             values = compute_block(pointers, stored, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, False)
             accumulators = accumulate(accumulators, values, at, tile, LAYOUT, MAXIMA, False)
         at += LAYOUT.block
-    store_partials(partials, accumulators, SUMMED, MAXIMA)
+    store_partials(partials, accumulators, n_partials, SUMMED, MAXIMA)

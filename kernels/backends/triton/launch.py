@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -11,12 +11,22 @@ import numpy as np
 import torch
 from triton.compiler import CompiledKernel
 
-from ... import streams
+from ... import storage, streams
 from ...language import Metric, Reduction, Rule
 from ...launch import Launch, tiles_of
 from ...metrics import MetricsBuffer, RuleWithMetric, with_metric
-from ...parts import walked_as
-from .compile import BLOCK, BLOCKS_OF_SUMS, kernel_constants, options_for, options_of, target_of, tile_for
+from ...parts import COLUMNS, walked_as
+from .compile import (
+    BLOCK,
+    BLOCKS_OF_SUMS,
+    kernel_constants,
+    options_for,
+    options_of,
+    shape_of_pieces,
+    target_of,
+    tile_for,
+    unit_for,
+)
 from .kernels import sums_kernel, update_kernel
 from .means import (
     ITEMS,
@@ -30,6 +40,15 @@ from .means import (
     together_for,
 )
 from .ops import bind
+from .pieces import (
+    Walk,
+    means_pieces_kernel,
+    pieces_of,
+    rows_for,
+    sums_pieces_kernel,
+    update_pieces_kernel,
+    walks_of,
+)
 from .reduce import totals_kernel
 from .start import unhooked
 from .upload import Uploader
@@ -38,7 +57,7 @@ TOTALS = 4096  # results of tiles that one program adds up
 
 
 class TritonLaunch(Launch):
-    """A launch that keeps its tables on the GPU, uploads what has changed, and runs one kernel."""
+    """A launch that keeps its tables on the GPU, uploads what has changed, and runs one kernel, or two if it has means."""
 
     tile_for = staticmethod(tile_for)
 
@@ -47,12 +66,14 @@ class TritonLaunch(Launch):
         self._addresses = _copied(self.addresses, self.device)
         self._sent: bytes | None = None
         self._sizes = _copied(self.sizes, self.device)
-        # After reductions in reverse order, because the tiles that they read last are still cached.
-        self._tiles = _copied(self.tiles[::-1] if self.rule.reductions else self.tiles, self.device)
+        self._walks = self._choose_walks()
+        self._n_columns = None if self.parts is None else _copied(self.parts.sizes[:, COLUMNS], self.device)
         self._elsewhere = self.device.type == "cuda" and torch.cuda.device_count() > 1
         self._n_tiles = len(self.tiles)
-        self._update = self._call_of(update_kernel, self.rule, self._tiles, self.tile // BLOCK)
-        self._with_metric: tuple[torch.Tensor, KernelCall, list[KernelCall]] | None = None
+        blocks = self.tile // BLOCK
+        tiled = self._tiled(self.rule, blocks) if self.parts else [(self._walks[0], self.tiles)]
+        self._update = self._calls_of(self.rule, tiled, blocks)
+        self._with_metric: tuple[torch.Tensor, Callable[[], None], list[KernelCall]] | None = None
         self._kept_alive: list[Any] = []  # what kernels know the addresses of
         self._reductions = [self._calls_of_sums(stage) for stage in range(len(self.rule.reductions))]
 
@@ -105,59 +126,100 @@ class TritonLaunch(Launch):
         """Return the hyper-parameters as they were last uploaded."""
         return self._upload.hyper.view(self.hyper.shape)
 
+    @property
+    def _types(self) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+        return self.weight_dtype, self.gradient_dtype, self.dtype
+
+    def _choose_walks(self) -> list[Walk]:
+        rule = self.rule
+        if self.parts is None:
+            return [Walk(np.arange(len(self.sizes)), 0, self.aligned)]
+        packed = any(map(storage.is_packed, self.storage.states))
+        return walks_of(self.parts, self.aligned, unit_for(rule, self._types, self.storage), packed, self.storage.stochastic)
+
     def _device(self) -> Any:
         return streams.on_device(self.device) if self._elsewhere else nullcontext()
 
-    def _call_of(
+    def _tiled(self, function: Rule | Reduction | RuleWithMetric, blocks: int) -> list[tuple[Walk, np.ndarray]]:
+        """Return the tiles of each walk, of so many blocks, or pieces."""
+        tiled = []
+        for walk in self._walks:
+            if walk.unit:
+                assert self.parts is not None
+                width, _, _ = shape_of_pieces(function, self.rule, self._types, self.storage)
+                rows = rows_for(int(self.sizes[walk.tensors].sum()), width)
+                tiled.append((walk, pieces_of(self.parts, walk.tensors, rows, width)))
+            else:
+                sizes = np.zeros_like(self.sizes)
+                sizes[walk.tensors] = self.sizes[walk.tensors]
+                tiled.append((walk, tiles_of(sizes, blocks * BLOCK)))
+        return tiled
+
+    def _calls_of(
         self,
-        kernel: Any,
         function: Rule | Reduction | RuleWithMetric,
-        tiles: torch.Tensor,
+        tiled: list[tuple[Walk, np.ndarray]],
         blocks: int,
         partials: torch.Tensor | None = None,
-    ) -> KernelCall:
+    ) -> Callable[[], None]:
+        """Return what launches a rule's kernel, or a reduction's, for all tiles; `partials` has a column for each."""
         sums = self._upload.hyper if function.numbers_from is None else self.sums[function.numbers_from]
-        partials = self._upload.hyper if partials is None else partials  # any pointer: it is not used
-        arguments = (self._addresses, self._upload.gradients, self._upload.hyper, self._sizes, tiles, sums, partials)
-        types = self.weight_dtype, self.gradient_dtype, self.dtype
-        constants = kernel_constants(function, self.rule, types, self.storage, self.aligned, self.zero_grads)
-        options = options_for(function, types, self.storage, target_of(self.device))
-        numbers = len(self.sizes), blocks, self.grad_scale_and_skip
-        return KernelCall(kernel, len(tiles), (*arguments, *numbers), constants, options)
+        reduces, calls, first = isinstance(function, Reduction), [], 0
+        n_partials = sum(len(tiles) for _, tiles in tiled)
+        if self.rule.reductions and not reduces:
+            # In reverse order, because the tiles that the reductions read last are still cached.
+            tiled = [(walk, tiles[::-1]) for walk, tiles in tiled[::-1]]
+        for walk, tiles in tiled:
+            if not len(tiles):
+                continue
+            into = self._upload.hyper if partials is None else partials[:, first:]  # or any pointer: it is not used
+            places = _copied(tiles, self.device)
+            if partials is None:
+                self._tiles = places  # of the update; of the last walk if there are several
+            tables = self._addresses, self._upload.gradients, self._upload.hyper, self._sizes, places
+            numbers: tuple[Any, ...] = len(self.sizes), n_partials
+            first += len(tiles)
+            given = function, self.rule, self._types, self.storage
+            constants = kernel_constants(*given, self.aligned, self.zero_grads, walk)
+            if walk.unit:
+                kernel, numbers = sums_pieces_kernel if reduces else update_pieces_kernel, (*numbers, self._n_columns)
+                _, threads, _ = shape_of_pieces(*given)
+            else:
+                kernel, numbers, threads = sums_kernel if reduces else update_kernel, (*numbers, blocks), 0
+            options = options_for(function, self._types, self.storage, target_of(self.device), threads)
+            arguments = *tables, sums, into, *numbers, self.grad_scale_and_skip
+            calls.append(KernelCall(kernel, len(tiles), arguments, constants, options))
+        return calls[0] if len(calls) == 1 else partial(_call_all, calls)
 
-    def _calls_of_means(self, stage: int) -> list[KernelCall]:
+    def _calls_of_means(self, stage: int) -> list[Callable[[], None]]:
         reduction, parts = self.rule.reductions[stage], self.parts
         assert parts is not None
         target = target_of(self.device)
-        types = self.weight_dtype, self.gradient_dtype, self.dtype
-        constants = kernel_constants(reduction, self.rule, types, self.storage, self.aligned, False)
+        constants = kernel_constants(reduction, self.rule, self._types, self.storage, self.aligned, False)
         layout = constants["LAYOUT"]
-        tiles = TileSums(parts, reduction, layout.block, self.dtype, self.device)
+        width, threads, at_once = shape_of_pieces(reduction, self.rule, self._types, self.storage)
+        tiles = TileSums(parts, self._walks, reduction, layout.block, width, self.dtype, self.device)
         kept = np.array([[state.data_ptr() for state in row] for row in parts.kept[stage]], dtype=np.int64)
         partials, states = _copied(tiles.addresses, self.device), _copied(kept.T.copy(), self.device)
         self._kept_alive += [tiles, parts]
         sums = self._upload.hyper if reduction.numbers_from is None else self.sums[reduction.numbers_from]
         tables = self._addresses, self._upload.gradients, self._upload.hyper
         of_rows = tuple(int(walked_as(scope) == "row") for scope in reduction.scope)
-        shared = {name: constants[name] for name in ("FUNCTION", "ARGUMENTS", "LAYOUT")}
-        calls = [
-            KernelCall(
-                means_kernel,
-                len(places),
-                (
-                    *tables,
-                    self._sizes,
-                    _copied(places, self.device),
-                    sums,
-                    partials,
-                    len(self.sizes),
-                    self.grad_scale_and_skip,
-                ),
-                shared | {"BLOCK": block, "OF_ROWS": of_rows},
-                options_for(reduction, types, self.storage, target),
-            )
+
+        def call_of(kernel: Any, places: np.ndarray, *more: Any, threads: int = 0, **made: Any) -> KernelCall:
+            arguments = *tables, self._sizes, _copied(places, self.device), sums, partials, len(self.sizes), *more
+            options = options_for(reduction, self._types, self.storage, target, threads)
+            return KernelCall(kernel, len(places), (*arguments, self.grad_scale_and_skip), made, options)
+
+        shared = {name: constants[name] for name in ("FUNCTION", "ARGUMENTS")}
+        calls: list[Callable[[], None]] = [
+            call_of(means_kernel, places, **shared, LAYOUT=layout, BLOCK=block, OF_ROWS=of_rows)
             for block, places in tiles.tiles.items()
         ]
+        for walk, places in tiles.pieces:
+            made = kernel_constants(reduction, self.rule, self._types, self.storage, self.aligned, False, walk)
+            made = shared | {"LAYOUT": made["LAYOUT"], "OF_ROWS": of_rows, "AT_ONCE": at_once}
+            calls.append(call_of(means_pieces_kernel, places, self._n_columns, threads=threads, **made))
         first, options = layout.first_part + 1, options_of(128, target)  # a gradient's row comes after the weight's
         function = None if reduction.finished is None else bind(reduction.finished, self.dtype)
         for scope in sorted(set(map(walked_as, reduction.scope))):
@@ -179,33 +241,48 @@ class TritonLaunch(Launch):
             calls.append(KernelCall(means_of_rows_kernel, len(matrices), of_matrices, made, options))
         return calls
 
-    def _calls_of_sums(self, stage: int) -> list[KernelCall]:
+    def _calls_of_sums(self, stage: int) -> list[Callable[[], None]]:
         reduction = self.rule.reductions[stage]
         if reduction.op == "mean":
             return self._calls_of_means(stage)
         n_tensors, n_values = self.totals[stage].shape
         blocks = max(self.tile // BLOCK, BLOCKS_OF_SUMS)
-        tiles = tiles_of(self.sizes, blocks * BLOCK)
-        partials = torch.zeros(n_values, len(tiles), dtype=self.dtype, device=self.device)
-        n_copies = n_tensors if reduction.scope == "global" else 1
-        firsts = np.searchsorted(tiles[:, 0], np.arange(0, n_tensors + 1, n_copies))
-        rows = np.arange(0, n_tensors, n_copies)
-        sums = self._call_of(sums_kernel, reduction, _copied(tiles, self.device), blocks, partials)
+        tiled = self._tiled(reduction, blocks)
+        firsts, rows, n_copies = _partials_of(tiled, n_tensors), _tensors_of(tiled), 1
+        if reduction.scope == "global":
+            firsts, rows, n_copies = firsts[[0, -1]], np.zeros(1, dtype=np.int64), n_tensors
+        partials = torch.zeros(n_values, firsts[-1], dtype=self.dtype, device=self.device)
         by, totals = (reduction.op,) * n_values, self.totals[stage]
+        sums = self._calls_of(reduction, tiled, blocks, partials)
         return [sums, *_calls_of_totals(partials, firsts, by, totals, rows, n_copies, 0)]
 
-    def _calls_of_metric(self, metric: Metric, ring: torch.Tensor, rows: np.ndarray) -> tuple[KernelCall, list[KernelCall]]:
+    def _calls_of_metric(
+        self, metric: Metric, ring: torch.Tensor, rows: np.ndarray
+    ) -> tuple[Callable[[], None], list[KernelCall]]:
         function, n_values = with_metric(self.rule, metric), ring.shape[-1]
         blocks = max(self.tile // BLOCK, BLOCKS_OF_SUMS)
-        tiles = tiles_of(self.sizes, blocks * BLOCK)
-        partials = torch.zeros(n_values, max(len(tiles), 1), dtype=self.dtype, device=self.device)
-        firsts = np.searchsorted(tiles[:, 0], np.arange(len(rows) + 1))
-        if self.rule.reductions:  # in reverse order, as in `_prepare`
-            tiles, firsts, rows = tiles[::-1], len(tiles) - firsts[::-1], rows[::-1]
-        return (
-            self._call_of(update_kernel, function, _copied(tiles, self.device), blocks, partials),
-            _calls_of_totals(partials, firsts, metric.by, ring, rows),
-        )
+        tiled = self._tiled(function, blocks)
+        firsts, rows = _partials_of(tiled, len(rows)), rows[_tensors_of(tiled)]
+        partials = torch.zeros(n_values, max(firsts[-1], 1), dtype=self.dtype, device=self.device)
+        if self.rule.reductions:  # as in `_calls_of`
+            firsts, rows = firsts[-1] - firsts[::-1], rows[::-1]
+        update = self._calls_of(function, tiled, blocks, partials)
+        return update, _calls_of_totals(partials, firsts, metric.by, ring, rows)
+
+
+def _tensors_of(tiled: list[tuple[Walk, np.ndarray]]) -> np.ndarray:
+    return np.concatenate([walk.tensors for walk, _ in tiled])
+
+
+def _partials_of(tiled: list[tuple[Walk, np.ndarray]], n_tensors: int) -> np.ndarray:
+    """Return the index of the first tile of each tensor, in the order of `_tensors_of`, and at last their number."""
+    counts = np.bincount(np.concatenate([tiles[:, 0] for _, tiles in tiled]), minlength=n_tensors)
+    return np.append(0, np.cumsum(counts[_tensors_of(tiled)]))
+
+
+def _call_all(calls: list[KernelCall]) -> None:
+    for call in calls:
+        call()
 
 
 class KernelCall:

@@ -1,11 +1,13 @@
 """Means over rows and columns: within a tile of a matrix, then over its tiles, and what finishes them.
 
-A program sums rows and columns of one tile, some blocks of [matrices, rows, columns] below each other. All sums of tiles are
-stored, and further kernels add them up in a fixed order, so a step gives the same bits every time.
+A program sums rows and columns of one tile: of matrices with many columns a piece, in pieces.py, and of others some blocks
+of [matrices, rows, columns] below each other. All sums of tiles are stored, and further kernels add them up in a fixed
+order, so a step gives the same bits every time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +16,8 @@ import triton
 import triton.language as tl
 
 from ...language import Reduction
-from ...parts import MATRICES, ROWS, Parts, walked_as
+from ...parts import COLUMNS, MATRICES, ROWS, Parts, walked_as
+from .pieces import Walk, pieces_of, rows_for
 from .reduce import spread
 from .tile import compute_at, load_addresses, load_numbers
 
@@ -67,16 +70,38 @@ class TileSums:
 
     Attributes:
         tiles: for each kind of block the first matrix, row and column of each tile with its tensor, int32 [n_tiles, 4].
-        addresses: of the sums of each value and tensor, int64 [n_values, n_tensors].
+        pieces: for each walk of rows its pieces, as `pieces_of` returns them.
+        addresses: of the sums of each value and tensor, then their numbers in a tile, int64 [2 * n_values, n_tensors].
         counts: for "row" and "column" the number of tiles that each row or column has a sum of, int64 [n_tensors].
     """
 
-    def __init__(self, parts: Parts, reduction: Reduction, elements: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        walks: Sequence[Walk],
+        reduction: Reduction,
+        elements: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`elements` is the size of a block, `width` the columns of a piece."""
         tiles: dict[Block, list[np.ndarray]] = {}
         n_tensors = len(parts.sizes)
         self.counts = {"row": np.ones(n_tensors, dtype=np.int64), "column": np.ones(n_tensors, dtype=np.int64)}
-        for t, (matrices, rows, columns) in enumerate(parts.sizes):
-            if matrices:
+        self.pieces = []
+        for walk in walks:
+            if walk.unit:
+                sizes = parts.sizes[walk.tensors]
+                height = rows_for(int(sizes.prod(axis=1).sum()), width)
+                self.pieces.append((walk, pieces_of(parts, walk.tensors, height, width)))
+                self.counts["row"][walk.tensors] = -(-sizes[:, COLUMNS] // width)
+                self.counts["column"][walk.tensors] = -(-sizes[:, ROWS] // height)
+                continue
+            for t in walk.tensors:
+                matrices, rows, columns = parts.sizes[t]
+                if not matrices:
+                    continue
                 block = block_of(int(rows), int(columns), elements)
                 steps = block.matrices, block.rows * block.steps, block.columns
                 firsts = [np.arange(0, n, step) for n, step in zip((matrices, rows, columns), steps, strict=True)]
@@ -84,12 +109,13 @@ class TileSums:
                 grid = np.stack(np.meshgrid(*firsts, indexing="ij"), axis=-1).reshape(-1, 3)
                 tiles.setdefault(block, []).append(np.insert(grid, 0, t, axis=1))
         self.tiles = {block: np.concatenate(pieces).astype(np.int32) for block, pieces in tiles.items()}
-        self.addresses = np.zeros((reduction.n_values, n_tensors), dtype=np.int64)
+        self.addresses = np.zeros((2 * reduction.n_values, n_tensors), dtype=np.int64)
         self._rooms = []
         for k, scope in enumerate(map(walked_as, reduction.scope)):
-            sizes = parts.counts[scope] * self.counts[scope]
+            sizes = -(-parts.counts[scope] * self.counts[scope] // 4) * 4  # so that 4 are stored at once
             self._rooms.append(torch.empty(int(sizes.sum()), dtype=dtype, device=device))
             self.addresses[k] = self._rooms[-1].data_ptr() + (np.cumsum(sizes) - sizes) * dtype.itemsize
+            self.addresses[reduction.n_values + k] = parts.counts[scope]
 
 
 def chunks_of(counts: np.ndarray, items: int, *columns: np.ndarray) -> np.ndarray:

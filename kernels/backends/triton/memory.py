@@ -43,8 +43,9 @@ def _pointers(address, offsets, tile, TYPE: tl.constexpr, ALIGNED: tl.constexpr)
 @triton.jit
 def load(address, offsets, tile, TYPE: tl.constexpr, COMPUTE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
     # `tile`: index of its first element in the tensor, its number of elements, the tensor's; `offsets` count from the tile.
+    # `FULL`: whether all elements are there; 2 if not, and their number is known to be a multiple of what a thread accesses.
     pointers = _pointers(address, offsets, tile, TYPE, ALIGNED)
-    if FULL:
+    if FULL == 1:
         value = tl.load(pointers)
     else:
         value = tl.load(pointers, mask=offsets < tile[1])
@@ -285,8 +286,8 @@ def rounded_to_24_bits(value, AT_RANDOM: tl.constexpr, words, SLOT: tl.constexpr
 def put(address, value, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
     # Without the hint of alignment neighbouring threads store neighbouring elements, which is better for partial blocks, but
     # takes more registers for elements of fewer than 32 bits.
-    pointers = _pointers(address, offsets, tile, TYPE, ALIGNED and (FULL or TYPE.primitive_bitwidth < 32))
-    if FULL:
+    pointers = _pointers(address, offsets, tile, TYPE, ALIGNED and (FULL != 0 or TYPE.primitive_bitwidth < 32))
+    if FULL == 1:
         tl.store(pointers, value)
     else:
         tl.store(pointers, value, mask=offsets < tile[1])

@@ -71,10 +71,10 @@ def accumulate(accumulators, values, at, tile, LAYOUT: tl.constexpr, MAXIMA: tl.
 
 
 @triton.jit
-def store_partials(partials, accum, SUMMED: tl.constexpr, MAXIMA: tl.constexpr):
+def store_partials(partials, accum, n_partials, SUMMED: tl.constexpr, MAXIMA: tl.constexpr):
     # Four sums at a time, because each reduction synchronizes the threads once.
     partials += tl.program_id(0)
-    step = tl.num_programs(0).to(tl.int64)
+    step = n_partials.to(tl.int64)
     for j in tl.static_range(len(SUMMED) // 4):
         a, b, c, d = tl.reduce(
             (accum[SUMMED[4 * j]], accum[SUMMED[4 * j + 1]], accum[SUMMED[4 * j + 2]], accum[SUMMED[4 * j + 3]]), 0, _plus_4

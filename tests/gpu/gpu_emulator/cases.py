@@ -23,8 +23,10 @@ __all__ = ["SHAPES", "SIZES", "CodeCase", "RuleCase", "ShapedCase", "cases", "di
 
 # Below, at and above a block of packed states (128) and a tile (1,024), and several tiles.
 SIZES = (0, 1, 3, 127, 128, 1023, 1024, 1025, 5000, 2048, 129)
-# For means: several matrices in a tile, some cut across their rows or columns, of one element, and tensors that are none.
+# For means: several matrices in a tile, some cut across their rows or columns, of one element, and tensors that are none;
+# matrices in pieces of rows, with and without a part that is not there, and with rows that begin anywhere.
 SHAPES = ((3, 5), (4, 3, 3), (2, 3, 1, 1), (300, 7), (6, 10), (5, 301), (2, 70, 130), (1, 1), (1100,), (), (0, 3))
+SHAPES += ((2, 37, 264), (21, 256))
 _WITHOUT_GRADIENT = 4
 _EXTENSIVE = ("adamw", "sgd_momentum", "adan", "lamb")  # rules that go through all storage and all that is folded in
 # Rules, and the transforms that are applied to them.
@@ -157,6 +159,9 @@ class ShapedCase(NamedTuple):
         weight, state: names of types; the states' default is the weights'.
         offset: elements by which tensors are off a multiple of 64 bytes.
         skips: limit the norm of all gradients, and skip the second step, whose gradients are large.
+        master: the name of the masters' type; None for none.
+        seed: of stochastic rounding.
+        folded: with a scale of gradients, which are filled with zeros, and with what telemetry computes.
     """
 
     rule: str
@@ -164,7 +169,14 @@ class ShapedCase(NamedTuple):
     state: str | None = None
     offset: int = 0
     skips: bool = False
-    limit = _MOST_ULPS["means"]
+    master: str | None = None
+    seed: int | None = None
+    folded: bool = False
+
+    @property
+    def limit(self) -> int:
+        """The largest difference in ulps."""
+        return _MOST_ULPS["metrics" if self.folded else "means"]
 
     def __str__(self) -> str:
         given = {k: v for k, v in self._asdict().items() if k != "rule" and v != self._field_defaults[k]}
@@ -194,21 +206,39 @@ class ShapedCase(NamedTuple):
             return _placed(torch.as_tensor(draw(rng, base, name, shape)), kind, self.offset)
 
         weights = [drawn("weight", shape, weight) for shape in SHAPES]
+        masters: list[torch.Tensor | None] = [None] * len(SHAPES)
+        if self.master is not None:
+            kind = getattr(torch, self.master)
+            exact = [each.to(dtype) if kind == dtype else storage.master_for(each, each.to(dtype), kind) for each in weights]
+            masters = [_placed(values, kind, self.offset) for values in exact]
         states = states_for(rule, weights, state)
         for name, *column in zip(rule.state, *states, strict=True):
             for each in column:
                 if each.dtype not in (torch.uint8, torch.int8):  # codes start from zeros
                     each.copy_(torch.as_tensor(draw(rng, base, name, each.shape)))
-        update = Update(rule, weights, states, engine=engine)
+        names, control = [f"tensor {i}" for i in range(len(SHAPES))], torch.tensor([0.5, 0.0]) if self.folded else None
+        into = MetricsBuffer(Telemetry()._measure, len(SHAPES), 4) if self.folded else None
+        update = Update(rule, weights, states, masters, engine, names, self.seed, control, self.folded)
+        every = []
         for step in range(2):
             size = 1e6 if self.skips and step else 1.0
             gradients = [drawn("gradient", shape, weight).mul_(size) for shape in SHAPES]
             for i in range(len(SHAPES)):
                 row = hyper_row(base, i % 2, dtype) | {"clip_norm": 1e3, "skip_square": 1e8}
-                update.hyper[i] = [row[name] for name in ("rescale_grad", *rule.hyper)]
+                values = [row[name] for name in ("rescale_grad", *rule.hyper)]
+                update.hyper[i] = [*values, *([] if self.seed is None else [7 + step])]
             update.bind([None if i == _WITHOUT_GRADIENT else each for i, each in enumerate(gradients)])
-            update()
-        return {"weight": weights} | {name: [row[k] for row in states] for k, name in enumerate(rule.state)}
+            if into is not None:
+                into.begin_step()
+            update(into)
+            if into is not None:
+                into.end_step()
+            every += gradients
+        found = {"weight": weights, "gradient": every, "master": [each for each in masters if each is not None]}
+        found |= {name: [row[k] for row in states] for k, name in enumerate(rule.state)}
+        if into is not None:
+            found["metrics"] = [torch.from_numpy(into.values(into.arrived(wait=True))).to(dtype)]
+        return found
 
 
 class CodeCase(NamedTuple):
@@ -290,6 +320,11 @@ def cases() -> Iterator[RuleCase | ShapedCase | CodeCase]:
             yield ShapedCase(name, "bfloat16", "uint8")
             yield ShapedCase(name, state="int8")
             yield ShapedCase(name, skips=True)
+        if name == "came":  # all that there is: two reductions to means, a sum, and a state as large as the weight
+            yield ShapedCase(name, "bfloat16", master="int16", folded=True)
+            yield ShapedCase(name, "bfloat16", master="float32", offset=1)
+            yield ShapedCase(name, "bfloat16", "uint8", master="int8", seed=3)
+            yield ShapedCase(name, "bfloat16", "bfloat16", seed=3)
         if not isinstance(rule, Rule):
             continue
         yield RuleCase(name)

@@ -118,10 +118,17 @@ class _Batch:
             taken = self._guarded(end, mask)
             self._at[here] = after
             self._at[slice(None) if taken is None else taken] = block.target
-        elif end.guard is None and [operand.value for operand in end.operands] == [0]:
+        elif end.guard is None and self._is_for_all(end):
             self._wait(end, mask, after)
         else:
             raise unknown(end)
+
+    def _is_for_all(self, barrier: Instruction) -> bool:
+        """Whether a barrier is for all threads of a CTA, which may be one warp."""
+        (which, *others) = (operand.value for operand in barrier.operands)
+        if barrier.parts[1] == "warp":
+            return self._kernel.threads == 32 and not others and which & 0xFFFFFFFF == 0xFFFFFFFF
+        return which == 0 and not others
 
     def _wait(self, barrier: Instruction, mask: np.ndarray | None, after: int) -> None:
         if mask is not None:

@@ -87,8 +87,8 @@ _kernel_constants = launch.kernel_constants
 
 
 def _constants_if_aligned(*given: Any) -> Any:
-    *others, _, zero_grads = given
-    return _kernel_constants(*others, True, zero_grads)
+    *others, _, zero_grads, walk = given
+    return _kernel_constants(*others, True, zero_grads, walk)
 
 
 def _swap_states(update: Update) -> None:

@@ -85,7 +85,8 @@ def main() -> None:
             launched |= {each["name"] for each in kernels}
             for each in kernels:
                 failed += _too_large(target, f"{case}, {each['name']}", each["num_warps"], each["shared"])
-        if missing := {"update_kernel", "means_kernel", "finish_kernel", "means_of_rows_kernel"} - launched:
+        wanted = {f"{name}{of}_kernel" for name in ("update", "means", "sums") for of in ("", "_pieces")}
+        if missing := (wanted | {"finish_kernel", "means_of_rows_kernel"}) - launched:
             failed.append(f"{target}: rules with means have launched no {', '.join(sorted(missing))}")
     emulator, emulated = install(), 0
     for case in SAMPLE:
