@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tristep.kernels import Rule, rules
+from tristep.kernels import Rule, ShapedRule, rules
 from tristep.kernels.backends import has_numba
 
 pytest.importorskip("triton", reason="Triton has builds for Linux only")
@@ -192,6 +192,69 @@ def test_bytes_that_a_step_moves_and_keeps_are_those_of_the_docs(dtype, options,
     *found, stored_again = emulated.run(BYTES, [dtype, options])
     assert [f"{round(each, 1):g}" for each in found] == [moved, kept]
     assert set(stored_again) == {0}
+
+
+SECTORS = """
+from collections import Counter
+from unittest import mock
+
+import numpy
+import torch
+from gpu_emulator.driver import install
+from parity_steps import draw, hyper_row
+
+from tristep.kernels import ShapedRule, Update, rules
+from tristep.kernels.backends.triton import compile, pieces
+from tristep.kernels.states import states_for
+
+emulator, (name, dtype) = install(), arguments
+rule, dtype = getattr(rules, name), getattr(torch, dtype)
+shape, rng = (128, 512) if isinstance(rule, ShapedRule) else (2**14,), numpy.random.default_rng(0)
+weight, gradient = (torch.as_tensor(draw(rng, rule, kind, shape)).to(dtype) for kind in ("weight", "gradient"))
+states = states_for(rule, [weight])
+update = Update(rule, [weight], states, engine="triton")
+row = hyper_row(rule, 0, torch.float32)
+update.hyper[:] = [row[each] for each in ("rescale_grad", *rule.hyper)]
+with mock.patch.object(compile, "ENOUGH", 1), mock.patch.object(pieces, "ENOUGH", 1):  # for programs as of large tensors
+    update.bind([gradient])
+emulator.defects.clear()
+emulator.launches.clear()
+update()
+memory = [launch.memory for launch in emulator.launches]
+issued = sum((launch.issued for launch in emulator.launches), Counter())
+large = {each.data_ptr(): each for each in (weight, gradient, *states[0]) if each.numel() == weight.numel()}
+widths = {itemsize: set() for itemsize in (2, 4)}
+for each in large.values():
+    widths[each.itemsize] |= set().union(*(every.widths(each.data_ptr(), each.nbytes) for every in memory))
+result = [
+    32 * sum(sum(each.sectors.values()) for each in memory) / sum(sum(each.footprint().values()) for each in memory),
+    {itemsize: sorted(found) for itemsize, found in widths.items()},
+    32 / weight.numel() * sum(count for name, count in issued.items() if name.startswith(("div.s", "div.u", "rem"))),
+    emulator.defects,
+]
+"""
+MOST_SECTORS = 1.15  # of what memory must move at least
+# Each warp loads all numbers of a tensor, which are many here beside 10 bytes an element.
+MORE_SECTORS = {("lars", "bfloat16"): 1.23}
+# With more than two sums a thread has four elements, which are 8 bytes in 16 bits, as they are beside wider types.
+FOUR_EACH = ("lars",)
+WALKED = [name for name in rules.__all__ if isinstance(getattr(rules, name), Rule | ShapedRule)]
+TYPED = [
+    pytest.param(name, dtype, marks=() if (name, dtype) in (("adafactor", "float32"), ("came", "bfloat16")) else FULL)
+    for name in WALKED
+    for dtype in ("float32", "bfloat16")
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), TYPED)
+def test_warps_touch_few_sectors_and_threads_access_16_bytes(name, dtype, emulated):
+    """Of every rule's kernels together, at the size that programs have for large tensors; and nothing divides integers."""
+    sectors, widths, divisions, defects = emulated.run(SECTORS, [name, dtype])
+    assert not defects
+    assert sectors <= MORE_SECTORS.get((name, dtype), MOST_SECTORS)
+    assert set(widths["4"]) <= {16}
+    assert set(widths["2"]) <= ({8, 16} if widths["4"] or name in FOUR_EACH else {16})
+    assert divisions < 0.1  # of an element: in a loop they would be an eighth
 
 
 SMOKE = """

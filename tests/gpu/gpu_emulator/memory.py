@@ -135,6 +135,10 @@ class GlobalMemory:
             found[kind] = SECTOR * len(np.unique(np.concatenate(touched))) if touched else 0
         return found
 
+    def widths(self, first: int, size: int) -> set[int]:
+        """The sizes of all accesses to this memory, in bytes."""
+        return {each.size for each in self._accesses if ((each.address >= first) & (each.address < first + size)).any()}
+
     def find_races(self, per_cta: int) -> None:
         """Report a byte that one thread writes and another one touches, with no bar.sync of both between the two."""
         stores = [each for each in self._accesses if each.stores and len(each.ids)]
