@@ -3,14 +3,32 @@
 import base64
 import re
 import zlib
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tristep.viz.render import joined
 from tristep.viz.render.canvas import SceneWidget, page
 from tristep.viz.scene import Axis, Line, Panel, Scene
 
 SCENE = Scene([Panel(Axis("step", 0, 2), Axis("loss", 0, 1), [Line([0, 1, 2], [1, 0.5, 0.2], name="loss")])])
+
+
+def test_the_joined_module_has_every_module_once_and_every_name_once():
+    """Of the text: browsers and Node read it only where they are."""
+    text, files = joined.scene_module(), sorted((Path(joined.__file__).parent / "static").glob("*.js"))
+    named = re.findall(r"^// (\w+)\.js$", text, re.MULTILINE)
+    assert sorted(named) == [file.stem for file in files]
+    assert named[-1] == "scene"
+    names = re.findall(r"^(?:async )?(?:function|class|const|let) (\w+)", text, re.MULTILINE)
+    assert [name for name, n in Counter(names).items() if n > 1] == []
+    assert not re.search(r"^\s*(import\b|export (function|class|const)\b)|\bfrom \"\./", text, re.MULTILINE)
+    exported = {name for each in re.findall(r"^export \{ (.*) \};$", text, re.MULTILINE) for name in each.split(", ")}
+    assert exported == {"decode", "drawn", "mount", "named", "number", "part", "ticks", "unpack", "valueAt", "words"}
+    rules = re.search(r"`.*?`", (files[0].parent / "css.js").read_text(encoding="utf-8"), re.DOTALL)[0]
+    assert rules in text  # none of its lines was taken for a comment
 
 
 def test_a_widget_sends_the_module_and_the_bytes_of_the_scene():
@@ -65,7 +83,7 @@ def test_a_page_has_the_module_the_scene_and_the_words_of_it_and_escapes_them():
     text = page(SCENE.to_bytes(), "Loss & <more>", "It falls </noscript>.\nAnd falls.")
     assert "<title>Loss &amp; &lt;more&gt;</title>" in text
     assert "<noscript>It falls &lt;/noscript&gt;.<br>And falls.</noscript>" in text
-    assert "export function decode" in text
+    assert "export { decode," in text
     assert text.count("</script>") == 2
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)  # the name of SVG is no address
 

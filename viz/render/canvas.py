@@ -1,6 +1,6 @@
 """Show a scene in a browser: as a notebook widget, and as a page that needs neither kernel nor network.
 
-static/scene.js draws both. This file passes it the scene, and receives the user's events.
+The modules in static/ draw both. This file passes them the scene, and receives the user's events.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 import struct
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -21,10 +20,10 @@ import traitlets
 
 from ..scene import Scene
 from ..style import THEMES
+from .joined import scene_module
 
 __all__ = ["Event", "SceneWidget", "checked", "page"]
 
-MODULE = Path(__file__).parent / "static" / "scene.js"
 Event = dict[str, Any]
 # The kinds of events that a browser sends, and their fields.
 EVENTS: dict[str, dict[str, type]] = {
@@ -45,7 +44,7 @@ class SceneWidget(anywidget.AnyWidget):
     the same name with as many values.
     """
 
-    _esm = MODULE
+    _esm = scene_module()
     payload = traitlets.Bytes().tag(sync=True)
     pictured = traitlets.Bool(False).tag(
         sync=True
@@ -112,12 +111,12 @@ def page(payload: bytes, title: str, description: str) -> str:
         light=THEMES["light"].background,
         dark=THEMES["dark"].background,
         data=data,
-        module=MODULE.read_text(encoding="utf-8"),
+        module=scene_module(),
     )
 
 
 def _packed(payload: bytes) -> bytes:
-    """Rearrange the arrays of a payload so that they compress well; `unpack` in scene.js is the inverse.
+    """Rearrange the arrays of a payload so that they compress well; `unpack` in static/data.js is the inverse.
 
     Each 4-byte word is replaced by its difference to the word before. Then all first bytes of the words are stored, then all
     second bytes, and so on. Neighbours on a curve differ in their last bytes only, so most bytes repeat.

@@ -1,4 +1,4 @@
-"""A page with the functions of scene.js in its window, on which tests show scenes."""
+"""A page with the functions of the joined scene module in its window, on which tests show scenes."""
 
 import base64
 from pathlib import Path
@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from chromium import Browser, rgb
 
+from tristep.viz.render.joined import scene_module
+
 MOST_LETTERS = 8  # pixels of one colour below each other that letters may have; a frame has more
-MODULE = Path(__file__).parents[3] / "viz" / "render" / "static" / "scene.js"
 
 
 # Notes of everything that is written on a canvas where it is, and whether a part of that is cut off.
@@ -68,13 +69,12 @@ class Stage:
         browser.driver.get("about:blank")
         browser.complaints()  # of the page that was left
         names = "decode, part, drawn, number, words, ticks, mount"
-        module = MODULE.read_text(encoding="utf-8")
         file = folder / "stage.html"
         file.write_text(
             '<!DOCTYPE html><meta charset="utf-8"><link rel="icon" href="data:,">'
             "<style>#stage { width: var(--wide) }</style>"
             '<body><div id="stage"></div>'
-            f'<script type="module">{module}\nObject.assign(window, {{ {names} }});\n'
+            f'<script type="module">{scene_module()}\nObject.assign(window, {{ {names} }});\n'
             "window.bytes = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0)).buffer;\n"
             f"window.sent = [];\n{RECORDED}</script>",
             encoding="utf-8",
