@@ -11,13 +11,14 @@ LEAST := $(VENV)/least
 # Of $(LEAST). The least one is 2.8.0, on Linux a download of gigabytes.
 TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 ENGINES := $(VENV)/engines
+SCENE := $(VENV)/scene
 TRITONS := $(addprefix $(VENV)/triton-,3.5.1 3.6.0 3.7.1 3.8.0)
 CPU_RESULTS ?= benchmarks/results/cpu.json
 GPU_RESULTS ?= benchmarks/results/gpu.json
 OLD ?= 81363fe
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-slice test-floor test-engines lint bench lab books docs dist gpu gpu-smoke gpu-test gpu-bench gpu-repeated gpu-packed gpu-sanitize gpu-multi clean
+.PHONY: help demo test test-full test-slice test-floor test-engines lint scene bench lab books docs dist gpu gpu-smoke gpu-test gpu-bench gpu-repeated gpu-packed gpu-sanitize gpu-multi clean
 
 help:
 	@echo "make demo    train something small and look at it"
@@ -29,6 +30,8 @@ help:
 	@echo "make test-engines  two processes under Ray, DeepSpeed, torchft, Accelerate and Lightning; installs the first three"
 	@echo "             JOBS=1 for one process; tests in a browser need Debian's chromium and chromium-driver"
 	@echo "make lint    ruff, mypy and the rules of who imports whom"
+	@echo "make scene   what draws in a browser: its types, its style, and the tests that need no browser; needs Node 20.19 and npm,"
+	@echo "             and is skipped without them"
 	@echo "make bench   time the updates against torch.optim on this machine's CPU; PARTS='steps clip' for some of it"
 	@echo "make lab     JupyterLab on the tutorials"
 	@echo "make books   run the tutorials and write their notebooks, after a change to one"
@@ -66,6 +69,17 @@ lint: $(VENV)/with-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+scene:
+	@if node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b >= 19) ? 0 : 1)' 2>/dev/null \
+	  && command -v npm >/dev/null; then $(MAKE) --no-print-directory scene-checks; \
+	else echo "make scene: skipped, as it needs Node 20.19 or later, and npm"; fi
+
+.PHONY: scene-checks
+scene-checks: $(SCENE)/installed
+	$(SCENE)/node_modules/.bin/tsc --project tests/scene
+	$(SCENE)/node_modules/.bin/eslint --config $(SCENE)/eslint.config.js viz/render/static tests/scene
+	node --test $(wildcard tests/scene/*.test.js)
 
 bench: $(VENV)/with-demo
 	$(BIN)/python benchmarks/run.py --out $(CPU_RESULTS) $(if $(PARTS),--only $(PARTS))
@@ -147,6 +161,13 @@ $(LEAST): constraints-floor.txt pyproject.toml
 $(ENGINES): constraints-engines.txt | $(VENV)/with-test
 	rm -rf $@
 	DS_BUILD_OPS=0 $(PIP) --no-deps --no-build-isolation --target $@ --requirement $<
+
+# ESLint reads its settings next to what they import.
+$(SCENE)/installed: $(addprefix tests/scene/,.npmrc eslint.config.js package.json package-lock.json)
+	mkdir -p $(SCENE)
+	cp $^ $(SCENE)
+	npm ci --prefix $(SCENE) --no-audit --no-fund
+	touch $@
 
 # Earlier Tritons, each in a folder of its own, whose compilers tests try. There are none for macOS and Windows.
 $(TRITONS): | $(VENV)/with-test
