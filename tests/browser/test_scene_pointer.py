@@ -150,6 +150,19 @@ def test_a_rectangle_is_looked_at_closely_until_a_double_click(stage):
     assert stage.browser.digest() == before
 
 
+def test_one_can_look_ever_closer_until_the_digits_end(stage):
+    """Ends that differ in no digit had no ticks, and the search for them no end."""
+    scene = one(Line([0, 10], [5, 5], style=0, width=3))
+    stage.show(scene)
+    left, top, right, bottom = stage.frame()
+    for _ in range(12):
+        x, y = (left + right) / 2, (top + bottom) / 2
+        stage.pointer(("down", x, y), ("move", x + 9, y + 9), ("move", x + 12, y + 12), ("up", x + 12, y + 12))
+        left, top, right, bottom = stage.frame()
+    assert stage.browser.find(".tristep-hint button").text == "Show all again"
+    assert len(stage.written()) > 4
+
+
 def test_a_double_click_is_no_click(stage):
     scene = one(Line([0, 10], [5, 5], style=0, width=3), click=Click(event="start"))
     stage.show(scene)

@@ -27,6 +27,12 @@ test("given ticks are thinned", () => {
   assert.deepEqual(major.map(({ value }) => value), [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]);
 });
 
+test("an axis without length, or with one that no digits tell, has one tick", () => {
+  for (const [low, high] of [[2, 2], [2, 2 + 4e-16], [0, 0], [-1e8, -1e8 + 1e-8], [NaN, NaN]]) {
+    for (const scale of ["linear", "log"]) assert.equal(ticks(axis(low, high, scale), 400, 40).major.length, 1);
+  }
+});
+
 test("ticks lie on the axis, in order, and there are as many as have room", () => {
   for (const [low, high, scale] of [[-2, 2], [0, 1e7], [99.98, 100.01], [-1e-300, 1e-300], [1e-4, 1, "log"], [2, 3, "log"]]) {
     const values = ticks(axis(low, high, scale), 400, 40).major.map(({ value }) => value);

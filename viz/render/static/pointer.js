@@ -18,6 +18,7 @@ import { part } from "./data.js";
 
 const DOUBLE_CLICK = 400; // milliseconds
 const FAR = 5; // pixels from which a press is no click
+const CLOSEST = 1e-10; // of an axis' numbers, how far its ends are apart at least
 const GRIP = 14; // pixels from a point at which it can be held
 
 /** @type {Record<string, [number, number] | undefined>} */
@@ -117,7 +118,8 @@ export class Pointer {
       else click();
     }
     const { selected } = picture;
-    if (selected && selected.width > 8 && selected.height > 8) this.effects.zoom(partOf(picture.places[k], selected), k);
+    const part = selected && selected.width > 8 && selected.height > 8 ? partOf(picture.places[k], selected) : null;
+    if (part) this.effects.zoom(part, k);
     this.release();
   }
 
@@ -320,15 +322,17 @@ export class Pointer {
 }
 
 /**
- * What a rectangle on a panel shows of it.
- * @type {(place: Place, seen: Frame) => Zoomed}
+ * What a rectangle on a panel shows of it; null where the numbers have too few digits for a closer look.
+ * @type {(place: Place, seen: Frame) => Zoomed | null}
  */
-function partOf({ panel, x: X, y: Y }, seen) {
-  return { x: between(panel.x, X, seen.x, seen.x + seen.width), y: between(panel.y, Y, seen.y, seen.y + seen.height) };
+export function partOf({ panel, x: X, y: Y }, seen) {
+  const x = between(panel.x, X, seen.x, seen.x + seen.width);
+  const y = between(panel.y, Y, seen.y, seen.y + seen.height);
+  return x && y && { x, y };
 }
 
-/** @type {(axis: Axis, way: Direction, from: number, to: number) => Axis} */
+/** @type {(axis: Axis, way: Direction, from: number, to: number) => Axis | null} */
 function between(axis, way, from, to) {
   const [low, high] = [way.value(from), way.value(to)].sort((a, b) => a - b);
-  return { ...axis, low, high };
+  return high - low > CLOSEST * Math.max(Math.abs(low), Math.abs(high)) ? { ...axis, low, high } : null;
 }

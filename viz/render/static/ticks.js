@@ -1,6 +1,6 @@
 // Ticks of an axis: where they stand, and their words.
 
-import { grouped, minus } from "./numbers.js";
+import { grouped, minus, number } from "./numbers.js";
 
 /**
  * Ticks of an axis {low, high, scale, ticks} that is so many pixels long, at least `space` pixels from one to the next:
@@ -15,6 +15,8 @@ export function ticks(axis, length, space) {
     const stride = Math.max(1, Math.ceil(inside.length / most));
     return { major: inside.filter((_, k) => k % stride === 0).map(([value, words]) => ({ value, words })), minor: [] };
   }
+  const largest = Math.max(Math.abs(low), Math.abs(high));
+  if (!(high - low > 1e-12 * largest)) return { major: [{ value: low, words: number(low) }], minor: [] }; // words have 12 digits
   if (axis.scale === "log") {
     const found = decades(low, high, most);
     if (found) return found;
@@ -22,7 +24,6 @@ export function ticks(axis, length, space) {
   let step = niceStep((high - low) / most);
   while (Math.floor(high / step + 1e-9) <= Math.ceil(low / step - 1e-9)) step = niceStep(step / 2.5); // one tick says nothing
   const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
-  const largest = Math.max(Math.abs(low), Math.abs(high));
   const power = largest >= 1e6 || largest < 1e-3 ? Math.floor(Math.log10(largest)) : 0;
   const major = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) {
