@@ -1,4 +1,4 @@
-"""scene.js: what it draws where, in which colour and size, and that it follows updates and themes.
+"""The scene module: what it draws where, in which colour and size, and that it follows updates and themes.
 
 The oracle of a pixel's place is arithmetic on the axes, between the two lines of the frame, which are found in the picture;
 of its colour, the style, or matplotlib's colormaps and norms.
@@ -15,12 +15,12 @@ from tristep.viz.scene import Arrows, Axis, Band, Control, Heatmap, Line, Panel,
 
 
 def test_a_line_goes_through_its_points_in_its_colour_and_leaves_gaps(stage):
-    x = np.linspace(1, 9, 9)
-    y = np.array([1, 5, 5, 5, np.nan, 2.5, 2.5, 8, 8])
+    x = np.array([0.4, 0.7, *np.linspace(1, 9, 9)])
+    y = np.array([8, np.nan, 1, 5, 5, 5, np.nan, 2.5, 2.5, 8, 8])  # the first is between gaps
     scene = one(Line(x, y, style=0, width=3))
     stage.show(scene)
     pixels = stage.browser.pixels()
-    for at in [(3, 5), (2.5, 5), (6.5, 2.5), (7.5, 5.25), (8.5, 8)]:
+    for at in [(0.4, 8), (3, 5), (2.5, 5), (6.5, 2.5), (7.5, 5.25), (8.5, 8)]:
         assert colour_at(pixels, stage.place(scene, *at)) == LIGHT.colours[0]
     for at in [(4.6, 5.1), (5.4, 2.5), (5.1, 3.5), (8.5, 5.3)]:
         assert colour_at(pixels, stage.place(scene, *at)) == LIGHT.background
@@ -141,6 +141,22 @@ def test_an_image_follows_its_control_and_is_not_smeared(stage):
     pixels = stage.browser.pixels()
     assert colour_at(pixels, stage.place(scene, *inside)) == last
     assert colour_at(pixels, stage.place(scene, *outside)) == first
+
+
+@pytest.mark.parametrize("columns", [5_000, 70_000])
+def test_no_column_of_a_wide_map_is_lost(stage, columns):
+    """A canvas has at most 65,535 pixels, and shrinks an image by leaving columns out."""
+    cells = np.zeros((1, columns), np.uint8)
+    for start in (columns // 4, 3 * columns // 4):
+        cells[0, start : start + columns // 5_000] = 1
+    scene = one(Heatmap(cells, [0, 10], [0, 10]))
+    stage.show(scene)
+    left, top, right, _ = stage.frame()
+    row = stage.browser.pixels()[top + 20, left + 2 : right - 2].astype(int)
+    ink = np.flatnonzero(np.abs(row - np.median(row, axis=0)).sum(axis=1))
+    found = [group.mean() / (right - left - 4) for group in np.split(ink, np.flatnonzero(np.diff(ink) > 2) + 1)]
+    assert found == pytest.approx([0.25, 0.75], abs=0.02)
+    assert colour_at(stage.browser.pixels(), stage.place(scene, 5, 5)) == "#440154"
 
 
 def test_points(stage):

@@ -1,4 +1,4 @@
-"""scene.js by itself: the arrays that it decodes, its ticks and numbers, and pages that work without Python.
+"""The scene module by itself: the arrays that it decodes, its ticks and numbers, and pages that work without Python.
 
 The oracle of ticks is matplotlib's locators; of arrays, the scene that they were written from.
 """

@@ -1,4 +1,4 @@
-"""scene.js: clicks on the panel, points that are moved, the readout, zooming, and the keyboard's cursor."""
+"""The scene module: clicks on the panel, points that are moved, the readout, zooming, and the keyboard's cursor."""
 
 import numpy as np
 import pytest

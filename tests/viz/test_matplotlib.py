@@ -33,6 +33,12 @@ def test_the_head_is_the_last_finite_point_that_is_drawn():
     np.testing.assert_allclose(head.get_xydata(), [[0.2, 0.5]])
 
 
+def test_a_point_between_gaps_is_drawn():
+    scene = one_panel(Line([0, 0.2, 0.4, 0.6, 0.8], [NAN, 0.5, NAN, 0.7, 0.8]))
+    (line,) = draw(scene).axes[0].lines
+    assert (line.get_marker(), line.get_markevery()) == ("o", [1])
+
+
 def test_axes_reach_from_and_to_what_is_asked_in_either_direction_with_equal_units_if_asked():
     axes = draw(one_panel(x=Axis("x", 0.01, 100, "log"), y=Axis("row", 0, 6, upwards=False))).axes[0]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")

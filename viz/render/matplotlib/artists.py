@@ -108,9 +108,12 @@ class LineArtist(LayerArtist):
 
     def set(self, layer: Line, *data: Any) -> None:
         x, y = data
-        finite = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+        is_finite = np.concatenate([[False], np.isfinite(x) & np.isfinite(y), [False]])
+        finite = np.flatnonzero(is_finite[1:-1])
+        lone = np.flatnonzero(is_finite[1:-1] & ~is_finite[:-2] & ~is_finite[2:])  # no line goes through them
         self.line.set_data(x, y)
-        marker = "o" if layer.marker or finite.size == 1 else ""  # a line through one point is invisible
+        self.line.set_markevery(None if layer.marker else lone.tolist())
+        marker = "o" if layer.marker or lone.size else ""
         if marker != self.line.get_marker():
             self.line.set_marker(marker)
         if layer.head:

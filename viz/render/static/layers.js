@@ -2,8 +2,10 @@
 
 import { drawn, part, textOf } from "./data.js";
 import { inFrame } from "./hit.js";
-import { coloured } from "./images.js";
+import { coloured, spanOf } from "./images.js";
 import { PIXELS_PER_POINT, shortened } from "./pen.js";
+
+const THICK = 4; // points a column of pixels, above which it is drawn by four of them
 
 /**
  * Far from the frame nothing is seen, and dashes on a line of a million pixels would take forever: it is cut.
@@ -32,32 +34,87 @@ function cut(x0, y0, x1, y1, box) {
   return from.share <= to.share && isInside(from) && isInside(to) ? [from.x, from.y, to.x, to.y] : null;
 }
 
-/** @type {(context: CanvasRenderingContext2D, xs: Numbers, ys: Numbers, n: number, place: Place) => void} */
-function trace(context, xs, ys, n, place) {
+/**
+ * Begin a path through the points of a line, and return the places of those that have a gap on both sides, through which
+ * there is none. Of more points than `THICK` in a pixel's column, those that follow each other in it are drawn by the first,
+ * the lowest, the highest and the last of them.
+ * @type {(context: CanvasRenderingContext2D, xs: Numbers, ys: Numbers, n: number, place: Place, ratio: number) =>
+ *   [number, number][]}
+ */
+export function trace(context, xs, ys, n, place, ratio) {
   const { frame, x: X, y: Y } = place;
-  const [wide, high] = [frame.width, frame.height];
-  const box = { left: frame.x - wide, right: frame.x + 2 * wide, top: frame.y - high, bottom: frame.y + 2 * high };
-  let [x0, y0, down] = [NaN, NaN, false];
+  const path = new LinePath(context, frame);
   context.beginPath();
-  for (let k = 0; k < n; k++) {
-    const [x, y] = [X.at(xs[k]), Y.at(ys[k])];
-    if (!Number.isFinite(x) || !Number.isFinite(y)) {
-      [x0, y0, down] = [NaN, NaN, false];
-      continue;
+  if (n <= THICK * frame.width * ratio) {
+    for (let k = 0; k < n; k++) path.to(X.at(xs[k]), Y.at(ys[k]));
+  } else {
+    let column = NaN;
+    let [low, lowAt, high, highAt, first, last] = [NaN, 0, NaN, 0, 0, 0]; // of the column: values and numbers of points
+    const finish = () => {
+      const inner = lowAt < highAt ? [lowAt, highAt] : [highAt, lowAt];
+      for (const k of inner[1] < last ? [...inner, last] : inner) if (k > first) path.to(X.at(xs[k]), Y.at(ys[k]));
+    };
+    for (let k = 0; k < n; k++) {
+      const at = Math.floor(X.at(xs[k]) * ratio);
+      const y = ys[k];
+      if (at === column && Number.isFinite(y)) {
+        if (y < low) [low, lowAt] = [y, k];
+        if (y > high) [high, highAt] = [y, k];
+        last = k;
+        continue;
+      }
+      if (!Number.isNaN(column)) finish();
+      path.to(X.at(xs[k]), Y.at(y));
+      column = Number.isFinite(at) && Number.isFinite(Y.at(y)) ? at : NaN;
+      [low, high, first, lowAt, highAt, last] = [y, y, k, k, k, k];
     }
-    const inside = x > box.left && x < box.right && y > box.top && y < box.bottom;
-    if (down && inside) {
+    if (!Number.isNaN(column)) finish();
+  }
+  path.end();
+  return path.lone;
+}
+
+/** A path with gaps at what is not finite, without what is far from the frame. */
+class LinePath {
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {Frame} frame
+   */
+  constructor(context, { x, y, width, height }) {
+    this.context = context;
+    this.box = { left: x - width, right: x + 2 * width, top: y - height, bottom: y + 2 * height };
+    this.x = NaN; // of the last point
+    this.y = NaN;
+    this.isDown = false; // whether the pen is there
+    this.length = 0; // points since the last gap
+    /** @type {[number, number][]} */
+    this.lone = [];
+  }
+
+  /** @type {(x: number, y: number) => void} */
+  to(x, y) {
+    if (!Number.isFinite(x) || !Number.isFinite(y)) return this.end();
+    const { context, box } = this;
+    const isInside = x > box.left && x < box.right && y > box.top && y < box.bottom;
+    if (this.isDown && isInside) {
       context.lineTo(x, y);
-    } else if (!Number.isNaN(x0)) {
-      const piece = cut(x0, y0, x, y, box);
+    } else if (this.length) {
+      const piece = cut(this.x, this.y, x, y, box);
       if (piece) {
-        if (!down) context.moveTo(piece[0], piece[1]);
+        if (!this.isDown) context.moveTo(piece[0], piece[1]);
         context.lineTo(piece[2], piece[3]);
       }
-    } else if (inside) {
+    } else if (isInside) {
       context.moveTo(x, y);
     }
-    [x0, y0, down] = [x, y, inside];
+    [this.x, this.y, this.isDown] = [x, y, isInside];
+    this.length++;
+  }
+
+  end() {
+    if (this.length === 1) this.lone.push([this.x, this.y]);
+    this.isDown = false;
+    this.length = 0;
   }
 }
 
@@ -69,7 +126,7 @@ const draw = {
     const width = layer.width * PIXELS_PER_POINT;
     context.globalAlpha = layer.alpha;
     context.lineJoin = "round";
-    trace(context, xs, ys, n, place);
+    const lone = trace(context, xs, ys, n, place, pen.ratio);
     if (place.cased && layer.width >= 1) { // on an image a line has an edge, so that it is seen on every colour
       context.setLineDash([]);
       context.lineCap = "round";
@@ -88,6 +145,8 @@ const draw = {
     context.fillStyle = pen.colour(layer.style);
     if (layer.marker) {
       for (let k = 0; k < n; k++) dot(pen, place.x.at(xs[k]), place.y.at(ys[k]), 1.25 * width + 0.8, place.cased);
+    } else {
+      for (const [x, y] of lone) dot(pen, x, y, Math.max(1.5, 0.8 * width), place.cased);
     }
     if (layer.head) {
       let k = n - 1;
@@ -122,14 +181,17 @@ const draw = {
     const { context } = pen;
     const [rows, columns] = layer.values.shape.slice(-2);
     const [x, y] = [part(layer, "x", state), part(layer, "y", state)];
-    const [left, low] = [place.x.at(x[0]), place.y.at(y[0])];
-    const [wide, high] = [place.x.at(x[1]) - left, place.y.at(y[1]) - low];
+    const { frame } = place;
+    const [left, right, low, high] = [place.x.at(x[0]), place.x.at(x[1]), place.y.at(y[0]), place.y.at(y[1])];
+    // Only what is seen, and in groups of cells where these are smaller than pixels: a canvas has at most 65,535 of them.
+    const across = spanOf(columns, left, right, frame.x, frame.x + frame.width, pen.ratio);
+    const up = spanOf(rows, low, high, frame.y + frame.height, frame.y, pen.ratio);
+    const [wide, tall] = [(right - left) / columns, (high - low) / rows]; // of a cell
     context.save();
-    context.translate(left, low);
-    context.scale(wide / columns, high / rows);
-    // Cells smaller than a pixel are averaged, others have sharp edges.
-    context.imageSmoothingEnabled = Math.min(Math.abs(wide) / columns, Math.abs(high) / rows) * pen.ratio < 1;
-    context.drawImage(coloured(pen, layer, state), 0, 0);
+    context.translate(left + across.from * wide, low + up.from * tall);
+    context.scale(((across.to - across.from) * wide) / across.n, ((up.to - up.from) * tall) / up.n);
+    context.imageSmoothingEnabled = Math.min(Math.abs(wide), Math.abs(tall)) * pen.ratio < 1; // else cells have sharp edges
+    context.drawImage(coloured(pen, layer, state, across, up), 0, 0);
     context.restore();
   },
 
