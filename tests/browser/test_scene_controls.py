@@ -1,4 +1,4 @@
-"""The scene module: sliders, choices, buttons, playing, and the legend, by mouse and by keyboard, with and without Python."""
+"""Sliders, choices, buttons, playing, and the legend, by mouse and by keyboard, with and without Python."""
 
 from scene_cases import DOWN, ENTER, LEFT, LIGHT, RIGHT, colour_at, one, swept
 

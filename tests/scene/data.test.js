@@ -33,7 +33,7 @@ const axis = { label: "", scale: "linear" };
 const scene = (layers, more = {}) => ({ panels: [{ x: axis, y: axis, layers, legend: null }], controls: [], runs: null, ...more });
 
 test("arrays are those that were written, wherever the bytes begin", () => {
-  const arrays = [new Float32Array([1.5, NaN, -Infinity]), new Int16Array([-7]), new Uint8Array([255, 0]), new Int32Array([1 << 30])];
+  const arrays = [new Float32Array([1.5, NaN, -Infinity]), new Int16Array([-7]), new Uint8Array([255, 0]), new Int32Array([1 << 30]), new Float64Array([2 ** 24 + 1])];
   const layers = arrays.map((_, k) => ({ kind: "line", by: [], x: { array: k } }));
   const written = bytes({ panels: [{ layers }] }, ...arrays);
   for (const shift of [0, 3, 8]) {

@@ -30,6 +30,13 @@ def test_controls_choose_among_arrays_in_the_order_in_which_they_are_named():
     np.testing.assert_array_equal(_scene(line).drawn(line, {"rate": 0, "step": 2}), [[0, 1, 2, 3, 4], [0, 1, 4, 9, 16]])
 
 
+def test_steps_of_long_runs_are_exact():
+    steps = np.arange(2**24 - 2, 2**24 + 3)
+    line, losses = Line(steps, np.linspace(1, 1e-9, 5)), Line([0, 1], [1e30, 0.1])
+    np.testing.assert_array_equal(line.x, steps)
+    assert [array.dtype for array in (line.y, losses.x, losses.y)] == [np.float32] * 3
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

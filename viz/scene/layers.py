@@ -52,7 +52,7 @@ class Layer:
             value = getattr(self, name)
             array = np.array(value, dtype=object) if name == "texts" else np.asarray(value)
             if name != "texts" and array.dtype not in (np.uint8, np.int16, np.int32):
-                array = array.astype(np.float32, copy=False)
+                array = _floats(array)
             if array.ndim not in (ndim, ndim + len(self.by)):
                 raise ValueError(
                     f"{type(self).__name__}.{name} has shape {array.shape}: it must have {ndim} dimensions of its own"
@@ -239,6 +239,14 @@ class Text(Layer):
     fixed: bool = False
 
     arrays: ClassVar[Mapping[str, int]] = {"texts": 0, "x": 0, "y": 0}
+
+
+def _floats(array: np.ndarray) -> np.ndarray:
+    """Convert to float32; integers of which it does not have all, such as steps above 2**24, to float64."""
+    floats = array.astype(np.float32, copy=False)
+    if floats is array or not (np.abs(floats) >= 2**24).any() or not np.array_equal(array, np.round(array), equal_nan=True):
+        return floats
+    return array.astype(np.float64, copy=False)
 
 
 LAYERS = (Line, Band, Heatmap, Points, Arrows, RefLine, Text)  # the classes that renderers draw

@@ -4,7 +4,7 @@ import { number, words } from "./numbers.js";
 
 const FORMAT = 1;
 /** @type {Record<string, new (buffer: ArrayBuffer, start: number, length: number) => Numbers>} */
-const TYPES = { uint8: Uint8Array, int16: Int16Array, int32: Int32Array, float32: Float32Array };
+const TYPES = { uint8: Uint8Array, int16: Int16Array, int32: Int32Array, float32: Float32Array, float64: Float64Array };
 
 /**
  * The scene in these bytes (ArrayBuffer, DataView or typed array); its arrays are {data, shape}, views of the bytes.
