@@ -1,5 +1,10 @@
 """Sliders, choices, buttons, playing, and the legend, by mouse and by keyboard, with and without Python."""
 
+import base64
+import io
+
+import numpy as np
+from PIL import Image
 from scene_cases import DOWN, ENTER, LEFT, LIGHT, RIGHT, colour_at, one, swept
 
 from tristep.viz.scene import Axis, Button, Control, Line, Note, Panel, Points, RunTable, Scene
@@ -270,3 +275,38 @@ def test_a_table_of_runs_is_searched_and_sorted_and_chooses_what_is_drawn(stage)
     # A later scene with more runs keeps what was chosen.
     stage.update(_table_of(14))
     assert status.text == "5 of 14 drawn"
+
+
+def test_a_slider_is_seen_where_a_system_gives_all_colours(stage):
+    features = [{"name": "forced-colors", "value": "active"}]
+    stage.browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    try:
+        stage.show(swept())
+        shot = Image.open(io.BytesIO(stage.browser.find("input[type=range]").screenshot_as_png)).convert("L")
+        pixels = np.asarray(shot).astype(int)
+        across = pixels[pixels.shape[0] // 2]
+        assert (np.abs(across - pixels[0, 0]) > 100).mean() > 0.9  # the track, or the thumb on it
+        assert np.unique(across).size > 2
+    finally:
+        stage.browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_a_field_keeps_the_focus_in_a_shadow(stage):
+    """As in marimo, where controls are made anew while somebody types; and a page, or a shadow, has our rules once."""
+    fields = [one(controls=[Control("rate", "rate", [1] * n, remote=True, typed=True)]) for n in (2, 3)]
+    stage.show(fields[0])
+    found = stage.browser.driver.execute_async_script(
+        "const [first, second, done] = arguments;"
+        "const host = document.body.appendChild(document.createElement('div'));"
+        "const shadow = host.attachShadow({mode: 'open'});"
+        "const place = () => shadow.appendChild(document.createElement('div'));"
+        "const views = [0, 1].map(() => mount(place(), bytes(first), {send: () => {}}));"
+        "shadow.querySelector('[data-typed]').focus();"
+        "views[0].update(bytes(second));"
+        "requestAnimationFrame(() => requestAnimationFrame(() => {"
+        "  const rules = [shadow, document].map((each) => each.querySelectorAll('.tristep-rules').length);"
+        "  done([shadow.activeElement?.dataset.typed, shadow.querySelector('input[type=range]').max, ...rules]);"
+        "  views.forEach((each) => each.destroy()); host.remove(); }))",
+        *[base64.b64encode(scene.to_bytes()).decode() for scene in fields],
+    )
+    assert found == ["rate", "2", 1, 1]

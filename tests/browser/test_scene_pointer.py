@@ -132,6 +132,32 @@ def test_the_readout_names_the_nearest_line_the_cell_and_the_point(stage):
     assert not readout.is_displayed()
 
 
+def test_a_finger_reads_values(stage):
+    driver = stage.browser.driver
+    driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True, "maxTouchPoints": 1})
+    scene = one(Line([0, 5, 10], [1, 1, 5], name="Adam", style=2))
+    try:
+        stage.show(scene)
+        readout = stage.browser.find(".tristep-readout")
+        assert stage.browser.find(".tristep-hint").text == "tap or slide: read values"
+
+        def touch(kind, *at):
+            box = stage.browser.run("const b = document.querySelector('canvas').getBoundingClientRect(); return [b.x, b.y]")
+            points = [{"x": box[0] + at[0], "y": box[1] + at[1]}] if at else []
+            driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+        touch("touchStart", *stage.place(scene, 4.9, 1.2))
+        assert readout.text == "Adam\nx 5\ny 1"
+        for x, y in ((7, 1.2), (10, 5)):  # a page is scrolled by what goes up or down at first
+            touch("touchMove", *stage.place(scene, x, y))
+        touch("touchEnd")
+        assert readout.text == "Adam\nx 10\ny 5"
+        assert readout.is_displayed()
+        stage.browser.keep("finger")
+    finally:
+        driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+
+
 def test_a_rectangle_is_looked_at_closely_until_a_double_click(stage):
     scene = one(Line([0, 10], [5, 5], style=0, width=3), Points([2.5], [7.5], style=4, size=10))
     stage.show(scene)

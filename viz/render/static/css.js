@@ -74,6 +74,13 @@ export const CSS = `
   background: var(--tristep-accent); box-shadow: 0 0 0 2px var(--tristep-background); }
 .tristep-controls input::-moz-range-thumb { width: 14px; height: 14px; border: 0; border-radius: 7px; background: var(--tristep-accent);
   box-shadow: 0 0 0 2px var(--tristep-background); }
+@media (forced-colors: active) { /* where backgrounds are all one */
+  .tristep-controls input[type="range"], .tristep-readout i { forced-color-adjust: none; }
+  .tristep-controls input::-webkit-slider-runnable-track { background: CanvasText; }
+  .tristep-controls input::-moz-range-track { background: CanvasText; }
+  .tristep-controls input::-webkit-slider-thumb { background: Highlight; box-shadow: 0 0 0 2px Canvas; }
+  .tristep-controls input::-moz-range-thumb { background: Highlight; box-shadow: 0 0 0 2px Canvas; }
+}
 .tristep-controls select, .tristep-controls button { font: inherit; color: inherit; background: var(--tristep-background);
   border: 1px solid var(--tristep-edge); border-radius: 4px; padding: 3px 10px; cursor: pointer; }
 .tristep-controls select { justify-self: start; max-width: 100%; padding: 2px 4px; }

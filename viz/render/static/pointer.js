@@ -50,7 +50,7 @@ export class Pointer {
     front.addEventListener("pointermove", (event) => (this.pressed ? this.drag(event, this.pressed) : this.hover(event)));
     front.addEventListener("pointerup", (event) => this.up(event));
     front.addEventListener("pointercancel", () => this.release());
-    front.addEventListener("pointerleave", () => this.pressed || this.quiet());
+    front.addEventListener("pointerleave", (event) => this.pressed || isTouch(event) || this.quiet());
     front.addEventListener("dblclick", (event) => this.doubleClick(event));
     front.addEventListener("keydown", (event) => this.key(event));
     front.addEventListener("blur", () => this.leave());
@@ -70,11 +70,13 @@ export class Pointer {
   down(event) {
     const [x, y] = this.place(event);
     const k = this.picture.panelAt(x, y);
-    if (k < 0 || event.button) return;
+    if (k < 0) return this.quiet();
+    if (event.button) return;
     this.picture.cursor = null;
     this.hold(this.grip(k, x, y));
     this.pressed = { k, x, y, far: false, pointer: event.pointerId };
     this.picture.front.setPointerCapture(event.pointerId);
+    if (isTouch(event)) this.tellOf(k, x, y, { above: true });
   }
 
   /** @param {PointerEvent} event */
@@ -99,7 +101,9 @@ export class Pointer {
       this.tellOf(this.held.k, ...picture.within(this.held.k, x, y));
     } else if (pressed.far && picture.places[k].panel.click?.control) {
       this.click(k, ...picture.within(k, x, y));
-    } else if (pressed.far && event.pointerType !== "touch") {
+    } else if (isTouch(event)) {
+      this.tellOf(k, ...picture.within(k, x, y), { above: true }); // a finger reads values along a line, and zooms nothing
+    } else if (pressed.far) {
       picture.selected = rectangle(picture.places[k], pressed, ...picture.within(k, x, y));
       this.quiet();
     }
@@ -121,6 +125,7 @@ export class Pointer {
     const part = selected && selected.width > 8 && selected.height > 8 ? partOf(picture.places[k], selected) : null;
     if (part) this.effects.zoom(part, k);
     this.release();
+    if (isTouch(event)) this.tellOf(k, ...picture.within(k, x, y), { above: true }); // what was read stays
   }
 
   release() {
@@ -284,10 +289,10 @@ export class Pointer {
   }
 
   /**
-   * Show what is here; `aloud` also says it, and where nothing is, the place.
-   * @type {(k: number, x: number, y: number, how?: { aloud?: boolean }) => void}
+   * Show what is here, `above` a finger; `aloud` also says it, and where nothing is, the place.
+   * @type {(k: number, x: number, y: number, how?: { aloud?: boolean, above?: boolean }) => void}
    */
-  tellOf(k, x, y, { aloud = false } = {}) {
+  tellOf(k, x, y, { aloud = false, above = false } = {}) {
     const { picture, readout } = this;
     const { pen } = picture;
     const place = picture.places[k];
@@ -306,7 +311,8 @@ export class Pointer {
     readout.replaceChildren(...parts, make("div", "", words.lines.join("\n")));
     const { offsetWidth: wide, offsetHeight: high } = readout;
     const left = x + 14 + wide > picture.width ? Math.max(0, x - 14 - wide) : x + 14;
-    const top = y + 14 + high > picture.height ? Math.max(0, y - 10 - high) : y + 14;
+    const over = Math.max(0, y - (above ? 40 : 10) - high);
+    const top = above || y + 14 + high > picture.height ? over : y + 14;
     readout.style.transform = `translate(${Math.round(left)}px, ${Math.round(top)}px)`;
     if (aloud) this.effects.say([words.title, ...words.lines].filter(Boolean).join(", "));
   }
@@ -319,6 +325,11 @@ export class Pointer {
   destroy() {
     clearTimeout(this.clickTimer);
   }
+}
+
+/** @param {PointerEvent} event */
+function isTouch({ pointerType }) {
+  return pointerType === "touch";
 }
 
 /**

@@ -115,7 +115,7 @@ class View {
     });
     // Notebook 7 takes them before they come here, but not from an element with this attribute.
     const mark = (/** @type {KeyboardEvent} */ event) => {
-      const { target } = event;
+      const [target] = event.composedPath(); // of a shadow, `target` is its host
       if (target instanceof Element && root.contains(target)) target.toggleAttribute("data-lm-suppress-shortcuts", isPlain(event));
     };
     window.addEventListener("keydown", mark, true);

@@ -162,8 +162,10 @@ export class Hint {
       ...(labels.length ? [`click or drag, or arrows and Enter: choose ${labels.join(", ")}`] : []),
       ...drags.map((name) => `drag ${name}: move it`),
     ];
-    const isZoomable = framed.some(({ click }) => !click?.control);
-    if (isZoomable) words.push(`${drags.length ? "drag elsewhere" : "drag"}: zoom`, "double click: back");
+    const isFree = framed.some(({ click }) => !click?.control); // whether a drag has no other meaning
+    const elsewhere = drags.length ? " elsewhere" : "";
+    if (isFree && matchMedia("(pointer: coarse)").matches) words.push(`tap or slide${elsewhere}: read values`);
+    else if (isFree) words.push(`drag${elsewhere}: zoom`, "double click: back");
     this.element.textContent = [...new Set(words)].join(" · ");
     if (this.shown.zoomed.some((each) => each)) this.element.append(this.whole);
   }
