@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from drawn_scenes import words_of
+from planted_runs import mean_of_last_steps
 
 from tristep.viz import plot_training
 
@@ -22,7 +23,7 @@ def test_losses_are_drawn_as_they_are_and_smoothed(smoothing, said):
         for line in (raw, strong):
             np.testing.assert_array_equal(line.get_xdata(), np.arange(1, len(values) + 1))
         np.testing.assert_allclose(raw.get_ydata(), values, rtol=1e-6)
-        np.testing.assert_allclose(strong.get_ydata(), _average(values, smoothing), rtol=1e-6)
+        np.testing.assert_allclose(strong.get_ydata(), mean_of_last_steps(values, smoothing), rtol=1e-6)
         assert raw.get_linewidth() < strong.get_linewidth()
         assert name in _words(figure)
     assert f"strong lines ({said})" in _words(figure)
@@ -45,7 +46,7 @@ def test_a_figure_has_its_words():
 def test_the_default_smoothing_is_a_twentieth_of_the_longest_run(updates, width):
     losses = _noisy(updates)
     _, (_, strong) = _pairs(plot_training({"short": [1.0], "long": losses}))
-    np.testing.assert_allclose(strong.get_ydata(), _average(losses, width), rtol=1e-6)
+    np.testing.assert_allclose(strong.get_ydata(), mean_of_last_steps(losses, width), rtol=1e-6)
 
 
 def test_the_scale_is_logarithmic_and_shows_every_smoothed_value_but_not_a_raw_outlier():
@@ -112,18 +113,6 @@ def test_what_does_not_fit_is_refused(draw, arguments, message):
 
 def _noisy(updates, seed=0):
     return np.exp(np.random.default_rng(seed).normal(-np.arange(updates) / 30, 0.5))
-
-
-def _average(losses, width):
-    """NumPy fits a line to the losses within half a width of each update; the average is the line's value there."""
-    there = np.isfinite(losses)
-    values, updates = np.where(there, losses, 0.0), np.arange(len(losses))
-    found = np.full(len(losses), NAN)
-    for k in np.flatnonzero(there):
-        weights = np.sqrt(np.maximum(1 - (2 * (updates - k) / width) ** 2, 0)) * there
-        few = np.count_nonzero(weights) == 1
-        found[k] = values[k] if few else np.polyfit(updates - k, values, 1, w=weights)[1]
-    return found
 
 
 def _pairs(figure):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from drawn_scenes import rendered, words_of
-from planted_runs import layers_of, make_run, named_layers
+from planted_runs import layers_of, make_run, mean_of_last_steps, named_layers
 
 import tristep
 from tristep.viz import (
@@ -51,12 +51,7 @@ def test_losses_are_drawn_as_they_were_and_averaged():
     np.testing.assert_allclose(raw[0].y, losses[0], rtol=1e-6)
     np.testing.assert_array_equal(raw[1].x, np.arange(1, 201))
     np.testing.assert_allclose(a.chosen("y", scene.state(smoothing=control.values.index(0))), raw[0].y, rtol=1e-6)
-    # The average at a step is what a line fitted to the losses around it has there: here by NumPy's fit.
-    for k in (0, 3, 60, 119):
-        steps = np.arange(120) - k
-        weights = np.sqrt(np.maximum(1 - (steps / 5.5) ** 2, 0))
-        _, level = np.polyfit(steps, losses[0], 1, w=weights)
-        np.testing.assert_allclose(a.chosen("y", scene.state())[k], level, rtol=1e-5)
+    np.testing.assert_allclose(a.chosen("y", scene.state()), mean_of_last_steps(losses[0], 11), rtol=1e-6)
     assert (a.style, b.style) == (0, 1)
     # Their learning rates below, in the colours of their losses.
     rates = layers_of(scene, Line, 1)
@@ -64,7 +59,8 @@ def test_losses_are_drawn_as_they_were_and_averaged():
     assert [rate.style for rate in rates] == [0, 1]
     assert scene.panels[0].y.scale == "log"
     assert (scene.panels[0].x.low, scene.panels[0].x.high) == (scene.panels[1].x.low, scene.panels[1].x.high)
-    assert f"a: 120 steps, loss from {losses[0][0]:.3g} to {losses[0][-1]:.3g}" in view.describe()
+    said = f"loss from {losses[0][0]:.3g} to {losses[0][-1]:.3g} (average of 11 steps: {losses[0][-11:].mean():.3g})"
+    assert f"a: 120 steps, {said}" in view.describe()
 
 
 @pytest.mark.parametrize("own", ["My own words.", None], ids=["own", "the same"])
@@ -100,7 +96,7 @@ def _of_losses(losses, number=None):
 
 @pytest.mark.parametrize("view", [LossView, Dashboard, lambda run: ScheduleView(lambda n: 0.1, 9, loss=run)])
 def test_the_strong_line_is_the_mean_of_the_losses_with_those_of_0(view):
-    """As of a hinge loss, on a log scale: NumPy's weighted mean, without a gap."""
+    """As of a hinge loss, on a log scale, without a gap."""
     losses = np.random.default_rng(0).uniform(0.5, 1.5, 1000)
     losses[::10] = 0.0
     run = make_run(1000, loss=losses)
@@ -110,11 +106,7 @@ def test_the_strong_line_is_the_mean_of_the_losses_with_those_of_0(view):
         draw(scene, {})
     smoothing = next(control for control in scene.controls if control.name == "smoothing")
     width, steps = smoothing.values[smoothing.index], np.arange(1000)
-    drawn = _averages(scene)
-    for k in (200, 500, 505, 801):
-        weights = np.maximum(1 - (2 * (steps - k) / width) ** 2, 0)
-        assert drawn[k] == pytest.approx(np.average(losses, weights=weights), rel=1e-5)
-    assert np.isfinite(drawn).all()
+    np.testing.assert_allclose(_averages(scene), mean_of_last_steps(losses, width), rtol=1e-6)
     rings = named_layers(scene, "0 or below")
     panel = next(panel for panel in scene.panels if any(layer is rings for layer in panel.layers))
     assert panel.y.scale == "log"
@@ -124,21 +116,55 @@ def test_the_strong_line_is_the_mean_of_the_losses_with_those_of_0(view):
     assert (np.asarray(rings.y) < np.sqrt(panel.y.low * panel.y.high)).all()
 
 
-@pytest.mark.parametrize("end", [0.0, 1e-6])
-def test_the_average_of_losses_that_fall_to_0_stays_above_it(end):
-    losses = np.append(np.linspace(5.0, 0.5, 30) ** 3, [end] * 3)
-    drawn = _averages(LossView(make_run(33, loss=losses), smoothing=20).scene())
-    assert (drawn > 0).all()
-    assert (np.diff(drawn[:30]) < 0).all()
-    assert (drawn[30:] <= 0.125).all()
+SCATTERED = np.array([*range(1, 40), *range(40, 160, 3), *range(300, 340)])
 
 
-def test_a_straight_loss_lies_on_its_average_and_gaps_stay_gaps():
-    number = np.array([*range(1, 40), *range(40, 160, 3), *range(300, 340)])
-    loss = 5.0 - number / 100
-    loss[[7, 60, 61]] = np.nan, np.inf, np.nan
-    scene = LossView(_of_losses(loss, number), smoothing=50, scale="linear").scene()
-    np.testing.assert_allclose(_averages(scene), np.where(np.isfinite(loss), loss, np.nan), rtol=1e-6)
+@pytest.mark.parametrize("width", [0, 1, 7, 50, 1000])
+@pytest.mark.parametrize(
+    "number", [np.arange(1, 301), np.arange(60, 3000, 60), SCATTERED], ids=["each step", "every 60th", "scattered"]
+)
+def test_an_average_is_over_steps_however_few_of_them_were_recorded(number, width):
+    loss = np.random.default_rng(3).uniform(0.1, 2.0, len(number))
+    loss[[0, 7, 20, 21]] = np.nan
+    run = _of_losses(loss, number)
+    drawn = _averages(LossView(run, smoothing=width, scale="linear").scene())
+    expected = np.where(np.isfinite(loss), mean_of_last_steps(loss, max(width, 1), number), np.nan)
+    np.testing.assert_allclose(drawn, expected, rtol=1e-6)
+    said = f" (average of {width} step{'s' * (width != 1)}: {expected[-1]:.3g})" if width else ""
+    words = LossView(run, smoothing=width).describe().splitlines()[0]
+    assert words.endswith(f"loss from {loss[1]:.3g} to {loss[-1]:.3g}{said}")
+
+
+@pytest.mark.parametrize("each", [1, 5])
+def test_an_average_of_a_long_run_is_that_of_its_steps_and_its_words_tell_means_from_losses(each):
+    number = np.arange(each, 10_003 * each, each)
+    losses = 1 + np.random.default_rng(4).uniform(0, 3, 10_002)
+    losses[5::8] = np.inf  # of the values of a block, which has eight
+    run = _of_losses(losses, number)
+    last, finite = run.scalars["loss"].curve().last, np.where(np.isfinite(losses), losses, np.nan)
+    drawn = _averages(LossView(run, smoothing=200 * each).scene())
+    expected = mean_of_last_steps(losses, 200 * each, number)[last // each - 1]
+    np.testing.assert_allclose(drawn[:-1], expected[:-1], rtol=1e-6)  # of whole blocks; the last one has two values
+    first, end = np.nanmean(finite[:8]), np.nanmean(finite[-202:])
+    view = LossView(run, smoothing=202 * each)
+    assert _averages(view.scene())[-1] == pytest.approx(end, rel=1e-6)
+    said = f"{first:.3g} (mean of steps {each} to {8 * each}) to {losses[-1]:.3g} (average of {202 * each} steps: {end:.3g})"
+    assert f"run: {number[-1]:,} steps, loss from {said}" in view.describe()
+
+
+def test_the_end_of_a_line_has_no_more_noise_than_its_middle_and_a_spike_shows_after_its_cause():
+    rng, ends = np.random.default_rng(0), []
+    for _ in range(20):
+        drawn = np.log(_averages(LossView(_of_losses(np.exp(rng.normal(0, 1, 600))), smoothing=50).scene()))
+        ends.append((drawn[300], drawn[-1]))
+    middle, end = np.std(ends, axis=0)
+    assert end < 1.8 * middle
+    losses = np.full(600, 1.0)
+    losses[500], losses[-13:] = 1e4, 0.3
+    drawn = _averages(LossView(_of_losses(losses), smoothing=50).scene())
+    np.testing.assert_array_equal(drawn[:500], np.float32(1.0))
+    np.testing.assert_allclose(drawn[500:550], np.float32((49 + 1e4) / 50), rtol=1e-6)
+    assert drawn[-1] == pytest.approx(losses[-50:].mean(), rel=1e-6)
 
 
 def test_the_legend_names_the_width_of_the_average():
@@ -150,17 +176,6 @@ def test_the_legend_names_the_width_of_the_average():
         said = " / ".join(text.get_text() for text in words_of(figure))
         assert named.format(f"average of {smoothing.values[4]:g} steps") in said
         assert named.format("as recorded") in " / ".join(text.get_text() for text in words_of(draw(scene, {"smoothing": 0})))
-
-
-def test_a_spike_stays_a_spike_and_reaches_half_a_width():
-    losses = np.exp(0.1 * np.random.default_rng(1).standard_normal(1000))
-    averages = []
-    for spike in (1.0, 1e4):
-        losses[500] = spike
-        averages.append(_averages(LossView(_of_losses(losses), smoothing=100).scene()))
-    np.testing.assert_array_equal(averages[0][:451], averages[1][:451])
-    np.testing.assert_array_equal(averages[0][550:], averages[1][550:])
-    assert averages[1].max() == pytest.approx(1e4 / (2 / 3 * 100), rel=0.02)  # of 100 weights, 2/3 on average
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 
 from .runs import Run
 from .series import NEVER, Curve
-from .statistics import LARGEST, quantiles, smoothed
+from .statistics import LARGEST, quantiles, trailing_means
 
 __all__ = ["Finding", "diagnose", "findings", "nonfinite_gradients"]
 
@@ -299,20 +299,23 @@ def _losses(run: Run) -> Iterator[Finding]:
         return
     curve = series.curve()
     shown = np.abs(curve.mean) < LARGEST
-    steps, losses = curve.last[shown], curve.mean[shown]
-    if len(losses) < 2 * FEWEST:
+    number = int(shown.sum())
+    if number < 2 * FEWEST:
         return
-    (means,) = smoothed(np.arange(len(losses)), losses, [len(losses) / 10])
+    tenth = (curve.last[-1] - curve.first[0] + 1) / 10
+    middle = curve.last[shown][number // 2]
+    shown &= curve.last >= curve.first[0] + tenth - 1  # before, an average is one of fewer steps
+    steps, losses, means = curve.last[shown], curve.mean[shown], trailing_means(curve, [tenth])[0, shown]
     first, last, k = float(means[0]), float(means[-1]), int(means.argmin())
     best = float(means[k])
     noise = float(np.std(losses - means))
     if last > best + max(0.5 * (first - best), 4 * noise) and last > 1.5 * abs(best):
         yield Finding(f"loss: {last:.3g} at the end, after {best:.3g} at step {steps[k]:,}: it rises", None, int(steps[k]))
-    elif first - best < max(0.02 * abs(first), noise / 4) and len(losses) >= 5 * FEWEST:
+    elif first - best < max(0.02 * abs(first), noise / 4) and number >= 5 * FEWEST:
         yield Finding(f"loss: {first:.3g} at first and {last:.3g} at the end: it has not fallen")
     else:
         since = int(np.flatnonzero(means <= best + min(0.01 * (first - best), 0.05 * abs(best)))[0])
-        if since < len(losses) // 2 and len(losses) >= 5 * FEWEST:
+        if steps[since] < middle and number >= 5 * FEWEST:
             words = f"loss: {means[since]:.3g} at step {steps[since]:,} and {last:.3g} at the end: it stands still"
             yield Finding(words, None, int(steps[since]))
 

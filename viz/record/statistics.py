@@ -1,4 +1,4 @@
-"""Smooth recorded values, and take their quantiles."""
+"""Average recorded values over steps, and take their quantiles."""
 
 from __future__ import annotations
 
@@ -6,54 +6,43 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["quantiles", "smoothed"]
+from .series import Curve
+
+__all__ = ["quantiles", "trailing_means"]
 
 LARGEST = 1e38  # larger values count as non-finite
 
 
-def smoothed(x: np.ndarray, values: np.ndarray, widths: Sequence[float]) -> np.ndarray:
-    """Return moving averages [n_widths, n]: weighted means of the values [n] around each point.
+def trailing_means(curve: Curve, widths: Sequence[float]) -> np.ndarray:
+    """Return what a picture calls "average of n steps", float64 [n_widths, n]: the mean of a scalar's last n steps.
 
-    Weights fall as 1 - u**2 from 1 at the point to 0 at the edge of the window, half a width away. At the ends, where a mean
-    would lag behind, a line is fitted to the values and evaluated at the point, so values on a straight line never change;
-    if that is not above 0 where the mean is, as for losses that fall to 0, the value itself is taken, or for one of 0 the
-    smallest positive value in the window. Non-finite values are ignored, and are NaN in the result. A value with no other in
-    its window stays as it is.
-
-    `x` [n] increases; widths are in units of `x`, each >= 0.
-
-    Source: local linear regression, Fan and Gijbels (1996), "Local Polynomial Modelling and Its Applications".
+    At each point of the curve it is the mean of the values recorded in the last n steps, its own among them: of all values
+    so far before step n, and of its own alone where no other is as near. A block that begins before these steps counts with
+    its share in them. Non-finite values are ignored, and NaN in the result. Widths are in steps, each >= 0.
     """
-    x, values = np.asarray(x, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    n = len(x)
+    first, last, values = (np.asarray(each, dtype=np.float64) for each in (curve.first, curve.last, curve.mean))
+    n, points = len(last), np.arange(len(last))
     finite = np.abs(values) < LARGEST
-    result = np.where(finite, values, np.nan)[None].repeat(len(widths), axis=0)
-    filled = np.where(finite, values, 0.0)
+    # How many values a point has: all blocks as many, but the last one, which may have begun only now.
+    number = (last - first) / (np.median(first[1:] - last[:-1]) if n > 1 else 1.0) + 1
+    number = np.minimum(number, np.median(number)) - np.asarray(curve.nonfinite)
+    weights = np.where(finite, np.maximum(number, 1.0), 0.0)
+    filled = weights * np.where(finite, values, 0.0)
+    result = np.full((len(widths), n), np.nan)
     for i, width in enumerate(widths):
-        half = width / 2
-        s0, s1, s2, t0, t1 = finite.astype(np.float64), *np.zeros((4, n))
-        positive = np.where(filled > 0, filled, np.inf)
-        least = positive.copy()
-        for d in range(1, n):
-            u = (x[d:] - x[:-d]) / half if half else np.ones(0)
-            if not (u < 1).any():
-                break
-            weight = np.maximum(1 - u * u, 0.0) * (finite[d:] & finite[:-d])
-            rise = weight * (filled[d:] - filled[:-d])
-            first, second, slope = weight * u, weight * u * u, rise * u
-            for total, one, sign in ((s0, weight, 1), (s1, first, -1), (s2, second, 1), (t0, rise, -1), (t1, slope, 1)):
-                total[:-d] += one
-                total[d:] += sign * one
-            near = weight > 0
-            np.minimum(least[:-d], positive[d:], out=least[:-d], where=near)
-            np.minimum(least[d:], positive[:-d], out=least[d:], where=near)
-        det = s0 * s2 - s1 * s1
-        mean = filled + np.divide(t0, s0, out=np.zeros(n), where=s0 > 0)
-        fitted = filled + np.divide(s2 * t0 - s1 * t1, det, out=np.zeros(n), where=det > 1e-9 * s0 * s0)
-        instead = np.where(filled > 0, filled, np.minimum(mean, least))
-        averaged = np.where((fitted <= 0) & (mean > 0), instead, fitted)
-        result[i] = np.where(s0 > 1, averaged, result[i])
+        begin = last - width
+        oldest = np.minimum(np.searchsorted(last, begin, side="right"), points)
+        share = np.minimum((last[oldest] - begin) / (last[oldest] - first[oldest] + 1), 1.0)
+        share[oldest == points] = 1.0
+        total, weight = (share * each[oldest] + _sums(each, oldest + 1, points + 1) for each in (filled, weights))
+        result[i, finite] = total[finite] / weight[finite]
     return result
+
+
+def _sums(values: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """Return the sums of values[start:stop], each on its own, so that a huge value rounds only the sums that have it."""
+    sums = np.add.reduceat(np.append(values, 0.0), np.stack([start, stop], axis=1).ravel())[::2]
+    return np.where(start < stop, sums, 0.0)
 
 
 def quantiles(values: np.ndarray, shares: Sequence[float]) -> np.ndarray:

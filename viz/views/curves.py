@@ -32,9 +32,8 @@ def plot_training(
 ) -> Figure:
     """Draw the loss curves of several runs on a log scale, above their learning rates, from plain numbers.
 
-    A curve is drawn twice: faint as given, and strong as the mean over a window of updates around each update, which
-    follows the trend at the ends. The legend names the width of the window. `LossView` draws
-    recorded runs in the same way.
+    A curve is drawn twice: faint as given, and strong as the mean of the last n updates, whose number the legend names.
+    Before update n it is the mean of all so far. `LossView` draws recorded runs in the same way.
 
     Args:
         losses: a dict from the name of a run to its loss at every update, [n_updates]. Crosses mark values that are not
@@ -44,7 +43,7 @@ def plot_training(
         notes: a dict from the name of a run to a text below the picture.
         title: the title; empty for none.
         xlabel, ylabel: the labels of the horizontal axis and of the loss axis.
-        smoothing: the width of the window in updates, >= 1; 1 draws no average. None is a twentieth of the longest run.
+        smoothing: the number of updates to average, >= 1; 1 draws no average. None is a twentieth of the longest run.
 
     Returns:
         A matplotlib figure.
@@ -83,7 +82,7 @@ def plot_training(
     texts = [f"{name}: {words}" for name, words in (notes or {}).items()]
     heights = (3.4, 1.2) if rates else ()
     scene = Scene(panels, title, [width], height=5.4 if rates else 4.4, heights=heights, notes=texts)
-    return _drawn(scene, ylabel, curves)
+    return _drawn(scene, ylabel, losses)
 
 
 def _curves(argument: str, named: Mapping[str, Sequence[float]]) -> dict[str, Curve]:
@@ -98,9 +97,10 @@ def _curves(argument: str, named: Mapping[str, Sequence[float]]) -> dict[str, Cu
     return curves
 
 
-def _drawn(scene: Scene, label: str, curves: Mapping[str, Curve]) -> Figure:
+def _drawn(scene: Scene, label: str, losses: Mapping[str, Sequence[float]]) -> Figure:
     """Return the scene as a figure; its alternative text has the last finite value of each curve."""
-    ends = {name: curve.mean[np.isfinite(curve.mean)][-1:] for name, curve in curves.items()}
+    values = {name: np.asarray(each, dtype=np.float64) for name, each in losses.items()}
+    ends = {name: each[np.isfinite(each)][-1:] for name, each in values.items()}
     from ..render.matplotlib import draw
 
     figure = draw(scene)

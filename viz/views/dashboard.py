@@ -20,7 +20,6 @@ from .series import (
     rate_panel,
     scalar_names,
     scalar_panel,
-    smoothing_control,
     spread,
     words_panel,
 )
@@ -63,7 +62,7 @@ class Dashboard(OneRunView):
         rows = Rows(run)
         groups = grouped(scalar_names([run]))[:MOST_GROUPS]
         rate = run.scalars.get("learning_rate", Series())
-        smoothing = smoothing_control([run], [name for group in groups for name in group])
+        smoothing = self.smoothing()
         scalars = [*(name for group in groups for name in group), *(["learning_rate"] if len(rate) else [])]
         steps = _stops(run)
         across = Axis.over("step", steps[[0, -1]], margin=0.01)

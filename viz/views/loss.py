@@ -18,6 +18,7 @@ from .series import (
     empty_scene,
     grouped,
     is_loss,
+    last_value,
     middle_steps,
     rate_panel,
     scalar_names,
@@ -34,17 +35,17 @@ class LossView(RunView):
     A scalar and its validation counterpart, such as "loss" and "val_loss", share a panel.
 
     Each scalar is drawn twice: a faint line as recorded, with a band from the smallest to the largest value of the steps
-    that share a point; and a strong line, the mean over a window of steps around each step. The legend names the width of
-    the window. Near the ends the mean follows the trend, so that a straight line is unchanged, and a run that branches off
-    another run begins at its curve. Crosses at the bottom mark steps with a loss that is not finite, rings at the lower edge
-    of a log scale steps with one of 0 or below. Thin lines mark new epochs, if a scalar "epoch" was recorded.
+    that share a point; and a strong line, the mean of what was recorded in the last n steps, whose number the legend names.
+    Before step n it is the mean of all values so far, and of a scalar recorded every k > n steps the value itself. A run
+    that branches off another run begins anew. Crosses at the bottom mark steps with a loss that is not finite, rings at the
+    lower edge of a log scale steps with one of 0 or below. Thin lines mark new epochs, if a scalar "epoch" was recorded.
     Learning rates are step curves.
 
     Args:
         runs: a `Recorder`, a `Run`, a `LiveLoop`, a `RunSet`, or an iterable of recorders, runs and loops; or a mapping from
             names to the losses of steps 1, 2, ..., such as {"adam": [1.0, 0.5]}; or the losses of one run.
         scalars: the names of the scalars to draw; a run may lack some of them. None draws all recorded scalars.
-        smoothing: the initial width of the window in steps, >= 0, which a slider changes; 0 draws no average. None is about
+        smoothing: the initial number of steps to average, >= 0, which a slider changes; 0 draws no average. None is about
             a twentieth of the number of values of the longest curve, and a larger share for short curves.
         scale: the scale of the losses, "log" or "linear"; "log" becomes linear while no loss is above 0.
         axis: the horizontal axis, "step", "epoch" or "seconds". The latter two need scalars of these names in all runs.
@@ -60,7 +61,7 @@ class LossView(RunView):
         >>> for step in range(1, 101):
         ...     run.add_scalars(step, {"loss": 1 / step, "learning_rate": 0.1})
         >>> print(LossView(run).describe())
-        adam: 100 steps, loss from 1 to 0.01
+        adam: 100 steps, loss from 1 to 0.01 (average of 10 steps: 0.0105)
     """
 
     def __init__(
@@ -92,6 +93,9 @@ class LossView(RunView):
         """The names of the scalars that are drawn."""
         return scalar_names(self.runs) if self._scalars is None else self._scalars
 
+    def smoothing(self) -> Control:
+        return smoothing_control(self.runs, self.scalars, self._smoothing)
+
     def on_control(self, name: str, value: Any, index: int) -> None:
         if name == "axis":
             self.axis = value
@@ -99,7 +103,7 @@ class LossView(RunView):
 
     def scene(self) -> Scene:
         names = self.scalars
-        smoothing = smoothing_control(self.runs, names, self._smoothing)
+        smoothing = self.smoothing()
         scalars = [(run, scalar, run.scalars.get(scalar, Series())) for run in self.runs for scalar in names]
         curves = {i: series.curve() for i, (_, _, series) in enumerate(scalars) if len(series)}
         if not curves:
@@ -138,7 +142,7 @@ class LossView(RunView):
         """Return the scene with a table of the runs: their steps, and the last value of each scalar."""
         columns: dict[str, list[float]] = {"steps": [float(run.last_step or 0) for run in self.runs]}
         for name in names:
-            columns[name.replace("_", " ")] = [_last(run.scalars.get(name, Series())) for run in self.runs]
+            columns[name.replace("_", " ")] = [last_value(run.scalars.get(name, Series())) for run in self.runs]
         first = names[0]
         return with_table(scene, [run.name for run in self.runs], columns, columns[first.replace("_", " ")], is_loss(first))
 
@@ -192,12 +196,6 @@ def _run_of(name: Any, losses: Any) -> Run:
     for step, value in enumerate(numbers, 1):
         run.add_scalars(step, {"loss": value})
     return run
-
-
-def _last(series: Series) -> float:
-    values = series.curve().mean if len(series) else np.zeros(0)
-    finite = values[np.isfinite(values)]
-    return float(finite[-1]) if finite.size else float("nan")
 
 
 def _stacked(

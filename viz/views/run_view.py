@@ -11,8 +11,10 @@ import numpy as np
 from ...trainer.validation import nonempty
 from ..record import Recorder, Run, RunSet
 from ..record.diagnosis import Finding, findings
-from ..scene import Note, Scene
+from ..record.statistics import trailing_means
+from ..scene import Control, Note, Scene
 from .rows import Rows
+from .series import last_value, scalar_names, smoothing_control
 from .view import View
 
 __all__ = ["OneRunView", "RunView", "Runs", "checked_run", "checked_runs", "take_in"]
@@ -57,7 +59,7 @@ class RunView(View):
         """Return a line about each run and about each problem; the diagnosis may be up to 5 % of the run's length old."""
         lines = []
         for run, problems in zip(self.runs, self._findings(), strict=True):
-            lines += [f"{run.name}: {_described(run)}", *(f"- {problem.words}" for problem in problems)]
+            lines += [f"{run.name}: {_described(run, self.smoothing())}", *(f"- {problem.words}" for problem in problems)]
         return "\n".join(lines)
 
     def said(self, scene: Scene, axis: str = "step") -> Scene:
@@ -86,6 +88,10 @@ class RunView(View):
         if words not in scene.description:
             scene = replace(scene, description=f"{scene.description}\n{words}".lstrip("\n"))
         return replace(scene, notes=notes)
+
+    def smoothing(self) -> Control:
+        """Return the control that chooses of how many steps the strong lines and `description` have the average."""
+        return smoothing_control(self.runs, scalar_names(self.runs))
 
     def _findings(self) -> list[list[Finding]]:
         length = sum(run.last_step or 0 for run in self.runs)
@@ -164,13 +170,17 @@ def checked_runs(runs: Any) -> tuple[list[Recorder], list[Run]]:
     return recorders, [each.run if isinstance(each, Recorder) else each for each in listed]
 
 
-def _described(run: Run) -> str:
-    last = run.last_step or 0
+def _described(run: Run, smoothing: Control) -> str:
+    last, width = run.last_step or 0, float(smoothing.values[smoothing.index])
     words = ["1 step" if last == 1 else f"{last:,} steps"]
-    for name in ("loss", *(name for name in run.scalars if name not in ("loss", "learning_rate", "epoch", "seconds"))):
-        series = run.scalars.get(name)
-        values = np.zeros(0) if series is None else series.curve().mean
-        values = values[np.isfinite(values)]
-        if values.size:
-            words.append(f"{name} from {values[0]:.3g} to {values[-1]:.3g}")
+    for name in scalar_names([run]):
+        curve, end = run.scalars[name].curve(), last_value(run.scalars[name])
+        there = np.flatnonzero(np.isfinite(curve.mean))
+        if not there.size:
+            continue
+        k = there[0]
+        block = "" if curve.first[k] == curve.last[k] else f" (mean of steps {curve.first[k]:,} to {curve.last[k]:,})"
+        average = trailing_means(curve, [width])[0, there[-1]]
+        averaged = f" ({smoothing.words(smoothing.index)}: {average:.3g})" if width else ""
+        words.append(f"{name} from {curve.mean[k]:.3g}{block} to {end:.3g}{averaged}")
     return ", ".join(words)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..record import Curve, Run
+from ..record import Curve, Run, Series
 from ..record.series import POINTS
-from ..record.statistics import smoothed
+from ..record.statistics import trailing_means
 from ..scene import Axis, Band, Control, Layer, Line, Panel, Points, Scene, Text
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "held",
     "is_loss",
     "is_sparse",
+    "last_value",
     "middle_steps",
     "not_finite",
     "not_positive",
@@ -43,7 +44,7 @@ __all__ = [
     "words_panel",
 ]
 
-WIDTHS = tuple(float(digit * 10**power) for power in range(9) for digit in (1, 2, 5))  # widths of moving averages, in steps
+WIDTHS = tuple(float(digit * 10**power) for power in range(9) for digit in (1, 2, 5))  # of averages, in steps
 LARGEST = 3e38  # the largest number that a scene can hold
 SOLID_GREY = 15  # the style number of a solid grey line
 MARKS = 32  # the largest number of crosses, or of rings, side by side
@@ -97,7 +98,7 @@ def smoothing_control(runs: Sequence[Run], names: Iterable[str], wanted: float |
 
 
 def smoothing_of(widths: Sequence[float], index: int, unit: str = "step") -> Control:
-    """Return the control "smoothing", which chooses the width of a moving average, in units of this name; 0 is none."""
+    """Return the control "smoothing", which chooses how many last steps are averaged, 0 for none; `unit` names them."""
     words = [f"average of {width:.10g} {unit}{'s' * (width != 1)}" if width else "as recorded" for width in widths]
     return Control("smoothing", "smoothing", widths, index, texts=words)
 
@@ -113,7 +114,7 @@ def scalar_panel(
     names_width: bool = True,
     runs: Sequence[int | None] = (),
 ) -> Panel:
-    """Return a panel of scalars over the steps: faint lines as recorded, strong lines averaged, and bands.
+    """Return a panel of scalars over the steps: faint lines as recorded, strong ones by `trailing_means`, and bands.
 
     A band spans the smallest and largest values of the steps that share a point. `name` is the (first) scalar, which also
     labels the vertical axis if `label` is None. A log scale is used only if it fits name and values. `names_width` puts the
@@ -124,7 +125,7 @@ def scalar_panel(
     limits: list[np.ndarray] = []
     scale = scale if fits_log(name, *(curve.mean for _, curve, _, _ in drawn)) else "linear"
     for (legend, curve, x, style), run in zip(drawn, of, strict=True):
-        means = smoothed(middle_steps(curve), curve.mean, [float(width) for width in smoothing.values])
+        means = trailing_means(curve, [float(width) for width in smoothing.values])
         if (curve.low < curve.high).any():
             layers.append(Band(x, drawable(curve.low), drawable(curve.high), style=style, alpha=0.12, run=run))
         layers.append(Line(x, drawable(curve.mean), style=style, width=0.6, alpha=0.35, run=run))
@@ -241,6 +242,13 @@ def _bare(name: str) -> str:
         if name.startswith(data) and name != data:
             return name.removeprefix(data)
     return name
+
+
+def last_value(series: Series) -> float:
+    """Return the last finite value of a scalar among the last 2,048; NaN if there is none."""
+    values = series.recent()[1]
+    finite = values[np.isfinite(values)]
+    return float(finite[-1]) if finite.size else float("nan")
 
 
 def middle_steps(curve: Curve) -> np.ndarray:

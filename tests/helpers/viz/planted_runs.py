@@ -48,3 +48,10 @@ def layers_of(scene, kind, panel=None):
 def named_layers(scene, name):
     (found,) = (layer for panel in scene.panels for layer in panel.layers if layer.name == name)
     return found
+
+
+def mean_of_last_steps(losses, width, number=None):
+    """The mean of those of the last `width` steps, by NumPy's mean."""
+    number = np.arange(len(losses)) if number is None else number
+    near = [(number > step - width) & (number <= step) & np.isfinite(losses) for step in number]
+    return np.array([losses[each].mean() if each.any() else np.nan for each in near])
