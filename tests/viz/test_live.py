@@ -1,6 +1,7 @@
 """The live loop: training is the same to the bit however it runs, is paused or waited for."""
 
 import asyncio
+import functools
 import gc
 import threading
 from functools import partial
@@ -401,6 +402,106 @@ def test_code_that_is_run_again_stops_the_loop_that_it_has_made_before(mode, sta
         second.stop()
 
     asyncio.run(main())
+
+
+MADE = """
+net = torch.nn.Linear(4, 1)
+trainer = TRAINER
+"""
+NAMED = """
+also, loss_function = net, torch.nn.MSELoss()
+def one():
+    trainer.zero_grad()
+    loss = loss_function(net(torch.ones(2, 4)), torch.zeros(2, 1))
+    loss.backward()
+    trainer.step(*batch)
+    return loss
+def train(n=10**6):
+    for _ in range(n):
+        yield one()
+def mine():
+    global net, trainer
+    for k in range(10**6):
+        if k == 1:
+            net = torch.nn.Linear(4, 1)
+            trainer = TRAINER
+        yield one()
+class Steps:
+    def train(self):
+        yield from train()
+    def __call__(self):
+        return one()
+"""
+TRAINERS = {
+    "trainer": ("tristep.Trainer(net, 'sgd', engine='eager')", "batch = [1]"),
+    "torch": ("torch.optim.SGD(net.parameters(), 0.01)", "batch = []"),
+}
+REBOUND = {
+    "all": (MADE, True),
+    "net": ("net = torch.nn.Linear(4, 1)", True),
+    "trainer": ("trainer = TRAINER", True),
+    "gone": ("del trainer", True),
+    "loss": ("loss_function = torch.nn.MSELoss()", False),
+    "another name": ("also = torch.nn.Linear(4, 1)", False),
+}
+FORMS = {
+    "function": "train",
+    "generator": "train()",
+    "partial": "functools.partial(train, 10**6)",
+    "callable": "one",
+    "method": "Steps().train",
+    "object": "Steps()",
+    "without a trainer": "train, trainer=None",
+    "what it binds itself": "mine",
+}
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
+@pytest.mark.parametrize(
+    ("form", "rebound"), [*((form, "all") for form in FORMS), *(("function", each) for each in REBOUND)]
+)
+@pytest.mark.parametrize("how", ["paused", "task", "thread"])
+def test_a_loop_ends_before_it_trains_what_a_name_has_been_bound_to_since(form, rebound, kind, how, capsys):
+    names = {"torch": torch, "tristep": tristep, "LiveLoop": LiveLoop, "functools": functools}
+    made, batch = TRAINERS[kind]
+    run = lambda code: exec(code.replace("TRAINER", made), names)  # noqa: E731
+    run(f"{MADE}{batch}{NAMED}")
+    given = FORMS[form] if "trainer=" in FORMS[form] else f"{FORMS[form]}, trainer=trainer"
+    run(f"loop = LiveLoop({given}, view=None, mode={'block' if how == 'paused' else how!r})")
+    loop, (code, ends) = names["loop"], REBOUND[rebound]
+    ends = ends and form != "what it binds itself"
+
+    async def until(condition):
+        while not condition():
+            await asyncio.sleep(0)
+
+    async def main():
+        if how != "paused":
+            loop.start()
+        else:
+            loop.step(3)
+        await until(lambda: loop.n_steps >= 3)
+        with loop.at_rest():
+            run(code)
+            taken, weights = loop.n_steps, [each.clone() for each in names["net"].parameters()]
+        if how == "paused" and ends:
+            with pytest.raises(
+                RuntimeError, match=r"nothing to go on with: '(net|trainer)' is no longer what this loop was given"
+            ):
+                loop.resume()
+        elif ends:
+            await until(lambda: loop.has_ended)
+        elif rebound != "gone":
+            loop.step(2) if how == "paused" else await until(lambda: loop.n_steps > taken + 2 or loop.has_ended)
+            loop.stop()
+            assert (loop.remark, loop.exception) == ("", None)
+        if ends:
+            assert (loop.status, loop.n_steps) == ("stopped", taken)
+            assert "no longer what this loop was given" in loop.remark
+            assert all(map(torch.equal, names["net"].parameters(), weights))
+
+    asyncio.run(main())
+    assert ("run: stopped after step" in capsys.readouterr().out) == (ends and how != "paused")
 
 
 def test_loops_of_one_function_or_of_functions_of_several_names_run_side_by_side():

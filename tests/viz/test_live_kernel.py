@@ -1,13 +1,19 @@
 """The live loop in a real kernel: what a notebook's messages, buttons and interrupts do while it trains."""
 
 import base64
+import doctest
+import inspect
 import re
 import textwrap
+from pathlib import Path
 
+import jupytext
 import nbformat
 import pytest
 from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
+
+from tristep import viz
 
 SECONDS = 120  # until it is taken for hung
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -388,6 +394,71 @@ def test_a_cell_that_makes_its_loop_again_stops_the_one_before(notebook):
     assert notebook.value("loop.n_steps == trainer.optimizer.num_update") == "True"
     notebook.run("one = viz.LiveLoop(train, view=None); two = viz.LiveLoop(train, view=None); one.step(); two.step()", "c")
     notebook.until("one.status, two.status", "('paused', 'paused')")  # made by the same run of a cell
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def fences(start, stop):
+    """The code in a part of docs/notebooks.md, each block a cell."""
+    text = (ROOT / "docs/notebooks.md").read_text(encoding="utf-8")
+    part = text[text.index(start) : text.index(stop)]
+    return re.findall(r"^```(?:python|ipython)\n(.*?)^```$", part, re.DOTALL | re.MULTILINE)
+
+
+def example(of):
+    """The example of a docstring, each statement a cell, up to the start of the loop."""
+    cells = [each.source for each in doctest.DocTestParser().get_examples(inspect.getdoc(of))]
+    return cells[: next(i for i, cell in enumerate(cells) if ".start()" in cell) + 1]
+
+
+def tutorial():
+    cells = [cell.source for cell in jupytext.read(ROOT / "tutorials/01_first_steps.py").cells if cell.cell_type == "code"]
+    return cells[: next(i for i, cell in enumerate(cells) if "LiveLoop(" in cell) + 1]
+
+
+RECORDED = fences("## Recording", "### Loggers")
+IN_A_CELL = fences("A training in a cell, as it stands", "`%unload_ext")
+EXAMPLES = {  # all that start a loop: their cells, and what makes the training endless
+    "docs, live": ([*RECORDED, *fences("## Live", "### Magics")], "range(10)", "range(10**9)"),
+    "docs, %%train": (["%load_ext tristep", *RECORDED, *IN_A_CELL], "in loader", "in __import__('itertools').cycle(loader)"),
+    "tutorial 1": (tutorial(), "epochs=12", "epochs=10**9"),
+    "LiveLoop": (example(viz.LiveLoop), "range(20)", "range(10**9)"),
+    "LiveLoop.fit": (example(viz.LiveLoop.fit), "num_epoch=3", "num_epoch=10**9"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_cells_of_an_example_run_again_one_by_one_leave_what_they_make_to_the_new_loop(notebook, name):
+    cells, short, endless = EXAMPLES[name]
+    *before, last = [
+        cell.replace(short, endless) if cell == cells[-1] or "yield" in cell or "LiveLoop.fit" in cell else cell
+        for cell in cells
+    ]
+    assert endless in "".join([*before, last])
+    notebook.run("viz.set_renderer('text'); trainer = None", "z")
+
+    def run_before(check):
+        for k, cell in enumerate(before):
+            notebook.run(f"{cell}\nbegun = trainer and trainer.optimizer.num_update", f"{name} {k}")
+            if check:  # between cells the loop that was there steps
+                notebook.run("for _ in range(3): print('.')", "z")
+                assert notebook.value("trainer is trained or trainer.optimizer.num_update == begun") == "True"
+
+    run_before(False)
+    notebook.run(last, name)
+    notebook.until("loop.n_steps > 3", "True")
+    notebook.run("first, trained = loop, trainer", "z")
+    run_before(True)
+    notebook.run(last, name)
+    notebook.until("loop.n_steps > 3", "True")
+    notebook.run("loop.pause()", "z")
+    assert notebook.value("first is loop, first.status, loop.status") == "(False, 'stopped', 'paused')"
+    begun = "0" if "trainer =" in last else "begun"
+    assert notebook.value(f"trainer is not trained and trainer.optimizer.num_update == loop.n_steps + {begun}") == "True"
+    notebook.run("first = trained = None", "z")
 
 
 @pytest.mark.slow

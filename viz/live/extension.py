@@ -19,6 +19,7 @@ from ..views import TrajectoryView
 from . import LiveLoop, stop_loops
 from .cell_loops import numbers_of, split_at_loop, turns
 from .loop import MODES
+from .names import TrainedNames
 
 __all__ = ["TristepMagics", "load", "unload"]
 
@@ -119,6 +120,7 @@ class TristepMagics(Magics):
             mode=args.mode,
             frames_per_second=args.fps,
         )
+        loop.names = TrainedNames(code, namespace, trainer)
         namespace[args.name] = loop
         loop.start()
 

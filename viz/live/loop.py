@@ -38,6 +38,7 @@ from ..render.notebook import has_front_end, in_notebook, request, running_event
 from ..views import FrameBudget, View
 from .learning_rates import LearningRate, weakly
 from .losses import LossWatch
+from .names import TrainedNames
 from .view import LiveView
 
 __all__ = ["MODES", "LiveLoop", "Snapshot", "loops", "stop_loops"]
@@ -81,10 +82,11 @@ class LiveLoop:
     Weights are bitwise the same in all modes, paused or not. The interrupt button, or Ctrl-C, pauses after the current step;
     a second interrupt breaks the step off. A cell that runs meanwhile is interrupted as usual.
 
-    A cell that is run again stops the loop that it made before. Outside of cells, a loop is stopped by a loop of a new
-    function with the same name. A loop that starts or resumes stops a running loop with the same trainer or view, and both
-    views say so; `loops()` lists the loops that exist. A loop that has ended does not keep its model and trainer alive: keep
-    them in variables to `branch` afterwards.
+    A loop trains what it was given: it stops before a step that would use another trainer, optimizer or network, because a
+    name of the notebook that the steps read has been bound anew. A cell that is run again stops the loop that it made
+    before. Outside of cells, a loop is stopped by a loop of a new function with the same name. A loop that starts or resumes
+    stops a running loop with the same trainer or view, and both views say so; `loops()` lists the loops that exist. A loop
+    that has ended does not keep its model and trainer alive: keep them in variables to `branch` afterwards.
 
     Args:
         steps: the training: a generator function or iterator that takes one step for each `next`, or a callable that takes
@@ -119,7 +121,7 @@ class LiveLoop:
         exception: the exception that ended the loop, if it "failed".
         view: the `LiveView` that shows the loop; None if there is none.
         rate: the `LearningRate`, with its multiplier.
-        remark: says which loop has replaced this one, or which one this loop has stopped; "" if neither.
+        remark: says what has replaced this loop or what it trains, or which loop this one has stopped; "" if neither.
         clock: the function that tells the time, in seconds.
 
     Raises:
@@ -180,6 +182,7 @@ class LiveLoop:
         self._living = list(map(weakly, self._model))
         self._stateful, self._checkpoint = list(map(weakly, objects)), weakly(checkpoint)
         self._source, self._iterator = steps, _iterator(steps)
+        self.names = TrainedNames.of(steps, trainer)
         self._saving: ExitStack | None = None
         self.rate, self.recorder = LearningRate(trainer), recorder
         self.run = Run(name) if recorder is None else recorder.run
@@ -561,6 +564,9 @@ class LiveLoop:
             self._changed.wait_for(lambda: self._guests == 0 and self._stepping is None)
             if not self._is_on(turn):
                 return
+            replaced = self.names.changed()
+            if replaced:
+                self.remark, self._requested = replaced, "stopped"
             steps = self._requested is None
             self._stepping = threading.get_ident() if steps else None
         status: str | None = None
@@ -580,6 +586,8 @@ class LiveLoop:
                 self._changed.notify_all()
             if status is not None:
                 self._tell()
+            if replaced and self.view is None:  # where nothing else shows the remark
+                print(f"{self.run.name}: {self.status} after step {self.n_steps:,}: {replaced}")
 
     def _take_one(self) -> str | None:
         """Take a step; return the status that follows, or None to continue."""
@@ -682,6 +690,10 @@ class LiveLoop:
                 raise RuntimeError(
                     f"there is nothing to go on with: {why}. branch() goes back to a snapshot where there is one"
                 )
+        if replaced := self.names.changed():
+            self.remark = replaced
+            self.stop()
+            raise RuntimeError(f"there is nothing to go on with: {replaced}")
         event_loop = self._own_event_loop() if self.mode == "task" else None
         self._stop_others()
         self._begin_saving(resumes=begins)
