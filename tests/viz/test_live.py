@@ -42,6 +42,49 @@ def test_paused_stepped_and_resumed_is_the_same_to_the_bit(kind, mode):
     assert loop.run.scalars["loss"].recent()[0].tolist() == list(range(1, 31))
 
 
+@pytest.mark.parametrize("mode", ["block", "task", "thread"])
+@pytest.mark.parametrize("kind", ["trainer", "torch"])
+def test_numbers_that_are_drawn_elsewhere_change_nothing_in_a_loop_and_it_nothing_in_them(kind, mode):
+    reference = Training(kind)
+    expected_losses = [loss.item() for loss in reference.steps()]
+    expected = reference.state(drawn=False)
+    training, drawn = Training(kind), []
+    loop = sliced(training.loop(training.step, mode=mode))
+
+    async def to(step):
+        """Some steps more, with draws wherever somebody else may draw: in a thread that is while it pauses."""
+        while loop.n_steps < step:
+            loop.step(2)
+            while loop.status == "running":
+                if mode == "task":
+                    drawn.append(torch.rand(3))
+                await asyncio.sleep(0)
+            drawn.append(torch.rand(3))
+
+    async def steer():
+        loop.step(1)
+        while loop.status == "running":
+            await asyncio.sleep(0)
+        torch.manual_seed(7)
+        await to(11)
+        loop.snapshot("fork")
+        await to(21)
+        drawn.append(torch.rand(3))
+        loop.branch("again", at="fork")
+        await to(29)
+        loop.step()
+        while loop.status == "running":
+            await asyncio.sleep(0)
+
+    asyncio.run(steer())
+    assert losses(loop.runs["run"]) == expected_losses[:21]
+    assert losses(loop.runs["again"]) == expected_losses[11:]
+    assert same(training.state(drawn=False), expected)
+    others = torch.Generator().manual_seed(7)
+    if mode != "thread":  # which shares the numbers while it runs
+        assert all(torch.equal(each, torch.rand(3, generator=others)) for each in drawn)
+
+
 def test_who_waits_for_the_end_finds_the_numbers_of_all_steps(monkeypatch):
     seen, tell = threading.Event(), LiveLoop._tell
 

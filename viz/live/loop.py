@@ -16,7 +16,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ from ..views import FrameBudget, View
 from .learning_rates import LearningRate, weakly
 from .losses import LossWatch
 from .names import TrainedNames
+from .random_numbers import OwnNumbers
 from .view import LiveView
 
 __all__ = ["MODES", "LiveLoop", "Snapshot", "loops", "stop_loops"]
@@ -79,8 +80,10 @@ class LiveLoop:
     - "block": the cell itself, until the last step. "Run all" stays in order, and only the interrupt button steers.
     - "auto": "task" in a notebook that someone has open, else "block", as in nbclient, papermill and plain Python.
 
-    Weights are bitwise the same in all modes, paused or not. The interrupt button, or Ctrl-C, pauses after the current step;
-    a second interrupt breaks the step off. A cell that runs meanwhile is interrupted as usual.
+    Weights are bitwise the same in all modes, paused or not. A loop keeps its place in torch's random numbers when other
+    code draws between its steps, a thread only while it is paused; not in NumPy's and Python's. The interrupt button, or
+    Ctrl-C, pauses after the current step; a second interrupt breaks the step off. A cell that runs meanwhile is interrupted
+    as usual.
 
     A loop trains what it was given: it stops before a step that would use another trainer, optimizer or network, because a
     name of the notebook that the steps read has been bound anew. A cell that is run again stops the loop that it made
@@ -176,6 +179,7 @@ class LiveLoop:
         self._since = (0, 0.0)  # step and time of the last start or resume
         self.event_loop = running_event_loop()
         self._task: asyncio.Task[None] | None = None
+        self._numbers = OwnNumbers()
         # The objects being trained. A notebook keeps what it has displayed, so an ended loop has only weak references.
         objects = [*stateful, *([steps] if _is_stateful(steps) else [])]
         self._model = [each for each in (trainer, checkpoint, *objects) if each is not None]
@@ -629,6 +633,8 @@ class LiveLoop:
 
     def _set_status(self, status: str) -> None:
         """Change the status between two steps. The caller calls `_tell` afterwards, without the lock."""
+        if self.mode == "thread":
+            self._numbers.end()
         try:
             self.take_in()  # who waits for the new status, in another thread, finds the numbers of all steps
             if status in ("finished", "paused") and (error := self._bad_loss()) is not None:
@@ -696,7 +702,8 @@ class LiveLoop:
             raise RuntimeError(f"there is nothing to go on with: {replaced}")
         event_loop = self._own_event_loop() if self.mode == "task" else None
         self._stop_others()
-        self._begin_saving(resumes=begins)
+        with self._turn_of_numbers():  # which notes where a loop that starts has to go on
+            self._begin_saving(resumes=begins)
         later = begins and self.mode == "block" and not has_front_end()  # a static picture: show only the last state
         if begins and not later:
             self._show()
@@ -707,6 +714,8 @@ class LiveLoop:
             self.status, self._turn = "running", self._turn + 1
             self._since = (self.n_steps, self.clock())
             turn = self._turn
+            if self.mode == "thread":  # others may draw at any time: it shares with them until it pauses
+                self._numbers.begin()
         if event_loop is not None and event_loop is running_event_loop():
             self._make_task(turn)
         elif event_loop is not None:
@@ -738,7 +747,7 @@ class LiveLoop:
     async def _run_in_task(self, turn: int) -> None:
         try:
             while self._is_on(turn):
-                with _taking_interrupts():
+                with _taking_interrupts(), self._turn_of_numbers():
                     self._run_slice(turn)
                 for _ in range(TURNS):
                     if not self._is_on(turn):  # `await loop` may return now, so the task must end
@@ -758,7 +767,8 @@ class LiveLoop:
         progress = tqdm(
             desc=self.run.name, initial=self.n_steps, unit=" steps", disable=None if self.mode == "block" else True
         )
-        with handled(self._handle), progress:
+        numbers = nullcontext() if self.mode == "thread" else self._turn_of_numbers()
+        with handled(self._handle), progress, numbers:
             while self._is_on(turn) and (until is None or self.clock() < until):
                 self._run_slice(turn, until)
                 losses = self.run.scalars.get("loss")
@@ -785,6 +795,18 @@ class LiveLoop:
         self.exception = self.exception if error is None else error
         asked = "stopped" if self._cell_is_gone() else asked  # then nothing refers to the loop any more
         self._requested = self._requested or asked
+
+    @contextmanager
+    def _turn_of_numbers(self) -> Iterator[None]:
+        """Return a context in which torch's random numbers are the loop's; other threads are kept out of their change."""
+        with ExitStack() as turn:
+            with self.at_rest():
+                turn.enter_context(self._numbers.turn())
+            try:
+                yield
+            finally:
+                with self.at_rest():
+                    turn.close()
 
     async def _wait_for_end(self) -> LiveLoop:
         if self.status == "ready":
@@ -925,7 +947,7 @@ class LiveLoop:
         manager, saving, self._saving = self._checkpoint(), self._saving, None
         if manager is None or saving is None:
             return
-        with saving:
+        with saving, self._turn_of_numbers():
             if self.status != "failed" and manager.saved_step != manager.trainer.optimizer.num_update:
                 manager.save()
 
@@ -952,7 +974,8 @@ class LiveLoop:
 
     def _take_snapshot(self, name: str) -> Snapshot:
         self.take_in()
-        snapshot = TrainerSnapshot(self.rate.needed("snapshot"))
+        with self._numbers.turn():
+            snapshot = TrainerSnapshot(self.rate.needed("snapshot"))
         state = {
             "trainer": snapshot,
             "gradients": [None if param.grad is None else param.grad.detach().clone() for param in snapshot.params],
@@ -966,9 +989,10 @@ class LiveLoop:
     def _restore(self, snapshot: Snapshot, run: Run, left: Snapshot) -> None:
         """Restore a snapshot and record into `run`. `left` is the state of the current run. An ended loop is paused."""
         state = snapshot.state
-        for each, saved in zip(self._stateful, state["stateful"], strict=True):
-            each().load_state_dict(copy.deepcopy(saved))
-        state["trainer"].restore()  # last, because loading the others may use random numbers
+        with self._numbers.turn():
+            for each, saved in zip(self._stateful, state["stateful"], strict=True):
+                each().load_state_dict(copy.deepcopy(saved))
+            state["trainer"].restore()  # last, because loading the others may use random numbers
         for param, gradient in zip(state["trainer"].params, state["gradients"], strict=True):
             param.grad = None if gradient is None else gradient.clone()
         self.rate.multiplier, self.n_steps = state["multiplier"], snapshot.step

@@ -59,9 +59,9 @@ class Training:
         options = {"view": None, "mode": "block", "stateful": self.stateful} | options
         return LiveLoop(self.steps if steps is None else steps, trainer=self.trainer, **options)
 
-    def state(self):
-        """All numbers: weights, buffers and the optimizer's."""
-        tensors = [*self.net.state_dict().values(), torch.get_rng_state()]
+    def state(self, drawn=True):
+        """All numbers: weights, buffers and the optimizer's; with `drawn` the place in torch's random numbers."""
+        tensors = [*self.net.state_dict().values(), *([torch.get_rng_state()] if drawn else [])]
         state = self.trainer.state_dict()
         if isinstance(self.trainer, tristep.Trainer):
             tensors += [tensor for own in state["state"].values() for tensor in own.values()]
