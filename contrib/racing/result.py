@@ -56,6 +56,8 @@ class RaceResult:
         chosen: int64 [n_optimizers], the index of the trial whose settings each optimizer raced with.
         step_seconds: float64 [n_optimizers, n_rounds], seconds of a step, timed apart from the trainings.
         level: the confidence level of the intervals, in (0, 1).
+        starts_equally: whether all seeds start from the same weights, because the function that makes the network seeds or
+            loads them.
     """
 
     names: tuple[str, ...]
@@ -71,6 +73,7 @@ class RaceResult:
     chosen: np.ndarray
     step_seconds: np.ndarray
     level: float = 0.95
+    starts_equally: bool = False
 
     def settings(self, name: str) -> dict[str, float]:
         """Return the searched settings with which an optimizer raced, by name.
@@ -156,8 +159,13 @@ class RaceResult:
         return ""
 
     def warnings(self) -> list[str]:
-        """Return a warning for each optimizer whose best learning rate is the least or greatest that was tried."""
+        """Return warnings: of seeds with the same first weights, and of best learning rates at an end of what was tried."""
         warnings = []
+        if self.starts_equally:
+            warnings.append(
+                "All seeds start from the same weights: make_model seeds or loads them itself, so the intervals leave out "
+                "what first weights make. Without torch.manual_seed in it, each seed has its own."
+            )
         for i, name in enumerate(self.names):
             rates = self.searched[i]["learning_rate"]
             place = int((rates < rates[self.chosen[i]]).sum())
@@ -189,7 +197,10 @@ class RaceResult:
             FileNotFoundError: there is no such folder.
         """
         about: dict[str, Any] = {"searched": [list(each) for each in self.searched]}
-        about |= {name: getattr(self, name) for name in ("names", "baseline", "target", "held_out", "seeds", "level")}
+        about |= {
+            name: getattr(self, name)
+            for name in ("names", "baseline", "target", "held_out", "seeds", "level", "starts_equally")
+        }
         arrays = {name: getattr(self, name) for name in _ARRAYS}
         for i, ranges in enumerate(self.searched):
             arrays |= {f"searched {i} {name}": values for name, values in ranges.items()}
@@ -216,6 +227,7 @@ class RaceResult:
                 seeds=tuple(map(int, about["seeds"])),
                 searched=searched,
                 level=number("level", about["level"], above=0, below=1),
+                starts_equally=bool(about["starts_equally"]),
                 **{name: arrays[name] for name in _ARRAYS},
             )
             result._check()

@@ -62,7 +62,8 @@ def race(
     the schedule ends there.
 
     Args:
-        make_model: a function that returns a new model, with random initial weights.
+        make_model: a function that returns a new model, with random initial weights from torch's generator, which the race
+            seeds. If it seeds or loads them itself, all seeds have the same, which the result's `warnings` say.
         loss: a function of the model's outputs and the labels; its result is averaged.
         data: batches (inputs, labels): a list, which is shuffled for each seed and epoch; a DataLoader or another iterable,
             whose random numbers then follow from the seed; or a function from a seed to one of these.
@@ -130,6 +131,7 @@ def race(
     if place is not None:  # otherwise a schedule need not be one that can be saved
         settings["optimizers"] = {candidate.name: candidate.about() for candidate in candidates}
     settings |= plan.first_losses(TUNING)
+    starts_equally = plan.starts_equally(chosen_seeds)
     store = Store(place, settings)
     points = [candidate.points(trials) for candidate in candidates]
 
@@ -166,6 +168,7 @@ def race(
         winners,
         timed["seconds"],
         level,
+        starts_equally,
     )
 
 

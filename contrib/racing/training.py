@@ -14,7 +14,7 @@ import torch
 
 from ...trainer.loops.batch_step import device_of, unpack_batch
 from ...trainer.loops.fitting import evaluate
-from ...trainer.loops.sweeping.train import Batches, Evaluate, start, train_separately, train_together
+from ...trainer.loops.sweeping.train import Batches, Evaluate, start, start_equally, train_separately, train_together
 from ...trainer.optimizer import Optimizer
 from ...trainer.trainer import Trainer
 
@@ -89,6 +89,10 @@ class Plan:
     def measured(self) -> np.ndarray:
         """The steps after which the loss is measured, int64 [n_points]."""
         return np.array(sorted({*range(0, self.steps + 1, self.every), self.steps}))
+
+    def starts_equally(self, seeds: Sequence[int]) -> bool:
+        """Return whether the networks of the first two seeds have the same weights."""
+        return start_equally([start(self.make_model, seed) for seed in seeds[:2]])
 
     def first_losses(self, seed: int) -> dict[str, float]:
         """Return losses of the initial weights, by which a store notices a changed network, loss or data.

@@ -1,6 +1,7 @@
 """Races: trainings are those of torch.optim on the same batches, tuning is what it says, and a second call goes on."""
 
 import doctest
+import warnings
 from importlib import import_module
 
 import numpy as np
@@ -9,9 +10,11 @@ import torch
 from races import LOSS, TWO, batches, network, raced
 from torch import nn
 
+import tristep
 from tristep.contrib.racing.candidates import candidates_of
 from tristep.contrib.racing.training import SeededBatches
 from tristep.lr_scheduler import FunctionScheduler
+from tristep.trainer import RaceResult
 
 pytestmark = pytest.mark.sample(0)  # the quick tier runs a smoke test
 
@@ -183,6 +186,35 @@ def test_a_folder_of_another_race_is_refused(changed, said, tmp_path):
     with pytest.raises(ValueError, match=said):
         raced(**settings | changed)
     assert {path.name: path.read_bytes() for path in settings["folder"].iterdir()} == kept
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("makes", ["seeds itself", "has a generator", "loads", "draws"])
+def test_seeds_that_start_from_the_same_weights_are_said_to(makes, tmp_path):
+    kept = network()
+
+    def make():
+        if makes == "seeds itself":
+            torch.manual_seed(0)
+        net = network()
+        if makes == "has a generator":
+            tristep.initializer.initialize(net, "xavier", torch.Generator().manual_seed(0))
+        elif makes == "loads":
+            net.load_state_dict(kept.state_dict())
+        return net
+
+    found = raced(make=make, steps=4, trials=1, folder=tmp_path / "race")
+    found.save(tmp_path / "race.safetensors")
+    for each in (found, RaceResult.load(tmp_path / "race.safetensors")):
+        assert ("All seeds start from the same weights" in str(each)) == (makes != "draws")
+    swept = {"optimizer": "sgd", "steps": 2, "seeds": (0, 1)}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        tristep.sweep(make, LOSS, batches(), **swept)
+    assert [str(each.message)[:52] for each in said] == ["seeds=(0, 1): make_model gives the same weights for "] * (
+        makes != "draws"
+    )
+    assert "same weights" not in str(raced(make=make, steps=4, trials=1, seeds=1))
 
 
 @pytest.mark.sample(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..ensemble import make_optimizer
 from ..fitting import check_batches, check_loss, evaluate
 from ..metrics import Metric, checked_metrics
 from .result import Sweep
-from .train import Batches, start, train_separately, train_together
+from .train import Batches, start, start_equally, train_separately, train_together
 
 
 def sweep(
@@ -93,6 +94,13 @@ def sweep(
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     optimizers = [_optimizer(optimizer, optimizer_params, point) for point in points]
     starts = {seed: start(make_model, seed) for seed in axes["seed"]}
+    if start_equally(starts.values()):
+        warnings.warn(
+            f"seeds={tuple(starts)}: make_model gives the same weights for all of them, so they are one training, but for "
+            "dropout. Make the network from torch's random numbers, without torch.manual_seed or a generator of its own",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     models = [starts[point["seed"]] for point in points]
     train = train_together if together else train_separately
     losses, states, per_epoch = train(models, optimizers, loss, Batches(data, n_epochs, n_steps), engine)

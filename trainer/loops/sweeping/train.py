@@ -39,6 +39,12 @@ def start(make_model: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Modu
     return model
 
 
+def start_equally(models: Iterable[torch.nn.Module]) -> bool:
+    """Return whether networks of several seeds have the same weights: then what made them does not depend on the seed."""
+    first, *others = (model.state_dict() for model in models)
+    return bool(others) and all(torch.equal(other[name], first[name]) for other in others for name in first)
+
+
 class Batches:
     """The batches of a number of epochs (None: as many as `steps` needs), or of a number of steps (None: of all epochs)."""
 
