@@ -2,12 +2,13 @@
 
 import base64
 import io
+from dataclasses import replace
 
 import numpy as np
 from PIL import Image
 from scene_cases import DOWN, ENTER, LEFT, LIGHT, RIGHT, colour_at, one, swept
 
-from tristep.viz.scene import Axis, Button, Control, Line, Note, Panel, Points, RunTable, Scene
+from tristep.viz.scene import Axis, Button, Control, Line, Note, Panel, Points, RunTable, Scene, Text
 
 
 def test_a_key_on_the_slider_changes_the_picture_and_back_gives_the_same(stage):
@@ -115,6 +116,26 @@ def test_silence_of_python_is_told_until_it_answers(stage):
     assert "the kernel has ended or been restarted" in silence.text
     stage.browser.run("shown.answered()")
     assert not silence.is_displayed()
+
+
+def test_what_a_page_without_python_says_of_a_loop_is_said_to_be_past(stage):
+    stage.browser.run(BY_HAND)
+    scene = swept(remote=True)
+    status = Panel(
+        Axis("", 0, 1), Axis("", 0, 1), [Text("run: running, 485 steps/s", 0, 0.5, name="status")], frame=False, row=1
+    )
+    stage.show(replace(scene, panels=[*scene.panels, status]))
+
+    def says():
+        stage.browser.frame()
+        return [words for words, *_ in stage.written() if "485" in words]
+
+    assert says() == ["run: running, 485 steps/s"]
+    stage.browser.keys(stage.browser.find("input"), RIGHT)
+    stage.browser.run("patience()")
+    assert says() == ["when last heard: run: running, 485 steps/s"]
+    stage.browser.run("shown.answered()")
+    assert says() == ["run: running, 485 steps/s"]
 
 
 def _live_scene(live=True):
@@ -225,6 +246,7 @@ def test_a_choice_of_many_is_searched(stage):
     assert stage.sent("control") == [{"kind": "control", "name": "layer", "index": 59}]
     assert field.get_attribute("value") == "block7.bias3"
     stage.browser.keys(field, "nothing", ENTER)
+    assert field.get_attribute("value") == "block7.bias3"  # what is drawn, with the focus still in the field
     stage.browser.run("document.activeElement.blur()")
     assert field.get_attribute("value") == "block7.bias3"
     assert len(stage.sent("control")) == 1

@@ -183,7 +183,7 @@ type Pen = {
 type Places = Record<number, [number, number]>; // by the number of a point
 type Moved = Map<Layer, Places>; // places of points since they were moved by hand
 /** What drawing and pointing need to know of what is shown. */
-type Look = { scene: Scene; state: State; isDrawn: (layer: Layer) => boolean; moved: Moved; taken: Box[] };
+type Look = { scene: Scene; state: State; isDrawn: (layer: Layer) => boolean; moved: Moved; isPast: boolean; taken: Box[] };
 type Found = {
   layer: Layer;
   far: number;

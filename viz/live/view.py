@@ -54,7 +54,13 @@ class LiveView(View):
         with loop.at_rest():  # so that no step records meanwhile
             self._take_in_runs()
             scene = self.of.scene()
-        status = Panel(Axis("", 0, 1), Axis("", 0, 1), [Text(self.status(), 0.0, 0.5)], frame=False, columns=scene.grid[1])
+        status = Panel(
+            Axis("", 0, 1),
+            Axis("", 0, 1),
+            [Text(self.status(), 0.0, 0.5, name="status")],
+            frame=False,
+            columns=scene.grid[1],
+        )
         controls = [*scene.controls]
         if loop.rate.trainer is not None:
             nearest = int(np.argmin([abs(value - loop.multiplier) for value in MULTIPLIERS]))

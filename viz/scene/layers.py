@@ -228,6 +228,8 @@ class Text(Layer):
         align: which part of the text is at x: "left", "center" or "right". Its vertical middle is at y.
         size: in points (1/72 inch).
         fixed: whether to use a fixed-width font.
+
+    A text of the name "status" is marked as a past one on a page that does not hear of Python any more.
     """
 
     texts: Any

@@ -160,7 +160,11 @@ export class Controls {
       field.value = "";
     });
     field.addEventListener("input", () => choose((each, typed) => each === typed));
-    field.addEventListener("change", () => choose((each, typed) => each.includes(typed)));
+    field.addEventListener("change", () => {
+      choose((each, typed) => each.includes(typed));
+      show(); // what is drawn, also where nothing has what was typed
+      field.select();
+    });
     field.addEventListener("blur", show);
     this.inputs.set(name, () => field.matches(":focus") || show());
     return [field, list];

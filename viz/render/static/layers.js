@@ -254,12 +254,13 @@ const draw = {
     outlined(pen, words, x, y + 11 * pen.scale, pen.colour(layer.style));
   },
 
-  text(pen, layer, place, { state }) {
+  text(pen, layer, place, { state, isPast }) {
     const { context } = pen;
     const { x: left, y: top, width, height } = place.frame;
     const share = part(layer, "x", state)[0];
     const room = { left: 1 - share, right: share, center: 2 * Math.min(share, 1 - share) }[layer.align] * width;
-    const { lines, size, step } = pen.fitted(layer, textOf(layer, state), room);
+    const past = isPast && layer.name === "status" ? "when last heard: " : "";
+    const { lines, size, step } = pen.fitted(layer, past + textOf(layer, state), room);
     const x = left + share * width;
     const middle = top + (1 - part(layer, "y", state)[0]) * height;
     context.textAlign = layer.align;

@@ -16,6 +16,7 @@ export class Shown {
     this.chosen = new Set(scene.runs?.shown);
     /** @type {Moved} */
     this.moved = new Map();
+    this.isPast = false; // whether Python does not answer, which may have gone on, or ended
   }
 
   /** @param {Layer} layer */
@@ -25,8 +26,8 @@ export class Shown {
 
   /** @param {Box[]} taken where words stand already */
   look(taken = []) {
-    const { scene, state, moved } = this;
-    return { scene, state, moved, taken, isDrawn: (/** @type {Layer} */ layer) => this.isDrawn(layer) };
+    const { scene, state, moved, isPast } = this;
+    return { scene, state, moved, isPast, taken, isDrawn: (/** @type {Layer} */ layer) => this.isDrawn(layer) };
   }
 
   /** @param {string} name of a control that there is */

@@ -226,6 +226,8 @@ class View {
     this.words.silence.hidden = !isLost;
     this.root.classList.toggle("tristep-lost", isLost);
     this.controls.show();
+    this.shown.isPast = isLost;
+    this.picture.changed({ back: true });
   }
 
   /** @param {Payload} payload */
