@@ -203,6 +203,31 @@ def test_a_point_of_many_steps_shows_how_far_they_reached():
     np.testing.assert_allclose(_averages(scene), 2.5, atol=1e-4)
 
 
+SMALL = {
+    "denormal": np.full(30, 1e-310),
+    "below 1e-300": np.logspace(-320, -301, 30),
+    "below float32": np.logspace(-60, -46, 30),
+    "down to 1e-320": np.logspace(-320, -1, 30),
+    "below 0": np.full(30, -1e-310),
+}
+
+
+@pytest.mark.parametrize("losses", SMALL.values(), ids=SMALL)
+def test_losses_too_small_for_a_picture_are_drawn_as_0(losses):
+    run = make_run(30, loss=losses)
+    run.scalars["learning_rate"] = Series()
+    run.scalars["learning_rate"].extend(range(1, 31), losses)
+    for view in (LossView(run), Dashboard(run), ScheduleView(lambda n: 1e-310, 30, loss=run)):
+        scene = view.scene()
+        draw(scene, {})._repr_png_()
+        raw = next(line for line in layers_of(scene, Line) if line.width == 0.6)
+        np.testing.assert_allclose(raw.y, np.where(np.abs(losses) < 1e-37, 0.0, losses), rtol=1e-6)
+        panel = next(panel for panel in scene.panels if any(layer is raw for layer in panel.layers))
+        assert panel.y.scale == ("log" if (losses > 1e-37).any() else "linear")
+        assert panel.y.high > 1e-37
+        assert panel.y.low <= 0.0 or panel.y.low > 1e-40
+
+
 def test_steps_that_are_not_finite_are_marked_and_leave_gaps():
     loss = 1 / np.arange(1.0, 121)
     loss[[30, 31, 70]] = np.nan, np.inf, 1e300

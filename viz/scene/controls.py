@@ -14,8 +14,9 @@ from ...trainer.validation import choice, integer
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Axis", "Button", "Click", "Control", "Listing", "Note", "RunTable"]
+__all__ = ["LARGEST", "LEAST", "Axis", "Button", "Click", "Control", "Listing", "Note", "RunTable"]
 
+LARGEST, LEAST = 3e38, 1e-37  # the largest number that a scene can hold, and the least above 0
 KINDS = ("slider", "choice", "play", "text")
 
 
@@ -54,19 +55,21 @@ class Axis:
 
         Args:
             label, scale, ticks: as for `Axis`.
-            *values: arrays of any shape. Non-finite values are ignored, and values <= 0 with scale "log".
+            *values: arrays of any shape. Non-finite values are ignored, and values <= 0 with scale "log". Values nearer to 0
+                than 1e-37 count as 0.
             margin: the free space at each end, as a share of the range of the values.
         """
         arrays = [np.asarray(array, dtype=np.float64).ravel() for array in values]
         together = np.concatenate(arrays) if arrays else np.zeros(0)
         together = together[np.isfinite(together)]
+        together = np.where(np.abs(together) < LEAST, 0.0, together)
         if scale == "log":
-            together = np.log10(together[together > 0])
+            together = np.log10(np.minimum(together[together > 0], LARGEST))
         low, high = (float(together.min()), float(together.max())) if together.size else (0.0, 1.0)
         reach = (high - low) * margin if high > low else (0.5 if scale == "log" else (abs(high) or 1.0) * 0.5)
         low, high = low - reach, high + reach
         if scale == "log":
-            low, high = 10.0 ** max(low, -300.0), 10.0 ** min(high, 300.0)
+            low, high = 10.0**low, 10.0**high
         return cls(label, low, high, scale, ticks)
 
 

@@ -12,6 +12,7 @@ from ..record import Curve, Run, Series
 from ..record.series import POINTS
 from ..record.statistics import trailing_means
 from ..scene import Axis, Band, Control, Layer, Line, Panel, Points, Scene, Text
+from ..scene.controls import LARGEST, LEAST
 
 __all__ = [
     "MARKS",
@@ -45,7 +46,6 @@ __all__ = [
 ]
 
 WIDTHS = tuple(float(digit * 10**power) for power in range(9) for digit in (1, 2, 5))  # of averages, in steps
-LARGEST = 3e38  # the largest number that a scene can hold
 SOLID_GREY = 15  # the style number of a solid grey line
 MARKS = 32  # the largest number of crosses, or of rings, side by side
 Drawn = tuple[str, Curve, np.ndarray, int]  # legend name, curve, x of its points, style number
@@ -141,7 +141,7 @@ def scalar_panel(
     for run in dict.fromkeys(of):  # all at once without a table
         own = [each for each, other in zip(drawn, of, strict=True) if other == run]
         found = not_finite(across, vertical, [(x, curve.mean, curve.nonfinite, style) for _, curve, x, style in own])
-        found += not_positive(across, vertical, [([x[curve.low <= 0]], style) for _, curve, x, style in own])
+        found += not_positive(across, vertical, [([x[curve.low < LEAST]], style) for _, curve, x, style in own])
         marks += [replace(mark, run=run) for mark in found]
     return Panel(across, vertical, [*layers, *marks])
 
@@ -227,7 +227,7 @@ def is_loss(name: str) -> bool:
 
 def fits_log(name: str, *values: np.ndarray) -> bool:
     """Return whether a log scale suits scalars: a loss with a value above 0, or values over more than two decades."""
-    positive = np.concatenate([each[(each > 0) & (each < LARGEST)] for each in values])
+    positive = np.concatenate([each[(each >= LEAST) & (each < LARGEST)] for each in values])
     return bool(positive.size) and (is_loss(name) or float(positive.max()) > 100 * float(positive.min()))
 
 
@@ -258,9 +258,9 @@ def middle_steps(curve: Curve) -> np.ndarray:
 
 
 def drawable(values: np.ndarray) -> np.ndarray:
-    """Replace values that a scene cannot hold, infinite or beyond 3e38, by NaN, which leaves a gap."""
+    """Replace values that a scene cannot hold: large ones by NaN, which leaves a gap, those nearer to 0 than 1e-37 by 0."""
     values = np.asarray(values, dtype=np.float64)
-    return np.where(np.abs(values) < LARGEST, values, np.nan)
+    return np.where(np.abs(values) < LARGEST, np.where(np.abs(values) < LEAST, 0.0, values), np.nan)
 
 
 def percentiles(values: np.ndarray) -> np.ndarray:
@@ -278,7 +278,7 @@ def axis_value(axis: Axis, share: float) -> float:
 def axis_from_zero(label: str, *values: np.ndarray) -> Axis:
     """Return a linear axis from 0 to slightly above the largest value."""
     largest = max((float(np.nanmax(each)) for each in values if np.isfinite(each).any()), default=0.0)
-    return Axis(label, 0.0, 1.08 * largest if largest > 0 else 1.0)
+    return Axis(label, 0.0, 1.08 * largest if largest >= LEAST else 1.0)
 
 
 def words_panel(*words: Layer, **place: Any) -> Panel:
