@@ -9,7 +9,6 @@ if not __name__.startswith("tristep."):
 # By kind: the name that a user gives, and the object that it stands for, as "module:name".
 NAMES = {
     "compressors": {
-        "powersgd": "tristep.contrib.compression.powersgd:PowerSGD",
         "topk": "tristep.contrib.compression.sparse:TopK",
     },
     "initializers": {

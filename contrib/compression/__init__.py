@@ -1,7 +1,6 @@
-"""Gradient compression beyond codecs: sparse gradients, low-rank matrices, and a hook for DistributedDataParallel."""
+"""Gradient compression beyond codecs: sparse gradients, and a hook for DistributedDataParallel."""
 
 from .ddp import ddp_hook
-from .powersgd import PowerSGD
 from .sparse import TopK
 
-__all__ = ["PowerSGD", "TopK", "ddp_hook"]
+__all__ = ["TopK", "ddp_hook"]

@@ -47,7 +47,7 @@ def ddp_hook(
                 warnings.warn(f"bucket {number} of DDP has other tensors now, so its residual is dropped", stacklevel=2)
             known_shapes[number] = shapes
             reduces[number] = CompressedAllReduce(
-                compressor, values.numel(), shapes, device=values.device, group=group, engine=engine
+                compressor, values.numel(), device=values.device, group=group, engine=engine
             )
         return reduces[number]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...kernels import compress
-from ...trainer.compression import Compressor, create_compressor
+from ...trainer.compression import create_compressor
 from ...trainer.kvstore.base import Key
 from .transport import copy_all
 
@@ -17,14 +17,14 @@ class PushCompression:
     """Encodes the gradients of a push as one message.
 
     Args:
-        compression_params: the arguments of `create_compressor`, see `compressor_of`.
+        compression_params: the arguments of `create_compressor`.
 
     Attributes:
         residuals: the sum of encoding errors of each key, float32 in the key's shape.
     """
 
     def __init__(self, compression_params: Mapping[str, Any]) -> None:
-        self._compressor = compressor_of(compression_params)
+        self._compressor = create_compressor(compression_params)
         self._params = dict(compression_params)
         self.residuals: dict[Key, torch.Tensor] = {}
 
@@ -72,18 +72,3 @@ class PushCompression:
             ]
             if shares:
                 self.residuals[key] = torch.stack(shares).sum(dim=0)
-
-
-def compressor_of(compression_params: Any) -> Compressor:
-    """Return the compressor for pushes to a server.
-
-    Raises:
-        TypeError, ValueError: `compression_params` are invalid, or their type needs an all-reduce.
-    """
-    compressor = create_compressor(compression_params)
-    if not compressor.sends_alone:
-        raise ValueError(
-            f"compression_params={dict(compression_params)!r} for a parameter server: {compression_params['type']!r} is for "
-            "processes that add up their gradients; use another type, such as 'int8', or kvstore='dist_sync'"
-        )
-    return compressor

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...trainer import serialization
+from ...trainer.compression import create_compressor
 from ...trainer.kvstore.base import Key, KVStore, dense, known_values, new_values, renamed
 from ...trainer.kvstore.sync import KVStoreSync
 from ...trainer.lr_scheduler import LRScheduler
@@ -20,7 +21,7 @@ from ...trainer.optimizer import MultiOptimizer, Optimizer, Updater
 from ...trainer.optimizer.counts import StepCounts
 from ...trainer.validation import instance
 from .client import ServerClient
-from .compression import PushCompression, compressor_of
+from .compression import PushCompression
 from .job import Roles
 from .loop import ServerLoop
 from .transport import Opcode, copy_all, with_tensors, without_tensors
@@ -137,8 +138,8 @@ class ServerStore(KVStore):
 
     @classmethod
     def check_compression(cls, compression_params: Mapping[str, Any]) -> None:
-        """Raise TypeError or ValueError for invalid arguments; "powersgd" does not work with a server."""
-        compressor_of(compression_params)
+        """Raise TypeError or ValueError for invalid arguments."""
+        create_compressor(compression_params)
 
     def __init__(self, roles: Roles, type: str) -> None:
         self.type = type
@@ -244,8 +245,8 @@ class ServerStore(KVStore):
         All values of a message are encoded together. The encoding error of each key is added to its next push.
 
         Args:
-            compression_params: the arguments of `create_compressor`, except "powersgd". A user-defined type must
-                be registered before the store is made, so that the server knows it.
+            compression_params: the arguments of `create_compressor`. A user-defined type must be registered before the store
+                is made, so that the server knows it.
 
         Raises:
             TypeError, ValueError: `compression_params` are invalid; nothing has been changed.

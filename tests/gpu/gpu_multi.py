@@ -52,7 +52,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "ZeRO-1": {"update_on_kvstore": True},
     **{
         f"{kind}, {how}": {"update_on_kvstore": update, "compression_params": {"type": kind}}
-        for kind in ("int8", "fp16", "powersgd")
+        for kind in ("int8", "fp16")
         for how, update in (("all-reduce", False), ("ZeRO-1", True))
     },
 }

@@ -23,7 +23,7 @@ def ranks() -> list[str]:
     for given in (
         {},
         {"update_on_kvstore": True},
-        *({"compression_params": {"type": kind}} for kind in ("2bit", "int8", "fp16", "topk", "powersgd")),
+        *({"compression_params": {"type": kind}} for kind in ("2bit", "int8", "fp16", "topk")),
     ):
         found += _in_processes(_train_on_rank, given)
     return found

@@ -10,7 +10,7 @@ A bucket is a flat tensor of gradients, divided into one chunk for each rank:
 So all ranks end with the same bits, and each sends 2 (N - 1) / N b n bytes for n values that take b bytes each. With "2bit"
 and "1bit" the second message is the exact sum of the votes, in a few more bits, without a residual. With two ranks, or few
 values, all messages are gathered instead: then one collective is enough, and there is no second rounding error. "topk"
-always gathers, since ranks choose different indices; "powersgd" uses all-reduces, as what it sends can be summed directly.
+always gathers, since ranks choose different indices.
 
 Where a rank needs the sum of its own part only, as with sharded updates, the algorithm ends after the local sums: without an
 all-gather and without a second rounding error.
@@ -18,7 +18,7 @@ all-gather and without a second rounding error.
 Sources: Seide et al. (2014), "1-bit stochastic gradient descent" (error feedback); Tang et al. (2019), "DoubleSqueeze" (both
 directions); MXNet 1.9.1 and 2.0, `gradient_compression` ("2bit", "1bit"); Bernstein et al. (2018), "signSGD", and
 Karimireddy et al. (2019), "Error feedback fixes SignSGD" ("sign"); Stich et al. (2018), "Sparsified SGD with memory"
-("topk"); Vogels et al. (2019), "PowerSGD".
+("topk").
 """
 
 from __future__ import annotations
@@ -82,25 +82,24 @@ class CompressedAllReduce:
     Args:
         compression_params: the type of the compression and its options, see `create_compressor`; or a compressor.
         numel: the number of elements of the bucket, >= 1.
-        shapes: the shapes of the tensors in the bucket, in their order; "powersgd" needs them, other types ignore them.
         device: the bucket's device.
         group: the process group; None for the default group or, if torch.distributed is not initialized, for one rank.
         engine: the engine of encoding and decoding; see `tristep.kernels.choose_engine`.
         exchange: "all_to_all" or "all_gather", for compressors that can use both; None for the one that sends less.
         parts: the number of elements of each rank's part of the bucket, if a rank needs the sum of its own part only. No
-            effect on "topk" and "powersgd", which sum whole buckets. None: each rank gets the whole sum.
+            effect on "topk", which sums whole buckets. None: each rank gets the whole sum.
 
     Attributes:
         compressor: the compressor.
         rank: the number of this process in the group.
         ranks: the number of processes in the group.
-        exchange: "all_to_all", "all_gather", "all_reduce", or "reduce_scatter" for sums of parts.
+        exchange: "all_to_all", "all_gather", or "reduce_scatter" for sums of parts.
         scatters: whether each rank gets the sum of its own part only, and buckets stay as they are.
         bytes_sent: bytes that each rank sends for one bucket, without network headers.
 
     Raises:
         TypeError: an argument has a wrong type.
-        ValueError: an argument is out of range, or `shapes` is missing or does not have `numel` elements.
+        ValueError: an argument is out of range.
 
     Example:
         >>> import torch
@@ -116,7 +115,6 @@ class CompressedAllReduce:
         self,
         compression_params: Mapping[str, Any] | Compressor,
         numel: int,
-        shapes: Sequence[Sequence[int]] | None = None,
         *,
         device: torch.device | str = "cpu",
         group: Any = None,
@@ -137,7 +135,7 @@ class CompressedAllReduce:
                 raise ValueError(f"parts={list(parts)!r} must have numel={self.numel} elements together")
             if klass.takes_parts and self.compressor.exchange == "all_to_all":
                 options["parts"] = parts
-        arguments = self.compressor, self.numel, shapes, self.device, group, engine, exchange
+        arguments = self.compressor, self.numel, self.device, group, engine, exchange
         self._algorithm = algorithm = klass(*arguments, **options)
         self.rank, self.ranks = algorithm.rank, algorithm.ranks
         self.exchange, self.bytes_sent = algorithm.exchange, algorithm.bytes_sent
@@ -184,7 +182,9 @@ class CompressedAllReduce:
             RuntimeError: the sum of the last bucket is not complete.
         """
         self._check_done()
-        return self._identity() | {name: _copied(value) for name, value in self._algorithm.state().items()}
+        return self._identity() | {
+            name: None if residual is None else residual.clone() for name, residual in self._algorithm.state().items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned on this rank, of as many ranks.
@@ -210,9 +210,3 @@ class CompressedAllReduce:
 
     def __repr__(self) -> str:
         return f"CompressedAllReduce({self.compressor!r}, {self.numel}, {self.exchange}, rank {self.rank} of {self.ranks})"
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    return [_copied(item) for item in value] if isinstance(value, list) else value

@@ -16,7 +16,7 @@ from ..validation import boolean, choice, instance
 option_name = "compression_params[{!r}]".format
 _OTHER_NAMES = {
     "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "8bit": "int8", "4bit": "int4", "signsgd": "sign",
-    "top_k": "topk", "top-k": "topk", "power_sgd": "powersgd",
+    "top_k": "topk", "top-k": "topk",
 }  # fmt: skip
 
 _Class = TypeVar("_Class", bound="type[Compressor]")
@@ -38,8 +38,6 @@ class Compressor(abc.ABC):
             True. A loss scaler needs that to notice overflows, so it cannot be used with other compressors.
         exchange: "all_to_all" if each rank may encode one chunk of the bucket, and then the sum of that chunk; "all_gather"
             if a message must encode the whole bucket, so that each rank gets the messages of all ranks.
-        sends_alone: whether a rank's message can be decoded without messages of other ranks, as a parameter server does;
-            default True.
         reduce_algorithm: a subclass of `compression.reduce.ReduceAlgorithm` that sums buckets over the ranks; None for the
             one that works with any `encode` and `decode`.
 
@@ -61,7 +59,6 @@ class Compressor(abc.ABC):
     error_feedback = True
     keeps_nonfinite = True
     exchange = "all_to_all"
-    sends_alone = True
     reduce_algorithm: ClassVar[Any] = None
 
     @staticmethod
@@ -133,7 +130,6 @@ def create_compressor(compression_params: Mapping[str, Any]) -> Compressor:
             "2bit": `threshold`, > 0, default 0.5. "1bit": `threshold`, default 0.5.
             "fp16", "bf16", "int8", "int4", "sign": no options.
             "topk": `ratio`, in (0, 1], default 0.01, the fraction of values that is sent: the largest in magnitude.
-            "powersgd": `rank`, default 4, of the matrices that are sent; `seed`, default 0, of their initial values.
             All types: `error_feedback`, default True.
 
     Raises:

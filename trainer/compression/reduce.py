@@ -29,14 +29,14 @@ class ReduceAlgorithm(abc.ABC):
         parts: the number of elements of each rank's part; None if each rank gets the whole sum.
         rank: the number of this process in the group.
         ranks: the number of processes in the group.
-        exchange: "all_to_all", "all_gather", "all_reduce", or "reduce_scatter" with `parts`.
+        exchange: "all_to_all", "all_gather", or "reduce_scatter" with `parts`.
         bytes_sent: bytes that each rank sends for one bucket.
         worker: float32 [numel], the residual of this rank's bucket; None without error feedback.
         server: float32 [chunk], the residual of the sum of this rank's chunk; None if that sum is sent exactly.
     """
 
     takes_parts: ClassVar[bool] = False
-    exchange = "all_reduce"
+    exchange = ""
     bytes_sent = 0.0
     server: torch.Tensor | None = None
 
@@ -44,7 +44,6 @@ class ReduceAlgorithm(abc.ABC):
         self,
         compressor: Compressor,
         numel: int,
-        shapes: Any,
         device: torch.device,
         group: Any,
         engine: Any,
@@ -84,10 +83,7 @@ class ReduceAlgorithm(abc.ABC):
         """
 
     def state(self) -> dict[str, Any]:
-        """Return the residuals, and other state of a subclass; the tensors themselves, not copies.
-
-        Other state must be equal on all ranks: numbers, tensors, and lists of these. Trainers save rank 0's.
-        """
+        """Return the residuals; the tensors themselves, not copies."""
         return {"worker": self.worker, "server": self.server}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -111,10 +107,6 @@ class ReduceAlgorithm(abc.ABC):
         """Return a float32 copy of the bucket plus the worker's residual."""
         x = bucket.to(torch.float32, copy=True)
         return x if self.worker is None else x.add_(self.worker)
-
-    def all_reduce(self, values: torch.Tensor) -> Any:
-        """Start an all-reduce in place and return its handle, to be yielded by `steps`; None for one rank."""
-        return None if self.ranks == 1 else distributed.all_reduce(values, group=self.group, async_op=True)
 
     def all_gather(self, output: torch.Tensor, own: torch.Tensor) -> Any:
         """Start an all-gather of `own` into `output`, and return its handle, to be yielded by `steps`."""

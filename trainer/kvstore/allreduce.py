@@ -162,8 +162,7 @@ class CollectiveStore(LocalStore):
             check_float32(key, tensor)
             reducer = self._reducers.get(key)
             if reducer is None or reducer.numel != tensor.numel() or reducer.device != tensor.device:
-                shapes = [tensor.shape]
-                reducer = CompressedAllReduce(params, tensor.numel(), shapes, device=tensor.device, group=self.group)
+                reducer = CompressedAllReduce(params, tensor.numel(), device=tensor.device, group=self.group)
                 self._reducers[key] = reducer
         flats = [tensor.contiguous().view(-1) for tensor in tensors]
         wait_all([self._reducers[key].start(flat) for key, flat in zip(keys, flats, strict=True)])

@@ -1,4 +1,4 @@
-"""Compressed all-reduces of buckets, and what of them is saved: residuals by parameter, and the state of each bucket."""
+"""Compressed all-reduces of buckets, and what of them is saved: residuals by parameter, and between parameters."""
 
 from __future__ import annotations
 
@@ -9,27 +9,21 @@ import torch
 
 from ..compression import CompressedAllReduce
 from ..utils import distributed
-from .buckets import Bucket, GradientBuckets, gaps_of
+from .buckets import Bucket, GradientBuckets
 from .partition import in_memory_order, shaped_like
 from .sync import Residuals
 
 _SERVER = "server"  # the source of the residual of sums; the source of a rank's own residual is its number
 _GAPS_OF_RANKS, _GAPS_OF_SUMS = "gaps of ranks", "gaps of sums"
-# Entries of a reducer's state that are residuals, which are saved by parameter, or say whose state it is.
-_IN_RESIDUALS = {"worker", "server", "type", "rank", "ranks", "numel"}
 
 
 def compressed_sum(
     bucket: Bucket, compression_params: Mapping[str, Any], group: Any, engine: str | None, scatter: bool = False
 ) -> CompressedAllReduce:
     """Return the compressed sum of a bucket; with `scatter`, a rank needs the sum of its own part only."""
-    first, *gaps = gaps_of(bucket)
-    shapes = [first.shape]
-    for member, gap in zip(bucket.members, gaps, strict=True):
-        shapes += [member.view.shape if member.view.is_contiguous() else member.room.shape, gap.shape]
     parts = bucket.parts if scatter else None
     where = {"device": bucket.flat.device, "group": group, "engine": engine}
-    return CompressedAllReduce(compression_params, bucket.flat.numel(), shapes, **where, parts=parts)
+    return CompressedAllReduce(compression_params, bucket.flat.numel(), **where, parts=parts)
 
 
 def residuals_of(buckets: GradientBuckets) -> Residuals:
@@ -61,9 +55,8 @@ def bucket_state(buckets: GradientBuckets) -> dict[str, Any]:
     """Return what a resumed training needs to sum gradients in the same buckets. To be called on all ranks.
 
     "buckets" has the number of "ranks", the "order" of the parameters, which are "trained", and a description of each
-    bucket's reducer. "reducers" has, by the number of a bucket, its reducer's state except for the residuals of parameters:
-    the residuals between parameters, "gaps of ranks" [ranks, n] and "gaps of sums" [m], which some codecs average with the
-    parameters next to them, and all else, as tensors on the CPU.
+    bucket's reducer. "reducers" has, by the number of a bucket, the residuals between parameters, "gaps of ranks" [ranks, n]
+    and "gaps of sums" [m], which some codecs average with the parameters next to them, on the CPU.
     """
     n = len(buckets.params)
     described = [_described(bucket) for bucket in buckets.buckets if bucket.reducer is not None]
@@ -89,8 +82,6 @@ def bucket_state(buckets: GradientBuckets) -> dict[str, Any]:
             distributed.all_gather(whole, state["server"], buckets.group)
             if (gaps := whole[_gaps_in(bucket, len(whole))]).any():
                 tensors[_GAPS_OF_SUMS] = gaps.cpu()
-        for name in state.keys() - _IN_RESIDUALS:
-            _flatten(name, state[name], tensors)
         if tensors:
             reducers[str(number)] = tensors
     return {"buckets": plain} | ({"reducers": reducers} if reducers else {})
@@ -109,7 +100,7 @@ def load_sums(buckets: GradientBuckets, saved: Mapping[str, Any]) -> None:
     """Load what `residuals_of` and `bucket_state` returned from a saved state. To be called on all ranks.
 
     If it was saved on another number of ranks, each rank gets an equal share of the sum. A missing residual becomes 0.
-    Reducers' other state is loaded only if the buckets, and the compression, are as they were.
+    Residuals between parameters are loaded only if the buckets, and the compression, are as they were.
     """
     buckets.make()
     plain, residuals = saved.get("buckets"), saved.get("residuals", {})
@@ -145,8 +136,6 @@ def load_sums(buckets: GradientBuckets, saved: Mapping[str, Any]) -> None:
             if _GAPS_OF_SUMS in tensors:
                 _fill(flats["server"][: ranks * size], bucket, tensors[_GAPS_OF_SUMS], number)
             state["server"] = flats["server"][rank * size : (rank + 1) * size]
-        if tensors:
-            state |= {name: _like(state[name], name, tensors, number) for name in state.keys() - _IN_RESIDUALS}
         bucket.reducer.load_state_dict(state)
 
 
@@ -180,21 +169,3 @@ def _fill(flat: torch.Tensor, bucket: Bucket, values: torch.Tensor, number: int)
     if values.shape != (int(mask.sum()),):
         raise ValueError(f"saved state: reducers[{str(number)!r}] has gaps of shape {tuple(values.shape)}: {mask.sum()} fit")
     flat[mask] = values.to(flat)
-
-
-def _flatten(name: str, value: Any, into: dict[str, torch.Tensor]) -> None:
-    """Put a reducer's state, a number, a tensor or a list of such, into a dict as tensors on the CPU."""
-    if isinstance(value, list):
-        for k, item in enumerate(value):
-            _flatten(f"{name}.{k}", item, into)
-    else:
-        into[name] = torch.as_tensor(value).cpu()
-
-
-def _like(value: Any, name: str, tensors: Mapping[str, torch.Tensor], number: int) -> Any:
-    """Return the state that `_flatten` split, of the form of `value`."""
-    if isinstance(value, list):
-        return [_like(item, f"{name}.{k}", tensors, number) for k, item in enumerate(value)]
-    if name not in tensors:
-        raise ValueError(f"saved state: reducers[{str(number)!r}] lacks {name!r}")
-    return tensors[name].clone() if isinstance(value, torch.Tensor) else tensors[name].item()

@@ -7,7 +7,7 @@ from processes import module_at
 
 from tristep.kvstore import Compressor
 
-TYPES = ("2bit", "1bit", "fp16", "bf16", "int8", "int4", "sign", "topk", "powersgd")
+TYPES = ("2bit", "1bit", "fp16", "bf16", "int8", "int4", "sign", "topk")
 
 
 class Thirds(Compressor):
