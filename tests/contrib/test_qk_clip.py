@@ -1,7 +1,6 @@
 """QKClip: logits against NumPy and the modules' own, and weights after a step."""
 
 import doctest
-import itertools
 import math
 import sys
 from pathlib import Path
@@ -277,13 +276,10 @@ def refusal(net, made):
 def test_an_optimizer_that_would_undo_a_clip_is_refused():
     """After a weight was set, steps at a rate of almost 0 leave it there, unless the optimizer is one of the refused."""
     undone = set()
-    for name, options in itertools.product(sorted(CLASSES), ({}, {"lookahead": 2})):
+    for name, options in [*((name, {}) for name in sorted(CLASSES)), ("adamw", {"lookahead": 2})]:
         torch.manual_seed(0)
         net = scaled_up(Own(bias=False), 3.0)
-        try:
-            trainer = tristep.Trainer(net, name, {"learning_rate": 1e-6, **options}, engine="eager")
-        except TypeError:  # rules of whole tensors know no lookahead
-            continue
+        trainer = tristep.Trainer(net, name, {"learning_rate": 1e-6, **options}, engine="eager")
         refused = refusal(net, trainer)
         assert refused == refusal(net, optim.as_torch(CLASSES[name])(net.parameters(), lr=1e-6, **options))
         weight, put, x = net.qkv.weight.detach(), None, torch.randn(2, N, SIZE)

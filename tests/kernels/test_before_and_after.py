@@ -29,6 +29,7 @@ def packed_turns(benchmark):
     return benchmark("packed_turns")
 
 
+@pytest.mark.sample(0)
 def test_turns_run_without_a_gpu(packed_turns):
     """With the driver that runs nothing: both versions compile the same code, launch, take turns, and say what ran."""
     with packed_turns.Worker(ROOT, dry=True) as old, packed_turns.Worker(ROOT, dry=True) as new:
@@ -43,6 +44,7 @@ def test_turns_run_without_a_gpu(packed_turns):
     assert len(code) == len(found["new"]["kernels"][0]["sha256"]) == 64
 
 
+@pytest.mark.sample(0)
 def test_parts_are_timed_in_several_processes_without_a_gpu(benchmark, monkeypatch, tmp_path, capfd):
     repeated, out = benchmark("repeated"), tmp_path / "found.json"
     monkeypatch.setattr(repeated, "PLAN", {"steps": ("steps", "ResNet")})

@@ -59,6 +59,7 @@ def _kept(folder):
     return sorted(path.relative_to(folder) for path in files)
 
 
+@pytest.mark.sample(0)
 @needs_numba
 def test_another_process_compiles_nothing_again(native_script, tmp_path):
     cache = tmp_path / "cache"

@@ -58,7 +58,7 @@ def _is_refused(operation, operands):
     return not set(needed) <= set(COMPARISONS)
 
 
-@pytest.mark.cover("place", "dtype")
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_operation_on_every_type_is_numpys(place, write_rules, operation, dtype):

@@ -233,7 +233,8 @@ RULES = {
 FEW = ("novograd", "group_adagrad")
 
 
-@pytest.mark.sample(4, "cpu")
+@pytest.mark.sample(2, "cpu")
+@pytest.mark.sample(1, "triton")
 @pytest.mark.parametrize("name", RULES)
 def test_an_update_with_a_metric_is_the_same_to_the_bit(place, name):
     if place.engine == "triton" and name not in FEW:

@@ -97,11 +97,12 @@ result["launches with hooks"] = library.launches()[len(result["launches"]):]
 print(json.dumps(result))
 '''
 
-VERSIONS, FULL = ("3.5.1", "3.6.0", "3.7.1", "3.8.0"), pytest.mark.sample(0)
+VERSIONS = ("3.5.1", "3.6.0", "3.7.1", "3.8.0", "installed")
 STEP = ["sums_kernel", "totals_kernel", "update_kernel"]  # whose kernels are launched and compute nothing
 
 
-@pytest.mark.parametrize("version", [*(pytest.param(each, marks=FULL) for each in VERSIONS), "installed"])
+@pytest.mark.sample(0)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_what_hinders_triton_is_told_once_and_steps_are_right(version, fresh_python, tmp_path):
     folder = Path(sys.prefix) / f"triton-{version}"
     if version != "installed" and not folder.exists():
