@@ -183,11 +183,13 @@ class Training:
     def ensemble(self, name, arguments, dtype):
         models = [[each.detach() for each in parameters(dtype, seed, shapes_of(name))] for seed in range(3)]
         made = [tristep.optimizer.create(name, learning_rate=rate, **arguments) for rate in (0.1, 0.05, 0.01)]
-        ensemble = tristep.trainer.Ensemble(made, models, "eager")
+        stacks = [torch.stack(each) for each in zip(*models, strict=True)]
+        ensemble = tristep.trainer.Ensemble(made, stacks, "eager")
         generator = torch.Generator().manual_seed(5)
         for _ in range(STEPS):
-            ensemble.step([[torch.randn(each.shape, generator=generator).to(dtype) for each in model] for model in models])
-            add(self.digest, models)
+            given = [[torch.randn(each.shape, generator=generator).to(dtype) for each in model] for model in models]
+            ensemble.step([torch.stack(each) for each in zip(*given, strict=True)])
+            add(self.digest, [list(each) for each in zip(*stacks, strict=True)])
 
 
 WAYS = (

@@ -336,8 +336,7 @@ def ensemble() -> list[str]:
     """Several models that are stepped together."""
 
     def make(params: list[torch.nn.Parameter]) -> Callable[[], None]:
-        members = [params[:2], params[2:]]
-        together = Ensemble([tristep.optimizer.AdamW(rate) for rate in (0.01, 0.02)], members)
-        return lambda: together.step([[param.grad for param in member] for member in members])
+        together = Ensemble([tristep.optimizer.AdamW(rate) for rate in (0.01, 0.02, 0.03)], [params[0].data])
+        return lambda: together.step([params[0].grad])
 
     return train(make)

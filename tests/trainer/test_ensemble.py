@@ -1,6 +1,6 @@
-"""Trainings side by side, most of them stacked: each must be what it is alone, to the bit, by an `Updater` of its own.
+"""Trainings side by side: each must be what it is alone, to the bit, by an `Updater` of its own.
 
-Those that are not stacked are also a path of test_paths.py.
+A sweep of them is a path of test_paths.py.
 """
 
 import pytest
@@ -24,22 +24,21 @@ def shapes_for(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_stacked_as_alone(name, engine, device):
     steps = 2 if engine == "triton" and device.type == "cpu" else 5
-    assert_equal(*both(rated(name), shapes_for(name), steps, engine, device=device, stacked=True))
+    assert_equal(*both(rated(name), shapes_for(name), steps, engine, device=device))
 
 
 def test_packed_states_as_alone():
-    assert_equal(*both(rated("adam", state_dtype="8bit"), shapes=((64, 80), (7,)), steps=3, stacked=True))
+    assert_equal(*both(rated("adam", state_dtype="8bit"), shapes=((64, 80), (7,)), steps=3))
 
 
 @pytest.mark.parametrize("kind", [True, "remainder", "split8"])
 def test_16_bits_as_alone(kind):
-    many, *others = both(rated("adamw", multi_precision=kind), dtype=torch.bfloat16, stacked=True)
+    many, *others = both(rated("adamw", multi_precision=kind), dtype=torch.bfloat16)
     assert_equal(many, *others)
     assert many.updaters[0].masters
 
 
-@pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
-def test_kinds_side_by_side(stacked):
+def test_kinds_side_by_side():
     """Different rules, one of whole tensors, one by hand, one that looks at all tensors."""
 
     class ByHand(optimizer.Optimizer):
@@ -56,21 +55,10 @@ def test_kinds_side_by_side(stacked):
         made = [optimizer.create(name, learning_rate=0.01 * (i + 1)) for i, name in enumerate(names)]
         return [*made, ByHand(learning_rate=0.1)]
 
-    many, together, _, apart = both(make, ((4, 3), (8,), (4, 4)), stacked=stacked)
+    many, together, _, apart = both(make, ((4, 3), (8,), (4, 4)))
     assert many.launches == 5  # Muon has one for vectors
     for ours, theirs in zip(together, apart, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
-@pytest.mark.parametrize("kind", ["sparse", "missing"])
-def test_gradients_that_cannot_be_taken_together(kind):
-    def change(t, gradients):
-        if t == 2:
-            gradients[1][0] = None if kind == "missing" else gradients[1][0].to_sparse(1)
-        return gradients
-
-    many, *others = both(rated("sgd", momentum=0.9), gradients=change)
-    assert_equal(many, *others)
 
 
 @pytest.mark.parametrize("steps", [3, 60, pytest.param(300, marks=pytest.mark.sample(0))])
@@ -95,7 +83,7 @@ def test_rows_of_coming_steps_are_those_of_single_steps(steps):
         made += [kind(learning_rate=rate) for kind in (Late, Slower) for rate in RATES]
         return [*made, optimizer.Adam(lr_scheduler=FactorScheduler(step=2, factor=0.5, base_lr=0.05))]
 
-    assert_equal(*both(make, ((2,),), steps, stacked=True))
+    assert_equal(*both(make, ((2,),), steps))
 
 
 def test_stacks_of_trainings_in_turns_are_taken_apart():
@@ -105,6 +93,6 @@ def test_stacks_of_trainings_in_turns_are_taken_apart():
     def make():
         return [optimizer.create(kind, learning_rate=0.01 * (i + 1)) for i, kind in enumerate(kinds)]
 
-    many, *others = both(make, ((4,), (2, 2)), stacked=True)
+    many, *others = both(make, ((4,), (2, 2)))
     assert_equal(many, *others)
     assert many.launches == 2

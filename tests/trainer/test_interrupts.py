@@ -106,8 +106,8 @@ def test_a_step_in_backward_is_all_there(interrupted):
 
 def test_a_step_of_many_is_all_there(monkeypatch):
     """The trainings of one `Ensemble` that are no copies of each other have launches of their own."""
-    made, weights = [SGD(learning_rate=0.5), SGD(learning_rate=0.5, momentum=0.5)], [torch.ones(3), torch.ones(3)]
-    together, step, calls = Ensemble(made, [[weight] for weight in weights]), Update.__call__, []
+    made, weights = [SGD(learning_rate=0.5), SGD(learning_rate=0.5, momentum=0.5)], torch.ones(2, 3)
+    together, step, calls = Ensemble(made, [weights]), Update.__call__, []
 
     def then_interrupt(update, into=None):
         step(update, into)
@@ -117,9 +117,9 @@ def test_a_step_of_many_is_all_there(monkeypatch):
 
     monkeypatch.setattr(Update, "__call__", then_interrupt)
     with pytest.raises(KeyboardInterrupt):
-        together.step([[torch.ones(3)], [torch.ones(3)]])
+        together.step([torch.ones(2, 3)])
     assert [each.num_update for each in made] == [1, 1]
-    assert [weight.tolist() for weight in weights] == [[0.5] * 3, [0.5] * 3]
+    assert weights.tolist() == [[0.5] * 3, [0.5] * 3]
 
 
 @pytest.mark.parametrize("make", [_trainer, _optim, _updater])

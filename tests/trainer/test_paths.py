@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 import tristep
 from tristep import Trainer, lr_scheduler, optimizer
 from tristep.kernels import rules
-from tristep.trainer import Ensemble
 
 STEPS = 5
 ENGINE = "eager"
@@ -306,17 +305,6 @@ def updates(case, tmp_path):
     return answer(net)
 
 
-def ensemble(case, tmp_path):
-    nets, optimizers = [case.net(), case.net()], [case.optimizer(), case.optimizer()]
-    for net, made in zip(nets, optimizers, strict=True):
-        named(case, net, made)
-    optimizers[1].lr *= 0.5
-    together = Ensemble(optimizers, [[param.data for param in net.parameters()] for net in nets], ENGINE)
-    for step in range(STEPS):
-        together.step([case.gradients(step), case.gradients(step)])
-    return answer(nets[0])
-
-
 def named(case, net, made):
     made.use_parameters(list(net.parameters()), [name for name, _ in net.named_parameters()])
 
@@ -382,7 +370,6 @@ PATHS = {
     "several optimizers": several,
     "Updater": updater,
     "Optimizer.update": updates,
-    "Ensemble": ensemble,
     "sweep": swept,
     "as_torch": as_torch,
 }

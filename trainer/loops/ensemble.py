@@ -23,7 +23,7 @@ from ..optimizer.counts import StepCounts
 from ..optimizer.plan import Plan, Rows
 from ..optimizer.updater import Updater, UpdaterPlan
 from ..utils.interrupts import uninterrupted
-from ..validation import instance, number
+from ..validation import instance, nonempty, number
 
 __all__ = ["Ensemble", "JointRows", "kind_of", "make_optimizer"]
 
@@ -43,81 +43,61 @@ class Ensemble:
     Args:
         optimizers: one for each model, all distinct objects. Attributes and multipliers are read by the constructor only;
             schedules are called at every step.
-        weights: for each model a list of its weights; or, with `stacked`, one tensor [n_models, *shape] for each weight.
-            They are updated in place, and stacks must keep their memory.
+        weights: for each weight one tensor [n_models, *shape]. They are updated in place, and must keep their memory. Rows
+            that are aligned to 16 bytes share a launch.
         engine: "triton", "cpu", "eager", or None for the fastest that is available.
-        stacked: whether weights and gradients are stacked. Rows that are aligned to 16 bytes share a launch.
 
     Attributes:
         optimizers: the optimizers, a list.
         updaters: for each model an `Updater`, whose `states` has the optimizer's states by index of the weight.
 
     Raises:
-        TypeError, ValueError: an invalid argument; there must be as many optimizers as models, each with a weight.
+        TypeError, ValueError: an invalid argument; there must be a weight, and as many optimizers as models.
 
     Example:
         >>> import torch
         >>> from tristep import optimizer
         >>> from tristep.trainer import Ensemble
-        >>> weights = [torch.ones(2), torch.ones(2)]
-        >>> together = Ensemble([optimizer.SGD(0.5), optimizer.SGD(0.1)], [[weight] for weight in weights])
-        >>> together.step([[torch.ones(2)], [torch.ones(2)]])
+        >>> weights = torch.ones(2, 2)
+        >>> together = Ensemble([optimizer.SGD(0.5), optimizer.SGD(0.1)], [weights])
+        >>> together.step([torch.ones(2, 2)])
         >>> weights, together.launches
-        ([tensor([0.5000, 0.5000]), tensor([0.9000, 0.9000])], 1)
-        >>> stack = torch.ones(2, 2)
-        >>> Ensemble([optimizer.SGD(0.5), optimizer.SGD(0.1)], [stack], stacked=True).step([torch.ones(2, 2)])
-        >>> stack
-        tensor([[0.5000, 0.5000],
-                [0.9000, 0.9000]])
+        (tensor([[0.5000, 0.5000],
+                [0.9000, 0.9000]]), 1)
     """
 
-    def __init__(
-        self,
-        optimizers: Sequence[Optimizer],
-        weights: Sequence[Any],
-        engine: str | None = None,
-        *,
-        stacked: bool = False,
-    ) -> None:
+    def __init__(self, optimizers: Sequence[Optimizer], weights: Sequence[torch.Tensor], engine: str | None = None) -> None:
         self.optimizers = list(optimizers)
         n = len(self.optimizers)
-        self._stacks: list[torch.Tensor] | None = None
-        if stacked:
-            for k, stack in enumerate(weights):
-                instance(f"weights[{k}]", stack, torch.Tensor, "a tensor of the weights of all trainings")
-                if stack.dim() == 0 or len(stack) != n:
-                    raise ValueError(f"weights[{k}] is {tuple(stack.shape)}: must be [{n}, ...], for {n} trainings")
-                if n > 1 and stack.stride(0) == 0:
-                    raise ValueError(f"weights[{k}] has the same memory for all trainings: give each its own, as by clone()")
-            self._stacks = list(weights)
-            self._weights = _taken_apart(weights, n)
-        else:
-            if len(weights) != n:
-                raise ValueError(f"{n} optimizers for weights of {len(weights)} trainings: there must be one for each")
-            self._weights = [list(of_model) for of_model in weights]
-        for i, of_model in enumerate(self._weights):
-            if not of_model:
-                raise ValueError(f"weights[{i}] is empty: each training needs at least one weight")
-        if len(set(map(id, self.optimizers))) < len(self.optimizers):
+        for k, stack in enumerate(nonempty("weights", list(weights), ": there is nothing to train")):
+            instance(f"weights[{k}]", stack, torch.Tensor, "a tensor of the weights of all trainings")
+            if stack.dim() == 0 or len(stack) != n:
+                raise ValueError(f"weights[{k}] is {tuple(stack.shape)}: must be [{n}, ...], for {n} trainings")
+            if n > 1 and stack.stride(0) == 0:
+                raise ValueError(f"weights[{k}] has the same memory for all trainings: give each its own, as by clone()")
+        if len(set(map(id, self.optimizers))) < n:
             raise ValueError(
                 "an optimizer occurs twice: each training needs its own, which counts its updates; use copy.deepcopy"
             )
+        self._stacks = list(weights)
         kinds: dict[Any, list[int]] = {}
-        for i, (optimizer, of_model) in enumerate(zip(self.optimizers, self._weights, strict=True)):
+        for i, optimizer in enumerate(self.optimizers):
             instance(f"optimizers[{i}]", optimizer, Optimizer, "an Optimizer", "; see optimizer.create(name)")
-            optimizer.slots(range(len(of_model)))
-            kind = kind_of(optimizer, len(of_model))
+            optimizer.slots(range(len(weights)))
+            kind = kind_of(optimizer, len(weights))
             kinds.setdefault(i if kind is None else kind, []).append(i)
         self.updaters = [Updater(optimizer, engine) for optimizer in self.optimizers]
+        of_models = _taken_apart(self._stacks)
+        names = [[f"weights[{k}][{i}]" for k in range(len(weights))] for i in range(n)]
         self._alone: dict[int, Plan] = {}
         self._joint: list[tuple[list[int], _JointPlan]] = []  # with the indices of their models
         for kind, members in kinds.items():
             if isinstance(kind, int):
-                self._separate(members)
+                self._alone[kind] = self.updaters[kind].make_plan(range(len(weights)), of_models[kind], names[kind])
             else:
-                names = [name for i in members for name in self._names(i)]
+                joint_names = [name for i in members for name in names[i]]
                 updaters = [self.updaters[i] for i in members]
-                self._joint.append((members, _JointPlan(updaters, [self._weights[i] for i in members], names)))
+                self._joint.append((members, _JointPlan(updaters, [of_models[i] for i in members], joint_names)))
         self._gradients: list[list[Any]] | None = None
 
     def __len__(self) -> int:
@@ -131,13 +111,12 @@ class Ensemble:
         return sum(update.launches for update in updates if update is not None)
 
     @uninterrupted
-    def step(self, gradients: Sequence[Any] | None = None) -> None:
-        """Update all weights that have a gradient.
+    def step(self, gradients: Sequence[torch.Tensor] | None = None) -> None:
+        """Update all weights.
 
         Args:
-            gradients: for each model the gradients of its weights, None for a weight that is not updated; stacked if weights
-                are stacked. None for all: take the tensors of the last step again, with their present values, which is
-                faster.
+            gradients: for each weight the gradients of all models, dense, [n_models, *shape]. None: take the tensors of the
+                last step again, with their present values, which is faster.
 
         Raises:
             RuntimeError: `gradients` is None at the first step.
@@ -146,10 +125,8 @@ class Ensemble:
         """
         if gradients is not None:
             self._gradients = self._checked(gradients)
-            for members, plan in list(self._joint):
-                if not plan.takes([grad for i in members for grad in self._gradients[i]]):
-                    self._joint.remove((members, plan))
-                    self._separate(members)
+            for members, plan in self._joint:
+                plan.gradients = [gradient for i in members for gradient in self._gradients[i]]
         elif self._gradients is None:
             raise RuntimeError(
                 "step() without gradients takes those of the step before, and there was no step: give gradients"
@@ -177,38 +154,20 @@ class Ensemble:
 
     def _checked(self, gradients: Sequence[Any]) -> list[list[Any]]:
         """Return for each model the list of its gradients."""
-        if self._stacks is not None:
-            if len(gradients) != len(self._stacks):
-                raise ValueError(f"{len(gradients)} stacks of gradients for {len(self._stacks)} of weights")
-            for k, (gradient, weight) in enumerate(zip(gradients, self._stacks, strict=True)):
-                if gradient is not None and gradient.shape != weight.shape:
-                    raise ValueError(
-                        f"gradients[{k}] is {tuple(gradient.shape)}: must be {tuple(weight.shape)}, as its weights"
-                    )
-            return _taken_apart(gradients, len(self))
-        if len(gradients) != len(self):
-            raise ValueError(f"gradients of {len(gradients)} trainings for {len(self)}: there must be one list for each")
-        lists = [list(of_model) for of_model in gradients]
-        for i, (of_model, weights) in enumerate(zip(lists, self._weights, strict=True)):
-            if len(of_model) != len(weights):
-                raise ValueError(f"gradients[{i}] are {len(of_model)}, weights {len(weights)}: there must be one for each")
-        return lists
-
-    def _separate(self, members: Sequence[int]) -> None:
-        """Update these models one after the other from now on, from their present states."""
-        for i in members:
-            weights = self._weights[i]
-            self._alone[i] = self.updaters[i].make_plan(range(len(weights)), weights, self._names(i))
-        self._alone = dict(sorted(self._alone.items()))
-
-    def _names(self, i: int) -> list[str]:
-        return [f"weights[{i}][{k}]" for k in range(len(self._weights[i]))]
+        if len(gradients) != len(self._stacks):
+            raise ValueError(f"{len(gradients)} stacks of gradients for {len(self._stacks)} of weights")
+        for k, (gradient, weight) in enumerate(zip(gradients, self._stacks, strict=True)):
+            instance(f"gradients[{k}]", gradient, torch.Tensor, "a tensor of the gradients of all trainings")
+            if gradient.shape != weight.shape:
+                raise ValueError(f"gradients[{k}] is {tuple(gradient.shape)}: must be {tuple(weight.shape)}, as its weights")
+            if gradient.layout != torch.strided:
+                raise TypeError(f"gradients[{k}] is {gradient.layout}: must be dense")
+        return _taken_apart(gradients)
 
 
-def _taken_apart(stacks: Sequence[torch.Tensor | None], n: int) -> list[list[Any]]:
-    """Return for each of `n` models the list of its tensors in the stacks."""
-    columns = [[None] * n if stack is None else stack.detach().unbind() for stack in stacks]
-    return list(map(list, zip(*columns, strict=True))) if columns else [[] for _ in range(n)]
+def _taken_apart(stacks: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Return for each model the list of its tensors in the stacks."""
+    return list(map(list, zip(*(stack.detach().unbind() for stack in stacks), strict=True)))
 
 
 class _JointPlan(UpdaterPlan):
@@ -219,7 +178,7 @@ class _JointPlan(UpdaterPlan):
         optimizers: list[Any] = [updater.optimizer for updater in updaters]
         holder = Updater(optimizers[0], updaters[0].engine)
         updaters[0].register_with(optimizers[0])
-        self.gradients: list[torch.Tensor] = []  # of the last step that it can take, in the order of its weights
+        self.gradients: list[torch.Tensor] = []  # of the step, in the order of its weights
         # Each model gets the random numbers of a training alone.
         offsets = np.tile(np.arange(self._n), len(updaters))
         super().__init__(
@@ -227,16 +186,6 @@ class _JointPlan(UpdaterPlan):
             rng_offsets=offsets,
             rows=JointRows(optimizers, self._n),
         )
-
-    def takes(self, gradients: list[Any]) -> bool:
-        """Return whether these are dense gradients of all weights, and if so, use them in the next steps.
-
-        Otherwise the counts of a model's weights become different, or rows are updated one by one.
-        """
-        if any(gradient is None or gradient.layout != torch.strided for gradient in gradients):
-            return False
-        self.gradients = gradients
-        return True
 
     def new_update(self, rule: Any) -> Any:
         update = super().new_update(rule)

@@ -131,7 +131,7 @@ class EnsembleRunner:
         weights, gradients = (_aligned(self.size, 1)[:, :, 0] for _ in range(2))
         self._points, self._slopes = weights.numpy(), gradients.numpy()
         self._points[:] = np.tile(starts, (self.size // len(starts), 1))
-        self._many = Ensemble(optimizers, [weights], engine, stacked=True)
+        self._many = Ensemble(optimizers, [weights], engine)
         self._gradients: Any = [gradients]  # until the first step
 
     def restart(self, starts: np.ndarray) -> bool:

@@ -10,30 +10,22 @@ SHAPES = ((5, 3), (7,), (4, 4))
 RATES = (0.1, 0.01, 0.1, 0.003)
 
 
-def both(make, shapes=SHAPES, steps=5, engine=None, dtype=torch.float32, gradients=None, device="cpu", stacked=False):
+def both(make, shapes=SHAPES, steps=5, engine=None, dtype=torch.float32, device="cpu"):
     """`Ensemble` and single updaters after the same steps, and the weights of both.
 
-    Stacked weights of the second shape begin at multiples of 4 bytes only.
+    Weights of the second shape begin at multiples of 4 bytes only.
     """
     generator = torch.Generator().manual_seed(0)
     start = [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
     optimizers, others = make(), make()
-    together = [[weight.clone() for weight in start] for _ in optimizers]
-    apart = [[weight.clone() for weight in start] for _ in optimizers]
-    stacks = [torch.stack(each) for each in zip(*together, strict=True)]
-    if stacked:
-        together, apart = ([list(row) for row in zip(*each, strict=True)] for each in (stacks, map(torch.clone, stacks)))
-    many = Ensemble(optimizers, stacks, engine, stacked=True) if stacked else Ensemble(optimizers, together, engine)
+    stacks = [torch.stack([weight] * len(optimizers)) for weight in start]
+    together, apart = ([list(row) for row in zip(*each, strict=True)] for each in (stacks, map(torch.clone, stacks)))
+    many = Ensemble(optimizers, stacks, engine)
     updaters = [Updater(each, engine) for each in others]
     plans = [updater.make_plan(range(len(start)), weights) for updater, weights in zip(updaters, apart, strict=True)]
-    for t in range(steps):
+    for _ in range(steps):
         given = [[torch.randn(s, generator=generator).to(device, dtype) for s in shapes] for _ in optimizers]
-        given = given if gradients is None else gradients(t, given)
-        if stacked:  # places without a gradient lack those of all trainings
-            columns = zip(*given, strict=True)
-            many.step([None if any(each is None for each in column) else torch.stack(column) for column in columns])
-        else:
-            many.step(given)
+        many.step([torch.stack(column) for column in zip(*given, strict=True)])
         for plan, grads in zip(plans, given, strict=True):
             plan.step(grads)
     return many, together, updaters, apart

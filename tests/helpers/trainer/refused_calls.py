@@ -72,30 +72,18 @@ OF_TORCH = [
 ]
 
 
-def ensemble(rows, *rates, stacked=False):
-    """Trainings by plain SGD with these rates."""
-    return Ensemble([optimizer.SGD(learning_rate=rate) for rate in rates], rows, stacked=stacked)
-
-
-def pair():
-    return ensemble([[torch.ones(1)], [torch.ones(1)]], 0.1, 0.2)
-
-
-def stack():
-    return ensemble([torch.ones(2, 2)], 0.1, 0.2, stacked=True)
+def pair(*shape):
+    """Two trainings by plain SGD."""
+    return Ensemble([optimizer.SGD(0.1), optimizer.SGD(0.2)], [torch.ones(shape)])
 
 
 ONE = optimizer.SGD(0.1)
 OF_ENSEMBLES = [
-    (lambda: ensemble([[torch.ones(1)]], 0.1, 0.1), ValueError, "2 optimizers for weights of 1"),
-    (lambda: Ensemble([ONE, ONE], [[torch.ones(1)], [torch.ones(1)]]), ValueError, "occurs twice"),
-    (lambda: pair().step([[torch.ones(1)], [torch.ones(2)]]), ValueError, r"weights\[1\]\[0\]"),
-    (
-        lambda: ensemble([torch.ones(3, 2)], 0.1, 0.2, stacked=True),
-        ValueError,
-        r"weights\[0\] is \(3, 2\): must be \[2, \.\.\.\]",
-    ),
-    (lambda: stack().step([torch.ones(2, 3)]), ValueError, r"gradients\[0\] is \(2, 3\): must be \(2, 2\)"),
+    (lambda: Ensemble([ONE, ONE], [torch.ones(2, 1)]), ValueError, "occurs twice"),
+    (lambda: pair(3, 2), ValueError, r"weights\[0\] is \(3, 2\): must be \[2, \.\.\.\]"),
+    (lambda: pair(2, 2).step([torch.ones(2, 3)]), ValueError, r"gradients\[0\] is \(2, 3\): must be \(2, 2\)"),
+    (lambda: pair(2, 2).step([None]), TypeError, r"gradients\[0\]"),
+    (lambda: pair(2, 2).step([torch.ones(2, 2).to_sparse(1)]), TypeError, r"gradients\[0\] is .*: must be dense"),
 ]
 
 

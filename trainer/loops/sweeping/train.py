@@ -118,7 +118,7 @@ def train_together(
             optimizer.use_parameters([by_name[name] for name in trained], trained)
         else:
             optimizer.param_dict = {k: by_name[name] for k, name in enumerate(trained)}
-    ensemble = Ensemble(optimizers, list(weights.values()), engine, stacked=True)
+    ensemble = Ensemble(optimizers, list(weights.values()), engine)
     new_gradients: Any = gradients
 
     def loss_of_one(tensors: dict[str, torch.Tensor], inputs: tuple[Any, ...], labels: Any) -> torch.Tensor:
