@@ -1,85 +1,11 @@
-"""torch.distributed.checkpoint with tristep.integrations.dcp; torch's own functions are also in test_optim_multi.py."""
-
-import doctest
+"""torch.distributed.checkpoint asks for states before there are any; its functions are also in test_optim_multi.py."""
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
-from rank_training import make_net, train
 
 import tristep
-import tristep.integrations.dcp
-from tristep.integrations.dcp import TrainerState
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
-
-OPTIMIZERS = {
-    "adam": "adam",
-    "several": [("ndim<2", "adamw"), ("*", "muon", {"learning_rate": 0.02})],
-    "8bit": "lion",
-}
-
-
-def _made(case):
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
-    schedule = tristep.lr_scheduler.CosineScheduler(max_update=8, base_lr=0.01)
-    options = {"lr_scheduler": schedule} | ({"state_dtype": "8bit"} if case == "8bit" else {})
-    return net, tristep.Trainer(net, OPTIMIZERS[case], options)
-
-
-def _train(net, trainer, steps):
-    for step in steps:
-        torch.manual_seed(step)
-        x = torch.randn(8, 4)
-        trainer.zero_grad()
-        (net(x) - x[:, :2]).square().mean().backward()
-        trainer.step(1)
-
-
-@pytest.mark.filterwarnings("ignore:.*without a learning_rate:UserWarning")
-@pytest.mark.parametrize("case", OPTIMIZERS)
-def test_a_fresh_trainer_goes_on_from_a_checkpoint(case, tmp_path):
-    net, trainer = _made(case)
-    _train(net, trainer, range(3))
-    dcp.save({"net": net.state_dict(), "trainer": TrainerState(trainer)}, checkpoint_id=tmp_path)
-    _train(net, trainer, range(3, 6))
-
-    other, fresh = _made(case)
-    state = {"net": other.state_dict(), "trainer": TrainerState(fresh)}
-    dcp.load(state, checkpoint_id=tmp_path)  # into the weights, and by TrainerState.load_state_dict
-    assert fresh.optimizer.num_update == 3
-    _train(other, fresh, range(3, 6))
-    assert all(map(torch.equal, other.parameters(), net.parameters()))
-
-
-def _resumed_on_rank(update, folder, half):
-    """The weights after six steps of a rank, of which three come after the checkpoint is written or read."""
-    store = {"kvstore": "dist_sync", "update_on_kvstore": update}
-    arguments = {"learning_rate": 0.02, "momentum": 0.9}
-    if half:
-        _, net, trainer = train("sgd", arguments, 3, torch.float32, spoil=False, **store)
-        dcp.save({"net": net.state_dict(), "trainer": TrainerState(trainer)}, checkpoint_id=folder)
-    else:
-        net = make_net(torch.float32)
-        trainer = tristep.Trainer(net, "sgd", dict(arguments), **store)
-        dcp.load({"net": net.state_dict(), "trainer": TrainerState(trainer)}, checkpoint_id=folder)
-    return train("sgd", arguments, 3, torch.float32, False, 3, net, trainer, **store)[0]
-
-
-@pytest.mark.sample(0)
-@pytest.mark.parametrize("update", [True, False])
-def test_several_processes_go_on_from_a_checkpoint(processes, tmp_path, update):
-    whole = processes(2).run(_resumed_on_rank, update, tmp_path, True)
-    resumed = processes(2).run(_resumed_on_rank, update, tmp_path, False)
-    for weights in (*whole, *resumed):
-        assert weights.tolist() == whole[0].tolist()
-
-
-def test_the_docstrings_example():
-    result = doctest.testmod(tristep.integrations.dcp)
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 @pytest.mark.sample(8)

@@ -83,15 +83,3 @@ def test_skorch(capsys):
     torch.testing.assert_close(*(net.module_.state_dict() for net in nets), rtol=1e-4, atol=1e-6)
     torch.manual_seed(0)
     assert not torch.equal(nets[0].module_.weight, torch.nn.Linear(4, 2).weight)
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
-def test_dcp(tmp_path):
-    net = torch.nn.Linear(4, 2)
-    trainer = tristep.Trainer(net, "adam")
-    net(torch.ones(1, 4)).sum().backward()
-    trainer.step(1)
-    mean = trainer.state_dict()["state"]["weight"]["mean"].clone()
-    _run("dcp", {"net": net, "trainer": trainer, "folder": tmp_path})
-    assert trainer.optimizer.num_update == 1
-    assert torch.equal(trainer.state_dict()["state"]["weight"]["mean"], mean)
