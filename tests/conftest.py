@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import random
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,9 @@ THREADS = max(1, _cores // _workers)  # so that parallel workers do not fight fo
 os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 os.environ.setdefault("NUMBA_NUM_THREADS", str(THREADS))
 os.environ.setdefault("MPLBACKEND", "agg")
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # interpreters that tests start need not compile our modules again
+# Interpreters that tests start need not compile our modules again, nor the next run rewrite all assertions.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # What libraries would keep in the home directory or the temporary folder. Compiled code stays there for the next run: the
 # keys of numba's and Triton's caches are made of what was compiled and their versions.

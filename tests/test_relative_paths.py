@@ -113,6 +113,7 @@ DOORS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", DOORS)
 def test_a_relative_path_does_not_follow_chdir(name, tmp_path, monkeypatch):
     given, elsewhere = tmp_path / "given", tmp_path / "elsewhere"

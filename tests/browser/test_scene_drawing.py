@@ -86,7 +86,7 @@ def test_a_band_lets_through_what_is_behind_it(stage):
         assert colour_at(pixels, stage.place(scene, *at)) == LIGHT.background
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("palette", "scale", "colormap", "norm"),
     [

@@ -23,7 +23,7 @@ def _frames(stage, scene):
 
 
 # What JupyterLab leaves for an output at 800 x 600, at 1280 x 900 by its default, and at the same zoomed to 150 %.
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize("width", [430, 860, 510])
 def test_panels_can_be_read_at_every_width(stage, width):

@@ -102,6 +102,7 @@ WHOLE = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", WHOLE)
 @pytest.mark.parametrize(("name", "of"), [("dion2", "muon"), ("nordion2", "normuon")])
 def test_a_fraction_of_1_is_muon_to_the_bit(name, of, case):

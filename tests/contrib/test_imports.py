@@ -25,7 +25,7 @@ def _values(run, name="loss"):
     return {int(step): float(value) for step, value in zip(*run.scalars[name].recent(), strict=True)}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_csv_of_lightning(tmp_path):
     torch = pytest.importorskip("torch")
     logger = pytest.importorskip("lightning.pytorch.loggers").CSVLogger(tmp_path, name="a", version=0)

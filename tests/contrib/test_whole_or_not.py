@@ -83,6 +83,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_whole_or_not_at_all(case):
     make, module = CASES[case]

@@ -53,6 +53,7 @@ def test_every_rule_can_be_measured(registry, name):
     assert moved >= 2 * 4 * 3007
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", rules.__all__)
 def test_peers_take_a_step_of_the_same_parameters(registry, name):
     steps = registry.peer_steps(name, registry.Workload("small", ((20, 15), (5, 7))), "cpu")

@@ -127,6 +127,7 @@ def test_engines_find_the_same_bits(name, dtype, compiled_place):
         same(each, expected)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.sample(2, "cpu", "triton")
 @pytest.mark.parametrize("name", ["2bit", "1bit"])
 @pytest.mark.parametrize(("ranks", "bits"), [(1, (2, 1)), (2, (3, 2)), (3, (3, 2)), (4, (4, 3)), (8, (5, 4)), (9, (5, 4))])

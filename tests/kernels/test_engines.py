@@ -121,6 +121,7 @@ print(run.engines(), *(weight.unique().tolist() for weight in weights))
 """
 
 
+@pytest.mark.sample(0)
 def test_without_any_compiler_steps_are_eager(fresh_python, tmp_path):
     script = tmp_path / "without.py"
     script.write_text(WITHOUT, encoding="utf-8")

@@ -287,6 +287,7 @@ CONSTANTS = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.sample(4, "cpu")
 @pytest.mark.parametrize("what", CONSTANTS)
 def test_constants_leave_float32_arithmetic_in_float32(place, write_rules, what):

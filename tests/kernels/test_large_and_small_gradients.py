@@ -52,6 +52,7 @@ def _step(place, rule, *sizes):
     return step
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("rule", RULES)
 def test_an_eager_step_with_large_or_small_gradients_is_the_oracles(eager_place, rule):
     _check_sizes(eager_place, rule)
@@ -85,6 +86,7 @@ def test_a_norm_below_1e22_counts_as_zero(place, name):
         assert torch.equal(zero, small)
 
 
+@pytest.mark.sample(16)
 @pytest.mark.sample(3, "cpu", "triton")
 @pytest.mark.parametrize("rule", RULES)
 def test_where_a_state_overflows_the_weight_is_nan_in_four_rules_only(place, rule):

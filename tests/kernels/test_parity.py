@@ -139,6 +139,7 @@ def test_roots_are_rounded_correctly():
     assert tl.sqrt(4.0) == tl.sqrt(torch.tensor(4.0)) == 2.0
 
 
+@pytest.mark.sample(24)
 @pytest.mark.sample(6, "cpu", "triton")
 @pytest.mark.parametrize("rule", RULES)
 def test_zero_nan_and_infinite_gradients(place, rule):

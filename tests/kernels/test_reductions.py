@@ -58,6 +58,7 @@ def check_sums(row, w, g, dtype, rescale=1.0):
     assert row[2].flat[0] == w.size
 
 
+@pytest.mark.sample(2)
 @pytest.mark.sample(0, "triton")
 @pytest.mark.sample(1, "cpu")
 @pytest.mark.parametrize("dtype", [F64, F32, F16, BF16], ids=str)

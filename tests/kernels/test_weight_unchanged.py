@@ -72,7 +72,7 @@ def weights_of(place, stored, sizes, rng):
     return weights, [storage.master_for(weight, each, stored.master) for weight, each in pairs]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", STORED)
 def test_count_is_that_of_equal_bits(name, place):
     stored, rng = STORED[name], np.random.default_rng(1)

@@ -230,6 +230,7 @@ def test_fit_saves_each_epoch_and_resumes_from_a_folder(tmp_path):
     assert newest.metadata == {"epoch": 4}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.sample(0)), 6, 8])
 def test_fit_ended_by_a_callback_resumes_with_the_next_batch(step, tmp_path):
     """Step 6 is the last one of an epoch."""

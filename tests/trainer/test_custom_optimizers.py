@@ -113,6 +113,7 @@ class ByShape(RuleOptimizer):
         super().__init__(**others)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}, {"skip_nonfinite": True}, {"ema_decay": 0.5}], ids=str)
 def test_a_rule_by_shape_takes_options(engine, device, options):
     weights = [Parameter(torch.zeros(3, 4, device=device)), Parameter(torch.zeros(3, device=device))]

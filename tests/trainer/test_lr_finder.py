@@ -114,6 +114,7 @@ def _loop(net, source, generator=None):
     return step
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("steps", [0, 3])
 @pytest.mark.parametrize("kind", SOURCES)
 def test_all_is_as_it_was_to_the_bit_and_training_goes_on_as_if_nothing_had_been(kind, steps):

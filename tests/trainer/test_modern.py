@@ -131,7 +131,7 @@ def test_prodigy_and_its_estimate_like_the_reference(name, engine, device):
     assert trainer.optimizer.d > 2 * arguments.get("d0", 1e-6)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", PRODIGY)
 def test_prodigy_takes_no_step_at_a_rate_of_0(name, engine, device):
     """As the authors' package, which leaves such a step out, even of gradients that are not finite."""
@@ -232,7 +232,7 @@ def _reproducible_eigenvectors(matrices, eigh=torch.linalg.eigh):
     return [torch.stack(each).view(*matrices.shape[:-2], *each[0].shape) for each in zip(*found, strict=True)]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", SOAP)
 def test_soap_like_the_reference(monkeypatch, name, device):
     arguments, their_arguments = SOAP[name]

@@ -69,7 +69,7 @@ NORMS = [  # which are of all tensors of all ranks
 ]
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("ranks", "name", "arguments", "dtype"),
     [

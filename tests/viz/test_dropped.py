@@ -179,6 +179,7 @@ WATCHERS = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", WATCHERS)
 def test_what_is_dropped_is_freed(name, tmp_path, monkeypatch):
     monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", None)
@@ -210,6 +211,7 @@ GROUPED = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("how", ["pop", "clear"])
 @pytest.mark.parametrize("name", GROUPED)
 def test_a_group_that_is_taken_out_is_freed_by_the_next_step(name, how):

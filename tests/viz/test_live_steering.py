@@ -9,6 +9,7 @@ import tristep
 from tristep.viz import LiveLoop, Recorder
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_multiplier_acts_on_each_step_and_leaves_nothing_behind(kind):
     training, expected = Training(kind), Training(kind)
@@ -101,6 +102,7 @@ def test_groups_keep_their_proportions():
     assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.05]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_branch_begins_at_the_snapshot_to_the_bit(kind, recorded):
@@ -162,6 +164,7 @@ def test_a_race_of_two_rates_and_the_pick():
     assert same(training.state(), ends[0.02])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["trainer", "torch"])
 @pytest.mark.parametrize("at", [0, 3, 4, 5, 9, 11])
 def test_fit_goes_back_in_its_data(kind, at):

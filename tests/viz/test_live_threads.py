@@ -13,6 +13,7 @@ from tristep import viz
 from tristep.viz.live import stop_loops
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("own", ["an event loop of its own", "none"])
 @pytest.mark.parametrize("action", ["resume", "step", "start", "button"])
 def test_steps_stay_in_their_thread_whoever_asks_for_them(action, own):
@@ -163,6 +164,7 @@ def test_a_loop_stops_a_running_one_that_shares_its_trainer_or_its_view(shared, 
     asyncio.run(main())
 
 
+@pytest.mark.sample(0)
 def test_a_program_that_ends_while_a_loop_runs_in_a_thread_ends_well():
     program = """
 import torch, tristep
