@@ -70,7 +70,7 @@ def check(optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Ten
     if saved["num_update"] > optimizer.begin_num_update and not saved["counts"] and names:
         raise ValueError(
             f"saved state: num_update is {saved['num_update']}, but no parameter has a count: states are missing, as where "
-            "torch.distributed.checkpoint loads into a new Trainer's state_dict; see tristep.integrations.dcp.TrainerState"
+            "torch.distributed.checkpoint loads into a new Trainer's state_dict: use save_states and load_states"
         )
     name = type(optimizer).__name__.lower()
     if saved["optimizer"] != name:
