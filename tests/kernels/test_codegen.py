@@ -159,7 +159,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("rule", ["adafactor", "came", "group_adagrad"])
 def test_pieces_of_rows_take_few_registers_and_no_barrier(rule, fresh_python):
     """But one for each result of a sum over the piece, at its end."""

@@ -84,6 +84,7 @@ def values(into):
     return into.values(into.arrived(wait=True))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [F64, F32], ids=str)
 def test_tensors_of_many_sizes(place, dtype):
     """On the CPU engine one of these sets is work for several threads, and the other is not. Some are skipped."""
@@ -265,6 +266,7 @@ def test_an_update_with_a_metric_is_the_same_to_the_bit(place, name):
         check(row, w, array(g), array(new_w))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_random_rounding_is_the_same_to_the_bit(compiled_place, dtype):
     outcomes = []

@@ -57,6 +57,7 @@ def test_torchs_words_are_the_judges():
     assert [int(word) for word in random._philox(0, 0, torch.tensor([0]))][:2] == [0x6627E8D5, 0xE169C58D]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [F64, F32], ids=str)
 @pytest.mark.parametrize("keys", [(0, 0), (1, 0), (0, 1), (12_345, 678), (LARGEST_KEY, LARGEST_KEY)])
 def test_normal_numbers_are_the_judges(place, keys, dtype):
@@ -78,6 +79,7 @@ def test_normal_numbers_have_the_moments_of_the_normal_distribution():
     assert 4.5 < float(x.abs().max()) < (2 * 24 * np.log(2)) ** 0.5  # the smallest number that the radius can be of is 2^-24
 
 
+@pytest.mark.sample(1)
 def test_numbers_depend_on_keys_and_index_only(place):
     """Not on the other tensors, on their order, on where tiles begin, nor on threads."""
     keys = [(5, k) for k in range(4)]

@@ -140,6 +140,7 @@ def test_sums_of_any_layout(place, layout, offset):
         check_sums(row, *pair, F32)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.sample(0, "cpu")
 def test_sums_of_several_types_and_of_masters(place):
     """A weight that has a master is read from there."""
@@ -255,7 +256,7 @@ def globally(w, g, state, hyper, sums):
     return w, (everywhere(w, square), everywhere(w, n))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_sums_over_tensors_of_all_types(place):
     """They lie in groups of their own, one of them without any elements, and one without gradients."""
     kinds = [F32, F64, BF16, F32, F16]

@@ -200,6 +200,7 @@ class _KilledError(BaseException):
     pass
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("call", ["os.fsync", "os.rename", "os.replace", "shutil.rmtree"])
 def test_a_process_killed_anywhere_leaves_whole_checkpoints_only(call, tmp_path, monkeypatch):
     """At each call of the system in turn the process is gone: nothing is cleaned up."""

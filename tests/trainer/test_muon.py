@@ -46,6 +46,7 @@ THEIRS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", THEIRS)
 def test_like_pytorch_optimizers(name):
     """Kernels of convolutions, too, which both flatten."""

@@ -37,7 +37,7 @@ def single(name, arguments, data, epochs, make=network, seed=0, per_sample=False
     return np.array(losses), net
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "nadam", "muon", "prodigy"])
 def test_as_single_trainings(name, together):

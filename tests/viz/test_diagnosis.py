@@ -294,6 +294,7 @@ def test_a_real_net_with_a_layer_whose_rate_is_too_high():
     assert diagnose(_train(net))[0].startswith("2.0.weight: update ratio ")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "rate"), [("adam", 1e-4), ("sgd", 2e-2), ("muon", 1e-4)])
 def test_a_real_net_in_bfloat16_whose_learning_rate_is_too_small_for_it(name, rate):
     run = _train(_layers().to(torch.bfloat16), name, {"learning_rate": rate})

@@ -179,7 +179,7 @@ WATCHERS = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", WATCHERS)
 def test_what_is_dropped_is_freed(name, tmp_path, monkeypatch):
     monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", None)

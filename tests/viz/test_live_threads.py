@@ -121,6 +121,7 @@ def test_a_running_loop_that_nothing_refers_to_can_be_stopped():
     assert asyncio.run(main()) == len(done) > 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["task", "thread", "block"])
 @pytest.mark.parametrize("shared", ["trainer", "view"])
 def test_a_loop_stops_a_running_one_that_shares_its_trainer_or_its_view(shared, mode):
